@@ -11,9 +11,10 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import logging
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,13 @@ import numpy as np
 from calibrate.errors import CalibrationError
 from calibrate.histogram import AbsHistogram, checked, merge_all
 from calibrate.scale import activation_scale
-from calibrate.threshold import histogram_amax, parse_method
+from calibrate.threshold import entropy_window, histogram_amax, parse_method
+from engines.errors import DeviceError, EngineError
+from engines.interface import EntropySearch
 from engines.store.artefact import fingerprint
 from engines.store.files import replace_files
+
+log = logging.getLogger(__package__)
 
 SCHEMA = 1
 # What np.load and zipfile raise for files that are none of ours, or no longer.
@@ -81,9 +86,11 @@ def calibrate_histograms(
     frames: int,
     source: str,
     preprocessing: Mapping[str, Any] | None = None,
+    device: EntropySearch | None = None,
 ) -> Calibration:
     """Choose an amax per tensor; the tensors of one `shared` group get one amax, from their merged histogram.
 
+    device: searches for method `entropy` in the CPU's place, with the same result.
     Raises CalibrationError: `calibration.empty` without frames, `calibration.nothing` without tensors,
     `calibration.nonfinite` when a tensor held NaN or infinities (named and counted), `threshold.method` for an
     unknown method.
@@ -101,15 +108,34 @@ def calibrate_histograms(
             "build it with --precision fp32",
         )
     _refuse_nonfinite(histograms)
-    amax: dict[str, float] = {}
-    grouped = {name: group for group in shared for name in group}
-    for name in histograms:
-        if name not in amax:
-            group = [member for member in grouped.get(name, (name,)) if member in histograms]
-            members = [histograms[member] for member in group]
-            value = histogram_amax(merge_all(members, members[0].bits), method)
-            amax.update(dict.fromkeys(group, value))
+    shared_by = {name: group for group in shared for name in group}
+    groups = {
+        tuple(member for member in shared_by.get(name, (name,)) if member in histograms): None for name in histograms
+    }
+    merged = [merge_all([histograms[name] for name in group], histograms[group[0]].bits) for group in groups]
+    chosen = zip(groups, _choose_amax(merged, method, device), strict=True)
+    amax = {name: value for group, value in chosen for name in group}
     return Calibration(model_sha256, method, frames, source, dict(histograms), amax, dict(preprocessing or {}))
+
+
+def _choose_amax(histograms: Sequence[AbsHistogram], method: str, device: EntropySearch | None) -> list[float]:
+    """Return the amax of each histogram. The device searches for method `entropy`; where it fails, the CPU does."""
+    if device is not None and method == "entropy" and len({histogram.bits for histogram in histograms}) == 1:
+        counts = np.stack([histogram.counts for histogram in histograms])
+        windows = [
+            entropy_window(each.counts, each.bin_width, each.zeros, each.amax) if each.counts.any() else (0, 0)
+            for each in histograms
+        ]
+        try:
+            kept = device.search_entropy(counts, np.array(windows, np.int32)).tolist()
+        except (DeviceError, EngineError) as error:
+            log.warning("entropy_search=cpu reason=%r", error.found)
+        else:  # the limits of `histogram_amax`
+            return [
+                min(max(bins * each.bin_width, each.bin_width), each.amax)
+                for bins, each in zip(kept, histograms, strict=True)
+            ]
+    return [histogram_amax(histogram, method) for histogram in histograms]
 
 
 def _refuse_nonfinite(histograms: Mapping[str, AbsHistogram]) -> None:

@@ -1,4 +1,8 @@
-"""What an inference runtime must offer: three Protocols and the registry that opens one by name."""
+"""Define what an inference runtime offers: the Protocols Backend, Engine and Observer, and what they exchange.
+
+engines/registry.py opens a runtime by name. Optional abilities of an engine have Protocols of their own (ImageEngine,
+OverlappingEngine, ProfiledEngine): callers test for them with isinstance.
+"""
 
 from __future__ import annotations
 
@@ -218,4 +222,20 @@ class ProfiledEngine(Engine, Protocol):
 
     def layer_nodes(self) -> Mapping[str, tuple[str, ...]]:
         """Per layer, by the same names: the ONNX nodes that it computes or is there for; none where it is not told."""
+        ...
+
+
+@runtime_checkable
+class EntropySearch(Protocol):
+    """A backend whose GPU runs the threshold search of method `entropy`."""
+
+    def search_entropy(self, counts: NDArray[np.int64], windows: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return how many bins to keep of each histogram, the same as calibrate.threshold chooses on the CPU.
+
+        Args:
+            counts: (tensors, bins).
+            windows: (tensors, 2), the fewest and the most bins that may be kept, as `entropy_window` returns them.
+
+        Raises DeviceError when the GPU fails, EngineError `engine.target` where there is none.
+        """
         ...

@@ -168,14 +168,14 @@ def _inspect(options: argparse.Namespace) -> int:
 
 
 def _inspect_artefact(options: argparse.Namespace) -> int:
-    from agent.inspection.inspect import inspect_artefact, print_inspection
+    from agent.inspection.inspect import inspect_artefact, print_artefact_inspection
 
     backend = _open_backend(options) if options.time else None
     inspection = inspect_artefact(options.target, options.layers or options.time, backend, _key(options))
     if options.json:
         print(json.dumps(inspection.as_dict()))
     else:
-        print_inspection(inspection, table_console())
+        print_artefact_inspection(inspection, table_console())
     return 0
 
 

@@ -1,0 +1,10 @@
+"""Control: what the daemon decides, in the main thread.
+
+Reading order: `operations` (the loop), `triggers` (which job is due), `swap` (from verdict to `current`), `events`.
+
+operations   Operations: moves all of it on, and carries out the operator's commands
+triggers     Triggers, Schedule, is_low: which job is due; Triggers also decides that precision is raised
+swap         EngineSwap: what runs between an accepted verdict and `current`: trial, probation, commit or rollback
+events       StateChangeReporter, ServingWatch: what is reported, and which engine's evidence is kept
+summary      RunSummary, Swap, Rollback, Alarm, Period, Score, CameraSummary
+"""

@@ -1,5 +1,9 @@
-"""What the observer has found, told once when it changes: drift, low fidelity, trouble with the view, values that are
-no numbers."""
+"""Report changes of state, and follow which engine serves.
+
+`StateChangeReporter` reports each change that the observer notices once: drift, low fidelity, trouble with the view,
+values that are not finite. `ServingWatch` starts fresh evidence for each engine that serves, and keeps the regimes:
+artefacts that have served one light well. Both run in the supervisor's thread.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +24,13 @@ from agent.monitoring.observer import ObserverThread
 from agent.monitoring.regimes import Regimes, RegimeStore
 from agent.monitoring.view import ViewState
 from agent.uplink.reporter import Reporter
-from calibrate.errors import TaredError
 from engines.calibration import Calibration
 from engines.store.retention import Pins
 
 
 @dataclass
 class _Reported:
-    """Of one camera."""
+    """The last report of one camera."""
 
     drift: str = "calm"
     low: bool = False
@@ -36,42 +39,40 @@ class _Reported:
 
 
 class StateChangeReporter:
-    """Compares what the observer says with what was told before. alarms: takes every alarm that rises."""
+    """Compares the observer's states with the last report. `alarms` receives every alarm that rises."""
 
     def __init__(self, reporter: Reporter, alarms: list[Alarm], config: Config) -> None:
         self._reporter = reporter
         self._alarms = alarms
         self.config = config
-        self._told: dict[str, _Reported] = {}
+        self._reported: dict[str, _Reported] = {}
 
-    def serves_anew(self) -> None:
-        """Another engine serves: what drifted from the one before is old, and what that one lost."""
-        for told in self._told.values():
-            told.drift, told.low = "calm", False
+    def reset(self) -> None:
+        """Forget drift and low fidelity, which were those of the previous engine."""
+        for reported in self._reported.values():
+            reported.drift, reported.low = "calm", False
 
-    def tell(self, states: CameraStates) -> None:
-        """Report what is new."""
+    def report_changes(self, states: CameraStates) -> None:
+        """Report what has changed since the last call."""
         for camera, state in states.items():
-            self._tell(camera, state, self._told.setdefault(camera, _Reported()))
+            reported = self._reported.setdefault(camera, _Reported())
+            fresh = sorted(set(state.nonfinite) - reported.nonfinite)
+            if fresh:
+                reported.nonfinite |= set(fresh)
+                message = f"NaN or infinite values in {fresh}"
+                self._reporter.event("error", logging.ERROR, code="observer.nonfinite", camera=camera, message=message)
+            if state.drift is not None and state.drift.state != reported.drift:
+                reported.drift = state.drift.state
+                self._report_drift(camera, state.drift, state.drift_since, state.view)
+            if not reported.low and is_low(state, self.config):
+                reported.low = True
+                self._report_low_fidelity(camera, state)
+            if state.view.trouble != reported.trouble:
+                reported.trouble = state.view.trouble
+                self._report_view(camera, state.view, state.drift)
 
-    def _tell(self, camera: str, state: CameraState, told: _Reported) -> None:
-        fresh = sorted(set(state.nonfinite) - told.nonfinite)
-        if fresh:
-            told.nonfinite |= set(fresh)
-            message = f"NaN or infinite values in {fresh}"
-            self._reporter.event("error", logging.ERROR, code="observer.nonfinite", camera=camera, message=message)
-        if state.drift is not None and state.drift.state != told.drift:
-            told.drift = state.drift.state
-            self._tell_drift(camera, state.drift, state.drift_since, state.view)
-        if not told.low and is_low(state, self.config):
-            told.low = True
-            self._tell_low_fidelity(camera, state)
-        if state.view.trouble != told.trouble:
-            told.trouble = state.view.trouble
-            self._tell_view(camera, state.view, state.drift)
-
-    def _tell_drift(self, camera: str, drift: DriftState, since: float, view: ViewState) -> None:
-        """An alarm goes with the trouble that the view is in, which explains it, and why no job answers it."""
+    def _report_drift(self, camera: str, drift: DriftState, since: float, view: ViewState) -> None:
+        """Report the drift. An alarm names the view's trouble, which explains it, and why no job answers it."""
         detail: dict[str, JsonValue] = {
             "camera": camera,
             "capture_ts": since,
@@ -87,8 +88,8 @@ class StateChangeReporter:
         self._reporter.event("alarm", logging.WARNING, onset_ts=onset_ts, **detail, **trouble)
         self._alarms.append(Alarm(since, onset_ts, drift.gain_db, drift.e_value, camera))
 
-    def _tell_low_fidelity(self, camera: str, state: CameraState) -> None:
-        """Once for each engine in service; the gain says that a recalibration would not help."""
+    def _report_low_fidelity(self, camera: str, state: CameraState) -> None:
+        """Report low fidelity, once for each engine in service; the gain says that a recalibration would not help."""
         self._reporter.event(
             "fidelity",
             logging.WARNING,
@@ -100,20 +101,20 @@ class StateChangeReporter:
             **asdict(state.settled.interval),
         )
 
-    def _tell_view(self, camera: str, view: ViewState, drift: DriftState | None) -> None:
-        """Of what only somebody at the camera can cure; the gain says that a recalibration would not."""
+    def _report_view(self, camera: str, view: ViewState, drift: DriftState | None) -> None:
+        """Report trouble that only somebody at the camera can cure; the gain says that a recalibration would not."""
         gain_db = round(drift.gain_db, 2) if drift is not None else None
         level = logging.WARNING if view.trouble else logging.INFO
         self._reporter.event("view", level, camera=camera, trouble=view.trouble, gain_db=gain_db, **_rounded(view))
 
 
 def _rounded(view: ViewState) -> dict[str, float]:
-    """Its evidence, as it is told."""
+    """Return the view's evidence, as it is reported."""
     return {name: round(figure, 3) for name, figure in view.evidence.items()}
 
 
 class ServingWatch:
-    """Errors that do not keep the daemon from going on are told. Runs in the supervisor's thread."""
+    """Follows the engine in service: its evidence, and the regimes that it becomes one of."""
 
     def __init__(
         self,
@@ -121,14 +122,14 @@ class ServingWatch:
         service: EngineService,
         observer: ObserverThread,
         reporter: Reporter,
-        news: StateChangeReporter,
+        changes: StateChangeReporter,
     ) -> None:
         """Raises AgentError (`regimes.schema`)."""
         book = RegimeStore(config.state_dir / "regimes.json", service.identity, config.regimes.most)
-        self._regimes = Regimes(config, book, observer.findings.values(), observer.gathering)
+        self._regimes = Regimes(config, book, observer.monitors.values(), observer.collection)
         self._service = service
         self._reporter = reporter
-        self._news = news
+        self._changes = changes
 
     @property
     def regimes(self) -> tuple[str, ...]:
@@ -136,54 +137,52 @@ class ServingWatch:
         return tuple(self._regimes.artefacts)
 
     @property
-    def needed(self) -> Pins:
-        """Artefacts that must stay in the store, by role."""
+    def pins(self) -> Pins:
+        """The artefacts that must stay in the store, by role."""
         return {"loaded": (self._service.serving.id,), "regime": self._regimes.artefacts}
 
     def start(self) -> None:
-        """What the service has at the start serves on with what is remembered of it."""
+        """Report and watch the engine that serves at the start, with the evidence that was kept of it."""
         service = self._service
         if service.calibration is None:
             self._reporter.serves(service.serving.id, None)
         else:
-            self._watch(service.serving.id, service.calibration, service.planned, {}, recall=True)
+            self._watch(service.serving.id, service.calibration, service.serving_model, {}, recall=True)
 
-    def serves(self, candidate: LoadedEngine | None, since: Mapping[str, float]) -> None:
-        """A candidate serves from capture time `since` on, by camera; None: what the service has does so again."""
+    def engine_changed(self, candidate: LoadedEngine | None, since: Mapping[str, float]) -> None:
+        """Report and watch the engine that serves now.
+
+        Args:
+            candidate: The engine on probation; None: the service's own engine serves again.
+            since: Capture time from which on it serves, by camera.
+        """
         service = self._service
         if candidate is not None:
             self._watch(candidate.artefact.id, candidate.calibration, candidate.model, since)
         elif service.calibration is not None:
-            self._watch(service.serving.id, service.calibration, service.planned, since)
+            self._watch(service.serving.id, service.calibration, service.serving_model, since)
         else:
-            self._news.serves_anew()
+            self._changes.reset()
             self._reporter.serves(service.serving.id, None)
             self._regimes.unwatch()
 
     def learn(self, states: CameraStates, now_ts: float) -> None:
-        """What has served its light well becomes a regime, at capture time `now_ts`."""
-        try:
-            learnt = self._regimes.learns(states, now_ts)
-        except TaredError as error:
-            self._reporter.error(error)
-            return
-        if learnt:
-            self._reporter.event("regime", artefact=learnt, known=len(self.regimes))
+        """Make the engine in service a regime, at capture time `now_ts`, if it has served its light well."""
+        with self._reporter.reporting_errors():
+            learnt = self._regimes.learn_if_proved(states, now_ts)
+            if learnt:
+                self._reporter.event("regime", artefact=learnt, known=len(self.regimes))
 
     def forget(self, artefact: str) -> None:
-        """It is not to be switched to."""
-        try:
+        """Forget a regime, so that it is not switched to."""
+        with self._reporter.reporting_errors():
             self._regimes.forget(artefact)
-        except TaredError as error:
-            self._reporter.error(error)
 
     def _watch(
         self, artefact: str, calibration: Calibration, planned: Model, since: Mapping[str, float], recall: bool = False
     ) -> None:
-        """From capture time `since` on, by camera: fresh evidence for it."""
-        self._news.serves_anew()
+        """Report the engine, and start fresh evidence for it from capture time `since` on, by camera."""
+        self._changes.reset()
         self._reporter.serves(artefact, calibration.id)
-        try:
+        with self._reporter.reporting_errors():
             self._regimes.watch(artefact, planned, calibration, since, recall)
-        except TaredError as error:
-            self._reporter.error(error)

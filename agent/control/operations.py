@@ -1,4 +1,11 @@
-"""What the daemon does about things: drift, low fidelity, candidates, and what the operator wants.
+"""Decide and act: start jobs when triggers are due, swap engines, and carry out the operator's commands.
+
+`Operations` wires the decisions of this package together, and moves them on in `tick`:
+
+1. `EngineSwap` judges a candidate on probation.
+2. `StateChangeReporter` reports what the observer has noticed.
+3. `Triggers` says which job is due; `JobRegistry` and `Recalibration` run it.
+4. An accepted candidate goes to `EngineSwap`.
 
 Everything in here runs in the supervisor's thread.
 """
@@ -17,25 +24,27 @@ from agent.config import Config
 from agent.contract.commands import RecalibrateArgs
 from agent.control.events import ServingWatch, StateChangeReporter
 from agent.control.summary import RunSummary
-from agent.control.swap import EngineSwap, SwapRequest, Witnesses
+from agent.control.swap import EngineSwap, SwapRequest
 from agent.control.triggers import Schedule, Trigger, Triggers, answered_times
 from agent.jobs.child_protocol import JobOutcome
-from agent.jobs.job import MODEL, Job, JobJournal
+from agent.jobs.job import MODEL, JobJournal
 from agent.jobs.limits import ROLLBACK_LOOP, AutomationLimits, PrecisionAttempts
 from agent.jobs.new_model import NewModel
-from agent.jobs.recalibration import Recalibration
-from agent.jobs.report import Housekeeping, JobRegistry, JobTracker
+from agent.jobs.recalibration import Job, Recalibration
+from agent.jobs.report import JobRegistry, JobTracker
 from agent.models.engine_service import EngineService, LoadedEngine
 from agent.monitoring.camera_monitor import CameraStates
 from agent.serving.pipeline import Pipeline
 from agent.uplink.reporter import Reporter
 from calibrate.errors import TaredError
+from engines.store.artefact import read_artefact
+from engines.store.retention import StoreCleaner
 
-_RETRY_S = 60.0  # until a journal that took no job is tried again
+_RETRY_S = 60.0  # before another attempt to start a job, after the journal has refused one
 
 
 class Operations:
-    """Decides and acts; `summary` is what it has done."""
+    """Decides and acts. `summary` keeps what it has done."""
 
     def __init__(
         self,
@@ -43,7 +52,7 @@ class Operations:
         service: EngineService,
         pipeline: Pipeline,
         reporter: Reporter,
-        post: RunInMainThread,
+        run_in_main_thread: RunInMainThread,
         journal: JobJournal,
     ) -> None:
         self.config = config
@@ -51,230 +60,250 @@ class Operations:
         self._pipeline = pipeline
         self._reporter = reporter
 
-        def tell(error: AgentError) -> None:
-            post(lambda: reporter.error(error))
+        def report_error(error: AgentError) -> None:
+            run_in_main_thread(lambda: reporter.error(error))
 
-        def kept(name: str) -> Path | None:
-            return config.state_dir / name if pipeline.is_live else None  # a recording that is played once more is news
+        def kept_path(name: str) -> Path | None:
+            return config.state_dir / name if pipeline.is_live else None  # each play of a recording starts from scratch
 
-        pipeline.remember(config.state_dir, tell)
+        pipeline.keep_evidence(config.state_dir, report_error)
         self.summary = RunSummary(str(service.serving.path))
-        self._news = StateChangeReporter(reporter, self.summary.alarms, config)
-        self._in_service = ServingWatch(config, service, pipeline.observer, reporter, self._news)
-        self._attempts = PrecisionAttempts(kept("attempts.json"), service.origin, tell)
-        jobs, probation = config.recalibration, config.probation
-        self._restraint = AutomationLimits(
-            kept("restraint.json"),
-            jobs.per_day,
-            jobs.cooldown_s,
+        self._changes = StateChangeReporter(reporter, self.summary.alarms, config)
+        self._serving = ServingWatch(config, service, pipeline.observer, reporter, self._changes)
+        self._attempts = PrecisionAttempts(kept_path("attempts.json"), service.precision_origin, report_error)
+        self._limits = AutomationLimits(
+            kept_path("restraint.json"),
+            config.recalibration.per_day,
+            config.recalibration.cooldown_s,
             config.regimes.cooldown_s,
-            probation.rollbacks_per_day,
-            tell,
+            config.probation.rollbacks_per_day,
+            report_error,
         )
         self._schedule = Schedule(config.recalibration.schedule, answered_times(journal))
-        self._occasions = Triggers(
-            config, service, self._restraint, self._attempts, self._schedule, reporter.error, self._other_view
+        self._triggers = Triggers(
+            config, service, self._limits, self._attempts, self._schedule, reporter.error, self._on_view_changed
         )
-        housekeeping = Housekeeping(service.store, config.store, lambda: self._in_service.needed, reporter)
-        self._desk = JobRegistry(reporter, journal, self._restraint, housekeeping)
-        self._jobs = Recalibration(config, service, pipeline.observer, post, housekeeping.make_room, self._on_candidate)
-        self.new_model = NewModel(self._jobs, self._desk)
-        witnesses = Witnesses(self._in_service.serves, self._on_rolled_back)
-        self._exchange = EngineSwap(config, service, pipeline, reporter, self.summary, post, witnesses)
-        self._retry_s = 0.0  # monotonic; before, the journal takes no job
+        cleaner = StoreCleaner(service.store, config.store.keep, config.store.reserve_bytes)
+        self._registry = JobRegistry(reporter, journal, self._limits, cleaner, lambda: self._serving.pins)
+        self._jobs = Recalibration(
+            config, service, pipeline.observer, run_in_main_thread, self._registry.make_room, self._on_candidate
+        )
+        self.new_model = NewModel(self._jobs, self._registry)
+        self._swap = EngineSwap(
+            config,
+            service,
+            pipeline,
+            reporter,
+            self.summary,
+            run_in_main_thread,
+            self._serving.engine_changed,
+            self._on_rolled_back,
+        )
+        self._retry_s = 0.0  # monotonic time; before, no job is started
 
     @property
-    def building(self) -> bool:
-        """Whether a candidate is being built, for which no more frames are needed."""
-        return self._jobs.building
+    def is_building(self) -> bool:
+        """True while a candidate is being built, for which no more frames are needed."""
+        return self._jobs.is_building
 
     @property
-    def exchanging(self) -> bool:
-        """Whether an engine is on trial."""
-        return self._exchange.under_way
+    def is_swapping(self) -> bool:
+        """True while an engine is on trial."""
+        return self._swap.is_active
 
     @property
     def regimes(self) -> tuple[str, ...]:
         """The artefacts of the regimes that are kept."""
-        return self._in_service.regimes
+        return self._serving.regimes
 
     @property
     def stopped_by(self) -> str:
-        """Why no job starts by itself, as a key of the configuration or the code of an error; empty where it may."""
+        """The reason why no job starts by itself: a configuration key or an error code; empty where jobs may start."""
         if not self.config.recalibration.automatic:
             return "recalibration.automatic"
-        return ROLLBACK_LOOP if self._restraint.loops else ""
+        return ROLLBACK_LOOP if self._limits.in_rollback_loop else ""
 
     @property
     def job(self) -> JobTracker | None:
-        """The running one, on probation too."""
-        return self._desk.job
+        """The running job, also while its candidate is on probation."""
+        return self._registry.job
 
     @property
     def _idle(self) -> bool:
-        """While a candidate still hangs no other could be tried: nothing is built for nothing."""
-        return self.job is None and not self._exchange.under_way and not self._pipeline.stuck
+        """True while a job may start. While an engine still hangs no other could be tried, so none is built."""
+        return self.job is None and not self._swap.is_active and not self._pipeline.is_stuck
 
     def start(self, rolled_back: int) -> None:
-        """Tell and watch what serves at the start. rolled_back: so many candidates were on probation when the process
-        before ended."""
+        """Report and watch the engine that serves at the start.
+
+        rolled_back: number of candidates that were on probation when the previous process ended.
+        """
         for _ in range(rolled_back):
-            self._restraint.rolled_back()
+            self._limits.count_rollback()
         if rolled_back:
-            self._restraint.pause_jobs()
-        self._in_service.start()
+            self._limits.pause_jobs()
+        self._serving.start()
 
     def tick(self, states: CameraStates) -> None:
-        """Look at the observer's evidence, start what is due, move the running job on."""
-        self._exchange.tick(states)
-        self._news.tell(states)
-        if not self._exchange.under_way:  # a candidate on probation teaches nothing
-            self._in_service.learn(states, self._pipeline.last_ts)
+        """Judge the candidate on probation, report changes, start what is due, and move the running job on."""
+        self._swap.tick(states)
+        self._changes.report_changes(states)
+        if not self._swap.is_active:  # a candidate on probation teaches nothing
+            self._serving.learn(states, self._pipeline.last_ts)
         if self._idle:
-            self._desk.tidy()
+            self._registry.tidy()
         if time.monotonic() >= self._retry_s:
             self._start_what_is_due(states)
         closely = any(state.drift is not None and state.drift.closely for state in states.values())
-        self._pipeline.observer.set_pace(alert=self._jobs.collecting or closely or self._exchange.under_way)
-        self._pipeline.observer.gathering.set_in_use(self._jobs.collecting)
+        self._pipeline.observer.set_pace(alert=self._jobs.is_collecting or closely or self._swap.is_active)
+        self._pipeline.observer.collection.set_in_use(self._jobs.is_collecting)
         self._jobs.tick()
 
     def _start_what_is_due(self, states: CameraStates) -> None:
         try:
             self.new_model.tick(self._idle)
-            occasion = self._occasions.look(states, self._idle)
-            if occasion is not None:
-                self._take(occasion)
+            trigger = self._triggers.next_due(states, self._idle)
+            if trigger is not None:
+                self._start_job(trigger)
         except AgentError as error:
             self._retry_s = time.monotonic() + _RETRY_S
             self._reporter.error(error)
 
     def stop(self, reason: str) -> None:
-        """Abandon the running job, and a candidate on probation."""
+        """Cancel the running job, and the probation of a candidate."""
         self._jobs.stop(reason, self._pipeline.error)
         self.new_model.drop(reason)
-        self._exchange.stop(reason)
+        self._swap.stop(reason)
 
-    def _take(self, occasion: Trigger) -> None:
-        """Raises AgentError (`journal.write`)."""
-        trigger, request = occasion.trigger, occasion.request
-        if trigger == "switch":
-            self._switch(occasion.switch_to)
+    def _start_job(self, trigger: Trigger) -> None:
+        """Start the job that is due, or switch regimes. Raises AgentError (`journal.write`)."""
+        if trigger.trigger == "switch":
+            self._switch(trigger.switch_to)
             return
-        raising = occasion.raising
-        failed = partial(self._attempts.failed, self._service.serving.id) if raising is not None else None
-        report = self._desk.begin(trigger, request, on_failure=failed)
-        if trigger != "first-start":  # a camera without an engine of its own has to get one
-            self._restraint.takes_job()
-        self._jobs.request(trigger, report, raising=raising)
-        if trigger == "schedule":
-            self._schedule.answered(request["due"])
-            self._pipeline.observer.gathering.collect_afresh()
+        on_failure = None
+        if trigger.raising is not None:
+            on_failure = partial(self._attempts.note_failure, self._service.serving.id)
+        tracker = self._registry.start(trigger.trigger, trigger.request, on_failure=on_failure)
+        if trigger.trigger != "first-start":  # a camera without an engine of its own has to get one
+            self._limits.count_job()
+        self._jobs.start(trigger.trigger, tracker, raising=trigger.raising)
+        if trigger.trigger == "schedule":
+            self._schedule.mark_answered(trigger.request["due"])
+            self._pipeline.observer.collection.restart()
 
-    def _other_view(self) -> None:
-        if not self._jobs.collecting:
-            self._pipeline.observer.gathering.collect_afresh()
+    def _on_view_changed(self) -> None:
+        if not self._jobs.is_collecting:
+            self._pipeline.observer.collection.restart()
 
     def _switch(self, identity: str) -> None:
-        """Put the artefact of another regime in service; one that cannot serve any more is forgotten. Raises AgentError
-        (`journal.write`)."""
-        since_s = time.monotonic()
-        try:
-            loaded = self._service.load(self._service.find(identity))
-        except TaredError as error:
-            self._restraint.pause_switches()
-            self._reporter.error(error, trigger="switch")
-            self._in_service.forget(identity)
-            return
-        report = self._desk.begin_with(loaded.engine, "switch", {"artefact": identity})
-        self._restraint.pause_switches()
-        self._exchange.start(loaded, SwapRequest("switch", since_s, report))
-
-    def _on_candidate(self, job: Job, outcome: JobOutcome) -> None:
-        """The child has built an engine that passed: put it in service. A new model's takes a new run, whose start
-        finds the job and ends it."""
-        if job.trigger == MODEL:
-            self.new_model.passed(job)
-            return
-        try:
-            loaded = self._service.load(self._service.read(outcome.artefact or Path()))
-        except TaredError as error:
-            job.report.fail(error)
-            return
-        self._exchange.start(loaded, SwapRequest(job.trigger, job.started_s, job.report, outcome.verdict, job.max_loss))
-        if job.trigger == "command":  # the operator's word that the cameras show what they are meant to show
-            for findings in self._pipeline.observer.findings.values():
-                findings.renew_view()
-
-    def _on_rolled_back(self, artefact: str) -> None:
-        """A candidate was taken out of service for what it did: there is not to be another at once, nor this again."""
-        self._restraint.rolled_back()
-        self._in_service.forget(artefact)
-
-    def configure(self, config: Config) -> None:
-        """From now on this holds: another one only in what `Settings` can set."""
-        for each in (self, self._occasions, self._jobs, self._exchange, self._news):
-            each.config = config
-
-    def recalibrate(self, command: CommandProgress, args: RecalibrateArgs) -> bool:
-        """Do so with fresh frames, because the operator says so; False while another job runs. One that collects
-        frames for just that carries out this command too. Raises AgentError (`journal.write`)."""
-        request = {"op": "recalibrate", **args.model_dump()}
-        if self._desk.joins(request, command):
-            return True
-        if not self._idle:
-            return False
-        report = self._desk.begin("command", request, command)
-        self._jobs.request("command", report, args.frames, args.method, max_loss=args.max_loss)
-        self._pipeline.observer.gathering.collect_afresh(hurried=True)
-        return True
-
-    def try_calibration(self, staged: StagedCalibration) -> None:
-        """Try what a fleet has merged, by a job with fresh frames to judge it on. Raises CommandError (`command.busy`),
-        AgentError (`journal.write`)."""
-        if not self._idle:
-            found, remedy = "a job or a swap under way", "wait for its end, then send it again"
-            raise CommandError("command.busy", found, "none", remedy)
-        report = self._desk.begin("command", {"op": "calibration", "file": staged.path.stem}, staged.report)
-        self._jobs.request("command", report, merged=staged.path)
-        self._pipeline.observer.gathering.collect_afresh(hurried=True)
-
-    def cancel(self) -> bool:
-        """End the running job, also one that waits, because the operator says so; False where there is none."""
-        if self._jobs.job is None:
-            return self.new_model.drop("the operator cancels it")
-        self._jobs.abandon("the operator cancels it")
-        self._restraint.pause_jobs()  # what gave occasion to it may hold on
-        return True
-
-    def switch(self, loaded: LoadedEngine, command: CommandProgress) -> None:
-        """To this regime's engine, because the operator says so. Raises AgentError (`journal.write`)."""
-        self._jobs.abandon("the operator switches")
-        request = {"op": "switch", "artefact": loaded.artefact.id}
-        report = self._desk.begin_with(loaded.engine, "switch", request, command)
-        self._restraint.pause_switches()
-        self._exchange.start(loaded, SwapRequest("switch", time.monotonic(), report))
-
-    def recall(self, command: CommandProgress) -> bool:
-        """Take a candidate on probation back, because the operator says so; False where there is none.
+        """Put the artefact of another regime in service; one that cannot serve any more is forgotten.
 
         Raises AgentError (`journal.write`).
         """
-        if not self._exchange.recallable:
+        since_s = time.monotonic()
+        try:
+            loaded = self._service.load(self._service.store.find(identity))
+        except TaredError as error:
+            self._limits.pause_switches()
+            self._reporter.error(error, trigger="switch")
+            self._serving.forget(identity)
+            return
+        tracker = self._registry.start_with_engine(loaded.engine, "switch", {"artefact": identity})
+        self._limits.pause_switches()
+        self._swap.start(loaded, SwapRequest("switch", since_s, tracker))
+
+    def _on_candidate(self, job: Job, outcome: JobOutcome) -> None:
+        """Put the engine in service that the child has built and accepted.
+
+        A new model needs a new run of the daemon, whose start ends the job.
+        """
+        if job.trigger == MODEL:
+            self.new_model.accept(job)
+            return
+        try:
+            loaded = self._service.load(read_artefact(outcome.artefact or Path(), self._service.store.key))
+        except TaredError as error:
+            job.tracker.fail(error)
+            return
+        self._swap.start(loaded, SwapRequest(job.trigger, job.started_s, job.tracker, outcome.verdict, job.max_loss))
+        if job.trigger == "command":  # so the operator says that the cameras show what they are meant to show
+            for monitor in self._pipeline.observer.monitors.values():
+                monitor.reset_view()
+
+    def _on_rolled_back(self, artefact: str) -> None:
+        """Count a candidate that failed its probation, and never switch to it again."""
+        self._limits.count_rollback()
+        self._serving.forget(artefact)
+
+    def configure(self, config: Config) -> None:
+        """Apply a configuration that differs only in the keys that `Settings` can set."""
+        for each in (self, self._triggers, self._jobs, self._swap, self._changes):
+            each.config = config
+
+    def recalibrate(self, command: CommandProgress, args: RecalibrateArgs) -> bool:
+        """Recalibrate with fresh frames, by command; False while another job runs.
+
+        A job that collects frames for the same request carries out this command too. Raises AgentError
+        (`journal.write`).
+        """
+        request = {"op": "recalibrate", **args.model_dump()}
+        if self._registry.join(request, command):
+            return True
+        if not self._idle:
             return False
-        self._exchange.recall(self._desk.recall(self._service.serving.id, command))
-        self._restraint.pause_jobs()
+        tracker = self._registry.start("command", request, command)
+        self._jobs.start("command", tracker, args.frames, args.method, max_loss=args.max_loss)
+        self._pipeline.observer.collection.restart(hurried=True)
+        return True
+
+    def try_calibration(self, staged: StagedCalibration) -> None:
+        """Try a calibration that a fleet has merged, in a job with fresh frames to judge it.
+
+        Raises CommandError (`command.busy`), AgentError (`journal.write`).
+        """
+        if not self._idle:
+            found, remedy = "a job or a swap under way", "wait for its end, then send it again"
+            raise CommandError("command.busy", found, "none", remedy)
+        tracker = self._registry.start("command", {"op": "calibration", "file": staged.path.stem}, staged.progress)
+        self._jobs.start("command", tracker, merged=staged.path)
+        self._pipeline.observer.collection.restart(hurried=True)
+
+    def cancel(self) -> bool:
+        """Cancel the running job, also one that waits, by command; False where there is none."""
+        if self._jobs.job is None:
+            return self.new_model.drop("the operator cancels it")
+        self._jobs.abandon("the operator cancels it")
+        self._limits.pause_jobs()  # its trigger may still hold
+        return True
+
+    def switch(self, loaded: LoadedEngine, command: CommandProgress) -> None:
+        """Switch to this regime's engine, by command. Raises AgentError (`journal.write`)."""
+        self._jobs.abandon("the operator switches")
+        request = {"op": "switch", "artefact": loaded.artefact.id}
+        tracker = self._registry.start_with_engine(loaded.engine, "switch", request, command)
+        self._limits.pause_switches()
+        self._swap.start(loaded, SwapRequest("switch", time.monotonic(), tracker))
+
+    def recall(self, command: CommandProgress) -> bool:
+        """Take a candidate on probation back, by command; False where there is none.
+
+        Raises AgentError (`journal.write`).
+        """
+        if not self._swap.can_recall:
+            return False
+        self._swap.recall(self._registry.start_recall(self._service.serving.id, command))
+        self._limits.pause_jobs()
         return True
 
     def go_back(self, loaded: LoadedEngine, command: CommandProgress) -> None:
-        """To this engine; what the operator took back must not return by itself at once, nor be switched to later.
+        """Go back to this engine, by command. The present one must not return by itself at once, nor be switched to.
 
         Raises AgentError (`journal.write`).
         """
         self._jobs.abandon("the operator rolls back")
-        report = self._desk.begin_with(loaded.engine, "rollback", {"op": "rollback"}, command)
-        self._restraint.pause_jobs()
-        if self._service.raised and self._service.plan.floats.keys() - loaded.model.plan.floats.keys():
+        tracker = self._registry.start_with_engine(loaded.engine, "rollback", {"op": "rollback"}, command)
+        self._limits.pause_jobs()
+        if self._service.is_precision_raised and self._service.plan.floats.keys() - loaded.model.plan.floats.keys():
             self._attempts.forbid(loaded.artefact.id)
-        self._in_service.forget(self._service.serving.id)
-        self._exchange.start(loaded, SwapRequest("rollback", time.monotonic(), report))
+        self._serving.forget(self._service.serving.id)
+        self._swap.start(loaded, SwapRequest("rollback", time.monotonic(), tracker))

@@ -1,4 +1,4 @@
-"""What a run was: kept while it runs, told when it ends."""
+"""Summarise one run of the daemon: kept while it runs, printed when it ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from calibrate.evidence import Interval
 
 @dataclass(frozen=True)
 class Period:
-    """A stretch of the video in which one light ruled: capture times in seconds."""
+    """A stretch of the video under one light; capture times in seconds."""
 
     name: str
     start_s: float
@@ -23,7 +23,7 @@ class Period:
 
 @dataclass(frozen=True)
 class Score:
-    """One engine on some frames: matches with the labels, and the sum of its fidelities to the reference."""
+    """The score of one engine on some frames: matches with the labels, and the sum of its fidelities."""
 
     matches: MatchCounts
     fidelity_sum: float
@@ -34,14 +34,14 @@ class Score:
         return Score(self.matches + other.matches, fidelity_sum, self.frames + other.frames)
 
     def as_dict(self) -> dict[str, float]:
-        """F1 against the labels, mean fidelity, and the frames behind them."""
+        """Return F1 against the labels, mean fidelity, and the number of frames."""
         fidelity_mean = self.fidelity_sum / self.frames
         return {"f1": round(self.matches.f1, 4), "fidelity": round(fidelity_mean, 4), "frames": self.frames}
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """The drift alarm: when it rose, since when the gain had been above the tolerance; capture times in s."""
+    """A drift alarm: when it rose, and since when the gain had been above the tolerance; capture times in s."""
 
     ts: float
     onset_ts: float
@@ -52,11 +52,14 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Swap:
-    """A new engine in service from the frame of capture time `ts` (None: after the last frame).
+    """A new engine in service.
 
-    trigger: first-start, alarm, precision, switch, command or rollback. seconds: wall time from that to the swap.
-    fidelity: of the new engine, and of the one before it, on the held-out frames of the job. skipped: frame ids between
-    the last frame of the one and the first of the other, that nobody took.
+    Args:
+        ts: Capture time of its first frame; None: after the last frame.
+        trigger: first-start, alarm, precision, schedule, switch, command or rollback.
+        seconds: Wall time from the trigger to the swap.
+        fidelity, fidelity_before: Of the new and of the previous engine, on the held-out frames of the job.
+        skipped: Frames between the last one of the previous engine and the first one of the new, that nobody took.
     """
 
     ts: float | None
@@ -70,10 +73,15 @@ class Swap:
 
 @dataclass(frozen=True)
 class Rollback:
-    """A candidate taken out of service again, from the frame of capture time `ts` on (None: after the last frame).
+    """A candidate that was taken out of service again.
 
-    reason: the code of the error. frames: it had answered. suffered: of them and the frame that ended its probation,
-    how many were answered late, or wrongly, or would have been. missed: frames that nobody took during the probation.
+    Args:
+        ts: Capture time of the first frame of the previous engine; None: after the last frame.
+        reason: Code of the error.
+        frames: Frames that the candidate had answered.
+        suffered: How many of them, and of the frame that ended the probation, were answered late or wrongly, or would
+            have been.
+        missed: Frames that nobody took during the probation.
     """
 
     ts: float | None
@@ -87,7 +95,7 @@ class Rollback:
 
 @dataclass(frozen=True)
 class CameraSummary:
-    """One camera of a run."""
+    """The part of one camera in a run."""
 
     loop: LoopSample
     fidelity: Interval
@@ -100,9 +108,10 @@ class CameraSummary:
 
 @dataclass
 class RunSummary:
-    """One run of the daemon; `stopped_by` names the signal that ended it.
+    """One run of the daemon.
 
-    `loop` is of all cameras together; fidelity and what goes with it of the least faithful of them.
+    `stopped_by` names the signal that ended it. `loop` is of all cameras together. Fidelity and its history are of the
+    least faithful camera.
     """
 
     artefact: str
@@ -115,14 +124,14 @@ class RunSummary:
     rollbacks: list[Rollback] = field(default_factory=list)
     fidelity: Interval | None = None
     fidelity_since: float = 0.0
-    live_accuracy: Estimate | None = None  # since the last swap, by the labels that came or lay beside the recording
+    live_accuracy: Estimate | None = None  # since the last swap, by labels that were sent, or lie next to the recording
     fidelity_history: list[tuple[float, float]] = field(default_factory=list)
     accuracy: dict[str, dict[str, Score]] = field(default_factory=dict)
     results_dropped: Mapping[str, int] = field(default_factory=dict)  # lines, by the output that lost them
     cameras: Mapping[str, CameraSummary] = field(default_factory=dict)  # by name, where there are several
 
     def periods(self) -> list[Period]:
-        """The stretches that tell the story: under the first engine until its light was over, and under the last."""
+        """Return the two stretches to compare: under the first engine until its light ended, and under the last."""
         live = [swap for swap in self.swaps if swap.ts is not None]
         if not live:
             return []
@@ -133,7 +142,7 @@ class RunSummary:
         return [period for period in periods if period.end_s > period.start_s]
 
     def as_dict(self) -> dict[str, Any]:
-        """The object that `tared run --json` prints."""
+        """Return the object that `tared run --json` prints."""
         loop = self.loop.as_dict() if self.loop else {}
         return {
             **loop,

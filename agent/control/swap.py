@@ -1,4 +1,14 @@
-"""A change of engine under way: why, and what has come of it so far."""
+"""Swap engines: what happens to a candidate between its verdict and `current`.
+
+1. `start` journals the job's state PROBATION and hands the engine to the frame path (agent.serving.trial).
+2. The frame path rehearses the engine and answers its first frame with it: the swap is announced. From here on the
+   candidate serves, but `current` still leads to the previous engine.
+3. During the probation `tick` checks fidelity, latency and outputs of the candidate on live frames.
+4. The candidate passes: `current` moves to it, and the job is COMMITTED. Or it fails, or the operator recalls it: the
+   previous engine serves again, the candidate leaves the store, and the job is ROLLED_BACK.
+
+An engine that has served before (triggers `switch` and `rollback`) is committed with its first answer.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +23,8 @@ from agent.common.errors import AgentError
 from agent.common.main_thread import RunInMainThread
 from agent.config import Config
 from agent.control.summary import Rollback, RunSummary, Swap
-from agent.jobs.job import PROVEN, JobObserver
+from agent.jobs.job import PROVEN
+from agent.jobs.report import JobTracker
 from agent.models.engine_service import EngineService, LoadedEngine
 from agent.monitoring.camera_monitor import CameraStates
 from agent.serving.pipeline import Pipeline
@@ -22,116 +33,57 @@ from agent.uplink.reporter import Reporter
 from agent.validation.verdict import Verdict
 from calibrate.errors import TaredError
 
+_RETRY_S = 60.0  # between attempts to make an engine `current` that the disk has refused
+
 
 @dataclass(frozen=True)
 class SwapRequest:
-    """Why an engine is put in service, since when (monotonic s) that is wanted, and who hears of it.
+    """The reason to put an engine in service.
 
-    max_loss: what the operator accepts, None as configured.
+    Args:
+        requested_s: Monotonic time of the trigger.
+        tracker: The job that the swap belongs to.
+        verdict: Verdict on the candidate; None for an engine that has served before.
+        max_loss: Loss of fidelity that the operator accepts; None: as configured.
     """
 
     trigger: str
-    since_s: float
-    report: JobObserver
+    requested_s: float
+    tracker: JobTracker
     verdict: Verdict | None = None
     max_loss: float | None = None
 
 
 @dataclass
 class SwapInProgress:
-    """An engine on trial. swap: since its first answer. recall: the operator's, who wants it taken back."""
+    """An engine on trial.
 
-    loaded: LoadedEngine
-    cause: SwapRequest
-    probation: Probation
-    dropped_before: int
-    swap: Swap | None = None
-    is_going: bool = False
-    recall: JobObserver | None = None
-
-    @property
-    def proven(self) -> bool:
-        """Whether the engine has served before: its first answer is enough, and it stays in the store in any case."""
-        return self.cause.trigger in PROVEN
-
-    def complaint(self, states: CameraStates) -> AgentError | None:
-        """What speaks against the engine.
-
-        While a camera's scene drifts, its fidelity there does not: it was made for another light.
-        """
-        calm = (state for state in states.values() if state.drift is None or state.drift.state == "calm")
-        return self.probation.complaint([state.gain for state in calm])
-
-    def goes_live(self, ts: float | None, skipped: int) -> dict[str, Any]:
-        """It serves from the frame of capture time `ts` on, though it is not kept yet; what to tell of it."""
-        cause, verdict = self.cause, self.cause.verdict
-        self.swap = Swap(
-            ts,
-            self.loaded.artefact.id,
-            cause.trigger,
-            round(time.monotonic() - cause.since_s, 2),
-            verdict.fidelity if verdict else None,
-            verdict.fidelity_serving if verdict else None,
-            skipped,
-        )
-        return _told(self.swap)
-
-    def is_kept(self, states: CameraStates) -> dict[str, Any]:
-        """It is current; what to tell of that."""
-        return {
-            "artefact": self.loaded.artefact.id,
-            "trigger": self.cause.trigger,
-            "frames": self.probation.frames,
-            "seconds": round(self.probation.seconds, 1),
-            "late": self.probation.late,
-            "fidelity_frames": sum(state.fidelity.n for state in states.values()),
-            "p99_judged": self.probation.judges_p99,
-        }
-
-    def is_rolled_back(
-        self, error: AgentError, ts: float | None, asked: bool, missed: int
-    ) -> tuple[Rollback, dict[str, Any]]:
-        """The engine before serves again, as TrialEvents has it; what to keep and to tell of that.
-
-        missed: frames that nobody took meanwhile.
-        """
-        suffered = self.probation.suffered(error, asked)
-        identity, trigger = self.loaded.artefact.id, self.cause.trigger
-        rollback = Rollback(ts, identity, trigger, error.code, self.probation.frames, suffered, missed)
-        return rollback, _told(rollback)
-
-
-def recalled() -> AgentError:
-    """Why a candidate goes that the operator wants taken back."""
-    found, remedy = "the operator's rollback", "recalibrate from other frames"
-    return AgentError("probation.recalled", found, "a probation to its end", remedy)
-
-
-def _told(event: Swap | Rollback) -> dict[str, Any]:
-    """The fields of an MQTT event, where `ts` is Unix time."""
-    return {"capture_ts" if key == "ts" else key: value for key, value in asdict(event).items()}
-
-
-_AGAIN_S = 60.0  # between attempts to make current what the disk has refused to
-
-
-@dataclass(frozen=True)
-class Witnesses:
-    """Who hears what serves, and what does no more.
-
-    serves(candidate, since): from capture time `since` on, by camera; None for what the service had before.
-    rolled_back(artefact) hears of a candidate that was taken back for what it did, and not because somebody wanted it.
+    Args:
+        missed_before: Frames that nobody had taken when it began.
+        swap: Set with the engine's first answer.
+        is_going_back: The frame path has been requested to go back to the previous engine.
+        recall: The operator's rollback, if there is one.
     """
 
-    serves: Callable[[LoadedEngine | None, Mapping[str, float]], None]
-    rolled_back: Callable[[str], None]
+    loaded: LoadedEngine
+    request: SwapRequest
+    probation: Probation
+    missed_before: int
+    swap: Swap | None = None
+    is_going_back: bool = False
+    recall: JobTracker | None = None
+
+    @property
+    def is_proven(self) -> bool:
+        """True if the engine has served before: its first answer is enough, and it stays in the store in any case."""
+        return self.request.trigger in PROVEN
 
 
 class EngineSwap:
-    """At most one at a time. Everything in here runs in the supervisor's thread.
+    """The one swap in progress. Everything runs in the supervisor's thread.
 
-    `current` moves when the engine is kept, and not before: whatever ends the process during a probation, the engine
-    before serves after it. A candidate that is not kept leaves the store.
+    `current` moves when the engine is committed, and not before. Whatever ends the process during a probation, the
+    previous engine serves after it.
     """
 
     def __init__(
@@ -141,193 +93,240 @@ class EngineSwap:
         pipeline: Pipeline,
         reporter: Reporter,
         summary: RunSummary,
-        post: RunInMainThread,
-        witnesses: Witnesses,
+        run_in_main_thread: RunInMainThread,
+        on_engine_changed: Callable[[LoadedEngine | None, Mapping[str, float]], None],
+        on_rolled_back: Callable[[str], None],
     ) -> None:
+        """Prepare for swaps of the service's engines.
+
+        Args:
+            on_engine_changed: Called with the candidate that serves, or None for the service's own engine, and the
+                capture time from which on it serves, by camera.
+            on_rolled_back: Called with the id of a candidate that failed its probation; not for one that the operator
+                recalled.
+        """
         self.config = config
         self._service = service
         self._pipeline = pipeline
         self._reporter = reporter
         self._summary = summary
-        self._post = post
-        self._witnesses = witnesses
-        self._change: SwapInProgress | None = None
-        self._unsaved: SwapInProgress | None = None  # its engine serves, and the disk has refused to make it current
+        self._run_in_main_thread = run_in_main_thread
+        self._on_engine_changed = on_engine_changed
+        self._on_rolled_back = on_rolled_back
+        self._swap: SwapInProgress | None = None
+        self._unsaved: SwapInProgress | None = None  # its engine serves, but the disk has refused to make it current
         self._save_at_s = 0.0
 
     @property
-    def under_way(self) -> bool:
-        """Whether an engine is on trial, or about to be, or the frame path has yet to part with the one before."""
-        return self._change is not None or self._pipeline.loop.keeping
+    def is_active(self) -> bool:
+        """True while an engine is on trial, or the frame path has yet to close the previous one."""
+        return self._swap is not None or self._pipeline.loop.is_committing
 
-    def start(self, loaded: LoadedEngine, cause: SwapRequest) -> None:
-        """Hand the engine to the frame path, once it is written down that it may serve."""
+    def start(self, loaded: LoadedEngine, request: SwapRequest) -> None:
+        """Hand the engine to the frame path, once it is journaled that it may serve."""
         identity = loaded.artefact.id
         probation = Probation(
             self.config.probation,
             self._pipeline.record,
             identity,
             self._service.serving.id,
-            self.config.recalibration.max_loss if cause.max_loss is None else cause.max_loss,
-            first=self._service.degraded,
+            self.config.recalibration.max_loss if request.max_loss is None else request.max_loss,
+            first=self._service.is_degraded,
         )
-        change = SwapInProgress(loaded, cause, probation, self._pipeline.dropped.total())
+        swap = SwapInProgress(loaded, request, probation, self._pipeline.dropped.total())
         try:
-            cause.report.probation(identity)
+            request.tracker.enter_probation(identity)
         except AgentError as error:
             loaded.engine.close()
-            self._fail(change, error)
+            self._fail(swap, error)
             return
-        self._change = change
+        self._swap = swap
+        run = self._run_in_main_thread
         events = TrialEvents(
-            live=lambda ts, skipped: self._post(lambda: self._on_live(change, ts, skipped)),
-            failed=lambda error, ts, asked: self._post(lambda: self._on_failed(change, error, ts, asked)),
-            ended=lambda: self._post(lambda: self._on_end(change)),
+            live=lambda ts, skipped: run(lambda: self._on_live(swap, ts, skipped)),
+            failed=lambda error, ts, waited: run(lambda: self._on_failed(swap, error, ts, waited)),
+            ended=lambda: run(lambda: self._on_end(swap)),
         )
         try:
-            self._pipeline.try_out(identity, loaded.engine, events)
+            self._pipeline.start_trial(identity, loaded.engine, events)
         except AgentError as error:
-            self._change = None
-            self._fail(change, error)
+            self._swap = None
+            self._fail(swap, error)
 
     def tick(self, states: CameraStates) -> None:
-        """Look at the candidate, and once more at a disk that has refused."""
-        change = self._change
-        if change is not None and change.swap is not None and not change.is_going:
-            self._judge(change, states)
+        """Judge the candidate by the newest frames, and try again to save an engine that the disk has refused."""
+        swap = self._swap
+        if swap is not None and swap.swap is not None and not swap.is_going_back:
+            objection = _objection(swap, states)
+            if objection is not None:
+                self._go_back(swap, objection)
+            elif swap.probation.is_finished:
+                self._commit_if_serving(swap)
         if self._unsaved is not None and time.monotonic() >= self._save_at_s:
             self._save(self._unsaved)
 
     @property
-    def recallable(self) -> bool:
-        """Whether a candidate is on probation that nobody has taken back yet."""
-        change = self._change
-        return change is not None and not change.proven and change.recall is None
+    def can_recall(self) -> bool:
+        """True while a candidate is on probation that nobody has recalled yet."""
+        swap = self._swap
+        return swap is not None and not swap.is_proven and swap.recall is None
 
-    def recall(self, report: JobObserver) -> bool:
-        """Take the candidate on probation back, before the next frame; False where it is not `recallable`.
+    def recall(self, tracker: JobTracker) -> bool:
+        """Take the candidate on probation back, before the next frame; False unless `can_recall`.
 
-        report: hears of it once the engine before serves again, also where the frame path has been quicker.
+        tracker: the operator's rollback. It succeeds once the previous engine serves again, also where the frame path
+        has gone back by itself.
         """
-        change = self._change
-        if change is None or not self.recallable:
+        swap = self._swap
+        if swap is None or not self.can_recall:
             return False
-        change.recall = report
-        self._go_back(change, recalled())
+        swap.recall = tracker
+        self._go_back(swap, _recalled())
         return True
 
     def stop(self, reason: str) -> None:
-        """The frame path ends by somebody's will: what is on probation then is not kept."""
-        change, self._change = self._change, None
-        if change is not None:
-            self._fail(change, AgentError(CANCELLED, reason, "a probation to its end", "start it again"))
-            self._answer_recall(change)
+        """End the probation, because the frame path is stopped: the candidate is not committed."""
+        swap, self._swap = self._swap, None
+        if swap is not None:
+            self._fail(swap, AgentError(CANCELLED, reason, "a probation to its end", "start it again"))
+            self._answer_recall(swap)
 
-    def _on_live(self, change: SwapInProgress, ts: float, skipped: int) -> None:
+    def _on_live(self, swap: SwapInProgress, ts: float, skipped: int) -> None:
         """The candidate has answered the frame of capture time `ts`."""
-        if change is not self._change:
+        if swap is not self._swap:
             return
-        self._announce(change, ts, skipped)
-        if change.proven or change.probation.is_over:
-            self._keep(change)
+        self._announce(swap, ts, skipped)
+        if swap.is_proven or swap.probation.is_finished:
+            self._commit_if_serving(swap)
 
-    def _on_end(self, change: SwapInProgress) -> None:
-        """Frames have ended: what they have shown has to do, and without any the verdict."""
-        if change is not self._change:
+    def _on_end(self, swap: SwapInProgress) -> None:
+        """The frames have ended: the candidate is judged by those that it answered, or by its verdict alone."""
+        if swap is not self._swap:
             return
         if self._pipeline.error is not None:
-            self._change = None
-            self._fail(change, AgentError("swap.stopped", "the frame path has failed", "frames", "see the log"))
-            self._answer_recall(change)
+            self._swap = None
+            self._fail(swap, AgentError("swap.stopped", "the frame path has failed", "frames", "see the log"))
+            self._answer_recall(swap)
             return
-        if change.recall is not None:
-            self._on_failed(change, recalled(), None, False)
+        error = _recalled() if swap.recall is not None else None
+        if error is None and swap.swap is not None:
+            error = _objection(swap, self._pipeline.observer.states())
+        if error is not None:
+            self._on_failed(swap, error, None, False)
             return
-        if change.swap is None:
-            self._announce(change, None, 0)
-        elif (complaint := change.complaint(self._pipeline.observer.states())) is not None:
-            self._on_failed(change, complaint, None, False)
-            return
-        self._commit(change)
+        if swap.swap is None:
+            self._announce(swap, None, 0)
+        self._commit(swap)
 
-    def _on_failed(self, change: SwapInProgress, error: AgentError, ts: float | None, asked: bool) -> None:
-        """The engine before serves again, as TrialEvents has it."""
-        if change is not self._change:
+    def _on_failed(self, swap: SwapInProgress, error: AgentError, ts: float | None, waited: bool) -> None:
+        """The previous engine serves again; ts, waited: as for TrialEvents.failed."""
+        if swap is not self._swap:
             return
-        self._change = None
-        if change.swap is not None:
-            self._witnesses.serves(None, self._pipeline.since(ts))
-        missed = self._pipeline.dropped.total() - change.dropped_before
-        rollback, detail = change.is_rolled_back(error, ts, asked, missed)
+        self._swap = None
+        if swap.swap is not None:
+            self._on_engine_changed(None, self._pipeline.serving_since(ts))
+        rollback = Rollback(
+            ts,
+            swap.loaded.artefact.id,
+            swap.request.trigger,
+            error.code,
+            swap.probation.frames,
+            swap.probation.affected_frames(error, waited),
+            self._pipeline.dropped.total() - swap.missed_before,
+        )
         self._summary.rollbacks.append(rollback)
+        detail = _event_detail(rollback)
         self._reporter.event("rollback", logging.WARNING, **detail, message=str(error))
-        self._reject(change, {**detail, "found": error.found})
-        change.cause.report.roll_back(error)
-        self._answer_recall(change)
+        self._reject(swap, {**detail, "found": error.found})
+        swap.request.tracker.roll_back(error)
+        self._answer_recall(swap)
         if error.code != "probation.recalled":
-            self._witnesses.rolled_back(rollback.artefact)
+            self._on_rolled_back(rollback.artefact)
 
-    def _fail(self, change: SwapInProgress, error: AgentError) -> None:
-        """It came to nothing without having done anything wrong."""
-        self._reject(change, {"trigger": change.cause.trigger, "reason": error.code, "found": error.found})
-        change.cause.report.fail(error)
+    def _fail(self, swap: SwapInProgress, error: AgentError) -> None:
+        """End a swap for a reason that is not the candidate's fault."""
+        self._reject(swap, {"trigger": swap.request.trigger, "reason": error.code, "found": error.found})
+        swap.request.tracker.fail(error)
 
-    def _reject(self, change: SwapInProgress, why: dict[str, Any]) -> None:
-        """Before the journal has the end: a process that is killed between would never come back to it."""
-        if change.proven:
-            return
-        try:
-            self._service.reject(change.loaded.artefact, why)
-        except TaredError as error:
-            self._reporter.error(error)
+    def _reject(self, swap: SwapInProgress, rollback: dict[str, Any]) -> None:
+        """Remove the candidate before the journal has the end: the next process would not come back to it."""
+        if not swap.is_proven:
+            with self._reporter.reporting_errors():
+                self._service.reject(swap.loaded.artefact, rollback)
 
-    def _answer_recall(self, change: SwapInProgress) -> None:
-        """What is current has not moved."""
-        if change.recall is not None:
-            change.recall.succeed({"artefact": self._service.serving.id})
+    def _answer_recall(self, swap: SwapInProgress) -> None:
+        if swap.recall is not None:  # `current` has not moved
+            swap.recall.succeed({"artefact": self._service.serving.id})
 
-    def _announce(self, change: SwapInProgress, ts: float | None, skipped: int) -> None:
-        """It serves, though it is not kept yet."""
-        self._witnesses.serves(change.loaded, self._pipeline.since(ts))
-        detail = change.goes_live(ts, skipped)
-        self._reporter.event("rollback" if change.cause.trigger == "rollback" else "swap", **detail)
+    def _announce(self, swap: SwapInProgress, ts: float | None, skipped: int) -> None:
+        """Report that the candidate serves from the frame of capture time `ts` on, though it is not committed yet."""
+        self._on_engine_changed(swap.loaded, self._pipeline.serving_since(ts))
+        request, verdict = swap.request, swap.request.verdict
+        swap.swap = Swap(
+            ts,
+            swap.loaded.artefact.id,
+            request.trigger,
+            round(time.monotonic() - request.requested_s, 2),
+            verdict.fidelity if verdict else None,
+            verdict.fidelity_serving if verdict else None,
+            skipped,
+        )
+        self._reporter.event("rollback" if request.trigger == "rollback" else "swap", **_event_detail(swap.swap))
 
-    def _judge(self, change: SwapInProgress, states: CameraStates) -> None:
-        complaint = change.complaint(states)
-        if complaint is not None:
-            self._go_back(change, complaint)
-        elif change.probation.is_over:
-            self._keep(change)
+    def _go_back(self, swap: SwapInProgress, error: AgentError) -> None:
+        """Let the frame path go back, unless it has done so, or has ended: then one of its events follows."""
+        swap.is_going_back = self._pipeline.loop.roll_back(error)
 
-    def _go_back(self, change: SwapInProgress, error: AgentError) -> None:
-        """Unless the frame path has done so already, or has ended: it tells."""
-        change.is_going = self._pipeline.loop.go_back(error)
+    def _commit_if_serving(self, swap: SwapInProgress) -> None:
+        """Commit, unless the frame path has just gone back, or has ended: then one of its events follows."""
+        if self._pipeline.loop.commit():
+            self._commit(swap)
 
-    def _keep(self, change: SwapInProgress) -> None:
-        """Unless the frame path has just taken it back, or has ended: it tells."""
-        if self._pipeline.loop.keep():
-            self._commit(change)
-
-    def _commit(self, change: SwapInProgress) -> None:
-        """It stays in service, whatever the disk says, and becomes current."""
-        self._change = None
-        assert change.swap is not None, "an engine is kept once it serves"
-        self._summary.swaps.append(change.swap)
-        self._summary.artefact = str(change.loaded.artefact.path)
-        error = self._save(change)
+    def _commit(self, swap: SwapInProgress) -> None:
+        """Keep the engine in service, whatever the disk does, and make it current."""
+        self._swap = None
+        assert swap.swap is not None, "an engine is committed once it serves"
+        self._summary.swaps.append(swap.swap)
+        self._summary.artefact = str(swap.loaded.artefact.path)
+        error = self._save(swap)
         if error is None:
-            change.cause.report.succeed({"artefact": change.swap.artefact, "fidelity": change.swap.fidelity})
+            swap.request.tracker.succeed({"artefact": swap.swap.artefact, "fidelity": swap.swap.fidelity})
         else:
-            change.cause.report.fail(error)
+            swap.request.tracker.fail(error)
 
-    def _save(self, change: SwapInProgress) -> TaredError | None:
-        """Make it current, and tell so; what a disk refuses is tried again later, unless another engine comes first."""
+    def _save(self, swap: SwapInProgress) -> TaredError | None:
+        """Make the engine current. If the disk refuses, try again later, unless another engine comes first."""
         self._unsaved = None
         try:
-            self._service.commit(change.loaded)
+            self._service.commit(swap.loaded)
         except TaredError as error:
-            self._unsaved, self._save_at_s = change, time.monotonic() + _AGAIN_S
+            self._unsaved, self._save_at_s = swap, time.monotonic() + _RETRY_S
             remedy = f"{error.remedy}; it serves, is tried again, and a restart starts the engine before"
             return AgentError(error.code, error.found, error.expected, remedy)
-        self._reporter.event("commit", **change.is_kept(self._pipeline.observer.states()))
+        self._reporter.event(
+            "commit",
+            artefact=swap.loaded.artefact.id,
+            trigger=swap.request.trigger,
+            frames=swap.probation.frames,
+            seconds=round(swap.probation.seconds, 1),
+            late=swap.probation.late_frames,
+            fidelity_frames=sum(state.fidelity.n for state in self._pipeline.observer.states().values()),
+            p99_judged=swap.probation.judges_p99,
+        )
         return None
+
+
+def _objection(swap: SwapInProgress, states: CameraStates) -> AgentError | None:
+    """Return what speaks against the candidate, by the cameras whose scene does not drift from what it was made for."""
+    calm = (state for state in states.values() if state.drift is None or state.drift.state == "calm")
+    return swap.probation.objection([state.gain for state in calm])
+
+
+def _recalled() -> AgentError:
+    found, remedy = "the operator's rollback", "recalibrate from other frames"
+    return AgentError("probation.recalled", found, "a probation to its end", remedy)
+
+
+def _event_detail(event: Swap | Rollback) -> dict[str, Any]:
+    """Return the fields of an MQTT event, where `ts` is Unix time."""
+    return {"capture_ts" if key == "ts" else key: value for key, value in asdict(event).items()}

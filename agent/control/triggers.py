@@ -1,4 +1,14 @@
-"""Jobs by the clock: at each listed local time of each day, once."""
+"""Decide which job is due: the triggers of jobs, and the schedule.
+
+`Triggers.next_due` is polled with the observer's states. It answers with the first of these that holds:
+
+1. a first calibration, while the float reference serves;
+2. a switch to a known regime, whose scales fit a scene that has drifted;
+3. a recalibration, for a drift alarm;
+4. a recalibration, for a time of the schedule;
+5. a raise of precision, where `is_low` says that the fidelity is too low although the scales fit the scene: then INT8
+   itself costs the fidelity. PrecisionAttempts (agent.jobs.limits) says which level is next.
+"""
 
 from __future__ import annotations
 
@@ -17,80 +27,18 @@ from agent.monitoring.drift import DriftState
 from agent.monitoring.view import BLIND, FROZEN
 from agent.planning.precision_raise import PrecisionRaise
 
-_ENOUGH = 128  # frames: two minutes at the usual pace
-
-
-def is_low(state: CameraState, config: Config) -> bool:
-    """Whether what serves loses more than `recalibration.max_loss`, with 95 % confidence, and no recalibration helps.
-
-    As many frames have to say so as make a calibration, or 128: neighbours are right and wrong together.
-    """
-    drift, settled = state.drift, state.settled.interval
-    scales_fit = drift is not None and drift.state == "calm" and drift.serving_db <= config.drift.tolerance_db
-    sees = not state.outage and not state.view.trouble
-    enough = settled.n >= min(config.calibration.frames, _ENOUGH)
-    return scales_fit and sees and enough and settled.high < 1.0 - config.recalibration.max_loss
-
-
-_LATE_S = 3600.0  # within which a time still counts: the daemon was busy, or not there
-_DAY_S = 86_400.0
-_SET_S = 1_735_689_600.0  # 1 January 2025, UTC: a clock before that has not been set since the board has power
-
-
-def answered_times(journal: JobJournal) -> list[str]:
-    """What earlier processes answered, as `Schedule.due` named it."""
-    try:
-        records = journal.records()
-    except AgentError:  # told of when it was opened, and no job begins that cannot be journaled
-        return []
-    return [str(record.request.get("due")) for record in records if record.trigger == "schedule"]
-
-
-class Schedule:
-    """Local times of day as HH:MM. `fired` is what earlier processes answered, as `due` named it.
-
-    A time is named with its day, so that a clock that is set back finds it answered, and one that is set forward finds
-    each time at most once. A time that summer time leaves out is taken an hour later; one that comes twice counts once.
-    """
-
-    def __init__(self, times: Sequence[str], fired: Iterable[str] = ()) -> None:
-        self._times = [(int(hour), int(minute)) for hour, minute in (each.split(":") for each in times)]
-        self._fired = set(fired)
-
-    def due(self, now_s: float) -> str:
-        """The latest time that waits for an answer at this wall-clock time, as `2026-01-31 03:00`; empty for none."""
-        if now_s < _SET_S:
-            return ""
-        found = [
-            (began_s, name)
-            for day_s in (now_s, now_s - _DAY_S)  # shortly after midnight an evening's time may still wait
-            for began_s, name in self._of_day(time.localtime(day_s))
-            if 0.0 <= now_s - began_s < _LATE_S and name not in self._fired
-        ]
-        return max(found)[1] if found else ""
-
-    def answered(self, name: str) -> None:
-        """A job was begun for it."""
-        self._fired.add(name)
-
-    def _of_day(self, day: time.struct_time) -> list[tuple[float, str]]:
-        return [
-            (
-                time.mktime((day.tm_year, day.tm_mon, day.tm_mday, hour, minute, 0, 0, 0, -1)),
-                f"{day.tm_year:04}-{day.tm_mon:02}-{day.tm_mday:02} {hour:02}:{minute:02}",
-            )
-            for hour, minute in self._times
-        ]
-
-
-_RANKED_WITHIN = 1.0 / 3.0  # of the time that a job may take: the build and the verdict are still to come
+_RANKED_WITHIN = 1.0 / 3.0  # share of a job's time limit for ranking layers: the build and the verdict follow
 
 
 @dataclass(frozen=True)
 class Trigger:
-    """To start a job by this trigger, or with trigger switch to put the artefact `switch_to` in service.
+    """The reason for a job that is due.
 
-    request: what the journal keeps of it.
+    Args:
+        trigger: first-start, switch, alarm, schedule or precision.
+        request: What the journal keeps of it.
+        switch_to: With trigger switch, the artefact to put in service.
+        raising: With trigger precision, by how much it is raised.
     """
 
     trigger: str
@@ -100,85 +48,90 @@ class Trigger:
 
 
 class Triggers:
-    """Looks at what the observer found; on_error hears of jobs that are too many, on_view of another view."""
+    """Decides by the observer's states and the configured rules which job is due."""
 
     def __init__(
         self,
         config: Config,
         service: EngineService,
-        restraint: AutomationLimits,
+        limits: AutomationLimits,
         attempts: PrecisionAttempts,
         schedule: Schedule,
         on_error: Callable[[AgentError], None],
-        on_view: Callable[[], None],
+        on_view_changed: Callable[[], None],
     ) -> None:
+        """Decide by `config`, which may be replaced.
+
+        Args:
+            on_error: Called once when a job is due after too many in a day.
+            on_view_changed: Called when a camera's view has changed, so that the collected frames are of another one.
+        """
         self.config = config
         self._service = service
-        self._restraint = restraint
+        self._limits = limits
         self._attempts = attempts
         self._schedule = schedule
         self._on_error = on_error
-        self._on_view = on_view
-        self._capped = False  # and told so
-        self._troubles: dict[str, str] = {}  # with each camera's view, when it was last looked at
+        self._on_view_changed = on_view_changed
+        self._is_cap_reported = False
+        self._troubles: dict[str, str] = {}  # of each camera's view, at the last poll
 
-    def look(self, states: CameraStates, idle: bool) -> Trigger | None:
-        """What there is to do now; None where nothing is, or where something is being done."""
+    def next_due(self, states: CameraStates, idle: bool) -> Trigger | None:
+        """Return the trigger that is due now; None if there is none, or the daemon is not idle."""
         same_view = self._are_same_views(states)
-        # Else there is nothing to collect.
+        # Otherwise there is nothing to collect.
         sees = any(not state.outage and state.view.trouble != FROZEN for state in states.values())
-        if not (idle and sees and same_view and self._restraint.may_start):
+        if not (idle and sees and same_view and self._limits.may_start):
             return None
-        if self._service.degraded:
+        if self._service.is_degraded:
             return Trigger("first-start")
         if not self.config.recalibration.automatic:
             return None
         present = (state for state in states.values() if not state.absent)
-        judged = [state for state in present if state.drift is not None and self._shows_the_scene(state)]
-        return self._answer(judged) if judged else None
-
-    def _answer(self, states: Sequence[CameraState]) -> Trigger | None:
-        """Do about the scenes what can be done, the quickest first."""
-        drifts = [state.drift for state in states if state.drift is not None]
+        judged = [state for state in present if state.drift is not None and self._shows_scene(state)]
+        if not judged:
+            return None
+        drifts = [state.drift for state in judged if state.drift is not None]
         switch_to = self._switch_to(drifts)
-        if switch_to and self._restraint.may_switch:
+        if switch_to and self._limits.may_switch:
             return Trigger("switch", {"artefact": switch_to}, switch_to=switch_to)
         if any(drift.state == "alarm" for drift in drifts):
             return Trigger("alarm") if self._may_start_job("an alarm") else None
         due = self._schedule.due(time.time())
         if due:
             return Trigger("schedule", {"due": due}) if self._may_start_job("a time of the schedule") else None
-        return self._low_fidelity(states)
+        return self._raise_precision(judged)
 
     def _switch_to(self, drifts: Sequence[DriftState]) -> str:
-        """The regime that one camera's scene asks for, and that no other's would be left by; else empty."""
+        """Return the regime that one camera's scene needs, if no other camera's scene is worse under it; else empty."""
         tolerance_db = self.config.drift.tolerance_db
-        for wanted in filter(None, (drift.switch_to for drift in drifts)):
-            if not any(drift.is_left_by(wanted, tolerance_db) for drift in drifts):
-                return wanted
+        for regime in filter(None, (drift.switch_to for drift in drifts)):
+            if not any(drift.is_worse_under(regime, tolerance_db) for drift in drifts):
+                return regime
         return ""
 
-    def _low_fidelity(self, states: Sequence[CameraState]) -> Trigger | None:
+    def _raise_precision(self, states: Sequence[CameraState]) -> Trigger | None:
+        """Decide that precision is raised, by the next level that was not tried in vain for the engine in service."""
         recalibration, serving = self.config.recalibration, self._service.serving.id
         state = next((state for state in states if is_low(state, self.config)), None)
         if not recalibration.raise_precision or state is None:
             return None
-        rung = self._attempts.next_rung(serving)
-        if not rung or not self._may_start_job("low fidelity"):
+        level = self._attempts.next_level(serving)
+        if not level or not self._may_start_job("low fidelity"):
             return None
         fidelity, budget_s = state.settled.interval.estimate, _RANKED_WITHIN * recalibration.timeout_s
-        return Trigger("precision", {"rung": rung, "for": serving}, raising=PrecisionRaise(rung, fidelity, budget_s))
+        return Trigger("precision", {"rung": level, "for": serving}, raising=PrecisionRaise(level, fidelity, budget_s))
 
-    def _shows_the_scene(self, state: CameraState) -> bool:
-        """No scales cure the view's trouble: whoever is at the camera does, or the operator says that it is meant so.
+    def _shows_scene(self, state: CameraState) -> bool:
+        """Return False while the view is in trouble, which no scales cure, but only somebody at the camera.
 
-        A covered lens shows nothing, whatever a classifier calls it; a dark street with cars is something to go by.
+        A covered lens shows nothing, whatever a classifier makes of it. A dark street with detected cars counts.
         """
-        found = self.config.model.task == "detect" and state.telling > 0
-        return not state.view.trouble or (state.view.trouble == BLIND and found)
+        detects = self.config.model.task == "detect" and state.informative > 0
+        return not state.view.trouble or (state.view.trouble == BLIND and detects)
 
     def _are_same_views(self, states: CameraStates) -> bool:
-        """Else what was collected is of other ones, and no cure for these, nor a sign that something is seen now."""
+        """Return False, and call on_view_changed, if a camera's view has changed since the last poll."""
         troubles = {camera: state.view.trouble for camera, state in states.items()}
         changed = {
             camera: trouble
@@ -188,18 +141,86 @@ class Triggers:
         if not changed:
             return True
         self._troubles |= changed
-        self._on_view()
+        self._on_view_changed()
         return False
 
-    def _may_start_job(self, why: str) -> bool:
-        """Unless jobs were too many today, which is told once: a scene that never settles is for people to look at."""
-        if self._restraint.has_job_left:
-            self._capped = False
+    def _may_start_job(self, reason: str) -> bool:
+        """Return False, and report it once, if there were too many jobs today: the scene needs a person's attention."""
+        if self._limits.below_daily_cap:
+            self._is_cap_reported = False
             return True
-        if self._capped:
+        if self._is_cap_reported:
             return False
-        self._capped = True
+        self._is_cap_reported = True
         per_day = self.config.recalibration.per_day
-        found, remedy = f"{why} after {per_day} jobs in a day", "look at the scene, or raise the cap"
+        found, remedy = f"{reason} after {per_day} jobs in a day", "look at the scene, or raise the cap"
         self._on_error(AgentError("recalibration.cap", found, "a scene that settles", remedy))
         return False
+
+
+_ENOUGH = 128  # frames: two minutes at the usual pace of observation
+
+
+def is_low(state: CameraState, config: Config) -> bool:
+    """Return True if the engine loses more than `recalibration.max_loss`, with 95 % confidence, and its scales fit.
+
+    The confidence needs as many frames as a calibration, or 128, because neighbouring frames are right and wrong
+    together. Where the scales fit, no recalibration would help.
+    """
+    drift, settled = state.drift, state.settled.interval
+    scales_fit = drift is not None and drift.state == "calm" and drift.serving_db <= config.drift.tolerance_db
+    sees = not state.outage and not state.view.trouble
+    enough = settled.n >= min(config.calibration.frames, _ENOUGH)
+    return scales_fit and sees and enough and settled.high < 1.0 - config.recalibration.max_loss
+
+
+_LATE_S = 3600.0  # a time of the schedule still counts for so long: the daemon was busy, or not running
+_DAY_S = 86_400.0
+_SET_S = 1_735_689_600.0  # 1 January 2025, UTC: a clock before that has not been set since the board was powered
+
+
+def answered_times(journal: JobJournal) -> list[str]:
+    """Return the times that earlier processes answered, as `Schedule.due` names them."""
+    try:
+        records = journal.records()
+    except AgentError:  # reported when it was opened, and no job starts that cannot be journaled
+        return []
+    return [str(record.request.get("due")) for record in records if record.trigger == "schedule"]
+
+
+class Schedule:
+    """Local times of day as HH:MM, each of which starts one job a day.
+
+    A time is named with its day. So a clock that is set back finds it answered, and one that is set forward finds each
+    time at most once. A time that daylight saving leaves out counts an hour later; one that comes twice counts once.
+    """
+
+    def __init__(self, times: Sequence[str], answered: Iterable[str] = ()) -> None:
+        """answered: the times that earlier processes answered, as `due` names them."""
+        self._times = [(int(hour), int(minute)) for hour, minute in (each.split(":") for each in times)]
+        self._answered = set(answered)
+
+    def due(self, now_s: float) -> str:
+        """Return the latest time that is due at this wall-clock time, as `2026-01-31 03:00`; empty for none."""
+        if now_s < _SET_S:
+            return ""
+        waiting = [
+            (due_s, name)
+            for day_s in (now_s, now_s - _DAY_S)  # shortly after midnight an evening's time may still wait
+            for due_s, name in self._times_of_day(time.localtime(day_s))
+            if 0.0 <= now_s - due_s < _LATE_S and name not in self._answered
+        ]
+        return max(waiting)[1] if waiting else ""
+
+    def mark_answered(self, name: str) -> None:
+        """Note that a job was started for this time."""
+        self._answered.add(name)
+
+    def _times_of_day(self, day: time.struct_time) -> list[tuple[float, str]]:
+        return [
+            (
+                time.mktime((day.tm_year, day.tm_mon, day.tm_mday, hour, minute, 0, 0, 0, -1)),
+                f"{day.tm_year:04}-{day.tm_mon:02}-{day.tm_mday:02} {hour:02}:{minute:02}",
+            )
+            for hour, minute in self._times
+        ]

@@ -1,9 +1,9 @@
-"""Runs a module as a process that gives way to the frame path.
+"""Run a module as a process that gives way to the frame path.
 
 `python -m agent.jobs.background NICE PARENT MODULE ARGUMENT...`, PARENT being the process id of the caller.
 
-The process makes itself small before the module is imported, so that every thread it ever starts inherits that: what
-is set from outside reaches only the threads that exist by then.
+The process lowers its priorities before the module is imported, so that every thread it ever starts inherits them.
+Priorities that are set from outside reach only the threads that exist by then.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _FIRST_TO_GO = "1000"  # oom_score_adj(5): where memory runs out, this process g
 
 
 def give_way(nice: int) -> None:
-    """Take what the frame path leaves of the CPUs and the disk, and end with the thread that started this process.
+    """Use only the CPU and disk time that the frame path leaves, and end with the thread that started this process.
 
-    Silent where the kernel refuses: a container may forbid any of it, and the work can be done all the same.
+    Refusals of the kernel are ignored: a container may forbid any of these calls, and the work can be done without.
     """
-    # Also a process that is stopped, which could never notice that nobody reads its pipe any more.
+    # The signal also ends a process that is stopped, which could never notice that nobody reads its pipe any more.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_GO, encoding="ascii")
@@ -42,7 +42,7 @@ def main() -> None:
     nice, parent, module = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     give_way(nice)
     sys.argv = sys.argv[3:]
-    if os.getppid() == parent:  # else it died before the kernel was told to end this process with it
+    if os.getppid() == parent:  # else the parent died before PR_SET_PDEATHSIG was set
         runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

@@ -1,9 +1,7 @@
-"""The recalibration child: calibrate, build and judge one candidate in a process of its own.
+"""Calibrate, build and judge one candidate in a child process.
 
-`python -m agent.jobs.candidate JOB_DIRECTORY` reads what the daemon collected and prints one JSON object per line:
-progress `{"step", "percent"}`, and last a JobOutcome: `{"artefact", "verdict"}` or `{"error": {"code", "found",
-"expected", "remedy"}}`. A builder that crashes or eats the memory takes this
-process down, never the video.
+`python -m agent.jobs.candidate JOB_DIRECTORY` reads what the daemon collected, and reports as agent.jobs.child_protocol
+defines it. A builder that crashes or exhausts the memory takes this process down, never the video.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from agent.models.build import build_artefact
 from agent.models.model import Model, calibrate, open_model
 from agent.planning.precision_raise import ObservedScene, PrecisionRaise, PrecisionRaiser
 from agent.validation.comparison import HeldOut
-from agent.validation.verdict import MIN_TELLING, NO_WORSE, RAISED_GAIN, Judge, VerdictLimits
+from agent.validation.verdict import MIN_INFORMATIVE, NO_WORSE, RAISED_GAIN, Judge, VerdictLimits
 from agent.vision.spec import ModelSpec
 from calibrate.errors import CalibrationError
 from calibrate.histogram import AbsHistogram
@@ -39,19 +37,22 @@ from engines.store.artefact import read_artefact
 from engines.store.signing import find_key
 from engines.store.store import Store
 
-_TRIED_EVERY = 4  # held-out frame on which groups are tried: it is not among those that the candidate is judged on
-
+# Every fourth held-out frame is used to try which layers to raise, and is not used to judge the candidate.
+_TRIED_EVERY = 4
 _MERGED = "merged.upload"
 
 
 @dataclass(frozen=True)
 class JobRequest:
-    """What the daemon asks of the child; the collected data lies beside it.
+    """The request of the daemon to the child, in job.json; the collected data lies in the same directory.
 
-    serving: directory of the artefact in service, None while the reference engine serves. plan: as its `to_json`.
-    raised_from: as for `build_artefact`, of the plan or of what it is raised to. raising: a PrecisionRaise as its
-    `as_dict`. max_loss: largest 1 - mean fidelity at which a candidate is good whatever serves now. max_slowdown: see
-    `VerdictLimits`; a candidate with more layers float than what serves may always be MORE_FLOAT_SLOWDOWN.
+    Args:
+        serving: Directory of the artefact in service; None while the reference engine serves.
+        max_loss, max_slowdown: See VerdictLimits. A candidate with more layers float than the engine in service may
+            always be slower by MORE_FLOAT_SLOWDOWN.
+        plan: As PrecisionPlan.to_json returns it.
+        raised_from: As for `build_artefact`, of the plan or of the plan that it is raised to.
+        raising: As PrecisionRaise.as_dict returns it; None: precision is not raised.
     """
 
     spec: dict[str, Any]
@@ -78,16 +79,16 @@ def write_job(
     held_out: HeldOut,
     merged: Path | None = None,
 ) -> None:
-    """Lay down a job for the child; `directory` must not exist yet. merged: the fleet's calibration that is tried."""
+    """Write a job for the child; `directory` must not exist yet. merged: the fleet's calibration that is tried."""
     directory.mkdir(parents=True)
     if merged is not None:
         shutil.copyfile(merged, directory / _MERGED)
     (directory / "job.json").write_text(json.dumps(asdict(request)), encoding="utf-8")
     save_histograms(histograms, directory / "histograms.npz")
-    with (directory / "held_out.npy").open("wb") as file:  # one array behind the other: their shapes may differ
+    with (directory / "held_out.npy").open("wb") as file:  # one array after the other: their shapes may differ
         for tensor in held_out:
             with io.BytesIO() as buffer:
-                np.save(buffer, tensor)  # straight to the file it would not notice a disk that fills up
+                np.save(buffer, tensor)  # saving straight to the file would not notice a disk that fills up
                 file.write(buffer.getbuffer())
 
 
@@ -101,7 +102,7 @@ def _read_held_out(path: Path) -> list[Array]:
 
 
 def run_job(directory: Path, emit: Emit) -> JobOutcome:
-    """Do the job. Raises TaredError; `recalibration.refused` for a candidate that is not good enough."""
+    """Calibrate, build and judge. Raises TaredError; `recalibration.refused` if the candidate is not good enough."""
     request = JobRequest(**json.loads((directory / "job.json").read_text(encoding="utf-8")))
     emit({"step": "CALIBRATING", "percent": 40})
     key, state = find_key(), Path(request.state_dir)
@@ -115,12 +116,12 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
             "wait: the daemon takes up the changed model by itself",
         )
     histograms = load_histograms(directory / "histograms.npz")
-    calibration = _calibration(model, directory / _MERGED, histograms, request)
+    calibration = _calibration(model, backend, directory / _MERGED, histograms, request)
     held_out = _read_held_out(directory / "held_out.npy")
     without_int8 = _without_int8(model, backend, request.serving, key)
     if request.raising is not None:
-        scene = ObservedScene(histograms, calibration, held_out[MIN_TELLING::_TRIED_EVERY])
-        del held_out[MIN_TELLING::_TRIED_EVERY]
+        scene = ObservedScene(histograms, calibration, held_out[MIN_INFORMATIVE::_TRIED_EVERY])
+        del held_out[MIN_INFORMATIVE::_TRIED_EVERY]
         model = _raised(model, PrecisionRaise(**request.raising), scene, without_int8, request.threads, emit)
     judge = Judge(
         model,
@@ -136,7 +137,7 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
     store = Store(state, key)
 
     def place(inputs: Mapping[str, Any]) -> Path:
-        judge.known_as(inputs)
+        judge.set_inputs(inputs)
         return store.place(inputs)
 
     artefact = build_artefact(
@@ -154,25 +155,25 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
 
 
 def _calibration(
-    model: Model, merged: Path, histograms: Mapping[str, AbsHistogram], request: JobRequest
+    model: Model, backend: Backend, upload: Path, histograms: Mapping[str, AbsHistogram], request: JobRequest
 ) -> Calibration:
-    """From the frames that were collected, or from what a fleet has merged, where that lies there.
+    """Calibrate from the merged histograms of a fleet, if there is an upload, else from the collected frames.
 
-    Raises CalibrationError, and MessageError for what is no upload.
+    Raises CalibrationError, and MessageError for a file that is no upload.
     """
-    if not merged.exists():
-        return calibrate(model, histograms, request.method, request.frames, request.source)
-    content = merged.read_bytes()
+    if not upload.exists():
+        return calibrate(model, histograms, request.method, request.frames, request.source, backend)
+    content = upload.read_bytes()
     facts = read_facts(content)
-    of = facts.merged or {}
-    source = f"merged of {of.get('boards', '?')} boards"
-    calibration = calibrate(model, dict(read_upload(content)), facts.method, facts.frames, source)
-    return replace(calibration, merged=of)
+    merged = facts.merged or {}
+    source = f"merged of {merged.get('boards', '?')} boards"
+    calibration = calibrate(model, dict(read_upload(content)), facts.method, facts.frames, source, backend)
+    return replace(calibration, merged=merged)
 
 
 def _end(emit: Emit, error: AgentError) -> NoReturn:
-    """End this process with an outcome, though its main thread does not come back."""
-    emit(JobOutcome(error=error).message())
+    """End this process with an error as its outcome, though its main thread does not come back."""
+    emit(JobOutcome(error=error).as_message())
     os._exit(0)
 
 
@@ -184,18 +185,18 @@ def _raised(
     threads: int,
     emit: Emit,
 ) -> Model:
-    """The model under a plan with more layers float."""
+    """Return the model under a plan with more layers float."""
 
     def planning(fraction: float, _: str) -> None:
         emit({"step": "PLANNING", "percent": 40 + round(10 * fraction)})
 
     embedded = open_backend("onnxruntime", BackendOptions(threads))
-    plan = PrecisionRaiser(model, scene, without_int8, embedded, planning).find(raising)
-    return model.under(plan)
+    plan = PrecisionRaiser(model, scene, without_int8, embedded, planning).plan(raising)
+    return model.with_plan(plan)
 
 
 def _without_int8(model: Model, backend: Backend, serving: str | None, key: bytes | None) -> Mapping[str, str]:
-    """The nodes that had no INT8 kernel when the engine in service was built, of the same model by the same builder."""
+    """Return the nodes without an INT8 kernel, as the build of the engine in service noted them, if it still holds."""
     if serving is None:
         return {}
     manifest = read_artefact(Path(serving), key).manifest

@@ -1,4 +1,4 @@
-"""A child process seen from the daemon: started, followed line by line, paused, limited, ended."""
+"""Run a job's child process: start it, follow its lines, pause it, limit its memory, and end it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from agent.common.errors import AgentError
 from agent.jobs.child_protocol import JobOutcome
 
 _FREE_MEMORY = "free memory, add swap, or build with smaller profiles; what serves goes on"
-# By the signal that ended it. SIGKILL comes from the kernel when memory is short, or from a person.
+# Code and remedy by the signal that ended the child. SIGKILL comes from the kernel when memory is short, or a person.
 _CAUSES: dict[int, tuple[str, str]] = {
     signal.SIGKILL: ("recalibration.memory", _FREE_MEMORY),
     **dict.fromkeys(
@@ -31,29 +31,29 @@ _CAUSES: dict[int, tuple[str, str]] = {
     ),
 }
 _TRY_AGAIN = "see the log, try again"
-_NONSENSE = (
-    ArithmeticError,
-    AttributeError,
-    KeyError,
-    TypeError,
-    ValueError,
-)  # what a message raises that is none of ours
-_END_S = 2.0  # for a process that was asked to end; then it is killed
+# What parsing raises for a line that is no message of ours.
+_NO_MESSAGE = (ArithmeticError, AttributeError, KeyError, TypeError, ValueError)
+_END_S = 2.0  # between SIGTERM and SIGKILL
 _WATCH_EVERY_S = 0.5
-_WEIGH_EVERY = 4  # looks: going through all descendants takes time
+_WEIGH_EVERY = 4  # polls: going through all descendants takes time
 _NICE = 10
 
 
 class JobProcess:
-    """`python -m MODULE DIRECTORY`, whose job has been written there; the directory goes with it.
+    """`python -m MODULE DIRECTORY`, whose job has been written to the directory.
 
-    module: prints lines as candidate.py does. nice: its priority, see background.py. memory_bytes: resident memory
-    that it may take, with all that it starts; None: half of the board's. Beyond, it is killed, and the outcome is
-    the error `recalibration.memory`. No limit on its address space: CUDA reserves many times what it uses.
+    The callbacks are called in a thread of this object's own. An outcome always comes, and comes last, also from a
+    process that dies without a word. By then nothing that the process started is running, and the directory is removed.
+    The process does not outlive the thread that made this object.
 
-    on_progress(step, percent) and on_outcome(outcome) are called in a thread of this object's own. An outcome always
-    comes, and last, also from a process that dies without a word; nothing that it started runs on then. It does not
-    outlive the thread that made this object.
+    Args:
+        on_progress: Called with step and percent.
+        on_outcome: Called with the outcome.
+        module: Prints lines as agent.jobs.child_protocol defines them.
+        nice: Its priority, see background.py.
+        memory_bytes: Resident memory that it may take, with all that it starts; None: half of the board's. Beyond, it
+            is killed, and the outcome is the error `recalibration.memory`. The address space is not limited, because
+            CUDA reserves many times what it uses.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class JobProcess:
         nice: int = _NICE,
         memory_bytes: int | None = None,
     ) -> None:
-        """Raises OSError when no process can be started, or no thread to follow it."""
+        """Start the process. Raises OSError when no process can be started, or no thread to follow it."""
         self._directory = directory
         self._on_progress = on_progress
         self._on_outcome = on_outcome
@@ -76,8 +76,8 @@ class JobProcess:
         self._reaped = False
         self._ended = threading.Event()
         with self._stderr.open("wb") as errors:
-            # Its own session: a Ctrl-C in the terminal is for the daemon, which ends the child itself; and one signal
-            # reaches all that it starts.
+            # It has its own session. So a Ctrl-C in the terminal reaches the daemon alone, which ends the child itself,
+            # and one signal reaches all that the child starts.
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "agent.jobs.background", str(nice), str(os.getpid()), module, str(directory)],
                 stdin=subprocess.DEVNULL,
@@ -91,42 +91,45 @@ class JobProcess:
             threading.Thread(target=self._watch, name="candidate-watch", daemon=True).start()
             self._follower = threading.Thread(target=self._follow, name="candidate", daemon=True)
             self._follower.start()
-        except RuntimeError as error:  # as the interpreter has it where the kernel refuses one more
-            self._reap_unfollowed()
+        except RuntimeError as error:  # the kernel refuses one more thread
+            self._signal(signal.SIGKILL)
+            assert self._process.stdout is not None
+            self._process.stdout.close()
+            self._reap()
             raise OSError(errno.EAGAIN, str(error)) from error
 
     def pause(self) -> None:
-        """Let it stand still, with all that it started; it keeps its memory."""
+        """Stop it, with all that it started; it keeps its memory."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on; nothing where it was not paused."""
+        """Let it go on; does nothing if it was not paused."""
         self._signal(signal.SIGCONT)
 
     def end(self) -> None:
-        """End the process if it still runs, and wait until it has gone; takes a few seconds at most."""
+        """End the process if it still runs, and wait until it has gone. This takes a few seconds at most."""
         self._signal(signal.SIGTERM)
-        self._signal(signal.SIGCONT)  # one that is paused hears of its end only now
+        self._signal(signal.SIGCONT)  # one that is paused receives SIGTERM only now
         self._follower.join(_END_S)
         if self._follower.is_alive():
             self._signal(signal.SIGKILL)
             self._follower.join(_END_S)
 
     def _signal(self, number: signal.Signals) -> None:
-        """To the process and all that it started, unless it is over: then its id may be another's."""
+        """Signal the process and all that it started, unless it has ended: then its id may be another's."""
         with self._signals:
             if not self._reaped:
                 os.killpg(self._process.pid, number)
 
     def _watch(self) -> None:
-        """Enforce the memory limit; once the process is over, end what it left: that would keep the pipe open."""
-        for look in itertools.count():
+        """Enforce the memory limit. Once the process has ended, end what it left, which would keep the pipe open."""
+        for poll in itertools.count():
             if self._ended.wait(_WATCH_EVERY_S):
                 return
-            if self._over():
+            if self._has_ended():
                 self._signal(signal.SIGKILL)
                 return
-            if look % _WEIGH_EVERY:
+            if poll % _WEIGH_EVERY:
                 continue
             used_bytes = _resident_bytes(self._process.pid)
             if used_bytes > self._memory_bytes:
@@ -139,15 +142,15 @@ class JobProcess:
                 self._signal(signal.SIGKILL)
                 return
 
-    def _over(self) -> bool:
+    def _has_ended(self) -> bool:
         with self._signals:
             return self._reaped or bool(os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG))
 
     def _follow(self) -> None:
         outcome: JobOutcome | None = None
         try:
-            outcome = self._listen()
-        except _NONSENSE as error:
+            outcome = self._read_messages()
+        except _NO_MESSAGE as error:
             self._signal(signal.SIGKILL)
             found = f"a line of the candidate process that cannot be understood: {error!r}"
             outcome = JobOutcome(error=AgentError("recalibration.child", found, "progress, or an outcome", _TRY_AGAIN))
@@ -157,8 +160,8 @@ class JobProcess:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._on_outcome(outcome)
 
-    def _listen(self) -> JobOutcome | None:
-        """What the process says last, if anything. Raises one of _NONSENSE."""
+    def _read_messages(self) -> JobOutcome | None:
+        """Read all lines; return the outcome, if there is one. Raises one of _NO_MESSAGE."""
         outcome: JobOutcome | None = None
         assert self._process.stdout is not None
         with self._process.stdout as lines:
@@ -174,7 +177,7 @@ class JobProcess:
         return outcome
 
     def _reap(self) -> int:
-        """Wait for the process's end; what it left running goes with it."""
+        """Wait for the end of the process, and end what it left running; return its status."""
         os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)  # its id stays its own until it is reaped
         self._signal(signal.SIGKILL)
         with self._signals:
@@ -182,13 +185,6 @@ class JobProcess:
             status = self._process.wait()
         self._ended.set()
         return status
-
-    def _reap_unfollowed(self) -> None:
-        """End the process that nobody would follow."""
-        self._signal(signal.SIGKILL)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-        self._reap()
 
     def _death(self, status: int) -> AgentError:
         words = ""
@@ -200,7 +196,7 @@ class JobProcess:
 
 
 def _resident_bytes(pid: int) -> int:
-    """Of a process and all its descendants; pages that they share count more than once."""
+    """Return the memory of a process and all its descendants; pages that they share count more than once."""
     total = 0
     with contextlib.suppress(psutil.Error):  # it has just ended, or a descendant has
         leader = psutil.Process(pid)
@@ -211,7 +207,7 @@ def _resident_bytes(pid: int) -> int:
 
 
 def _message(line: str) -> dict[str, Any]:
-    """A line of the channel; empty for one that was cut short."""
+    """Parse a line; empty for one that was cut short."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError):

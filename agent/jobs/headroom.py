@@ -1,35 +1,30 @@
-"""Whether the board can afford a job now: before its process starts, and while it runs."""
+"""Decide whether the board can afford a job now: before its process starts, and while it runs.
+
+Before the start all limits of `recalibration.headroom` count: memory, temperature, power and throttling. A running
+process is paused with more tolerance: by low memory, heat and throttling.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 from agent.common.errors import AgentError
 from agent.config import HeadroomConfig
-from agent.system.board import BoardReading
+from agent.system.board import BoardReading, BoardState
 
-_READ_EVERY_S = 1.0  # rails are measured over I2C; whoever asks may ask more often
+_READ_EVERY_S = 1.0  # rails are measured over I2C; callers may call more often
 _HYSTERESIS_C = 5.0
-_CALM_S = 10.0  # without a reason, until a paused process goes on
-_LOW_MEMORY = 0.25  # of what must be free at the start: below, the process is paused
+_CALM_S = 10.0  # without a reason, before a paused process goes on
+_LOW_MEMORY = 0.25  # of what must be free at the start: below this the process is paused
 _ENOUGH_MEMORY = 0.5  # from here on it goes on
 
 
-class Board(Protocol):
-    """What can be asked for its state: a BoardState."""
-
-    def read(self) -> BoardReading: ...
-
-
 class Headroom:
-    """Of one job: its waiting and its pauses are counted here. Called from one thread.
+    """The headroom of one job, with the time that it has waited and paused. Called from one thread."""
 
-    clock: seconds that only grow, for the waiting, the pauses and the calm after them.
-    """
-
-    def __init__(self, limits: HeadroomConfig, board: Board, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limits: HeadroomConfig, board: BoardState, clock: Callable[[], float] = time.monotonic) -> None:
+        """clock: monotonic seconds, for the waiting, the pauses and the calm after them."""
         self._limits = limits
         self._board = board
         self._clock = clock
@@ -45,13 +40,13 @@ class Headroom:
 
     @property
     def paused_s(self) -> float:
-        """Seconds that the process has stood still so far: no time that it can be blamed for."""
+        """Seconds that the process has been paused so far, which do not count against its time limit."""
         return self._paused_s
 
-    def may_start(self) -> str:
-        """Why the process must not start yet, empty if it may.
+    def reason_to_wait(self) -> str:
+        """Return why the process must not start yet; empty if it may.
 
-        Raises AgentError (`headroom.delay`) once it has been refused for longer than max_delay_s.
+        Raises AgentError (`headroom.delay`) once it has had to wait for longer than max_delay_s.
         """
         reason = "; ".join(self._against_start(self._now()))
         if not reason:
@@ -69,8 +64,8 @@ class Headroom:
             )
         return reason
 
-    def must_pause(self) -> str:
-        """Why the process must stand still, empty if it may run; once paused, until nothing was amiss for 10 s.
+    def reason_to_pause(self) -> str:
+        """Return why the process must pause; empty if it may run. A pause lasts until nothing was amiss for 10 s.
 
         Raises AgentError (`headroom.pause`) once all pauses together take longer than max_pause_s.
         """
@@ -94,7 +89,7 @@ class Headroom:
         return self._pause
 
     def _now(self) -> BoardReading:
-        """The board's state, at most a second old."""
+        """Return the board's state, at most a second old."""
         now_s = self._clock()
         if self._reading is None or now_s - self._read_s >= _READ_EVERY_S:
             self._reading, self._read_s = self._board.read(), now_s
@@ -115,7 +110,7 @@ class Headroom:
         yield from self._throttled(reading)
 
     def _against_running(self, reading: BoardReading) -> Iterator[str]:
-        """The power that the process itself takes is no reason; the throttling that it leads to is."""
+        """Yield the reasons to pause. Power is none, because the process itself takes it; throttling by it is one."""
         limits = self._limits
         if limits.memory_bytes is not None:
             least = limits.memory_bytes * (_ENOUGH_MEMORY if self._pause else _LOW_MEMORY)
@@ -126,8 +121,8 @@ class Headroom:
         yield from self._throttled(reading)
 
     def _hot(self, reading: BoardReading, margin_c: float) -> Iterator[str]:
-        """Where no limit is known, a Jetson's is assumed on a Jetson only: others may be made to work far above it."""
-        assumed_c = self._limits.temperature_limit_c if reading.jetson else None
+        """Yield the zones above their limit. Where no limit is known, a Jetson's is assumed on a Jetson only."""
+        assumed_c = self._limits.temperature_limit_c if reading.is_jetson else None
         for zone in reading.zones:
             limit_c = zone.limit_c if zone.limit_c is not None else assumed_c
             if limit_c is not None and zone.temperature_c > limit_c - margin_c:

@@ -1,4 +1,9 @@
-"""Fidelity below what the owner accepts, though the scales fit the scene: then INT8 itself is what costs it."""
+"""Limit what the daemon starts by itself: how often, after what pause, and which precision it tries next.
+
+`AutomationLimits` counts jobs, failures, switches and rollbacks. Nothing starts by itself after too many rollbacks in a
+day. `PrecisionAttempts` remembers, for each artefact of low fidelity, which levels of precision were tried in vain.
+Both survive a restart in files of the state directory.
+"""
 
 from __future__ import annotations
 
@@ -14,85 +19,26 @@ from agent.common.state_files import StateFile
 from agent.planning.precision_raise import EXHAUSTED
 from calibrate.errors import TaredError
 
-_ATTEMPTS_SCHEMA = 1
-_MOST = 100  # artefacts
-# What tells of a candidate: by its verdict, as its child compared it, or on probation.
-_REFUSED = (
-    *(f"recalibration.{reason}" for reason in ("refused", "deadline", "crash")),
-    *(f"probation.{reason}" for reason in ("fidelity", "latency", "output", "error", "hang")),
-)
-_RECALLED = "probation.recalled"
-
-
-class PrecisionAttempts:
-    """What was tried in vain, by the artefact whose fidelity it was for, and what is not to be tried.
-
-    It holds as long as the owner's word is the same, in the file at `path` over restarts too, for the last hundred
-    artefacts. A file of another word, or one that cannot be understood, is begun anew.
-    """
-
-    def __init__(self, path: Path | None, origin: str, on_error: Callable[[AgentError], None]) -> None:
-        """path: None keeps nothing over a restart, as for a recording. origin: the owner's word, of `Service`.
-
-        Raises AgentError (`attempts.schema`) for the file of a newer tared.
-        """
-        self._origin = origin
-        self._file = StateFile(path, _ATTEMPTS_SCHEMA, "attempts.write", on_error)
-        # How many candidates were refused; None where there is to be no other. The latest is the last.
-        self._refused: dict[str, int | None] = self._file.read(self._take) or {}
-
-    def next_rung(self, artefact: str) -> int:
-        """What to try next for it, as in `Raising`; 0 where nothing is left to try, or nothing to be tried."""
-        refused = self._refused.get(artefact, 0)
-        return 0 if refused is None else refused + 1
-
-    def failed(self, artefact: str, error: TaredError) -> None:
-        """An attempt ended with this error.
-
-        Only what was refused, by its verdict or for what it did, and that nothing is left, tell of precision: a full
-        disk, a child that was killed, or a job that took too long do not, and it is tried again as it was. What the
-        operator took back on probation is forbidden.
-        """
-        refused = self._refused.get(artefact, 0)
-        if error.code in (EXHAUSTED, _RECALLED):
-            self._note(artefact, None)
-        elif error.code in _REFUSED and refused is not None:
-            self._note(artefact, refused + 1)
-
-    def forbid(self, artefact: str) -> None:
-        """Precision was raised for it, and the operator took that back: not again, and no further."""
-        self._note(artefact, None)
-
-    def _note(self, artefact: str, refused: int | None) -> None:
-        self._refused.pop(artefact, None)
-        self._refused[artefact] = refused
-        self._refused = dict(list(self._refused.items())[-_MOST:])
-        self._file.write({"origin": self._origin, "refused": self._refused})
-
-    def _take(self, document: Mapping[str, Any]) -> dict[str, int | None]:
-        """Raises KeyError, TypeError, ValueError for what `_note` has not written, and for another word's."""
-        rows = list(document["refused"].items())[-_MOST:]
-        if document["origin"] != self._origin or not all(each is None or each > 0 for _, each in rows):
-            raise ValueError("attempts of another word, or that nobody made")
-        return {artefact: None if each is None else int(each) for artefact, each in rows}
-
-
 ROLLBACK_LOOP = "recalibration.rollback_loop"
+
 _SCHEMA = 2
 _ADDED: Mapping[int, Mapping[str, Any]] = {1: {"rollbacks": []}}
 _DAY_S = 86_400.0
-_STEP_S = 1.0  # by which a clock has been set, and not only slewed
+_STEP_S = 1.0  # a clock that moved by more was set, and not only slewed
 
 
 class AutomationLimits:
-    """At most `per_day` jobs in any 24 hours; a pause after a job that failed, and one after a switch of regimes. After
-    `rollbacks_per_day` candidates that were taken out of service again, neither until a day is over.
+    """Limits for jobs and switches that the daemon starts by itself.
 
-    Within a process only monotonic time counts. The file at `path` has wall-clock times, which are written anew when
-    that clock has been set. A time from the future counts as now: whatever a clock was set to, a restart makes nothing
-    wait longer than its own pause, or a day. One that lies ahead by more than a day is dropped: on a board that starts
-    without the time it would count as now at every boot. A file that cannot be understood is begun anew. A disk
-    that refuses is told of once.
+    1. At most `per_day` jobs in any 24 hours.
+    2. A pause after a job that failed, and another one after a switch of regimes.
+    3. After `rollbacks_per_day` candidates that were rolled back within a day: neither job nor switch until a day after
+       the first of them.
+
+    Within a process only monotonic time counts. The file holds wall-clock times, which are written again when that
+    clock has been set. A time from the future counts as now: whatever a clock was set to, a restart makes nothing wait
+    longer than its own pause, or a day. A time that lies ahead by more than a day is dropped: on a board that starts
+    without the time it would count as now at every boot.
     """
 
     def __init__(
@@ -104,7 +50,11 @@ class AutomationLimits:
         rollbacks_per_day: int,
         on_error: Callable[[AgentError], None],
     ) -> None:
-        """path: None keeps nothing over a restart, as for a recording, which is news each time.
+        """Read the limits of earlier processes. A file that cannot be parsed is started from scratch.
+
+        Args:
+            path: The file; None keeps nothing over a restart, as for a recording.
+            on_error: Called with ROLLBACK_LOOP, and once for a disk that refuses.
 
         Raises AgentError (`restraint.schema`) for the file of a newer tared.
         """
@@ -114,81 +64,82 @@ class AutomationLimits:
         self._jobs_s: deque[float] = deque(maxlen=per_day)  # monotonic times, as all below
         self._rollbacks_s: deque[float] = deque(maxlen=rollbacks_per_day)
         self._failed_s = self._switched_s = -math.inf
-        self._ahead_s = time.time() - time.monotonic()  # of the wall clock, when it was last looked at
-        if self._file.read(self._take) is not None:
-            self._write()  # what came from the future would hold again at every start
-        if self.loops:
-            self._tell_of_loop()
+        self._ahead_s = time.time() - time.monotonic()  # of the wall clock, when it was last compared
+        if self._file.read(self._restore) is not None:
+            self._write()  # times from the future would hold again at every start
+        if self.in_rollback_loop:
+            self._report_loop()
 
     @property
-    def loops(self) -> bool:
-        """Whether as many rollbacks as are allowed lie within a day."""
+    def in_rollback_loop(self) -> bool:
+        """True if as many rollbacks as are allowed lie within a day."""
         rollbacks_s = self._rollbacks_s
         return len(rollbacks_s) == rollbacks_s.maxlen and time.monotonic() - rollbacks_s[0] < _DAY_S
 
     @property
     def may_start(self) -> bool:
-        """Whether a job may start by itself."""
+        """True if a job may start by itself."""
         self._follow_clock()
-        return not self.loops and time.monotonic() - self._failed_s >= self._job_pause_s
+        return not self.in_rollback_loop and time.monotonic() - self._failed_s >= self._job_pause_s
 
     @property
     def may_switch(self) -> bool:
-        """Whether there may be a switch of regimes."""
+        """True if a switch of regimes may start by itself."""
         self._follow_clock()
-        return not self.loops and time.monotonic() - self._switched_s >= self._switch_pause_s
+        return not self.in_rollback_loop and time.monotonic() - self._switched_s >= self._switch_pause_s
 
     @property
-    def has_job_left(self) -> bool:
-        """Whether there may be one more job today."""
+    def below_daily_cap(self) -> bool:
+        """True if one more job may start by itself today."""
         return len(self._jobs_s) != self._jobs_s.maxlen or time.monotonic() - self._jobs_s[0] >= _DAY_S
 
-    def takes_job(self) -> bool:
-        """Whether there may be one more job today, which then counts."""
-        if not self.has_job_left:
+    def count_job(self) -> bool:
+        """Count a job that starts; False, and not counted, if there were too many today."""
+        if not self.below_daily_cap:
             return False
         self._jobs_s.append(time.monotonic())
         self._write()
         return True
 
     def pause_jobs(self) -> None:
-        """A job has failed: what failed it may pass, but not at once."""
+        """Start the pause after a failed job: its cause may pass, but not at once."""
         self._failed_s = time.monotonic()
         self._write()
 
-    def rolled_back(self) -> None:
-        """A candidate was taken out of service again, or the process ended while it was on probation.
+    def count_rollback(self) -> None:
+        """Count a candidate that was taken out of service, or whose process ended during its probation.
 
-        Where that was one too many, on_error hears `recalibration.rollback_loop`, and again at each restart.
+        If that was one too many, on_error is called with ROLLBACK_LOOP, and again at each restart.
         """
-        looped = self.loops
+        looped = self.in_rollback_loop
         self._rollbacks_s.append(time.monotonic())
         self._write()
-        if self.loops and not looped:
-            self._tell_of_loop()
+        if self.in_rollback_loop and not looped:
+            self._report_loop()
 
     def clear_rollbacks(self) -> None:
-        """A candidate that the operator asked for stays: the cause is removed."""
+        """Forget the rollbacks: a candidate that the operator requested stays, so their cause is removed."""
         if self._rollbacks_s:
             self._rollbacks_s.clear()
             self._write()
 
     def pause_switches(self) -> None:
-        """There is a switch of regimes now."""
+        """Start the pause after a switch of regimes."""
         self._switched_s = time.monotonic()
         self._write()
 
-    def _tell_of_loop(self) -> None:
+    def _report_loop(self) -> None:
         found = f"{len(self._rollbacks_s)} candidates rolled back in a day"
         remedy = "see the rollback events; command a recalibration once their cause is removed"
         expected = "candidates that stay: none starts by itself any more"
         self._on_error(AgentError(ROLLBACK_LOOP, found, expected, remedy))
 
     def _follow_clock(self) -> None:
+        """Write the file again if the wall clock was set."""
         if abs(time.time() - time.monotonic() - self._ahead_s) > _STEP_S:
             self._write()
 
-    def _take(self, document: Mapping[str, Any]) -> bool:
+    def _restore(self, document: Mapping[str, Any]) -> bool:
         """Go on with what `_write` kept. Raises KeyError, TypeError, ValueError for anything else."""
         jobs_s, rollbacks_s = (
             sorted(filter(math.isfinite, (self._as_monotonic(wall_s) for wall_s in document[key])))
@@ -203,7 +154,7 @@ class AutomationLimits:
         return True
 
     def _as_monotonic(self, wall_s: Any) -> float:
-        """-inf for what is dropped. Raises ValueError, TypeError for what is no time."""
+        """Return -inf for a time that is dropped. Raises ValueError, TypeError for what is no time."""
         if not math.isfinite(wall_s):
             raise ValueError("a time that no clock shows")
         time_s, now_s = float(wall_s) - self._ahead_s, time.monotonic()
@@ -218,3 +169,75 @@ class AutomationLimits:
             time_s + self._ahead_s if math.isfinite(time_s) else None for time_s in (self._failed_s, self._switched_s)
         )
         self._file.write({"jobs": jobs, "rollbacks": rollbacks, "failed": failed, "switched": switched})
+
+
+_ATTEMPTS_SCHEMA = 1
+_MOST_ARTEFACTS = 100
+# The errors that judge a candidate: by its verdict, as its child compared it, or on probation.
+_REFUSED = (
+    *(f"recalibration.{reason}" for reason in ("refused", "deadline", "crash")),
+    *(f"probation.{reason}" for reason in ("fidelity", "latency", "output", "error", "hang")),
+)
+_RECALLED = "probation.recalled"
+
+
+class PrecisionAttempts:
+    """The raises of precision that were tried in vain, by the artefact whose low fidelity they were for.
+
+    They hold as long as the configured plan and rules stay the same, for the last hundred artefacts. A file of other
+    rules, or one that cannot be parsed, is started from scratch.
+    """
+
+    def __init__(self, path: Path | None, origin: str, on_error: Callable[[AgentError], None]) -> None:
+        """Read the attempts of earlier processes.
+
+        Args:
+            path: The file; None keeps nothing over a restart, as for a recording.
+            origin: EngineService.precision_origin, the fingerprint of the configured plan and rules.
+            on_error: Called once for a disk that refuses.
+
+        Raises AgentError (`attempts.schema`) for the file of a newer tared.
+        """
+        self._origin = origin
+        self._file = StateFile(path, _ATTEMPTS_SCHEMA, "attempts.write", on_error)
+        # By artefact, how many candidates were refused; None: no other is allowed. The latest artefact is the last.
+        self._refused: dict[str, int | None] = self._file.read(self._parse) or {}
+
+    def next_level(self, artefact: str) -> int:
+        """Return the next precision level to try for this artefact, as in PrecisionRaise.
+
+        0: none is left, or trying is forbidden.
+        """
+        refused = self._refused.get(artefact, 0)
+        return 0 if refused is None else refused + 1
+
+    def note_failure(self, artefact: str, error: TaredError) -> None:
+        """Note that an attempt ended with this error.
+
+        1. A candidate that was refused, by its verdict or on probation, counts: the next level is tried.
+        2. No level is left, or the operator took the candidate back on probation: no further attempt.
+        3. Other errors say nothing of precision, such as a full disk, a killed child or a job that took too long: the
+           same level is tried again.
+        """
+        refused = self._refused.get(artefact, 0)
+        if error.code in (EXHAUSTED, _RECALLED):
+            self._note(artefact, None)
+        elif error.code in _REFUSED and refused is not None:
+            self._note(artefact, refused + 1)
+
+    def forbid(self, artefact: str) -> None:
+        """Forbid further attempts for this artefact: the operator took back the precision that was raised for it."""
+        self._note(artefact, None)
+
+    def _note(self, artefact: str, refused: int | None) -> None:
+        self._refused.pop(artefact, None)
+        self._refused[artefact] = refused
+        self._refused = dict(list(self._refused.items())[-_MOST_ARTEFACTS:])
+        self._file.write({"origin": self._origin, "refused": self._refused})
+
+    def _parse(self, document: Mapping[str, Any]) -> dict[str, int | None]:
+        """Raises KeyError, TypeError, ValueError for what `_note` has not written, and for other rules."""
+        rows = list(document["refused"].items())[-_MOST_ARTEFACTS:]
+        if document["origin"] != self._origin or not all(each is None or each > 0 for _, each in rows):
+            raise ValueError("attempts under other rules, or that nobody made")
+        return {artefact: None if each is None else int(each) for artefact, each in rows}

@@ -1,4 +1,13 @@
-"""A job's child process as the daemon keeps it: paused when the board cannot afford it, and given a time to end in."""
+"""Move a recalibration, or the build of a new model's reference, from its request to an accepted candidate.
+
+`Recalibration` holds the one running `Job` and moves it on in `tick`:
+
+1. COLLECTING in the observer, for as long as `CollectionWait` allows.
+2. It waits for headroom, makes room in the store, and hands the collected frames to a child process.
+3. CALIBRATING, PLANNING, BUILDING and VALIDATING are the child's steps. `SupervisedChild` pauses the child when the
+   board cannot afford it, and limits its time.
+4. An accepted candidate goes to `on_candidate`, which starts the swap.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +15,7 @@ import errno
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -18,101 +28,152 @@ from agent.jobs.candidate import JobRequest, write_job
 from agent.jobs.child_process import JobProcess
 from agent.jobs.child_protocol import JobOutcome
 from agent.jobs.headroom import Headroom
-from agent.jobs.job import MODEL, Job, JobState, WorkObserver
+from agent.jobs.job import MODEL, JobState
 from agent.jobs.reference import write_reference_job
+from agent.jobs.report import JobTracker
 from agent.models.engine_service import EngineService
 from agent.monitoring.observer import ObserverThread
 from agent.planning.precision_raise import PrecisionRaise
 from agent.system.board import BoardState
-from agent.system.state_dir import sweep_builds
-from agent.validation.verdict import MIN_TELLING
+from agent.system.state_dir import remove_unfinished_builds
+from agent.validation.verdict import MIN_INFORMATIVE
 from calibrate.errors import TaredError
 
 
+@dataclass
+class Job:
+    """One recalibration, or one build of a new model's reference.
+
+    Args:
+        trigger: first-start, alarm, precision, schedule, command or model.
+        frames: Frames to collect.
+        method: How scales are chosen, see calibrate.threshold.
+        tracker: Journals and reports the progress.
+        raising: By how much precision is raised; None where it is not.
+        max_loss: Largest accepted loss of fidelity; None: as configured.
+        started_s: Monotonic time of the trigger.
+        reason: Why the job stands still; empty if it does not.
+        model: File of a new model that is not in its place yet.
+        merged: A calibration of the fleet, which is tried instead of one from the frames.
+    """
+
+    trigger: str
+    frames: int
+    method: str
+    tracker: JobTracker
+    raising: PrecisionRaise | None = None
+    max_loss: float | None = None
+    started_s: float = field(default_factory=time.monotonic)
+    step: str = JobState.REQUESTED.value
+    percent: int = 0
+    reason: str = ""
+    model: Path | None = None
+    merged: Path | None = None
+
+    def advance(self, step: str, percent: int) -> None:
+        """Note the progress, and report each new step and every ten percent. Raises AgentError."""
+        is_new = (step, percent // 10) != (self.step, self.percent // 10)
+        self.step, self.percent = step, percent
+        if is_new:
+            self.tracker.progress(step, percent)
+
+    def note_waiting(self, reason: str) -> bool:
+        """Note why the job stands still now, empty if it does not; return True if it does."""
+        if reason != self.reason:
+            self.reason = reason
+            self.tracker.report_waiting(reason)
+        return bool(reason)
+
+
 class SupervisedChild:
-    """`child` may work for timeout_s; the time in which it stands still does not count."""
+    """A child process that may work for timeout_s; the time in which it is paused does not count."""
 
     def __init__(self, child: JobProcess, headroom: Headroom, timeout_s: float) -> None:
         self._child = child
         self._headroom = headroom
         self._timeout_s = timeout_s
         self._started_s = time.monotonic()
-        self._stands = False
+        self._is_paused = False
 
     def tick(self) -> str:
-        """Why it stands still now, empty while it works.
+        """Pause or resume the child as the headroom demands; return why it is paused, empty while it works.
 
-        Raises AgentError: `recalibration.timeout`, and `headroom.pause` where it has stood still for too long.
+        Raises AgentError:
+            recalibration.timeout  it has worked for too long
+            headroom.pause         it has been paused for too long
         """
-        reason = self._headroom.must_pause()
-        if reason and not self._stands:
+        reason = self._headroom.reason_to_pause()
+        if reason and not self._is_paused:
             self._child.pause()
-        elif self._stands and not reason:
+        elif self._is_paused and not reason:
             self._child.resume()
-        self._stands = bool(reason)
+        self._is_paused = bool(reason)
         if time.monotonic() - self._started_s - self._headroom.paused_s > self._timeout_s:
-            raise timed_out("the candidate process", self._timeout_s, "see what it was doing")
+            found = f"the candidate process took longer than {self._timeout_s:.0f} s"
+            remedy = "see what it was doing, or raise recalibration.timeout_s"
+            raise AgentError("recalibration.timeout", found, "an end in time", remedy)
         return reason
 
     def end(self) -> None:
-        """End the process, whatever it is doing; takes a few seconds at most."""
+        """End the process, whatever it is doing. This takes a few seconds at most."""
         self._child.end()
 
 
-def timed_out(what: str, timeout_s: float, remedy: str) -> AgentError:
-    """Why a job is given up that has not come to its end."""
-    found = f"{what} took longer than {timeout_s:.0f} s"
-    return AgentError("recalibration.timeout", found, "an end in time", f"{remedy}, or raise recalibration.timeout_s")
-
-
 class CollectionWait:
-    """Until there are `frames`, and telling ones among the held-out; each that counts restarts the clock: a slow camera
-    needs its time."""
+    """Waits until there are `frames` frames, and informative ones among those that judge.
+
+    Each frame that counts restarts the clock, because a slow camera needs its time.
+    """
 
     def __init__(self, frames: int, timeout_s: float) -> None:
         self._frames = frames
         self._timeout_s = timeout_s
-        self._counts = (0, 0)  # frames, and telling ones, as far as they are asked for
+        self._counts = (0, 0)  # frames, and informative ones, up to the numbers that are needed
         self.start_clock()
 
     def start_clock(self) -> None:
-        """It is waited for more from now on."""
+        """Restart the time limit."""
         self._deadline_s = time.monotonic() + self._timeout_s
 
-    def has_enough(self, collected: int, telling: int) -> bool:
-        """Raises AgentError (`recalibration.timeout`) once nothing that counts has come for timeout_s."""
-        counts = min(collected, self._frames), min(telling, MIN_TELLING)
-        if counts == (self._frames, MIN_TELLING):
+    def has_enough(self, collected: int, informative: int) -> bool:
+        """Return True once there are enough.
+
+        Raises AgentError (`recalibration.timeout`) if none that counts has come for timeout_s.
+        """
+        counts = min(collected, self._frames), min(informative, MIN_INFORMATIVE)
+        if counts == (self._frames, MIN_INFORMATIVE):
             return True
         if time.monotonic() > self._deadline_s:
-            raise self._nothing_more(*counts)
+            raise self._timeout(*counts)
         if any(now > before for now, before in zip(counts, self._counts, strict=True)):
             self.start_clock()
         self._counts = counts
         return False
 
-    def _nothing_more(self, frames: int, telling: int) -> AgentError:
+    def _timeout(self, frames: int, informative: int) -> AgentError:
         if frames < self._frames:
             found, remedy = f"{frames} of {self._frames} frames", "see the camera, ask for fewer frames"
         else:
-            found = f"nothing is seen on the frames but on {telling} of those that judge"
+            found = f"nothing is seen on the frames but on {informative} of those that judge"
             remedy = "wait until something is to be seen"
         found = f"{JobState.COLLECTING.value}: {found}, and no more for {self._timeout_s:.0f} s"
         remedy = f"{remedy}, or raise recalibration.timeout_s"
         return AgentError("recalibration.timeout", found, "frames to go by", remedy)
 
 
-CHANGED = "model.changed"  # a new model that cannot be served
+CHANGED = "model.changed"  # error of a new model that cannot be served
 _OF_THE_BOARD = ("recalibration.memory", "store.room", "store.write")  # errors that say nothing of a new model
 _COLLECTED_PERCENT = 40  # of the whole job; the child reports the rest
 
 
 class Recalibration:
-    """At most one job at a time: COLLECTING in the observer, then the child's CALIBRATING, BUILDING, VALIDATING.
+    """The one running job, from its request to an accepted candidate. Everything runs in the supervisor's thread.
 
-    make_room is called before a child builds, and raises TaredError where the disk has no room for what it builds.
-    on_candidate(job, outcome) is called in the supervisor's thread with an accepted candidate; the job is over
-    for this class then, and its success is the supervisor's to report. Everything is called in that thread.
+    Args:
+        run_in_main_thread: Brings the child's messages into the supervisor's thread.
+        make_room: Called before a child builds; raises TaredError where the disk has no room.
+        on_candidate: Called with the job and an accepted candidate. The job has ended for this class then; its success
+            is reported by the swap.
     """
 
     def __init__(
@@ -120,59 +181,64 @@ class Recalibration:
         config: Config,
         service: EngineService,
         observer: ObserverThread,
-        post: RunInMainThread,
+        run_in_main_thread: RunInMainThread,
         make_room: Callable[[], None],
         on_candidate: Callable[[Job, JobOutcome], None],
     ) -> None:
         self.config = config
         self._service = service
         self._observer = observer
-        self._post = post
+        self._run_in_main_thread = run_in_main_thread
         self._make_room = make_room
         self._on_candidate = on_candidate
         self._board = BoardState()
-        self._headroom = Headroom(config.recalibration.headroom, self._board)  # of the job
-        self._work: SupervisedChild | None = None
-        self._collecting = CollectionWait(0, 0.0)  # of the job
+        self._headroom = Headroom(config.recalibration.headroom, self._board)  # of this job
+        self._child: SupervisedChild | None = None
+        self._collecting = CollectionWait(0, 0.0)  # of this job
         self.job: Job | None = None
 
     @property
-    def building(self) -> bool:
-        """Whether a child is at work: from here on no more frames are needed."""
-        return self._work is not None
+    def is_building(self) -> bool:
+        """True while a child is at work, for which no more frames are needed."""
+        return self._child is not None
 
     @property
-    def collecting(self) -> bool:
-        return self.job is not None and self._work is None
+    def is_collecting(self) -> bool:
+        return self.job is not None and self._child is None
 
-    def request(
+    def start(
         self,
         trigger: str,
-        report: WorkObserver,
+        tracker: JobTracker,
         frames: int | None = None,
         method: str | None = None,
         raising: PrecisionRaise | None = None,
         max_loss: float | None = None,
         merged: Path | None = None,
     ) -> None:
-        """Start a job; none may be running. One that cannot be journaled has failed at once.
+        """Start a recalibration; no job may be running. A job that cannot be journaled fails at once.
 
-        merged: a fleet's calibration, which needs frames only for its verdict.
+        Args:
+            frames, method, max_loss: None: as configured.
+            raising: By how much precision is raised, if at all.
+            merged: A fleet's calibration, which needs frames only for its verdict.
         """
         calibration = self.config.calibration
         if merged is not None:
             frames = (HELD_OUT_EVERY - 1) * self.config.observe.held_out  # by then as many are held out
         frames, method = frames or calibration.frames, method or calibration.method
-        job = Job(trigger, frames, method, report, raising, max_loss, merged=merged)
-        self._begin(job)
+        job = Job(trigger, frames, method, tracker, raising, max_loss, merged=merged)
+        self._start(job)
         if self.job is not None:
             self._advance(self.job, JobState.COLLECTING.value, 0)
 
-    def build_reference(self, report: WorkObserver, model: Path | None = None) -> None:
-        """Have the float reference built of what the model's file holds now, or of another one that is meant for its
-        place, which tells whether it can be used; none may be running."""
+    def build_reference(self, tracker: JobTracker, model: Path | None = None) -> None:
+        """Build the float reference of a new model, which shows whether the model can be used; no job may be running.
+
+        model: a file that is meant for the place of the model's file; None: the model's file as it is now.
+        """
         calibration = self.config.calibration
-        self._begin(Job(MODEL, calibration.frames, calibration.method, report, model=model))
+        self._start(Job(MODEL, calibration.frames, calibration.method, tracker, model=model))
 
     def tick(self) -> None:
         """Move the job on."""
@@ -184,17 +250,17 @@ class Recalibration:
             self._give_up(error)
 
     def abandon(self, reason: str) -> None:
-        """End the job, whatever it is doing: it is cancelled for this reason."""
+        """Cancel the job, whatever it is doing, for this reason."""
         self._give_up(AgentError(CANCELLED, reason, "a job that is left to end", "start it again"))
 
-    def stop(self, reason: str, stopped: BaseException | None) -> None:
-        """As `abandon`, at the end of the frame path; where that did not end by itself, the job fails for it."""
-        if stopped is None:
+    def stop(self, reason: str, error: BaseException | None) -> None:
+        """Cancel the job at the end of the frame path; if the frame path ended by an error, the job fails with it."""
+        if error is None:
             self.abandon(reason)
         else:
-            self._give_up(AgentError("swap.stopped", f"the frame path has failed: {stopped}", "frames", "see the log"))
+            self._give_up(AgentError("swap.stopped", f"the frame path has failed: {error}", "frames", "see the log"))
 
-    def _begin(self, job: Job) -> None:
+    def _start(self, job: Job) -> None:
         self.job = job
         self._headroom = Headroom(self.config.recalibration.headroom, self._board)
         self._collecting = CollectionWait(job.frames, self.config.recalibration.timeout_s)
@@ -204,28 +270,28 @@ class Recalibration:
             self._give_up(error)
 
     def _move(self, job: Job) -> None:
-        """Raises TaredError for a job that has to be given up."""
-        if self._work is not None:
-            job.waits(self._work.tick())
+        """Move the job on. Raises TaredError for a job that has to be given up."""
+        if self._child is not None:
+            job.note_waiting(self._child.tick())
         elif job.trigger != MODEL and not self._has_collected(job):
             return
-        elif job.waits(self._headroom.may_start()):
-            self._collecting.start_clock()  # frames that have to be collected anew by then take their own time
+        elif job.note_waiting(self._headroom.reason_to_wait()):
+            self._collecting.start_clock()  # frames that have to be collected again by then take their own time
         else:
             self._make_room()
             self._hand_over(job)
 
     def _has_collected(self, job: Job) -> bool:
-        """Raises AgentError (`recalibration.timeout`)."""
-        collected, telling = self._observer.gathering.counts
-        if self._collecting.has_enough(collected, telling):
+        """Return True once there are enough frames; else report the progress. Raises as `CollectionWait.has_enough`."""
+        collected, informative = self._observer.collection.counts
+        if self._collecting.has_enough(collected, informative):
             return True
         percent = min(_COLLECTED_PERCENT * collected // job.frames, _COLLECTED_PERCENT - 1)
         self._advance(job, JobState.COLLECTING.value, percent)
         return False
 
     def _advance(self, job: Job, step: str, percent: int) -> bool:
-        """Whether it goes on: not one that was given up meanwhile, nor one whose step cannot be journaled."""
+        """Advance the job; False if it was given up meanwhile, or the step cannot be journaled."""
         if job is not self.job:
             return False
         try:
@@ -235,29 +301,35 @@ class Recalibration:
         return job is self.job
 
     def _hand_over(self, job: Job) -> None:
-        """To the child, with what was collected."""
+        """Hand the job with the collected frames over to a child process."""
         if job.trigger == MODEL:
             if self._advance(job, JobState.BUILDING.value, 0):
                 model = job.model or self.config.model.path
                 module = "agent.jobs.reference"
                 self._start_child(job, module, lambda path: write_reference_job(path, self.config, model))
             return
-        frames, histograms, held_out = self._observer.gathering.collected()
-        job.report.selected(self._observer.gathering.selection(), self.config.state_dir)
+        frames, histograms, held_out = self._observer.collection.collected()
+        job.tracker.report_selection(self._observer.collection.selection_report(), self.config.state_dir)
         if self._advance(job, JobState.CALIBRATING.value, _COLLECTED_PERCENT):
-            request = self._job_request(job, frames)
-            write = partial(write_job, request=request, histograms=histograms, held_out=held_out, merged=job.merged)
+            write = partial(
+                write_job,
+                request=self._job_request(job, frames),
+                histograms=histograms,
+                held_out=held_out,
+                merged=job.merged,
+            )
             self._start_child(job, "agent.jobs.candidate", write)
 
     def _job_request(self, job: Job, frames: int) -> JobRequest:
         service, serving = self._service, self._service.calibrated_path
+        is_raised = service.is_precision_raised or job.raising is not None
         return JobRequest(
             spec=service.model.spec.model_dump(mode="json"),
             model_sha256=service.model.sha256,
             backend=self.config.backend,
             threads=self.config.threads,
             plan=service.plan.to_json(),
-            raised_from=service.origin if service.raised or job.raising is not None else "",
+            raised_from=service.precision_origin if is_raised else "",
             raising=job.raising.as_dict() if job.raising is not None else None,
             dla=self.config.dla,
             method=job.method,
@@ -270,7 +342,13 @@ class Recalibration:
         )
 
     def _start_child(self, job: Job, module: str, write: Callable[[Path], None]) -> None:
-        directory = self.config.state_dir / "jobs" / job.report.id
+        def on_progress(step: str, percent: int) -> None:
+            def advance() -> None:
+                self._advance(job, step, percent)
+
+            self._run_in_main_thread(advance)
+
+        directory = self.config.state_dir / "jobs" / job.tracker.id
         recalibration = self.config.recalibration
         try:
             write(directory)
@@ -282,8 +360,8 @@ class Recalibration:
         try:
             child = JobProcess(
                 directory,
-                lambda step, percent: self._post(lambda: self._advanced(job, step, percent)),
-                lambda outcome: self._post(lambda: self._finish(job, outcome)),
+                on_progress,
+                lambda outcome: self._run_in_main_thread(lambda: self._finish(job, outcome)),
                 module,
                 recalibration.nice,
                 recalibration.memory_bytes,
@@ -296,33 +374,27 @@ class Recalibration:
             code = "recalibration.disk" if full else "recalibration.child"
             self._give_up(AgentError(code, found, "one more process, with a file for its words", remedy))
             return
-        self._work = SupervisedChild(child, self._headroom, recalibration.timeout_s)
-
-    def _advanced(self, job: Job, step: str, percent: int) -> None:
-        self._advance(job, step, percent)
+        self._child = SupervisedChild(child, self._headroom, recalibration.timeout_s)
 
     def _finish(self, job: Job, outcome: JobOutcome) -> None:
-        """The child's outcome; of a job that was given up meanwhile it is no news any more."""
+        """End the job with the child's outcome, unless it was given up meanwhile."""
         if job is not self.job:
             return
-        self.job, self._work = None, None
-        sweep_builds(self.config.state_dir)
-        if outcome.error is not None:
-            job.report.fail(_of_new_model(outcome.error) if job.trigger == MODEL else outcome.error)
-        else:
+        self.job, self._child = None, None
+        remove_unfinished_builds(self.config.state_dir)
+        error = outcome.error
+        if error is None:
             self._on_candidate(job, outcome)
+            return
+        if job.trigger == MODEL and error.code not in _OF_THE_BOARD:
+            found = f"the model's file has changed, and cannot be served: {error.code}: {error.found}"
+            error = AgentError(CHANGED, found, error.expected, f"{error.remedy}; what serves goes on until then")
+        job.tracker.fail(error)
 
     def _give_up(self, error: TaredError) -> None:
-        (job, self.job), (work, self._work) = (self.job, None), (self._work, None)
-        if work is not None:
-            work.end()
-            sweep_builds(self.config.state_dir)
+        (job, self.job), (child, self._child) = (self.job, None), (self._child, None)
+        if child is not None:
+            child.end()
+            remove_unfinished_builds(self.config.state_dir)
         if job is not None:
-            job.report.fail(error)
-
-
-def _of_new_model(error: TaredError) -> TaredError:
-    if error.code in _OF_THE_BOARD:
-        return error
-    found = f"the model's file has changed, and cannot be served: {error.code}: {error.found}"
-    return AgentError(CHANGED, found, error.expected, f"{error.remedy}; what serves goes on until then")
+            job.tracker.fail(error)

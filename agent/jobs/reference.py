@@ -1,6 +1,6 @@
-"""The child process that tries a model's new file: it builds the float reference of it, which the daemon then loads.
+"""Try a new model in a child process: build its float reference, which the daemon then loads.
 
-`python -m agent.jobs.reference JOB_DIRECTORY` speaks as `agent.jobs.candidate` does.
+`python -m agent.jobs.reference JOB_DIRECTORY` reports as agent.jobs.child_protocol defines it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from engines.store.store import Store
 
 
 def write_reference_job(directory: Path, config: Config, model: Path) -> None:
-    """Lay down a job for the child; `directory` must not exist yet. model: the file to try."""
+    """Write a job for the child; `directory` must not exist yet. model: the file to try."""
     directory.mkdir(parents=True)
     request = {
         "spec": {**config.model.model_dump(mode="json"), "path": str(model)},
@@ -41,8 +41,10 @@ def write_reference_job(directory: Path, config: Config, model: Path) -> None:
 
 
 def build_reference(directory: Path, emit: Emit) -> JobOutcome:
-    """Do the job, and infer one frame. Raises TaredError for a file that is no model, or none that this daemon could
-    serve."""
+    """Build the reference, and infer one frame.
+
+    Raises TaredError for a file that is no model, or a model that this daemon could not serve.
+    """
     request = json.loads((directory / "job.json").read_text(encoding="utf-8"))
     emit({"step": "BUILDING", "percent": 0})
     key, state = find_key(), Path(request["state_dir"])
@@ -60,7 +62,7 @@ def build_reference(directory: Path, emit: Emit) -> JobOutcome:
     )
     with closing(backend.load(artefact.read_engine())) as engine:
         check_batch(request["batch"], engine, spec)
-        height, width = network_input(spec, engine.inputs[0]).least
+        height, width = network_input(spec, engine.inputs[0]).min_size
         task = VisionTask(spec, engine.inputs, engine.outputs)
         task.infer(engine, np.zeros((height, width, 3), np.uint8))
     return JobOutcome(artefact.path)

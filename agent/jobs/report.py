@@ -1,4 +1,8 @@
-"""The store of a running daemon kept small, while no child works in it and nothing is on probation."""
+"""Track one job for those who follow it, and keep the registry of jobs: at most one at a time.
+
+`JobTracker` writes each state of a job to the journal, and then reports it as an event and to the job's commands.
+`JobRegistry` starts trackers, knows the running one, and tidies up after each job: the artefact store, and memory.
+"""
 
 from __future__ import annotations
 
@@ -11,47 +15,19 @@ from typing import Any
 from agent.collection.report import SelectionReport
 from agent.commands.dispatcher import CANCELLED, CommandProgress
 from agent.common.errors import AgentError
-from agent.config import StoreConfig
 from agent.jobs.job import MODEL, WORK, JobJournal, JobState
 from agent.jobs.limits import AutomationLimits
-from agent.system.process import give_back
+from agent.system.process import release_free_memory
 from agent.uplink.reporter import Reporter
 from calibrate.errors import TaredError
-from engines.errors import EngineError
 from engines.interface import Engine
 from engines.store.retention import Freed, Pins, StoreCleaner
-from engines.store.store import Store
 
-
-class Housekeeping:
-    """needed: what must stay, by role, at the time of each call."""
-
-    def __init__(self, store: Store, config: StoreConfig, needed: Callable[[], Pins], reporter: Reporter) -> None:
-        self._upkeep = StoreCleaner(store, config.keep, config.reserve_bytes)
-        self._needed = needed
-        self._reporter = reporter
-
-    def tidy(self) -> None:
-        """Remove what nobody needs any more; a disk that refuses is told of."""
-        try:
-            freed = self._upkeep.tidy(self._needed())
-        except EngineError as error:
-            self._reporter.error(error)
-            return
-        self._tell(freed)
-
-    def make_room(self) -> None:
-        """For one more engine. Raises EngineError as `StoreCleaner.ensure_room`."""
-        self._tell(self._upkeep.ensure_room(self._upkeep.largest_bytes(), self._needed()))
-
-    def _tell(self, freed: Freed) -> None:
-        if freed.nbytes:
-            removed = [*freed.artefacts, *freed.cached]
-            self._reporter.event("store", state="tidied", removed=list(removed), freed_bytes=freed.nbytes)
+_JOINABLE = (JobState.REQUESTED, JobState.COLLECTING)
 
 
 class JobTracker:
-    """A JobObserver. Each state is in the journal before anybody hears of it, or anything of it is begun."""
+    """One job. Each state is in the journal before it is reported, and before anything of it is started."""
 
     def __init__(
         self,
@@ -62,8 +38,12 @@ class JobTracker:
         journal: JobJournal,
         request: Mapping[str, Any] | None = None,
     ) -> None:
-        """The job is REQUESTED. on_failure hears why it came to nothing, unless it was just cancelled. request: what is
-        asked for.
+        """Start tracking a job that is REQUESTED.
+
+        Args:
+            on_failure: Called with the error of a job that failed; not for one that was cancelled.
+            command: The command that requested the job, if any.
+            request: What was requested, for the journal.
 
         Raises AgentError (`journal.write`); there is no job then.
         """
@@ -77,104 +57,109 @@ class JobTracker:
         self._on_failure = on_failure
         self._commands = [command] if command is not None else []
         self._journal = journal
-        journal.begin(self.id, trigger, self.request, self._command_ids)
+        journal.start(self.id, trigger, self.request, self._command_ids)
 
     @property
-    def over(self) -> bool:
-        """Whether the job has come to its end."""
-        return self.state.over
+    def is_finished(self) -> bool:
+        """True once the job has ended."""
+        return self.state.is_finished
 
     @property
-    def words(self) -> str:
-        """Where it is, for displays."""
+    def description(self) -> str:
+        """State, progress and reason to wait, for displays."""
         return f"{self.state.value} {self._percent} %" + (f", waits: {self._reason}" if self._reason else "")
 
     def as_dict(self) -> dict[str, Any]:
-        """The job as `status` tells it."""
-        told = {"id": self.id, "trigger": self.trigger, "state": self.state.value, "percent": self._percent}
-        return {**told, "waits": self._reason} if self._reason else told
+        """Return the job as `status` reports it."""
+        document = {"id": self.id, "trigger": self.trigger, "state": self.state.value, "percent": self._percent}
+        return {**document, "waits": self._reason} if self._reason else document
 
     def join(self, command: CommandProgress) -> None:
-        """One more command that asks for the same. Raises AgentError (`journal.write`)."""
+        """Carry out one more command that requests the same. Raises AgentError (`journal.write`)."""
         self._commands.append(command)
         try:
             self._journal.join(self.id, self._command_ids)
         except AgentError:
             self._commands.remove(command)
             raise
-        command.progress(self.state.value, self._percent)
+        command.update(self.state.value, self._percent)
 
     def progress(self, step: str, percent: int) -> None:
-        """The job begins with a step, or goes on with it. Raises AgentError: `journal.write`, and `recalibration.child`
-        for a step that cannot follow, as only a child process may tell of."""
+        """Report that the job starts a step, or goes on with it; percent is of the whole job.
+
+        Raises AgentError:
+            journal.write        the step cannot be journaled: then it must not start
+            recalibration.child  the step cannot follow, as only a faulty child process reports it
+        """
         state = next((each for each in WORK if each.value == step), self.state)
-        news = state is not self.state
-        if state.value != step or (news and not self.state.may_become(state)):
+        is_new = state is not self.state
+        if state.value != step or (is_new and not self.state.may_become(state)):
             found = f"a job at {self.state.value} that goes to {step}"
             raise AgentError("recalibration.child", found, "one step after the other", "see the log, try again")
-        if news:
+        if is_new:
             self._journal.enter(self.id, state)
         self.state, self._percent = state, percent
-        self._reporter.event(
-            "job", logging.INFO if news else logging.DEBUG, trigger=self.trigger, step=step, percent=percent
-        )
+        level = logging.INFO if is_new else logging.DEBUG
+        self._reporter.event("job", level, trigger=self.trigger, step=step, percent=percent)
         for command in self._commands:
-            command.progress(step, percent)
+            command.update(step, percent)
 
-    def probation(self, artefact_id: str) -> None:
-        """The candidate is about to serve. Raises AgentError (`journal.write`): then it must not."""
+    def enter_probation(self, artefact_id: str) -> None:
+        """Record that the candidate is about to serve. Raises AgentError (`journal.write`): then it must not."""
         self._journal.enter(self.id, JobState.PROBATION, artefact=artefact_id)
         self.state = JobState.PROBATION
-        self._reporter.event("job", trigger=self.trigger, step=self.state.value, artefact=artefact_id)
+        self._report_state(artefact=artefact_id)
         for command in self._commands:
-            command.progress(self.state.value, self._percent)
+            command.update(self.state.value, self._percent)
 
-    def waits(self, reason: str) -> None:
-        """It stands still for want of headroom, and why; empty: it goes on. The figures in a reason are no news."""
+    def report_waiting(self, reason: str) -> None:
+        """Report why the job stands still for want of headroom; empty: it goes on.
+
+        Another reason while it stands still is kept, but not reported: mostly only its figures change.
+        """
         if bool(reason) != bool(self._reason):
-            words = {"waits": reason} if reason else {"waits": "no more"}
-            self._reporter.event("job", trigger=self.trigger, step=self.state.value, percent=self._percent, **words)
+            self._report_state(percent=self._percent, waits=reason or "no more")
         self._reason = reason
 
-    def selected(self, selection: SelectionReport, state_dir: Path) -> None:
-        """The frames are there: how they were chosen, in an event and in the state directory."""
-        detail = selection.detail()
-        self._reporter.event(
-            "job", trigger=self.trigger, step=self.state.value, percent=self._percent, selection=detail
-        )
+    def report_selection(self, selection: SelectionReport, state_dir: Path) -> None:
+        """Report how the frames were chosen, as an event and in the state directory."""
+        self._report_state(percent=self._percent, selection=selection.detail())
         selection.write(state_dir, self._reporter.error)
 
     def succeed(self, result: dict[str, Any]) -> None:
-        """COMMITTED: what the job has built serves, and would at the next start."""
-        self._end(JobState.COMMITTED, result=result)
-        self._reporter.event("job", trigger=self.trigger, step=self.state.value)
+        """End the job as COMMITTED: `current` has moved to its engine."""
+        self._record_end(JobState.COMMITTED, result=result)
+        self._report_state()
         for command in self._commands:
             command.succeed(result)
 
     def roll_back(self, error: TaredError) -> None:
-        """ROLLED_BACK: the engine from before serves again."""
-        self._fails(JobState.ROLLED_BACK, error)
+        """End the job as ROLLED_BACK: the previous engine serves again."""
+        self._fail(JobState.ROLLED_BACK, error)
 
     def fail(self, error: TaredError) -> None:
-        """FAILED, or CANCELLED where that is the error."""
-        self._fails(JobState.CANCELLED if error.code == CANCELLED else JobState.FAILED, error)
+        """End the job as FAILED, or as CANCELLED where that is the error."""
+        self._fail(JobState.CANCELLED if error.code == CANCELLED else JobState.FAILED, error)
 
     @property
     def _command_ids(self) -> list[str]:
         return [command.latest.id for command in self._commands]
 
-    def _fails(self, state: JobState, error: TaredError) -> None:
-        self._end(state, error=error)
+    def _report_state(self, **detail: Any) -> None:
+        self._reporter.event("job", trigger=self.trigger, step=self.state.value, **detail)
+
+    def _fail(self, state: JobState, error: TaredError) -> None:
+        self._record_end(state, error=error)
         if state is JobState.CANCELLED:
-            self._reporter.event("job", trigger=self.trigger, step=state.value, message=error.found)
+            self._report_state(message=error.found)
         else:
             self._reporter.error(error, trigger=self.trigger, step=state.value)
             self._on_failure(error)
         for command in self._commands:
             command.fail(error)
 
-    def _end(self, state: JobState, **outcome: Any) -> None:
-        """Whoever waits hears of the end all the same where it cannot be written; the next start finds it out."""
+    def _record_end(self, state: JobState, **outcome: Any) -> None:
+        """Journal the end. Where that fails it is reported all the same; the next start finds the job again."""
         self.state = state
         try:
             self._journal.enter(self.id, state, **outcome)
@@ -182,84 +167,105 @@ class JobTracker:
             self._reporter.error(error, trigger=self.trigger)
 
 
-_JOINABLE = (JobState.REQUESTED, JobState.COLLECTING)
-
-
 class JobRegistry:
-    """What a job leaves in the store, and in memory, is tidied up when it is over."""
+    """Starts jobs, one at a time, and tidies up when a job has ended. Runs in the supervisor's thread."""
 
     def __init__(
-        self, reporter: Reporter, journal: JobJournal, restraint: AutomationLimits, housekeeping: Housekeeping
+        self,
+        reporter: Reporter,
+        journal: JobJournal,
+        limits: AutomationLimits,
+        cleaner: StoreCleaner,
+        pins: Callable[[], Pins],
     ) -> None:
+        """pins: returns the artefacts that must stay in the store, by role."""
         self._reporter = reporter
         self._journal = journal
-        self._restraint = restraint
-        self._housekeeping = housekeeping
+        self._limits = limits
+        self._cleaner = cleaner
+        self._pins = pins
         self._latest: JobTracker | None = None
-        self._untidy = True  # the start may have left something, and so may the process before
+        self._is_untidy = True  # this start, or the previous process, may have left something
 
     @property
     def job(self) -> JobTracker | None:
-        """The running one, on probation too."""
-        return self._latest if self._latest is not None and not self._latest.over else None
+        """The running job, also while its candidate is on probation."""
+        return self._latest if self._latest is not None and not self._latest.is_finished else None
 
-    def begin(
+    def start(
         self,
         trigger: str,
         request: Mapping[str, Any],
         command: CommandProgress | None = None,
         on_failure: Callable[[TaredError], None] | None = None,
     ) -> JobTracker:
-        """A job, of which none runs. on_failure hears why it came to nothing, unless it was just cancelled.
+        """Start a job; none may be running. A job that failed without a command is not started again at once.
 
-        What failed by itself may pass, but is not tried again at once. Raises AgentError (`journal.write`).
+        Args:
+            on_failure: Called with the error of a job that failed; not for one that was cancelled.
+
+        Raises AgentError (`journal.write`).
         """
 
         def failed(error: TaredError) -> None:
             if command is None and trigger != MODEL:
-                self._restraint.pause_jobs()
+                self._limits.pause_jobs()
             if on_failure is not None:
                 on_failure(error)
 
         self._latest = JobTracker(trigger, self._reporter, failed, command, self._journal, request)
-        self._untidy = True
+        self._is_untidy = True
         return self._latest
 
-    def begin_with(
+    def start_with_engine(
         self, engine: Engine, trigger: str, request: Mapping[str, Any], command: CommandProgress | None = None
     ) -> JobTracker:
-        """As `begin`, for an engine that is loaded already, and closed where there is no job."""
+        """Start a job for an engine that is loaded already; the engine is closed if that fails."""
         try:
-            return self.begin(trigger, request, command)
+            return self.start(trigger, request, command)
         except AgentError:
             engine.close()
             raise
 
-    def recall(self, serving: str, command: CommandProgress) -> JobTracker:
-        """The operator's rollback of what is on probation, journaled beside the job that it ends.
+    def start_recall(self, serving: str, command: CommandProgress) -> JobTracker:
+        """Start the operator's rollback of a candidate on probation, journaled next to the job that it ends.
 
-        It is done as soon as `serving`, the artefact that is current, serves again: also by another process, which must
-        not take the repeated command for one to go back further. Raises AgentError (`journal.write`).
+        The rollback is complete once `serving` (the current artefact) serves again. It is journaled so that a restarted
+        daemon, which receives the command again, does not roll back a second time. Raises AgentError (`journal.write`).
         """
-        report = JobTracker("rollback", self._reporter, lambda _: None, command, self._journal, {"op": "rollback"})
-        report.probation(serving)
-        return report
+        tracker = JobTracker("rollback", self._reporter, lambda _: None, command, self._journal, {"op": "rollback"})
+        tracker.enter_probation(serving)
+        return tracker
 
-    def joins(self, request: Mapping[str, Any], command: CommandProgress) -> bool:
-        """Whether the running job is to do just that, with frames of now; it then carries out this command, too. Raises
-        AgentError (`journal.write`)."""
+    def join(self, request: Mapping[str, Any], command: CommandProgress) -> bool:
+        """Let the running job carry out this command too; False unless it does just that, and still collects frames.
+
+        Raises AgentError (`journal.write`).
+        """
         if self.job is None or self.job.request != request or self.job.state not in _JOINABLE:
             return False
         self.job.join(command)
         return True
 
+    def make_room(self) -> None:
+        """Free disk space for one more engine. Raises EngineError as `StoreCleaner.ensure_room`."""
+        self._report_freed(self._cleaner.ensure_room(self._cleaner.largest_bytes(), self._pins()))
+
     def tidy(self) -> None:
-        """Once after each job; nothing may be running. A recalibration that the operator wanted and that stays is the
-        word that jobs may start by themselves again."""
-        if self._untidy:
-            self._untidy = False
-            latest = self._latest
-            if latest is not None and (latest.trigger, latest.state) == ("command", JobState.COMMITTED):
-                self._restraint.clear_rollbacks()
-            self._housekeeping.tidy()
-            give_back()
+        """Remove artefacts that nobody needs any more, once after each job; no job may be running.
+
+        A recalibration by command that was committed lifts the stop after too many rollbacks.
+        """
+        if not self._is_untidy:
+            return
+        self._is_untidy = False
+        if self._latest is not None and (self._latest.trigger, self._latest.state) == ("command", JobState.COMMITTED):
+            self._limits.clear_rollbacks()
+        with self._reporter.reporting_errors():
+            self._report_freed(self._cleaner.tidy(self._pins()))
+        release_free_memory()
+
+    def _report_freed(self, freed: Freed) -> None:
+        if freed.nbytes:
+            removed = [*freed.artefacts, *freed.cached]
+            self._reporter.event("store", state="tidied", removed=list(removed), freed_bytes=freed.nbytes)

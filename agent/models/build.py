@@ -1,4 +1,8 @@
-"""An INT8 engine under a plan, on a runtime that may have no INT8 kernel for some of the layers."""
+"""Build an engine of a model, and write it as an artefact with everything that it was made of.
+
+`build_artefact` is the one way to an artefact, for the command line, a job's child and the start. `build_int8` builds
+an INT8 engine on a runtime that may lack INT8 kernels: layers without one are left float, and the graph is built again.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +25,13 @@ from engines.quantise.fusion import int8_macs_share
 from engines.quantise.placement import Placement
 from engines.store.artefact import Artefact, find_artefact, fingerprint, write_artefact
 
-_ROUND_SHARE = 0.8  # of what is left of the progress: nobody knows how many builds follow, and mostly none does
+# Share of the remaining progress that one build takes. The number of builds is unknown; mostly there is only one.
+_ROUND_SHARE = 0.8
 
 
 @dataclass(frozen=True)
 class Int8Build:
-    """What came of it: the engine, what was quantised for it, the layers without a kernel, and how many builds."""
+    """An INT8 engine, what was quantised for it, the layers without an INT8 kernel, and the number of builds."""
 
     built: Built
     placement: Placement
@@ -42,25 +47,29 @@ def build_int8(
     without_int8: Mapping[str, str],
     progress: Progress,
 ) -> Int8Build:
-    """Build under a plan; where the runtime has no INT8 kernel for a node, leave that float and build again.
+    """Build under a plan. Nodes for which the runtime has no INT8 kernel are left float, and the graph is built again.
 
-    without_int8: nodes that are known to lack one, with the reason: left float at once. They stay float, although among
-    other neighbours they might have one: to find out would take a build a node. calibration: as `quantised_graph`.
-    Raises EngineError as that and the backend do, and `engine.int8` where leaving nodes float does not help.
+    Args:
+        calibration: As for `quantised_graph`.
+        without_int8: Nodes that are known to lack an INT8 kernel, with the reason: left float at once. They stay float,
+            although among other neighbours they might have one: to find out would take a build for each node.
+
+    Raises EngineError as `quantised_graph` and the backend do, and:
+        engine.int8  leaving nodes float does not help
     """
     lacking = dict(without_int8)
     for number in count():
         graph = quantised_graph(model.master, replace(plan, floats={**plan.floats, **lacking}), calibration)
         ranges = calibration.seen if calibration is not None else {}
-        built = backend.build(model.request(graph.graph, "int8", ranges), _round(progress, number))
+        built = backend.build(model.build_request(graph.graph, "int8", ranges), _round(progress, number))
         own = graph.placement.own  # what the model itself has in INT8 may run in float: it cannot be left out
-        found = {name: reason for name, reason in built.without_int8.items() if name not in own}
-        if not found and built.engine:
+        newly_lacking = {name: reason for name, reason in built.without_int8.items() if name not in own}
+        if not newly_lacking and built.engine:
             progress(1.0, "built")
             return Int8Build(built, graph.placement, lacking, number + 1)
-        if not found.keys() - lacking.keys():
+        if not newly_lacking.keys() - lacking.keys():
             break
-        lacking |= found
+        lacking |= newly_lacking
     raise EngineError(
         "engine.int8",
         f"no INT8 kernel for {', '.join(built.without_int8)}, though they were left float",
@@ -70,7 +79,7 @@ def build_int8(
 
 
 def _round(progress: Progress, number: int) -> Progress:
-    """The progress of one build of several, never less than that of those before."""
+    """Return the progress callback of one build of several; the total progress never falls."""
     left = (1.0 - _ROUND_SHARE) ** number
     return lambda fraction, doing: progress(1.0 - left + left * _ROUND_SHARE * fraction, doing)
 
@@ -79,7 +88,7 @@ Judge = Callable[[Engine], Mapping[str, Any]]
 
 
 def check_precision(backend: Backend, precision: str) -> None:
-    """Raises EngineError (`backend.precision`) when the runtime has no such float type."""
+    """Raise EngineError (`backend.precision`) when the runtime has no such float type."""
     if precision != "int8" and precision not in backend.precisions:
         raise EngineError(
             "backend.precision",
@@ -103,15 +112,21 @@ def build_artefact(
     raised_from: str = "",
     instead_of: str = "",
 ) -> Artefact:
-    """Build an engine under the model's plan, and write it with everything it was made of; a key signs it.
+    """Build an engine under the model's plan, and write it with everything that it was made of.
 
-    destination: from the fingerprinted inputs to the artefact's directory. judge: looks at the loaded engine
-    before the artefact is written; what it returns goes into the manifest, what it raises prevents the artefact.
-    without_int8: nodes that this runtime is known to have no INT8 kernel for, with the reason: left float at once.
-    raised_from: where the model's plan was raised from the owner's, see Service.origin; the artefact says so.
-    instead_of: id of an artefact that is built anew; it stays in its place until the new one is complete.
-    Another artefact of the same inputs that is already there is judged too, and returned.
-    Raises CalibrationError, EngineError.
+    If the destination already holds an artefact of the same inputs, that one is judged and returned.
+
+    Args:
+        destination: Returns the artefact's directory for its fingerprinted inputs.
+        calibration: None for a float engine, and for a model that brings INT8 of its own.
+        judge: Called with the loaded engine before the artefact is written. Its result goes into the manifest; if it
+            raises, there is no artefact.
+        key: Signs the artefact.
+        without_int8: As for `build_int8`.
+        raised_from: EngineService.precision_origin if the model's plan was raised from the configured one.
+        instead_of: Id of an artefact that is rebuilt. It stays in its place until the new one is complete.
+
+    Raises CalibrationError and EngineError.
     """
     check_precision(backend, precision)
     if calibration is not None:
@@ -120,74 +135,7 @@ def build_artefact(
         raise CalibrationError(
             "calibration.missing", "no calibration", "one, for int8", "make it with 'tared calibrate'"
         )
-    inputs = _inputs(model, backend, precision, calibration, raised_from)
-
-    def fill(directory: Path) -> Mapping[str, Any]:
-        built = _compile(model, backend, progress, precision, calibration, without_int8 or {})
-        contents = {backend.engine_file: built.engine, **built.files}
-        for name, content in contents.items():
-            (directory / name).write_bytes(content)
-        if calibration is not None:
-            save_calibration(calibration, directory / "calibration.json")
-        if precision == "int8":
-            (directory / "plan.json").write_text(model.plan.to_json() + "\n", encoding="utf-8")
-        return {**built.facts, "engine_bytes": len(built.engine), **_judged(judge, backend, built.engine)}
-
-    path = destination(inputs)
-    if instead_of == fingerprint(inputs):
-        return write_artefact(path, inputs, fill, key, replacing=True)
-    existing = find_artefact(path, inputs, key)
-    if existing is None:
-        return write_artefact(path, inputs, fill, key)
-    _judged(judge, backend, existing.read_engine())
-    return existing
-
-
-def _compile(
-    model: Model,
-    backend: Backend,
-    progress: Progress,
-    precision: str,
-    calibration: Calibration | None,
-    without_int8: Mapping[str, str],
-) -> Built:
-    """The engine with the facts of its manifest."""
-    facts: dict[str, Any] = {"engine": backend.engine_file, "model_name": model.spec.path.name}
-    if precision != "int8":
-        ranges = calibration.seen if calibration is not None else {}
-        built = backend.build(model.request(model.master, precision, ranges), progress)
-        share = int8_macs_share(model.master, replace(model.placement, reads={}))  # the model's own stays
-        return replace(built, facts={**facts, "int8_macs_share": share, **built.facts})
-    done = build_int8(model, backend, model.plan, calibration, without_int8, progress)
-    facts["int8_macs_share"] = int8_macs_share(model.master, done.placement)
-    facts["without_int8"] = dict(done.without_int8)
-    if model.plan.evidence:
-        built_under = replace(model.plan, floats={**model.plan.floats, **done.without_int8})
-        facts["planning"] = _evidence(model, built_under, backend, calibration)
-    return replace(done.built, facts={**facts, **done.built.facts})
-
-
-def _evidence(model: Model, plan: PrecisionPlan, backend: Backend, calibration: Calibration | None) -> dict[str, Any]:
-    """How the plan was found. Its certificate is of one engine on one runtime, judged under one spec; of no other."""
-    evidence = plan.evidence
-    today = {
-        "another calibration": ("calibration", calibration.id if calibration is not None else ""),
-        "another runtime": ("backend", dict(backend.describe())),
-        "another model spec": ("spec", model.spec_id),
-        "another plan: this one was changed since": ("plan", fingerprint(plan.essence)),
-    }
-    others = [other for other, (key, value) in today.items() if evidence.get(key) != value]
-    if not others:
-        return dict(evidence)
-    verdict = f"Not certified: the certificate of its plan is of {others[0]}."
-    return {**evidence, "verdict": verdict, "candidates": [], "accepted": None}
-
-
-def _inputs(
-    model: Model, backend: Backend, precision: str, calibration: Calibration | None, raised_from: str
-) -> dict[str, Any]:
-    """What an engine follows from."""
-    inputs: dict[str, Any] = {
+    inputs: dict[str, Any] = {  # all that the engine follows from
         "model": model.sha256,
         "precision": precision,
         "backend": dict(backend.describe()),
@@ -201,11 +149,69 @@ def _inputs(
         inputs["plan"] = model.plan.essence
         if raised_from:
             inputs["raised_from"] = raised_from
-    return inputs
+
+    def judged(engine: bytes) -> Mapping[str, Any]:
+        if judge is None:
+            return {}
+        with closing(backend.load(engine)) as loaded:
+            return judge(loaded)
+
+    def fill(directory: Path) -> Mapping[str, Any]:
+        built = _compile(model, backend, progress, precision, calibration, without_int8 or {})
+        contents = {backend.engine_file: built.engine, **built.files}
+        for name, content in contents.items():
+            (directory / name).write_bytes(content)
+        if calibration is not None:
+            save_calibration(calibration, directory / "calibration.json")
+        if precision == "int8":
+            (directory / "plan.json").write_text(model.plan.to_json() + "\n", encoding="utf-8")
+        return {**built.facts, "engine_bytes": len(built.engine), **judged(built.engine)}
+
+    path = destination(inputs)
+    if instead_of == fingerprint(inputs):
+        return write_artefact(path, inputs, fill, key, replacing=True)
+    existing = find_artefact(path, inputs, key)
+    if existing is None:
+        return write_artefact(path, inputs, fill, key)
+    judged(existing.read_engine())
+    return existing
 
 
-def _judged(judge: Judge | None, backend: Backend, engine: bytes) -> Mapping[str, Any]:
-    if judge is None:
-        return {}
-    with closing(backend.load(engine)) as loaded:
-        return judge(loaded)
+def _compile(
+    model: Model,
+    backend: Backend,
+    progress: Progress,
+    precision: str,
+    calibration: Calibration | None,
+    without_int8: Mapping[str, str],
+) -> Built:
+    """Build the engine, with the facts that go into its manifest."""
+    facts: dict[str, Any] = {"engine": backend.engine_file, "model_name": model.spec.path.name}
+    if precision != "int8":
+        ranges = calibration.seen if calibration is not None else {}
+        built = backend.build(model.build_request(model.master, precision, ranges), progress)
+        share = int8_macs_share(model.master, replace(model.placement, reads={}))  # the model's own stays
+        return replace(built, facts={**facts, "int8_macs_share": share, **built.facts})
+    done = build_int8(model, backend, model.plan, calibration, without_int8, progress)
+    facts["int8_macs_share"] = int8_macs_share(model.master, done.placement)
+    facts["without_int8"] = dict(done.without_int8)
+    if model.plan.evidence:
+        built_under = replace(model.plan, floats={**model.plan.floats, **done.without_int8})
+        facts["planning"] = _evidence(model, built_under, backend, calibration)
+    return replace(done.built, facts={**facts, **done.built.facts})
+
+
+def _evidence(model: Model, plan: PrecisionPlan, backend: Backend, calibration: Calibration | None) -> dict[str, Any]:
+    """Return how the plan was found. Its certificate holds for one engine on one runtime under one spec only."""
+    evidence = plan.evidence
+    today = {
+        "another calibration": ("calibration", calibration.id if calibration is not None else ""),
+        "another runtime": ("backend", dict(backend.describe())),
+        "another model spec": ("spec", model.spec_id),
+        "another plan: this one was changed since": ("plan", fingerprint(plan.essence)),
+    }
+    others = [other for other, (key, value) in today.items() if evidence.get(key) != value]
+    if not others:
+        return dict(evidence)
+    verdict = f"Not certified: the certificate of its plan is of {others[0]}."
+    return {**evidence, "verdict": verdict, "candidates": [], "accepted": None}

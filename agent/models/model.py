@@ -1,4 +1,12 @@
-"""The owner's word about precision: rules of the model spec, matched with the nodes of its graph."""
+"""Open a model from its spec, and turn histograms of its tensors into a calibration.
+
+The module goes from the spec to what an engine is built of:
+
+1. `read_rules` matches the precision rules of the model spec (`keep_float`, `force_int8`) with the nodes of the graph.
+2. `open_model` loads and prepares the ONNX file. The result is a `Model`: spec, FP32 master graph and precision plan.
+3. `calibrate` chooses a scale for each tensor from histograms; `check_calibration` refuses one of another model.
+4. `tap_weights` says how much the quantisation noise of each tensor counts.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from onnx import ModelProto, NodeProto
+from onnx import ModelProto
 
 from agent.common.errors import ConfigError
 from agent.vision.preprocess import network_input
@@ -26,7 +34,7 @@ from engines.calibration import Calibration, calibrate_histograms
 from engines.errors import EngineError
 from engines.graph.load import canonical_hash, image_input, load_model
 from engines.graph.passes import prepare
-from engines.interface import Array, BuildRequest, ShapeRange
+from engines.interface import Array, Backend, BuildRequest, EntropySearch, ShapeRange
 from engines.quantise.apply_plan import observed_graph, planned_amax
 from engines.quantise.fusion import fusion_groups, tensors_read
 from engines.quantise.placement import Placement, ScaleGroup, place
@@ -36,22 +44,29 @@ from engines.store.artefact import fingerprint
 
 @dataclass(frozen=True)
 class Rules:
-    """floats: node -> the rule that keeps it float. int8: layer -> the rule that forces it into INT8."""
+    """The precision rules of a model spec, matched with a graph.
+
+    Args:
+        floats: Node -> the rule that keeps it float.
+        int8: Layer -> the rule that forces it into INT8.
+    """
 
     floats: Mapping[str, str]
     int8: Mapping[str, str]
 
-    def applied(self, floats: Mapping[str, str]) -> dict[str, str]:
-        """The layers that stay float where a plan says these, each with its reason: the owner's word goes first."""
-        return {**{layer: why for layer, why in floats.items() if layer not in self.int8}, **self.floats}
+    def apply(self, floats: Mapping[str, str]) -> dict[str, str]:
+        """Return the layers that stay float, each with its reason. The rules override `floats`, those of a plan."""
+        return {**{layer: reason for layer, reason in floats.items() if layer not in self.int8}, **self.floats}
 
 
 def read_rules(rules: PrecisionRules, master: ModelProto, placement: Placement) -> Rules:
-    """Match the rules with a master graph and where INT8 may go in it.
+    """Match the rules with a master graph and the places where INT8 may go in it.
 
-    A rule is a node's name, a glob of names, or an operator type. Raises ConfigError `precision.rule` for one that
-    matches nothing, that forces what cannot be INT8, that keeps float what the model itself has in INT8, or for a node
-    under both kinds.
+    A rule is a node's name, a glob of names, or an operator type.
+
+    Raises ConfigError:
+        precision.rule  a rule that matches nothing, forces what cannot be INT8, or keeps float what the model itself
+                        has in INT8; a node under both kinds of rules
     """
     floats = _first_rule(_matches(rules.keep_float, "keep_float", master))
     own = sorted(floats.keys() & set(placement.own))
@@ -73,10 +88,14 @@ def read_rules(rules: PrecisionRules, master: ModelProto, placement: Placement) 
 
 
 def _matches(patterns: tuple[str, ...], kind: str, master: ModelProto) -> dict[str, list[str]]:
-    """Per rule the names of the nodes that it matches, at least one."""
-    found: dict[str, list[str]] = {}
+    """Return for each rule the names of the nodes that it matches, at least one."""
+    matches: dict[str, list[str]] = {}
     for pattern in patterns:
-        nodes = [node.name for node in master.graph.node if _fits(node, pattern)]
+        nodes = [
+            node.name
+            for node in master.graph.node
+            if pattern in (node.op_type, node.name) or fnmatchcase(node.name, pattern)
+        ]
         if not nodes:
             names = [*(node.name for node in master.graph.node), *(node.op_type for node in master.graph.node)]
             near = ", ".join(get_close_matches(pattern, dict.fromkeys(names), n=3)) or names[0]
@@ -85,20 +104,16 @@ def _matches(patterns: tuple[str, ...], kind: str, master: ModelProto) -> dict[s
                 "a node's name, a glob, or an operator type",
                 f"the nearest names are {near}; 'tared plan' lists all layers",
             )
-        found[f"{kind}: {pattern}"] = nodes
-    return found
+        matches[f"{kind}: {pattern}"] = nodes
+    return matches
 
 
 def _first_rule(matches: Mapping[str, list[str]]) -> dict[str, str]:
-    """Per node the first rule that matches it."""
-    found: dict[str, str] = {}
+    """Return for each node the first rule that matches it."""
+    first: dict[str, str] = {}
     for rule, nodes in matches.items():
-        found = dict.fromkeys(nodes, rule) | found
-    return found
-
-
-def _fits(node: NodeProto, pattern: str) -> bool:
-    return pattern in (node.op_type, node.name) or fnmatchcase(node.name, pattern)
+        first = dict.fromkeys(nodes, rule) | first
+    return first
 
 
 def _refusal(found: str, expected: str, remedy: str) -> ConfigError:
@@ -107,11 +122,18 @@ def _refusal(found: str, expected: str, remedy: str) -> ConfigError:
 
 @dataclass(frozen=True)
 class Model:
-    """A model ready for calibration: its spec, its FP32 master graph with canonical hash, and its precision plan.
+    """A model that is ready for calibration.
 
-    observed: the master as the plan has it observed and quantised: with its divisions, which change nothing in float.
-    placement: where Q/DQ may go in it, whatever the plan leaves float.
-    input_shape: of one frame's network input, in the model's layout, also where the graph leaves dimensions open.
+    Args:
+        spec: The model spec.
+        master: FP32 master graph.
+        sha256: Canonical hash of the master graph.
+        input_shape: Shape of one frame's network input in the model's layout, complete also where the graph leaves
+            dimensions open.
+        plan: Precision plan, with the rules of the spec applied.
+        observed: The master graph as the plan observes and quantises it. It has the plan's divisions, which change
+            nothing in float.
+        placement: Where Q/DQ may go in `observed`, whatever the plan leaves float.
     """
 
     spec: ModelSpec
@@ -122,8 +144,12 @@ class Model:
     observed: onnx.ModelProto
     placement: Placement
 
-    def under(self, plan: PrecisionPlan) -> Model:
-        """The model under another plan. Raises EngineError: `plan.model` and `plan.node` for another model's plan."""
+    def with_plan(self, plan: PrecisionPlan) -> Model:
+        """Return the model under another plan.
+
+        Raises EngineError:
+            plan.model, plan.node  the plan is of another model
+        """
         planned = str(plan.evidence.get("model", self.sha256))  # a plan by hand has no evidence
         if planned != self.sha256:
             found, expected = f"a plan of model {planned[:12]}", f"one of {self.spec.path.name}, {self.sha256[:12]}"
@@ -132,10 +158,10 @@ class Model:
         observed = observed_graph(self.master, plan)
         return replace(self, plan=plan, observed=observed, placement=place(observed))
 
-    def request(
+    def build_request(
         self, graph: onnx.ModelProto, precision: str = "fp32", amax: Mapping[str, float] | None = None
     ) -> BuildRequest:
-        """What a backend is asked for a graph that was made from the master, which the reference is."""
+        """Return the build request for `graph`, which was made from the master graph."""
         profiles = tuple(
             {name: ShapeRange(shapes.min, shapes.opt, shapes.max) for name, shapes in profile.items()}
             for profile in self.spec.profiles
@@ -143,41 +169,49 @@ class Model:
         return BuildRequest(graph, precision, self.input_shape, profiles, amax or {})
 
     def scales(self, calibration: Calibration) -> dict[str, float]:
-        """Per tap the scale that serves under the plan."""
+        """Return the scale of each tap that serves under the plan."""
         return replace(calibration, amax=planned_amax(self.placement, self.plan.effective, calibration)).scales
 
     @property
     def spec_id(self) -> str:
-        """16 hex digits over what the spec says of a model, wherever its file lies."""
+        """16 hex digits over the content of the model spec, wherever its file lies."""
         return fingerprint(self.spec.model_dump(mode="json", exclude={"path"}))
 
     @property
     def observed_id(self) -> str:
-        """16 hex digits over the repairs that change what the observed tensors hold."""
+        """16 hex digits over the repairs that change the values of the observed tensors."""
         repairs = self.plan.effective
         return fingerprint({"divisors": dict(repairs.divisors), "offsets": dict(repairs.offsets)})
 
     @property
     def needed_taps(self) -> tuple[str, ...]:
-        """Of the taps those without which this plan cannot be built. All are observed: they serve every plan."""
+        """The taps without which this plan cannot be built. All taps are observed, because they serve every plan."""
         return place(self.observed, PrecisionPlan(self.plan.floats)).taps
 
     @property
     def needs_no_calibration(self) -> bool:
-        """True where INT8 needs no scale of ours: all that may be INT8 has the model's own."""
+        """True where INT8 needs no scale of ours, because all that may be INT8 has the model's own scales."""
         return not self.placement.taps and bool(self.placement.own or self.placement.quantised)
 
     @property
     def reference(self) -> BuildRequest:
-        """The float reference."""
-        return self.request(self.observed)
+        """The build request of the float reference."""
+        return self.build_request(self.observed)
+
+    @property
+    def preprocessing(self) -> dict[str, Any]:
+        """The `input` section of the spec, in JSON's types: scales are valid for this preprocessing only."""
+        return self.spec.input.model_dump(mode="json")
 
 
 def open_model(spec: ModelSpec, plan: PrecisionPlan = ALL_INT8) -> Model:
-    """Load and prepare the ONNX file of a spec; ONNX Runtime runs the passes' equivalence check, whatever serves.
+    """Load and prepare the ONNX file of a spec.
 
-    The spec's `precision` goes before the plan. Raises EngineError as `load_model` and `prepare` do,
-    `plan.model` and `plan.node` for another model's plan; ConfigError when the spec does not fit the model.
+    ONNX Runtime runs the equivalence check of the graph passes, whatever backend serves. The spec's `precision` rules
+    override the plan.
+
+    Raises EngineError as `load_model` and `prepare` do, and `plan.model` or `plan.node` for another model's plan;
+    ConfigError when the spec does not fit the model.
     """
     reference = open_backend("onnxruntime")
 
@@ -186,22 +220,35 @@ def open_model(spec: ModelSpec, plan: PrecisionPlan = ALL_INT8) -> Model:
             return engine.infer(batch)
 
     original = load_model(spec.path)
-    taken = network_input(spec, image_input(original))
-    input_shape = taken.shape(taken.usual)
+    accepted = network_input(spec, image_input(original))
+    input_shape = accepted.shape(accepted.usual_size)
     master = prepare(original, run, input_shape)
     placement = place(master)
     rules = read_rules(spec.precision, master, placement)
     bare = Model(spec, master, canonical_hash(master), input_shape, ALL_INT8, master, placement)
-    return bare.under(replace(plan, floats=rules.applied(plan.floats)))
+    return bare.with_plan(replace(plan, floats=rules.apply(plan.floats)))
 
 
 def calibrate(
-    model: Model, histograms: Mapping[str, AbsHistogram], method: str, frames: int, source: str
+    model: Model,
+    histograms: Mapping[str, AbsHistogram],
+    method: str,
+    frames: int,
+    source: str,
+    backend: Backend | None = None,
 ) -> Calibration:
-    """A calibration of this model, from histograms by tap. Raises CalibrationError as `calibrate_histograms`.
+    """Make a calibration of this model from histograms by tap.
 
-    A tensor that is too large for any scale is left out where all that reads it stays float, and is refused elsewhere.
-    `calibration.nothing` for a model that brings INT8 of its own and leaves nothing to observe: it can be built now.
+    A tensor that is too large for any scale is left out if all its readers stay float, and is refused otherwise.
+
+    Args:
+        method: How the scale of a tensor is chosen, see calibrate.threshold.METHODS.
+        frames: Frames that were observed.
+        source: Where the frames came from, for people.
+        backend: Its GPU searches for method `entropy`, if it has one. The result is the same as the CPU's.
+
+    Raises CalibrationError as `calibrate_histograms`, and:
+        calibration.nothing  the model brings INT8 of its own and leaves nothing to observe: it can be built now
     """
     if model.needs_no_calibration:
         raise CalibrationError(
@@ -212,19 +259,24 @@ def calibrate(
         )
     needed = set(model.needed_taps)
     return calibrate_histograms(
-        {tap: seen for tap, seen in histograms.items() if tap in needed or has_scale(seen.amax)},
+        {tap: histogram for tap, histogram in histograms.items() if tap in needed or has_scale(histogram.amax)},
         model.placement.shared,
         model_sha256=model.sha256,
         method=method,
         frames=frames,
         source=source,
-        preprocessing=_preprocessing(model),
+        preprocessing=model.preprocessing,
+        device=backend if isinstance(backend, EntropySearch) else None,
     )
 
 
 def check_calibration(model: Model, calibration: Calibration) -> None:
-    """Raises CalibrationError: `calibration.model` for another model's, `calibration.plan` for one that lacks tensors
-    of the model's plan, `calibration.input` for another input spec.
+    """Refuse a calibration that does not fit the model.
+
+    Raises CalibrationError:
+        calibration.plan   it lacks tensors of the model's plan
+        calibration.model  it is of another model
+        calibration.input  it was made under another input spec
     """
     missing = set(model.needed_taps) - {*calibration.amax, *model.plan.repairs.ranges}
     if missing and calibration.model_sha256 == model.sha256:
@@ -241,7 +293,7 @@ def check_calibration(model: Model, calibration: Calibration) -> None:
             f"one of {model.spec.path.name}, {model.sha256[:12]}",
             "calibrate this model with 'tared calibrate'",
         )
-    today = _preprocessing(model)
+    today = model.preprocessing
     changed = [key for key in today if today[key] != calibration.preprocessing.get(key)]
     if changed:
         raise CalibrationError(
@@ -252,20 +304,13 @@ def check_calibration(model: Model, calibration: Calibration) -> None:
         )
 
 
-def _preprocessing(model: Model) -> dict[str, Any]:
-    return model.spec.input.model_dump(mode="json")
-
-
-def slower_here(plan: PrecisionPlan, runtime: Mapping[str, str]) -> str:
-    """What to tell of a plan whose INT8 was not faster on this very runtime; empty where it was, or nobody knows."""
-    found = plan.evidence
-    if found.get("accepted") is None or found.get("faster") or found.get("backend") != dict(runtime):
-        return ""
-    return "on this runtime INT8 under this plan was measured, and is not faster than float: it is for other boards"
-
-
 def read_plan(path: Path) -> PrecisionPlan:
-    """Raises CalibrationError: `plan.format` also for a file that cannot be read, `plan.schema`."""
+    """Read a plan.json.
+
+    Raises CalibrationError:
+        plan.format  the file cannot be read, or is no plan
+        plan.schema  the plan is of a newer tared
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -273,37 +318,50 @@ def read_plan(path: Path) -> PrecisionPlan:
     return PrecisionPlan.from_json(text)
 
 
-# Noise to signal of values spread evenly over the range. A tensor of a few values that all lie on the grid has none,
-# and would drown all others the moment that one of its values does not.
+def slower_here(plan: PrecisionPlan, runtime: Mapping[str, str]) -> str:
+    """Return a warning if INT8 under this plan was measured on this very runtime and was not faster; else empty."""
+    evidence = plan.evidence
+    if evidence.get("accepted") is None or evidence.get("faster") or evidence.get("backend") != dict(runtime):
+        return ""
+    return "on this runtime INT8 under this plan was measured, and is not faster than float: it is for other boards"
+
+
+# Noise to signal of values spread evenly over the range. A tensor of a few values that all lie on the grid has no noise
+# at all, and would drown all others the moment that one of its values leaves the grid.
 _LEAST_NOISE = 1.0 / (4.0 * 127**2)
-# Of the mean that scale groups add: a sensitivity of nothing, on a plan's few frames in one light, is no reason to be
-# deaf to a tensor whose noise may grow a thousandfold in another.
+# Least weight of a scale group, as a share of the mean of all. A plan measures sensitivities on a few frames in one
+# light: one of zero must not hide a tensor whose noise may grow a thousandfold in another light.
 _LEAST_SHARE = 0.01
 
 
 def tap_weights(model: Model, calibration: Calibration) -> dict[str, float]:
-    """By tap that is INT8 under the model's plan, all positive."""
+    """Return how much the noise of each tap counts that is INT8 under the model's plan; all weights are positive.
+
+    A weight is the noise that the readers of the tap's scale group add to the answer, by the evidence of the plan, over
+    the noise to signal of the group under `calibration`. Without such evidence every tap adds the same.
+    """
     placement = place(model.observed, PrecisionPlan(model.plan.floats))
     noise = tensor_noise(calibration.histograms, [model.scales(calibration)])
     own = {
         name: max(float(ratio), _LEAST_NOISE)
         for name, ratio in zip(noise.names, noise.ratios[:, 0].sum(axis=1), strict=True)
     }
-    added = _measured(model, placement)
+    added = _measured_noise(model, placement)
     if not any(added.values()):
         added = {group: float(len(group.taps)) for group in placement.groups}
     weights = {}
     for group in placement.groups:
-        under = sum(own.get(tap, 0.0) for tap in group.taps)
-        if under > 0.0 and added[group] > 0.0:
-            weights.update(dict.fromkeys(group.taps, added[group] / under))
+        group_noise = sum(own.get(tap, 0.0) for tap in group.taps)
+        if group_noise > 0.0 and added[group] > 0.0:
+            weights.update(dict.fromkeys(group.taps, added[group] / group_noise))
     return weights
 
 
-def _measured(model: Model, placement: Placement) -> dict[ScaleGroup, float]:
-    """What those who read each scale group add, by the evidence of the plan; zeros where it has none.
+def _measured_noise(model: Model, placement: Placement) -> dict[ScaleGroup, float]:
+    """Return what the readers of each scale group add, by the evidence of the plan; zeros where it has none.
 
-    What a fusion group adds is shared evenly among the tensors that it reads, an Add's skip connection like the others.
+    A fusion group's noise is shared evenly among the tensors that it reads. An Add's skip connection counts like the
+    others.
     """
     nodes = {node.name: node for node in model.observed.graph.node}
     group_of = {tensor: group for group in placement.groups for tensor in group.tensors}
@@ -318,16 +376,16 @@ def _measured(model: Model, placement: Placement) -> dict[ScaleGroup, float]:
 
 
 def _sensitivities(plan: PrecisionPlan) -> dict[str, float]:
-    """By layer, of the largest of a group; a group's is shared evenly among its layers.
+    """Return each layer's sensitivity relative to the most sensitive group; a group's is shared evenly by its layers.
 
-    Nothing where the search did not get so far, or where somebody else wrote what no search finds.
+    Empty where the search did not get so far, or where the evidence holds values that no search writes.
     """
     try:
         rows = plan.evidence["groups"] if plan.evidence["sensed"] else []
-        found = [([str(layer) for layer in row["layers"]], float(row["sensitivity"])) for row in rows]
+        groups = [([str(layer) for layer in row["layers"]], float(row["sensitivity"])) for row in rows]
     except (KeyError, TypeError, ValueError, OverflowError):
         return {}
-    largest = max((sensitivity for _, sensitivity in found), default=0.0)
-    if not largest > 0.0 or not all(0.0 <= sensitivity < math.inf for _, sensitivity in found):
+    largest = max((sensitivity for _, sensitivity in groups), default=0.0)
+    if not largest > 0.0 or not all(0.0 <= sensitivity < math.inf for _, sensitivity in groups):
         return {}
-    return {layer: sensitivity / largest / len(layers) for layers, sensitivity in found for layer in layers}
+    return {layer: sensitivity / largest / len(layers) for layers, sensitivity in groups for layer in layers}

@@ -1,4 +1,4 @@
-"""The model's file on the disk: a new one there is news once it has been written to its end."""
+"""Watch the model's file on the disk, and report new content once it has been written to its end."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from onnx import TensorProto
 
 log = logging.getLogger(__package__)
 
-LOOK_S = 2.0  # between two looks; a file that is the same at two of them is not being written any more
+# Seconds between two polls. A file that is the same at two polls is not being written any more.
+POLL_S = 2.0
 _CHUNK_BYTES = 1 << 20
 
 Stamp = tuple[tuple[str, int, int, int], ...]
 
 
 def content_of(path: Path) -> str:
-    """SHA-256 over the model's file and the tensors that lie in files beside it. Raises OSError."""
+    """Return the SHA-256 over the model's file and the external tensor files that it names. Raises OSError."""
     digest = hashlib.sha256()
     for file in _files(path):
         digest.update(f"{file.name} {file.stat().st_size}\n".encode())
@@ -31,19 +32,21 @@ def content_of(path: Path) -> str:
 
 
 class ModelWatch:
-    """A thread that looks at the model's file, and calls on_change(content) there when it holds something else.
+    """A thread that polls the model's file.
 
-    serving: the content that is served. A content is told of once, until there is another; empty stands for `serving`.
+    It calls `on_change(content)` in that thread once for each new content. An empty string says that the file holds the
+    served content again.
     """
 
-    def __init__(self, path: Path, serving: str, on_change: Callable[[str], None], look_s: float = LOOK_S) -> None:
+    def __init__(self, path: Path, serving: str, on_change: Callable[[str], None], poll_s: float = POLL_S) -> None:
+        """Watch `path`. serving: the content that is served, as `content_of` returns it."""
         self._path = path
-        self._serving = self._told = serving
+        self._serving = self._reported = serving
         self._on_change = on_change
-        self._look_s = look_s
+        self._poll_s = poll_s
         self._files = [path]
-        self._before: Stamp = ()  # at the look before
-        self._read: Stamp = ()  # of what was read last
+        self._last_stamp: Stamp = ()  # at the last poll
+        self._read_stamp: Stamp = ()  # of the content that was read last
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="model-watch", daemon=True)
 
@@ -51,44 +54,44 @@ class ModelWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, at most after the file it is just reading."""
+        """End the thread; waits for the file that it is just reading."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._ended.wait(self._look_s):
-            self._look()
+        while not self._ended.wait(self._poll_s):
+            self._poll()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         try:
             stamp = _stamp(self._files)
-            if stamp == self._before != self._read:
-                content, self._read = content_of(self._path), stamp
-                if content != self._told and _stamp(self._files) == stamp:
-                    self._told = content
+            if stamp == self._last_stamp != self._read_stamp:
+                content, self._read_stamp = content_of(self._path), stamp
+                if content != self._reported and _stamp(self._files) == stamp:
+                    self._reported = content
                     self._on_change(content if content != self._serving else "")
-            elif stamp != self._before:
+            elif stamp != self._last_stamp:
                 self._files = _files(self._path)
-            self._before = _stamp(self._files)
+            self._last_stamp = _stamp(self._files)
         except OSError as error:  # while it is exchanged it may not be there at all
             log.debug("model=%s error=%r", self._path, str(error))
-            self._before = ()
+            self._last_stamp = ()
 
 
 def _stamp(files: Sequence[Path]) -> Stamp:
-    """What a change of the files would change. Raises OSError."""
-    found = ((file.name, file.stat()) for file in files)
-    return tuple((name, each.st_ino, each.st_size, each.st_mtime_ns) for name, each in found)
+    """Return names, inodes, sizes and times, one of which changes with the content. Raises OSError."""
+    stats = ((file.name, file.stat()) for file in files)
+    return tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
 
 
 def _files(path: Path) -> list[Path]:
-    """The model's file, and those beside it that it names. Raises OSError."""
+    """Return the model's file and the external tensor files that it names. Raises OSError."""
     try:
         model = onnx.load(path, load_external_data=False)
     except OSError:
         raise
-    except Exception:  # whatever protobuf raises for a file that is none: then that file is all there is
+    except Exception:  # whatever protobuf raises for a file that is no model: then there are no other files
         return [path]
     names = {
         entry.value
@@ -97,5 +100,5 @@ def _files(path: Path) -> list[Path]:
         for entry in tensor.external_data
         if entry.key == "location"
     }
-    beside = (path.parent / name for name in sorted(names))
-    return [path, *(file for file in beside if file.is_file())]
+    external = (path.parent / name for name in sorted(names))
+    return [path, *(file for file in external if file.is_file())]

@@ -140,10 +140,10 @@ import errno, subprocess, threading, types
 from agent.jobs import child_process as child, recalibration
 from agent.common.errors import AgentError
 from agent.jobs.headroom import Headroom
-from agent.models.engine_service import Service
+from agent.control import operations
 from engines.errors import EngineError
 from engines.store.store import Store
-from engines.store.retention import Upkeep
+from engines.store.retention import StoreCleaner
 
 child.subprocess = types.SimpleNamespace(**vars(subprocess))
 child.threading = types.SimpleNamespace(**vars(threading))
@@ -175,18 +175,18 @@ DAEMON_FAULTS = {
     "write_job": "recalibration, 'write_job', OSError(errno.ENOSPC, 'No space left on device')",
     "popen": "child.subprocess, 'Popen', OSError(errno.EAGAIN, 'Resource temporarily unavailable')",
     "thread": "child.threading, 'Thread', RuntimeError(\"can't start new thread\")",
-    "room": "Upkeep, 'ensure_room', EngineError('store.room', 'none', 'some', 'make some')",
-    "delay": "Headroom, 'may_start', AgentError('headroom.delay', 'hot', 'cool', 'cool it')",
-    "pause": "Headroom, 'must_pause', AgentError('headroom.pause', 'hot', 'cool', 'cool it')",
-    "memory": "recalibration, 'CandidateProcess', lambda *words: (*words[:-1], 1)",
-    "timeout": "recalibration, 'ChildWork', lambda *words: (*words[:-1], 0.0)",
-    "candidate": "Service, 'read', EngineError('artefact.damaged', 'one that is damaged', 'a whole one', 'none')",
+    "room": "StoreCleaner, 'ensure_room', EngineError('store.room', 'none', 'some', 'make some')",
+    "delay": "Headroom, 'reason_to_wait', AgentError('headroom.delay', 'hot', 'cool', 'cool it')",
+    "pause": "Headroom, 'reason_to_pause', AgentError('headroom.pause', 'hot', 'cool', 'cool it')",
+    "memory": "recalibration, 'JobProcess', lambda *words: (*words[:-1], 1)",
+    "timeout": "recalibration, 'SupervisedChild', lambda *words: (*words[:-1], 0.0)",
+    "candidate": "operations, 'read_artefact', EngineError('artefact.damaged', 'a damaged one', 'a whole one', 'none')",
     "promote": "Store, 'promote', EngineError('store.write', 'No space left on device', 'room', 'make some')",
 }
 
 # By name: what the daemon's first child does.
 CHILD_FAULTS = {
-    "traceback": "from agent import model\n\nmodel.calibrate = lambda *_: {}[0]",
+    "traceback": "from agent.models import model\n\nmodel.calibrate = lambda *_: {}[0]",
     "calibration": """
 from agent.models import model
 from calibrate.errors import CalibrationError

@@ -19,7 +19,7 @@ from agent.common.schema import validate
 from agent.config import Config
 from agent.contract.messages import Birth
 from agent.control.summary import RunSummary
-from agent.control.swap import EngineSwap, SwapRequest, Witnesses
+from agent.control.swap import EngineSwap, SwapRequest
 from agent.models.engine_service import EngineService, LoadedEngine
 from agent.monitoring.camera_monitor import CameraStates
 from agent.serving.pipeline import Pipeline
@@ -38,14 +38,14 @@ REFUSES = EngineError("store.write", "no space left", "a writable store", "check
 
 
 class Told(list[Any]):
-    """A JobObserver that keeps what it hears; `journal` is what it answers to a probation."""
+    """A JobTracker that keeps what it hears; `journal` is what it answers to a probation."""
 
     journal: AgentError | None = None
 
     def progress(self, step: str, _percent: int) -> None:
         self.append(("progress", step))
 
-    def probation(self, artefact_id: str) -> None:
+    def enter_probation(self, artefact_id: str) -> None:
         if self.journal is not None:
             raise self.journal
         self.append(("probation", artefact_id))
@@ -146,7 +146,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
         states=lambda: {"camera": SimpleNamespace(fidelity=UNKNOWN, gain=UNKNOWN, drift=None)}
     )
     pipeline.start_trial = lambda _id, _engine, told: setattr(pipeline, "trial", told)
-    service = SimpleNamespace(serving=SimpleNamespace(id="old"), degraded=False)
+    service = SimpleNamespace(serving=SimpleNamespace(id="old"), is_degraded=False)
 
     def commit(loaded: LoadedEngine) -> None:
         if disk:
@@ -170,10 +170,8 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
         reporter,
         summary,
         lambda function: function(),
-        Witnesses(
-            lambda loaded, since: served.append((loaded.artefact.id if loaded else None, since["camera"])),
-            rolled_back.append,
-        ),
+        lambda loaded, since: served.append((loaded.artefact.id if loaded else None, since["camera"])),
+        rolled_back.append,
     )
     return Bench(
         exchange, record, pipeline, loop, summary, events, served, rolled_back, rejected, committed, disk, report=report

@@ -136,7 +136,7 @@ def config_in(folder: Path) -> Config:
 def job_desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_engines: Path) -> JobDeskBench:
     shutil.copytree(two_engines, tmp_path, symlinks=True, dirs_exist_ok=True)
     ScriptedChild.latest = cast(ScriptedChild, SimpleNamespace(ended=True))
-    monkeypatch.setattr(recalibration, "CandidateProcess", ScriptedChild)
+    monkeypatch.setattr(recalibration, "JobProcess", ScriptedChild)
     monkeypatch.setattr(Headroom, "reason_to_wait", lambda _: "")  # what this machine has to spare is its own affair
     monkeypatch.setattr(Headroom, "reason_to_pause", lambda _: "")
     config = config_in(tmp_path)

@@ -93,7 +93,7 @@ def test_after_rollbacks_a_recalibration_that_stays_is_the_word_that_jobs_start_
 ) -> None:
     at = desk()
     for _ in range(3):
-        at.operations._restraint.count_rollback()
+        at.operations._limits.count_rollback()
     assert at.tick() == ""
     assert at.operations.stopped_by == "recalibration.rollback_loop"
     at.recalibrate()

@@ -38,7 +38,7 @@ def answers(schedule: Schedule, *times: float) -> list[str]:
         due = schedule.due(now_s)
         if due:
             found.append(due)
-            schedule.answered(due)
+            schedule.mark_answered(due)
     return found
 
 

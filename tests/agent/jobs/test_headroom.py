@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from agent.common.errors import AgentError
 from agent.config import HeadroomConfig
 from agent.jobs.headroom import Headroom
-from agent.system.board import BoardReading, Rail, Zone
+from agent.system.board import BoardReading, BoardState, Rail, Zone
 
 FREE = BoardReading(
     memory_available_bytes=2**30,
-    jetson=True,
+    is_jetson=True,
     zones=(Zone("cpu-thermal", 60.0, 99.0), Zone("tj-thermal", 60.0, None)),
     throttling=(),
     over_current_events=3,
@@ -31,7 +31,7 @@ class Bench:
         self.now_s = 100.0
         self.reading = FREE
         self.reads = 0
-        self.headroom = Headroom(HeadroomConfig(**limits), self, lambda: self.now_s)
+        self.headroom = Headroom(HeadroomConfig(**limits), cast(BoardState, self), lambda: self.now_s)
 
     def read(self) -> BoardReading:
         self.reads += 1
@@ -39,14 +39,14 @@ class Bench:
 
     def start(self, reading: BoardReading, after_s: float = 1.0) -> str:
         self.reading, self.now_s = reading, self.now_s + after_s
-        return self.headroom.may_start()
+        return self.headroom.reason_to_wait()
 
     def run(self, reading: BoardReading, seconds: int = 1) -> list[str]:
         self.reading = reading
         reasons = []
         for _ in range(seconds):
             self.now_s += 1.0
-            reasons.append(self.headroom.must_pause())
+            reasons.append(self.headroom.reason_to_pause())
         return reasons
 
 
@@ -80,7 +80,7 @@ def test_all_reasons_are_told() -> None:
         ({"memory_bytes": None}, replace(FREE, memory_available_bytes=0)),
         ({"temperature_margin_c": None}, HOT),
         ({"temperature_limit_c": None}, replace(FREE, zones=(Zone("x", 200.0, None),))),
-        ({}, replace(FREE, jetson=False, zones=(Zone("x", 94.0, None), Zone("cpu", 60.0, 99.0)))),
+        ({}, replace(FREE, is_jetson=False, zones=(Zone("x", 94.0, None), Zone("cpu", 60.0, 99.0)))),
         ({"power_share": None}, replace(FREE, rails=(Rail("VDD_IN", 90.0, 4.0),))),
         ({"throttling": False}, THROTTLED),
     ],
@@ -183,5 +183,5 @@ def test_the_board_is_read_once_a_second() -> None:
     bench = Bench()
     for _ in range(20):
         bench.now_s += 0.125
-        bench.headroom.must_pause()
+        bench.headroom.reason_to_pause()
     assert bench.reads == 3

@@ -19,6 +19,7 @@ from job_bench import JobDeskBench
 
 from agent.collection.collection import SharedCollection
 from agent.common.errors import AgentError
+from agent.control import operations
 from agent.jobs import job as job_journal
 from agent.jobs import recalibration
 from agent.jobs import recalibration as collecting
@@ -73,7 +74,7 @@ FAULTS = {
         "recalibration.timeout", recalibration.SupervisedChild, "tick", AgentError("recalibration.timeout", "a", "b",
         "c")
     ),
-    "the candidate's manifest": Fault("engine.fails", EngineService, "read", ENGINE_FAILS),
+    "the candidate's manifest": Fault("engine.fails", operations, "read_artefact", ENGINE_FAILS),
     "the candidate's engine": Fault("engine.fails", EngineService, "load", ENGINE_FAILS),
     "the candidate's calibration": Fault(
         "calibration.model", EngineService, "load", CalibrationError("calibration.model", "a", "b", "c")

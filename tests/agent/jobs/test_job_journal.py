@@ -27,8 +27,8 @@ def opened(path: Path) -> JobJournal:
 
 def test_what_was_written_is_there_for_the_next_process(path: Path) -> None:
     journal = opened(path)
-    journal.begin("a", "command", {"op": "recalibrate", "frames": 8}, ["c1"])
-    journal.begin("b", "alarm", {}, [])
+    journal.start("a", "command", {"op": "recalibrate", "frames": 8}, ["c1"])
+    journal.start("b", "alarm", {}, [])
     journal.join("a", ["c1", "c2"])
     journal.enter("a", JobState.COLLECTING)
     journal.enter("a", JobState.PROBATION, artefact="0123")
@@ -42,12 +42,12 @@ def test_what_was_written_is_there_for_the_next_process(path: Path) -> None:
         ("c1", "c2"),
     )
     assert (a.state, a.artefact, a.result, a.error) == (JobState.COMMITTED, "0123", {"artefact": "0123"}, None)
-    assert (b.state, str(b.why)) == (JobState.FAILED, str(WHY))
+    assert (b.state, str(b.raised_error)) == (JobState.FAILED, str(WHY))
 
 
 def test_a_state_that_cannot_follow_is_not_written(path: Path) -> None:
     journal = opened(path)
-    journal.begin("a", "alarm", {}, [])
+    journal.start("a", "alarm", {}, [])
     with pytest.raises(ValueError, match="cannot go from REQUESTED to COMMITTED"):
         journal.enter("a", JobState.COMMITTED)
     assert [record.state for record in journal.records()] == [JobState.REQUESTED]
@@ -57,7 +57,7 @@ def test_the_oldest_jobs_go(path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(job_journal, "_MOST_JOBS", 3)
     journal = opened(path)
     for number in range(5):
-        journal.begin(str(number), "alarm", {}, [])
+        journal.start(str(number), "alarm", {}, [])
     assert [record.id for record in journal.records()] == ["2", "3", "4"]
 
 
@@ -98,14 +98,14 @@ def changed(statement: str) -> Callable[[Path], None]:
     ],
 )
 def test_a_damaged_journal_is_moved_aside_told_and_begun_anew(path: Path, damage: Callable[[Path], None]) -> None:
-    opened(path).begin("a", "alarm", {}, [])
+    opened(path).start("a", "alarm", {}, [])
     damage(path)
     content, told = path.read_bytes(), list[AgentError]()
     journal = JobJournal(path, told.append)
     assert [error.code for error in told] == ["journal.damaged"]
     assert path.with_name("jobs.sqlite.damaged.1").read_bytes() == content
     assert journal.records() == []
-    journal.begin("b", "alarm", {}, [])
+    journal.start("b", "alarm", {}, [])
     assert [record.id for record in opened(path).records()] == ["b"]
 
 
@@ -116,7 +116,7 @@ def test_three_damaged_ones_are_kept(path: Path, write: Callable[[Path], object]
         told: list[AgentError] = []
         opened_anew = JobJournal(path, told.append)
         assert [error.code for error in told] == ["journal.damaged"]
-        opened_anew.begin("a", "alarm", {}, [])
+        opened_anew.start("a", "alarm", {}, [])
         path.unlink()
     assert sorted(each.name for each in path.parent.glob("*.damaged.*")) == [
         f"jobs.sqlite.damaged.{number}" for number in (3, 4, 5)
@@ -125,18 +125,18 @@ def test_three_damaged_ones_are_kept(path: Path, write: Callable[[Path], object]
 
 def test_one_that_is_damaged_while_it_is_in_use_fails_one_job(path: Path) -> None:
     journal = opened(path)
-    journal.begin("a", "alarm", {}, [])
+    journal.start("a", "alarm", {}, [])
     of_random_bytes(path)
     with pytest.raises(AgentError, match=r"journal\.damaged"):
         journal.enter("a", JobState.COLLECTING)
     with pytest.raises(AgentError, match=r"journal\.write: .*no job a"):
         journal.enter("a", JobState.FAILED, error=WHY)
-    journal.begin("b", "alarm", {}, [])
+    journal.start("b", "alarm", {}, [])
     journal.enter("b", JobState.COLLECTING)
 
 
 def test_one_of_a_newer_schema_is_refused_and_left_as_it_is(path: Path) -> None:
-    opened(path).begin("a", "alarm", {}, [])
+    opened(path).start("a", "alarm", {}, [])
     changed("PRAGMA user_version = 99")(path)
     content = path.read_bytes()
     with pytest.raises(AgentError, match=r"journal\.schema: .* of schema 99; expected schema 1"):
@@ -145,7 +145,7 @@ def test_one_of_a_newer_schema_is_refused_and_left_as_it_is(path: Path) -> None:
 
 
 def test_an_older_schema_migrates_forward(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened(path).begin("a", "alarm", {}, [])
+    opened(path).start("a", "alarm", {}, [])
     later = (*job_journal._MIGRATIONS, "ALTER TABLE jobs ADD COLUMN colour TEXT DEFAULT 'red';")
     monkeypatch.setattr(job_journal, "_MIGRATIONS", later)
     assert [record.id for record in opened(path).records()] == ["a"]
@@ -160,16 +160,16 @@ def test_a_journal_that_cannot_be_opened_is_told_of_and_every_job_is_refused(pat
     journal = JobJournal(path, told.append)
     assert [error.code for error in told] == ["journal.read"]
     with pytest.raises(AgentError, match=r"journal\.write"):
-        journal.begin("a", "alarm", {}, [])
+        journal.start("a", "alarm", {}, [])
     path.unlink()
-    journal.begin("b", "alarm", {}, [])  # as soon as it can be
+    journal.start("b", "alarm", {}, [])  # as soon as it can be
 
 
 def test_a_full_disk_fails_the_job_and_harms_nothing_that_was_written(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = opened(path)
-    journal.begin("a", "alarm", {}, [])
+    journal.start("a", "alarm", {}, [])
 
     class Full(sqlite3.Connection):
         """As SQLite does where the file cannot grow."""
@@ -181,6 +181,6 @@ def test_a_full_disk_fails_the_job_and_harms_nothing_that_was_written(
     connect = sqlite3.connect
     monkeypatch.setattr(sqlite3, "connect", lambda *arguments, **more: connect(*arguments, factory=Full, **more))
     with pytest.raises(AgentError, match=r"journal\.write: .*full"):
-        journal.begin("b", "alarm", {"padding": "x" * 100_000}, [])
+        journal.start("b", "alarm", {"padding": "x" * 100_000}, [])
     monkeypatch.undo()
     assert opened(path).records()[0].id == "a"

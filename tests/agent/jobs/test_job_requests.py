@@ -34,7 +34,7 @@ def test_the_same_request_twice_is_one_job(desk: Callable[..., Desk]) -> None:
     for command in ("c1", "c2"):
         heard = [result for result in at.results if result.id == command]
         assert [heard[0].status, heard[1].step, heard[-1].status] == ["ACCEPTED", "COLLECTING", "FAILED"]
-    (job,) = at.operations._desk._journal.records()
+    (job,) = at.operations._registry._journal.records()
     assert (job.command_ids, job.state) == (("c1", "c2"), JobState.CANCELLED)
     assert ask(at, "c4", 64), "a new one, once that is over"
 
@@ -44,7 +44,7 @@ def test_a_job_that_has_its_frames_is_not_joined(desk: Callable[..., Desk]) -> N
     assert ask(at, "c1", 64)
     job = at.operations._jobs.job
     assert job is not None
-    at.operations._jobs._advanced(job, "CALIBRATING", 40)
+    at.operations._jobs._advance(job, "CALIBRATING", 40)
     assert not ask(at, "c2", 64)
 
 
@@ -53,11 +53,11 @@ def test_a_frame_path_that_fails_fails_the_job(desk: Callable[..., Desk], monkey
     assert ask(at, "c1")
     monkeypatch.setattr(at.operations._pipeline, "error", OSError("no engine"), raising=False)
     at.operations.stop("the source has ended")
-    (record,) = at.operations._desk._journal.records()
+    (record,) = at.operations._registry._journal.records()
     assert record.state is JobState.FAILED
-    assert record.why is not None
-    assert record.why.code == "swap.stopped"
-    assert "no engine" in record.why.found
+    assert record.raised_error is not None
+    assert record.raised_error.code == "swap.stopped"
+    assert "no engine" in record.raised_error.found
 
 
 def test_a_journal_that_takes_no_job_is_told_of_once(
@@ -69,7 +69,7 @@ def test_a_journal_that_takes_no_job_is_told_of_once(
         raise AgentError("journal.write", "a full disk", "", "")
 
     with monkeypatch.context() as patched:
-        patched.setattr(JobJournal, "begin", refuse)
+        patched.setattr(JobJournal, "start", refuse)
         for _ in range(3):
             at.tick()
         with pytest.raises(AgentError, match=r"journal\.write"):
@@ -106,10 +106,10 @@ def test_step_and_percent_are_told_to_the_sender_the_world_and_the_terminal(desk
     assert jobs.job is not None
     shown = []
     for step, percent in (("CALIBRATING", 40), ("BUILDING", 50), ("BUILDING", 51), ("BUILDING", 60)):
-        jobs._advanced(jobs.job, step, percent)
-        shown.append(readings.note({"camera": at.state}, at.operations.job, 0).rpartition("  ")[2])
-    jobs.job.waits("thermal zone at 80 C")
-    shown.append(readings.note({"camera": at.state}, at.operations.job, 0).rpartition("  ")[2])
+        jobs._advance(jobs.job, step, percent)
+        shown.append(readings.progress_line({"camera": at.state}, at.operations.job, 0).rpartition("  ")[2])
+    jobs.job.note_waiting("thermal zone at 80 C")
+    shown.append(readings.progress_line({"camera": at.state}, at.operations.job, 0).rpartition("  ")[2])
     told = [("COLLECTING", 0), ("CALIBRATING", 40), ("BUILDING", 50), ("BUILDING", 60)]  # ten percent after ten percent
     assert [(each.step, each.percent) for each in at.results if each.step] == told
     events = [f"job {{'trigger': 'command', 'step': '{step}', 'percent': {percent}}}" for step, percent in told]
@@ -124,13 +124,13 @@ def test_a_step_that_cannot_follow_ends_the_job_alone(desk: Callable[..., Desk],
     assert ask(at, "c1")
     job = at.operations._jobs.job
     assert job is not None
-    at.operations._jobs._advanced(job, "BUILDING", 50)
+    at.operations._jobs._advance(job, "BUILDING", 50)
     assert job.percent == 50
-    at.operations._jobs._advanced(job, step, 60)
+    at.operations._jobs._advance(job, step, 60)
     assert at.results[-1].error is not None
     assert at.results[-1].error.code == "recalibration.child"
     assert at.operations.job is None
-    assert at.operations._desk._journal.records()[-1].state is JobState.FAILED
+    assert at.operations._registry._journal.records()[-1].state is JobState.FAILED
 
 
 def test_the_clock_starts_a_job_once(desk: Callable[..., Desk]) -> None:
@@ -163,21 +163,21 @@ def test_a_job_whose_process_is_gone_is_concluded_once(
     tmp_path: Path, trigger: str, states: list[JobState], end: JobState
 ) -> None:
     journal = JobJournal(tmp_path / "jobs.sqlite", lambda error: pytest.fail(str(error)))
-    journal.begin("a", trigger, {"content": "now"}, ["c1", "c2"])
+    journal.start("a", trigger, {"content": "now"}, ["c1", "c2"])
     for state in states:
         journal.enter("a", state, artefact="0123" if state is JobState.PROBATION else None)
     (tmp_path / "artefacts" / "0123").mkdir(parents=True)
     (tmp_path / "current").symlink_to("artefacts/0123" if trigger == "current" else "artefacts/4567")
     reporter = Reporter(None, Birth(agent_version="0"))
     past = CrashRecovery(tmp_path, reporter)
-    assert past.known == []
-    concluded = past.conclude("now")
+    assert past.command_results == []
+    concluded = past.end_unfinished_jobs("now")
     assert journal.records()[0].state is end
     assert concluded.rolled_back == (end is JobState.ROLLED_BACK)
     status = "SUCCEEDED" if end is JobState.COMMITTED else "FAILED"
-    assert [(result.id, result.status) for result in concluded.news] == [("c1", status), ("c2", status)]
+    assert [(result.id, result.status) for result in concluded.results] == [("c1", status), ("c2", status)]
     later = CrashRecovery(tmp_path, reporter)
-    assert (later.known, later.conclude("now").news) == (concluded.news, [])
+    assert (later.command_results, later.end_unfinished_jobs("now").results) == (concluded.results, [])
 
 
 @pytest.mark.parametrize(
@@ -193,12 +193,12 @@ def test_a_rollback_of_what_was_on_probation_is_concluded_with_it(
 ) -> None:
     journal = JobJournal(tmp_path / "jobs.sqlite", lambda error: pytest.fail(str(error)))
     for job, trigger, artefact in (("a", "command", "0123"), ("b", "rollback", "4567")):
-        journal.begin(job, trigger, {}, [job])
+        journal.start(job, trigger, {}, [job])
         journal.enter(job, JobState.PROBATION, artefact=artefact)
     (tmp_path / "artefacts" / "0123").mkdir(parents=True)
     if current:
         (tmp_path / "current").symlink_to(f"artefacts/{current}")
-    concluded = CrashRecovery(tmp_path, Reporter(None, Birth(agent_version="0"))).conclude("now")
+    concluded = CrashRecovery(tmp_path, Reporter(None, Birth(agent_version="0"))).end_unfinished_jobs("now")
     assert [record.state for record in journal.records()] == ends
     assert concluded.rolled_back == rolled_back
 
@@ -207,15 +207,15 @@ def test_a_rebuild_for_another_runtime_that_was_interrupted_is_known_until_anoth
     reporter = Reporter(None, Birth(agent_version="0"))
     journal = JobJournal(tmp_path / "jobs.sqlite", lambda error: pytest.fail(str(error)))
     assert not CrashRecovery(tmp_path, reporter).rebuild_interrupted
-    journal.begin("a", "runtime", {}, [])
+    journal.start("a", "runtime", {}, [])
     journal.enter("a", JobState.BUILDING)
     past = CrashRecovery(tmp_path, reporter)
     assert past.rebuild_interrupted
-    past.conclude("")
-    journal.begin("b", "command", {}, [])
+    past.end_unfinished_jobs("")
+    journal.start("b", "command", {}, [])
     journal.enter("b", JobState.CANCELLED)
     assert CrashRecovery(tmp_path, reporter).rebuild_interrupted
-    journal.begin("c", "runtime", {}, [])
+    journal.start("c", "runtime", {}, [])
     journal.enter("c", JobState.FAILED, error=AgentError("artefact.runtime", "an engine", "another", "build it"))
     assert not CrashRecovery(tmp_path, reporter).rebuild_interrupted
 
@@ -226,11 +226,11 @@ def test_a_rebuild_for_another_runtime_that_became_current_was_committed(
 ) -> None:
     """Else the next change of the runtime would be built at no start."""
     journal = JobJournal(tmp_path / "jobs.sqlite", lambda error: pytest.fail(str(error)))
-    journal.begin("a", "runtime", {"instead_of": instead_of}, [])
+    journal.start("a", "runtime", {"instead_of": instead_of}, [])
     journal.enter("a", JobState.BUILDING)
     (tmp_path / "current").symlink_to("artefacts/4567")
     past = CrashRecovery(tmp_path, Reporter(None, Birth(agent_version="0")))
-    past.conclude("")
+    past.end_unfinished_jobs("")
     assert journal.records()[0].state is end
     assert CrashRecovery(tmp_path, Reporter(None, Birth(agent_version="0"))).rebuild_interrupted is (
         end is JobState.FAILED
@@ -242,7 +242,7 @@ def test_what_was_carried_out_by_a_process_that_is_gone_is_answered_and_not_done
     desk = CommandDispatcher(device.handlers(), published.append)
     known = CommandResult(id="c1", status="SUCCEEDED", result={"artefact": "0123"})
     news = CommandResult(id="c2", status="SUCCEEDED")
-    desk.recall([known], [news])
+    desk.restore([known], [news])
     assert published == [news]
     desk.receive(payload(id="c1"), NOW)
     desk.receive(payload(id="c2"), NOW, retained=True)

@@ -32,6 +32,6 @@ def test_what_never_served_is_not_rolled_back() -> None:
 
 
 def test_an_end_is_an_end() -> None:
-    ends = [state for state in STATES if state.over]
+    ends = [state for state in STATES if state.is_finished]
     assert ends == [JobState.COMMITTED, JobState.ROLLED_BACK, JobState.FAILED, JobState.CANCELLED]
     assert not any(end.may_become(state) for end in ends for state in STATES)

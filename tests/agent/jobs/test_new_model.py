@@ -15,7 +15,7 @@ from agent.common.errors import AgentError
 from agent.contract.commands import CommandResult
 from agent.jobs import new_model
 from agent.jobs.child_protocol import JobOutcome
-from agent.jobs.job import Job
+from agent.jobs.recalibration import Job
 
 __all__ = ["desk"]  # the fixture
 
@@ -25,7 +25,7 @@ def test_a_new_model_supersedes_what_is_under_way(desk: Callable[..., Desk], mon
     assert ask(at, "c1")
     built: list[Any] = []
     monkeypatch.setattr(at.operations._jobs, "build_reference", lambda report, _model: built.append(report))
-    at.operations.new_model.found("another content")
+    at.operations.new_model.content_changed("another content")
     at.tick()
     at.tick()
     assert at.results[-1].error is not None
@@ -40,11 +40,11 @@ def found_model(at: Desk, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def build(report: Any, model: Path | None) -> None:
         built.append(report)
-        at.operations._jobs._begin(Job("model", 1, "max", report, model=model))
+        at.operations._jobs._start(Job("model", 1, "max", report, model=model))
 
     monkeypatch.setattr(at.operations._jobs, "build_reference", build)
     monkeypatch.setattr(at.operations._jobs, "tick", lambda: None)
-    at.operations.new_model.found("another content")
+    at.operations.new_model.content_changed("another content")
     return built
 
 
@@ -88,7 +88,7 @@ def test_a_trial_that_says_nothing_of_the_model_is_repeated_after_a_minute(
     assert any(told in line for line in at.told)
     at.tick()
     assert len(built) == 1
-    at.operations.new_model._try_at_s -= new_model._AGAIN_S
+    at.operations.new_model._try_at_s -= new_model._RETRY_S
     at.cancel()  # what else has begun meanwhile
     at.tick()
     assert len(built) == trials
@@ -106,7 +106,7 @@ class Delivered:
         self.taken_up = 0
         staged = StagedModel(self.part, self.served, CommandProgress("m1", self.results.append), self._take_up)
         staged.stage(0)
-        at.operations.new_model.bring(staged)
+        at.operations.new_model.deliver(staged)
         self.file = staged.file
 
     def _take_up(self) -> None:
@@ -133,8 +133,8 @@ def test_a_delivered_model_takes_its_place_only_once_the_job_has_passed_it(deliv
     delivered.ends(artefact=delivered.served)
     assert (delivered.served.read_bytes(), delivered.taken_up) == (b"new", 1)
     tried = delivered.at.operations.new_model
-    tried.found(tried._content)  # the watch has seen it
-    assert tried.usable
+    tried.content_changed(tried._content)  # the watch has seen it
+    assert tried.is_usable
     assert not delivered.results[-1].final, "the next run tells it, with the job's end"
 
 
@@ -145,9 +145,9 @@ def test_a_delivered_model_that_the_job_refuses_leaves_what_serves(delivered: De
     assert delivered.results[-1].status == "FAILED"
     assert (delivered.served.read_bytes(), delivered.taken_up) == (b"before", 0)
     assert (delivered.file.exists(), delivered.part.exists()) == (False, kept)
-    delivered.at.operations.new_model._try_at_s -= new_model._AGAIN_S
+    delivered.at.operations.new_model._try_at_s -= new_model._RETRY_S
     delivered.at.tick()
-    assert not delivered.at.operations.new_model._untried, "the next try is the sender's"
+    assert not delivered.at.operations.new_model._is_untried, "the next try is the sender's"
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -169,4 +169,4 @@ def test_a_place_that_refuses_fails_the_job(delivered: Delivered) -> None:
     delivered.served.mkdir()
     delivered.ends(artefact=delivered.served)
     assert delivered.results[-1].status == "FAILED"
-    assert not delivered.at.operations.new_model.usable
+    assert not delivered.at.operations.new_model.is_usable

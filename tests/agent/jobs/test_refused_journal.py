@@ -19,12 +19,12 @@ def test_a_job_that_the_journal_does_not_take_is_none_of_the_days(
     desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at = desk(cooldown_s=0.0, per_day=1)
-    begin = JobJournal.begin
+    begin = JobJournal.start
     refuse_journal(monkeypatch)
     for _ in range(3):
         at.operations._retry_s = 0.0
         at.tick()
-    monkeypatch.setattr(JobJournal, "begin", begin)
+    monkeypatch.setattr(JobJournal, "start", begin)
     at.operations._retry_s = 0.0
     at.tick()
     assert at.operations.job is not None
@@ -38,14 +38,14 @@ def test_a_rollback_that_the_journal_does_not_take_changes_nothing(
 ) -> None:
     at = desk(raised_serves=True)
     closed = closings(at, monkeypatch)
-    monkeypatch.setattr(at.operations._in_service, "forget", pytest.fail)
+    monkeypatch.setattr(at.operations._serving, "forget", pytest.fail)
     monkeypatch.setattr(at.operations._attempts, "forbid", pytest.fail)
     refuse_journal(monkeypatch)
     with pytest.raises(AgentError, match=r"journal\.write"):
         at.roll_back()
     assert closed == [at.int8.id]
-    assert at.operations._restraint.may_start
-    assert not at.operations.exchanging
+    assert at.operations._limits.may_start
+    assert not at.operations.is_swapping
 
 
 def test_a_switch_that_the_journal_does_not_take_is_none(
@@ -57,7 +57,7 @@ def test_a_switch_that_the_journal_does_not_take_is_none(
     with pytest.raises(AgentError, match=r"journal\.write"):
         at.operations._switch(at.raised.id)
     assert closed == [at.raised.id]
-    assert at.operations._restraint.may_switch
+    assert at.operations._limits.may_switch
 
 
 def closings(at: Desk, monkeypatch: pytest.MonkeyPatch) -> list[str]:

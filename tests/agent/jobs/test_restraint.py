@@ -69,7 +69,7 @@ def test_jobs_are_capped_by_the_day(clocks: Clocks, path: Path, restarts: bool) 
         passed = hour * HOUR
         if restarts:
             restraint = restraint_of(path)
-        taken.append(restraint.takes_job())
+        taken.append(restraint.count_job())
     assert taken == [True, True, False, False, True, False, True]
 
 
@@ -93,12 +93,12 @@ def test_pauses_last_as_long_as_they_should(clocks: Clocks, path: Path, restarts
 @pytest.mark.parametrize("step_s", [-10 * 365 * DAY, -HOUR, HOUR, 10 * 365 * DAY])
 def test_within_a_process_no_clock_that_is_set_changes_anything(clocks: Clocks, path: Path, step_s: float) -> None:
     restraint = restraint_of(path, per_day=1)
-    assert restraint.takes_job()
+    assert restraint.count_job()
     restraint.pause_jobs()
     clocks.set_by(step_s)
-    assert (restraint.takes_job(), restraint.may_start) == (False, False)
+    assert (restraint.count_job(), restraint.may_start) == (False, False)
     clocks.pass_s(JOB_PAUSE_S)
-    assert (restraint.takes_job(), restraint.may_start) == (False, True)
+    assert (restraint.count_job(), restraint.may_start) == (False, True)
 
 
 @pytest.mark.parametrize("step_s", [-10 * 365 * DAY, -HOUR, HOUR, 10 * 365 * DAY])
@@ -107,7 +107,7 @@ def test_a_clock_that_is_set_while_the_daemon_runs_opens_no_loophole_at_its_rest
 ) -> None:
     """As on a board without a battery: it starts in 1970, and NTP sets its clock minutes later."""
     restraint = restraint_of(path, per_day=1)
-    restraint.takes_job()
+    restraint.count_job()
     restraint.pause_jobs()
     restraint.pause_switches()
     clocks.set_by(step_s)
@@ -116,13 +116,13 @@ def test_a_clock_that_is_set_while_the_daemon_runs_opens_no_loophole_at_its_rest
     clocks.boot()
     clocks.pass_s(60.0)
     again = restraint_of(path, per_day=1)
-    assert (again.takes_job(), again.may_start, again.may_switch) == (False, False, False)
+    assert (again.count_job(), again.may_start, again.may_switch) == (False, False, False)
     clocks.pass_s(SWITCH_PAUSE_S - 61.0)
     assert again.may_switch
     clocks.pass_s(JOB_PAUSE_S - SWITCH_PAUSE_S)
     assert again.may_start
     clocks.pass_s(DAY)
-    assert again.takes_job()
+    assert again.count_job()
 
 
 def test_a_clock_that_is_set_back_between_two_processes_makes_nothing_wait_longer_than_its_pause(
@@ -130,7 +130,7 @@ def test_a_clock_that_is_set_back_between_two_processes_makes_nothing_wait_longe
 ) -> None:
     """What stands in the future counts as now, once: restart after restart it would never be over."""
     before = restraint_of(path, per_day=1)
-    before.takes_job()
+    before.count_job()
     before.pause_jobs()
     clocks.boot()
     clocks.set_by(-23 * HOUR)
@@ -139,7 +139,7 @@ def test_a_clock_that_is_set_back_between_two_processes_makes_nothing_wait_longe
         clocks.pass_s(30.0)
         waited += 30.0
     assert waited == JOB_PAUSE_S
-    while not restraint_of(path, per_day=1).takes_job():
+    while not restraint_of(path, per_day=1).count_job():
         clocks.pass_s(HOUR)
         waited += HOUR
     assert waited == pytest.approx(DAY, abs=HOUR)
@@ -148,37 +148,37 @@ def test_a_clock_that_is_set_back_between_two_processes_makes_nothing_wait_longe
 def test_on_a_board_without_a_clock_a_stop_does_not_begin_anew_at_each_boot(clocks: Clocks, path: Path) -> None:
     errors: list[AgentError] = []
     before = restraint_of(path, per_day=1, on_error=errors.append)
-    before.takes_job()
+    before.count_job()
     before.pause_jobs()
     before.pause_switches()
     for _ in range(3):
-        before.rolled_back()
+        before.count_rollback()
     clocks.boot()
     clocks.set_by(-2 * DAY)
     again = restraint_of(path, per_day=1)
-    assert (again.may_start, again.may_switch, again.takes_job()) == (True, True, True)
+    assert (again.may_start, again.may_switch, again.count_job()) == (True, True, True)
 
 
 def test_a_clock_that_is_set_ahead_between_two_processes_makes_all_of_it_old(clocks: Clocks, path: Path) -> None:
     before = restraint_of(path, per_day=1)
-    before.takes_job()
+    before.count_job()
     before.pause_jobs()
     clocks.set_by(2 * DAY)
     again = restraint_of(path, per_day=1)
-    assert (again.takes_job(), again.may_start) == (True, True)
+    assert (again.count_job(), again.may_start) == (True, True)
 
 
 def test_a_cap_that_was_lowered_counts_the_newest_jobs(clocks: Clocks, path: Path) -> None:
     before = restraint_of(path, per_day=5)
     for _ in range(4):
-        assert before.takes_job()
+        assert before.count_job()
         clocks.pass_s(HOUR)
-    assert not restraint_of(path, per_day=4).takes_job()
+    assert not restraint_of(path, per_day=4).count_job()
     lowered = restraint_of(path, per_day=1)
     clocks.pass_s(21.5 * HOUR)
-    assert not lowered.takes_job()  # though the first of the four is older than a day
+    assert not lowered.count_job()  # though the first of the four is older than a day
     clocks.pass_s(2 * HOUR)
-    assert lowered.takes_job()
+    assert lowered.count_job()
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -189,7 +189,7 @@ def test_three_rollbacks_in_a_day_are_told_once_and_nothing_starts_by_itself(
     restraint, may = restraint_of(path, on_error=errors.append), []
     for _ in range(4):
         clocks.pass_s(HOUR)
-        restraint.rolled_back()
+        restraint.count_rollback()
         if restarts:
             restraint = restraint_of(path, on_error=errors.append)
         may.append((restraint.may_start, restraint.may_switch))
@@ -199,7 +199,7 @@ def test_three_rollbacks_in_a_day_are_told_once_and_nothing_starts_by_itself(
     clocks.pass_s(22.5 * HOUR)  # the second is a day old, the third is not
     assert restraint.may_start
     clocks.pass_s(0.0)
-    restraint.rolled_back()
+    restraint.count_rollback()
     assert not restraint.may_start
     assert [error.code for error in errors] == ["recalibration.rollback_loop"] * (4 if restarts else 2)
     restraint.clear_rollbacks()
@@ -210,18 +210,18 @@ def test_three_rollbacks_in_a_day_are_told_once_and_nothing_starts_by_itself(
 def test_a_file_of_the_schema_before_is_gone_on_with(clocks: Clocks, path: Path) -> None:
     path.write_text(json.dumps({"schema": 1, "jobs": [clocks.time()], "failed": clocks.time(), "switched": None}))
     restraint = restraint_of(path, per_day=1)
-    assert (restraint.takes_job(), restraint.may_start, restraint.may_switch) == (False, False, True)
+    assert (restraint.count_job(), restraint.may_start, restraint.may_switch) == (False, False, True)
     assert json.loads(path.read_text())["schema"] == 2
 
 
 def test_a_recording_keeps_nothing(clocks: Clocks, tmp_path: Path) -> None:
     first = restraint_of(None, per_day=1)
     first.pause_jobs()
-    assert (first.takes_job(), first.takes_job(), first.may_start) == (True, False, False)
+    assert (first.count_job(), first.count_job(), first.may_start) == (True, False, False)
     clocks.set_by(HOUR)
     assert not first.may_start
     again = restraint_of(None, per_day=1)
-    assert (again.takes_job(), again.may_start) == (True, True)
+    assert (again.count_job(), again.may_start) == (True, True)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -239,9 +239,9 @@ SOUND = {"schema": 2, "jobs": [1.0], "rollbacks": [], "failed": None, "switched"
 def test_a_file_that_is_none_is_begun_anew(clocks: Clocks, path: Path, text: str) -> None:
     path.write_text(text)
     restraint = restraint_of(path, per_day=1)
-    assert (restraint.may_start, restraint.may_switch, restraint.takes_job()) == (True, True, True)
+    assert (restraint.may_start, restraint.may_switch, restraint.count_job()) == (True, True, True)
     clocks.pass_s(1.0)
-    assert not restraint_of(path, per_day=1).takes_job()
+    assert not restraint_of(path, per_day=1).count_job()
 
 
 def test_a_file_of_a_newer_tared_is_refused_and_left_alone(path: Path) -> None:
@@ -259,7 +259,7 @@ def test_a_disk_that_refuses_is_told_of_once_and_the_process_is_restrained_all_t
     restraint = AutomationLimits(
         tmp_path / "no folder" / "restraint.json", 1, JOB_PAUSE_S, SWITCH_PAUSE_S, 3, errors.append
     )
-    assert (restraint.takes_job(), restraint.takes_job()) == (True, False)
+    assert (restraint.count_job(), restraint.count_job()) == (True, False)
     restraint.pause_jobs()
     clocks.set_by(HOUR)
     assert not restraint.may_start

@@ -27,5 +27,5 @@ def test_a_job_ends_though_its_first_step_cannot_be_journaled(
         if refuses:
             patched.setattr(JobJournal, "enter", refuse)
         job.on_error(AgentError("artefact.runtime", "another", "this one", ""))
-    job.serves("0123", degraded=False)
+    job.engine_started("0123", degraded=False)
     assert [record.state for record in journal.records()] == [end]

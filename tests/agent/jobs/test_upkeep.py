@@ -11,8 +11,9 @@ from typing import Any, cast
 
 import pytest
 
-from agent.config import StoreConfig
-from agent.jobs.report import Housekeeping
+from agent.jobs.job import JobJournal
+from agent.jobs.limits import AutomationLimits
+from agent.jobs.report import JobRegistry
 from agent.uplink.reporter import Reporter
 from engines.errors import EngineError
 from engines.store import files as staging
@@ -158,8 +159,9 @@ def test_what_makes_room_is_told_of(store: Store, disk: Callable[[int], None]) -
     disk(4 * size(artefacts[0].path))
     told: list[dict[str, Any]] = []
     reporter = SimpleNamespace(event=lambda kind, **detail: told.append({"kind": kind, **detail}))
-    config = StoreConfig(keep=3, reserve_bytes=size(artefacts[0].path))
-    Housekeeping(store, config, dict, cast(Reporter, reporter)).make_room()
+    cleaner = StoreCleaner(store, 3, size(artefacts[0].path))
+    limits, journal = cast(AutomationLimits, None), cast(JobJournal, None)
+    JobRegistry(cast(Reporter, reporter), journal, limits, cleaner, dict).make_room()
     assert [(event["kind"], event["state"], event["removed"]) for event in told] == [
         ("store", "tidied", [artefacts[0].id])
     ]

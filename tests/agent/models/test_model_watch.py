@@ -15,7 +15,7 @@ from zoo import residual_net
 
 from agent.models.model_watch import ModelWatch, content_of
 
-LOOK_S = 0.02
+POLL_S = 0.02
 
 
 class Watched:
@@ -26,15 +26,15 @@ class Watched:
         self.put(1.0)
         self.first = content_of(self.path)
         self.told: queue.Queue[str] = queue.Queue()
-        self.looks: queue.Queue[None] = queue.Queue()
-        self.watch = ModelWatch(self.path, self.first, self.told.put, LOOK_S)
-        look = self.watch._look
+        self.polls: queue.Queue[None] = queue.Queue()
+        self.watch = ModelWatch(self.path, self.first, self.told.put, POLL_S)
+        poll = self.watch._poll
 
         def counted() -> None:
-            look()
-            self.looks.put(None)
+            poll()
+            self.polls.put(None)
 
-        self.watch._look = counted  # type: ignore[method-assign]  # to know that a look is over
+        self.watch._poll = counted  # type: ignore[method-assign]  # to know that a poll is over
 
     def put(self, factor: float) -> None:
         """Another model, in one rename."""
@@ -45,12 +45,12 @@ class Watched:
         onnx.save(model, new)
         new.replace(self.path)
 
-    def pass_by(self, looks: int = 6) -> None:
-        """So many looks more."""
-        while not self.looks.empty():
-            self.looks.get()
-        for _ in range(looks):
-            self.looks.get(timeout=10.0)
+    def pass_by(self, polls: int = 6) -> None:
+        """So many polls more."""
+        while not self.polls.empty():
+            self.polls.get()
+        for _ in range(polls):
+            self.polls.get(timeout=10.0)
 
 
 @pytest.fixture
@@ -98,21 +98,21 @@ def test_a_file_that_is_gone_for_a_while_is_waited_for(watched: Watched) -> None
 
 
 def test_a_file_that_is_being_written_is_waited_for(tmp_path: Path) -> None:
-    """Look by look, in this thread."""
+    """Look by poll, in this thread."""
     path = tmp_path / "model.onnx"
     onnx.save(residual_net(), path)
     told: list[str] = []
     watch = ModelWatch(path, content_of(path), told.append)
     for _ in range(3):
-        watch._look()
+        watch._poll()
     with path.open("ab") as file:
         for _ in range(5):
             file.write(b"x")
             file.flush()
-            watch._look()
+            watch._poll()
     assert told == []
     for _ in range(2):
-        watch._look()
+        watch._poll()
     assert told == [content_of(path)]
 
 
@@ -123,11 +123,11 @@ def test_tensors_in_a_file_beside_it_count(tmp_path: Path) -> None:
     before, told = content_of(path), list[str]()
     watch = ModelWatch(path, before, told.append)
     for _ in range(4):
-        watch._look()
+        watch._poll()
     assert told == []
     content = bytearray((tmp_path / "weights.bin").read_bytes())
     content[0] ^= 1
     (tmp_path / "weights.bin").write_bytes(content)
     for _ in range(4):
-        watch._look()
+        watch._poll()
     assert told == [content_of(path)] != [before]

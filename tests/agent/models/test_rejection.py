@@ -93,7 +93,7 @@ class Crashed:
         self.before, self.candidate = made(self.store, "before"), made(self.store, "candidate")
         self.store.promote(self.before)
         self.journal = JobJournal(folder / "jobs.sqlite", pytest.fail)
-        self.journal.begin("job", trigger, {}, [])
+        self.journal.start("job", trigger, {}, [])
         self.journal.enter("job", JobState.PROBATION, artefact=self.candidate.id)
         if state is not JobState.PROBATION:
             self.journal.enter("job", state)
@@ -122,13 +122,13 @@ def test_a_candidate_that_a_crash_has_ended_is_gone_before_anything_is_chosen_to
     if not stays:
         (kept,) = refusals(crashed.store)
         assert (kept["rollback"]["reason"], kept["verdict"]) == ("recalibration.interrupted", VERDICT)
-        assert past.conclude("").rolled_back == 1
+        assert past.end_unfinished_jobs("").rolled_back == 1
 
 
 def test_a_candidate_that_had_become_current_stays(tmp_path: Path) -> None:
     crashed = Crashed(tmp_path, "alarm", JobState.PROBATION)
     crashed.store.promote(crashed.candidate)
-    assert crashed.past().conclude("").rolled_back == 0
+    assert crashed.past().end_unfinished_jobs("").rolled_back == 0
     assert names(crashed.store) == sorted([crashed.before.id, crashed.candidate.id])
 
 
@@ -137,5 +137,5 @@ def test_a_disk_that_refuses_to_forget_it_keeps_nobody_from_starting(
 ) -> None:
     crashed = Crashed(tmp_path, "alarm", JobState.PROBATION)
     monkeypatch.setattr(Store, "discard", refuses)
-    assert crashed.past().conclude("").rolled_back == 1
+    assert crashed.past().end_unfinished_jobs("").rolled_back == 1
     assert "store.write" in caplog.text

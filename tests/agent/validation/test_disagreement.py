@@ -107,15 +107,15 @@ def test_of_a_crowd_every_object_has_the_same_chance() -> None:
 def test_what_looks_worse_than_a_limit_is_no_proof_yet() -> None:
     disagreement = Disagreement()
     disagreement.add([(6, 8)])
-    assert not disagreement.looks_worse(0.3)  # once is chance
+    assert not disagreement.appears_above(0.3)  # once is chance
     disagreement.add([(6, 8)])
-    assert disagreement.looks_worse(0.3)
+    assert disagreement.appears_above(0.3)
     assert disagreement.confused(str, 0.3, 0.05) == ()
     for _ in range(4):
         disagreement.add([(6, 6)])
-    assert disagreement.looks_worse(0.3)
+    assert disagreement.appears_above(0.3)
     disagreement.add([(6, None)])
-    assert not disagreement.looks_worse(0.3)  # 2 of 7
+    assert not disagreement.appears_above(0.3)  # 2 of 7
 
 
 def test_confused_classes_are_named_by_label() -> None:

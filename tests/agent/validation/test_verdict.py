@@ -9,7 +9,7 @@ import pytest
 
 from agent.validation.comparison import Comparison
 from agent.validation.confusion import ConfusionCounts
-from agent.validation.verdict import MIN_TELLING, RAISED_GAIN, Verdict, VerdictLimits, decide
+from agent.validation.verdict import MIN_INFORMATIVE, RAISED_GAIN, Verdict, VerdictLimits, decide
 
 NOISE = np.tile([0.0, 0.02, -0.02, 0.01, -0.01, 0.0, 0.02, -0.02], 4)
 CLASSES = 10
@@ -74,10 +74,10 @@ def test_raised_precision_has_to_gain_something_also_where_the_frames_are_easy()
 
 
 def test_empty_frames_prove_nothing() -> None:
-    few = MIN_TELLING - 1
+    few = MIN_INFORMATIVE - 1
     assert not accepted([1.0] * few, None)
     assert not accepted([1.0] * few, [0.0] * few)
-    assert accepted([1.0] * MIN_TELLING, None)
+    assert accepted([1.0] * MIN_INFORMATIVE, None)
     nothing = verdict(seen([], []))
     assert (nothing.accepted, nothing.empty_frames, nothing.failed) == (False, 32, ("fidelity",))
     assert (nothing.gain_low, nothing.gain_high) == (-1.0, 1.0)
