@@ -53,7 +53,7 @@ class StagedCalibration:
 
     path: Path
     model: Model
-    report: CommandProgress
+    progress: CommandProgress
 
     def stage(self, reserve_bytes: int) -> None:  # noqa: ARG002  (it takes no room: it stays where it came)
         """Check the file; for a thread of its own.
@@ -89,12 +89,14 @@ class StagedModel:
     Args:
         part: The received file. It stays until the model is installed, so that a trial that says nothing about the
             model costs no second transfer.
-        report: The progress of the command that brought the model.
+        progress: Of the command that brought the model.
         on_install: Called before the model is put in its place; may raise AgentError.
     """
 
-    def __init__(self, part: Path, destination: Path, report: CommandProgress, on_install: Callable[[], None]) -> None:
-        self.report = report
+    def __init__(
+        self, part: Path, destination: Path, progress: CommandProgress, on_install: Callable[[], None]
+    ) -> None:
+        self.progress = progress
         self.content = ""  # as `content_of` has it, once it is staged
         self._part = part
         self._destination = destination
@@ -212,13 +214,13 @@ class Transfer:
         if not self.is_finished:
             self.is_finished, self._source = True, None
             self.partial.close()
-            self.partial.report.fail(error)
+            self.partial.progress.fail(error)
 
     def _start(self) -> None:
         """Raises OSError, AgentError."""
 
         def report_percent(percent: int) -> None:
-            self._run_in_main_thread(lambda: self.partial.report.progress("FETCHING", percent))
+            self._run_in_main_thread(lambda: self.partial.progress.update("FETCHING", percent))
 
         url = self.partial.args.url
         if url is None:
@@ -312,11 +314,11 @@ class FileReceiver:
 
     def _check_idle(self) -> None:
         """Raises CommandError (`command.busy`)."""
-        if self._transfer is not None and not self._transfer.partial.report.latest.final:
+        if self._transfer is not None and not self._transfer.partial.progress.latest.final:
             raise CommandError("command.busy", "a file on its way", "none", "wait for its end, then send it again")
 
     def _start_transfer(
-        self, args: FileArgs, report: CommandProgress, stage_from: Callable[[Path], S], try_out: Callable[[S], None]
+        self, args: FileArgs, progress: CommandProgress, stage_from: Callable[[Path], S], try_out: Callable[[S], None]
     ) -> None:
         """stage_from: makes the staged file from the path of the partial one. Raises AgentError."""
         part = self._folder / f"{args.sha256}.part"
@@ -330,7 +332,7 @@ class FileReceiver:
             check_room(self._folder, missing, self._reserve_bytes, args.what)
             staged = stage_from(part)
             self._transfer = Transfer(
-                PartialFile(part, args, report),
+                PartialFile(part, args, progress),
                 staged,
                 self._reserve_bytes,
                 self._run_in_main_thread,
@@ -357,10 +359,12 @@ class CalibrationDelivery(FileReceiver):
         self._model = model
         self._try_out = try_out
 
-    def start(self, args: CalibrationArgs, report: CommandProgress) -> None:
+    def start(self, args: CalibrationArgs, progress: CommandProgress) -> None:
         """Raises CommandError, AgentError."""
         self._check_idle()
-        self._start_transfer(args, report, lambda part: StagedCalibration(part, self._model(), report), self._try_out)
+        self._start_transfer(
+            args, progress, lambda part: StagedCalibration(part, self._model(), progress), self._try_out
+        )
 
 
 class ModelDelivery(FileReceiver):
@@ -389,7 +393,7 @@ class ModelDelivery(FileReceiver):
         self._releases = releases
         self._try_out = try_out
 
-    def start(self, args: ModelArgs, report: CommandProgress, now: float) -> None:
+    def start(self, args: ModelArgs, progress: CommandProgress, now: float) -> None:
         """now: Unix time in seconds. Raises CommandError, AgentError for a model that may not come, or cannot."""
         self._check_idle()
         if not self._watched:
@@ -405,6 +409,6 @@ class ModelDelivery(FileReceiver):
             folder = self._destination.parent
             if folder.stat().st_dev != part.parent.stat().st_dev:  # on one disk it is the same file under two names
                 check_room(folder, args.size, self._reserve_bytes, args.what)
-            return StagedModel(part, self._destination, report, record_release)
+            return StagedModel(part, self._destination, progress, record_release)
 
-        self._start_transfer(args, report, stage_from, self._try_out)
+        self._start_transfer(args, progress, stage_from, self._try_out)

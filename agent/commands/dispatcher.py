@@ -41,10 +41,10 @@ class Authorisation:
 
 
 class CommandProgress:
-    """Publish the progress of one command, until it has succeeded or failed.
+    """Publish how one command proceeds, until it has succeeded or failed.
 
-    Not thread-safe: it belongs to the dispatcher's thread. After the final result it is silent, so that a late progress
-    line does not un-end the job for its sender.
+    Not thread-safe: it belongs to the dispatcher's thread. After the final result it is silent: a late update
+    must not un-end the job for its sender.
     """
 
     def __init__(self, command_id: str, publish: Publish, authorisation: Authorisation | None = None) -> None:
@@ -56,11 +56,11 @@ class CommandProgress:
     @classmethod
     def from_result(cls, result: CommandResult, publish: Publish) -> CommandProgress:
         """Return that of a command which ended in an earlier process; nothing is published."""
-        report = cls(result.id, lambda _: None)
-        report.latest, report._publish = result, publish
-        return report
+        progress = cls(result.id, lambda _: None)
+        progress.latest, progress._publish = result, publish
+        return progress
 
-    def progress(self, step: str, percent: float | None = None, result: dict[str, JsonValue] | None = None) -> None:
+    def update(self, step: str, percent: float | None = None, result: dict[str, JsonValue] | None = None) -> None:
         """percent: of the whole, 0 to 100. result: what the sender has to know already."""
         self._update(CommandResult(id=self.latest.id, status="IN_PROGRESS", step=step, percent=percent, result=result))
 
@@ -156,14 +156,14 @@ class CommandDispatcher:
                 remedy = "publish commands without the retain flag, and clear the retained one"
                 command_id = received.command.id
                 raise CommandRefused("command.retained", "a retained command", "a fresh one", remedy, command_id)
-            report = self._accept(received, now, reply)
+            progress = self._accept(received, now, reply)
         except CommandRefused as refusal:
             self._refuse(refusal)
             return
         try:
-            self._handlers[received.command.op](received.command.args, report)
+            self._handlers[received.command.op](received.command.args, progress)
         except TaredError as error:
-            report.fail(error)
+            progress.fail(error)
 
     def _answer_if_known(self, received: ReceivedCommand, reply: Reply | None) -> bool:
         """Publish the latest result of a known command; False if it is not known.
@@ -205,16 +205,16 @@ class CommandDispatcher:
         log.info("command=%s id=%s key=%s status=ACCEPTED", command.op, command.id, received.key or "none")
         self._replies.pop(command.id, None)  # of a forgotten command that had the same id
         self._remember_reply(command.id, reply)
-        report = CommandProgress(command.id, publish, Authorisation(command.version, received.key))
-        self._remember(received.digest, report)
-        return report
+        progress = CommandProgress(command.id, publish, Authorisation(command.version, received.key))
+        self._remember(received.digest, progress)
+        return progress
 
     def _find(self, command_id: str) -> tuple[str, CommandResult] | None:
         """Return the digest and the latest result of a command. Raises AgentError (`command.log`)."""
-        digest, report = self._known.get(command_id, ("", None))
+        digest, progress = self._known.get(command_id, ("", None))
         logged = self._log.find(command_id) if self._log is not None and not digest else None
-        if report is not None:
-            return (logged[0] if logged is not None else digest), report.latest
+        if progress is not None:
+            return (logged[0] if logged is not None else digest), progress.latest
         return logged
 
     def _refuse(self, refusal: CommandRefused) -> None:
@@ -245,8 +245,8 @@ class CommandDispatcher:
             self._log.end(result)
         self._send(result)
 
-    def _remember(self, digest: str, report: CommandProgress) -> None:
-        self._known[report.latest.id] = digest, report
+    def _remember(self, digest: str, progress: CommandProgress) -> None:
+        self._known[progress.latest.id] = digest, progress
         if len(self._known) > self._memory:
             self._known.popitem(last=False)
 

@@ -37,11 +37,11 @@ class PartialFile:
     One thread may write it until `close`, which waits for no server. Nothing is written after that.
     """
 
-    def __init__(self, part: Path, args: FileArgs, report: CommandProgress) -> None:
+    def __init__(self, part: Path, args: FileArgs, progress: CommandProgress) -> None:
         """Raises OSError."""
         self.part = part
         self.args = args
-        self.report = report
+        self.progress = progress
         self.size = part.stat().st_size if part.exists() else 0
         self.is_pieced = False  # put together from several answers, one of which may have been forged
         self._lock = threading.Lock()
@@ -206,7 +206,7 @@ class ChunkReceiver:
     def _request(self) -> None:
         self._requested_s, self._requested = time.monotonic(), self._next
         percent = 100.0 * self._partial.size / self._partial.args.size
-        self._partial.report.progress(RECEIVING, round(percent, 1), {"next": self._next})
+        self._partial.progress.update(RECEIVING, round(percent, 1), {"next": self._next})
 
 
 def transfer_error(what: str, found: str, expected: str) -> AgentError:

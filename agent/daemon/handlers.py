@@ -65,13 +65,13 @@ def engine_handlers(
 
 
 def _status(
-    operations: Operations, service: EngineService, pipeline: Pipeline, _args: StatusArgs, report: CommandProgress
+    operations: Operations, service: EngineService, pipeline: Pipeline, _args: StatusArgs, progress: CommandProgress
 ) -> None:
     """Of several cameras, the state of the least faithful one stands at the top level too."""
     states, job = pipeline.observer.states(), operations.job
     camera = least_faithful(states)
     cameras: dict[str, JsonValue] = {name: _camera_status(pipeline.feeds[name], states[name]) for name in states}
-    report.succeed(
+    progress.succeed(
         {
             "engine": service.serving.id,
             "degraded": service.is_degraded,
@@ -102,45 +102,45 @@ def _camera_status(feed: Feed, state: CameraState) -> dict[str, JsonValue]:
     }
 
 
-def _recalibrate(operations: Operations, pipeline: Pipeline, args: RecalibrateArgs, report: CommandProgress) -> None:
+def _recalibrate(operations: Operations, pipeline: Pipeline, args: RecalibrateArgs, progress: CommandProgress) -> None:
     if args.method is not None:
         parse_method(args.method)
     outage = next(iter(pipeline.observer.states().values())).outage
     if outage:
         found = f"nothing is observed now: {outage}"
         raise CommandError("command.observer", found, "frames to collect", "see the events, then send it again")
-    if not operations.recalibrate(report, args):
+    if not operations.recalibrate(progress, args):
         _check_not_stuck(pipeline)
         found = f"a job at {job.description}" if (job := operations.job) is not None else "a swap under way"
         raise CommandError("command.busy", found, "no running job", "wait for it to end, then send it again")
 
 
 def _roll_back(
-    operations: Operations, service: EngineService, pipeline: Pipeline, _args: RollbackArgs, report: CommandProgress
+    operations: Operations, service: EngineService, pipeline: Pipeline, _args: RollbackArgs, progress: CommandProgress
 ) -> None:
-    if operations.recall(report):
+    if operations.recall(progress):
         return
     _check_not_swapping(operations)
     _check_not_stuck(pipeline)
     previous = service.store.read("previous")
     if previous is None:
         raise CommandError("command.rollback", "no previous engine", "one to go back to", "recalibrate instead")
-    operations.go_back(service.load(previous), report)
+    operations.go_back(service.load(previous), progress)
 
 
 def _cancel(
-    operations: Operations, deliveries: Sequence[FileReceiver], _args: CancelArgs, report: CommandProgress
+    operations: Operations, deliveries: Sequence[FileReceiver], _args: CancelArgs, progress: CommandProgress
 ) -> None:
     ended = [delivery.end("the operator cancels it") for delivery in deliveries]
     if operations.cancel() or any(ended):
-        report.succeed()
-    elif not operations.recall(report):
+        progress.succeed()
+    elif not operations.recall(progress):
         _check_not_swapping(operations)
         raise CommandError("command.nothing", "no running job", "one to cancel", "ask for the status first")
 
 
 def _switch(
-    operations: Operations, service: EngineService, pipeline: Pipeline, args: SwitchArgs, report: CommandProgress
+    operations: Operations, service: EngineService, pipeline: Pipeline, args: SwitchArgs, progress: CommandProgress
 ) -> None:
     _check_not_swapping(operations)
     _check_not_stuck(pipeline)
@@ -149,7 +149,7 @@ def _switch(
     if args.regime not in operations.regimes:
         known = ", ".join(operations.regimes) or "none is known yet"
         raise CommandError("command.switch", f"no regime '{args.regime}'", known, "ask for the status first")
-    operations.switch(service.load(service.store.find(args.regime)), report)
+    operations.switch(service.load(service.store.find(args.regime)), progress)
 
 
 def _check_not_swapping(operations: Operations) -> None:
@@ -185,24 +185,24 @@ class BoardHandlers:
             "log_level": self._log_level,
             "restart": self._restart,
             "snapshot": self._snapshot,
-            "model": lambda args, report: models.start(args, report, time.time()),
+            "model": lambda args, progress: models.start(args, progress, time.time()),
         }
 
-    def _set(self, args: SetArgs, report: CommandProgress) -> None:
-        self._settings.set(args.values, report.authorisation)
+    def _set(self, args: SetArgs, progress: CommandProgress) -> None:
+        self._settings.set(args.values, progress.authorisation)
         reported = self._settings.reported()
-        report.succeed({"version": reported.version, "values": reported.values})
+        progress.succeed({"version": reported.version, "values": reported.values})
 
-    def _log_level(self, args: LogLevelArgs, report: CommandProgress) -> None:
+    def _log_level(self, args: LogLevelArgs, progress: CommandProgress) -> None:
         set_log_level(args.level)
-        report.succeed({"level": args.level})
+        progress.succeed({"level": args.level})
 
-    def _restart(self, _args: RestartArgs, report: CommandProgress) -> None:
+    def _restart(self, _args: RestartArgs, progress: CommandProgress) -> None:
         """The result is on its way before the link closes; the next process publishes it again if it was lost."""
-        report.succeed()
+        progress.succeed()
         self._stop(RESTART)
 
-    def _snapshot(self, args: SnapshotArgs, report: CommandProgress) -> None:
+    def _snapshot(self, args: SnapshotArgs, progress: CommandProgress) -> None:
         config = self._settings.config
         if not config.privacy.snapshot:
             found, remedy = "privacy.snapshot is false", "let the board's owner set it in config.yaml"
@@ -222,7 +222,7 @@ class BoardHandlers:
         jpeg, (height, width) = encode_jpeg(image, MAX_SNAPSHOT_BYTES)
         self._link.send_snapshot(jpeg)
         size: dict[str, JsonValue] = {"width": width, "height": height, "bytes": len(jpeg)}
-        report.succeed({"camera": camera, "frame": frame.id, "ts": frame.ts, **size})
+        progress.succeed({"camera": camera, "frame": frame.id, "ts": frame.ts, **size})
 
 
 def set_log_level(level: str) -> None:
@@ -244,22 +244,22 @@ class HistogramUpload:
         self._service = service
         self._link = link
         self._run_in_main_thread = run_in_main_thread
-        self._report: CommandProgress | None = None
+        self._progress: CommandProgress | None = None
         self._upload: Upload | None = None
         self._artefact = ""  # id of the artefact whose counts `_upload` holds
 
-    def start(self, args: HistogramsArgs, report: CommandProgress) -> None:
+    def start(self, args: HistogramsArgs, progress: CommandProgress) -> None:
         """Raises CommandError: `command.privacy`, `command.busy`, `command.histograms`."""
         if not self._privacy.histograms:
             found, remedy = "privacy.histograms is false", "let the board's owner set it in config.yaml"
             raise CommandError("command.privacy", found, "leave to send histograms", remedy)
-        if self._report is not None and not self._report.latest.final:
+        if self._progress is not None and not self._progress.latest.final:
             found, remedy = "an upload under way", "wait for its end, then ask for what is missing"
             raise CommandError("command.busy", found, "none", remedy)
         upload = self._current_upload(self._service.calibration)
         requested = args.missing if args.upload == upload.sha256 else None
         numbers = [number for number in range(upload.total) if requested is None or number in requested]
-        self._report = report
+        self._progress = progress
         count = len(numbers)
         result: dict[str, JsonValue] = {
             "upload": upload.name,
@@ -267,19 +267,19 @@ class HistogramUpload:
             "total": upload.total,
             "bytes": len(upload.content),
         }
-        report.progress(SENDING, 0.0, result)
+        progress.update(SENDING, 0.0, result)
         if not count:
-            report.succeed(result)
+            progress.succeed(result)
             return
 
         def on_sent(left: int, refusal: str) -> None:
             if refusal:
                 found, remedy = "a broker that refuses its chunks", f"see to {refusal}"
-                report.fail(AgentError("command.histograms", found, "one that takes them", remedy))
+                progress.fail(AgentError("command.histograms", found, "one that takes them", remedy))
             elif not left:
-                report.succeed(result)
+                progress.succeed(result)
             else:
-                report.progress(SENDING, round(100.0 * (count - left) / count, 1), result)
+                progress.update(SENDING, round(100.0 * (count - left) / count, 1), result)
 
         self._link.send_histograms(
             upload, numbers, lambda left, refusal: self._run_in_main_thread(lambda: on_sent(left, refusal))

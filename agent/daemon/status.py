@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from pydantic import JsonValue
-
 from agent.common.latency import LoopTotals
 from agent.config import Config
 from agent.contract.messages import Accuracy, CameraTelemetry, FidelityReport, Latency, Observing
@@ -22,6 +20,9 @@ from agent.serving.pipeline import Feed, Pipeline
 from agent.system.board import health
 from agent.uplink.link import MqttLink
 from calibrate.evidence import Interval
+
+# Of DriftState, in telemetry: serving_db is the gain over the served engine, gain_db that over the best regime.
+_DRIFT_KEYS = ("state", "e_value", "gain_db", "serving_db", "clipping_share")
 
 
 @dataclass(frozen=True)
@@ -91,9 +92,11 @@ class StatusReporter:
 
     def _sample(self, feed: Feed, state: CameraState) -> CameraTelemetry:
         loop = feed.meter.sample()
-        observed = not state.outage
-        drift = state.drift if observed else None
+        observed, reference = not state.outage, self._config.model.reference_accuracy
         fidelity, hour, accuracy = state.fidelity, state.fidelity_hour, feed.accuracy.estimate
+        least_accuracy = None
+        if observed and reference is not None and fidelity.n:
+            least_accuracy = accuracy_bound(reference, fidelity)
         return CameraTelemetry(
             fps=loop.fps,
             up=feed.is_up,
@@ -101,11 +104,11 @@ class StatusReporter:
             dropped=dict(loop.dropped),
             latency_ms=Latency(p50=loop.p50_ms, p99=loop.p99_ms),
             published_ms=self._published_ms(feed.name),
-            drift=_drift(drift) if drift else {},
+            drift={key: getattr(state.drift, key) for key in _DRIFT_KEYS} if state.drift and observed else {},
             fidelity=FidelityReport(**asdict(fidelity), empty=state.empty_frames) if fidelity.n and observed else None,
             fidelity_hour=FidelityReport(**hour.as_dict()) if hour.interval.n and observed else None,
             accuracy=Accuracy(**accuracy.as_dict()) if accuracy.interval.n else None,
-            accuracy_lower_bound_if_reference_accuracy_holds=self._accuracy_bound(fidelity) if observed else None,
+            accuracy_lower_bound_if_reference_accuracy_holds=least_accuracy,
             observer=state.outage or None,
             observing=Observing(**asdict(state.spending), state_bytes=state.nbytes + feed.accuracy.nbytes),
         )
@@ -117,9 +120,14 @@ class StatusReporter:
 
     def snapshot(self, job: JobTracker | None, link: MqttLink | None) -> DaemonSnapshot:
         """Return the state for a scrape; any thread may call it, and no meter is reset by it."""
-        states = self._pipeline.observer.states()
+        cameras = []
+        for name, state in self._pipeline.observer.states().items():
+            feed, observed = self._pipeline.feeds[name], not state.outage
+            fidelity = state.fidelity if state.fidelity.n and observed else None
+            drift = state.drift if observed else None
+            cameras.append(CameraSnapshot(name, feed.is_up, feed.run_meter.totals(), fidelity, drift, observed))
         return DaemonSnapshot(
-            cameras=[_camera_snapshot(self._pipeline.feeds[camera], state) for camera, state in states.items()],
+            cameras=cameras,
             engine=self._service.serving.id,
             degraded=self._service.is_degraded,
             job=job.state if job is not None else None,
@@ -127,26 +135,3 @@ class StatusReporter:
             mqtt_dropped=link.drops if link is not None else {},
             health=health(),
         )
-
-    def _accuracy_bound(self, fidelity: Interval) -> float | None:
-        """Return the least top-1 accuracy, from the configured accuracy of the reference: see `accuracy_bound`."""
-        reference = self._config.model.reference_accuracy
-        return accuracy_bound(reference, fidelity) if reference is not None and fidelity.n else None
-
-
-def _camera_snapshot(feed: Feed, state: CameraState) -> CameraSnapshot:
-    observed = not state.outage
-    return CameraSnapshot(
-        name=feed.name,
-        up=feed.is_up,
-        loop=feed.run_meter.totals(),
-        fidelity=state.fidelity if state.fidelity.n and observed else None,
-        drift=state.drift if observed else None,
-        observed=observed,
-    )
-
-
-def _drift(drift: DriftState) -> dict[str, JsonValue]:
-    """Return the telemetry of drift; serving_db is the gain over the served engine, gain_db over the best regime."""
-    keys = ("state", "e_value", "gain_db", "serving_db", "clipping_share")
-    return {key: getattr(drift, key) for key in keys}

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agent.common.errors import AgentError
 from agent.planning.report import (
@@ -86,7 +85,9 @@ def _loss_axis(evidence: Evidence, axes: Axes) -> None:
     losses += [plan["loss"] for plan in evidence["frontier"] if plan["loss"] is not None]
     losses += [evidence["max_loss"], chosen["predicted_loss"] if chosen else 0.0]
     top = min(1.15 * max(losses), 1.05)
-    axes.set_yscale("function", functions=(_root, _square))
+    axes.set_yscale(  # signed, since matplotlib also evaluates values beyond the axis
+        "function", functions=(lambda y: np.sign(y) * np.sqrt(np.abs(y)), lambda root: np.sign(root) * np.square(root))
+    )
     axes.set_ylim(0.0, top)
     ticks = [0.0]
     for tick in _TICKS:
@@ -95,14 +96,6 @@ def _loss_axis(evidence: Evidence, axes: Axes) -> None:
     axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
     axes.set_axisbelow(True)
-
-
-def _root(loss: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.sign(loss) * np.sqrt(np.abs(loss))  # matplotlib also asks beyond the axis
-
-
-def _square(root: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.sign(root) * np.square(root)
 
 
 def _candidate(axes: Axes, x: float, candidate: Candidate, number: str) -> None:

@@ -46,7 +46,7 @@ class Board:
         assert self.model.is_dir() or self.model.read_bytes() == b"before", "not before it has been tried"
         assert staged.file.read_bytes() == CONTENT
         staged.install()
-        staged.report.succeed()
+        staged.progress.succeed()
 
     def begin(self, url: str | None = None, **changes: Any) -> None:
         args = ModelArgs(**{"sha256": SHA, "size": len(CONTENT), "url": url, **changes})

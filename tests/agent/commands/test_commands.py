@@ -37,10 +37,10 @@ def test_a_long_command_reports_until_its_end_and_not_after() -> None:
     assert desk.receive(payload(op="recalibrate", args={"frames": 64})) == ["ACCEPTED"]
     args, report = desk.device.jobs[0]
     assert args == RecalibrateArgs(frames=64)
-    report.progress("observing", 12.5)
-    report.progress("building")
+    report.update("observing", 12.5)
+    report.update("building")
     report.succeed({"artefact": "abc"})
-    report.progress("late")
+    report.update("late")
     report.fail(AgentError("late", "a late failure", "none", "none"))
     assert [(result.status, result.step, result.percent) for result in desk.results[1:]] == [
         ("IN_PROGRESS", "observing", 12.5),
@@ -54,7 +54,7 @@ def test_a_repeated_command_gets_its_latest_result_and_nothing_is_done_twice() -
     recalibrate = payload(op="recalibrate")
     desk.receive(recalibrate)
     assert desk.receive(recalibrate) == ["ACCEPTED"]
-    desk.device.jobs[0][1].progress("observing", 50)
+    desk.device.jobs[0][1].update("observing", 50)
     assert desk.receive(recalibrate) == ["IN_PROGRESS"]
     desk.device.jobs[0][1].succeed()
     assert desk.receive(recalibrate) == ["SUCCEEDED"]

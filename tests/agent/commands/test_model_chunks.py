@@ -10,7 +10,7 @@ import pytest
 from brokers import eventually
 from delivery_bench import CONTENT, Board, board
 
-from agent.commands import file_transfer as receiving
+from agent.commands import file_transfer
 from agent.common.errors import AgentError
 from agent.contract.commands import MODEL_CHUNK_BYTES
 
@@ -85,10 +85,10 @@ def test_a_sender_that_falls_silent_is_asked_again_and_then_given_up(
 ) -> None:
     board.begin()
     board.chunk(0)
-    monkeypatch.setattr(receiving, "_ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr(file_transfer, "_ASK_AGAIN_S", 0.0)
     board.delivery.tick()
     assert board.wanted == 1
-    monkeypatch.setattr(receiving, "_SILENCE_S", 0.0)
+    monkeypatch.setattr(file_transfer, "_SILENCE_S", 0.0)
     assert "no chunk for" in board.end()
     board.begin()
     assert board.wanted == 1, "it goes on where it ended"

@@ -16,8 +16,7 @@ import pytest
 from brokers import eventually
 from delivery_bench import CONTENT, SHA, Board, board
 
-from agent.commands import deliveries as staged_model
-from agent.commands import file_transfer as receiving
+from agent.commands import deliveries, file_transfer
 from agent.commands.dispatcher import CommandProgress
 from agent.commands.file_transfer import HttpDownload, PartialFile
 from agent.common.errors import AgentError
@@ -137,8 +136,8 @@ def test_a_server_that_begins_anew_is_not_too_slow_for_it(
     fetch = HttpDownload(incoming, lambda _: None)
     fetch.run(f"{url}/whole-cut")
     assert incoming.size == len(CONTENT) // 2, "less than there was"
-    monkeypatch.setattr(receiving, "_PERIOD_S", -1.0)
-    monkeypatch.setattr(receiving, "_LEAST_BYTES", len(CONTENT) // 2)
+    monkeypatch.setattr(file_transfer, "_PERIOD_S", -1.0)
+    monkeypatch.setattr(file_transfer, "_LEAST_BYTES", len(CONTENT) // 2)
     fetch.tick()
     with pytest.raises(AgentError, match="0 bytes in"):
         fetch.tick()
@@ -148,7 +147,7 @@ def test_a_server_that_begins_anew_is_not_too_slow_for_it(
 def test_a_server_that_trickles_does_not_occupy_the_board(
     board: Board, url: str, monkeypatch: pytest.MonkeyPatch, limit: str, words: str
 ) -> None:
-    monkeypatch.setattr(receiving, limit, 0.2)
+    monkeypatch.setattr(file_transfer, limit, 0.2)
     board.begin(f"{url}/trickle")
     assert words in board.end()
     assert board.model.read_bytes() == b"before"
@@ -225,7 +224,7 @@ def test_the_other_disk_is_looked_at_before_anything_is_sent(tmp_path: Path, mon
 
 def test_the_rename_is_on_the_disk(board: Board, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr(staged_model, "sync_folder", synced.append)
+    monkeypatch.setattr(deliveries, "sync_folder", synced.append)
     board.begin(f"{url}/model.onnx")
     assert board.end() == "SUCCEEDED"
     assert synced == [board.model.parent]

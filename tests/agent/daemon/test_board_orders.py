@@ -11,14 +11,14 @@ import pytest
 from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import CommandError
 from agent.contract.commands import CommandResult, SnapshotArgs
-from agent.daemon import handlers as board_orders
+from agent.daemon import handlers
 from agent.daemon.handlers import BoardHandlers
 
 FRAME = SimpleNamespace(id=7, ts=1.5, image=np.zeros((8, 16, 3), np.uint8))
 
 
 class Board:
-    """What its orders see of it. allowed: privacy.snapshot."""
+    """The parts of it that its handlers use. allowed: privacy.snapshot."""
 
     def __init__(self, allowed: bool = True, frame: Any = FRAME) -> None:
         self.pictures: list[bytes] = []
@@ -26,11 +26,11 @@ class Board:
         link = SimpleNamespace(send_snapshot=self.pictures.append)
         newest = SimpleNamespace(frame=frame) if frame is not None else None
         parts: list[Any] = [settings, SimpleNamespace(feeds={"gate": SimpleNamespace(newest=newest)}), None, link]
-        self._orders = BoardHandlers(*parts, stop=lambda _reason: None)
+        self._handlers = BoardHandlers(*parts, stop=lambda _reason: None)
 
     def snapshot(self) -> CommandResult:
         results: list[CommandResult] = []
-        self._orders.handlers["snapshot"](SnapshotArgs(), CommandProgress("c1", results.append))
+        self._handlers.handlers["snapshot"](SnapshotArgs(), CommandProgress("c1", results.append))
         return results[-1]
 
     def refusal(self) -> str:
@@ -42,7 +42,7 @@ class Board:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     found = SimpleNamespace(now_s=100.0)
-    monkeypatch.setattr(board_orders, "time", SimpleNamespace(monotonic=lambda: found.now_s))
+    monkeypatch.setattr(handlers, "time", SimpleNamespace(monotonic=lambda: found.now_s))
     return found
 
 

@@ -23,7 +23,7 @@ from engines.calibration import Calibration
 CALIBRATION = calibration_of(counted(frames_of(0)))
 
 
-class Asked:
+class Board:
     """A board whose link keeps what is sent."""
 
     def __init__(self, calibration: Calibration | None = CALIBRATION, histograms: bool = True) -> None:
@@ -40,7 +40,7 @@ class Asked:
         self._handler(HistogramsArgs(**args), CommandProgress(f"c{len(self.results)}", self.results.append))  # type: ignore[arg-type]  # a dict of all fields
         return self.results[-1]
 
-    def tell(self, left: int, refusal: str = "") -> CommandResult:
+    def report(self, left: int, refusal: str = "") -> CommandResult:
         self.sent[-1][2](left, refusal)
         self._posted.get()()
         return self.results[-1]
@@ -50,14 +50,14 @@ class Asked:
 
 
 def test_all_of_it_is_sent_and_nothing_but_counts() -> None:
-    board = Asked()
+    board = Board()
     assert board.ask().step == "SENDING"
     upload, numbers, _ = board.sent[0]
     assert numbers == list(range(upload.total))
     assert dict(read_upload(upload.content)) == dict(CALIBRATION.histograms)
     assert read_facts(upload.content).frames == CALIBRATION.frames
     assert b"a board's camera" not in upload.content
-    final = board.tell(0)
+    final = board.report(0)
     assert (final.status, final.result) == (
         "SUCCEEDED",
         {"upload": upload.name, "sha256": upload.sha256, "total": upload.total, "bytes": len(upload.content)},
@@ -65,16 +65,16 @@ def test_all_of_it_is_sent_and_nothing_but_counts() -> None:
 
 
 def test_only_what_is_missing_of_the_same_upload_is_sent_again() -> None:
-    board = Asked(calibration_of(counted(frames_of(0, values=200_000))))
+    board = Board(calibration_of(counted(frames_of(0, values=200_000))))
     board.ask()
     upload = board.sent[0][0]
-    board.tell(0)
+    board.report(0)
     board.ask(upload=upload.sha256, missing=[0, 99])
     assert board.sent[1][1] == [0]
-    board.tell(0)
+    board.report(0)
     board.ask(upload="0" * 64, missing=[0])
     assert board.sent[2][1] == list(range(upload.total)), "of another one all are missing"
-    board.tell(0)
+    board.report(0)
     assert board.ask(upload=upload.sha256, missing=[99]).status == "SUCCEEDED"
     assert len(board.sent) == 3
 
@@ -82,12 +82,12 @@ def test_only_what_is_missing_of_the_same_upload_is_sent_again() -> None:
 @pytest.mark.parametrize(
     ("board", "code"),
     [
-        (Asked(histograms=False), "command.privacy"),
-        (Asked(None), "command.histograms"),
-        (Asked(merged_calibration(CALIBRATION)), "command.histograms"),
+        (Board(histograms=False), "command.privacy"),
+        (Board(None), "command.histograms"),
+        (Board(merged_calibration(CALIBRATION)), "command.histograms"),
     ],
 )
-def test_what_may_not_be_sent_is_refused(board: Asked, code: str) -> None:
+def test_what_may_not_be_sent_is_refused(board: Board, code: str) -> None:
     with pytest.raises(CommandError) as caught:
         board.ask()
     assert caught.value.code == code
@@ -95,12 +95,12 @@ def test_what_may_not_be_sent_is_refused(board: Asked, code: str) -> None:
 
 
 def test_one_upload_at_a_time() -> None:
-    board = Asked()
+    board = Board()
     board.ask()
     with pytest.raises(CommandError, match=r"command\.busy"):
         board.ask()
     assert board.results[0].status == "ACCEPTED"
-    assert board.tell(0, "its longest message").error is not None
+    assert board.report(0, "its longest message").error is not None
     assert board.ask().step == "SENDING", "after its end another"
 
 

@@ -22,7 +22,7 @@ def order(at: Desk, op: str, args: Any) -> None:
 
 
 def knows(at: Desk, monkeypatch: pytest.MonkeyPatch, *regimes: str) -> None:
-    monkeypatch.setattr(type(at.operations._in_service), "regimes", regimes)
+    monkeypatch.setattr(type(at.operations._serving), "regimes", regimes)
 
 
 def refusal(at: Desk, regime: str) -> str:
@@ -39,10 +39,10 @@ def test_an_operator_switches_to_a_regime_that_is_known(
     knows(at, monkeypatch, at.raised.id, at.int8.id)
     order(at, "switch", SwitchArgs(regime=at.int8.id))
     assert at.results[0].status == "ACCEPTED"
-    (job,) = at.operations._desk._journal.records()
+    (job,) = at.operations._registry._journal.records()
     assert (job.trigger, job.request["op"], job.artefact) == ("switch", "switch", at.int8.id)
     assert job.command_ids == ("c1",)
-    assert not at.operations._restraint.may_switch, "no other by itself at once"
+    assert not at.operations._limits.may_switch, "no other by itself at once"
 
 
 def test_to_what_is_unknown_or_serves_there_is_no_switch(
@@ -80,5 +80,5 @@ def test_what_is_set_is_what_the_next_job_goes_by(desk: Callable[..., Desk]) -> 
     jobs = at.operations._jobs
     assert jobs.job is not None
     assert jobs._job_request(jobs.job, 8).max_loss == 0.5
-    for reader in (at.operations._occasions, jobs, at.operations._exchange, at.operations._news):
+    for reader in (at.operations._triggers, jobs, at.operations._swap, at.operations._changes):
         assert reader.config.recalibration.max_loss == 0.5

@@ -22,7 +22,7 @@ from agent.config import CommandsConfig, Config
 from agent.contract.commands import CommandResult, Reported
 from agent.contract.messages import Birth
 from agent.contract.signing import Signer, new_key
-from agent.daemon import inbox as remote
+from agent.daemon import inbox
 from agent.daemon.inbox import CommandInbox
 from agent.monitoring.accuracy import LiveAccuracy
 from agent.mqtt.message import Message
@@ -48,12 +48,12 @@ class Board:
         config = Config(model=model, camera={"source": "v4l2:/dev/video0"}, state_dir=folder)
         reporter = Reporter(link, Birth(agent_version="0"))
         path = folder / "settings.json"
-        self.settings = Settings(config, path, authority.trusts, lambda _: self.remote.report(), reporter.error)
+        self.settings = Settings(config, path, authority.trusts, lambda _: self.inbox.report(), reporter.error)
         releases = Releases(authority, folder / "releases.json")
         delivery = ModelDelivery(folder / "incoming", model.path, False, 0, releases, lambda _: None, never_tried)
         labels = LabelsInbox({"front": LiveAccuracy(model.task)}, model, lambda error, _: pytest.fail(str(error)))
         handlers = Device().handlers()
-        self.remote = CommandInbox(link, handlers, self.settings, (delivery,), labels, authority, reporter)
+        self.inbox = CommandInbox(link, handlers, self.settings, (delivery,), labels, authority, reporter)
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_what_was_not_admitted_leaves_the_retained_report_alone(
         desired(2, True, threads=4),
     ):
         link.desired.put(message)
-    board.remote.tick()
+    board.inbox.tick()
     assert [(each.version, each.error.code if each.error else "") for each in sent] == [(1, ""), (1, "command.set")]
     assert caplog.text.count("desired=not_admitted") == 2
 
@@ -93,10 +93,10 @@ def test_a_document_that_holds_has_not_expired(
     board = Board(tmp_path, link, keys=True)
     document = {"version": 1, "values": {"log_level": "debug"}, "to": "fleet/board", "expires": time.time() + 60.0}
     link.desired.put(Message(TOPICS.desired, json.dumps(board.signer.sign(document)).encode()))
-    board.remote.tick()
+    board.inbox.tick()
     late = board.signer.sign({**document, "expires": time.time() - 1.0})
     link.desired.put(Message(TOPICS.desired, json.dumps(late).encode(), retain=True))
-    board.remote.tick()
+    board.inbox.tick()
     assert board.settings.version == 1
     assert "desired=" not in caplog.text
 
@@ -117,7 +117,7 @@ def test_what_the_broker_has_is_written_in_batches(
     for number in range(150):
         link.delivered_results.put(f"x{number}")
     for _ in range(3):
-        board.remote.tick()
+        board.inbox.tick()
     assert batches == [100, 50]
 
 
@@ -131,7 +131,7 @@ def test_what_the_broker_has_need_not_be_told_again(tmp_path: Path, link: MqttLi
     link.inbox.put(Message(TOPICS.command, payload(op="cancel", issued=now, expires=now + 60.0)))
 
     def is_noted() -> bool:
-        board.remote.tick()
+        board.inbox.tick()
         return [result.id for result, _ in log.undelivered()] == ["c0"]
 
     eventually(is_noted)
@@ -142,18 +142,18 @@ def test_a_document_that_came_before_the_board_knew_the_time_is_taken_once_it_do
     tmp_path: Path, link: MqttLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A board without a clock of its own: the broker is there ten seconds before the time server has answered."""
-    monkeypatch.setattr(remote, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(inbox, "_AGAIN_S", 0.0)
     board, sent = Board(tmp_path, link, keys=True), list[Reported]()
     monkeypatch.setattr(link, "send", sent.append)
     board.synchronised = False
     document = {"version": 1, "values": {"log_level": "debug"}, "to": "fleet/board", "expires": time.time() + 60.0}
     link.desired.put(Message(TOPICS.desired, json.dumps(board.signer.sign(document)).encode(), retain=True))
     for _ in range(3):
-        board.remote.tick()
+        board.inbox.tick()
     link.desired.put(Message(TOPICS.desired, json.dumps({**document, "values": {}}).encode()))  # nobody signed it
-    board.remote.tick()
+    board.inbox.tick()
     assert [each.error.code if each.error else "" for each in sent] == ["command.clock"]
     board.synchronised = True
     for _ in range(3):
-        board.remote.tick()
+        board.inbox.tick()
     assert [(each.version, each.error) for each in sent[1:]] == [(1, None)]

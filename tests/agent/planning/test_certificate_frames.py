@@ -12,7 +12,7 @@ from trial_bench import DIGITS, USUAL, WARM_UP, MakeTrialBench, misread, read_di
 
 from agent.camera.source import Source, parse_source
 from agent.common.errors import AgentError
-from agent.planning import frames as held_out
+from agent.planning import frames as frames_module
 from agent.planning.certificate import Measurement, Tally, Terms, check_frames
 from agent.planning.frames import RandomFrames
 
@@ -87,7 +87,7 @@ def test_a_camera_has_frames_enough_and_never_the_same(
         for second in range(100_000):
             yield float(second), np.full((16, 16, 3), second % 250, np.uint8)
 
-    monkeypatch.setattr(held_out, "read_images", live)
+    monkeypatch.setattr(frames_module, "read_images", live)
     made = trial_bench(source=parse_source("rtsp://10.0.0.1/stream"))
     for name in ("first", "second"):
         assert made.trial(read_digits, name)[0].accepted

@@ -14,7 +14,7 @@ import pytest
 from agent.camera.reader import Image, read_images, source_length
 from agent.camera.source import Source, parse_source
 from agent.common.errors import CameraError
-from agent.planning import frames as held_out
+from agent.planning import frames as frames_module
 from agent.planning.frames import RandomFrames
 
 COUNT = 23
@@ -89,7 +89,7 @@ def test_a_video_is_passed_once_per_round_and_to_count(video: Source, monkeypatc
             decoded[-1] += 1
             yield stamped
 
-    monkeypatch.setattr(held_out, "read_images", counted)
+    monkeypatch.setattr(frames_module, "read_images", counted)
     order = [index for index, _ in RandomFrames(video, 0, 8).draw()]
     assert decoded == [COUNT, *(max(order[first : first + 8]) + 1 for first in (0, 8, 16))]
 
@@ -97,7 +97,7 @@ def test_a_video_is_passed_once_per_round_and_to_count(video: Source, monkeypatc
 def test_what_nobody_asks_for_is_not_decoded(folder: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     frames = RandomFrames(folder, 0)
     assert frames.count == COUNT
-    monkeypatch.setattr(held_out, "read_images", None)
+    monkeypatch.setattr(frames_module, "read_images", None)
     assert len(list(itertools.islice(frames.draw(), 3))) == 3
 
 
@@ -130,7 +130,7 @@ def test_a_camera_gives_a_frame_about_every_second(monkeypatch: pytest.MonkeyPat
         for number in range(10_000):
             yield number / 30, np.full((1, 1, 3), number // 30, np.uint8)
 
-    monkeypatch.setattr(held_out, "read_images", live)
+    monkeypatch.setattr(frames_module, "read_images", live)
     frames = RandomFrames(parse_source("rtsp://10.0.0.1/stream"), 0)
     assert frames.count is None
     for begin in (0, 50):
