@@ -1,4 +1,7 @@
-"""One picture of the frames that a calibration is made of, for whoever stands at the board."""
+"""Report how the frames of a calibration were chosen: counts for an event and selection.json, and a contact sheet.
+
+The contact sheet is one picture of some of the frames, for people at the board. It never leaves the state directory.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,9 @@ MAX_THUMBNAILS = 48  # thumbnails
 _WIDTH, _HEIGHT, _LABEL = 96, 72, 12  # pixels of a thumbnail at most, and of the line below it
 _COLUMNS = 8
 _WHITE = (255, 255, 255)
+_SHEET = "selection.png"
+_OWNER_ONLY = 0o600  # it shows frames: the user of the daemon may read it, and nobody else on the board
+_MOST_CLASSES = 16  # that are listed by name; a message has to stay small
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,14 +40,16 @@ class Thumbnail:
 
     @classmethod
     def from_image(cls, ts: float, brightness: float, image: NDArray[np.uint8]) -> Thumbnail:
-        """Of a frame of any size: pixels are left out, for it is made of every taken frame and few are looked at."""
+        """Shrink a frame of any size by leaving pixels out: every taken frame has a thumbnail, and few are shown."""
         step = max(1, -(-image.shape[0] // _HEIGHT), -(-image.shape[1] // _WIDTH))
         return cls(ts, brightness, image[::step, ::step].copy())
 
 
 def draw_sheet(thumbnails: Sequence[Thumbnail]) -> bytes:
-    """A PNG of thumbnails in order of capture time, each with its time of day (UTC; in a file, media time)
-    and its brightness below it."""
+    """Draw a PNG of thumbnails in order of capture time.
+
+    Below each are its time of day (UTC; of a file, media time) and its brightness.
+    """
     rows = -(-max(len(thumbnails), 1) // _COLUMNS)
     sheet = np.zeros((rows * (_HEIGHT + _LABEL), _COLUMNS * _WIDTH, 3), np.uint8)
     for place, thumbnail in enumerate(sorted(thumbnails, key=lambda each: each.ts)):
@@ -56,13 +64,8 @@ def draw_sheet(thumbnails: Sequence[Thumbnail]) -> bytes:
     return encoded.tobytes()
 
 
-_SHEET = "selection.png"
-_OWNER_ONLY = 0o600  # of frames: who runs the daemon may see them, and nobody else on the board
-_MOST_CLASSES = 16  # that are told by name; a message has to stay small
-
-
 def remove_sheet(state_dir: Path) -> None:
-    """Leave no frames of an earlier calibration behind. Raises OSError."""
+    """Remove the contact sheet of an earlier calibration. Raises OSError."""
     (state_dir / _SHEET).unlink(missing_ok=True)
 
 
@@ -70,8 +73,10 @@ def remove_sheet(state_dir: Path) -> None:
 class SelectionReport:
     """How the frames of a calibration were chosen.
 
-    held_out: frames among the taken ones that judge the candidate. name_of: from a class id to its label.
-    thumbnails: of some of the taken frames, spread evenly over them; None where the owner wants no sheet.
+    counts: Frames by what became of them.
+    held_out: Taken frames that judge the candidate.
+    name_of: Returns the label of a class id.
+    thumbnails: Of some of the taken frames, spread evenly over them; None with `calibration.contact_sheet: false`.
     """
 
     counts: SelectionCounts
@@ -80,7 +85,7 @@ class SelectionReport:
     thumbnails: Sequence[Thumbnail] | None
 
     def detail(self) -> dict[str, Any]:
-        """The counts as JSON values: what an event says."""
+        """Return the counts as JSON values, as an event has them."""
         counts = self.counts
         return {
             "considered": counts.considered,
@@ -93,9 +98,9 @@ class SelectionReport:
         }
 
     def write(self, state_dir: Path, on_error: Callable[[AgentError], None]) -> None:
-        """Replace selection.json and selection.png in the state directory; without thumbnails no sheet stays there.
+        """Replace selection.json and selection.png in the state directory; without thumbnails remove the latter.
 
-        A disk that refuses costs a job nothing: it goes to on_error.
+        on_error: called with `selection.write` for a disk that refuses, which must not fail a job.
         """
         try:
             replace_files({state_dir / "selection.json": (json.dumps(self.detail()) + "\n").encode()})
@@ -108,9 +113,9 @@ class SelectionReport:
             on_error(AgentError("selection.write", found, "a writable state directory", "make room there"))
 
     def _classes(self) -> dict[str, int]:
-        """Taken frames on which the reference sees a class, by name, of the most frequent ones."""
-        told: Counter[str] = Counter()
-        for place, (known, count) in enumerate(sorted(self.counts.classes.items(), key=lambda item: -item[1])):
-            named = "nothing" if known == NOTHING else self.name_of(known)
-            told["others" if known == OTHERS or place >= _MOST_CLASSES else named] += count
-        return dict(told)
+        """Return the number of taken frames on which the reference sees a class, by name, the most frequent first."""
+        frames: Counter[str] = Counter()
+        for place, (class_id, count) in enumerate(sorted(self.counts.classes.items(), key=lambda item: -item[1])):
+            name = "nothing" if class_id == NOTHING else self.name_of(class_id)
+            frames["others" if class_id == OTHERS or place >= _MOST_CLASSES else name] += count
+        return dict(frames)

@@ -1,4 +1,8 @@
-"""What a frame looks like in a few hundred bytes: enough to tell whether another one shows anything new."""
+"""Choose the frames of a calibration: enough within a given time, and those first that show something new.
+
+`LumaGrid` is what a frame looks like in a few hundred bytes, enough to recognise near-duplicates. `FrameSelector`
+decides for each observed frame whether it is taken, and counts the outcomes.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +21,30 @@ _SAMPLES = 4  # pixels a side that a cell is the mean of, however large the fram
 # tests/agent/collection/test_luma_grid.py.
 NEAR = 12
 
+HELD_OUT_EVERY = 4  # one taken frame in so many goes to the held-out set instead of the histograms
+
+BRIGHTNESS_BINS = 8  # over [0, 255]
+TAKEN, DUPLICATE, EARLY, BRIGHTNESS, CLASS = "taken", "duplicate", "early", "brightness", "class"
+NOTHING, OTHERS = -1, -2  # in place of a class: a frame shows none; classes beyond the most
+_REMEMBERED = 128  # taken frames among which a twin is looked for
+_BEHIND = 16.0  # frames at most that a pause lets be taken later as they come
+_AHEAD = 0.5  # of all that are needed: so much at most before its time, so that half of the time passes in any case
+_CROWDED = 1.5  # times its fair share: what has had more is thinned
+_FEW = 16  # frames of a kind are never too many
+_MOST_CLASSES = 256
+
 Luma = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, eq=False)
 class LumaGrid:
-    """luma: uint8 (24, 32), of the parts of a frame. brightness: their mean, in [0, 255]."""
+    """luma: uint8 (24, 32), of the cells of a frame. brightness: their mean, in [0, 255]."""
 
     luma: Luma
 
     @classmethod
     def from_image(cls, image: NDArray[np.uint8]) -> LumaGrid:
-        """A frame, BGR uint8 (H, W, 3), of any size: a quarter of a millisecond, for it looks at 12288 pixels only."""
+        """image: BGR uint8 (H, W, 3), of any size. Takes a quarter of a millisecond, for it reads 12288 pixels only."""
         rows, columns = (_places(parts, size) for parts, size in zip((ROWS, COLUMNS), image.shape[:2], strict=True))
         pixels = image[rows][:, columns].astype(np.uint32)
         weighted = pixels[..., 0] + 2 * pixels[..., 1] + pixels[..., 2]
@@ -40,37 +56,26 @@ class LumaGrid:
         return float(self.luma.mean())
 
     def distances(self, others: Luma) -> NDArray[np.int16]:
-        """From others (n, 24, 32): the largest difference of a cell, (n,)."""
+        """Return the largest difference of a cell from each of `others` (n, 24, 32), (n,)."""
         differences: NDArray[np.int16] = np.abs(others.astype(np.int16) - self.luma).max(axis=(1, 2))
         return differences
 
 
 def _places(parts: int, size: int) -> NDArray[np.intp]:
-    """Where along an axis the samples of all its parts lie; a frame of few pixels has some in several parts."""
+    """Return the samples of all cells along an axis; in a frame of few pixels cells share some."""
     samples = parts * _SAMPLES
     return np.arange(samples, dtype=np.intp) * size // samples
 
 
-HELD_OUT_EVERY = 4  # one taken frame in so many goes to the held-out set instead of the histograms
-
-BRIGHTNESS_BINS = 8  # over [0, 255]
-TAKEN, DUPLICATE, EARLY, BRIGHTNESS, CLASS = "taken", "duplicate", "early", "brightness", "class"
-NOTHING, OTHERS = -1, -2  # what stands for a class where a frame shows none, and for those beyond the most
-
-_REMEMBERED = 128  # taken frames among which a twin is looked for
-_BEHIND = 16.0  # frames at most that a pause lets be taken later as they come
-_AHEAD = 0.5  # of all that are needed: so much at most before its time, so that half of the time passes in any case
-_CROWDED = 1.5  # times its fair share: what has had more is thinned
-_FEW = 16  # frames of a kind are never too many
-_MOST_CLASSES = 256
-
-
 @dataclass(frozen=True)
 class SelectionCounts:
-    """How a selection went: frames by what became of them, and what the taken ones show.
+    """How a selection went.
 
-    span_s: capture time from the first frame to the last. brightness: taken frames per bin.
-    classes: taken frames on which the reference sees a class; NOTHING and OTHERS count as classes.
+    considered: All frames.
+    outcomes: Frames by what became of them: TAKEN or the reason why not.
+    span_s: Capture time from the first frame to the last.
+    brightness: Taken frames per bin.
+    classes: Taken frames on which the reference sees a class; NOTHING and OTHERS count as classes.
     """
 
     considered: int
@@ -85,17 +90,19 @@ class SelectionCounts:
 
 
 class FrameSelector:
-    """Takes frames on a schedule that gathers what is needed within `within_s`, and better ones ahead of it.
+    """Take frames on a schedule that collects what is needed within `within_s`, and better ones ahead of it.
 
-    A frame that the schedule waits for is taken whatever it shows: a scene in which nothing happens fills a calibration
-    as surely as any other. Before its time a frame is taken if it shows something new: no near-duplicate of what was
-    taken of late, of a brightness and with a class that have not had more than their share. So twins give way to what
-    is rare. Once enough is taken the schedule slows down with the time that has passed: an hour more of the same scene
-    adds little. Who is in a hurry takes all but exact repeats.
+    1. A frame that the schedule waits for is taken whatever it shows: a scene in which nothing happens fills a
+       calibration as surely as any other.
+    2. Ahead of the schedule a frame is taken if it shows something new: it is no near-duplicate of a recent one, and
+       its brightness or a class on it has not had more than its share. So duplicates give way to what is rare.
+    3. Once enough is taken, the schedule slows down with the time that has passed: an hour more of the same scene adds
+       little.
+    4. In a hurry all frames are taken but exact repeats.
     """
 
     def __init__(self, frames: int, within_s: float) -> None:
-        """frames: in the histograms; those that are held out beside them come on top."""
+        """frames: needed in the histograms; those that are held out come on top."""
         self._needed = frames * HELD_OUT_EVERY / (HELD_OUT_EVERY - 1)
         self._within_s = within_s
         self._due = 1.0  # frames that the schedule waits for; negative: taken ahead of it
@@ -116,8 +123,21 @@ class FrameSelector:
         return SelectionCounts(self._outcomes.total(), dict(self._outcomes), self._span_s, bins, dict(self._classes))
 
     def consider(self, ts: float, grid: LumaGrid, classes: Collection[int], hurried: bool = False) -> str:
-        """TAKEN, or why a frame of capture time `ts` is not. classes: those that the reference sees on it."""
-        self._pass_time(ts)
+        """Return TAKEN, or why a frame is not taken.
+
+        Args:
+            ts: Its capture time; a clock that is set back passes no time.
+            grid: What it looks like.
+            classes: Those that the reference sees on it.
+            hurried: Whether somebody waits for the collection.
+        """
+        passed_s = max(0.0, ts - self._last_ts) if self._last_ts is not None else 0.0
+        self._last_ts = ts
+        self._span_s += passed_s
+        complete = self._outcomes[TAKEN] >= self._needed
+        within_s = max(self._within_s, self._span_s) if complete else self._within_s
+        self._due = min(self._due + passed_s * self._needed / within_s, _BEHIND)
+
         light = min(int(grid.brightness * BRIGHTNESS_BINS / 256.0), BRIGHTNESS_BINS - 1)
         shown = self._known(classes)
         outcome = self._judge(grid, light, shown, hurried)
@@ -128,15 +148,6 @@ class FrameSelector:
             self._classes.update(shown)
         self._outcomes[outcome] += 1
         return outcome
-
-    def _pass_time(self, ts: float) -> None:
-        """A clock that is set back passes no time."""
-        passed_s = max(0.0, ts - self._last_ts) if self._last_ts is not None else 0.0
-        self._last_ts = ts
-        self._span_s += passed_s
-        complete = self._outcomes[TAKEN] >= self._needed
-        within_s = max(self._within_s, self._span_s) if complete else self._within_s
-        self._due = min(self._due + passed_s * self._needed / within_s, _BEHIND)
 
     def _judge(self, grid: LumaGrid, light: int, shown: Collection[int], hurried: bool) -> str:
         if self._due >= 1.0:
@@ -154,7 +165,7 @@ class FrameSelector:
         return CLASS if _is_crowded(self._classes, shown) else TAKEN
 
     def _known(self, classes: Collection[int]) -> set[int]:
-        """The classes under which a frame is counted."""
+        """Return the classes under which a frame is counted."""
         fresh = sorted(set(classes) - self._classes.keys())
         room = max(0, _MOST_CLASSES - len(self._classes))
         others = {OTHERS} if fresh[room:] else set()
@@ -162,7 +173,7 @@ class FrameSelector:
 
 
 def _is_crowded(counts: Counter[int], kinds: Collection[int]) -> bool:
-    """Whether each of these kinds has had more than its share of all that were seen."""
+    """Return whether each of these kinds has had more than its share of all that were seen."""
     if not counts:
         return False
     most = max(_CROWDED * counts.total() / len(counts), _FEW)

@@ -1,4 +1,13 @@
-"""Would a recalibration on the newest frames gain more than is tolerated? Judged on frames that come after them."""
+"""Detect drift: would a recalibration on the newest frames gain more than is tolerated, judged on later frames?
+
+From bottom to top:
+
+1. `Blocks` groups observations into blocks of some seconds, so that neighbours in a video count once.
+2. `RecentScales` holds the scales that a recalibration on the newest frames would choose.
+3. `RecalibrationEvidence` weighs a block by what those scales would gain on it, and feeds a `DriftDetector`.
+4. `Regime` is what a block is compared with: the calibration in service, and the other known ones.
+5. `DriftMonitor` does all this for one camera and one engine in service; `DriftState` is what it knows.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +18,7 @@ from functools import partial, reduce
 from math import inf
 from typing import Any, Generic, TypeVar
 
+from agent.common.state_files import finite
 from agent.config import DriftConfig
 from calibrate.errors import CalibrationError
 from calibrate.evidence import FULL_SCALE_DB, DriftDetector
@@ -16,53 +26,54 @@ from calibrate.histogram import AbsHistogram, merge_into, merged, nbytes
 from calibrate.noise import NetworkNoise, TensorNoise, best_scales, tensor_noise
 from engines.calibration import Calibration
 
-
-class Blocks:
-    """Puts observations into blocks of at least `block_s` of capture time: each ends with one, and the next follows it.
-
-    Where observations are rarer, each is a block. A clock that jumps back starts a block anew.
-    """
-
-    def __init__(self, block_s: float) -> None:
-        self.started_ts = float("inf")  # of the block of the observation that was placed last
-        self._block_s = block_s
-        self._ends = True  # whether that observation ended it
-        self._last_ts = float("inf")
-
-    def place(self, ts: float) -> tuple[bool, bool]:
-        """Whether an observation of capture time `ts` is the first of its block, and whether it is the last."""
-        jumped = ts < self._last_ts
-        first = jumped or self._ends
-        if first:
-            self.started_ts = ts if jumped else self._last_ts
-        self._last_ts = ts
-        self._ends = ts - self.started_ts >= self._block_s
-        return first, self._ends
-
-
 _ENOUGH = 8  # frames, for scales that mean something
-_IN_A_ROW = 2  # suspicious blocks: one is soon there
-_LOOK_S = 60.0  # looking closely at a suspicion
-_REST_S = 120.0, 1920.0  # from the beginning of one look to that of the next: doubled while suspicion comes back
+_IN_A_ROW = 2  # suspicious blocks, after which more frames are observed
+_CLOSE_S = 60.0  # of more frames for a suspicion
+_REST_S = 120.0, 1920.0  # from the start of one such time to the next: doubled while suspicion comes back
 _FORGIVEN_S = 600.0  # without suspicion
-_WARNED_S = 600.0  # looking closely at a warning: one that lasts must not use up the credit
+_WARNED_S = 600.0  # of more frames for a warning: one that lasts must not use up the credit
 _WARNING_ENDS = 10.0  # the e-value; it began at 100
-UNSEEN_S = 30.0  # between two observations, beyond which time that passed was not seen
+_CALM_S = 120.0  # without drift, after which an alarm that nobody acted on ends
+_SWITCHES_PER_30D = 30.0  # for nothing, at most: one costs seconds, and no frame
+UNSEEN_S = 30.0  # between two observations; what passed beyond it was not seen
 
-Seen = TypeVar("Seen")
+Block = TypeVar("Block")
 Scales = TypeVar("Scales")
 
 
-class RecentScales(Generic[Seen, Scales]):
-    """The scales that the newest frames would be given: of 8 to 24 of them, until the newest 8 are together."""
+class Blocks:
+    """Group observations into blocks of at least `block_s` of capture time: each ends with one, the next follows it.
 
-    def __init__(self, merge: Callable[[Seen, Seen], Seen], best: Callable[[Seen], Scales]) -> None:
-        self.merged: Seen | None = None
+    Where observations are rarer, each is a block. A clock that jumps back starts a new block.
+    """
+
+    def __init__(self, block_s: float) -> None:
+        self.started_ts = inf  # of the block of the latest observation
+        self._block_s = block_s
+        self._is_complete = True
+        self._last_ts = inf
+
+    def place(self, ts: float) -> tuple[bool, bool]:
+        """Return whether an observation of capture time `ts` is the first of its block, and whether it is the last."""
+        jumped = ts < self._last_ts
+        first = jumped or self._is_complete
+        if first:
+            self.started_ts = ts if jumped else self._last_ts
+        self._last_ts = ts
+        self._is_complete = ts - self.started_ts >= self._block_s
+        return first, self._is_complete
+
+
+class RecentScales(Generic[Block, Scales]):
+    """The scales that a recalibration on the newest 8 to 24 frames would choose; renewed from the newest 8 on."""
+
+    def __init__(self, merge: Callable[[Block, Block], Block], best: Callable[[Block], Scales]) -> None:
+        self.merged: Block | None = None
         self.scales: Scales | None = None  # None while too few frames were seen
         self._merge, self._best = merge, best
         self._frames = 0
 
-    def add(self, block: Seen, frames: int) -> None:
+    def add(self, block: Block, frames: int) -> None:
         if self._frames >= 2 * _ENOUGH:
             self.merged, self._frames = None, 0
         self.merged = block if self.merged is None else self._merge(self.merged, block)
@@ -71,78 +82,81 @@ class RecentScales(Generic[Seen, Scales]):
             self.scales = self._best(self.merged)
 
     def restart(self) -> None:
-        """What was seen says nothing of what comes."""
+        """Drop what was seen: the scene has changed."""
         self.merged, self.scales, self._frames = None, None, 0
 
 
-class RecalibrationEvidence(Generic[Seen, Scales]):
-    """Evidence from blocks of frames, one at a time, for a drift detector.
+class RecalibrationEvidence(Generic[Block, Scales]):
+    """Feed a drift detector with the gain that a recalibration would have on each block of frames.
 
     The best scales of a block flatter it: of one frame, by half a dB in the mean, and by more than 2 now and then. So a
     block counts by the scales of the frames *before* it: by what a recalibration on those would gain on this one. These
-    are chosen without looking at it, so that the detector's guarantee is about that gain, and until there are enough
-    of them nothing counts.
+    are chosen without seeing it, so that the detector's guarantee is about that gain. Until there are enough frames
+    nothing counts.
 
-    Blocks in a row that would gain too much under scales of their own are worth a closer look; where the newest frames'
-    scales do not suit them either, the scene has just changed, and what was seen before is dropped.
+    Blocks in a row that would gain too much under scales of their own are suspicious: more frames are wanted. If the
+    newest frames' scales do not suit them either, the scene has just changed, and what was seen before is dropped.
     """
 
     def __init__(
         self,
         detector: DriftDetector,
         tolerance_db: float,
-        merge: Callable[[Seen, Seen], Seen],
-        best: Callable[[Seen], Scales],
+        merge: Callable[[Block, Block], Block],
+        best: Callable[[Block], Scales],
     ) -> None:
         self.detector = detector
         self.recent = RecentScales(merge, best)
         self.warns = False
         self._tolerance_db = tolerance_db
         self._suspicious = 0  # blocks in a row
-        self._looked_s = self._unsuspected_s = inf  # since the last look began, and since there was a suspicion
+        self._close_s = self._unsuspected_s = inf  # since more frames were first wanted; since the latest suspicion
         self._rest_s, self._warned_s = _REST_S[0], 0.0
 
     @property
     def wants_more_frames(self) -> bool:
         """Whether more frames should be observed than usual."""
-        return self._looked_s < _LOOK_S or (self.warns and self._warned_s < _WARNED_S)
+        return self._close_s < _CLOSE_S or (self.warns and self._warned_s < _WARNED_S)
 
-    def update(self, block: Seen, frames: int, seconds: float, own_db: float, gain_db: float | None) -> None:
-        """Take a block of so many frames that lasted so long.
+    def update(self, block: Block, frames: int, seconds: float, own_db: float, gain_db: float | None) -> None:
+        """Weigh a block.
 
-        own_db: the gain in dB under the block's own best scales; gain_db: under `recent.scales`, None without them.
+        Args:
+            block: What it shows.
+            frames: The number of its frames.
+            seconds: How long it lasted.
+            own_db: The gain in dB under the block's own best scales.
+            gain_db: The gain in dB under `recent.scales`; None without them.
         """
         if gain_db is not None:
             self.detector.update(gain_db)
         self._suspicious = self._suspicious + 1 if own_db > self._tolerance_db else 0
-        self._watch_closely(min(seconds, UNSEEN_S))
-        if self._suspicious >= _IN_A_ROW and gain_db is not None and own_db - gain_db > self._tolerance_db:
+        is_suspicious = self._suspicious >= _IN_A_ROW
+        seconds = min(seconds, UNSEEN_S)
+        self._close_s += seconds
+        self._unsuspected_s += seconds
+        if is_suspicious:
+            if self._close_s >= self._rest_s:
+                is_back = self._unsuspected_s < _FORGIVEN_S
+                self._close_s, self._rest_s = 0.0, min(2.0 * self._rest_s, _REST_S[1]) if is_back else _REST_S[0]
+            self._unsuspected_s = 0.0
+        warned = self.warns
+        self.warns = self.detector.warning_detected or (warned and self.detector.e_value >= _WARNING_ENDS)
+        self._warned_s = self._warned_s + seconds if warned and self.warns else 0.0
+        if is_suspicious and gain_db is not None and own_db - gain_db > self._tolerance_db:
             self.recent.restart()
         self.recent.add(block, frames)
-
-    def _watch_closely(self, seconds: float) -> None:
-        self._looked_s += seconds
-        self._unsuspected_s += seconds
-        if self._suspicious >= _IN_A_ROW:
-            if self._looked_s >= self._rest_s:
-                again = self._unsuspected_s < _FORGIVEN_S
-                self._looked_s, self._rest_s = 0.0, min(2.0 * self._rest_s, _REST_S[1]) if again else _REST_S[0]
-            self._unsuspected_s = 0.0
-        before, e_value = self.warns, self.detector.e_value
-        self.warns = self.detector.warning_detected or (before and e_value >= _WARNING_ENDS)
-        self._warned_s = self._warned_s + seconds if before and self.warns else 0.0
-
-
-_CALM_S = 120.0
-_SWITCHES_PER_30D = 30.0  # for nothing, at most: one costs seconds, and no frame
 
 
 @dataclass(frozen=True)
 class Regime:
-    """An artefact for one light: by tensor its scales, and the noise to signal it had where it was calibrated.
+    """An artefact for one light.
 
-    weights: how much the noise of each tensor counts; those that it leaves float have none. own: under its scales, and
-    the least: what a calibration leaves on the table is no drift.
+    artefact: Its id.
+    scales: By tensor.
+    weights: By tensor, how much its noise counts; a tensor that the artefact leaves float has none.
+    own: By tensor, the noise to signal where it was calibrated: under its scales, and the least possible. What a
+        calibration method leaves on the table is no drift.
     """
 
     artefact: str
@@ -154,35 +168,41 @@ class Regime:
     def from_calibration(
         cls, artefact: str, calibration: Calibration, scales: Mapping[str, float], weights: Mapping[str, float]
     ) -> Regime:
-        """scales: what serves, where a plan has chosen otherwise than the calibration."""
+        """scales: those that serve, where a plan has chosen otherwise than the calibration."""
         noise = tensor_noise(calibration.histograms, [scales])
         totals = noise.ratios.sum(axis=2).tolist()
-        own = {name: (today, least) for name, (today, least) in zip(noise.names, totals, strict=True)}
+        own = {name: (present, least) for name, (present, least) in zip(noise.names, totals, strict=True)}
         return cls(artefact, dict(scales), dict(weights), own)
 
     def weights_compared_with(self, serving: Regime) -> dict[str, float]:
-        """Its weights, those of the engine in service where that has them: of two, noise has to count alike."""
+        """Return its weights, taken from the engine in service where that has them: noise has to count alike."""
         return {name: serving.weights.get(name, own) for name, own in self.weights.items()}
 
     def baseline_db(self, weights: Mapping[str, float]) -> float:
-        """The gain that its calibration left on the table."""
-        today, least = (
+        """Return the gain in dB that its own calibration left on the table."""
+        present, least = (
             sum(weight * self.own[name][which] for name, weight in weights.items() if name in self.own)
             for which in (0, 1)
         )
-        return 10.0 * math.log10(today / least) if least > 0.0 else 0.0
+        return 10.0 * math.log10(present / least) if least > 0.0 else 0.0
 
 
 @dataclass(frozen=True)
 class DriftState:
-    """What the monitor knows; times are capture times, gains those of the latest block, 0 as long as none is judged.
+    """What the monitor knows. Times are capture times; gains are of the latest block, 0 until one is judged.
 
-    gain_db: of a recalibration over the known regime that fits best, in which the alarm believes with e_value.
-    serving_db: the same over the engine in service. clipping_share: of that one's noise, what comes of values beyond
-    the calibrated range; the rest is rounding, by steps that have become too wide. onset_ts: start of the present run
-    of blocks that would gain more than is tolerated under scales of their own. switch_to: the artefact of the regime
-    with the least noise, where another than the one in service has long been ahead; else empty. closely: whether more
-    is to be observed than usual. gains_db: of a recalibration over each regime, by artefact.
+    judged: Whether a block was judged yet.
+    gain_db: Of a recalibration over the known regime that fits best; `e_value` is the evidence for it.
+    serving_db: The same over the engine in service.
+    clipping_share: Of the noise of the engine in service, the share of values beyond the calibrated range. The rest is
+        rounding, by steps that have become too wide.
+    e_value: The evidence of the drift detector.
+    state: calm, warning or alarm.
+    onset_ts: Start of the present run of blocks that would gain more than is tolerated under scales of their own.
+    switch_to: The artefact of the regime with the least noise, if another one than the one in service has long been
+        ahead; else empty.
+    closely: Whether more frames should be observed than usual.
+    gains_db: Of a recalibration over each regime, by artefact.
     """
 
     judged: bool
@@ -190,27 +210,28 @@ class DriftState:
     serving_db: float
     clipping_share: float
     e_value: float
-    state: str  # calm, warning or alarm
+    state: str
     onset_ts: float | None
     switch_to: str
     closely: bool
     gains_db: Mapping[str, float]
 
     def is_worse_under(self, artefact: str, tolerance_db: float) -> bool:
-        """Whether this scene would be worse off under another regime, and not well."""
+        """Whether another regime would suit this scene worse than the one in service, and not well."""
         return self.gains_db.get(artefact, 0.0) > max(tolerance_db, self.serving_db)
 
 
 class DriftMonitor:
-    """Watches one calibration in service, beside those of other regimes.
+    """Watch one calibration in service, and compare it with other regimes.
 
-    Frames of `block_s` seconds of capture time form a block, or a single frame where they are rarer; their merged
-    histograms give the predicted gain of a recalibration in dB, under scales as a recalibration on the newest frames
-    would choose them (see `RecalibrationEvidence`). What a calibration method itself leaves on the table, measured on
-    the
-    calibration's own histograms, is no drift and is taken off. The gain over the best of the regimes feeds a drift
-    detector with the configured tolerance and false-alarm budget. Another hears how much less noise than the one in
-    service the quietest would have, but no more than that one would gain: what fits is not left.
+    Frames of `block_s` seconds of capture time form a block, or a single frame where they are rarer. The merged
+    histograms of a block give the predicted gain of a recalibration in dB, under scales as a recalibration on the
+    newest frames would choose them (see `RecalibrationEvidence`). What a calibration method itself leaves on the table,
+    measured on the calibration's own histograms, is no drift and is subtracted.
+
+    The gain over the best of the regimes feeds a drift detector with the configured tolerance and false-alarm budget.
+    A second detector decides when to switch: it is fed with how much less noise the quietest regime would have than
+    the one in service, but no more than that one would gain, for a regime that fits is not left.
     """
 
     def __init__(
@@ -219,15 +240,21 @@ class DriftMonitor:
         switch_db: float,
         serving: Regime,
         others: Sequence[Regime] = (),
-        beside: Callable[[], Sequence[Mapping[str, AbsHistogram]]] = tuple,
+        other_cameras: Callable[[], Sequence[Mapping[str, AbsHistogram]]] = tuple,
     ) -> None:
-        """switch_db: what another regime has to be ahead by. beside: what the newest frames show of each other camera
-        that shares the calibration: a recalibration has to suit all of them."""
-        self._beside = beside
+        """Args:
+        config: Tolerance, length of a block and false-alarm budget.
+        switch_db: By how many dB another regime has to be ahead.
+        serving: The calibration in service.
+        others: The other known regimes.
+        other_cameras: Returns the histograms of the newest frames of each other camera that shares the
+            calibration: a recalibration has to suit all of them.
+        """
+        self._other_cameras = other_cameras
         self._tolerance_db, self._switch_db = config.tolerance_db, switch_db
         self._detector = DriftDetector(config.false_alarms_per_30d, config.tolerance_db, config.block_s)
         # No method of this object: in a circle with its evidence, old histograms would stay for a hundred engines.
-        self._best_scales = partial(_scales_beside, beside)
+        self._best_scales = partial(_best_scales, other_cameras)
         self._evidence = RecalibrationEvidence(self._detector, config.tolerance_db, merged, self._best_scales)
         self._ahead = DriftDetector(_SWITCHES_PER_30D, switch_db, config.block_s)
         self._block: dict[str, AbsHistogram] = {}
@@ -241,7 +268,7 @@ class DriftMonitor:
         self.compare(others)
 
     def compare(self, others: Sequence[Regime]) -> None:
-        """These are the other regimes from now on; one that leaves everything float has no gain to speak of."""
+        """Replace the other regimes; one that leaves everything float is ignored, for it has no gain."""
         self._regimes = (self._serving, *(regime for regime in others if regime.weights))
         self._weights = [regime.weights_compared_with(self._serving) for regime in self._regimes]
         pairs = zip(self._regimes, self._weights, strict=True)
@@ -253,18 +280,17 @@ class DriftMonitor:
 
     @property
     def nbytes(self) -> int:
-        """What its histograms take."""
+        """Memory of its histograms."""
         return nbytes(self._block) + nbytes(self.recent)
 
     @property
     def recent(self) -> Mapping[str, AbsHistogram]:
-        """What the newest frames show."""
+        """The histograms of the newest frames."""
         return self._evidence.recent.merged or {}
 
     @property
     def state(self) -> DriftState:
         serving = self._serving.artefact
-        name = "alarm" if self._detector.drift_detected else "warning" if self._evidence.warns else "calm"
         switches = self._ahead.drift_detected and self._quietest is not self._serving
         return DriftState(
             judged=serving in self._gains_db,
@@ -272,7 +298,7 @@ class DriftMonitor:
             serving_db=self._gains_db.get(serving, 0.0),
             clipping_share=self._clipping_share,
             e_value=self._detector.e_value,
-            state=name,
+            state="alarm" if self._detector.drift_detected else "warning" if self._evidence.warns else "calm",
             onset_ts=self._onset_ts,
             switch_to=self._quietest.artefact if switches else "",
             closely=self._evidence.wants_more_frames,
@@ -290,19 +316,20 @@ class DriftMonitor:
             "calm_s": self._calm_s,
         }
 
-    def restore(self, memory: Mapping[str, Any]) -> None:
-        """Go on where `saved_state` was taken; who is ahead is found out anew, for other regimes may be known now.
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Go on from a `saved_state`. The quietest regime is determined again, for other ones may be known now.
 
-        The newest frames are not remembered: eight have to come before another block counts. Raises CalibrationError
-        (`evidence.state`), and then nothing is recalled.
+        The newest frames are not kept: eight have to come before another block counts.
+
+        Raises CalibrationError: `evidence.state` for what no `saved_state` has given; then nothing is restored.
         """
         try:
-            onset_ts = None if memory["onset_ts"] is None else _finite(memory["onset_ts"])
-            calm_s, clipping_share = _finite(memory["calm_s"]), _finite(memory["clipping_share"])
+            onset_ts = None if saved["onset_ts"] is None else finite(saved["onset_ts"])
+            calm_s, clipping_share = finite(saved["calm_s"]), finite(saved["clipping_share"])
             known = {regime.artefact for regime in self._regimes}
-            gains_db = {str(name): _finite(gain) for name, gain in memory["gains_db"].items() if name in known}
-            detector, warns = memory["detector"], bool(memory["warns"])
-        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+            gains_db = {str(name): finite(gain) for name, gain in saved["gains_db"].items() if name in known}
+            detector, warns = saved["detector"], bool(saved["warns"])
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             found, expected = f"a drift monitor's state with {error!r}", "one as this version of tared wrote it"
             raise CalibrationError("evidence.state", found, expected, "start anew") from error
         self._detector.restore(detector)
@@ -311,10 +338,11 @@ class DriftMonitor:
         self._gains_db = gains_db
 
     def update(self, ts: float, histograms: dict[str, AbsHistogram]) -> bool:
-        """Take one observed frame of capture time `ts`; True when it completed a block.
+        """Add an observed frame of capture time `ts`; True when it completed a block.
 
-        A clock that jumps back starts the block anew; one that jumps ahead just ends it. Raises CalibrationError
-        (`drift.tensors`) for histograms of another model.
+        A clock that jumps back starts the block again; one that jumps ahead just ends it.
+
+        Raises CalibrationError: `drift.tensors` for histograms of another model.
         """
         if self._serving.weights and histograms.keys().isdisjoint(self._serving.weights):
             raise CalibrationError(
@@ -332,61 +360,52 @@ class DriftMonitor:
             self._judge(self._blocks.started_ts, ts)
         return last
 
-    def _judge(self, began_ts: float, ended_ts: float) -> None:
-        recent, own = self._evidence.recent.scales, self._best_scales(self._block) if self._beside() else None
+    def _judge(self, started_ts: float, ended_ts: float) -> None:
+        """Weigh the block that is complete, by its noise under three kinds of scales."""
+        # 1. The scales of each regime; 2. those of the newest frames before it; 3. its own best ones, which are the
+        # last row of the noise anyway unless other cameras have to be suited as well.
+        recent = self._evidence.recent.scales
+        own = self._best_scales(self._block) if self._other_cameras() else None
         sets = [regime.scales for regime in self._regimes]
-        others = [scales for scales in (recent, own) if scales is not None]
-        found = tensor_noise(self._block, [*sets, *others])
-        today = [found.under(which, weights) for which, weights in enumerate(self._weights)]
-        # The last row is of the best for this block alone.
-        which_own = -1 if own is None else len(sets) + len(others) - 1
-        own_db = min(self._gains_under(found, which_own, today).values())
-        gains_db = self._gains_under(found, len(sets), today)  # under recent scales; where there are none, its own
-        self._gains_db = gains_db
-        gain_db, seconds = min(gains_db.values()), ended_ts - began_ts
+        candidates = [scales for scales in (recent, own) if scales is not None]
+        noise = tensor_noise(self._block, [*sets, *candidates])
+        present = [noise.under(which, weights) for which, weights in enumerate(self._weights)]
+        own_row = -1 if own is None else len(sets) + len(candidates) - 1
+        own_db = min(self._gains_under(noise, own_row, present).values())
+        # Without recent scales this row is of its own ones.
+        self._gains_db = self._gains_under(noise, len(sets), present)
+        gain_db, seconds = min(self._gains_db.values()), ended_ts - started_ts
         self._evidence.update(self._block, self._frames, seconds, own_db, None if recent is None else gain_db)
-        self._clipping_share = today[0].clipping / today[0].total if today[0].total > 0.0 else 0.0
-        quietest = min(range(len(today)), key=lambda index: today[index].total)
-        self._quietest = self._regimes[quietest]
-        ahead_db = today[quietest].gain_db(today[0]) if today[quietest].total > 0.0 else FULL_SCALE_DB
-        self._follow_calm(own_db, gain_db, began_ts, seconds)
-        self._follow_ahead(min(ahead_db, gains_db[self._serving.artefact]))
+        self._clipping_share = present[0].clipping / present[0].total if present[0].total > 0.0 else 0.0
 
-    def _gains_under(self, found: TensorNoise, which: int, today: Sequence[NetworkNoise]) -> dict[str, float]:
-        """By artefact what scales gain over its own, those of the set with this number."""
-        rows = zip(self._regimes, self._weights, today, self._baselines_db, strict=True)
-        return {
-            regime.artefact: max(0.0, found.under(which, weights).gain_db(noise) - base)
-            for regime, weights, noise, base in rows
-        }
-
-    def _follow_calm(self, own_db: float, gain_db: float, began_ts: float, seconds: float) -> None:
-        """An alarm that nobody acted on is over when its cause has long been."""
         if own_db <= self._tolerance_db:
             self._onset_ts = None
         else:
-            self._onset_ts = began_ts if self._onset_ts is None else min(began_ts, self._onset_ts)
+            self._onset_ts = started_ts if self._onset_ts is None else min(started_ts, self._onset_ts)
         self._calm_s = self._calm_s + min(seconds, UNSEEN_S) if gain_db <= self._tolerance_db else 0.0
         if self._detector.drift_detected and self._calm_s >= _CALM_S:
-            self._detector.reset()
+            self._detector.reset()  # nobody acted on the alarm, and its cause has long gone
             self._evidence.warns = False
 
-    def _follow_ahead(self, ahead_db: float) -> None:
+        quietest = min(range(len(present)), key=lambda index: present[index].total)
+        self._quietest = self._regimes[quietest]
+        ahead_db = present[quietest].gain_db(present[0]) if present[quietest].total > 0.0 else FULL_SCALE_DB
+        ahead_db = min(ahead_db, self._gains_db[self._serving.artefact])
         if self._ahead.drift_detected and ahead_db <= self._switch_db:
             self._ahead.reset()  # nobody could switch, and it is no longer worth it
         self._ahead.update(ahead_db)
 
+    def _gains_under(self, noise: TensorNoise, row: int, present: Sequence[NetworkNoise]) -> dict[str, float]:
+        """Return by artefact what the scales of a row of `noise` gain over its own."""
+        rows = zip(self._regimes, self._weights, present, self._baselines_db, strict=True)
+        return {
+            regime.artefact: max(0.0, noise.under(row, weights).gain_db(own) - baseline_db)
+            for regime, weights, own, baseline_db in rows
+        }
 
-def _scales_beside(
-    beside: Callable[[], Sequence[Mapping[str, AbsHistogram]]], seen: Mapping[str, AbsHistogram]
+
+def _best_scales(
+    other_cameras: Callable[[], Sequence[Mapping[str, AbsHistogram]]], block: Mapping[str, AbsHistogram]
 ) -> dict[str, float]:
-    """As a recalibration on these frames and on the newest ones of the other cameras would choose them."""
-    return best_scales(reduce(merged, beside(), seen))
-
-
-def _finite(value: Any) -> float:
-    """Raises ValueError and the like for what is no finite number."""
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"{value!r} where a number was kept")
-    return number
+    """Choose scales as a recalibration on these frames and on the newest ones of the other cameras would."""
+    return best_scales(reduce(merged, other_cameras(), block))

@@ -1,19 +1,24 @@
-"""Means over frames that are told with what they leave open: since the swap, and over the last hour.
+"""Compute means over frames with confidence intervals: since the swap, and over the last hour.
 
-`state` gives all that one knows in JSON's types, so that another process can go on with it. `restore` raises
-CalibrationError, KeyError, TypeError or ValueError for what no `state` has given, and then changes nothing.
+1. `SinceStart` holds one value a frame; its interval holds at all times at once.
+2. `SinceStartBySecond` is the same for frames that follow each other closely.
+3. `LastHour` is a sliding mean, with the interval of `mean_interval`.
+4. `FidelityRecord` is made of 1 and 3.
+
+`state` returns all that a mean knows in JSON's types, so that another process can go on with it. `restore` raises
+CalibrationError, KeyError, TypeError or ValueError for what no `state` has returned, and then changes nothing.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 from array import array
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
+from agent.common.state_files import count, finite
 from calibrate.evidence import ConfidenceSequence, Interval
 
 _HOUR_S = 3600.0
@@ -26,9 +31,11 @@ _NOTHING = Interval(0.0, 0.0, 1.0, 0)
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean of values in [0, 1] from capture time `since` on; `empty` frames beside it had nothing to be right about.
+    """A mean of values in [0, 1].
 
-    interval.n is the number of frames whose values it is the mean of.
+    interval: The mean, its bounds, and n, the number of frames that have a value.
+    empty: Frames beside them that had nothing to be right about.
+    since: Capture time of the start.
     """
 
     interval: Interval
@@ -43,18 +50,18 @@ class Estimate:
 class SinceStart:
     """A mean from a start on, with a confidence sequence: the interval holds at all times at once.
 
-    A mean that has moved refutes its sequence, which then starts anew; see ConfidenceSequence for what is assumed.
+    A mean that has moved refutes its sequence, which then starts over; ConfidenceSequence lists what is assumed.
     """
 
     def __init__(self) -> None:
         self.start(0.0)
 
     def start(self, since: float) -> None:
-        """Forget what was, and count from capture time `since` on, in seconds."""
+        """Forget all values, and count from capture time `since` on, in seconds."""
         self._sequence, self._empty, self._since = ConfidenceSequence(_ERROR), 0, since
 
     def add(self, ts: float, value: float | None) -> None:
-        """Take the value in [0, 1] of a frame of capture time `ts`; None for one that is empty."""
+        """Add the value in [0, 1] of a frame of capture time `ts`; None for one that is empty."""
         if value is None:
             self._empty += 1
             return
@@ -71,21 +78,21 @@ class SinceStart:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         sequence = ConfidenceSequence.from_state(state["sequence"])
-        self._sequence, self._empty, self._since = sequence, _count(state["empty"]), _finite(state["since"])
+        self._sequence, self._empty, self._since = sequence, count(state["empty"]), finite(state["since"])
 
 
 class SinceStartBySecond(SinceStart):
     """As SinceStart, for frames that may follow each other closely: a second of them is one value, their mean.
 
     Neighbours in a video are right and wrong together. Counted as values of their own they would make the interval
-    several times too narrow. So low and high come from the seconds that are over, the estimate is the mean of all
-    seconds, and n counts frames.
+    several times too narrow. So low and high come from the complete seconds, the estimate is the mean of all seconds,
+    and n counts frames.
     """
 
     def start(self, since: float) -> None:
         super().start(since)
         self._frames = self._count = 0
-        self._second_ts, self._total = since, 0.0  # of the second that is not over
+        self._second_ts, self._total = since, 0.0  # of the second that is not complete
 
     def add(self, ts: float, value: float | None) -> None:
         """As SinceStart.add; frames come in any order."""
@@ -106,22 +113,22 @@ class SinceStartBySecond(SinceStart):
         estimate = super().estimate
         if not self._frames:
             return estimate
-        over = estimate.interval
-        mean = (over.estimate * over.n + self._total / self._count) / (over.n + 1)
-        within = min(max(mean, over.low), over.high)
-        return replace(estimate, interval=replace(over, estimate=within, n=self._frames))
+        complete = estimate.interval
+        mean = (complete.estimate * complete.n + self._total / self._count) / (complete.n + 1)
+        within = min(max(mean, complete.low), complete.high)
+        return replace(estimate, interval=replace(complete, estimate=within, n=self._frames))
 
     def state(self) -> dict[str, Any]:
         second = {"ts": self._second_ts, "total": self._total, "count": self._count}
         return {**super().state(), "frames": self._frames, "second": second}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        second, frames = state["second"], _count(state["frames"])
-        ts, total, count = _finite(second["ts"]), _finite(second["total"]), _count(second["count"])
-        if not (0.0 <= total <= count and bool(count) == bool(frames)):
+        second, frames = state["second"], count(state["frames"])
+        ts, total, in_second = finite(second["ts"]), finite(second["total"]), count(second["count"])
+        if not (0.0 <= total <= in_second and bool(in_second) == bool(frames)):
             raise ValueError("a second that no frames lead to")
         super().restore(state)
-        self._frames, self._count, self._second_ts, self._total = frames, count, ts, total
+        self._frames, self._count, self._second_ts, self._total = frames, in_second, ts, total
 
 
 class LastHour:
@@ -138,21 +145,21 @@ class LastHour:
         self._estimate: Estimate | None = None
 
     def add(self, ts: float, value: float | None) -> None:
-        """Take the value in [0, 1] of a frame of capture time `ts`; None for one that is empty."""
+        """Add the value in [0, 1] of a frame of capture time `ts`; None for one that is empty."""
         self._now += max(0.0, ts - self._ts) if self._ts is not None else 0.0
         self._ts = ts
         self._estimate = None
-        while self._slices and self._now - self._slices[0].began >= _HOUR_S:
+        while self._slices and self._now - self._slices[0].started >= _HOUR_S:
             self._slices.popleft()
-        if not self._slices or self._now - self._slices[-1].began >= _SLICE_S:
+        if not self._slices or self._now - self._slices[-1].started >= _SLICE_S:
             self._slices.append(_Slice(self._now, ts))
         self._slices[-1].add(value)
 
     @property
     def estimate(self) -> Estimate:
-        """With the interval of `mean_interval`: valid for an hour that was chosen beforehand, not for all at once.
+        """The mean with the interval of `mean_interval`: valid for an hour that was chosen beforehand, not for all.
 
-        Who looks every minute, and picks an hour by what he sees, sees a miss more often than in one of twenty.
+        If somebody picks an hour by its value, its interval misses the mean more often than once in twenty.
         `since` is when the first frame of the hour was captured.
         """
         if self._estimate is None:
@@ -165,14 +172,14 @@ class LastHour:
         return {"now": self._now, "ts": self._ts, "slices": [list(astuple(each)) for each in self._slices]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        now, ts = _finite(state["now"]), None if state["ts"] is None else _finite(state["ts"])
-        slices = deque(_Slice.of(row) for row in state["slices"])
+        now, ts = finite(state["now"]), None if state["ts"] is None else finite(state["ts"])
+        slices = deque(_Slice.from_row(row) for row in state["slices"])
         self._now, self._ts, self._slices, self._estimate = now, ts, slices, None
 
 
 @dataclass
 class _Slice:
-    began: float  # by the clock that only goes forward
+    started: float  # by the clock that only goes forward
     since: float  # capture time
     n: int = 0
     total: float = 0.0
@@ -185,10 +192,10 @@ class _Slice:
             self.n, self.total = self.n + 1, self.total + float(value)
 
     @classmethod
-    def of(cls, row: Any) -> _Slice:
-        """From the values in their order. Raises ValueError, TypeError."""
-        began, since, n, total, empty = row
-        made = cls(_finite(began), _finite(since), _count(n), _finite(total), _count(empty))
+    def from_row(cls, row: Any) -> _Slice:
+        """Read the values in their order. Raises ValueError, TypeError."""
+        started, since, n, total, empty = row
+        made = cls(finite(started), finite(since), count(n), finite(total), count(empty))
         if not 0.0 <= made.total <= made.n:
             raise ValueError("a slice that no frames lead to")
         return made
@@ -202,11 +209,11 @@ class FidelityRecord:
         self._history = array("d")  # by turns capture times and values: as pairs of objects they would be a megabyte
 
     def start(self, since: float) -> None:
-        """What comes is of another engine, or of another scene, from capture time `since` on; the hour goes on."""
+        """Start over at capture time `since`, for another engine or another scene; the hour goes on."""
         self._since_start.start(since)
 
     def add(self, ts: float, value: float | None) -> None:
-        """Take the fidelity of a frame of capture time `ts`; None for one on which nobody found anything."""
+        """Add the fidelity of a frame of capture time `ts`; None for one on which no engine found anything."""
         self._since_start.add(ts, value)
         self._hour.add(ts, value)
         if value is not None:
@@ -223,7 +230,7 @@ class FidelityRecord:
 
     @property
     def history(self) -> list[tuple[float, float]]:
-        """(capture time, fidelity) of the newest frames that tell something; `state` is without them."""
+        """(capture time, fidelity) of the newest frames that are not empty; `state` does not hold them."""
         return list(zip(self._history[::2], self._history[1::2], strict=True))
 
     def state(self) -> dict[str, Any]:
@@ -237,7 +244,7 @@ class FidelityRecord:
 
 
 def mean_interval(total: float, n: int, error: float = _ERROR) -> Interval:
-    """The mean of `n` values in [0, 1] that sum to `total`, with its confidence interval at this one n.
+    """Return the mean of `n` values in [0, 1] that sum to `total`, with its confidence interval at this one n.
 
     The means m are kept for which n KL(total / n, m) <= ln(2 / error), KL the relative entropy of two coins. Source:
     Hoeffding, "Probability inequalities for sums of bounded random variables" (JASA 1963), Theorem 1, equation 2.1,
@@ -254,7 +261,7 @@ def mean_interval(total: float, n: int, error: float = _ERROR) -> Interval:
 
 
 def _outermost(kept: Callable[[float], bool], inside: float, outside: float) -> float:
-    """The end, rounded outwards, of what is kept between a mean that is and one that may be."""
+    """Return the end of the interval of means that are kept, by bisection, rounded outwards."""
     for _ in range(_HALVINGS):
         middle = (inside + outside) / 2.0
         if kept(middle):
@@ -265,23 +272,9 @@ def _outermost(kept: Callable[[float], bool], inside: float, outside: float) -> 
 
 
 def _relative_entropy(p: float, q: float) -> float:
-    """Of a coin of bias p to one of bias q, in nats."""
+    """Return the relative entropy of a coin of bias p to one of bias q, in nats."""
     if not 0.0 < q < 1.0:
         return 0.0 if p == q else math.inf
     first = p * math.log(p / q) if p > 0.0 else 0.0
     second = (1.0 - p) * math.log((1.0 - p) / (1.0 - q)) if p < 1.0 else 0.0
     return first + second
-
-
-def _finite(value: Any) -> float:
-    """Raises ValueError for what is no finite number."""
-    if not (isinstance(value, (int, float)) and abs(value) <= sys.float_info.max):
-        raise ValueError(f"{value!r} where a number was kept")
-    return float(value)
-
-
-def _count(value: Any) -> int:
-    """Raises ValueError for what is no count of frames."""
-    if not (isinstance(value, int) and value >= 0):
-        raise ValueError(f"{value!r} where a count was kept")
-    return value

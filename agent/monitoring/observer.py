@@ -1,8 +1,8 @@
-"""The observer thread: a reference engine beside the frame path.
+"""Run the observer thread: a reference engine beside the frame path.
 
-Every observed frame yields three things at once: calibration data (histograms, or a place in the held-out set),
-the drift signal, and the fidelity of the engine in service. The frame path offers frames and never waits, neither for
-the reference engine, which may have to be built first, nor for one that fails: the video goes on without.
+Every observed frame yields three things at once: calibration data (histograms, or a place in the held-out set), the
+drift signal, and the fidelity of the engine in service. The frame path offers frames and never waits, neither for the
+reference engine, which may have to be built first, nor for one that fails: the video goes on without it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 
 from agent.camera.capture import Frame
@@ -35,10 +35,10 @@ from engines.trace import span
 log = logging.getLogger(__package__)
 
 _NICE = 10  # of the thread: the frame path goes first
-# Between attempts to open it, at random up to so much: none is given up, and one in vain costs a build every half hour.
+# Seconds between attempts to open it, at random up to so much: it never gives up, and costs a build each half hour.
 _OPENING_S = (30.0, 3600.0)
-_OBSERVING_S = (1.0, 30.0)  # between attempts to observe
-_WELL_AFTER = 5  # observed frames in a row
+_OBSERVING_S = (1.0, 30.0)  # the same between attempts to observe
+_WELL_AFTER = 5  # observed frames in a row, after which an outage has ended
 PREPARING = "preparing"
 
 OpenObserver = Callable[[Progress], Observer]
@@ -48,28 +48,13 @@ class _Stopped(Exception):
     """Raised inside the builder of an observer that nobody waits for any more."""
 
 
-def _close(observer: Observer) -> None:
-    """What a fault does not let close must not hide the fault."""
-    try:
-        observer.close()
-    except TaredError as error:
-        log.warning("event=observer problem=%r", str(error))
-
-
-def _looks_per_job(config: Config) -> float:
-    """Observations at most for one calibration: of all frames that are chosen from, or of those that are needed."""
-    observe, calibration = config.observe, config.calibration
-    needed = (calibration.frames + observe.held_out) * HELD_OUT_EVERY / (HELD_OUT_EVERY - 1)
-    return max(needed, calibration.within_s / observe.alert_period_s)
-
-
 class ObserverThread(threading.Thread):
-    """Opens the reference engine, then observes offered frames one at a time, at low priority.
+    """Open the reference engine, then observe offered frames one at a time, at low priority.
 
-    What they show stands in `monitors`, by camera, and in `collection`. An error is told through on_change, once per
-    outage with None at its end, and tried again after a growing pause; a frame on which it came is lost for the
-    observer. What nothing but a new process can mend is kept in `error` and ends the thread: a GPU that is lost, and
-    whatever is no TaredError. preparing hears how far the engine is. Both are called in this thread.
+    The results are in `monitors`, by camera, and in `collection`. An error is reported through on_change, once per
+    outage, with None at its end; the attempt is repeated after a growing pause, and the frame is lost for the observer.
+    An error that only a new process can cure is kept in `error` and ends the thread: a GPU that is lost, and whatever
+    is no TaredError.
     """
 
     def __init__(
@@ -79,15 +64,22 @@ class ObserverThread(threading.Thread):
         config: Config,
         on_change: Callable[[TaredError | None], None],
         preparing: Progress = silent,
-        before: Callable[[ServedFrame], Prediction | None] = lambda _: None,
+        previous: Callable[[ServedFrame], Prediction | None] = lambda _: None,
     ) -> None:
-        """before: what the engine says whose place another one has taken on probation; None where none is."""
+        """Args:
+        open_observer: Opens the reference engine, and builds it first where it has to.
+        spec: Of the model.
+        config: Its sections observe, calibration, recalibration and cameras count.
+        on_change: Called in this thread when observing fails, and when it works again.
+        preparing: Called in this thread with the progress of a build.
+        previous: Returns the answer of the engine whose place a candidate on probation has taken; None without one.
+        """
         super().__init__(name="observer", daemon=True)
         self._open_observer = open_observer
         self._spec = spec
         self._config = config
         self._preparing = preparing
-        self._before = before
+        self._previous = previous
         self._opening = RetryState(on_change, Backoff(*_OPENING_S), well_after=1)
         self._observing = RetryState(on_change, Backoff(*_OBSERVING_S), _WELL_AFTER)
         self._tried, self._opened = threading.Event(), threading.Event()
@@ -96,23 +88,25 @@ class ObserverThread(threading.Thread):
         self._busy = True
         self._stopped = False
         observe = config.observe
-        # No job may want for frames: what a day of them spends ahead is as much as may be owed.
-        enough = math.ceil((1 + config.recalibration.per_day) * _looks_per_job(config))
-        self._budget = ObservationBudget(  # guarded by _handover
-            observe.budget, observe.period_s, observe.alert_period_s, enough
-        )
-        self._unearned_s = 0.0  # inference that the budget has not been told of; the frame path's alone
+        # No job may lack frames: the burst is as much as a day of jobs spends ahead. One job observes all frames that
+        # it chooses from, or those that it needs.
+        needed = (config.calibration.frames + observe.held_out) * HELD_OUT_EVERY / (HELD_OUT_EVERY - 1)
+        per_job = max(needed, config.calibration.within_s / observe.alert_period_s)
+        burst = math.ceil((1 + config.recalibration.per_day) * per_job)
+        # Guarded by _handover.
+        self._budget = ObservationBudget(observe.budget, observe.period_s, observe.alert_period_s, burst)
+        self._unearned_s = 0.0  # inference time that the budget has not counted yet; the frame path's alone
         cameras = [camera.name for camera in config.every_camera]
         self._rota = CameraRota(cameras) if len(cameras) > 1 else None
         self.collection = SharedCollection(spec, config, self._now_ts)
         self.monitors: Mapping[str, CameraMonitor] = {
-            camera: CameraMonitor(spec, config, self.collection, camera, partial(self._beside, camera))
+            camera: CameraMonitor(spec, config, self.collection, camera, partial(self._recent_of_others, camera))
             for camera in cameras
         }
         self.error: BaseException | None = None
 
     def wait_until_tried(self, timeout_s: float) -> bool:
-        """Wait until the reference engine is there, or could not be opened, but no longer than `timeout_s`: whether."""
+        """Wait until the reference engine is open, or could not be opened; False where `timeout_s` ends before."""
         return self._tried.wait(timeout_s)
 
     @property
@@ -121,7 +115,7 @@ class ObserverThread(threading.Thread):
         return not self._opened.is_set()
 
     def offer(self, served: ServedFrame) -> None:
-        """Called by the frame path; takes the frame if one is due and the observer is idle. Never waits."""
+        """Observe this frame if one is due and the observer is idle. Called by the frame path; never waits."""
         self._unearned_s += served.inferred_s
         frame, now_ts = served.frame, served.frame.ts
         is_turn = True
@@ -142,12 +136,12 @@ class ObserverThread(threading.Thread):
             self._handover.release()
 
     def _now_ts(self, frame: Frame) -> float:
-        """Of recordings each has a time of its own."""
+        """Return the capture time that all cameras have in common: each recording has a time of its own."""
         return self._rota.now_ts if self._rota is not None else frame.ts
 
-    def _beside(self, camera: str) -> Sequence[Mapping[str, AbsHistogram]]:
-        """What the newest frames of each other camera show."""
-        others = (findings.recent for name, findings in self.monitors.items() if name != camera)
+    def _recent_of_others(self, camera: str) -> Sequence[Mapping[str, AbsHistogram]]:
+        """Return the histograms of the newest frames of each other camera."""
+        others = (monitor.recent for name, monitor in self.monitors.items() if name != camera)
         return [recent for recent in others if recent]
 
     def set_pace(self, alert: bool) -> None:
@@ -156,14 +150,14 @@ class ObserverThread(threading.Thread):
             self._budget.set_pace(alert)
 
     def states(self) -> dict[str, CameraState]:
-        """What is known now, by camera."""
+        """Return what is known now, by camera."""
         outage = self._observing.code if self._opened.is_set() else self._opening.code or PREPARING
         with self._handover:
             spending = Spending(self._budget.spent_share, self._budget.debt_s)
-        return {camera: findings.state(outage, spending) for camera, findings in self.monitors.items()}
+        return {camera: monitor.state(outage, spending) for camera, monitor in self.monitors.items()}
 
     def stop(self) -> None:
-        """End the thread after the frame in hand; an engine that is still being built is given up."""
+        """End the thread after the frame in hand; the build of an engine is stopped."""
         with self._handover:
             self._stopped = True
             self._handover.notify()
@@ -174,8 +168,8 @@ class ObserverThread(threading.Thread):
         try:
             with ExitStack() as stack:
                 observer, task = self._open(stack)
-                while (served := self._take()) is not None:
-                    self._try(observer, task, served)
+                while (served := self._wait_for_frame()) is not None:
+                    self._observe(observer, task, served)
         except _Stopped:
             pass
         except BaseException as error:
@@ -184,7 +178,7 @@ class ObserverThread(threading.Thread):
             self._tried.set()
 
     def _remove_unwanted_sheet(self) -> None:
-        """The owner's word counts from the start on, not from the next calibration."""
+        """Apply `calibration.contact_sheet: false` from the start on, not from the next calibration."""
         if self._config.calibration.contact_sheet:
             return
         try:
@@ -193,7 +187,7 @@ class ObserverThread(threading.Thread):
             log.warning("event=observer problem=%r", f"the contact sheet cannot be removed: {error.strerror}")
 
     def _open(self, stack: ExitStack) -> tuple[Observer, VisionTask]:
-        """The observer, which the stack closes, at whichever attempt it opens. Raises _Stopped, and what is final."""
+        """Open the observer, attempt by attempt; the stack closes it. Raises _Stopped, and final errors."""
         while True:
             try:
                 observer = self._open_observer(self._progress)
@@ -202,7 +196,7 @@ class ObserverThread(threading.Thread):
                 break
             except TaredError as error:
                 stack.close()
-                self._survive(error, self._opening)
+                self._pause(error, self._opening)
         self._opening.note_success()
         with self._handover:
             self._busy = False
@@ -215,8 +209,8 @@ class ObserverThread(threading.Thread):
             raise _Stopped
         self._preparing(fraction, doing)
 
-    def _survive(self, error: TaredError, outage: RetryState) -> None:
-        """Pause after an error; raises one that is final, and _Stopped."""
+    def _pause(self, error: TaredError, outage: RetryState) -> None:
+        """Wait after an error. Raises one that is final, and _Stopped."""
         if self._stopped:
             raise _Stopped
         if is_final(error):
@@ -227,7 +221,7 @@ class ObserverThread(threading.Thread):
             if self._handover.wait_for(lambda: self._stopped, pause_s):
                 raise _Stopped
 
-    def _take(self) -> ServedFrame | None:
+    def _wait_for_frame(self) -> ServedFrame | None:
         with self._handover:
             self._busy = False
             self._handover.wait_for(lambda: self._offered is not None or self._stopped)
@@ -235,28 +229,30 @@ class ObserverThread(threading.Thread):
             self._busy = True
             return None if self._stopped else served
 
-    def _try(self, observer: Observer, task: VisionTask, served: ServedFrame) -> None:
+    def _observe(self, observer: Observer, task: VisionTask, served: ServedFrame) -> None:
+        """Observe a frame, and pay for it, whatever comes of it."""
+        started_s = time.monotonic()
+        fault: TaredError | None = None
         try:
-            with self._billed(), span("observe"):
-                self._observe(observer, task, served)
+            with span("observe"):
+                tensor, _ = task.preprocess(served.frame.image)
+                observation = observer.observe(tensor)
+                reference = task.decode(observation.outputs, tensor.shape)
+                previous = self._previous(served)
+                self.monitors[served.frame.camera].add(served, tensor, observation, reference, previous)
         except TaredError as error:
-            self._survive(error, self._observing)
+            fault = error
+        with self._handover:
+            self._budget.spend(time.monotonic() - started_s, failed=fault is not None)
+        if fault is not None:
+            self._pause(fault, self._observing)
         else:
             self._observing.note_success()
 
-    @contextmanager
-    def _billed(self) -> Iterator[None]:
-        """What an observation takes, whatever comes of it."""
-        started, failed = time.monotonic(), True
-        try:
-            yield
-            failed = False
-        finally:
-            with self._handover:
-                self._budget.spend(time.monotonic() - started, failed)
 
-    def _observe(self, observer: Observer, task: VisionTask, served: ServedFrame) -> None:
-        tensor, _ = task.preprocess(served.frame.image)
-        observation = observer.observe(tensor)
-        reference = task.decode(observation.outputs, tensor.shape)
-        self.monitors[served.frame.camera].add(served, tensor, observation, reference, self._before(served))
+def _close(observer: Observer) -> None:
+    """Close an observer; a fault in it must not hide an earlier one."""
+    try:
+        observer.close()
+    except TaredError as error:
+        log.warning("event=observer problem=%r", str(error))

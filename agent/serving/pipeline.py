@@ -1,4 +1,8 @@
-"""One camera of the pipeline: the thread that reads it, its slot, and what is counted of its frames."""
+"""Build and run all threads of the frame path: capture threads, the inference thread and the observer.
+
+A `Feed` is one camera: the thread that reads it, its slot, and the counters of its frames. `Pipeline` owns the feeds,
+the `FrameLoop` that answers their frames, and the `ObserverThread` beside it.
+"""
 
 from __future__ import annotations
 
@@ -30,27 +34,39 @@ from engines.registry import open_backend
 from engines.store.artefact import fingerprint
 
 _HANGS_S = 60.0
+READY_S = 2.0  # a reference engine that is only loaded is ready by then; the video does not wait for a build
+_WAIT_S = 0.2  # for the observer, between two calls of `waiting`
+_KEPT = ("evidence", "accuracy")  # files of each live camera, by the start of their names
+JOIN_S = 10.0  # for all threads together, longer than any frame takes; one that still runs then is a daemon thread
 
 
 def keeps_every_frame(camera: CameraConfig, source: Source) -> bool:
-    """Whether the camera waits until its frame is taken, so that every frame is answered."""
+    """Return whether the camera waits until its frame is fetched, so that every frame is answered."""
     return camera.policy == "every-frame" or (camera.policy == "auto" and not source.live)
 
 
 def total_frames(sources: Sequence[Source], limit: int) -> int | None:
-    """How many frames there will be, of all sources, and of each `limit` at most, if that is not 0; None where nobody
-    knows."""
+    """Return how many frames there will be, of all sources; None if that is unknown.
+
+    limit: frames of each source at most; 0: no limit.
+    """
     try:
         lengths = [source_length(source) for source in sources]
-    except CameraError:  # which who reads it has to tell
+    except CameraError:  # which the capture thread reports
         return None
     known = [min(length or limit, limit or length or 0) for length in lengths]
     return sum(known) if all(known) else None
 
 
 class Feed:
-    """`meter` is sampled for telemetry, `run_meter` once for the summary; labels go to `accuracy`. `newest` is the
-    latest answer. `lost` is the code of the error for which the camera is away, as `on_change` hears it; else empty."""
+    """One camera of the pipeline.
+
+    meter: Sampled for telemetry.
+    run_meter: Sampled once, for the summary.
+    accuracy: Scores the labels of this camera's frames.
+    newest: The latest answer.
+    lost: Code of the error for which the camera is away, as on_change reports it; else empty.
+    """
 
     def __init__(
         self,
@@ -61,7 +77,7 @@ class Feed:
         frame_limit: int,
         on_change: Callable[[CameraError | None], None],
     ) -> None:
-        """task: of the model spec. on_change: called in the capture thread, as CaptureThread has it."""
+        """task: of the model spec. on_change: called in the capture thread, as CaptureThread documents it."""
         self.name = camera.name
         self.is_live = source.live
         self.location = camera.source
@@ -84,12 +100,12 @@ class Feed:
 
     @property
     def is_up(self) -> bool:
-        """Whether the camera is there: it has given a frame, is not lost since, and has not come to its end."""
+        """Whether the camera is up: it has given a frame, has not been lost since, and has not ended."""
         frames, _ = self.capture.beat
         return frames > 0 and not self.lost and self.capture.is_alive()
 
     def poll(self) -> None:
-        """Whether the camera has fallen silent, which `on_change` hears, and whether its thread hangs."""
+        """Check whether the camera has fallen silent, which on_change reports, and whether its thread hangs."""
         self.capture.check_silence()
         beat = self.capture.beat
         if beat != self._beat:
@@ -97,18 +113,18 @@ class Feed:
 
     @property
     def is_hung(self) -> bool:
-        """Whether the thread that reads a live camera has long done nothing: nothing in this process cures that."""
+        """Whether the thread that reads a live camera has done nothing for long: nothing in this process cures that."""
         return self.is_live and self.capture.is_alive() and time.monotonic() - self._beaten_s > _HANGS_S
 
     @property
     def labelled(self) -> Estimate | None:
-        """Accuracy by labels; None where none have come."""
+        """Accuracy by labels; None without any."""
         estimate = self.accuracy.estimate
         return estimate if estimate.interval.n else None
 
     @property
     def dropped(self) -> Mapping[str, int]:
-        """Frames that nobody took, by cause."""
+        """Frames that were not served, by cause."""
         return self._slot.dropped
 
     def _changed(self, error: CameraError | None) -> None:
@@ -116,7 +132,7 @@ class Feed:
         self._on_change(error)
 
     def add_answer(self, served: ServedFrame) -> None:
-        """A sink of the frame path."""
+        """Count an answered frame; called in the inference thread."""
         self.newest = served
         latency_ns = served.done_ns - served.frame.captured_ns
         self.meter.record(latency_ns)
@@ -124,19 +140,10 @@ class Feed:
         self.accuracy.add_answer(served)
 
 
-READY_S = 2.0  # an observer that is only loaded is there by then; one that has to be built does not keep the video
-_LOOK_S = 0.2
-_KEPT = ("evidence", "accuracy")  # of each live camera, in files that begin so
-JOIN_S = 10.0  # for all threads together, longer than any frame takes; one that still runs then is a daemon thread
-
-
 class Pipeline:
-    """Built stopped; one feed per camera. `record` has what each engine has answered, for who judges a candidate.
+    """All threads of the frame path, built stopped, with one feed per camera.
 
-    on_camera is called in a capture thread with a camera's name and the error when it is lost, or is one of several
-    recordings and cannot be read, with None when it is back; on_observer in the observer's thread, when observing fails
-    and when it works again. preparing hears in that thread, too, how far the reference engine is, where that has to be
-    built first. sinks: who else gets every answer.
+    `record` counts the answers of each engine, for the probation of a candidate.
     """
 
     def __init__(
@@ -152,14 +159,30 @@ class Pipeline:
         preparing: Progress,
         sinks: Sequence[Sink] = (),
     ) -> None:
-        """sources: of every camera, in their order. Raises ConfigError as `check_batch`."""
+        """Build the threads.
+
+        Args:
+            config: The whole configuration.
+            sources: Of every camera, in their order.
+            model: The model, which the reference engine is made of as well.
+            engine_id: Of the engine in service.
+            engine: The engine in service; the loop closes it.
+            frame_limit: Frames of each camera at most; 0: no limit.
+            on_camera: Called in a capture thread with a camera's name and the error when it is lost, or when it is one
+                of several recordings and cannot be read; with None when it is back.
+            on_observer: Called in the observer's thread when observing fails, and when it works again.
+            preparing: Called in the observer's thread with the progress of building the reference engine.
+            sinks: Get every answer, in the inference thread.
+
+        Raises ConfigError as `check_batch`.
+        """
         cameras = config.every_camera
-        self._turns = RoundRobinScheduler(
+        self._scheduler = RoundRobinScheduler(
             [keeps_every_frame(camera, source) for camera, source in zip(cameras, sources, strict=True)]
         )
-        only_recording = len(sources) == 1 and not sources[0].live  # whose error ends the run, which tells it
+        only_recording = len(sources) == 1 and not sources[0].live  # whose error ends the run, which reports it
         on_change = (lambda *_: None) if only_recording else on_camera
-        rows = zip(cameras, sources, self._turns.slots, strict=True)
+        rows = zip(cameras, sources, self._scheduler.slots, strict=True)
         self.feeds = {
             camera.name: Feed(camera, source, slot, model.spec.task, frame_limit, partial(on_change, camera.name))
             for camera, source, slot in rows
@@ -170,14 +193,14 @@ class Pipeline:
         # One thread: the observer's own, whose low priority then holds for all of its work.
         backend = open_backend(config.backend, config.backend_options(threads=1))
         reference = partial(backend.observer, model.reference, model.placement.taps)
-        before = VisionTask(model.spec, engine.inputs, engine.outputs)  # the observer's own, as its buffers are
+        observer_task = VisionTask(model.spec, engine.inputs, engine.outputs)  # for the observer's own buffers
         self.observer = ObserverThread(
             reference,
             model.spec,
             config,
             on_observer,
             preparing,
-            lambda served: self.loop.previous_prediction(served, before),
+            lambda served: self.loop.previous_prediction(served, observer_task),
         )
         task = self._task = NonFiniteRecorder(model.spec, engine.inputs, engine.outputs)
         self._open_trial_task = partial(CheckedVisionTask, model.spec, engine.inputs, engine.outputs, task.not_finite)
@@ -186,11 +209,11 @@ class Pipeline:
         own_sinks = [self._count, self.record.add, self.observer.offer]
         tasks = [task, VisionTask(model.spec, engine.inputs, engine.outputs)]
         check_batch(config.batch.frames, engine, model.spec)
-        self.loop = FrameLoop(self._turns, engine_id, engine, tasks, [*own_sinks, *sinks], config.batch)
+        self.loop = FrameLoop(self._scheduler, engine_id, engine, tasks, [*own_sinks, *sinks], config.batch)
 
     @property
     def is_live(self) -> bool:
-        """Whether any camera is: what is learnt then is of use after this run. Recordings may be played once more."""
+        """Whether any camera is live: what is learnt then is of use after this run. Recordings may be played again."""
         return any(feed.is_live for feed in self.feeds.values())
 
     @property
@@ -199,9 +222,10 @@ class Pipeline:
         return max(feed.last_ts for feed in self.feeds.values())
 
     def serving_since(self, ts: float | None) -> dict[str, float]:
-        """Capture time, by camera, from which on serves what has answered the frame of `ts`, or else the next one.
+        """Return for each camera the capture time from which the current engine serves.
 
-        Clocks of several cameras need not agree, so that `ts` is only that of an only one; else it is now.
+        That is `ts` if it is known and there is one camera only, for clocks of several need not agree; else the time of
+        the latest answered frame.
         """
         only = ts if len(self.feeds) == 1 else None
         return {name: feed.last_ts if only is None else only for name, feed in self.feeds.items()}
@@ -213,45 +237,46 @@ class Pipeline:
 
     @property
     def error(self) -> BaseException | None:
-        """What stopped a thread that should have gone on. A recording that cannot be read ends its own feed alone, as
-        long as there is another one."""
+        """The error that stopped a thread. A recording that cannot be read ends its own feed alone, if there is another
+        one."""
         captures = [feed.capture.error for feed in self.feeds.values()]
         grave = [error for error in captures if error and (all(captures) or not isinstance(error, CameraError))]
         return self.loop.error or self.observer.error or next(iter(grave), None)
 
     @property
     def pulse(self) -> tuple[int, int]:
-        """Changes as long as nothing hangs: with every frame that is served; while live cameras are lost and the loop
-        waits for their frames, with every attempt to have one back. Not while one of several hangs in its driver."""
+        """Changes as long as nothing hangs; the watchdog is pinged with each change.
+
+        1. It changes with every frame that is served.
+        2. While live cameras are lost and the loop waits for frames, it changes with every attempt to reopen one.
+        3. It does not change while one of several cameras hangs in its driver.
+        """
         if not any(feed.is_hung for feed in self.feeds.values()):
-            self._pulse = self._alive()
+            attempts = sum(feed.capture.pulse for feed in self.feeds.values()) if self._scheduler.is_waiting else 0
+            self._pulse = self.served, attempts
         return self._pulse
 
-    def _alive(self) -> tuple[int, int]:
-        return self.served, sum(feed.capture.pulse for feed in self.feeds.values()) if self._turns.is_waiting else 0
-
     def poll(self) -> None:
-        """Whether a camera has fallen silent; `on_camera` hears of it."""
+        """Check whether a camera has fallen silent, which on_camera reports."""
         for feed in self.feeds.values():
             feed.poll()
 
     @property
     def dropped(self) -> Counter[str]:
-        """Frames of all cameras that nobody took, by cause."""
+        """Frames of all cameras that were not served, by cause."""
         return sum((Counter(feed.dropped) for feed in self.feeds.values()), Counter[str]())
 
     def keep_evidence(self, state_dir: Path, on_error: Callable[[AgentError], None]) -> None:
-        """Keep what is found of live cameras over a restart; on_error hears of a disk that refuses.
+        """Keep the evidence on live cameras over a restart; a recording that is played again is new evidence.
 
-        A recording that is played once more is news. What was kept of cameras that are no more, or have another name,
-        is removed.
+        Files of cameras that are gone, or have another name, are removed. on_error: called for a disk that refuses.
         """
         kept = set[Path]()
         for camera, feed in self.feeds.items():
             if not feed.is_live:
                 continue
             suffix = f"-{fingerprint({'camera': camera})[:12]}" if len(self.feeds) > 1 else ""
-            evidence, accuracy = (state_dir / f"{what}{suffix}.jsonl" for what in _KEPT)
+            evidence, accuracy = (state_dir / f"{name}{suffix}.jsonl" for name in _KEPT)
             self.observer.monitors[camera].remember(EvidenceFile(evidence, feed.location, on_error))
             feed.accuracy.remember(EvidenceFile(accuracy, feed.location, on_error))
             kept |= {evidence, accuracy}
@@ -260,11 +285,11 @@ class Pipeline:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a candidate still hangs, with the memory that it holds; no other is tried meanwhile."""
+        """Whether a candidate still hangs, with the memory that it holds; no other one is tried out meanwhile."""
         return self.loop.is_stuck
 
     def start_trial(self, engine_id: str, engine: Engine, events: TrialEvents) -> None:
-        """Let a candidate serve, as `FrameLoop.try_out`.
+        """Try a candidate out, as `FrameLoop.start_trial` does.
 
         Raises AgentError (`probation.stuck`), with the engine closed, while an earlier candidate hangs.
         """
@@ -278,28 +303,28 @@ class Pipeline:
         self.loop.start_trial(Trial(engine_id, engine, self._open_trial_task(), limit_s, events, self._task.watch))
 
     def start(self, waiting: Callable[[], bool]) -> None:
-        """Start the threads; an observer that is soon there sees the first frame.
+        """Start the threads; an observer that is ready soon sees the first frame.
 
-        A source that waits for the loop, as a recording does, waits for it too, while `waiting`, called again and
-        again, says so: the recording would be over before.
+        waiting: called again and again; while it returns true, a recording waits for the observer. It would have ended
+        before a reference engine is built.
         """
         self.observer.start()
         self.observer.wait_until_tried(READY_S)
-        while not self._turns.may_overwrite and waiting() and not self.observer.wait_until_tried(_LOOK_S):
+        while not self._scheduler.may_overwrite and waiting() and not self.observer.wait_until_tried(_WAIT_S):
             pass
         self.loop.start()
         for feed in self.feeds.values():
             feed.capture.start()
 
     def stop(self) -> None:
-        """Stop capturing; what is in flight is still served. `join` waits for the rest."""
+        """Stop capturing; frames in flight are still served. `join` waits for the rest."""
         for feed in self.feeds.values():
             feed.capture.stop()
         if self.observer.is_opening:
             self.observer.stop()  # now: a builder stops only between two steps
 
     def join(self) -> None:
-        """Wait for the frame path's end, then end the observer; JOIN_S at most. Raises what stopped a thread."""
+        """Wait for the frame path to end, then end the observer; JOIN_S at most. Raises the error of a thread."""
         deadline_s = time.monotonic() + JOIN_S
         for thread in (*(feed.capture for feed in self.feeds.values()), self.loop):
             thread.join(max(0.0, deadline_s - time.monotonic()))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from agent.common.errors import AgentError
 from agent.monitoring.estimates import FidelityRecord
 from agent.monitoring.evidence_file import EvidenceFile
@@ -23,20 +21,15 @@ class Process:
     def __init__(self, path: Path, engine: str = "day", recall: bool = True, source: str = SOURCE) -> None:
         self.memory = EvidenceFile(path, source, told)
         self.record = FidelityRecord()
-        self.recalled = self.memory.begin(engine, 0.0, recall, self.record)
+        self.recalled = self.memory.start(engine, 0.0, recall, self.record)
 
     def frame(self, ts: float, value: float | None) -> None:
         self.record.add(ts, value)
-        self.memory.frame(ts, value)
+        self.memory.note_frame(ts, value)
 
     def starts(self, since: float) -> None:
         self.record.start(since)
-        self.memory.starts(since)
+        self.memory.note_start(since)
 
     def swap(self, engine: str, since: float) -> None:
-        assert self.memory.begin(engine, since, recall=False, mean=self.record) is None
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "evidence.jsonl"
+        assert self.memory.start(engine, since, recall=False, mean=self.record) is None

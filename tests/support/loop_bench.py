@@ -62,11 +62,11 @@ class PlainTask(VisionTask):
     def infer(self, engine: Engine, image: NDArray[np.uint8]) -> Any:
         return next(iter(engine.infer(image))), None
 
-    def begin(self, engine: Engine, images: Sequence[NDArray[np.uint8]], submit: Submit) -> PendingInference:
+    def start(self, engine: Engine, images: Sequence[NDArray[np.uint8]], submit: Submit) -> PendingInference:
         (image,) = images
         return PendingInference(submit(lambda: engine.infer(image)), image.shape, [cast(Geometry, None)])
 
-    def decoded(self, outputs: Outputs, _begun: PendingInference) -> list[Any]:
+    def decode_batch(self, outputs: Outputs, _started: PendingInference) -> list[Any]:
         return list(outputs)
 
 
@@ -92,14 +92,14 @@ class Bench:
             lambda: self.told.append(("ended", None)),
         )
         trial = Trial(engine.name, engine, PlainTask(), deadline_s, events)
-        self.loop.try_out(trial)
+        self.loop.start_trial(trial)
         return trial
 
     def rehearse(self, engine: NamedEngine, deadline_s: float = LIMIT_S) -> Trial:
         """`try_out`, and one frame, which the engine before answers; the rehearsal is over then."""
         trial = self.try_out(engine, deadline_s)
         self.feed(1)
-        until(lambda: not trial.busy)
+        until(lambda: not trial.is_busy)
         return trial
 
     def feed(self, count: int, skip: int = 0) -> list[str]:

@@ -19,6 +19,11 @@ from agent.monitoring.evidence_file import EvidenceFile, RecalledEvidence, remov
 from calibrate.errors import CalibrationError
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "evidence.jsonl"
+
+
 def test_blocks_and_frames_are_recalled_by_the_next_process(path: Path) -> None:
     first = Process(path)
     assert first.recalled is None

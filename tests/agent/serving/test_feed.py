@@ -41,7 +41,7 @@ class Reading(threading.Thread):
     def run(self) -> None:
         self.let_go.wait(30.0)
 
-    def look(self) -> None: ...
+    def check_silence(self) -> None: ...
 
 
 def watched(live: bool = True, on_change: Callable[[CameraError | None], None] = lambda _: None) -> tuple[Feed, Any]:

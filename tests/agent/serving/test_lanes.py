@@ -38,22 +38,22 @@ class Numbering(NamedEngine):
         return {str(number): batch}
 
 
-class Telling(PlainTask):
+class Reporting(PlainTask):
     """Says when it makes a frame ready."""
 
     def __init__(self, ready: Callable[[int], None]) -> None:
         super().__init__()
         self._ready = ready
 
-    def begin(self, engine: Engine, images: Sequence[NDArray[np.uint8]], submit: Submit) -> PendingInference:
+    def start(self, engine: Engine, images: Sequence[NDArray[np.uint8]], submit: Submit) -> PendingInference:
         self._ready(int(images[0][0, 0, 0]))
-        return super().begin(engine, images, submit)
+        return super().start(engine, images, submit)
 
 
 def serve(engine: Numbering, frames: int, ready: Callable[[int], None] = lambda _: None) -> list[ServedFrame]:
     """What a loop makes of so many frames of a camera that waits."""
     turns, served = RoundRobinScheduler([True]), list[ServedFrame]()
-    loop = FrameLoop(turns, "a", engine, [Telling(ready), Telling(ready)], [served.append])
+    loop = FrameLoop(turns, "a", engine, [Reporting(ready), Reporting(ready)], [served.append])
     loop.start()
     for number in range(frames):
         turns.slots[0].put(frame(number))
@@ -137,7 +137,7 @@ def test_what_an_engine_has_computed_beside_another_frame_is_not_counted_twice()
             return ({"a": np.zeros(1)}, *next(times))
 
     class Beside(PlainTask):
-        def begin(self, _engine: Engine, images: Sequence[NDArray[np.uint8]], _submit: Submit) -> PendingInference:
+        def start(self, _engine: Engine, images: Sequence[NDArray[np.uint8]], _submit: Submit) -> PendingInference:
             return PendingInference(Computed(), images[0].shape, [cast(Any, None)])
 
     lanes = InFlightFrames([Beside(), Beside()], lambda: None)
@@ -180,7 +180,7 @@ class Device(NamedEngine):
 
 
 class OnDevicePlain(PlainTask):
-    def begin(self, engine: Engine, images: Sequence[NDArray[np.uint8]], _submit: Submit) -> PendingInference:
+    def start(self, engine: Engine, images: Sequence[NDArray[np.uint8]], _submit: Submit) -> PendingInference:
         assert isinstance(engine, OverlappingEngine)
         ticket = engine.start_image(images[0], cast(ImageTransform, None))
         return PendingInference(DeviceInference(engine, ticket), images[0].shape, [cast(Any, None)])

@@ -113,7 +113,7 @@ def test_latency_beyond_what_is_allowed_ends_it_early(slowdown: float, complaint
         assert found[31] == complaint
         error = watch.objection([UNKNOWN])
         assert error is not None
-        assert watch.affected_frames(error, asked=False) == watch.late_frames == 100
+        assert watch.affected_frames(error, frame_was_waiting=False) == watch.late_frames == 100
 
 
 def test_what_the_engine_before_needs_itself_is_no_hang() -> None:
@@ -189,7 +189,7 @@ def test_fidelity_surely_below_the_engine_before_ends_it_and_all_its_frames_suff
     error = watch.objection([Interval(-0.5, -0.8, -may_lose - 0.001, 10)])
     assert error is not None
     assert error.code == "probation.fidelity"
-    assert watch.affected_frames(error, asked=False) == 40
+    assert watch.affected_frames(error, frame_was_waiting=False) == 40
 
 
 def test_a_candidate_as_good_as_the_engine_before_is_condemned_in_one_probation_of_forty_at_most() -> None:
@@ -225,7 +225,8 @@ def test_the_frame_it_failed_on_has_suffered_unless_that_was_its_rehearsal(reaso
     answer(record, "new", frame=200)
     answer(record, "new", frame=201, inferred_s=1.0)
     error = AgentError(f"probation.{reason}", "a", "b", "c")
-    assert (watch.affected_frames(error, asked=True), watch.affected_frames(error, asked=False)) == (2, 1)
+    affected = [watch.affected_frames(error, frame_was_waiting=waited) for waited in (True, False)]
+    assert affected == [2, 1]
 
 
 @pytest.mark.parametrize("order", [1, -1])
