@@ -1,7 +1,7 @@
 """Read cameras and recordings, and hand their frames to the frame path.
 
 Reading order: `config` (the `camera:` section), `source` (a parsed SRC argument), `reader` (picture by picture) with
-`opencv`, `mjpeg` and `images` below it, `stream_health` (lost, frozen, damaged), `capture` (the thread and the mailbox).
+`opencv`, `mjpeg` and `images` below it, `stream_health` (lost, frozen, damaged), `capture` (thread and mailbox).
 
 Stale frames, those that nobody took before a newer one came, are dropped and counted in `capture.FrameSlot.put`.
 

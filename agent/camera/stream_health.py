@@ -232,7 +232,7 @@ class FrameLossCounter:
 
 
 class StreamConnection:
-    """The connection to a camera, where we hold it ourselves: another thread may cut it, and the reader sees it at once.
+    """The connection to a camera, where we hold it ourselves. Another thread may cut it; the reader sees that at once.
 
     `was_cut`: this connection was cut. `ended`: nothing is to be read any more, over whatever connection.
     """

@@ -1,4 +1,7 @@
-"""What an ONNX graph says of itself: its tensors, what makes its outputs, what it does with its image first."""
+"""Read from an ONNX graph what helps to guess its spec: its tensors, what makes its outputs, how it scales its image.
+
+`read_facts` is the entry; it takes graphs of whatever inputs and outputs.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, numpy_helper
+from onnx import ModelProto, numpy_helper
 
 from engines.errors import EngineError
 from engines.graph.load import parse_model
@@ -38,9 +41,12 @@ class GraphTensor:
 
 @dataclass(frozen=True)
 class GraphOutput(GraphTensor):
-    """closed: the shape for one image, of the graph's size or, where that is open, of the assumed one.
+    """An output of the graph.
 
-    made_by: the operators behind those that only give shape or type, in the order in which their results are joined.
+    Args:
+        closed: the shape for one image, of the graph's size or, where that is open, of the assumed one.
+        made_by: the operators that compute it, behind those that only change shape or type, in the order in which their
+            results are joined.
     """
 
     closed: tuple[int | None, ...]
@@ -49,7 +55,7 @@ class GraphOutput(GraphTensor):
 
 @dataclass(frozen=True)
 class Scaling:
-    """What a graph does with its image before anything else: x * gain + bias, each of one value or one per channel."""
+    """The first thing that a graph does with its image: x * gain + bias, each of one value or one per channel."""
 
     gain: Constants
     bias: Constants
@@ -57,9 +63,12 @@ class Scaling:
 
 @dataclass(frozen=True)
 class GraphFacts:
-    """size: (height, width) of the image, the assumed one where it is open; None where there is no one image.
+    """The facts of one graph.
 
-    layout: None where neither fits. scaling: None where the graph does nothing of the kind.
+    Args:
+        layout: of the image; None where neither fits.
+        size: (height, width) of the image, the assumed one where it is open; None where the input is not one image.
+        scaling: None where the graph does not scale its image.
     """
 
     inputs: tuple[GraphTensor, ...]
@@ -74,28 +83,30 @@ class GraphFacts:
 
     @property
     def channels(self) -> int | None:
-        """Of the image; None where there is no one image, or it leaves them open."""
+        """The channels of the image; None where the input is not one image, or leaves them open."""
         return None if self.layout is None else self.inputs[0].shape[1 if self.layout == "NCHW" else 3]
 
     @property
     def is_open(self) -> bool:
-        """True where height or width is for the caller to choose."""
+        """True where the caller chooses height or width."""
         sides = slice(2, 4) if self.layout == "NCHW" else slice(1, 3)
         return self.layout is not None and None in self.inputs[0].shape[sides]
 
 
 def read_facts(path: Path) -> GraphFacts:
-    """Look at an ONNX file, of whatever inputs and outputs. Raises EngineError as `parse_model`."""
+    """Read the facts of an ONNX file. Raises EngineError as `parse_model`."""
     model = parse_model(path)
     topology = Topology(model)
     values = [value for value in model.graph.input if value.name in topology.inputs]
     inputs = tuple(_tensor(value) for value in values)
     layout = image_layout(inputs[0].shape) if len(inputs) == 1 else None
-    size = _close(values[0], layout) if layout else None
+    size = _close_size(values[0], layout) if layout else None
     shapes = _closed_shapes(model, _tensor(values[0]) if layout else None)
     outputs = tuple(
-        GraphOutput(*_fields(_tensor(value)), shapes[value.name], tuple(_made_by(topology, value.name)))
-        for value in model.graph.output
+        GraphOutput(
+            tensor.name, tensor.dtype, tensor.shape, shapes[tensor.name], tuple(_made_by(topology, tensor.name))
+        )
+        for tensor in map(_tensor, model.graph.output)
     )
     return GraphFacts(
         inputs=inputs,
@@ -111,21 +122,17 @@ def read_facts(path: Path) -> GraphFacts:
 
 
 def _tensor(value: onnx.ValueInfoProto) -> GraphTensor:
-    found = value_type(value)
-    dtype = onnx.TensorProto.DataType.Name(found.elem_type).lower()
-    return GraphTensor(value.name, "float32" if dtype == "float" else dtype, _sizes(found.shape))
-
-
-def _fields(tensor: GraphTensor) -> tuple[str, str, tuple[int | None, ...]]:
-    return tensor.name, tensor.dtype, tensor.shape
+    tensor = value_type(value)
+    dtype = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
+    return GraphTensor(value.name, "float32" if dtype == "float" else dtype, _sizes(tensor.shape))
 
 
 def _sizes(shape: tuple[Dim, ...] | None) -> tuple[int | None, ...]:
     return tuple(dim if isinstance(dim, int) and dim > 0 else None for dim in shape or ())
 
 
-def _close(image: onnx.ValueInfoProto, layout: Layout) -> tuple[int, int]:
-    """Give one image the size that its input leaves open, in the model; (height, width)."""
+def _close_size(image: onnx.ValueInfoProto, layout: Layout) -> tuple[int, int]:
+    """Write a size into the model where its image input leaves it open, and return (height, width)."""
     batch, *rest = image.type.tensor_type.shape.dim
     batch.dim_value = 1
     sides = rest[1:] if layout == "NCHW" else rest[:2]
@@ -136,17 +143,17 @@ def _close(image: onnx.ValueInfoProto, layout: Layout) -> tuple[int, int]:
 
 
 def _closed_shapes(model: ModelProto, image: GraphTensor | None) -> dict[str, tuple[int | None, ...]]:
-    """The outputs' shapes by inference; by a run on a black image where that leaves any open."""
+    """Return the outputs' shapes by inference; by a run on a black image where that leaves any open."""
     types = tensor_types(model)
     shapes = {value.name: _sizes(types[value.name].shape) for value in model.graph.output}
     if image is None or all(shape and None not in shape for shape in shapes.values()):
         return shapes
     try:
         with closing(open_backend("onnxruntime").load(model.SerializeToString())) as engine:
-            found = engine.infer(np.zeros([side or 1 for side in image.shape], np.dtype(image.dtype)))
-    except (EngineError, TypeError):  # not one that can be run here, or of a type that NumPy does not have
+            outputs = engine.infer(np.zeros([side or 1 for side in image.shape], np.dtype(image.dtype)))
+    except (EngineError, TypeError):  # it cannot be run here, or is of a type that NumPy does not have
         return shapes
-    return {name: output.shape for name, output in found.items()}
+    return {name: output.shape for name, output in outputs.items()}
 
 
 def _made_by(topology: Topology, tensor: str) -> Iterator[str]:
@@ -164,6 +171,7 @@ def _made_by(topology: Topology, tensor: str) -> Iterator[str]:
 
 
 def _scaling(topology: Topology, tensor: str) -> Scaling | None:
+    """Follow the arithmetic with constants that the graph does with its input `tensor` first."""
     gain, bias = np.ones(1), np.zeros(1)
     steps = 0
     while len(readers := topology.readers(tensor)) == 1:
@@ -172,7 +180,13 @@ def _scaling(topology: Topology, tensor: str) -> Scaling | None:
             constant = _constant(topology, node.input[1 - index])
             if constant is None or (node.op_type in ("Sub", "Div") and index == 1):
                 break
-            gain, bias = _composed(node, gain, bias, constant)
+            with np.errstate(all="ignore"):  # a graph may divide by zero
+                if node.op_type == "Mul":
+                    gain, bias = gain * constant, bias * constant
+                elif node.op_type == "Div":
+                    gain, bias = gain / constant, bias / constant
+                else:
+                    bias = bias + constant if node.op_type == "Add" else bias - constant
             steps += 1
         elif node.op_type not in ("Cast", "Identity", "Transpose"):
             break
@@ -180,17 +194,8 @@ def _scaling(topology: Topology, tensor: str) -> Scaling | None:
     return Scaling(gain, bias) if steps else None
 
 
-def _composed(node: NodeProto, gain: Constants, bias: Constants, constant: Constants) -> tuple[Constants, Constants]:
-    with np.errstate(all="ignore"):  # a graph may divide by zero
-        if node.op_type == "Mul":
-            return gain * constant, bias * constant
-        if node.op_type == "Div":
-            return gain / constant, bias / constant
-    return gain, bias + constant if node.op_type == "Add" else bias - constant
-
-
 def _constant(topology: Topology, tensor: str) -> Constants | None:
-    """One value, or one per channel; None where a tensor is no such constant."""
+    """Return the value, or the values per channel, of a constant; None where a tensor is no such constant."""
     stored = topology.initializers.get(tensor)
     producer = topology.producers.get(tensor)
     if producer is not None and producer.op_type == "Constant":

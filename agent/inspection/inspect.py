@@ -1,4 +1,8 @@
-"""`tared inspect MODEL.onnx`: what a graph says, the spec guessed from it, and that spec as a file to correct."""
+"""Inspect an ONNX file or an artefact, for `tared inspect`.
+
+Of an ONNX file, `inspect_model` collects the facts and guesses a spec, which `write_spec` writes as a file for the user
+to correct. Of an artefact, `inspect_artefact` collects its manifest and, on request, its layers and their times.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +36,12 @@ _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
 
 @dataclass(frozen=True)
 class ModelInspection:
-    """facts: what was seen. guesses: the spec. refusal: why tared cannot take this graph as it is; empty if it can.
+    """The inspection of an ONNX file.
 
-    classes: how many its outputs have; 0 where that cannot be known.
+    Args:
+        guesses: the keys of its spec.
+        refusal: why tared cannot use this graph as it is; empty if it can.
+        classes: how many classes its outputs have; 0 where that cannot be known.
     """
 
     path: Path
@@ -44,7 +51,7 @@ class ModelInspection:
     classes: int
 
     def as_dict(self) -> dict[str, Any]:
-        """For --json."""
+        """Return the JSON object of `--json`."""
         seen = {
             "inputs": [asdict(tensor) for tensor in self.facts.inputs],
             "outputs": [asdict(tensor) for tensor in self.facts.outputs],
@@ -57,9 +64,10 @@ class ModelInspection:
 
 
 def inspect_model(path: Path) -> ModelInspection:
-    """Look at an ONNX file and guess its spec.
+    """Inspect an ONNX file and guess its spec.
 
-    Raises EngineError as `load_model` does, but for `model.input`, which is told: to guess on helps to export it again.
+    Raises EngineError as `load_model` does. Only `model.input` becomes the inspection's `refusal` instead: the guesses
+    help to export the model again.
     """
     refusal = ""
     try:
@@ -74,7 +82,12 @@ def inspect_model(path: Path) -> ModelInspection:
 
 
 def write_spec(inspection: ModelInspection, path: Path, may_overwrite: bool) -> None:
-    """The guessed spec as a file, every key with a comment. Raises AgentError: `inspect.exists`, `inspect.output`."""
+    """Write the guessed spec to a file, every key with a comment.
+
+    Raises AgentError:
+        inspect.exists  there is a file already, which may not be overwritten
+        inspect.output  the file cannot be written
+    """
     try:
         with path.open("w" if may_overwrite else "x", encoding="utf-8") as file:
             file.write("\n".join(_lines(inspection, path.parent)) + "\n")
@@ -87,7 +100,7 @@ def write_spec(inspection: ModelInspection, path: Path, may_overwrite: bool) -> 
 
 
 def print_model_inspection(inspection: ModelInspection, console: Console) -> None:
-    """For people: what was seen, then what was guessed."""
+    """Print an inspection for people: the facts, then the guesses."""
     facts = inspection.facts
     rows = [("input", _shown(tensor)) for tensor in facts.inputs]
     rows += [("output", f"{_shown(output)}, by {_makers(output)}") for output in facts.outputs]
@@ -127,7 +140,7 @@ def _lines(inspection: ModelInspection, folder: Path) -> Iterator[str]:
 
 
 def _yaml(value: object) -> str:
-    """A value as YAML on one line."""
+    """Write a value as YAML on one line."""
     if isinstance(value, str):
         is_plain = _PLAIN.fullmatch(value) and yaml.safe_load(value) == value  # 'no' is a word, and a boolean
         return value if is_plain else yaml.safe_dump(value, default_style='"', width=math.inf).strip()
@@ -142,57 +155,56 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-_OURS = (
-    ".int8",
-    ".dequantised",
-    ".cast",
-    ".half",
-    ".float",
-)  # nodes that engines/quantise/apply_plan.py and half.py put in
+# The suffixes of nodes that engines/quantise/apply_plan.py and engines/half/convert.py put into a graph.
+_OURS = (".int8", ".dequantised", ".cast", ".half", ".float")
 _FACTS = ("model_name", "int8_macs_share", "engine_bytes")
 
 
 @dataclass(frozen=True)
-class Inspection:
-    """What is told of an artefact. layers: None where nobody asked."""
+class ArtefactInspection:
+    """The inspection of an artefact. layers: None where they were not requested."""
 
     artefact: Artefact
     layers: list[Layer] | None
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What it was made of, and what the builder could not do as it was told."""
+        """What the artefact was made of, and what the builder could not do as requested."""
         manifest = self.artefact.manifest
         inputs = manifest["inputs"]
-        told = {"id": self.artefact.id, **{name: manifest.get(name) for name in _FACTS}}
-        told |= {"precision": inputs["precision"], "backend": inputs["backend"], "flags": inputs.get("flags", {})}
-        told |= {
-            name: manifest[name] for name in ("verification_only", "without_int8", "float32") if manifest.get(name)
+        limits = ("verification_only", "without_int8", "float32")
+        return {
+            "id": self.artefact.id,
+            **{name: manifest.get(name) for name in _FACTS},
+            "precision": inputs["precision"],
+            "backend": inputs["backend"],
+            "flags": inputs.get("flags", {}),
+            **{name: manifest[name] for name in limits if manifest.get(name)},
         }
-        return told
 
     def as_dict(self) -> dict[str, Any]:
-        """For --json."""
+        """Return the JSON object of `--json`."""
         layers = {} if self.layers is None else {"layers": [asdict(layer) for layer in self.layers]}
         return {**self.facts, **layers}
 
 
-def inspect_artefact(path: Path, layers: bool, backend: Backend | None, key: bytes | None = None) -> Inspection:
+def inspect_artefact(path: Path, layers: bool, backend: Backend | None, key: bytes | None = None) -> ArtefactInspection:
     """Read an artefact; with a backend, run it and time its layers.
 
-    Raises EngineError as `read_artefact`; `inspect.layers` for an engine whose runtime lists none, `inspect.time` for
-    one that cannot time them.
+    Raises EngineError as `read_artefact`, and:
+        inspect.layers  the engine's runtime lists no layers
+        inspect.time    the engine's runtime cannot time its layers
     """
     artefact = read_artefact(path, key)
     if not layers:
-        return Inspection(artefact, None)
+        return ArtefactInspection(artefact, None)
     if LAYERS_FILE not in artefact.manifest["files"]:
         runtime = artefact.manifest["inputs"]["backend"]["runtime"]
         raise _unable("layers", f"an engine of {runtime}, which lists no layers")
-    found = layers_from_json(artefact.read_file(LAYERS_FILE))
+    listed = layers_from_json(artefact.read_file(LAYERS_FILE))
     if backend is not None:
-        found = with_times(found, _times_ms(artefact, backend))
-    return Inspection(artefact, found)
+        listed = with_times(listed, _times_ms(artefact, backend))
+    return ArtefactInspection(artefact, listed)
 
 
 def _times_ms(artefact: Artefact, backend: Backend) -> dict[str, float]:
@@ -206,8 +218,8 @@ def _times_ms(artefact: Artefact, backend: Backend) -> dict[str, float]:
         return engine.layer_times_ms(np.zeros(shape, image.dtype))
 
 
-def print_inspection(inspection: Inspection, console: Console) -> None:
-    """For people: the facts, then the table."""
+def print_artefact_inspection(inspection: ArtefactInspection, console: Console) -> None:
+    """Print an inspection for people: the facts, then the table of layers."""
     for name, fact in inspection.facts.items():
         console.print(f"{name:18} {fact}", highlight=False, markup=False)
     if inspection.layers is None:
@@ -224,12 +236,11 @@ def print_inspection(inspection: Inspection, console: Console) -> None:
 
 
 def _computed(layer: Layer) -> str:
-    """The model's nodes in a layer, by name; where there are none but our own, the layer's name."""
+    """Return the model's nodes in a layer, by name; where there are none but our own, the layer's name."""
     nodes = [node for node in layer.nodes if not node.endswith(_OURS)]
     return ", ".join(nodes) or layer.name
 
 
 def _unable(code: str, found: str) -> TaredError:
-    return EngineError(
-        f"inspect.{code}", found, "an engine of tensorrt", "build it with --backend tensorrt, on the board"
-    )
+    remedy = "build it with --backend tensorrt, on the board"
+    return EngineError(f"inspect.{code}", found, "an engine of tensorrt", remedy)

@@ -1,8 +1,10 @@
-"""How the peers that made each family of models give them their images: what no graph can tell.
+"""Guess a model's spec from the facts of its graph: task, decoder, colours, scaling, each with its sureness.
 
-Each as its own demo does it: Megvii YOLOX (preproc), Ultralytics (LetterBox, default.yaml), UltraFace
-(run_video_face_detect_onnx.py), FastestDet (test.py), NanoDet (its configurations), OpenCV's FaceDetectorYN,
-and torchvision's reference classification.
+`guess_head` recognises the task and the decoder by the shapes of the outputs and the operators that make them.
+`guess_spec` guesses the other keys. What no graph shows, as resizing and thresholds, comes from `CONVENTIONS`: how the
+project that publishes each family of models prepares its images, as its own demo does it. These are Megvii YOLOX
+(preproc), Ultralytics (LetterBox, default.yaml), UltraFace (run_video_face_detect_onnx.py), FastestDet (test.py),
+NanoDet (its configurations), OpenCV's FaceDetectorYN, and torchvision's reference classification.
 """
 
 from __future__ import annotations
@@ -23,7 +25,14 @@ _NANODET = {"color": "bgr", "mean": [103.53, 116.28, 123.675], "std": [57.375, 5
 
 
 class Convention(NamedTuple):
-    """input: keys of a spec's `input`; those left out have its defaults. score, iou: thresholds."""
+    """How one project prepares its images.
+
+    Args:
+        peer: the project.
+        input: keys of a spec's `input`; those left out have its defaults.
+        score: the threshold of scores.
+        iou: the threshold of overlaps.
+    """
 
     peer: str
     input: Mapping[str, Any]
@@ -48,6 +57,7 @@ CONVENTIONS: Mapping[str, Convention] = {
 
 Sureness = Literal["sure", "likely", "guess"]
 
+_WIDEST = 10.0  # networks are fed values of about -3 to 3; a far wider range has not been scaled yet
 _STRIDES = (8, 16, 32, 64)
 _ANCHORS = 3  # per cell, of YOLOv5 and YOLOv7
 _SUPPRESSING = frozenset(("NonMaxSuppression", "TopK"))
@@ -55,7 +65,7 @@ _SUPPRESSING = frozenset(("NonMaxSuppression", "TopK"))
 
 @dataclass(frozen=True)
 class Head:
-    """The task and, of a detector, the decoder. classes: how many there are, 0 where that cannot be known."""
+    """The task and, of a detector, the decoder. classes: how many the outputs have; 0 where that cannot be known."""
 
     task: Literal["classify", "detect", "raw"]
     decoder: str | None
@@ -65,17 +75,17 @@ class Head:
 
 
 def guess_head(facts: GraphFacts) -> Head:
-    """The first reading of the outputs that fits; task `raw` where none does."""
-    told = facts.metadata.get("task")  # Ultralytics' exporter writes it down
-    if told not in (None, "detect", "classify"):
-        return Head("raw", None, "sure", f"its metadata say task '{told}', which no decoder here reads")
+    """Return the first reading of the outputs that fits; task `raw` where none does."""
+    task = facts.metadata.get("task")  # Ultralytics' exporter writes it
+    if task not in (None, "detect", "classify"):
+        return Head("raw", None, "sure", f"its metadata say task '{task}', which no decoder here reads")
     if facts.size is None:
         return Head("raw", None, "sure", "its input is not one image")
     return next(_readings(facts, facts.size), Head("raw", None, "likely", "no decoder fits its outputs"))
 
 
 def class_names(facts: GraphFacts) -> tuple[str, ...]:
-    """The names in an Ultralytics model's metadata, `{0: 'person', ...}`; none where there are none."""
+    """Return the class names in an Ultralytics model's metadata, `{0: 'person', ...}`; none where it has none."""
     try:
         names = ast.literal_eval(facts.metadata.get("names", "{}"))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # all that `literal_eval` may raise
@@ -86,6 +96,7 @@ def class_names(facts: GraphFacts) -> tuple[str, ...]:
 
 
 def _readings(facts: GraphFacts, size: tuple[int, int]) -> Iterator[Head]:
+    """Yield the readings of the outputs that fit, the surest decoders first."""
     outputs = facts.outputs
     names = [output.name.lower() for output in outputs]
     if _fits("yunet", facts, size):
@@ -114,7 +125,7 @@ def _ssd(outputs: tuple[GraphOutput, ...]) -> Iterator[Head]:
 
 
 def _table(facts: GraphFacts, size: tuple[int, int], output: GraphOutput) -> Iterator[Head]:
-    """Readings of one output (batch, rows, columns)."""
+    """Yield the readings of one output (batch, rows, columns)."""
     rows, columns = output.closed[1] or 0, output.closed[2] or 0
     cells = {_cells(size, strides): strides for strides in (1, 2, 3, 4)}
     if columns == 6 and _SUPPRESSING & facts.operators and rows not in cells:
@@ -125,8 +136,8 @@ def _table(facts: GraphFacts, size: tuple[int, int], output: GraphOutput) -> Ite
     if anchored and columns > 5:
         yield Head("detect", "yolov5", "sure", f"{rows} rows: {_ANCHORS} anchors per cell, decoded", columns - 5)
     if 4 < rows < columns:
-        is_told = "Ultralytics" in facts.metadata.get("author", "")
-        is_sure = is_told or (columns in cells and len(facts.outputs) == 1)  # beside masks it is no detector
+        is_signed = "Ultralytics" in facts.metadata.get("author", "")
+        is_sure = is_signed or (columns in cells and len(facts.outputs) == 1)  # with masks it is no plain detector
         reason = f"{rows} = 4 + {rows - 4} channels before {columns} places"
         yield Head("detect", "yolov8", "sure" if is_sure else "guess", reason, rows - 4)
     if columns == 6:
@@ -134,7 +145,7 @@ def _table(facts: GraphFacts, size: tuple[int, int], output: GraphOutput) -> Ite
 
 
 def _cell_rows(output: GraphOutput, strides: int, columns: int) -> Iterator[Head]:
-    """Readings of one row per cell of the first `strides` strides."""
+    """Yield the readings of one row per cell of the first `strides` strides."""
     made_by = output.made_by
     cells = f"a row per cell of {strides} stride{'s' if strides > 1 else ''}"
     if {"Mul", "Exp", "Pow"} & {*made_by}:
@@ -149,7 +160,7 @@ def _cell_rows(output: GraphOutput, strides: int, columns: int) -> Iterator[Head
 
 
 def _single(facts: GraphFacts, size: tuple[int, int], output: GraphOutput) -> Iterator[Head]:
-    """Readings of a graph with one output, a map or a vector."""
+    """Yield the readings of a graph with one output, a map or a vector."""
     shape, made_by = output.closed[1:], {*output.made_by}
     if _fits("fastestdet", facts, size) and {"Sigmoid", "Softmax"} <= made_by:
         classes = (shape[0] or 5) - 5
@@ -164,7 +175,7 @@ def _single(facts: GraphFacts, size: tuple[int, int], output: GraphOutput) -> It
 
 
 def _fits(decoder: str, facts: GraphFacts, size: tuple[int, int]) -> bool:
-    """Whether a built-in decoder takes outputs of these shapes."""
+    """Return whether a built-in decoder accepts outputs of these shapes."""
     closed = {output.name: output.closed[1:] for output in facts.outputs}
     if any(None in shape or not shape for shape in closed.values()):
         return False
@@ -177,12 +188,9 @@ def _fits(decoder: str, facts: GraphFacts, size: tuple[int, int]) -> bool:
 
 
 def _cells(size: tuple[int, int], strides: int) -> int:
-    """How many cells the maps of the first strides have together."""
+    """Return how many cells the maps of the first strides have together."""
     height, width = size
     return sum(-(-height // stride) * -(-width // stride) for stride in _STRIDES[:strides])
-
-
-_WIDEST = 10.0  # networks are fed values of about -3 to 3; what is far wider has not been brought into a range yet
 
 
 @dataclass(frozen=True)
@@ -196,7 +204,7 @@ class Guess:
 
 
 def guess_spec(facts: GraphFacts, head: Head) -> tuple[Guess, ...]:
-    """Every key of the spec but `path` and, where the graph names no classes, `labels`."""
+    """Guess every key of the spec but `path` and, where the graph names no classes, `labels`."""
     return tuple(_guesses(facts, head, CONVENTIONS[head.decoder or head.task]))
 
 
@@ -233,14 +241,13 @@ def _color(facts: GraphFacts, convention: Convention, as_peer: str) -> Guess:
 
 
 def _scaling(facts: GraphFacts, convention: Convention, as_peer: str) -> Iterator[Guess]:
-    """Scale, mean and std: what the graph does itself is not to be done twice."""
+    """Guess scale, mean and std: what the graph does itself must not be done twice."""
     if facts.inputs and facts.inputs[0].dtype == "uint8":
         yield Guess("input.scale", 1.0, "sure", "it takes uint8")
         return
     if facts.scaling is not None:
         takes_pixels = _takes_pixels(facts.scaling)
-        what = "0 to 255" if takes_pixels else "0 to 1"
-        reason = f"the graph scales values of {what} itself"
+        reason = f"the graph scales values of {'0 to 255' if takes_pixels else '0 to 1'} itself"
         yield Guess("input.scale", 1.0 if takes_pixels else 1 / 255, "likely", reason)
         return
     yield Guess("input.scale", convention.input.get("scale", 1.0), "guess", as_peer)
@@ -252,7 +259,7 @@ def _scaling(facts: GraphFacts, convention: Convention, as_peer: str) -> Iterato
 
 
 def _takes_pixels(scaling: Scaling) -> bool:
-    """Whether values of 0 to 255 come out in a range that networks are fed, rather than values of 0 to 1."""
+    """Return whether pixels of 0 to 255, rather than values of 0 to 1, come out in a range that networks are fed."""
     return 255 * float(np.abs(scaling.gain).max()) <= _WIDEST or float(np.abs(scaling.bias).max()) > _WIDEST
 
 

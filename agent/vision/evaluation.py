@@ -1,10 +1,14 @@
-"""Labelled images for `tared evaluate`: a folder or zip, classes as folders or YOLO label files."""
+"""Evaluate an engine on labelled images: top-1 accuracy, or COCO's mean average precision.
+
+`ClassifiedImages` and `DetectionImages` read a folder or zip with its labels: classes as folders, or YOLO label files.
+`evaluate` runs an engine over them; `AveragePrecision` counts the detections.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -13,20 +17,27 @@ from numpy.typing import NDArray
 from agent.camera.images import ImageFiles
 from agent.common.errors import DatasetError
 from agent.vision.decode import Classification
-from agent.vision.detections import Detections, LabelledBoxes, match
+from agent.vision.detections import Detections, LabelledBoxes, keep_best, match
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
 from engines.interface import Engine
 
 Image = NDArray[np.uint8]
 
+IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10)
+_RECALLS = np.linspace(0.0, 1.0, 101)
+_MAX_DETECTIONS = 100
+# Precision is averaged over all recalls, so detections far below the service threshold count too.
+_EVALUATION_SCORE_THRESHOLD = 0.01
+
 
 class ClassifiedImages:
     """Images whose class is the name of their folder.
 
-    With the model's `labels` a class is numbered by its place there; without, `classes` are the folder
-    names in alphabetical order. Iteration reads lazily and yields (image BGR uint8 (h, w, 3), class id).
-    Raises DatasetError: see ImageFiles, and `dataset.label` for an image outside a class's folder.
+    With the model's `labels` a class is numbered by its place there; without, `classes` are the folder names in
+    alphabetical order. Iteration reads lazily and yields (image BGR uint8 (h, w, 3), class id).
+
+    Raises DatasetError as ImageFiles, and `dataset.label` for an image outside a class's folder.
     """
 
     def __init__(self, path: Path, labels: Sequence[str] = ()) -> None:
@@ -54,12 +65,13 @@ class ClassifiedImages:
 class DetectionImages:
     """Images with YOLO label files: lines `class cx cy w h`, centre and size as fractions of the image.
 
-    The labels of `images/train/a.jpg` are `labels/train/a.txt`; those of `a.jpg` may also be `a.txt` or
-    `labels/a.txt` beside it. An image without a label file shows no object, as Ultralytics reads it. A
-    `classes.txt` names the classes, which are then matched by name to the model's `labels`.
+    The labels of `images/train/a.jpg` are `labels/train/a.txt`; those of `a.jpg` may also be `a.txt` or `labels/a.txt`
+    beside it. An image without a label file shows no object, as Ultralytics reads it. A `classes.txt` names the
+    classes, which are then matched by name to the model's `labels`.
 
-    Iteration reads lazily and yields (image BGR uint8 (h, w, 3), LabelledBoxes in its pixels). Raises
-    DatasetError: see ImageFiles, and `dataset.label` for a label that is malformed or out of range.
+    Iteration reads lazily and yields (image BGR uint8 (h, w, 3), LabelledBoxes in its pixels).
+
+    Raises DatasetError as ImageFiles, and `dataset.label` for a label that is malformed or out of range.
     """
 
     def __init__(self, path: Path, labels: Sequence[str] = ()) -> None:
@@ -87,7 +99,7 @@ class DetectionImages:
             yield image, self._truth(self._label_files[name], image.shape[1], image.shape[0])
 
     def _match_classes(self, labels: Sequence[str]) -> Sequence[int] | None:
-        """The model's class id by the data set's; None where any id may stand for itself."""
+        """Return the model's class ids in the order of the data set's; None where every id stands for itself."""
         if "classes.txt" not in self._files.files:
             return range(len(labels)) if labels else None
         names = self._files.read_text("classes.txt").splitlines()
@@ -113,7 +125,7 @@ class DetectionImages:
         return LabelledBoxes(boxes=corners.astype(np.float32), classes=table[:, 0].astype(np.int64))
 
     def _parse(self, where: str, line: str) -> tuple[float, ...]:
-        """One label line as (the model's class id, cx, cy, w, h)."""
+        """Parse one label line to (the model's class id, cx, cy, w, h)."""
         try:
             dataset_id, *box = (float(field) for field in line.split())
         except ValueError:
@@ -132,7 +144,7 @@ class DetectionImages:
 
 
 def _label_candidates(name: str) -> Iterator[str]:
-    """Where the label file of an image may lie."""
+    """Yield the names that the label file of an image may have."""
     image = PurePosixPath(name)
     for depth in range(len(image.parent.parts)):
         if image.parts[depth] == "images":
@@ -142,19 +154,12 @@ def _label_candidates(name: str) -> Iterator[str]:
     yield (image.parent / "labels" / image.name).with_suffix(".txt").as_posix()
 
 
-IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10)
-_RECALLS = np.linspace(0.0, 1.0, 101)
-_MAX_DETECTIONS = 100
-# Precision is averaged over all recalls, so detections far below the service threshold count too.
-_EVALUATION_SCORE_THRESHOLD = 0.01
-
-
 @dataclass
 class AveragePrecision:
-    """Accumulates detections and labels of many images into COCO's mean average precision.
+    """Accumulate detections and labels of many images into COCO's mean average precision.
 
-    As pycocotools' COCOeval without crowd regions (Lin et al. 2014): the 100 best detections of each image,
-    matches greedy by score, precision interpolated at 101 recalls, the mean over classes that occur.
+    It is computed as by pycocotools' COCOeval without crowd regions (Lin et al. 2014): the 100 best detections of each
+    image, matches greedy by score, precision interpolated at 101 recalls, the mean over classes that occur.
     """
 
     _objects: list[NDArray[np.int64]] = field(default_factory=list)
@@ -162,16 +167,16 @@ class AveragePrecision:
     _scores: list[NDArray[np.float32]] = field(default_factory=list)
     _hits: list[NDArray[np.bool_]] = field(default_factory=list)
 
-    def add(self, found: Detections, truth: LabelledBoxes) -> None:
-        """Count one image; both in pixels of the same image."""
-        found = found[np.argsort(-found.scores, kind="stable")[:_MAX_DETECTIONS]]
+    def add(self, detections: Detections, truth: LabelledBoxes) -> None:
+        """Count one image; both arguments are in pixels of that image."""
+        best = keep_best(detections, _MAX_DETECTIONS)
         self._objects.append(truth.classes)
-        self._classes.append(found.classes)
-        self._scores.append(found.scores)
-        self._hits.append(match(found, truth, IOU_THRESHOLDS.tolist()))
+        self._classes.append(best.classes)
+        self._scores.append(best.scores)
+        self._hits.append(match(best, truth, IOU_THRESHOLDS.tolist()))
 
     def by_threshold(self) -> NDArray[np.float64]:
-        """The mean AP at each IoU threshold 0.50, 0.55 ... 0.95: (10,) in [0, 1]; NaN without any object."""
+        """Return the mean AP at each IoU threshold 0.50, 0.55 ... 0.95: (10,) in [0, 1]; NaN without any object."""
         objects = np.concatenate(self._objects or [np.empty(0, np.int64)])
         if not len(objects):
             return np.full(len(IOU_THRESHOLDS), np.nan)
@@ -189,7 +194,7 @@ class AveragePrecision:
 
 
 def _interpolated_precision(hits: NDArray[np.bool_], object_count: int) -> NDArray[np.float64]:
-    """The AP (thresholds,) of one class from its hits (thresholds, detections), best score first."""
+    """Return the AP (thresholds,) of one class from its hits (thresholds, detections), best score first."""
     true_positives = hits.cumsum(axis=1)
     precision = true_positives / np.arange(1, hits.shape[1] + 1)
     envelope = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
@@ -202,7 +207,7 @@ def _interpolated_precision(hits: NDArray[np.bool_], object_count: int) -> NDArr
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What one pass over a data set gave: `scores` holds top1, or map and map50, in [0, 1]."""
+    """The result of one pass over a data set: `scores` holds top1, or map and map50, in [0, 1]."""
 
     task: str
     images: int
@@ -210,9 +215,12 @@ class Evaluation:
 
 
 def evaluate(engine: Engine, spec: ModelSpec, path: Path) -> Evaluation:
-    """Run an engine over the labelled images at `path`: top-1 or mAP, as the spec's task asks.
+    """Run an engine over the labelled images at `path`: top-1 for task `classify`, mAP for task `detect`.
 
-    Raises DatasetError: labels that cannot be used, no object among them, or task `raw`, which has none.
+    Raises DatasetError:
+        images.*, dataset.label  the images or labels cannot be used
+        dataset.empty            no image has a labelled object
+        dataset.task             the task is `raw`, which has no labels
     """
     images = labelled_images(spec, path)
     if isinstance(images, ClassifiedImages):
@@ -221,7 +229,7 @@ def evaluate(engine: Engine, spec: ModelSpec, path: Path) -> Evaluation:
 
 
 def labelled_images(spec: ModelSpec, path: Path) -> ClassifiedImages | DetectionImages:
-    """The images at `path` as the spec's task has them labelled. Raises DatasetError as far as that is known by now."""
+    """Return the images at `path`, labelled for the spec's task. Raises DatasetError as far as that is known by now."""
     if spec.task == "classify":
         return ClassifiedImages(path, spec.labels)
     if spec.task == "detect":
@@ -259,13 +267,12 @@ def _evaluate_detector(engine: Engine, spec: ModelSpec, images: DetectionImages)
     precision = AveragePrecision()
     for image, truth in images:
         tensor, geometry = vision.preprocess(image)
-        found = vision.decode(engine.infer(tensor))
-        assert isinstance(found, Detections)
-        in_frame = Detections(boxes=geometry.to_frame(found.boxes), classes=found.classes, scores=found.scores)
-        precision.add(in_frame, truth)
+        detections = vision.decode(engine.infer(tensor))
+        assert isinstance(detections, Detections)
+        precision.add(replace(detections, boxes=geometry.to_frame(detections.boxes)), truth)
     by_threshold = precision.by_threshold()
     if np.isnan(by_threshold).any():
-        what = f"no labelled object in {len(images)} images"
-        raise DatasetError("dataset.empty", what, "at least one", "check the label files")
+        found = f"no labelled object in {len(images)} images"
+        raise DatasetError("dataset.empty", found, "at least one", "check the label files")
     scores = {"map": float(by_threshold.mean()), "map50": float(by_threshold[0])}
     return Evaluation(spec.task, len(images), scores)

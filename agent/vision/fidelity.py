@@ -1,7 +1,7 @@
-"""Fidelity: how far the engine in service says what the reference engine says of the same frame.
+"""Compute the fidelity of an engine: how far its answer agrees with the reference engine's for the same frame.
 
-The loss 1 - mean fidelity bounds the change of accuracy without labels for classification: an answer that
-differs from the reference's can turn at most one frame from right to wrong, or back.
+For classification, the loss 1 - mean fidelity bounds the change of accuracy without any labels: an answer that differs
+from the reference's can turn at most one frame from right to wrong, or back.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MATCH_IOU = 0.5
 
 @dataclass(frozen=True)
 class MatchCounts:
-    """True positives, false positives and false negatives; they add up over frames."""
+    """True positives, false positives and false negatives; sums over frames are made with `+`."""
 
     true_positives: int = 0
     false_positives: int = 0
@@ -33,7 +33,7 @@ class MatchCounts:
 
     @property
     def f1(self) -> float:
-        """F1 in [0, 1]; 1 where there was nothing to find and nothing was found."""
+        """F1 in [0, 1]; 1 where there is no object and no detection."""
         errors = self.false_positives + self.false_negatives
         return 1.0 if errors == 0 else 2 * self.true_positives / (2 * self.true_positives + errors)
 
@@ -42,33 +42,36 @@ class MatchCounts:
 class Fidelity:
     """The fidelity of one frame in [0, 1].
 
-    `is_empty`: both engines detected nothing. Such frames agree by default; whoever averages counts them
-    apart, or an empty scene would look like proof.
+    `is_empty`: both engines detected nothing. Such frames agree by default. An average has to count them apart, or an
+    empty scene would look like proof.
     """
 
     value: float
     is_empty: bool = False
 
 
-def count_matches(found: Detections, truth: LabelledBoxes, iou_threshold: float = MATCH_IOU) -> MatchCounts:
-    """Detections against labels, or against a reference engine's detections, in pixels of the same image.
+def count_matches(detections: Detections, truth: LabelledBoxes, iou_threshold: float = MATCH_IOU) -> MatchCounts:
+    """Count the detections that match labels, or a reference engine's detections, in pixels of the same image.
 
     Matches are class-aware, one to one, greedy by score (see `agent.vision.detections.match`).
     """
-    hits = int(match(found, truth, (iou_threshold,)).sum())
-    return MatchCounts(hits, len(found) - hits, len(truth) - hits)
+    hits = int(match(detections, truth, (iou_threshold,)).sum())
+    return MatchCounts(hits, len(detections) - hits, len(truth) - hits)
 
 
 def is_empty(prediction: Prediction) -> bool:
-    """Whether a detector found nothing; other predictions always say something."""
+    """Return True for a detector's answer without a detection; other predictions are never empty."""
     return isinstance(prediction, Detections) and not len(prediction)
 
 
 def fidelity(served: Prediction, reference: Prediction, min_sqnr_db: float = 20.0) -> Fidelity:
-    """The fidelity of a served prediction against the reference engine's for the same frame.
+    """Return the fidelity of a served prediction against the reference engine's for the same frame.
 
-    classify: 1 for the same top-1. detect: F1 of the matches at IoU 0.5, 1 when both are empty.
-    raw: 1 when every output reaches `min_sqnr_db`. Raises TypeError on predictions of different tasks.
+    - classify: 1 for the same top-1.
+    - detect: F1 of the matches at IoU 0.5; 1 when both are empty.
+    - raw: 1 when every output reaches `min_sqnr_db`.
+
+    Raises TypeError on predictions of different tasks.
     """
     if isinstance(served, Classification) and isinstance(reference, Classification):
         return Fidelity(float(served.class_id == reference.class_id))
@@ -80,10 +83,10 @@ def fidelity(served: Prediction, reference: Prediction, min_sqnr_db: float = 20.
 
 
 def sqnr_db(served: RawOutputs, reference: RawOutputs) -> float:
-    """10 log10(sum ref^2 / sum (served - ref)^2) in dB, the signal to quantisation noise of the worst output.
+    """Return 10 log10(sum ref^2 / sum (served - ref)^2) in dB, the signal to quantisation noise of the worst output.
 
-    The worst one, since pooled outputs would hide a small one behind a large one. No noise at all is
-    +inf; noise on an all-zero reference, or noise that is not finite, is -inf.
+    The worst one counts, since pooled outputs would hide a small one behind a large one. No noise at all is +inf;
+    noise on an all-zero reference, or noise that is not finite, is -inf.
     """
     return min(_output_sqnr_db(served[name], output) for name, output in reference.items())
 

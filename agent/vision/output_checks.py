@@ -1,4 +1,7 @@
-"""Whether an engine's answers are answers at all: names, types and shapes, finite values, rows that keep apart."""
+"""Check that an engine's outputs are sound: names, types and shapes, finite values, batch rows that do not mix.
+
+The checks return the faults in words; the caller decides what becomes of the engine.
+"""
 
 from __future__ import annotations
 
@@ -16,23 +19,26 @@ _ROWS = "xxyx"  # of a batch of two frames: equal rows beside each other, and wi
 def output_faults(
     outputs: Mapping[str, Array], expected: Mapping[str, Array], declared: Mapping[str, Sequence[int | None]]
 ) -> list[str]:
-    """What is wrong with an engine's outputs beside the reference's of the same frame, in words; empty if nothing is.
+    """Return the faults of an engine's outputs, in words, compared with the reference's outputs of the same frame.
 
-    declared: shapes of outputs whose open dimensions, None, may differ from frame to frame; the others are as expected.
     Values may be infinite, or NaN, where the reference's are. Types may be of another width: a float16 is a float.
+
+    Args:
+        declared: shapes of outputs whose open dimensions, None, may differ from frame to frame; all others have to be
+            as in `expected`.
     """
     if outputs.keys() != expected.keys():
         return [f"its outputs are {', '.join(sorted(outputs))}, not {', '.join(sorted(expected))}"]
     faults = []
-    for name, wanted in expected.items():
-        found = outputs[name]
-        if found.dtype.kind != wanted.dtype.kind or not _fits(found.shape, declared.get(name, wanted.shape)):
-            shown = f"{wanted.dtype} {list(wanted.shape)}"
-            faults.append(f"its output '{name}' is {found.dtype} {list(found.shape)}, not {shown}")
+    for name, reference in expected.items():
+        output = outputs[name]
+        if output.dtype.kind != reference.dtype.kind or not _fits(output.shape, declared.get(name, reference.shape)):
+            shown = f"{reference.dtype} {list(reference.shape)}"
+            faults.append(f"its output '{name}' is {output.dtype} {list(output.shape)}, not {shown}")
             continue
-        broken = ~np.isfinite(found)
-        if found.shape == wanted.shape:
-            broken &= np.isfinite(wanted)
+        broken = ~np.isfinite(output)
+        if output.shape == reference.shape:
+            broken &= np.isfinite(reference)
         if broken.any():
             faults.append(f"its output '{name}' is not finite")
     return faults
@@ -40,12 +46,12 @@ def output_faults(
 
 def _fits(shape: tuple[int, ...], declared: Sequence[int | None]) -> bool:
     return len(shape) == len(declared) and all(
-        wanted in (None, size) for size, wanted in zip(shape, declared, strict=True)
+        expected in (None, size) for size, expected in zip(shape, declared, strict=True)
     )
 
 
 def largest_batch(engine: Engine, spec: ModelSpec) -> int:
-    """How many frames at once the spec's first profile lets the engine take; 1 without one."""
+    """Return how many frames at once the spec's first profile lets the engine take; 1 without a profile."""
     image = engine.inputs[0]
     profile = spec.profiles[0] if spec.profiles else {}
     return profile[image.name].max[0] if image.name in profile and image.shape[0] is None else 1
@@ -66,10 +72,13 @@ def check_batch(frames: int, engine: Engine, spec: ModelSpec) -> None:
 
 
 def row_faults(infer: Callable[[Array], Mapping[str, Array]], frames: Sequence[Array], most: int) -> list[str]:
-    """What is wrong with batches of up to `most` frames, in words; empty where nothing is, or nothing can be told.
+    """Return the faults of batches of up to `most` frames, in words; none where frames for a check are missing.
 
-    Equal frames of one batch have to be answered bit by bit equally, wherever they lie in it, and each row has to be
-    the answer to its own frame. frames: (1, C, H, W); the first and another one of its size are taken.
+    Equal frames of one batch have to get bit by bit equal answers, wherever they lie in it, and each row has to be the
+    answer to its own frame.
+
+    Args:
+        frames: (1, C, H, W); the first is used, and another one of its size.
     """
     others = (frame for frame in frames[1:] if frame.shape == frames[0].shape and not np.array_equal(frame, frames[0]))
     other = next(others, None)
@@ -87,20 +96,20 @@ def row_faults(infer: Callable[[Array], Mapping[str, Array]], frames: Sequence[A
     return list(faults)
 
 
-def _faults_of(name: str, found: Array, pattern: str, single: Mapping[str, Array]) -> list[str]:
-    """Of one output, for a batch by `pattern`; single: its answers (1, ...) to each frame alone."""
-    if found.shape[:1] != (len(pattern),):
-        return [f"its output '{name}' is {list(found.shape)} for a batch of {len(pattern)}"]
+def _faults_of(name: str, output: Array, pattern: str, single: Mapping[str, Array]) -> list[str]:
+    """Return the faults of one output for a batch by `pattern`. single: its answers (1, ...) to each frame alone."""
+    if output.shape[:1] != (len(pattern),):
+        return [f"its output '{name}' is {list(output.shape)} for a batch of {len(pattern)}"]
     faults = []
-    if len({found[row].tobytes() for row, letter in enumerate(pattern) if letter == "x"}) > 1:
+    if len({output[row].tobytes() for row, letter in enumerate(pattern) if letter == "x"}) > 1:
         faults.append(f"its output '{name}' differs between equal rows of a batch")
-    if any(_is_swapped(found[row], letter, single) for row, letter in enumerate(pattern)):
+    if any(_is_swapped(output[row], letter, single) for row, letter in enumerate(pattern)):
         faults.append(f"its output '{name}' gives a row of a batch the answer to another one")
     return faults
 
 
 def _is_swapped(row: Array, letter: str, single: Mapping[str, Array]) -> bool:
-    """Whether a row is far nearer to the other frame's answer; another batch size may change last bits."""
+    """Return whether a row is far nearer to the other frame's answer; another batch size may change last bits."""
     own, other = single[letter][0], single["y" if letter == "x" else "x"][0]
     if not row.shape == own.shape == other.shape:
         return False

@@ -1,4 +1,8 @@
-"""The `input` and `profiles` of a model spec: how frames become network inputs, and of which shapes those may be."""
+"""Validate MODEL.yaml, the spec of one model: its task, its input, its decoder and its thresholds.
+
+`ModelSpec` is the whole file. `InputSpec` says how frames become network inputs, `ProfileShapes` of which shapes those
+may be, `PrecisionRules` what the user decides about precision.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,11 @@ from pydantic import (
 
 from agent.common.schema import Finite, Strict, read_yaml, validate
 
+# The names of `agent.vision.decoders.BUILTIN_DECODERS`, which this module must not import: it would load OpenCV.
+DECODERS = ("yolox", "yolov5", "yolov8", "end2end", "ssd", "fastestdet", "nanodet", "nanodet-plus", "yunet")
+DECODER_GROUP = "tared.decoders"  # the entry point group in which installed packages name theirs
+_DECODER_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+
 _FOLLOWING = ("native", "nearest", "rect")
 
 
@@ -29,17 +38,24 @@ def _rank_four(shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape
 
 
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Shape = Annotated[tuple[PositiveInt, ...], AfterValidator(_rank_four)]
+Suppression = Literal["per-class", "agnostic", "none"]
 
 
 class InputSpec(Strict):
-    """From a BGR frame to the network input: (x * scale - mean) / std, channels in the order of `color`.
+    """How a BGR frame becomes the network input: (x * scale - mean) / std, channels in the order of `color`.
 
-    resize: `letterbox` scales a frame into the input, with its proportions, and pads; `stretch` scales it to the input;
-    `pad` keeps its pixels as they are, pads it to the input, and cuts off what lies beyond. With the others the input
-    of a model of open size follows the frame, in `multiple`s within the profile: `native` is `pad` to the frame's own
-    size, rounded up; `nearest` is `stretch` to the allowed size next to the frame's, with the frame's proportions where
-    that is beyond the profile; `rect` is `letterbox` into the opt shape without the padding that no multiple asks for.
+    The values of `resize`:
+    - `letterbox` scales a frame into the input, with its proportions, and pads.
+    - `stretch` scales it to the input.
+    - `pad` keeps its pixels as they are, pads it to the input, and cuts off what lies beyond.
+
+    With the others, the input of a model of open size follows the frame, in `multiple`s within the profile:
+    - `native` is `pad` to the frame's own size, rounded up.
+    - `nearest` is `stretch` to the allowed size next to the frame's, with the frame's proportions where that is beyond
+      the profile.
+    - `rect` is `letterbox` into the opt shape, without the padding that `multiple` does not require.
     """
 
     color: Literal["bgr", "rgb", "gray"] = "bgr"
@@ -57,7 +73,7 @@ class InputSpec(Strict):
 
     @property
     def follows_frames(self) -> bool:
-        """Whether frames of several sizes become network inputs of several sizes."""
+        """True where frames of several sizes become network inputs of several sizes."""
         return self.resize in _FOLLOWING
 
     @field_validator("multiple")
@@ -101,26 +117,12 @@ class ProfileShapes(Strict):
         return shape
 
 
-DECODER_GROUP = "tared.decoders"
-
-
-def installed_decoders() -> list[str]:
-    """The names that installed packages give their decoders, each once."""
-    return sorted(entry_points(group=DECODER_GROUP).names)
-
-
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-
-DECODERS = ("yolox", "yolov5", "yolov8", "end2end", "ssd", "fastestdet", "nanodet", "nanodet-plus", "yunet")
-_DECODER_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
-
-Suppression = Literal["per-class", "agnostic", "none"]
-
-
 class PrecisionRules(Strict):
-    """What a model's owner decides about precision, beside what is measured: names of nodes, globs, operator types.
+    """What the user decides about precision, whatever is measured: names of nodes, globs, operator types.
 
-    keep_float: stays float. force_int8: is INT8 wherever it can be, whatever it loses.
+    Args:
+        keep_float: stay float.
+        force_int8: are INT8 wherever they can be, whatever is lost.
     """
 
     keep_float: tuple[str, ...] = ()
@@ -130,9 +132,11 @@ class PrecisionRules(Strict):
 class ModelSpec(Strict):
     """One model: its ONNX file, its task, its input and how its outputs are decoded.
 
-    Thresholds are fractions. nms: which overlapping candidates are suppressed; None leaves it to the decoder, see
-    `suppression`. `min_sqnr_db` is what task `raw` asks of an engine's outputs. `reference_accuracy` is the
-    owner's word on the float model, for task `classify`.
+    Args:
+        score_threshold: a fraction, as is iou_threshold.
+        nms: which overlapping candidates are suppressed; None leaves it to the decoder, see `suppression`.
+        min_sqnr_db: the least that an engine's outputs have to reach, for task `raw`.
+        reference_accuracy: the accuracy of the float model as the user knows it, for task `classify`.
     """
 
     path: Path
@@ -146,7 +150,7 @@ class ModelSpec(Strict):
     nms: Suppression | None = None
     min_sqnr_db: Finite = 20.0
     precision: PrecisionRules = PrecisionRules()
-    # Not dumped: no engine depends on it, and a spec's dump is what engines and plans are known by.
+    # Not dumped: no engine depends on it, and engines and plans are identified by the dump of their spec.
     reference_accuracy: Fraction | None = Field(default=None, exclude=True)
 
     @field_validator("decoder")
@@ -192,24 +196,24 @@ class ModelSpec(Strict):
 
     @model_serializer(mode="wrap")
     def _without_unsaid(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A dump without an `nms` that nobody gave: engines that were built before the key came keep their ids."""
+        """Leave an `nms` that is not set out of the dump: engines built before the key existed keep their ids."""
         content: dict[str, Any] = dump(self)
         return {key: value for key, value in content.items() if key != "nms" or value is not None}
 
     @property
     def suppression(self) -> Suppression:
-        """Which overlapping candidates are suppressed; unless the spec says so, none for a graph that has done it."""
+        """Which overlapping candidates are suppressed. By default none are for a graph that suppresses by itself."""
         return self.nms or ("none" if self.decoder == "end2end" else "per-class")
 
     def label(self, class_id: int) -> str:
-        """The name of a class; its number where the spec names none."""
+        """Return the name of a class; its number where the spec has no name for it."""
         return self.labels[class_id] if 0 <= class_id < len(self.labels) else str(class_id)
 
 
 def rebase(content: Mapping[str, Any], base: Path) -> dict[str, Any]:
-    """A model spec's plain data with its files, `path` and a `labels` file, taken relative to `base`.
+    """Return a model spec's plain data with its files, `path` and a `labels` file, taken relative to `base`.
 
-    Done before validation, so that a missing labels file is reported together with every other error.
+    This is done before validation, so that a missing labels file is reported together with every other error.
     """
     files = {key: str(base / content[key]) for key in ("path", "labels") if isinstance(content.get(key), str)}
     return {**content, **files}
@@ -220,13 +224,18 @@ def load_model_spec(path: Path) -> ModelSpec:
     return validate(ModelSpec, rebase(read_yaml(path), path.parent), str(path))
 
 
+def installed_decoders() -> list[str]:
+    """Return the names that installed packages give their decoders, each once."""
+    return sorted(entry_points(group=DECODER_GROUP).names)
+
+
 def _decoder_names() -> str:
     installed = [name for name in installed_decoders() if name not in DECODERS]
     return f"{', '.join([*DECODERS, *installed])}, 'package.module:function', or a name that an installed package gives"
 
 
 def _read_labels(path: Path) -> Sequence[str]:
-    """The names in a text file, one per line; empty lines at the end do not count."""
+    """Return the names in a text file, one per line; empty lines at the end do not count."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):

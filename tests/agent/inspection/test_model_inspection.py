@@ -80,7 +80,10 @@ def test_open_sizes_are_guessed_with_a_profile(make: Family, tmp_path: Path) -> 
     path = saved(tmp_path, family(make, ("batch", 3, "height", "width")))
     spec = written(path, tmp_path)
     assert spec.decoder == DETECTORS[make]
-    assert network_input(spec, TensorSpec("image", np.dtype(np.float32), (None, 3, None, None))).usual_size == (640, 640)
+    assert network_input(spec, TensorSpec("image", np.dtype(np.float32), (None, 3, None, None))).usual_size == (
+        640,
+        640,
+    )
 
 
 def unknown_rows(is_runnable: bool) -> ModelProto:
