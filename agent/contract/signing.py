@@ -137,17 +137,16 @@ def _public_keys(path: Path) -> list[Ed25519PublicKey]:
     """Read the key of each PEM block: the loader would return the first of a file and ignore the others."""
     content = _read(path)
     begins = [match.start() for match in re.finditer(rb"-----BEGIN ", content)] or [0]
-    return [_public_key(path, content[begin:end]) for begin, end in pairwise([*begins, len(content)])]
-
-
-def _public_key(path: Path, block: bytes) -> Ed25519PublicKey:
-    try:
-        key = serialization.load_pem_public_key(block)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise _no_key(path, str(error)) from error
-    if not isinstance(key, Ed25519PublicKey):
-        raise _no_key(path, "a public key of another kind")
-    return key
+    keys = []
+    for begin, end in pairwise([*begins, len(content)]):
+        try:
+            key = serialization.load_pem_public_key(content[begin:end])
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+            raise _no_key(path, str(error)) from error
+        if not isinstance(key, Ed25519PublicKey):
+            raise _no_key(path, "a public key of another kind")
+        keys.append(key)
+    return keys
 
 
 def _read(path: Path) -> bytes:

@@ -46,14 +46,13 @@ class ReceiveQueue:
     filling thread drops messages of QoS 0, which need no acknowledgement, while there is no room.
 
     `arrived` counts the messages put into the queue. `confirmed` counts those that the reader has finished with; they
-    need not be redelivered. The reader calls `on_room` through `pop` once there is room again, and `on_confirmed`
-    through `confirm`, so that a waiting connection can acknowledge.
+    need not be redelivered. `on_progress` is called in the reader's thread once there is room again, and when messages
+    were confirmed, so that a waiting connection can acknowledge.
     """
 
     def __init__(self, most_bytes: int) -> None:
         """most_bytes: the queue has no room from this size on."""
-        self.on_room: Callable[[], None] = lambda: None
-        self.on_confirmed: Callable[[], None] = lambda: None
+        self.on_progress: Callable[[], None] = lambda: None
         self.arrived = 0
         self.confirmed = 0
         self._most_bytes = most_bytes
@@ -94,13 +93,13 @@ class ReceiveQueue:
             self._bytes -= size
             has_room = self.has_room
         if has_room and not had_room:
-            self.on_room()
+            self.on_progress()
         return popped
 
     def confirm(self, count: int) -> None:
         """Note that the reader has finished with `count` more of the popped messages, in their order."""
         self.confirmed += count
-        self.on_confirmed()
+        self.on_progress()
 
     def clear(self) -> None:
         """Discard what waits, as if it had not arrived: the broker will send it again."""

@@ -236,7 +236,7 @@ class MqttClient(MqttSession):
         self._waker, self._wakee = socket.socketpair()
         self._waker.setblocking(False)
         if options.receive_queue is not None:
-            options.receive_queue.on_room = options.receive_queue.on_confirmed = self.wake
+            options.receive_queue.on_progress = self.wake
         self._thread = threading.Thread(target=self._run, name="mqtt", daemon=True)
 
     def __enter__(self: ClientT) -> ClientT:

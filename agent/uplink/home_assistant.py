@@ -33,7 +33,7 @@ _MEASURED = {"state_class": "measurement", "suggested_display_precision": 1}
 _CAMERA = "CAMERA"
 # Sensors by the document they read. CAMERA stands for the camera's name, as a literal of the template language. An
 # unknown value is none, which Home Assistant shows as unknown.
-_TELEMETRY_SENSORS: Mapping[str, Mapping[str, Any]] = {
+_TELEMETRY: Mapping[str, Mapping[str, Any]] = {
     "up": {
         "platform": "binary_sensor",
         "name": "Camera",
@@ -81,14 +81,14 @@ _TELEMETRY_SENSORS: Mapping[str, Mapping[str, Any]] = {
         "options": ["calm", "warning", "alarm"],
     },
 }
-_BIRTH_SENSORS: Mapping[str, Mapping[str, Any]] = {
+_BIRTH: Mapping[str, Mapping[str, Any]] = {
     "engine": {
         "name": "Engine",
         "value_template": "{{ value_json.engine | default(none) }}",
         "entity_category": "diagnostic",
     }
 }
-_STATUS_SENSORS: Mapping[str, Mapping[str, Any]] = {
+_STATUS: Mapping[str, Mapping[str, Any]] = {
     "state": {
         "name": "State",
         "value_template": "{{ value_json.state }}",
@@ -235,11 +235,7 @@ def describe(topics: Topics, identity: str, cameras: Sequence[str], birth: Birth
 def _sensors(topics: Topics, cameras: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return the sensors by key. With several cameras, the sensors of each carry its name."""
     sensors = {}
-    for topic, table in (
-        (topics.telemetry, _TELEMETRY_SENSORS),
-        (topics.birth, _BIRTH_SENSORS),
-        (topics.status, _STATUS_SENSORS),
-    ):
+    for topic, table in ((topics.telemetry, _TELEMETRY), (topics.birth, _BIRTH), (topics.status, _STATUS)):
         for key, fields in table.items():
             sensor = {"platform": "sensor", "state_topic": topic, **fields}
             if _CAMERA not in fields["value_template"]:

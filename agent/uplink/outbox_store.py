@@ -19,16 +19,7 @@ from pathlib import Path
 from agent.common.errors import AgentError
 from agent.mqtt.config import OutboxConfig
 from agent.system.clock import unix_s
-from agent.uplink.outbox_tables import (
-    START,
-    DroppedRange,
-    Key,
-    OutboxRow,
-    OutboxTable,
-    Parcel,
-    database,
-    in_memory,
-)
+from agent.uplink.outbox_tables import START, Key, OutboxRow, OutboxTable, Parcel, database, in_memory
 
 log = logging.getLogger(__package__)
 
@@ -166,7 +157,10 @@ class OutboxStore:
             self._limits.correct_dates(self._table)
             for (epoch, seq), kind in writes.lost:
                 self._table.ranges.add(epoch, seq, seq, {kind: 1})
-            self._deliver(writes.delivered)
+            if self.needs_collector:
+                self._table.mark_sent(writes.delivered)
+            else:
+                self._table.remove(writes.delivered)
             refused = self._table.drop(writes.refused)
             for epoch, upto in writes.acks.items():
                 self._collected = self._collected or (epoch == self.epoch and upto > 0)
@@ -179,17 +173,6 @@ class OutboxStore:
             self._keep_facts(self._table)
             self.oldest = self._table.oldest_key()
         self.dropped += dropped + refused + Counter(kind for _, kind in writes.lost)
-
-    def _deliver(self, delivered: list[Parcel]) -> None:
-        """Mark as sent, or remove, what the broker has acknowledged."""
-        rows = [each for each in delivered if isinstance(each, OutboxRow)]
-        ranges = [each for each in delivered if isinstance(each, DroppedRange)]
-        if self.needs_collector:
-            self._table.mark_sent(rows)
-            self._table.ranges.mark_sent(ranges)
-        else:
-            self._table.remove(rows)
-            self._table.ranges.remove(ranges)
 
     def _declare_forgotten(self, epoch: int, upto: int, last: Key) -> None:
         """Add a range for what a collector still misses after `upto`, if that is no longer here."""

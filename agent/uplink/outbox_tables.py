@@ -151,13 +151,19 @@ class OutboxTable:
         due: list[Parcel] = [OutboxRow(*values) for values in rows]
         return sorted([*due, *self.ranges.due(after, limit)], key=lambda each: each.key)[:limit]
 
-    def mark_sent(self, rows: Iterable[OutboxRow]) -> None:
+    def mark_sent(self, parcels: Sequence[Parcel]) -> None:
         """Note that the broker has acknowledged these; a collector has yet to confirm them."""
-        self.db.executemany("UPDATE rows SET sent = 1 WHERE epoch = ? AND seq = ?", [row.key for row in rows])
+        self._change("UPDATE {table} SET sent = 1", parcels)
 
-    def remove(self, rows: Iterable[OutboxRow]) -> None:
-        """Delete rows that have arrived."""
-        self.db.executemany("DELETE FROM rows WHERE epoch = ? AND seq = ?", [row.key for row in rows])
+    def remove(self, parcels: Sequence[Parcel]) -> None:
+        """Delete parcels that have arrived."""
+        self._change("DELETE FROM {table}", parcels)
+
+    def _change(self, statement: str, parcels: Sequence[Parcel]) -> None:
+        rows = [each.key for each in parcels if isinstance(each, OutboxRow)]
+        ranges = [each.identity for each in parcels if isinstance(each, DroppedRange)]
+        self.db.executemany(f"{statement.format(table='rows')} WHERE epoch = ? AND seq = ?", rows)
+        self.db.executemany(f"{statement.format(table='runs')} WHERE epoch = ? AND first = ? AND last = ?", ranges)
 
     def forget(self, epoch: int, upto: int) -> None:
         """Delete everything of an epoch up to a number."""
@@ -272,9 +278,8 @@ class DroppedRanges:
         for other_first, other_last, other_counts in neighbours:
             first, last = min(first, other_first), max(last, other_last)
             total += Counter(json.loads(other_counts))
-        self._db.executemany(
-            "DELETE FROM runs WHERE epoch = ? AND first = ?", [(epoch, each[0]) for each in neighbours]
-        )
+        keys = [(epoch, other_first) for other_first, _, _ in neighbours]
+        self._db.executemany("DELETE FROM runs WHERE epoch = ? AND first = ?", keys)
         self._db.execute("INSERT INTO runs VALUES (?, ?, ?, ?, 0)", (epoch, first, last, json.dumps(total)))
         before = epoch, first - 1
         self.grown = before if self.grown is None else min(self.grown, before)
@@ -287,18 +292,6 @@ class DroppedRanges:
             (*after, *upto, limit),
         )
         return [DroppedRange(epoch, first, last, json.loads(counts)) for epoch, first, last, counts in ranges]
-
-    def mark_sent(self, ranges: Iterable[DroppedRange]) -> None:
-        """Note that the broker has acknowledged these; a collector has yet to confirm them."""
-        self._db.executemany(
-            "UPDATE runs SET sent = 1 WHERE epoch = ? AND first = ? AND last = ?", [each.identity for each in ranges]
-        )
-
-    def remove(self, ranges: Iterable[DroppedRange]) -> None:
-        """Delete ranges that have arrived."""
-        self._db.executemany(
-            "DELETE FROM runs WHERE epoch = ? AND first = ? AND last = ?", [each.identity for each in ranges]
-        )
 
     def forget_epochs(self, current_epoch: int, size_bytes: int) -> int:
         """Limit the size of epochs of which only ranges are left; return how many ranges were deleted.

@@ -110,7 +110,7 @@ def test_a_broken_packet_ends_the_connection(stream: bytes) -> None:
 
 def test_an_intake_gives_what_came_in_its_order_and_tells_of_room() -> None:
     intake, told = ReceiveQueue(most_bytes=500), list[str]()
-    intake.on_room = lambda: told.append("room")
+    intake.on_progress = lambda: told.append("room")
     batches = [[Arrival(b"t", b"%d" % number)] * 2 for number in range(3)]
     for batch in batches:
         assert intake.has_room is (batch is not batches[2])
