@@ -1,4 +1,4 @@
-"""What the configuration names outside this machine, tried for real: the camera's first frame, the broker's answer."""
+"""Try what the configuration names: open each camera, connect with the broker, read the keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from agent.camera.config import CameraConfig
 from agent.commands.authority import Authority
 from agent.common.errors import AgentError, CameraError, ConfigError
-from agent.common.redaction import redacted
+from agent.common.redaction import redact
 from agent.config import Config
 from agent.contract.topics import Topics
 from agent.doctor.finding import Finding
@@ -24,14 +24,14 @@ _BROKER_S = 8.0
 
 
 def examine_configured(config: Config, service: bool = False) -> list[Finding]:
-    """Try them. service: for the installed one, some of whose files only root may read."""
+    """Try the cameras, the broker and the keys. service: the installed one, some of whose files only root can read."""
     several = len(config.every_camera) > 1
     cameras = [_camera(camera, f"camera {camera.name}" if several else "camera") for camera in config.every_camera]
     return [*cameras, _broker(config, service), _keys(config, service)]
 
 
 def examine_unconfigured(root: Path) -> list[Finding]:
-    """Without a configuration: which cameras there are to choose from."""
+    """List the cameras to choose from, where there is no configuration."""
     devices = sorted(root.glob("dev/video*"))
     closed = [path for path in devices if not os.access(path, os.R_OK | os.W_OK)]
     names = [f"v4l2:/{path.relative_to(root)}" for path in devices]
@@ -44,15 +44,15 @@ def examine_unconfigured(root: Path) -> list[Finding]:
 
 
 def _camera(camera: CameraConfig, name: str) -> Finding:
-    """In a process of its own: what hangs in a driver can be ended, what crashes takes nothing along."""
+    """Read a first frame in a process of its own, which can be ended if a driver hangs, and may crash."""
     try:
-        shown = camera.opened().shown
+        shown = camera.to_source().shown
     except CameraError as error:
         return Finding(name, error.found, False, True, error.remedy)
     try:
         done = subprocess.run(
             [sys.executable, "-m", "agent.doctor.first_frame"],
-            input=camera.model_dump_json(),  # and no argument, which everybody may read: it can hold a password
+            input=camera.model_dump_json(),  # not an argument, which every user can read: it may hold a password
             capture_output=True,
             text=True,
             timeout=_FRAME_S,
@@ -62,29 +62,29 @@ def _camera(camera: CameraConfig, name: str) -> Finding:
         remedy = "see whether another program holds it, and that it plays elsewhere"
         return Finding(name, f"{shown}: no frame within {_FRAME_S:.0f} s", False, True, remedy)
     if done.returncode != 0:
-        last = redacted(done.stderr.strip().rpartition("\n")[2])
+        last = redact(done.stderr.strip().rpartition("\n")[2])
         found = f"{shown}: the look ended with {done.returncode} {last}".rstrip()
         return Finding(name, found, False, True, "try it with another program, and report this")
-    told = json.loads(done.stdout)
-    if "error" in told:
-        return Finding(name, told["error"], False, True, told["remedy"])
-    return Finding(name, f"{shown}: {told['width']} x {told['height']} in {told['seconds']:.1f} s", True, True)
+    report = json.loads(done.stdout)
+    if "error" in report:
+        return Finding(name, report["error"], False, True, report["remedy"])
+    return Finding(name, f"{shown}: {report['width']} x {report['height']} in {report['seconds']:.1f} s", True, True)
 
 
 def _keys(config: Config, service: bool) -> Finding:
-    """Without those that it is told of the daemon does not start."""
+    """Read the keys, as the daemon does at its start."""
     topics = Topics(config.mqtt.fleet, config.mqtt.device)
     try:
         authority = Authority(config.commands, topics, is_loopback(config.mqtt.host))
     except ConfigError as error:
-        return _withheld("keys", error, service)
+        return _unreadable("keys", error, service)
     found = f"{len(authority.operators)} of operators, {len(authority.releases)} of releases"
     remedy = 'see README, "Whose word counts"' if authority.warning else ""
     return Finding("keys", authority.warning or found, not authority.warning, False, remedy)
 
 
-def _withheld(name: str, error: AgentError, service: bool) -> Finding:
-    """Of a file that could not be read: what root alone may read is no fault."""
+def _unreadable(name: str, error: AgentError, service: bool) -> Finding:
+    """Return the finding for a file that cannot be read; that is no fault if only root may read it."""
     if service and os.geteuid() != 0:
         return Finding(
             name, f"for root to see: {error.found}", False, False, "sudo tared doctor, with the same options"
@@ -98,12 +98,12 @@ def _broker(config: Config, service: bool) -> Finding:
         return Finding("broker", "an embedded one: mqtt.host is null", True, False)
     where = f"{mqtt.host} port {mqtt.port}"
     try:
-        # Not the device's own id: the broker would end the connection of a daemon that runs.
+        # Not with the device's own id: the broker would end the connection of a daemon that runs.
         with MqttClient(mqtt.endpoint(), f"tared-doctor-{uuid.uuid4().hex[:8]}") as client:
             connected = client.wait_connected(_BROKER_S)
             outcome = client.outcome
     except ConfigError as error:
-        return _withheld("broker", error, service)
+        return _unreadable("broker", error, service)
     except AgentError as error:
         return Finding("broker", error.found, False, True, error.remedy)
     remedy = "" if connected else "correct mqtt in the configuration, or see the broker's log"

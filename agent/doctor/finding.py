@@ -1,4 +1,4 @@
-"""What a look at one thing brings, and how long it may take."""
+"""Define a finding of `tared doctor`, and share small helpers among its examinations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from calibrate.errors import TaredError
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at. ok: whether it serves; needed: whether tared cannot run without it."""
+    """The result of examining one thing.
+
+    Args:
+        found: What there is, in words.
+        ok: It can be used.
+        needed: tared cannot run without it.
+        remedy: What to do if it is not ok.
+    """
 
     name: str
     found: str
@@ -20,16 +27,16 @@ class Finding:
     remedy: str = ""
 
 
-def tried(name: str, look: Callable[[], str], needed: bool = False) -> Finding:
-    """What a look finds, or why it finds nothing."""
+def attempt(name: str, probe: Callable[[], str], needed: bool = False) -> Finding:
+    """Return the text of `probe` as a finding, or its error."""
     try:
-        return Finding(name, look(), True, needed)
+        return Finding(name, probe(), True, needed)
     except TaredError as error:
         return Finding(name, error.found, False, needed, error.remedy)
 
 
 def read(path: Path) -> str:
-    """A small file's text without its end, empty where it cannot be read."""
+    """Return a small file's text without the end of line; empty where it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip("\0\n ")
     except OSError:

@@ -1,4 +1,7 @@
-"""`python -m agent.doctor.first_frame`: open the camera configured on stdin, and tell of its first frame in JSON."""
+"""`python -m agent.doctor.first_frame`: open the camera configured on stdin, and print its first frame's size.
+
+The output is one JSON object: width, height and seconds, or error and remedy.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,15 @@ from calibrate.errors import TaredError
 
 def main() -> None:
     """Entry point."""
-    began_s = time.monotonic()
+    started_s = time.monotonic()
     try:
         camera = CameraConfig.model_validate_json(sys.stdin.read())
-        _, image = next(iter(read_images(replace(camera.opened(), framing=WHOLE))))
+        _, image = next(iter(read_images(replace(camera.to_source(), framing=WHOLE))))
         height, width = image.shape[:2]
-        told = {"width": width, "height": height, "seconds": time.monotonic() - began_s}
+        report = {"width": width, "height": height, "seconds": time.monotonic() - started_s}
     except TaredError as error:
-        told = {"error": error.found, "remedy": error.remedy}
-    print(json.dumps(told))
+        report = {"error": error.found, "remedy": error.remedy}
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The board and its system: release, clock, power mode, headroom, memory, disk."""
+"""Examine the board and its system: release, power mode, clock, headroom, memory, disk."""
 
 from __future__ import annotations
 
@@ -21,10 +21,14 @@ _OLDEST_L4T = 36  # JetPack 6; the one before has TensorRT 8
 
 
 def examine_machine(root: Path, config: Config | None, service: bool = False) -> list[Finding]:
-    """Look at the machine under `root`; config: where the state is to lie, and what a job must find to spare. service:
-    whether it is that of the installed one, for which systemd makes the state directory."""
+    """Examine the machine under `root`.
+
+    Args:
+        config: Names the state directory, and what a job needs to spare.
+        service: The configuration is the installed service's, whose state directory systemd makes.
+    """
     state = BoardState(root)
-    jetson = state.read().jetson
+    jetson = state.read().is_jetson
     return [
         _board(),
         _system(root),
@@ -47,7 +51,7 @@ def _system(root: Path) -> Finding:
 
 
 def _jetpack(root: Path) -> Finding:
-    """By the release of Jetson Linux, which every image has, and the package that brings CUDA and TensorRT."""
+    """Examine the release of Jetson Linux, which every image has, and the package with CUDA and TensorRT."""
     release = re.match(r"# R(\d+) \(release\), REVISION: ([\d.]+)", read(root / "etc/nv_tegra_release"))
     package = re.search(
         r"^Package: nvidia-jetpack\nStatus: install ok installed\n(?:.+\n)*?Version: (\S+)",
@@ -65,7 +69,10 @@ def _jetpack(root: Path) -> Finding:
 
 
 def _power_mode(root: Path, state: BoardState) -> Finding:
-    """jetson_clocks shows its settings to root alone; what it does is that no clock has room to move."""
+    """Examine power mode and clocks.
+
+    Only root can ask jetson_clocks; but it fixes every clock, and any user can see that.
+    """
     mode = state.read().power_mode
     if mode is None:
         return Finding("power mode", "unknown", False, False, "sudo nvpmodel -q")
@@ -76,7 +83,7 @@ def _power_mode(root: Path, state: BoardState) -> Finding:
 
 
 def _clock() -> Finding:
-    """By the kernel's word, which every time service tells it; asking takes no right."""
+    """Ask the kernel, which every time service informs, and any user may ask."""
     synchronised = is_synchronised()
     remedy = (
         "sudo timedatectl set-ntp true; until then capture times are wrong, and commands from elsewhere are refused"
@@ -86,7 +93,7 @@ def _clock() -> Finding:
 
 
 def _headroom(state: BoardState, limits: HeadroomConfig) -> Finding:
-    reason = Headroom(limits, state).may_start()
+    reason = Headroom(limits, state).reason_to_wait()
     remedy = "cool the board, end other work on it, or change recalibration.headroom; jobs wait meanwhile"
     return Finding("headroom", reason or "enough for a job", not reason, False, remedy if reason else "")
 
@@ -98,9 +105,9 @@ def _memory() -> Finding:
 
 
 def _disk(config: Config | None, service: bool) -> list[Finding]:
-    """The file system that state_dir is on, or is going to be."""
+    """Examine the file system of state_dir, which need not exist yet."""
     folder = config.state_dir if config else Path()
-    while not _is_seen(folder):
+    while not _exists(folder):
         folder = folder.absolute().parent
     free = shutil.disk_usage(folder).free
     reserve = (config.store if config else StoreConfig()).reserve_bytes
@@ -116,9 +123,9 @@ def _disk(config: Config | None, service: bool) -> list[Finding]:
     return findings
 
 
-def _is_seen(folder: Path) -> bool:
-    """Whether it is there, and this user may know."""
+def _exists(folder: Path) -> bool:
+    """Return True if the folder exists, and this user may know."""
     try:
         return folder.exists()
-    except PermissionError:  # the service's own lies where root alone looks
+    except PermissionError:  # the service's own folder lies where only root can look
         return False

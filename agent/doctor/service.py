@@ -1,4 +1,4 @@
-"""The service on this machine: whether it is installed, as it ships, and running."""
+"""Examine the service on this machine: is it installed, as it ships, and running?"""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from agent.doctor.finding import Finding, read
 from agent.system.service_unit import TARED, SystemdService, unit_text
 from engines.store.signing import NO_KEY
 
-_ASK_S = 10.0
+_SYSTEMCTL_S = 10.0
+_LOADED = re.compile(r"^LoadCredential=([^:\n]+):(.+)$", re.MULTILINE)
 
 
 def examine_service(root: Path, service: SystemdService = TARED, csi: bool = False) -> list[Finding]:
-    """The unit under `root`, and where its systemd runs, what that says of it. csi: whether a camera of its is one."""
+    """Examine the unit under `root`, and its state where systemd runs. csi: the service has a csi camera."""
     installed = _unit(root, service, csi)
     if not installed.ok and not (root / service.unit_path).exists():
         return [installed]
@@ -35,10 +36,10 @@ def _unit(root: Path, service: SystemdService, csi: bool) -> Finding:
         return Finding("service", "not installed", False, False, remedy)
     if not config.exists():
         return Finding("service", f"no {config}", False, False, remedy)
-    if hidden := _hidden(config):
-        found = f"{hidden} is not for everyone, as the user that it runs as"
-        return Finding("service", found, False, False, f"sudo chmod o+{'rx' if hidden.is_dir() else 'r'} {hidden}")
-    if lacking := sorted(_groups(read(path)) - _known_groups(root)):
+    if closed := _closed_path(config):
+        found = f"{closed} is not for everyone, as the user that it runs as"
+        return Finding("service", found, False, False, f"sudo chmod o+{'rx' if closed.is_dir() else 'r'} {closed}")
+    if lacking := _lacking_groups(read(path), root):
         found = f"no group {', '.join(lacking)}, which systemd wants to start it"
         return Finding("service", found, False, False, f"sudo groupadd --system {lacking[0]}")
     try:
@@ -52,18 +53,15 @@ def _unit(root: Path, service: SystemdService, csi: bool) -> Finding:
     return Finding("service", found, same, False, "" if same else f"{remedy}; --dry-run shows what would change")
 
 
-def _hidden(config: Path) -> Path | None:
-    """Of the configuration and its folder, what nobody but its owner and group may read."""
+def _closed_path(config: Path) -> Path | None:
+    """Return the folder or the file of the configuration, if not every user may read it."""
     closed = (path for path, need in ((config.parent, 0o005), (config, 0o004)) if path.stat().st_mode & need != need)
     return next(closed, None)
 
 
-def _groups(unit: str) -> set[str]:
-    return {name for line in re.findall(r"^SupplementaryGroups=(.*)$", unit, re.MULTILINE) for name in line.split()}
-
-
-def _known_groups(root: Path) -> set[str]:
-    return {line.partition(":")[0] for line in read(root / "etc/group").splitlines()}
+def _lacking_groups(unit: str, root: Path) -> list[str]:
+    needed = {name for line in re.findall(r"^SupplementaryGroups=(.*)$", unit, re.MULTILINE) for name in line.split()}
+    return sorted(needed - {line.partition(":")[0] for line in read(root / "etc/group").splitlines()})
 
 
 def _state(root: Path, service: SystemdService) -> Finding:
@@ -72,42 +70,39 @@ def _state(root: Path, service: SystemdService) -> Finding:
         return Finding("service state", "no systemd runs here", False, False, "tared run -c config.yaml, under another")
     command = [systemctl, "is-active", service.unit]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SYSTEMCTL_S, check=False)
     except subprocess.TimeoutExpired:
-        found = f"systemd did not answer within {_ASK_S:.0f} s"
+        found = f"systemd did not answer within {_SYSTEMCTL_S:.0f} s"
         return Finding("service state", found, False, False, "see journalctl -b, and whether the disk still answers")
     state = done.stdout.strip() or done.stderr.strip() or "unknown"
     remedy = f"systemctl start {service.name}; journalctl -u {service.name} says why it ended"
     return Finding("service state", state, state == "active", False, "" if state == "active" else remedy)
 
 
-_LOADED = re.compile(r"^LoadCredential=([^:\n]+):(.+)$", re.MULTILINE)
-
-
 @contextmanager
 def as_the_service(root: Path, service: SystemdService) -> Iterator[None]:
-    """Inside it the environment says what systemd says to the service (systemd.exec(5)).
+    """Give this process the environment that systemd gives to the service (systemd.exec(5)), while the block runs.
 
-    Of the credentials those that this user may read are there; root may read all.
+    It has the credentials that this user may read; root may read all.
     """
     with tempfile.TemporaryDirectory(prefix="tared-doctor-") as folder:
         for name, file in _LOADED.findall(read(root / service.unit_path)):
-            _hand_over(root / file.lstrip("/"), Path(folder, name))
-        given = {"STATE_DIRECTORY": str(root / service.state_path), "CREDENTIALS_DIRECTORY": folder}
-        before = {name: os.environ.get(name) for name in given}
-        os.environ.update(given)
+            _provide_credential(root / file.lstrip("/"), Path(folder, name))
+        variables = {"STATE_DIRECTORY": str(root / service.state_path), "CREDENTIALS_DIRECTORY": folder}
+        previous = {name: os.environ.get(name) for name in variables}
+        os.environ.update(variables)
         try:
             yield
         finally:
-            for name, value in before.items():
+            for name, value in previous.items():
                 if value is None:
                     del os.environ[name]
                 else:
                     os.environ[name] = value
 
 
-def _hand_over(file: Path, to: Path) -> None:
-    """By a link, no copy of a secret; the unit's default for one that is not there."""
+def _provide_credential(file: Path, to: Path) -> None:
+    """Make a link, since a secret is not copied; or the unit's default for a file that is missing."""
     if os.access(file, os.R_OK):
         to.symlink_to(file)
     elif os.access(file.parent, os.X_OK) and not file.exists():

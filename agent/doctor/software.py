@@ -1,4 +1,4 @@
-"""What tared itself is made of: Python, its packages, OpenCV."""
+"""Examine the software that tared needs: Python, packages, OpenCV, and what the GPU takes."""
 
 from __future__ import annotations
 
@@ -11,32 +11,33 @@ from contextlib import suppress
 from pathlib import Path
 
 from agent.camera.source import WITHOUT_GSTREAMER
-from agent.doctor.finding import Finding, gib, read, tried
+from agent.doctor.finding import Finding, attempt, gib, read
 from calibrate.native import COMPILED
 from engines.cuda.gpu import DRIVER, Gpu, nvcc_path
 from engines.errors import DeviceError
 from engines.preprocessing import is_compiled
 from engines.trt.release import open_release
 
-_FOLLOWS_SIZES = (4, 13)  # measured: 4.8, 4.10 and 4.12 do not, 4.13 and 5.0 do
+# The first OpenCV that follows a change of the picture's size. Measured: 4.8, 4.10, 4.12 do not, 4.13, 5.0 do.
+_FOLLOWS_SIZES = (4, 13)
 
 
 def examine_software() -> list[Finding]:
-    """Look at what is installed in this environment."""
+    """Examine what is installed in this environment."""
     return [
         _python(),
         package("onnxruntime", needed=True, remedy="pip install onnxruntime"),
-        _pass("histograms", COMPILED, "calibration and observing"),
-        _pass("preprocessing", is_compiled(), "frames that no GPU makes ready"),
+        _compiled_code("histograms", COMPILED, "calibration and observing"),
+        _compiled_code("preprocessing", is_compiled(), "frames that no GPU makes ready"),
         _opencv(),
         _gstreamer(),
         package("amqtt", needed=False, remedy="pip install 'tared[demo]', or name your broker as mqtt.host"),
     ]
 
 
-def package(name: str, *, needed: bool, remedy: str) -> Finding:
-    """Whether a package is there, and which release."""
-    if importlib.util.find_spec(name) is None:
+def package(name: str, *, needed: bool, remedy: str, module: str = "") -> Finding:
+    """Find out which release of a package is installed, if any; `module`: its name for import, if it is another."""
+    if importlib.util.find_spec(module or name) is None:
         return Finding(name, "not installed", False, needed, remedy)
     try:
         return Finding(name, importlib.metadata.version(name), True, needed)
@@ -49,7 +50,7 @@ def _python() -> Finding:
     return Finding("python", version, sys.version_info >= (3, 10), True, "install Python 3.10 or later")
 
 
-def _pass(name: str, compiled: bool, slower: str) -> Finding:
+def _compiled_code(name: str, compiled: bool, slower: str) -> Finding:
     remedy = f"install a C compiler and tared again; until then {slower} cost more time"
     found = "compiled" if compiled else "in Python: the same bits, slower"
     return Finding(name, found, compiled, False, remedy)
@@ -74,7 +75,7 @@ def _opencv() -> Finding:
 
 def _gstreamer() -> Finding:
     built_in = False
-    with suppress(ImportError):  # which `_opencv` has told
+    with suppress(ImportError):  # `_opencv` reports that
         from agent.camera.opencv import has_gstreamer
 
         built_in = has_gstreamer()
@@ -84,38 +85,40 @@ def _gstreamer() -> Finding:
 
 
 def examine_gpu(root: Path, needed: bool) -> list[Finding]:
-    """Look at them; needed: whether the configuration asks for the backend."""
-    runtime = tried("tensorrt", lambda: open_release().name)
+    """Examine the GPU and what it takes; needed: the configuration selects the backend."""
+    runtime = attempt("tensorrt", lambda: open_release().name)
     pycuda = package("pycuda", needed=False, remedy="pip install 'tared[jetson]', with nvcc in PATH")
-    gpu = tried("gpu", _gpu)
+    graphs = package(
+        "cuda-bindings", module="cuda", needed=False, remedy="for CUDA graphs: pip install 'tared[jetson]'"
+    )
+    gpu = attempt("gpu", _gpu)
     compiler = nvcc_path()
     remedy = "install the CUDA toolkit's nvcc (JetPack: sudo apt install nvidia-jetpack)"
     nvcc = Finding("nvcc", compiler or "not found", compiler is not None, False, "" if compiler else remedy)
-    crossing = tried("builder", lambda: open_release(crossing=True).name)
+    crossing = attempt("builder", lambda: open_release(crossing=True).name)
     if runtime.ok and gpu.ok and nvcc.ok:
-        amount = Finding("backend tensorrt", "ready", True, needed)
+        backend = Finding("backend tensorrt", "ready", True, needed)
     elif crossing.ok:
         found = "builds only: tared build --offline"
-        amount = Finding("backend tensorrt", found, False, needed, "to run engines it needs a GPU, PyCUDA and nvcc")
+        backend = Finding("backend tensorrt", found, False, needed, "to run engines it needs a GPU, PyCUDA and nvcc")
     else:
         lacking = ", ".join(finding.name for finding in (runtime, gpu, nvcc) if not finding.ok)
-        amount = Finding("backend tensorrt", f"no {lacking}", False, needed, "onnxruntime serves on the CPU meanwhile")
-    return [_driver(root), runtime, pycuda, gpu, nvcc, amount]
+        backend = Finding("backend tensorrt", f"no {lacking}", False, needed, "onnxruntime serves on the CPU meanwhile")
+    return [_driver(root), runtime, pycuda, graphs, gpu, nvcc, backend]
 
 
 def _driver(root: Path) -> Finding:
-    """The kernel's: nvgpu on a Jetson up to Orin, nvidia on the others and on a PC."""
-    modules = {name: root / "sys/module" / name for name in ("nvidia", "nvgpu")}
-    for name, path in modules.items():
-        if path.is_dir():
-            version = read(path / "version")
-            return Finding("driver", f"{name} {version}".strip(), True, False)
+    """Examine the kernel's driver: nvgpu on a Jetson up to Orin, nvidia on later ones and on a PC."""
+    for name in ("nvidia", "nvgpu"):
+        module = root / "sys/module" / name
+        if module.is_dir():
+            return Finding("driver", f"{name} {read(module / 'version')}".strip(), True, False)
     remedy = "nothing to do on a machine without an NVIDIA GPU; else install its driver (JetPack brings it)"
     return Finding("driver", "no NVIDIA driver in the kernel", False, False, remedy)
 
 
 def _gpu() -> str:
-    """The GPU in words. Without a driver nothing else needs to be installed to know that there is none."""
+    """Describe the GPU. The driver is tried first, so that PyCUDA is not needed to find that there is no GPU."""
     try:
         ctypes.CDLL(DRIVER)
     except OSError as error:
@@ -123,6 +126,6 @@ def _gpu() -> str:
             "cuda.driver", "no NVIDIA driver", DRIVER, "nothing to do on a machine without an NVIDIA GPU"
         ) from error
     with Gpu() as gpu:
-        told = gpu.describe()
+        facts = gpu.describe()
         memory = "shared memory" if gpu.integrated else f"{gib(gpu.free_bytes)} free"
-    return f"{told['gpu']}, sm {told['sm']}, CUDA {told['cuda']}, {memory}"
+    return f"{facts['gpu']}, sm {facts['sm']}, CUDA {facts['cuda']}, {memory}"

@@ -1,4 +1,4 @@
-"""`tared fleet`: the control room. What boards report, also simulated ones, is collected, shown, grouped and told."""
+"""`tared fleet`: the control room, which collects what boards report, and shows, groups and commands them."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from agent.cli.arguments import command, number, print_result
+from fleet.cli.arguments import add_broker_options, add_database_option, endpoint_from, fleets_from
 from fleet.cli.merge import add_merge
 from fleet.cli.rollout import add_rollout
-from fleet.cli.send import add_broker_options, endpoint_from, fleets_from
 from fleet.cli.simulate import add_simulate
 
-_DB = "SQLite's file, postgresql://USER@HOST/DATABASE, or credential:NAME, which says which (fleet.sqlite)"
 _COUNTED = ("report", "gap", "status", "birth", "result", "refused")
 
 
-def add_room(commands: Any) -> None:
-    """What runs beside a broker, and not on a board."""
+def add_fleet(commands: Any) -> None:
+    """Add `tared fleet`, whose actions need a broker or a database, and no board."""
     about = "the control room of a fleet: collect what its boards report, see and group them"
     fleet = commands.add_parser("fleet", help=about, description=about)
     actions = fleet.add_subparsers(title="actions", required=True, metavar="ACTION")
     collect = command(actions, "collect", _collect, "store what boards report, and tell them that it has arrived")
-    _add_database(collect)
+    add_database_option(collect)
     about = "one of its own for each, and always the same: under it the broker keeps results for it (tared-collector, "
     about += "then the fleet and the part; with --share a new one at each start, for which nothing is kept)"
     collect.add_argument("--client-id", help=about)
@@ -50,12 +49,8 @@ def add_room(commands: Any) -> None:
     _add_selection(report)
 
 
-def _add_database(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--db", default="fleet.sqlite", metavar="FILE_OR_URL", help=_DB)
-
-
 def _add_selection(parser: argparse.ArgumentParser) -> None:
-    _add_database(parser)
+    add_database_option(parser)
     about = "such as state=degraded,fidelity_low<0.9,tag.site=berlin (all)"
     parser.add_argument("--where", metavar="CONDITIONS", help=about)
     parser.add_argument("--fleet", default="default", help="(default)")
@@ -64,9 +59,10 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
 
 
 def _part(text: str) -> tuple[int, int]:
-    number_, _, of = text.partition("/")
+    """Parse `N/M`, part N of M."""
+    number_text, _, parts_text = text.partition("/")
     try:
-        part = int(number_), int(of)
+        part = int(number_text), int(parts_text)
     except ValueError:
         part = 0, 0
     if not 1 <= part[0] <= part[1]:

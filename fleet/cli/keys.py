@@ -1,4 +1,4 @@
-"""`tared keys new` and `tared release`: who may say what, and what may run."""
+"""`tared keys new` and `tared release`: make keys that sign commands and releases, and sign a release."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DAY_S = 86_400.0
 
 
 def add_keys(commands: Any) -> None:
-    """What operators and makers of models keep at home."""
+    """Add the commands of operators and model makers, who keep their private keys."""
     keys = commands.add_parser("keys", help="keys that sign commands and releases")
     new = command(keys.add_subparsers(required=True, metavar="COMMAND"), "new", _new, "make a key")
     new.add_argument("name", type=Path, help="writes NAME.key, which stays with its owner, and NAME.pub for the boards")

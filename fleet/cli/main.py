@@ -1,15 +1,15 @@
-"""The entry point of `tared`: the board's commands and the control room's, in one command line."""
+"""Start `tared`: the board's commands and the control room's, in one command line."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from agent.cli import main as board
-from fleet.cli.fleet import add_room
+from fleet.cli.fleet import add_fleet
 from fleet.cli.keys import add_keys
-from fleet.cli.send import add_fleet
+from fleet.cli.send import add_send
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code, as agent.cli.main.main."""
-    return board.main(arguments, extra=(add_fleet, add_keys, add_room))
+    return board.main(arguments, extra=(add_send, add_keys, add_fleet))

@@ -1,4 +1,4 @@
-"""`tared fleet merge`: one calibration of what many boards have seen."""
+"""`tared fleet merge`: merge the histograms of many boards into one calibration."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent.cli.arguments import command, number
-from fleet.cli.send import add_broker_options, endpoint_from, fleet_from
+from fleet.cli.arguments import add_broker_options, endpoint_from, fleet_from
 
-if TYPE_CHECKING:  # imported when the command runs, as in cli_offline.py
+if TYPE_CHECKING:  # imported when the command runs, as in agent/cli/offline.py
     from fleet.merge.calibration import MergedCalibration
     from fleet.merge.exchange import MergeExchange
 
 
 def add_merge(actions: Any) -> None:
-    """An action of `tared fleet`."""
+    """Add `tared fleet merge`."""
     merge = command(actions, "merge", _merge, "one calibration of the histograms that boards send, never of frames")
     merge.add_argument("devices", nargs="*", metavar="DEVICE", help="all that are there within --within")
     merge.add_argument("--select", metavar="CONDITIONS", help="those in --db, as --where of 'devices'")
@@ -58,11 +58,17 @@ def _merge(options: argparse.Namespace) -> int:
     parse_method(options.method)
     signer = Signer(options.sign) if options.sign is not None else None
     fleet = fleet_from(options)
-    devices = _chosen(options, fleet)
+    devices = _devices(options, fleet)
     with ExitStack() as stack:
-        folder = options.uploads or _temporary(stack)
-        patience = options.timeout, signer, options.longest
-        exchange = MergeExchange(endpoint_from(options), fleet, folder, options.at_once, *patience)
+        exchange = MergeExchange(
+            endpoint_from(options),
+            fleet,
+            options.uploads or _temporary_folder(stack),
+            options.at_once,
+            options.timeout,
+            signer,
+            options.longest,
+        )
         with progress("merge", 100) as bar:
 
             def advance(doing: str, fraction: float) -> None:
@@ -72,12 +78,12 @@ def _merge(options: argparse.Namespace) -> int:
             merged = merge_calibration(exchange.inbox.complete, options.method, fleet, advance)
     save_calibration(merged.calibration, options.output)
     write_bundle(merged.calibration, options.output)
-    _tell(options, exchange, merged)
+    _print(options, exchange, merged)
     return 0
 
 
-def _temporary(stack: ExitStack) -> Path:
-    """Until the stack ends. Raises AgentError (`merge.write`)."""
+def _temporary_folder(stack: ExitStack) -> Path:
+    """Make a folder that the stack removes. Raises AgentError (`merge.write`)."""
     from agent.common.errors import AgentError
 
     try:
@@ -87,8 +93,8 @@ def _temporary(stack: ExitStack) -> Path:
         raise AgentError("merge.write", str(error), "a folder for what boards send", remedy) from error
 
 
-def _chosen(options: argparse.Namespace, fleet: str) -> list[str]:
-    """Those that are named, and those that the store selects. Raises CommandError as `select`."""
+def _devices(options: argparse.Namespace, fleet: str) -> list[str]:
+    """Return the devices that are named, and those that the database selects. Raises CommandError as `select`."""
     if options.select is None:
         return list(options.devices)
     from fleet.devices.devices import Devices
@@ -100,11 +106,11 @@ def _chosen(options: argparse.Namespace, fleet: str) -> list[str]:
     return sorted({*options.devices, *(each.name for each in selected)})
 
 
-def _tell(options: argparse.Namespace, exchange: MergeExchange, merged: MergedCalibration) -> None:
+def _print(options: argparse.Namespace, exchange: MergeExchange, merged: MergedCalibration) -> None:
     from fleet.merge.calibration import BUNDLE
 
     calibration = merged.calibration
-    found = {
+    result = {
         "output": str(options.output),
         "bundle": str(options.output.with_suffix(BUNDLE)),
         "calibration": calibration.id,
@@ -117,11 +123,11 @@ def _tell(options: argparse.Namespace, exchange: MergeExchange, merged: MergedCa
         "distances_db": {device: [each.to_board_db, each.to_group_db] for device, each in merged.distances.items()},
     }
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(result))
         return
     from fleet.untrusted import printable
 
-    print(f"{found['boards']} boards, {calibration.frames} frames: {options.output}, {calibration.id}")
+    print(f"{result['boards']} boards, {calibration.frames} frames: {options.output}, {calibration.id}")
     for why, devices in (("excluded", merged.excluded), ("sent nothing", exchange.failed)):
         for device, reason in devices.items():
             print(f"{why}: {printable(device)}: {printable(reason)}")

@@ -1,4 +1,4 @@
-"""`tared fleet rollout`: one command for many boards, wave by wave, each judged before the next begins."""
+"""`tared fleet rollout`: send one command to many boards in waves; each wave is judged before the next starts."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import re
 import socket
 import threading
 import uuid
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent.cli.arguments import command, number
-from fleet.cli.send import add_broker_options, endpoint_from, fleets_from
+from fleet.cli.arguments import add_broker_options, add_database_option, endpoint_from, fleets_from
 
-if TYPE_CHECKING:  # imported when the command runs, as in cli_offline.py
+if TYPE_CHECKING:  # imported when the command runs, as in agent/cli/offline.py
     from fleet.rollout.controller import Controller
     from fleet.rollout.spec import RolloutSpec
 
-_DB = "SQLite's file, postgresql://USER@HOST/DATABASE, or credential:NAME, which says which (fleet.sqlite)"
 _OPS = "recalibrate, model, calibration, policy or regime"
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d|)")
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -27,13 +27,13 @@ _MOST_S = 30 * 86_400.0
 
 
 def add_rollout(actions: Any) -> None:
-    """One of the control room's actions, with actions of its own."""
+    """Add `tared fleet rollout`, with actions of its own."""
     about = "one command for many boards, wave by wave, each judged before the next begins"
     rollout = actions.add_parser("rollout", help=about, description=about)
     steps = rollout.add_subparsers(title="actions", required=True, metavar="ACTION")
     _add_create(steps)
     run = command(steps, "run", _run, "the controller: carry out what there is; several may run on one store")
-    _add_database(run)
+    add_database_option(run)
     run.add_argument("--sign", type=Path, metavar="KEY", help="an operator's private key, of 'tared keys new'")
     lease = "after S s another one goes on with what this one held when it died (30)"
     run.add_argument("--lease", type=number(float, 1.0, 3600.0), default=30.0, metavar="S", help=lease)
@@ -42,9 +42,9 @@ def add_rollout(actions: Any) -> None:
     show = command(steps, "show", _show, "how far one is, why, and by whose word")
     listed = command(steps, "list", _list, "all of them, the newest first")
     listed.add_argument("--fleet", default="default", help="(default)")
-    pause = command(steps, "pause", _pause, "tell nobody else; who has been told goes on")
-    resume = command(steps, "resume", _resume, "go on where it stood")
-    abort = command(steps, "abort", _abort, "tell nobody else, and cancel what is under way")
+    pause = command(steps, "pause", partial(_steer, "pause"), "tell nobody else; who has been told goes on")
+    resume = command(steps, "resume", partial(_steer, "resume"), "go on where it stood")
+    abort = command(steps, "abort", partial(_steer, "abort"), "tell nobody else, and cancel what is under way")
     undo = "let the boards of the present wave, or all, go back to what they had; all: also of one that is over"
     abort.add_argument("--undo", choices=("wave", "all"), help=undo)
     for each in (show, pause, resume, abort):
@@ -52,7 +52,7 @@ def add_rollout(actions: Any) -> None:
     for each in (pause, resume, abort):
         each.add_argument("--why", default="", metavar="TEXT", help="for the record")
     for each in (show, listed, pause, resume, abort):
-        _add_database(each)
+        add_database_option(each)
 
 
 def _add_create(steps: Any) -> None:
@@ -79,19 +79,15 @@ def _add_create(steps: Any) -> None:
     create.add_argument("--why", default="", metavar="TEXT", help="for the record")
     create.add_argument("--dry-run", action="store_true", help="only say which boards each wave would have")
     create.add_argument("--fleet", default="default", help="(default)")
-    _add_database(create)
+    add_database_option(create)
 
 
 def duration(text: str) -> float:
-    """`90`, `90s`, `30m`, `2h` or `1d`, in seconds."""
-    found = _DURATION.fullmatch(text)
-    if found is None or (seconds := float(found[1]) * _UNITS[found[2]]) > _MOST_S:
+    """Parse `90`, `90s`, `30m`, `2h` or `1d` into seconds."""
+    match = _DURATION.fullmatch(text)
+    if match is None or (seconds := float(match[1]) * _UNITS[match[2]]) > _MOST_S:
         raise argparse.ArgumentTypeError(f"expected a time such as 90s, 30m or 2h, to 30d, got {text!r}")
     return seconds
-
-
-def _add_database(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--db", default="fleet.sqlite", metavar="FILE_OR_URL", help=_DB)
 
 
 def _create(options: argparse.Namespace) -> int:
@@ -103,9 +99,9 @@ def _create(options: argparse.Namespace) -> int:
 
     spec = _spec(options)
     with open_existing(options.db) as store:
-        book = RolloutRegister(store, getpass.getuser())
-        waves = book.plan(options.fleet, spec, uuid.uuid4().hex)
-        identity = None if options.dry_run else book.create(options.fleet, spec, waves, options.why)
+        register = RolloutRegister(store, getpass.getuser())
+        waves = register.plan(options.fleet, spec, uuid.uuid4().hex)
+        identity = None if options.dry_run else register.create(options.fleet, spec, waves, options.why)
     if options.json:
         print(json.dumps({"id": identity, "waves": [[each.name for each in wave] for wave in waves]}))
     else:
@@ -151,11 +147,11 @@ def _list(options: argparse.Namespace) -> int:
     from fleet.store.opening import open_existing
 
     with open_existing(options.db) as store:
-        found = RolloutRegister(store, getpass.getuser()).all(options.fleet)
+        rollouts = RolloutRegister(store, getpass.getuser()).all(options.fleet)
     if options.json:
-        print(json.dumps({"rollouts": [as_object(each) for each in found]}))
-    elif found:
-        print_rollouts(found, Console())
+        print(json.dumps({"rollouts": [as_object(each) for each in rollouts]}))
+    elif rollouts:
+        print_rollouts(rollouts, Console())
     else:
         print(f"no rollout in {options.fleet} so far")
     return 0
@@ -177,26 +173,20 @@ def _show(options: argparse.Namespace) -> int:
     return 0
 
 
-def _pause(options: argparse.Namespace) -> int:
-    return _turn(options, "pause")
-
-
-def _resume(options: argparse.Namespace) -> int:
-    return _turn(options, "resume")
-
-
-def _abort(options: argparse.Namespace) -> int:
-    return _turn(options, "abort", options.undo)
-
-
-def _turn(options: argparse.Namespace, what: str, *arguments: object) -> int:
+def _steer(action: str, options: argparse.Namespace) -> int:
+    """Pause, resume or abort a rollout."""
     from fleet.rollout.register import RolloutRegister
     from fleet.store.opening import open_existing
 
     with open_existing(options.db) as store:
-        rollout = getattr(RolloutRegister(store, getpass.getuser()), what)(options.id, *arguments, options.why)
-    told = {"id": rollout.id, "state": rollout.state.value}
-    print(json.dumps(told) if options.json else f"{rollout.id} {rollout.state.value}")
+        register = RolloutRegister(store, getpass.getuser())
+        if action == "abort":
+            rollout = register.abort(options.id, options.undo, options.why)
+        else:
+            steer = register.pause if action == "pause" else register.resume
+            rollout = steer(options.id, options.why)
+    state = {"id": rollout.id, "state": rollout.state.value}
+    print(json.dumps(state) if options.json else f"{rollout.id} {rollout.state.value}")
     return 0
 
 

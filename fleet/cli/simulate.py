@@ -1,4 +1,4 @@
-"""`tared fleet simulate`: boards without cameras, for tests of a fleet and for whoever has to know what one takes."""
+"""`tared fleet simulate`: run boards without cameras, to test a fleet, or to measure what one needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from agent.cli.arguments import command, number
 from agent.common.errors import AgentError
-from fleet.cli.send import add_broker_options, endpoint_from, fleet_from
+from fleet.cli.arguments import add_broker_options, endpoint_from, fleet_from
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -21,7 +21,7 @@ T = TypeVar("T", bound="DataclassInstance")
 
 
 def add_simulate(actions: Any) -> None:
-    """One of the control room's actions."""
+    """Add `tared fleet simulate`."""
     simulate = command(actions, "simulate", _simulate, "run boards without cameras against a real broker")
     simulate.add_argument("--devices", type=number(int, 1, 1_000_000), required=True, metavar="N")
     simulate.add_argument("--seconds", type=number(float, 0.1), metavar="S", help="end after S s (with an interrupt)")
@@ -50,7 +50,7 @@ def add_simulate(actions: Any) -> None:
 
 
 def pairs(defaults: T, text: str) -> T:
-    """The same dataclass with what `key=value,key=value` says. Raises AgentError (`cli.arguments`)."""
+    """Return the dataclass changed by `key=value,key=value`. Raises AgentError (`cli.arguments`)."""
     known = asdict(defaults)
     given: dict[str, Any] = {}
     for pair in filter(None, text.split(",")):
@@ -70,8 +70,8 @@ def _simulate(options: argparse.Namespace) -> int:
     from fleet.simulator.scene import Drift
     from fleet.simulator.simulation import Simulation
 
-    set_up_logging("error")  # of ten thousand boards each tells of its every connection
-    wishes = SimulationOptions(
+    set_up_logging("error")  # else each of ten thousand boards logs its every connection
+    simulated = SimulationOptions(
         devices=int(options.devices),
         fleet=fleet_from(options),
         period_s=options.period,
@@ -87,22 +87,26 @@ def _simulate(options: argparse.Namespace) -> int:
         operator_keys=tuple(options.trust),
         seed=int(options.seed),
     )
-    simulation, signalled, started_s = Simulation(endpoint_from(options), wishes), threading.Event(), time.monotonic()
+    simulation, signalled, started_s = (
+        Simulation(endpoint_from(options), simulated),
+        threading.Event(),
+        time.monotonic(),
+    )
     outcome = simulation.outcome
-    with handling_signals(lambda _: signalled.set()), progress("simulating", wishes.devices) as bar:
+    with handling_signals(lambda _: signalled.set()), progress("simulating", simulated.devices) as bar:
 
         def stopping() -> bool:
             bar.update(outcome.connected, f"connected; {outcome.made} rows, {outcome.confirmed} confirmed")
-            over = options.seconds is not None and time.monotonic() - started_s > options.seconds
-            return over or signalled.is_set()
+            has_ended = options.seconds is not None and time.monotonic() - started_s > options.seconds
+            return has_ended or signalled.is_set()
 
         simulation.run(stopping)
-    print(json.dumps(outcome.as_dict()) if options.json else _told(outcome.as_dict()))
+    print(json.dumps(outcome.as_dict()) if options.json else _summary(outcome.as_dict()))
     return 0
 
 
-def _told(outcome: dict[str, Any]) -> str:
-    """For people."""
+def _summary(outcome: dict[str, Any]) -> str:
+    """Return the outcome for people."""
     results = ", ".join(f"{n} {status}" for status, n in sorted(outcome["results"].items())) or "none"
     return (
         f"{outcome['connected']} of {outcome['devices']} boards connected at the end; admitted {outcome['admitted']} "

@@ -1,4 +1,7 @@
-"""Figures as SVG, to stand inside a page: bars, a histogram, a timeline. Nothing in them is fetched from anywhere."""
+"""Write the fleet's report as one HTML page, with its figures (bars, a histogram, a timeline) as SVG inside.
+
+The page fetches nothing from anywhere.
+"""
 
 from __future__ import annotations
 
@@ -12,79 +15,7 @@ from fleet.devices.facts import Fact, facts
 from fleet.devices.records import AuditEntry, Refused
 from fleet.rollout.planner import state_counts
 from fleet.rollout.register import Overview
-from fleet.views.listing import ago, interval, unread
-
-_WIDTH_PX, _ROW_PX, _NAME_PX, _COUNT_PX = 720, 24, 180, 60
-_PLOT_PX = _WIDTH_PX - _NAME_PX - _COUNT_PX
-_HEIGHT_PX = 160
-
-
-def stacked_bars(rows: Mapping[str, Mapping[str, int]], colours: Mapping[str, str]) -> str:
-    """A bar for each row, of pieces in the order of their colours; its name on the left, its total on the right."""
-    most = max((sum(parts.values()) for parts in rows.values()), default=0) or 1
-    shapes = []
-    for number, (name, parts) in enumerate(rows.items()):
-        top, left = number * _ROW_PX, float(_NAME_PX)
-        shapes.append(_text(0, top + 16, name))
-        for part, colour in colours.items():
-            if count := parts.get(part, 0):
-                width = _PLOT_PX * count / most
-                shapes.append(_bar(left, top + 4, width, 16, colour, f"{name}: {count} {part}"))
-                left += width
-        shapes.append(_text(left + 6, top + 16, str(sum(parts.values()))))
-    return _figure(shapes, len(rows) * _ROW_PX)
-
-
-def histogram(values: Sequence[float], low: float, high: float, bins: int, colour: str) -> str:
-    """How many of the values lie in each of so many equal steps from `low` to `high`; others count at its ends."""
-    counts = [0] * bins
-    for value in values:
-        share = min(max((value - low) / (high - low), 0.0), 1.0)
-        counts[min(int(share * bins), bins - 1)] += 1
-    most, width, step = max(counts) or 1, _WIDTH_PX / bins, (high - low) / bins
-    shapes = []
-    for number, count in enumerate(counts):
-        height = (_HEIGHT_PX - 20) * count / most
-        words = f"{count} from {low + number * step:.2f} to {low + (number + 1) * step:.2f}"
-        shapes.append(_bar(number * width, _HEIGHT_PX - 20 - height, width - 1, height, colour, words))
-    ticks = range(0, bins + 1, max(bins // 10, 1))
-    shapes += [_text(min(tick * width, _WIDTH_PX - 30), _HEIGHT_PX - 4, f"{low + tick * step:.2g}") for tick in ticks]
-    return _figure(shapes, _HEIGHT_PX)
-
-
-def timeline(lanes: Mapping[str, Sequence[tuple[float, str, str]]]) -> str:
-    """A lane for each name, a mark for each of its moments: Unix time in s, its colour, and what there is to say."""
-    times = [at for marks in lanes.values() for at, _, _ in marks]
-    begin, end = min(times), max(times)
-    scale = (_WIDTH_PX - _NAME_PX - 12) / ((end - begin) or 1.0)
-    shapes = []
-    for number, (name, marks) in enumerate(lanes.items()):
-        middle = number * _ROW_PX + 12
-        shapes.append(_text(0, middle + 4, name))
-        shapes.append(f'<path d="M{_NAME_PX} {middle}H{_WIDTH_PX}" stroke="#8884"/>')
-        for at, colour, words in marks:
-            left = _NAME_PX + 6 + (at - begin) * scale
-            shapes.append(f'<circle cx="{left:.1f}" cy="{middle}" r="5" fill="{colour}">{_title(words)}</circle>')
-    return _figure(shapes, len(lanes) * _ROW_PX)
-
-
-def _figure(shapes: Sequence[str], height: int) -> str:
-    return f'<svg viewBox="0 0 {_WIDTH_PX} {height}" width="{_WIDTH_PX}" height="{height}">{"".join(shapes)}</svg>'
-
-
-def _bar(left: float, top: float, width: float, height: float, colour: str, words: str) -> str:
-    place = f'x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}"'
-    return f'<rect {place} fill="{colour}">{_title(words)}</rect>'
-
-
-def _text(left: float, base: float, words: str) -> str:
-    return f'<text x="{left:.1f}" y="{base:.1f}">{escape(words[:40])}</text>'
-
-
-def _title(words: str) -> str:
-    """What a mouse that rests there shows."""
-    return f"<title>{escape(words)}</title>"
-
+from fleet.views.listing import ago, interval, tag_names, unread
 
 _STATES = {
     "online": "#2a9d5c",
@@ -113,6 +44,9 @@ _STYLE = (
     "svg text{font:12px system-ui,sans-serif;fill:currentColor}"
     "table{border-collapse:collapse}td,th{text-align:left;padding:.1em 1em .1em 0;vertical-align:top}"
 )
+_WIDTH_PX, _ROW_PX, _NAME_PX, _COUNT_PX = 720, 24, 180, 60
+_PLOT_PX = _WIDTH_PX - _NAME_PX - _COUNT_PX
+_HEIGHT_PX = 160
 
 
 def page(
@@ -123,7 +57,12 @@ def page(
     refused: Sequence[Refused],
     silent_s: float,
 ) -> str:
-    """The whole file. records: the oldest first, those of the rollouts are drawn. silent_s: as in `facts`."""
+    """Return the whole page.
+
+    Args:
+        records: The oldest first; those of the rollouts are drawn.
+        silent_s: As in `facts`.
+    """
     now = time.time()
     known = [facts(each, now, silent_s) for each in devices]
     sections = {
@@ -152,7 +91,7 @@ def _states(devices: Sequence[Device], known: Sequence[Mapping[str, Fact]]) -> I
 
 
 def _fidelity(known: Sequence[Mapping[str, Fact]]) -> Iterator[str]:
-    """The lower ends of the intervals: what each engine keeps at least, with 95 % confidence."""
+    """Draw the lower ends of the intervals: the least fidelity of each engine, with 95 % confidence."""
     measured = [fact for fact in known if isinstance(fact["fidelity_low"], float)]
     if not measured:
         yield "<p>Nobody has told it yet.</p>"
@@ -165,11 +104,10 @@ def _fidelity(known: Sequence[Mapping[str, Fact]]) -> Iterator[str]:
 
 
 def _drift(devices: Sequence[Device], known: Sequence[Mapping[str, Fact]]) -> Iterator[str]:
-    """By tag; who has none is in a group of its own."""
+    """Draw the drift states by tag; devices without a tag form a group of their own."""
     groups: dict[str, Counter[str]] = defaultdict(Counter)
     for device, fact in zip(devices, known, strict=True):
-        names = [f"{name}={value}" if value else name for name, value in device.tags.items()] or ["without a tag"]
-        for name in names:
+        for name in tag_names(device) or ["without a tag"]:
             groups[name][str(fact["drift"] or "not known")] += 1
     largest = sorted(groups, key=lambda name: (-sum(groups[name].values()), name))
     yield stacked_bars({name: groups[name] for name in largest[:_MOST_GROUPS]}, _DRIFT)
@@ -180,7 +118,7 @@ def _drift(devices: Sequence[Device], known: Sequence[Mapping[str, Fact]]) -> It
 
 
 def _rollouts(rollouts: Sequence[Overview], records: Sequence[AuditEntry]) -> Iterator[str]:
-    """When what was done to each, and what has become of its waves."""
+    """Draw what was done to each rollout, and when; list the states of its waves."""
     lanes: dict[str, list[tuple[float, str, str]]] = defaultdict(list)
     known = {each.rollout.id for each in rollouts}
     for record in records:
@@ -216,3 +154,70 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{escape(each)}</th>" for each in heads)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def stacked_bars(rows: Mapping[str, Mapping[str, int]], colours: Mapping[str, str]) -> str:
+    """Draw a bar for each row, of parts in the order of `colours`; its name on the left, its total on the right."""
+    most = max((sum(parts.values()) for parts in rows.values()), default=0) or 1
+    shapes = []
+    for number, (name, parts) in enumerate(rows.items()):
+        top, left = number * _ROW_PX, float(_NAME_PX)
+        shapes.append(_text(0, top + 16, name))
+        for part, colour in colours.items():
+            if count := parts.get(part, 0):
+                width = _PLOT_PX * count / most
+                shapes.append(_bar(left, top + 4, width, 16, colour, f"{name}: {count} {part}"))
+                left += width
+        shapes.append(_text(left + 6, top + 16, str(sum(parts.values()))))
+    return _figure(shapes, len(rows) * _ROW_PX)
+
+
+def histogram(values: Sequence[float], low: float, high: float, bins: int, colour: str) -> str:
+    """Draw how many values lie in each of `bins` equal steps from `low` to `high`; values outside count at the ends."""
+    counts = [0] * bins
+    for value in values:
+        share = min(max((value - low) / (high - low), 0.0), 1.0)
+        counts[min(int(share * bins), bins - 1)] += 1
+    most, width, step = max(counts) or 1, _WIDTH_PX / bins, (high - low) / bins
+    shapes = []
+    for number, count in enumerate(counts):
+        height = (_HEIGHT_PX - 20) * count / most
+        words = f"{count} from {low + number * step:.2f} to {low + (number + 1) * step:.2f}"
+        shapes.append(_bar(number * width, _HEIGHT_PX - 20 - height, width - 1, height, colour, words))
+    ticks = range(0, bins + 1, max(bins // 10, 1))
+    shapes += [_text(min(tick * width, _WIDTH_PX - 30), _HEIGHT_PX - 4, f"{low + tick * step:.2g}") for tick in ticks]
+    return _figure(shapes, _HEIGHT_PX)
+
+
+def timeline(lanes: Mapping[str, Sequence[tuple[float, str, str]]]) -> str:
+    """Draw a lane for each name, and on it marks: (Unix time in s, colour, text)."""
+    times = [at for marks in lanes.values() for at, _, _ in marks]
+    begin, end = min(times), max(times)
+    scale = (_WIDTH_PX - _NAME_PX - 12) / ((end - begin) or 1.0)
+    shapes = []
+    for number, (name, marks) in enumerate(lanes.items()):
+        middle = number * _ROW_PX + 12
+        shapes.append(_text(0, middle + 4, name))
+        shapes.append(f'<path d="M{_NAME_PX} {middle}H{_WIDTH_PX}" stroke="#8884"/>')
+        for at, colour, words in marks:
+            left = _NAME_PX + 6 + (at - begin) * scale
+            shapes.append(f'<circle cx="{left:.1f}" cy="{middle}" r="5" fill="{colour}">{_title(words)}</circle>')
+    return _figure(shapes, len(lanes) * _ROW_PX)
+
+
+def _figure(shapes: Sequence[str], height: int) -> str:
+    return f'<svg viewBox="0 0 {_WIDTH_PX} {height}" width="{_WIDTH_PX}" height="{height}">{"".join(shapes)}</svg>'
+
+
+def _bar(left: float, top: float, width: float, height: float, colour: str, words: str) -> str:
+    place = f'x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}"'
+    return f'<rect {place} fill="{colour}">{_title(words)}</rect>'
+
+
+def _text(left: float, base: float, words: str) -> str:
+    return f'<text x="{left:.1f}" y="{base:.1f}">{escape(words[:40])}</text>'
+
+
+def _title(words: str) -> str:
+    """Return a text that is shown when the mouse rests on the shape."""
+    return f"<title>{escape(words)}</title>"

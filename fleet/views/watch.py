@@ -1,4 +1,4 @@
-"""The devices of a fleet as they are now: a table that lives, or a line of JSON for each message."""
+"""Follow the devices of a fleet for `tared watch`: a live table, or a line of JSON for each message."""
 
 from __future__ import annotations
 
@@ -29,8 +29,12 @@ _POLL_S = 0.2
 
 @dataclass
 class WatchedDevice:
-    """The newest document of each kind; heard_s: monotonic time of the newest, None while there is only what the broker
-    had kept."""
+    """A device, as far as it has reported.
+
+    Args:
+        newest: The newest document of each kind.
+        heard_s: Monotonic time of the newest live message; None if only retained ones have arrived.
+    """
 
     newest: dict[str, dict[str, Any]] = field(default_factory=dict)
     heard_s: float | None = None
@@ -43,7 +47,11 @@ def watch(
     as_json: bool = False,
     ended: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Follow these devices, all of the fleet where none is named, until `ended` or an interrupt.
+    """Follow devices until `ended` returns True, or an interrupt.
+
+    Args:
+        devices: Their names; empty: all of the fleet.
+        as_json: Print JSON lines on a terminal, too.
 
     Raises AgentError (`broker.unreachable`).
     """
@@ -60,15 +68,15 @@ def watch(
             found = f"no connection to {endpoint.host}:{endpoint.port} ({client.outcome})"
             raise AgentError("broker.unreachable", found, "an MQTT broker", "check that it runs, and its address")
         while not ended():
-            for message in _waiting(client):
-                _take(message, fleet, devices, known, None if live else _print)
+            for message in _waiting_messages(client):
+                _receive(message, fleet, devices, known, None if live else _print)
             if table is not None:
                 table.update(_table(known), refresh=True)
             time.sleep(_POLL_S)
 
 
-def _waiting(client: MqttClient) -> list[Message]:
-    """What has come on any of the topics; the state of a device before its news."""
+def _waiting_messages(client: MqttClient) -> list[Message]:
+    """Return what has arrived on all topics, in the order of KINDS: the state of a device before its events."""
     waiting: list[Message] = []
     for inbox in client.inboxes.values():
         with suppress(queue.Empty):
@@ -77,14 +85,14 @@ def _waiting(client: MqttClient) -> list[Message]:
     return waiting
 
 
-def _take(
+def _receive(
     message: Message,
     fleet: str,
     devices: frozenset[str],
     known: dict[str, WatchedDevice],
-    tell: Callable[[str, str, dict[str, Any]], None] | None,
+    report: Callable[[str, str, dict[str, Any]], None] | None,
 ) -> None:
-    """What cannot be read is passed over: whoever watches is no judge of it."""
+    """Note a document, and report it; ignore messages that cannot be read."""
     name, kind = message.topic.split("/")[3:5]
     if devices and name not in devices:
         return
@@ -97,8 +105,8 @@ def _take(
     device.newest[kind] = document
     if not message.retain:
         device.heard_s = time.monotonic()
-    if tell is not None:
-        tell(name, kind, document)
+    if report is not None:
+        report(name, kind, document)
 
 
 def _print(name: str, kind: str, document: dict[str, Any]) -> None:
@@ -119,15 +127,15 @@ def _table(known: dict[str, WatchedDevice]) -> Table:
 
 
 def _figures(camera: Any) -> tuple[str, str, str, str, str]:
-    """fps, p50, p99, fidelity, drift, each empty where it is not told."""
-    ways = ("fps",), ("latency_ms", "p50"), ("latency_ms", "p99"), ("fidelity", "estimate")
-    figures = (_at(camera, *way) for way in ways)
+    """Return fps, p50, p99, fidelity and drift, each empty if it is not reported."""
+    paths = ("fps",), ("latency_ms", "p50"), ("latency_ms", "p99"), ("fidelity", "estimate")
+    figures = (_at(camera, *path) for path in paths)
     fps, p50, p99, estimate = (f"{each:.3g}" if isinstance(each, (int, float)) else "" for each in figures)
     return fps, p50, p99, estimate, _plain(_at(camera, "drift", "state") or "")
 
 
 def _at(document: Any, *keys: str) -> Any:
-    """What stands there; None where nothing does, for whoever sent it may have sent anything."""
+    """Return the value under these keys; None without one, since a sender may have sent anything."""
     for key in keys:
         document = document.get(key) if isinstance(document, dict) else None
     return document
@@ -139,5 +147,5 @@ def _event(event: dict[str, Any]) -> str:
 
 
 def _plain(text: object) -> str:
-    """Nothing that a terminal or rich would take for an order."""
+    """Return a text without control characters and markup, which a terminal or rich would obey."""
     return "".join(each for each in str(text)[:60] if each.isprintable()).replace("[", "(")

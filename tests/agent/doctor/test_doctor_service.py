@@ -92,7 +92,7 @@ def test_a_systemd_that_does_not_answer_is_told(tmp_path: Path, unit: str, monke
     (tmp_path / "run/systemd/system").mkdir(parents=True)
     (tmp_path / "bin/systemctl").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
-    monkeypatch.setattr(installed, "_ASK_S", 0.2)
+    monkeypatch.setattr(installed, "_SYSTEMCTL_S", 0.2)
     assert "did not answer" in by_name(examine_service(tmp_path))["service state"].found
 
 

@@ -16,7 +16,7 @@ from agent.common.errors import ConfigError
 from agent.contract.messages import Birth
 from agent.contract.topics import Topics
 from agent.mqtt.endpoint import Endpoint, TlsFiles
-from fleet.cli.send import add_broker_options, endpoint_from, fleet_from
+from fleet.cli.arguments import add_broker_options, endpoint_from, fleet_from
 
 CONFIG = """
 mqtt:

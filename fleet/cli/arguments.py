@@ -1,0 +1,83 @@
+"""Share among the control room's commands: how to reach the broker, and where the fleet's database is."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent.cli.arguments import number
+
+if TYPE_CHECKING:  # imported when a command runs, as in agent/cli/offline.py
+    from agent.mqtt.config import MqttConfig
+    from agent.mqtt.endpoint import Endpoint, TlsFiles
+
+_DB = "SQLite's file, postgresql://USER@HOST/DATABASE, or credential:NAME, which says which (fleet.sqlite)"
+_TLS_FILES = ("ca_file", "cert_file", "key_file")
+
+
+def add_database_option(parser: argparse.ArgumentParser) -> None:
+    """Add --db, the fleet's database."""
+    parser.add_argument("--db", default="fleet.sqlite", metavar="FILE_OR_URL", help=_DB)
+
+
+def add_broker_options(parser: argparse.ArgumentParser, fleet: str = "default") -> None:
+    """Add the options for `endpoint_from`, `fleet_from` and `fleets_from`. fleet: the default one, in words."""
+    broker = parser.add_argument_group("broker", "what is given here goes before what the configuration says")
+    broker.add_argument("-c", "--config", type=Path, metavar="FILE", help="take all this from its mqtt section")
+    broker.add_argument("--host", help="the broker (127.0.0.1)")
+    broker.add_argument("--port", type=number(int, 1, 65535), help="its port (1883)")
+    broker.add_argument("--fleet", help=f"the fleet of the devices ({fleet})")
+    broker.add_argument("--username")
+    broker.add_argument("--password-file", type=Path, metavar="FILE", help="its first line is the password")
+    broker.add_argument("--tls", action="store_true", help="TLS; the broker's certificate is of a CA the system trusts")
+    broker.add_argument("--ca-file", type=Path, metavar="PEM", help="TLS; the broker's certificate is of this CA")
+    broker.add_argument("--cert-file", type=Path, metavar="PEM", help="TLS; the certificate that says who you are")
+    broker.add_argument("--key-file", type=Path, metavar="PEM", help="its private key, without a password")
+
+
+def endpoint_from(options: argparse.Namespace) -> Endpoint:
+    """Return the broker that the options name. Raises ConfigError for a configuration that cannot be used."""
+    names = ("host", "port", "username", "password_file")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    configured = _mqtt_config(options).endpoint()
+    endpoint = replace(configured, tls=_tls(options, configured.tls), **given)
+    if endpoint.exposes_password:
+        from agent.common.console import say
+
+        say("warning: the broker's password goes over the network as it is; use --tls, or --ca-file")
+    return endpoint
+
+
+def fleet_from(options: argparse.Namespace) -> str:
+    """Return the fleet that the options name.
+
+    Raises ConfigError for a configuration that cannot be used, and for a name that is none (`mqtt.name`).
+    """
+    if options.fleet is None:
+        return _mqtt_config(options).fleet
+    from agent.contract.topics import Topics
+
+    return Topics(options.fleet, "any").fleet
+
+
+def fleets_from(options: argparse.Namespace) -> str | None:
+    """Return the fleet, as `fleet_from`; None, for all fleets, if neither a name nor a configuration is given."""
+    return None if options.fleet is None and options.config is None else fleet_from(options)
+
+
+def _mqtt_config(options: argparse.Namespace) -> MqttConfig:
+    from agent.mqtt.config import MqttConfig, read_mqtt_config
+
+    return MqttConfig() if options.config is None else read_mqtt_config(options.config)
+
+
+def _tls(options: argparse.Namespace, configured: TlsFiles | None) -> TlsFiles | None:
+    from agent.common.schema import validate
+    from agent.mqtt.endpoint import TlsFiles
+
+    given = {name: getattr(options, name) for name in _TLS_FILES if getattr(options, name) is not None}
+    if not given:
+        return TlsFiles() if options.tls and configured is None else configured
+    return validate(TlsFiles, {**(dict(configured) if configured else {}), **given}, "the command line")
