@@ -21,7 +21,29 @@ from agent.contract.commands import CommandResult
 from agent.contract.wire import MessageError
 from agent.mqtt.message import Reply
 
-_SCHEMA = 1
+_SCHEMA = 1  # of the replay guard's file
+MEMORY_S = 30 * 86_400.0  # also the longest validity of a command: a forgotten one has expired
+MOST_ROWS = 10_000
+_MIGRATIONS = (
+    """
+    CREATE TABLE commands (
+        number INTEGER PRIMARY KEY,
+        id TEXT NOT NULL UNIQUE,
+        digest TEXT NOT NULL,
+        expires_wall REAL NOT NULL,
+        received_wall REAL NOT NULL,
+        result TEXT NOT NULL,
+        final INTEGER NOT NULL,
+        delivered INTEGER NOT NULL DEFAULT 0
+    );
+    CREATE INDEX undelivered ON commands (delivered) WHERE delivered = 0;
+    """,
+    """
+    ALTER TABLE commands ADD COLUMN reply_topic TEXT;
+    ALTER TABLE commands ADD COLUMN reply_correlation BLOB;
+    """,
+)
+_PRAGMAS = ("synchronous = EXTRA",)  # with a rollback journal FULL may lose the last commit
 
 
 class ReplayGuard:
@@ -79,30 +101,6 @@ class ReplayGuard:
 
 def _parse_times(document: Mapping[str, Any]) -> tuple[float, float, float]:
     return float(document["newest"]), float(document["begun"]), float(document["forgotten"])
-
-
-MEMORY_S = 30 * 86_400.0  # also the longest validity of a command: a forgotten one has expired
-MOST_ROWS = 10_000
-_MIGRATIONS = (
-    """
-    CREATE TABLE commands (
-        number INTEGER PRIMARY KEY,
-        id TEXT NOT NULL UNIQUE,
-        digest TEXT NOT NULL,
-        expires_wall REAL NOT NULL,
-        received_wall REAL NOT NULL,
-        result TEXT NOT NULL,
-        final INTEGER NOT NULL,
-        delivered INTEGER NOT NULL DEFAULT 0
-    );
-    CREATE INDEX undelivered ON commands (delivered) WHERE delivered = 0;
-    """,
-    """
-    ALTER TABLE commands ADD COLUMN reply_topic TEXT;
-    ALTER TABLE commands ADD COLUMN reply_correlation BLOB;
-    """,
-)
-_PRAGMAS = ("synchronous = EXTRA",)  # with a rollback journal FULL may lose the last commit
 
 
 class CommandLog:

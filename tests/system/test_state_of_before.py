@@ -113,7 +113,7 @@ def test_a_command_that_was_carried_out_is_not_carried_out_again(state_dir: Path
     device = Device()
     log = CommandLog(state_dir / "commands.sqlite", refuse)
     dispatcher = CommandDispatcher(device.handlers(), results.append, command_log=log)
-    dispatcher.recall([])
+    dispatcher.restore([])
     dispatcher.receive(payload(op="cancel"), NOW)
     assert {result.status for result in results} == {"SUCCEEDED"}
     assert not device.done_with
