@@ -17,14 +17,12 @@ from agent.config import Config
 from agent.control.summary import Alarm
 from agent.control.triggers import is_low
 from agent.models.engine_service import EngineService, LoadedEngine
-from agent.models.model import Model
 from agent.monitoring.camera_monitor import CameraState, CameraStates
 from agent.monitoring.drift import DriftState
 from agent.monitoring.observer import ObserverThread
 from agent.monitoring.regimes import Regimes, RegimeStore
 from agent.monitoring.view import ViewState
 from agent.uplink.reporter import Reporter
-from engines.calibration import Calibration
 from engines.store.retention import Pins
 
 
@@ -143,28 +141,29 @@ class ServingWatch:
 
     def start(self) -> None:
         """Report and watch the engine that serves at the start, with the evidence that was kept of it."""
-        service = self._service
-        if service.calibration is None:
-            self._reporter.serves(service.serving.id, None)
-        else:
-            self._watch(service.serving.id, service.calibration, service.serving_model, {}, recall=True)
+        self.engine_changed(None, {}, recall=True)
 
-    def engine_changed(self, candidate: LoadedEngine | None, since: Mapping[str, float]) -> None:
-        """Report and watch the engine that serves now.
+    def engine_changed(self, candidate: LoadedEngine | None, since: Mapping[str, float], recall: bool = False) -> None:
+        """Report the engine that serves now, and start fresh evidence for it.
 
         Args:
-            candidate: The engine on probation; None: the service's own engine serves again.
+            candidate: The engine on probation; None: the service's own engine serves.
             since: Capture time from which on it serves, by camera.
+            recall: Go on with the evidence that an earlier process kept of it.
         """
         service = self._service
+        self._changes.reset()
         if candidate is not None:
-            self._watch(candidate.artefact.id, candidate.calibration, candidate.model, since)
+            artefact, calibration, model = candidate.artefact.id, candidate.calibration, candidate.model
         elif service.calibration is not None:
-            self._watch(service.serving.id, service.calibration, service.serving_model, since)
+            artefact, calibration, model = service.serving.id, service.calibration, service.serving_model
         else:
-            self._changes.reset()
             self._reporter.serves(service.serving.id, None)
             self._regimes.unwatch()
+            return
+        self._reporter.serves(artefact, calibration.id)
+        with self._reporter.reporting_errors():
+            self._regimes.watch(artefact, model, calibration, since, recall)
 
     def learn(self, states: CameraStates, now_ts: float) -> None:
         """Make the engine in service a regime, at capture time `now_ts`, if it has served its light well."""
@@ -177,12 +176,3 @@ class ServingWatch:
         """Forget a regime, so that it is not switched to."""
         with self._reporter.reporting_errors():
             self._regimes.forget(artefact)
-
-    def _watch(
-        self, artefact: str, calibration: Calibration, planned: Model, since: Mapping[str, float], recall: bool = False
-    ) -> None:
-        """Report the engine, and start fresh evidence for it from capture time `since` on, by camera."""
-        self._changes.reset()
-        self._reporter.serves(artefact, calibration.id)
-        with self._reporter.reporting_errors():
-            self._regimes.watch(artefact, planned, calibration, since, recall)

@@ -92,15 +92,6 @@ def write_job(
                 file.write(buffer.getbuffer())
 
 
-def _read_held_out(path: Path) -> list[Array]:
-    with path.open("rb") as file:
-        end = os.fstat(file.fileno()).st_size
-        tensors = []
-        while file.tell() < end:
-            tensors.append(np.load(file, allow_pickle=False))
-        return tensors
-
-
 def run_job(directory: Path, emit: Emit) -> JobOutcome:
     """Calibrate, build and judge. Raises TaredError; `recalibration.refused` if the candidate is not good enough."""
     request = JobRequest(**json.loads((directory / "job.json").read_text(encoding="utf-8")))
@@ -117,12 +108,23 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
         )
     histograms = load_histograms(directory / "histograms.npz")
     calibration = _calibration(model, backend, directory / _MERGED, histograms, request)
-    held_out = _read_held_out(directory / "held_out.npy")
+    held_out: list[Array] = []
+    with (directory / "held_out.npy").open("rb") as file:
+        end = os.fstat(file.fileno()).st_size
+        while file.tell() < end:
+            held_out.append(np.load(file, allow_pickle=False))
     without_int8 = _without_int8(model, backend, request.serving, key)
     if request.raising is not None:
         scene = ObservedScene(histograms, calibration, held_out[MIN_INFORMATIVE::_TRIED_EVERY])
         del held_out[MIN_INFORMATIVE::_TRIED_EVERY]
-        model = _raised(model, PrecisionRaise(**request.raising), scene, without_int8, request.threads, emit)
+        raiser = PrecisionRaiser(
+            model,
+            scene,
+            without_int8,
+            open_backend("onnxruntime", BackendOptions(request.threads)),
+            lambda fraction, _: emit({"step": "PLANNING", "percent": 40 + round(10 * fraction)}),
+        )
+        model = model.with_plan(raiser.plan(PrecisionRaise(**request.raising)))
     judge = Judge(
         model,
         backend,
@@ -175,24 +177,6 @@ def _end(emit: Emit, error: AgentError) -> NoReturn:
     """End this process with an error as its outcome, though its main thread does not come back."""
     emit(JobOutcome(error=error).as_message())
     os._exit(0)
-
-
-def _raised(
-    model: Model,
-    raising: PrecisionRaise,
-    scene: ObservedScene,
-    without_int8: Mapping[str, str],
-    threads: int,
-    emit: Emit,
-) -> Model:
-    """Return the model under a plan with more layers float."""
-
-    def planning(fraction: float, _: str) -> None:
-        emit({"step": "PLANNING", "percent": 40 + round(10 * fraction)})
-
-    embedded = open_backend("onnxruntime", BackendOptions(threads))
-    plan = PrecisionRaiser(model, scene, without_int8, embedded, planning).plan(raising)
-    return model.with_plan(plan)
 
 
 def _without_int8(model: Model, backend: Backend, serving: str | None, key: bytes | None) -> Mapping[str, str]:

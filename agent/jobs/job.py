@@ -125,7 +125,7 @@ class JobJournal:
         on_error is called for a file that is damaged, or cannot be opened. Raises AgentError (`journal.schema`) for a
         file of a newer tared.
         """
-        holds, loss = "the journal of jobs", "what was asked before may be asked again"
+        holds, loss = "the journal of jobs", "earlier requests may be repeated"
         self._database = Database(path, "journal", holds, loss, _MIGRATIONS, _PRAGMAS)
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -183,7 +183,9 @@ class JobJournal:
             if state is not JobState.REQUESTED:
                 present = db.execute("SELECT state FROM jobs WHERE id = ?", (job,)).fetchone()
                 if present is None:
-                    raise self._database.access_error("write", f"no job {job}: the journal was begun anew meanwhile")
+                    raise self._database.access_error(
+                        "write", f"no job {job}: the journal was started from scratch meanwhile"
+                    )
                 if not JobState(present[0]).may_become(state):
                     raise ValueError(f"job {job} cannot go from {present[0]} to {state.value}")
             db.execute(statement, row)

@@ -16,7 +16,6 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from agent.collection.selection import HELD_OUT_EVERY
@@ -145,7 +144,7 @@ class CollectionWait:
             return True
         if time.monotonic() > self._deadline_s:
             raise self._timeout(*counts)
-        if any(now > before for now, before in zip(counts, self._counts, strict=True)):
+        if any(now > last for now, last in zip(counts, self._counts, strict=True)):
             self.start_clock()
         self._counts = counts
         return False
@@ -227,10 +226,7 @@ class Recalibration:
         if merged is not None:
             frames = (HELD_OUT_EVERY - 1) * self.config.observe.held_out  # by then as many are held out
         frames, method = frames or calibration.frames, method or calibration.method
-        job = Job(trigger, frames, method, tracker, raising, max_loss, merged=merged)
-        self._start(job)
-        if self.job is not None:
-            self._advance(self.job, JobState.COLLECTING.value, 0)
+        self._start(Job(trigger, frames, method, tracker, raising, max_loss, merged=merged))
 
     def build_reference(self, tracker: JobTracker, model: Path | None = None) -> None:
         """Build the float reference of a new model, which shows whether the model can be used; no job may be running.
@@ -266,6 +262,8 @@ class Recalibration:
         self._collecting = CollectionWait(job.frames, self.config.recalibration.timeout_s)
         try:
             self._make_room()  # minutes of collecting for a disk that is full anyway help nobody
+            if job.trigger != MODEL:
+                job.advance(JobState.COLLECTING.value, 0)
         except TaredError as error:
             self._give_up(error)
 
@@ -287,38 +285,23 @@ class Recalibration:
         if self._collecting.has_enough(collected, informative):
             return True
         percent = min(_COLLECTED_PERCENT * collected // job.frames, _COLLECTED_PERCENT - 1)
-        self._advance(job, JobState.COLLECTING.value, percent)
+        job.advance(JobState.COLLECTING.value, percent)
         return False
 
-    def _advance(self, job: Job, step: str, percent: int) -> bool:
-        """Advance the job; False if it was given up meanwhile, or the step cannot be journaled."""
-        if job is not self.job:
-            return False
-        try:
-            job.advance(step, percent)
-        except AgentError as error:
-            self._give_up(error)
-        return job is self.job
-
     def _hand_over(self, job: Job) -> None:
-        """Hand the job with the collected frames over to a child process."""
+        """Hand the job with the collected frames over to a child process. Raises AgentError."""
         if job.trigger == MODEL:
-            if self._advance(job, JobState.BUILDING.value, 0):
-                model = job.model or self.config.model.path
-                module = "agent.jobs.reference"
-                self._start_child(job, module, lambda path: write_reference_job(path, self.config, model))
+            job.advance(JobState.BUILDING.value, 0)
+            model = job.model or self.config.model.path
+            self._start_child(job, "agent.jobs.reference", lambda path: write_reference_job(path, self.config, model))
             return
         frames, histograms, held_out = self._observer.collection.collected()
         job.tracker.report_selection(self._observer.collection.selection_report(), self.config.state_dir)
-        if self._advance(job, JobState.CALIBRATING.value, _COLLECTED_PERCENT):
-            write = partial(
-                write_job,
-                request=self._job_request(job, frames),
-                histograms=histograms,
-                held_out=held_out,
-                merged=job.merged,
-            )
-            self._start_child(job, "agent.jobs.candidate", write)
+        job.advance(JobState.CALIBRATING.value, _COLLECTED_PERCENT)
+        request = self._job_request(job, frames)
+        self._start_child(
+            job, "agent.jobs.candidate", lambda path: write_job(path, request, histograms, held_out, job.merged)
+        )
 
     def _job_request(self, job: Job, frames: int) -> JobRequest:
         service, serving = self._service, self._service.calibrated_path
@@ -342,29 +325,28 @@ class Recalibration:
         )
 
     def _start_child(self, job: Job, module: str, write: Callable[[Path], None]) -> None:
-        def on_progress(step: str, percent: int) -> None:
-            def advance() -> None:
-                self._advance(job, step, percent)
+        """Write the job, and start the child process on it.
 
-            self._run_in_main_thread(advance)
-
+        Raises AgentError:
+            recalibration.disk   the disk refuses
+            recalibration.child  no process can be started
+        """
         directory = self.config.state_dir / "jobs" / job.tracker.id
-        recalibration = self.config.recalibration
+        limits, run = self.config.recalibration, self._run_in_main_thread
         try:
             write(directory)
         except OSError as error:
             shutil.rmtree(directory, ignore_errors=True)
             found = f"the job could not be written: {error.strerror}"
-            self._give_up(AgentError("recalibration.disk", found, "room for the held-out frames", "free disk space"))
-            return
+            raise AgentError("recalibration.disk", found, "room for the held-out frames", "free disk space") from error
         try:
             child = JobProcess(
                 directory,
-                on_progress,
-                lambda outcome: self._run_in_main_thread(lambda: self._finish(job, outcome)),
+                lambda step, percent: run(lambda: self._advance(job, step, percent)),
+                lambda outcome: run(lambda: self._finish(job, outcome)),
                 module,
-                recalibration.nice,
-                recalibration.memory_bytes,
+                limits.nice,
+                limits.memory_bytes,
             )
         except OSError as error:
             shutil.rmtree(directory, ignore_errors=True)
@@ -372,9 +354,16 @@ class Recalibration:
             remedy = "free memory or disk space, or raise the limits on processes, threads and open files"
             full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
             code = "recalibration.disk" if full else "recalibration.child"
-            self._give_up(AgentError(code, found, "one more process, with a file for its words", remedy))
-            return
-        self._child = SupervisedChild(child, self._headroom, recalibration.timeout_s)
+            raise AgentError(code, found, "one more process, with a file for its words", remedy) from error
+        self._child = SupervisedChild(child, self._headroom, limits.timeout_s)
+
+    def _advance(self, job: Job, step: str, percent: int) -> None:
+        """Note the child's progress, unless the job was given up meanwhile."""
+        if job is self.job:
+            try:
+                job.advance(step, percent)
+            except AgentError as error:
+                self._give_up(error)
 
     def _finish(self, job: Job, outcome: JobOutcome) -> None:
         """End the job with the child's outcome, unless it was given up meanwhile."""

@@ -87,17 +87,6 @@ def _round(progress: Progress, number: int) -> Progress:
 Judge = Callable[[Engine], Mapping[str, Any]]
 
 
-def check_precision(backend: Backend, precision: str) -> None:
-    """Raise EngineError (`backend.precision`) when the runtime has no such float type."""
-    if precision != "int8" and precision not in backend.precisions:
-        raise EngineError(
-            "backend.precision",
-            f"precision {precision} on {backend.name}",
-            "int8 or " + " or ".join(backend.precisions),
-            "choose another --precision, or build on a board whose runtime has it",
-        )
-
-
 def build_artefact(
     model: Model,
     backend: Backend,
@@ -126,9 +115,15 @@ def build_artefact(
         raised_from: EngineService.precision_origin if the model's plan was raised from the configured one.
         instead_of: Id of an artefact that is rebuilt. It stays in its place until the new one is complete.
 
-    Raises CalibrationError and EngineError.
+    Raises CalibrationError, and EngineError; `backend.precision` when the runtime has no such float type.
     """
-    check_precision(backend, precision)
+    if precision != "int8" and precision not in backend.precisions:
+        raise EngineError(
+            "backend.precision",
+            f"precision {precision} on {backend.name}",
+            "int8 or " + " or ".join(backend.precisions),
+            "choose another --precision, or build on a board whose runtime has it",
+        )
     if calibration is not None:
         check_calibration(model, calibration)
     elif precision == "int8" and not model.needs_no_calibration:

@@ -221,10 +221,10 @@ class StartEngine:
                     return loaded
         return None
 
-    def _try(self, link: str, way: Callable[[str], Artefact | None], failed: dict[str, str]) -> LoadedEngine | None:
-        """Load the artefact that `way` returns for the link, and make the link lead to it; None where it fails."""
+    def _try(self, link: str, read: Callable[[str], Artefact | None], failed: dict[str, str]) -> LoadedEngine | None:
+        """Load the artefact that `read` returns for the link, and make the link lead to it; None where it fails."""
         try:
-            artefact = way(link)
+            artefact = read(link)
             loaded = self._service.load(artefact) if artefact is not None else None
         except TaredError as error:
             self._on_error(error)

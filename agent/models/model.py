@@ -153,7 +153,7 @@ class Model:
         planned = str(plan.evidence.get("model", self.sha256))  # a plan by hand has no evidence
         if planned != self.sha256:
             found, expected = f"a plan of model {planned[:12]}", f"one of {self.spec.path.name}, {self.sha256[:12]}"
-            raise EngineError("plan.model", found, expected, "make the plan anew: repairs follow from the weights")
+            raise EngineError("plan.model", found, expected, "make the plan again: repairs follow from the weights")
         place(self.master, plan)
         observed = observed_graph(self.master, plan)
         return replace(self, plan=plan, observed=observed, placement=place(observed))

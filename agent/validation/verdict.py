@@ -44,7 +44,7 @@ _NOTICED_MS = 0.25  # a difference that no frame at 1000 Hz would notice does no
 _EXPECTED = {
     "outputs": "finite outputs of the reference's names, types and shapes",
     "rows": "the same answer for equal frames of a batch",
-    "confusion": "no classes confused that were told apart",
+    "confusion": "no classes confused that the engine in service keeps apart",
     "latency": "a latency within recalibration.max_slowdown",
     "fidelity": f"at least {MIN_INFORMATIVE} frames with something on them, and a loss within recalibration.max_loss "
     "or clearly below today's",
@@ -115,7 +115,7 @@ class Judge:
 
     Args:
         serving: Directory of the artefact in service; None while the reference engine serves.
-        evidence: Goes into the file of a refusal, beside the verdict.
+        evidence: Goes into the file of a refusal, with the verdict.
         on_hang: Called in another thread when an inference does not come back; it has to end the process.
     """
 
@@ -197,7 +197,7 @@ def decide(comparison: Comparison, limits: VerdictLimits, label: Callable[[int],
     keeps = informative >= MIN_INFORMATIVE and 1.0 - means[0] <= limits.max_loss
     if engines == 1:
         faithful = keeps
-        fidelity = f"loss {1.0 - means[0]:.3f} {frames}, at most {limits.max_loss} is asked"
+        fidelity = f"loss {1.0 - means[0]:.3f} {frames}, at most {limits.max_loss} is allowed"
     else:
         better = informative >= MIN_INFORMATIVE and low > 0.0
         faithful = better or (keeps and means[0] - means[1] >= limits.least_gain)

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from candidate_bench import frames, observed, request, run_child
 from candidate_bench import backend as backend
+from candidate_bench import frames, observed, request, run_child
 from candidate_bench import model as model
 
 from agent.jobs.candidate import JobRequest, write_job
