@@ -5,6 +5,10 @@ measures what each group costs. From these it takes plans along the frontier of 
 search frames. The promising ones are then certified on frames that the search has not used, fastest first. Each
 measurement is kept in a journal: an interrupted search resumes there.
 
+    search = PlanSearch(builder, rules, frames, embedded, PlanOptions(max_loss=0.02), stage)
+    search.run(journal)            # in the caller's thread; builds engines
+    plan = make_plan(search)       # agent/planning/result.py
+
 The module holds, in the order of use: the options, the split of the frames, the choice of candidates, the result, and
 the search itself.
 """
