@@ -45,7 +45,7 @@ class ImageFiles:
         else:
             raise error_type("images.missing", f"nothing at {path}", "a folder or a zip of images", "check the path")
         self.files = tuple(sorted(name for name in names if not _is_hidden(name)))
-        self.names = tuple(name for name in self.files if _suffix(name) in IMAGE_SUFFIXES)
+        self.names = tuple(name for name in self.files if PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES)
         if not self.names:
             raise error_type(
                 "images.none",
@@ -101,10 +101,6 @@ class ImageFiles:
 
     def _refused_zip(self, found: str, expected: str = "an intact zip of plain image files") -> AgentError:
         return self._error_type("images.zip", found, expected, "pack or copy the zip again")
-
-
-def _suffix(name: str) -> str:
-    return PurePosixPath(name).suffix.lower()
 
 
 def _is_hidden(name: str) -> bool:

@@ -2,8 +2,8 @@
 
 FFmpeg reads it too, but keeps the first picture's size for ever (until OpenCV 4.12 it then repeats one picture), ends
 the stream at a damaged picture, and holds two pictures back where the camera does not send their lengths.
-`open_mjpeg` asks the camera, `MjpegStream` reads its answer, `JpegSplitter` cuts the bytes into pictures. The classes
-at the end connect as urllib does, by connections that another thread can cut.
+`open_mjpeg` asks the camera, `read_mjpeg` reads its answer, `JpegSplitter` cuts the bytes into pictures. The classes at
+the end connect as urllib does, by connections that another thread can cut.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from functools import partial
-from types import TracebackType
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
@@ -30,40 +29,8 @@ _SCAN, _ENDS = 0xDA, (0xD8, 0xD9)
 _ALONE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a length
 
 
-class MjpegStream:
-    """A context manager and an iterator: for each chunk that arrives, the JPEGs that it completes; None: a damaged one.
-
-    Raises CameraError (`camera.lost`) when the camera ends the stream, or the connection is cut.
-    """
-
-    def __init__(self, source: Source, answer: Any, connection: StreamConnection) -> None:
-        self._source = source
-        self._answer = answer
-        self._connection = connection
-
-    def __enter__(self) -> MjpegStream:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._connection.detach()
-        self._answer.close()
-
-    def __iter__(self) -> Iterator[list[bytes | None]]:
-        splitter = JpegSplitter()
-        try:
-            while chunk := self._answer.read1(_CHUNK_BYTES):
-                yield list(splitter.feed(chunk))
-        except TimeoutError:
-            yield []  # the reader knows how long there was nothing
-        except (OSError, http.client.HTTPException):
-            pass  # whatever the error: the camera is gone
-        raise CameraError("camera.lost", f"{self._source.shown} stopped", "frames", "check the camera and its network")
-
-
-def open_mjpeg(source: Source, connection: StreamConnection) -> MjpegStream | None:
-    """Ask the camera for its stream; None where the answer is not MJPEG, but perhaps something that FFmpeg reads.
+def open_mjpeg(source: Source, connection: StreamConnection) -> Any:
+    """Return the camera's answer; None where it is not MJPEG, but perhaps something that FFmpeg reads.
 
     The certificate of an https camera is not checked, nor does FFmpeg check it: cameras sign their own. `connection` is
     attached to the socket. Raises CameraError (`camera.open`).
@@ -81,7 +48,7 @@ def open_mjpeg(source: Source, connection: StreamConnection) -> MjpegStream | No
         raise CameraError("camera.open", found, "a camera", "check its address and the network") from None
     content_type = answer.headers.get_content_type()
     if content_type == "multipart/x-mixed-replace":
-        return MjpegStream(source, answer, connection)
+        return answer
     connection.detach()
     answer.close()
     if content_type.startswith("image/"):
@@ -91,6 +58,22 @@ def open_mjpeg(source: Source, connection: StreamConnection) -> MjpegStream | No
     if connection.was_cut:  # within the headers
         raise CameraError("camera.open", f"{source.shown} does not answer in time", "a camera", "restart the camera")
     return None
+
+
+def read_mjpeg(source: Source, answer: Any) -> Iterator[list[bytes | None]]:
+    """Yield, for each chunk that arrives, the JPEGs that it completes; None for a damaged one.
+
+    Raises CameraError (`camera.lost`) when the camera ends the stream, or the connection is cut.
+    """
+    splitter = JpegSplitter()
+    try:
+        while chunk := answer.read1(_CHUNK_BYTES):
+            yield list(splitter.feed(chunk))
+    except TimeoutError:
+        yield []  # the reader knows how long there was nothing
+    except (OSError, http.client.HTTPException):
+        pass  # whatever the error: the camera is gone
+    raise CameraError("camera.lost", f"{source.shown} stopped", "frames", "check the camera and its network")
 
 
 class JpegSplitter:

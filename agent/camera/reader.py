@@ -11,14 +11,13 @@ import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 from agent.camera.images import ImageFiles, decode_image
-from agent.camera.mjpeg import MjpegStream, open_mjpeg
+from agent.camera.mjpeg import open_mjpeg, read_mjpeg
 from agent.camera.opencv import open_capture
 from agent.camera.source import Framing, Source
 from agent.camera.stream_health import SILENCE_S, PictureTimeout, StreamState, silent_error
@@ -60,10 +59,9 @@ def read_images(
     """
     if source.kind == "images":
         pictures = _read_folder(source, reading)
-    elif source.live:
-        pictures = _read_live(source, silence_s, reading or StreamState())
     else:
-        pictures = _read_file(source, silence_s, reading or StreamState())
+        read = _read_http if source.kind == "http" else _read_capture if source.live else _read_file
+        pictures = read(source, silence_s, reading or StreamState())
     for ts, image in pictures:
         yield ts, apply_mask_and_crop(image, source.framing)
 
@@ -81,73 +79,72 @@ def apply_mask_and_crop(image: Image, framing: Framing) -> Image:
     return np.ascontiguousarray(region)  # as runtimes want it
 
 
-def _read_live(source: Source, silence_s: float, reading: StreamState) -> Iterator[tuple[float, Image]]:
-    """Read a camera until `reading.connection` has ended."""
+def _read_http(source: Source, silence_s: float, reading: StreamState) -> Iterator[tuple[float, Image]]:
+    """Read MJPEG; leave any other stream to FFmpeg.
+
+    Everything that is no picture uses up the timeout: bytes, parts that are empty, damaged pictures.
+    """
     timeout = PictureTimeout(source, silence_s)
-    stream = open_mjpeg(source, reading.connection) if source.kind == "http" else None
-    if stream is not None:
-        with stream:
-            source.check_accepts_mjpeg()
-            yield from _read_mjpeg(stream, silence_s, timeout, reading)
+    answer = open_mjpeg(source, reading.connection)
+    if answer is None:
+        yield from _read_capture(source, silence_s, reading)
         return
-    capture = open_capture(source, silence_s)
     try:
-        yield from _read_capture(capture, source, silence_s, reading)
+        source.check_accepts_mjpeg()
+        reading.losses.start_stream()
+        for parts in read_mjpeg(source, answer):
+            for content in parts:
+                image = decode_image(content) if content is not None else None
+                if image is None:
+                    reading.losses.frame_damaged()
+                    continue
+                yield time.time(), image
+                timeout.restart()
+                reading.connection.wait_at_most(silence_s)
+            timeout.check()
     finally:
-        capture.release()
+        reading.connection.detach()
+        answer.close()
 
 
-def _read_mjpeg(
-    stream: MjpegStream, silence_s: float, timeout: PictureTimeout, reading: StreamState
-) -> Iterator[tuple[float, Image]]:
-    """Let everything that is no picture use up the timeout: bytes, parts that are empty, damaged pictures."""
-    reading.losses.start_stream()
-    for parts in stream:
-        for content in parts:
-            image = decode_image(content) if content is not None else None
-            if image is None:
-                reading.losses.frame_damaged()
-                continue
-            yield time.time(), image
-            timeout.restart()
-            reading.connection.wait_at_most(silence_s)
-        timeout.check()
-
-
-def _read_capture(
-    capture: Any, source: Source, silence_s: float, reading: StreamState
-) -> Iterator[tuple[float, Image]]:
-    """Read a camera through OpenCV.
+def _read_capture(source: Source, silence_s: float, reading: StreamState) -> Iterator[tuple[float, Image]]:
+    """Read a camera through OpenCV until `reading.connection` has ended.
 
     A read that fails after some time is a damaged picture. At the end of a stream reads fail at once, each time. A
     read that took as long as silence does not give a current frame: at a timeout FFmpeg gives what its decoder still
     held, one frame for each of its threads. The first picture may take its time: cameras start.
     """
+    capture = open_capture(source, silence_s)
     reading.losses.start_stream(silence_s)
     timeout = PictureTimeout(source, silence_s)
     started = False
     failed = failed_at_once = 0
     kept_s = 0.0  # the camera waited for whoever takes the pictures
-    while not reading.connection.ended:
-        started_s = time.monotonic()
-        ok, image = capture.read()
-        took_s = time.monotonic() - started_s
-        if took_s >= silence_s and (started or not ok):
-            raise silent_error(source, took_s)
-        if not ok:
-            failed += 1
-            failed_at_once = failed_at_once + 1 if took_s < _AT_ONCE_S else 0
-            if failed_at_once >= _LIVE_FAILED_AT_END:
-                raise CameraError("camera.lost", f"{source.shown} stopped", "frames", "check the camera and its cable")
-            timeout.check()
-            continue
-        reading.is_intra_coded = not source.reports_key_frames or capture.get(cv2.CAP_PROP_LRF_HAS_KEY_FRAME) != 0.0
-        reading.losses.frame_arrived(capture.get(cv2.CAP_PROP_POS_MSEC) / 1000.0, kept_s, failed)
-        started, failed, failed_at_once = True, 0, 0
-        handed_s = time.monotonic()
-        yield time.time(), image
-        kept_s = time.monotonic() - handed_s
-        timeout.restart()
+    try:
+        while not reading.connection.ended:
+            started_s = time.monotonic()
+            ok, image = capture.read()
+            took_s = time.monotonic() - started_s
+            if took_s >= silence_s and (started or not ok):
+                raise silent_error(source, took_s)
+            if not ok:
+                failed += 1
+                failed_at_once = failed_at_once + 1 if took_s < _AT_ONCE_S else 0
+                if failed_at_once >= _LIVE_FAILED_AT_END:
+                    found, remedy = f"{source.shown} stopped", "check the camera and its cable"
+                    raise CameraError("camera.lost", found, "frames", remedy)
+                timeout.check()
+                continue
+            is_key = not source.reports_key_frames or capture.get(cv2.CAP_PROP_LRF_HAS_KEY_FRAME) != 0.0
+            reading.is_intra_coded = is_key
+            reading.losses.frame_arrived(capture.get(cv2.CAP_PROP_POS_MSEC) / 1000.0, kept_s, failed)
+            started, failed, failed_at_once = True, 0, 0
+            handed_s = time.monotonic()
+            yield time.time(), image
+            kept_s = time.monotonic() - handed_s
+            timeout.restart()
+    finally:
+        capture.release()
 
 
 def _read_folder(source: Source, reading: StreamState | None) -> Iterator[tuple[float, Image]]:

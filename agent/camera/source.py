@@ -61,7 +61,7 @@ _FROZEN_KINDS = ("v4l2", "csi")  # not gst: a pipeline does not say how its fram
 
 @dataclass(frozen=True)
 class Framing:
-    """What of a picture is seen. All numbers are shares of the whole picture, so that they hold at every size of it.
+    """The part of a picture that is seen, in shares of the whole picture, so that it holds at every size.
 
     Args:
         region: left, top, right, bottom; None: the whole picture.

@@ -3,8 +3,8 @@
 `CameraPresence` decides when a camera counts as lost and when as back, and reports the changes. `FreezeDetector` sees a
 picture that is repeated bit by bit. `FrameLossCounter` counts the frames that came damaged or not at all.
 `PictureTimeout` ends the wait for a camera that sends, but no good picture. `StreamState` holds what a reader
-(`agent.camera.reader`) knows of its stream beside the frames, and `StreamConnection` a socket that another thread may
-cut.
+(`agent.camera.reader`) knows of its stream apart from the frames. `StreamConnection` holds a socket that another thread
+may cut.
 """
 
 from __future__ import annotations
@@ -275,7 +275,7 @@ class StreamConnection:
 
 @dataclass
 class StreamState:
-    """What a reader knows of a camera's stream beside its frames.
+    """What a reader knows of a camera's stream apart from its frames.
 
     Args:
         is_intra_coded: the newest frame was coded without the others, so that it has the sensor's noise of its moment.

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agent.common.errors import AgentError
-from agent.inspection.graph_facts import GraphFacts, GraphOutput, GraphTensor, read_facts
+from agent.inspection.graph_facts import GraphFacts, GraphTensor, read_facts
 from agent.inspection.spec_guess import Guess, guess_head, guess_spec
 from calibrate.errors import TaredError
 from engines.errors import EngineError
@@ -103,7 +103,8 @@ def print_model_inspection(inspection: ModelInspection, console: Console) -> Non
     """Print an inspection for people: the facts, then the guesses."""
     facts = inspection.facts
     rows = [("input", _shown(tensor)) for tensor in facts.inputs]
-    rows += [("output", f"{_shown(output)}, by {_makers(output)}") for output in facts.outputs]
+    for output in facts.outputs:
+        rows += [("output", f"{_shown(output)}, by {', '.join(dict.fromkeys(output.made_by)) or 'nothing'}")]
     rows += [("made by", f"{facts.producer or 'unknown'}, opset {facts.opset}")]
     rows += [("refused", inspection.refusal)] if inspection.refusal else []
     for name, fact in rows:
@@ -116,10 +117,6 @@ def print_model_inspection(inspection: ModelInspection, console: Console) -> Non
 
 def _shown(tensor: GraphTensor) -> str:
     return f"{tensor.name} {tensor.dtype} [{', '.join('?' if side is None else str(side) for side in tensor.shape)}]"
-
-
-def _makers(output: GraphOutput) -> str:
-    return ", ".join(dict.fromkeys(output.made_by)) or "nothing"
 
 
 def _lines(inspection: ModelInspection, folder: Path) -> Iterator[str]:

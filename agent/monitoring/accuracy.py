@@ -176,7 +176,7 @@ class LiveAccuracy:
     def add_answer(self, served: ServedFrame) -> None:
         """Keep the answer to a frame; a sink of the frame path."""
         if self._keeps:
-            self._arriving.append(served.without_image())
+            self._arriving.append(served.without_image)
 
     def label_frame(self, frame: int, truth: Truth) -> None:
         """Score the answer to a frame. Raises LabelsError: `labels.late`, `labels.unknown`."""

@@ -60,7 +60,7 @@ class ResultLine:
 
 
 class Output(Protocol):
-    """Where lines go. The writer's thread calls it, and no call may wait for a reader."""
+    """An output of lines. The writer's thread calls it, and no call may wait for a reader."""
 
     @property
     def name(self) -> str: ...
@@ -129,7 +129,7 @@ class ResultsWriter(threading.Thread):
             with suppress(IndexError):  # the thread has just emptied it
                 self._waiting.popleft()
                 self._overrun += 1
-        self._waiting.append(served.without_image())
+        self._waiting.append(served.without_image)
         self._wake.set()
 
     @property

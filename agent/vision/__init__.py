@@ -1,8 +1,8 @@
 """Turn frames into network inputs, and engine outputs into predictions; compare predictions with each other.
 
 Reading order: `spec` (MODEL.yaml), `preprocess` (from the frame to the network input, and boxes back), `detections`,
-`decoders`, `decode` (from outputs to predictions), `task` (the whole way of one frame). Beside it, `fidelity` compares
-two predictions, `evaluation` compares predictions with labels, and `output_checks` tells sound outputs from unsound.
+`decoders`, `decode` (from outputs to predictions), `task` (the whole way of one frame). Apart from these, `fidelity`
+compares two predictions, `evaluation` compares predictions with labels, and `output_checks` checks an engine's outputs.
 
 A new decoder is added in `decoders`: its function, its entry in `BUILTIN_DECODERS`, and its name in `spec.DECODERS`.
 

@@ -198,7 +198,7 @@ def yunet(outputs: Outputs, size: Size, score_threshold: float) -> Detections:
     boxes = _finest_first([output for output in outputs.values() if output.shape[1:] == (4,)])
     columns = _finest_first([output for output in outputs.values() if output.shape[1:] == (1,)])
     counts = [len(output) for output in boxes]
-    # Class and objectness have the same shape and need not be told apart: the score is symmetric in them.
+    # Class and objectness have the same shape and need not be distinguished: the score is symmetric in them.
     if len(set(counts)) != 3 or [len(output) for output in columns] != [count for count in counts for _ in range(2)]:
         raise no_fit(outputs, expected)
     grid, strides = _stride_grid(size, sum(counts), "YuNet")

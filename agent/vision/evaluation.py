@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,7 +155,6 @@ def _label_candidates(name: str) -> Iterator[str]:
     yield (image.parent / "labels" / image.name).with_suffix(".txt").as_posix()
 
 
-@dataclass
 class AveragePrecision:
     """Accumulate detections and labels of many images into COCO's mean average precision.
 
@@ -162,26 +162,21 @@ class AveragePrecision:
     image, matches greedy by score, precision interpolated at 101 recalls, the mean over classes that occur.
     """
 
-    _objects: list[NDArray[np.int64]] = field(default_factory=list)
-    _classes: list[NDArray[np.int64]] = field(default_factory=list)
-    _scores: list[NDArray[np.float32]] = field(default_factory=list)
-    _hits: list[NDArray[np.bool_]] = field(default_factory=list)
+    def __init__(self) -> None:
+        # Of each image: the classes of its objects; classes, scores and hits (thresholds, n) of its detections.
+        self._images: list[tuple[NDArray[Any], ...]] = []
 
     def add(self, detections: Detections, truth: LabelledBoxes) -> None:
         """Count one image; both arguments are in pixels of that image."""
         best = keep_best(detections, _MAX_DETECTIONS)
-        self._objects.append(truth.classes)
-        self._classes.append(best.classes)
-        self._scores.append(best.scores)
-        self._hits.append(match(best, truth, IOU_THRESHOLDS.tolist()))
+        hits = match(best, truth, IOU_THRESHOLDS.tolist())
+        self._images.append((truth.classes, best.classes, best.scores, hits))
 
     def by_threshold(self) -> NDArray[np.float64]:
         """Return the mean AP at each IoU threshold 0.50, 0.55 ... 0.95: (10,) in [0, 1]; NaN without any object."""
-        objects = np.concatenate(self._objects or [np.empty(0, np.int64)])
-        if not len(objects):
+        if not any(len(objects) for objects, *_ in self._images):
             return np.full(len(IOU_THRESHOLDS), np.nan)
-        classes, scores = np.concatenate(self._classes), np.concatenate(self._scores)
-        hits = np.concatenate(self._hits, axis=1)
+        objects, classes, scores, hits = (np.concatenate(parts, axis=-1) for parts in zip(*self._images, strict=True))
         by_score = np.argsort(-scores, kind="stable")
         classes, hits = classes[by_score], hits[:, by_score]
         occurring, counts = np.unique(objects, return_counts=True)

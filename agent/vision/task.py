@@ -1,9 +1,8 @@
 """Take one model's way from a frame to a prediction: preprocess, infer, decode.
 
 `VisionTask` does it for one thread: in one call (`infer`), or in two (`start`, `decode_batch`), so that the caller can
-prepare the next frame while an engine computes. An engine that computes beside the calling thread is waited for by
-`DeviceInference`; for the others the caller brings a thread of its own. `ServedFrame` is the answer that the frame path
-hands on.
+prepare the next frame while an engine computes. An engine that computes in parallel is waited for by `DeviceInference`;
+for the others the caller brings a thread of its own. `ServedFrame` is the answer that the frame path hands on.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -51,8 +50,12 @@ class ServedFrame:
     geometry: Geometry | None = None
     batch_size: int = 1
 
+    @cached_property
     def without_image(self) -> ServedFrame:
-        """Return the answer with an empty image, to be kept for longer: a frame's image takes MB."""
+        """The answer with an empty image, to be kept for longer: a frame's image takes MB.
+
+        Made once for all who keep it.
+        """
         frame = Frame(self.frame.id, self.frame.ts, self.frame.captured_ns, _NO_IMAGE, self.frame.camera)
         return ServedFrame(
             frame, self.engine_id, self.result, self.done_ns, self.inferred_s, self.geometry, self.batch_size
@@ -83,7 +86,7 @@ Submit = Callable[[Callable[[], Outputs]], Inference]
 
 
 class DeviceInference:
-    """An inference that an engine computes beside the thread that has started it; the device is polled for its end."""
+    """An inference that an engine computes in parallel to the caller; the device is polled for its end."""
 
     notifies = False
 
@@ -148,7 +151,7 @@ class VisionTask:
         self.inferred_s = 0.0  # by the engine, for the frame of the last `infer`
         self._engine: Engine | None = None  # the last one that inferred
         self._image_engine: ImageEngine | None = None  # the same, where it preprocesses itself
-        self._overlapping: OverlappingEngine | None = None  # the same, where it computes beside the calling thread
+        self._overlapping: OverlappingEngine | None = None  # the same, where it computes in parallel
 
     def infer(self, engine: Engine, image: NDArray[np.uint8]) -> tuple[Prediction, Geometry]:
         """Return the prediction for a frame, BGR uint8 (H, W, 3), and where the frame lay in the network input.
@@ -182,7 +185,7 @@ class VisionTask:
         Make predictions of its outputs with `decode_batch`. Start no other before these outputs are there.
 
         Args:
-            submit: runs a blocking call beside the calling thread; not used for an engine that overlaps by itself.
+            submit: runs a blocking call in another thread; not used for an engine that overlaps by itself.
         """
         self._note_abilities(engine)
         overlapping = self._overlapping

@@ -43,7 +43,7 @@ def test_whole_numbers_stay_whole() -> None:
 
 def test_an_answer_that_waits_keeps_all_but_its_image() -> None:
     answer = replace(served(7, detections(0.5), HALVED), batch_size=3)
-    waiting = answer.without_image()
+    waiting = answer.without_image
     assert not waiting.frame.image.size
     assert replace(waiting, frame=answer.frame) == answer
     assert replace(waiting.frame, image=answer.frame.image) == answer.frame
