@@ -42,7 +42,7 @@ class Spending:
 
 @dataclass(frozen=True)
 class CameraState:
-    """A consistent picture of what is known of one camera, for telemetry and for whoever starts a job.
+    """A consistent snapshot of one camera, for telemetry and for the code that starts jobs.
 
     collected: Chosen frames, of all cameras, in the histograms of the current collection.
     informative: Held-out frames beside them on which the reference found something.
@@ -112,7 +112,7 @@ class PairedFidelityGain:
 
 
 class CameraMonitor:
-    """What is known of one camera. One thread adds frames; any thread may read."""
+    """Collect what the observed frames of one camera show. One thread adds frames; any thread may read."""
 
     def __init__(
         self,
@@ -243,9 +243,9 @@ class CameraMonitor:
         Args:
             served: The frame, and what the engine in service answered.
             tensor: Its network input (1, C, H, W).
-            observation: What the reference engine counted.
-            reference: What the reference engine answered.
-            previous: What the previous engine answered, while a candidate is on probation.
+            observation: The histograms of the reference engine.
+            reference: The answer of the reference engine.
+            previous: The answer of the previous engine, while a candidate is on probation.
         """
         self._observed_s = time.monotonic()
         ts = served.frame.ts

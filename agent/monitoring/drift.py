@@ -122,8 +122,8 @@ class RecalibrationEvidence(Generic[Block, Scales]):
         """Weigh a block.
 
         Args:
-            block: What it shows.
-            frames: The number of its frames.
+            block: The merged contents of its frames.
+            frames: How many they are.
             seconds: How long it lasted.
             own_db: The gain in dB under the block's own best scales.
             gain_db: The gain in dB under `recent.scales`; None without them.
@@ -155,8 +155,8 @@ class Regime:
     artefact: Its id.
     scales: By tensor.
     weights: By tensor, how much its noise counts; a tensor that the artefact leaves float has none.
-    own: By tensor, the noise to signal where it was calibrated: under its scales, and the least possible. What a
-        calibration method leaves on the table is no drift.
+    own: By tensor, the noise to signal where it was calibrated: under its scales, and the least possible. The
+        difference is left on the table by the calibration method, and is no drift.
     """
 
     artefact: str
@@ -189,7 +189,7 @@ class Regime:
 
 @dataclass(frozen=True)
 class DriftState:
-    """What the monitor knows. Times are capture times; gains are of the latest block, 0 until one is judged.
+    """A snapshot of the drift monitor. Times are capture times; gains are of the latest block, 0 until one is judged.
 
     judged: Whether a block was judged yet.
     gain_db: Of a recalibration over the known regime that fits best; `e_value` is the evidence for it.
@@ -226,8 +226,8 @@ class DriftMonitor:
 
     Frames of `block_s` seconds of capture time form a block, or a single frame where they are rarer. The merged
     histograms of a block give the predicted gain of a recalibration in dB, under scales as a recalibration on the
-    newest frames would choose them (see `RecalibrationEvidence`). What a calibration method itself leaves on the table,
-    measured on the calibration's own histograms, is no drift and is subtracted.
+    newest frames would choose them (see `RecalibrationEvidence`). The gain that a calibration method leaves on the
+    table, measured on the calibration's own histograms, is no drift and is subtracted.
 
     The gain over the best of the regimes feeds a drift detector with the configured tolerance and false-alarm budget.
     A second detector decides when to switch: it is fed with how much less noise the quietest regime would have than
@@ -306,7 +306,7 @@ class DriftMonitor:
         )
 
     def saved_state(self) -> dict[str, Any]:
-        """What `restore` needs to go on after the last whole block, in JSON's types."""
+        """Return the state after the last whole block, for `restore`, in JSON's types."""
         return {
             "detector": self._detector.state(),
             "warns": self._evidence.warns,

@@ -126,7 +126,7 @@ class Regimes:
         Args:
             artefact: Its id.
             model: The model under the plan of the artefact.
-            calibration: What its scales were chosen from.
+            calibration: Its calibration.
             since: By camera, the capture time from which on it serves; 0 for a camera that is not named.
             recall: Go on with the evidence that an earlier process kept of it.
 

@@ -197,7 +197,7 @@ class InFlightFrames:
     def __init__(self, tasks: Sequence[VisionTask], on_end: Callable[[], None]) -> None:
         """Args:
         tasks: One for each inference under way, for its buffers.
-        on_end: Called in another thread when an engine is done with a frame, unless it computes asynchronously itself.
+        on_end: Called in another thread when an engine is done with a frame, unless it computes asynchronously.
         """
         self._free = deque(tasks)
         self._submitted: deque[_Submitted] = deque()

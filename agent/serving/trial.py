@@ -364,7 +364,7 @@ class Trial(threading.Thread):
         task: The trial's own, for a thread that is left behind may still use its buffers.
         deadline_s: Seconds for each answer after the rehearsal.
         events: Reports the course of the trial.
-        on_rehearsal: Called in the frame path before the frame to rehearse on, which the previous engine answers next.
+        on_rehearsal: Called in the frame path before the frame to rehearse on; the previous engine answers it next.
         """
         super().__init__(name="trial", daemon=True)
         self.engine_id = engine_id

@@ -11,25 +11,25 @@ from agent.monitoring.evidence_file import EvidenceFile
 SOURCE = "rtsp://camera"
 
 
-def told(_error: AgentError) -> None:
-    raise AssertionError("nothing was to be told")
+def unexpected(_error: AgentError) -> None:
+    raise AssertionError("no error was expected")
 
 
 class Process:
-    """A daemon, as far as a memory sees one: it begins with an engine, and takes frames and blocks."""
+    """A daemon, as far as an evidence file sees one: it starts with an engine, and adds frames and blocks."""
 
     def __init__(self, path: Path, engine: str = "day", recall: bool = True, source: str = SOURCE) -> None:
-        self.memory = EvidenceFile(path, source, told)
+        self.evidence = EvidenceFile(path, source, unexpected)
         self.record = FidelityRecord()
-        self.recalled = self.memory.start(engine, 0.0, recall, self.record)
+        self.recalled = self.evidence.start(engine, 0.0, recall, self.record)
 
     def frame(self, ts: float, value: float | None) -> None:
         self.record.add(ts, value)
-        self.memory.note_frame(ts, value)
+        self.evidence.note_frame(ts, value)
 
     def starts(self, since: float) -> None:
         self.record.start(since)
-        self.memory.note_start(since)
+        self.evidence.note_start(since)
 
     def swap(self, engine: str, since: float) -> None:
-        assert self.memory.start(engine, since, recall=False, mean=self.record) is None
+        assert self.evidence.start(engine, since, recall=False, mean=self.record) is None

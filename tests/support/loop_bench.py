@@ -96,7 +96,7 @@ class Bench:
         return trial
 
     def rehearse(self, engine: NamedEngine, deadline_s: float = LIMIT_S) -> Trial:
-        """`try_out`, and one frame, which the engine before answers; the rehearsal is over then."""
+        """`try_out`, and one frame, which the previous engine answers; the rehearsal is over then."""
         trial = self.try_out(engine, deadline_s)
         self.feed(1)
         until(lambda: not trial.is_busy)

@@ -179,7 +179,7 @@ def test_blur_does_not_become_usual_by_itself() -> None:
     assert view.state.trouble == "blurred"
 
 
-def told(shares: NDArray[np.float64], seed: int) -> list[bool]:
+def beliefs(shares: NDArray[np.float64], seed: int) -> list[bool]:
     """What is believed after each frame, of frames that are in trouble with these chances."""
     belief, rng, after = TroubleDetector(), np.random.default_rng(seed), []
     for found in rng.uniform(size=shares.size) < shares:
@@ -191,15 +191,15 @@ def told(shares: NDArray[np.float64], seed: int) -> list[bool]:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_quarter_of_frames_in_trouble_is_none_and_more_is(seed: int) -> None:
     """Once in 100000 frames at most it may be told for nothing."""
-    assert not any(told(np.full(20_000, 0.25), seed))
-    assert all(told(np.full(20_000, 0.6), seed)[300:])
+    assert not any(beliefs(np.full(20_000, 0.25), seed))
+    assert all(beliefs(np.full(20_000, 0.6), seed)[300:])
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_trouble_is_over_only_once_fewer_than_a_quarter_of_frames_have_it(seed: int) -> None:
-    lasting = told(np.concatenate([np.ones(20), np.full(20_000, 0.25)]), seed)
+    lasting = beliefs(np.concatenate([np.ones(20), np.full(20_000, 0.25)]), seed)
     assert all(lasting[20:])
-    ended = told(np.concatenate([np.ones(20), np.full(20_000, 0.05)]), seed)
+    ended = beliefs(np.concatenate([np.ones(20), np.full(20_000, 0.05)]), seed)
     assert ended[19]
     assert not any(ended[320:])
 

@@ -1,4 +1,4 @@
-"""Beside the frame path: rehearsals, engines that hang, and the one before, asked what it would say."""
+"""Candidates on trial in the loop: rehearsals, engines that hang, and answers of the previous engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of a memory as another version, a power cut or a stranger left them: no daemon ends over one."""
+"""Evidence files as another version, a power cut or a stranger left them: no daemon ends over one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from evidence_bench import SOURCE, Process, told
+from evidence_bench import SOURCE, Process, unexpected
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from spoilt import ANYTHING, ONE_FILE, as_bytes, spoilt
@@ -57,12 +57,12 @@ def test_whatever_is_in_the_file_the_daemon_starts_and_remembers(path: Path, dat
     """The files of fidelity and of accuracy, some of their lines spoilt: what is taken up can be gone on with."""
     mean = data.draw(st.sampled_from((FidelityRecord, SinceStartBySecond)))()
     path.unlink(missing_ok=True)
-    memory = EvidenceFile(path, SOURCE, told)
-    memory.start("day", 0.0, recall=True, mean=mean)
+    evidence = EvidenceFile(path, SOURCE, unexpected)
+    evidence.start("day", 0.0, recall=True, mean=mean)
     for number in range(3):
-        memory.note_frame(float(number), 0.5)
-    memory.note_start(2.5)
-    memory.note_block({"e": 1})
+        evidence.note_frame(float(number), 0.5)
+    evidence.note_start(2.5)
+    evidence.note_block({"e": 1})
     header, *lines = path.read_bytes().splitlines()
     kept = [json.loads(line) for line in lines]
     stranger = st.tuples(st.sampled_from(("mean", "drift", "row 1", "row 9")) | st.text(), ANYTHING).map(list)
@@ -72,14 +72,14 @@ def test_whatever_is_in_the_file_the_daemon_starts_and_remembers(path: Path, dat
     path.write_bytes(b"".join(line + b"\n" for line in [header, *map(as_bytes, rows)]))
 
     again = type(mean)()
-    memory = EvidenceFile(path, SOURCE, told)
-    memory.start("day", 10.0, recall=True, mean=again)
+    evidence = EvidenceFile(path, SOURCE, unexpected)
+    evidence.start("day", 10.0, recall=True, mean=again)
     for ts in (10.0, 12.0, 14.0):
         again.add(ts, 1.0)
-        memory.note_frame(ts, 1.0)
-    memory.note_block({"e": 2})
+        evidence.note_frame(ts, 1.0)
+    evidence.note_block({"e": 2})
     for estimate in (again.since_start, again.hour) if isinstance(again, FidelityRecord) else (again.estimate,):
         assert 0.0 <= estimate.interval.low <= estimate.interval.high <= 1.0
     third = type(mean)()
-    assert EvidenceFile(path, SOURCE, told).start("day", 20.0, recall=True, mean=third) is not None
+    assert EvidenceFile(path, SOURCE, unexpected).start("day", 20.0, recall=True, mean=third) is not None
     assert third.state() == again.state()

@@ -1,4 +1,4 @@
-"""Cameras of different light that share a calibration: a recalibration has to suit all, and is asked for by one."""
+"""Cameras of different light that share a calibration: a recalibration has to suit all, and one of them raises it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def shared() -> Regime:
     return Regime.from_calibration("both", made, made.scales, dict.fromkeys(made.scales, 1.0))
 
 
-def two_cameras(told_of_each_other: bool = True) -> tuple[DriftMonitor, DriftMonitor]:
+def two_cameras(know_each_other: bool = True) -> tuple[DriftMonitor, DriftMonitor]:
     monitors: list[DriftMonitor] = []
 
-    def beside(other: int) -> list[Mapping[str, AbsHistogram]]:
-        return [monitors[other].recent] if told_of_each_other and monitors[other].recent else []
+    def recent_of(other: int) -> list[Mapping[str, AbsHistogram]]:
+        return [monitors[other].recent] if know_each_other and monitors[other].recent else []
 
     regime = shared()
-    monitors += [DriftMonitor(CONFIG, 1.5, regime, (), lambda other=other: beside(other)) for other in (1, 0)]
+    monitors += [DriftMonitor(CONFIG, 1.5, regime, (), lambda other=other: recent_of(other)) for other in (1, 0)]
     return monitors[0], monitors[1]
 
 
@@ -49,7 +49,7 @@ def test_the_dim_one_asks_for_nothing_that_the_lit_one_could_not_bear() -> None:
 
 def test_alone_it_would() -> None:
     """Or the test above proves nothing."""
-    assert "alarm" in watch(*two_cameras(told_of_each_other=False), [LIGHT] * 400)[1]
+    assert "alarm" in watch(*two_cameras(know_each_other=False), [LIGHT] * 400)[1]
 
 
 @pytest.mark.parametrize("later", [8.0, 1 / 256])

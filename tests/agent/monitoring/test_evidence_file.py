@@ -1,4 +1,4 @@
-"""What is remembered: over a restart, over a kill in the middle of a line, and never of another engine."""
+"""Evidence in a file: over a restart, over a kill in the middle of a line, and never of another engine."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from drift_bench import monitor_of, regime, scene
-from evidence_bench import SOURCE, Process, told
+from evidence_bench import SOURCE, Process, unexpected
 
 from agent.common.errors import AgentError
 from agent.common.state_files import Journal
 from agent.config import DriftConfig
-from agent.monitoring import evidence_file as memory_module
+from agent.monitoring import evidence_file as file_module
 from agent.monitoring.drift import DriftMonitor
 from agent.monitoring.estimates import FidelityRecord
 from agent.monitoring.evidence_file import EvidenceFile, RecalledEvidence, remove_other_files
@@ -29,9 +29,9 @@ def test_blocks_and_frames_are_recalled_by_the_next_process(path: Path) -> None:
     assert first.recalled is None
     first.frame(1.0, 0.5)
     first.frame(2.0, None)
-    first.memory.note_block({"e": 1})
+    first.evidence.note_block({"e": 1})
     first.frame(3.0, 1.0)
-    first.memory.note_block({"e": 2})
+    first.evidence.note_block({"e": 2})
     second = Process(path)
     assert second.recalled == RecalledEvidence({"e": 2}, 0.0)
     assert second.record.state() == first.record.state()
@@ -47,7 +47,7 @@ def test_another_engine_and_one_that_serves_anew_begin_with_nothing_but_the_hour
 ) -> None:
     first = Process(path)
     first.frame(1.0, 0.5)
-    first.memory.note_block({"e": 1})
+    first.evidence.note_block({"e": 1})
     second = Process(path, engine, recall)
     assert second.recalled is None
     assert second.record.since_start.interval.n == 0
@@ -71,8 +71,8 @@ def test_the_hour_goes_on_over_swaps_and_drift_and_a_restart(path: Path) -> None
 
 def test_a_kill_in_the_middle_of_a_line_costs_that_line(path: Path) -> None:
     first = Process(path)
-    first.memory.note_block({"e": 1})
-    first.memory.note_block({"e": 2})
+    first.evidence.note_block({"e": 1})
+    first.evidence.note_block({"e": 2})
     path.write_bytes(path.read_bytes()[:-3])
     assert Process(path).recalled == RecalledEvidence({"e": 1}, 0.0)
 
@@ -92,7 +92,7 @@ def test_nothing_is_lost_however_long_it_lasts_and_the_file_stays_small(
     path: Path, monkeypatch: pytest.MonkeyPatch, lines: int
 ) -> None:
     """Drift, start and frames belong together, wherever the file was written anew and the process killed."""
-    monkeypatch.setattr(memory_module, "_LINES", lines)
+    monkeypatch.setattr(file_module, "_LINES", lines)
     rng = np.random.default_rng(0)
     whole, process, longest = FidelityRecord(), Process(path), 0
     whole.start(0.0)
@@ -102,7 +102,7 @@ def test_nothing_is_lost_however_long_it_lasts_and_the_file_stays_small(
             process.starts(150.0)
         whole.add(float(number), float(value))
         process.frame(float(number), float(value))
-        process.memory.note_block({"e": number})
+        process.evidence.note_block({"e": number})
         longest = max(longest, path.read_bytes().count(b"\n"))
         if number % 97 == 0:
             process = Process(path)
@@ -120,7 +120,7 @@ def test_a_kill_while_the_file_is_written_anew_counts_nothing_twice(
     first = Process(path)
     for ts in range(5):
         first.frame(float(ts), 0.5)
-    monkeypatch.setattr(memory_module, "_LINES", 5)
+    monkeypatch.setattr(file_module, "_LINES", 5)
     shorten = Journal.shorten
 
     def killed(journal: Journal) -> None:
@@ -140,7 +140,7 @@ def test_a_kill_during_a_swap_leaves_no_engine_with_the_drift_of_another(
     path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: int
 ) -> None:
     first = Process(path)
-    first.memory.note_block({"e": 1})
+    first.evidence.note_block({"e": 1})
     shorten, calls = Journal.shorten, iter(range(1, 3))
 
     def killed(journal: Journal) -> None:
@@ -158,11 +158,11 @@ def test_a_kill_during_a_swap_leaves_no_engine_with_the_drift_of_another(
 
 def test_a_disk_that_refuses_is_told_of_once(tmp_path: Path) -> None:
     errors: list[AgentError] = []
-    memory, record = EvidenceFile(tmp_path / "no folder" / "evidence.jsonl", SOURCE, errors.append), FidelityRecord()
-    assert memory.start("day", 3.0, recall=True, mean=record) is None
+    evidence, record = EvidenceFile(tmp_path / "no folder" / "evidence.jsonl", SOURCE, errors.append), FidelityRecord()
+    assert evidence.start("day", 3.0, recall=True, mean=record) is None
     for number in range(5):
-        memory.note_frame(float(number), 1.0)
-        memory.note_block({})
+        evidence.note_frame(float(number), 1.0)
+        evidence.note_block({})
     assert [error.code for error in errors] == ["memory.write"]
     assert record.since_start.since == 3.0
 
@@ -171,7 +171,7 @@ def test_a_disk_that_is_full_for_a_while_leaves_nothing_half(path: Path, monkeyp
     """What is on it then is old, and goes; the next engine is remembered, and the hour with it."""
     errors: list[AgentError] = []
     process = Process(path)
-    process.memory._on_error = errors.append
+    process.evidence._on_error = errors.append
     process.frame(1.0, 1.0)
     put = Journal.put
 
@@ -207,12 +207,12 @@ def test_a_monitor_goes_on_where_its_last_block_ended() -> None:
     assert alarms[0] < alarms[1] <= alarms[0] + 3 + 1
 
 
-@pytest.mark.parametrize("memory", [{}, {"detector": 3}, {"onset_ts": "x"}, {"gains_db": None}])
-def test_a_memory_that_is_none_is_refused_and_changes_nothing(memory: dict[str, object]) -> None:
+@pytest.mark.parametrize("saved", [{}, {"detector": 3}, {"onset_ts": "x"}, {"gains_db": None}])
+def test_what_is_no_saved_state_is_refused_and_changes_nothing(saved: dict[str, object]) -> None:
     monitor = monitor_of(regime())
     kept = monitor.saved_state()
     with pytest.raises(CalibrationError) as refused:
-        monitor.restore({**kept, **memory} if memory else memory)
+        monitor.restore({**kept, **saved} if saved else saved)
     assert refused.value.code == "evidence.state"
     assert monitor.saved_state() == kept
 
@@ -226,16 +226,16 @@ def test_evidence_weighed_under_other_settings_is_refused() -> None:
 def test_a_file_that_cannot_be_removed_ends_nothing(path: Path) -> None:
     path.mkdir()
     errors: list[AgentError] = []
-    memory = EvidenceFile(path, SOURCE, errors.append)
-    assert memory.start("day", 0.0, recall=False, mean=FidelityRecord()) is None
-    memory.note_frame(1.0, 1.0)
+    evidence = EvidenceFile(path, SOURCE, errors.append)
+    assert evidence.start("day", 0.0, recall=False, mean=FidelityRecord()) is None
+    evidence.note_frame(1.0, 1.0)
     assert [error.code for error in errors] == ["memory.write"]
 
 
 def test_what_was_seen_by_another_camera_says_nothing(path: Path) -> None:
     first = Process(path)
     first.frame(1.0, 1.0)
-    first.memory.note_block({"e": 1})
+    first.evidence.note_block({"e": 1})
     assert "camera" not in path.read_text()
     elsewhere = Process(path, source="rtsp://elsewhere")
     assert elsewhere.recalled is None
@@ -249,7 +249,7 @@ def test_what_was_kept_of_other_cameras_is_removed(tmp_path: Path) -> None:
     for path in other:
         path.touch()
     kept = tmp_path / "evidence-ba9876543210.jsonl"
-    remove_other_files(tmp_path, ("evidence", "accuracy"), {kept}, told)
+    remove_other_files(tmp_path, ("evidence", "accuracy"), {kept}, unexpected)
     assert set(tmp_path.iterdir()) == {kept, *other}
 
 

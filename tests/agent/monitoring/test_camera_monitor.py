@@ -1,4 +1,4 @@
-"""What observed frames show: remembered over a restart, nothing of a frozen camera, regimes only if proved sound."""
+"""What observed frames show: kept over a restart, nothing of a frozen camera, regimes only if proved sound."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def config() -> Config:
     return validate(Config, content, "test")
 
 
-def findings_of(config: Config, memory: Path | None = None) -> CameraMonitor:
+def monitor_for(config: Config, memory: Path | None = None) -> CameraMonitor:
     spec = ModelSpec.model_validate(SPEC)
     made = CameraMonitor(spec, config, SharedCollection(spec, config))
     if memory is not None:
@@ -54,7 +54,7 @@ def findings_of(config: Config, memory: Path | None = None) -> CameraMonitor:
 
 
 def feed(
-    findings: CameraMonitor,
+    monitor: CameraMonitor,
     seconds: range,
     light: float = 1.0,
     wrong: int = 0,
@@ -67,24 +67,24 @@ def feed(
         image = IMAGES[0 if frozen else second % len(IMAGES)] // (64 if dark else 1)
         frame = Frame(second, float(second), 0, image)
         served = ServedFrame(frame, "lit 1", WRONG if second % 10 < wrong else truth, 0, 0.0)
-        findings.add(served, np.zeros((1, 3, 8, 8), np.float32), Observation({}, scene(light, second)), truth)
+        monitor.add(served, np.zeros((1, 3, 8, 8), np.float32), Observation({}, scene(light, second)), truth)
 
 
-def told(findings: CameraMonitor) -> object:
-    state = findings.state("", Spending(0.0, 0.0))
+def known_of(monitor: CameraMonitor) -> object:
+    state = monitor.state("", Spending(0.0, 0.0))
     return state.drift, state.fidelity, state.fidelity_since
 
 
 def test_what_was_found_survives_the_process(config: Config, tmp_path: Path) -> None:
     memory = tmp_path / "evidence.jsonl"
-    first = findings_of(config, memory)
+    first = monitor_for(config, memory)
     first.watch(regime(), [], 0.0, recall=True)
     feed(first, range(40), wrong=1)
     feed(first, range(40, 69), light=1 / 16)  # a warning
-    second = findings_of(config, memory)
+    second = monitor_for(config, memory)
     second.watch(regime(), [], 100.0, recall=True)
-    assert told(second) == told(first)
-    anew = findings_of(config, memory)
+    assert known_of(second) == known_of(first)
+    anew = monitor_for(config, memory)
     anew.watch(regime(), [], 100.0)
     state = anew.state("", Spending(0.0, 0.0))
     assert state.drift is not None
@@ -92,17 +92,17 @@ def test_what_was_found_survives_the_process(config: Config, tmp_path: Path) -> 
 
 
 def test_a_frozen_camera_shows_nothing_new(config: Config) -> None:
-    findings = findings_of(config)
-    findings.watch(regime(), [], 0.0)
-    feed(findings, range(30))
-    feed(findings, range(30, 60), frozen=True)
-    before = findings.state("", Spending(0.0, 0.0))
-    feed(findings, range(60, 200), light=1 / 16, frozen=True)
-    after = findings.state("", Spending(0.0, 0.0))
+    monitor = monitor_for(config)
+    monitor.watch(regime(), [], 0.0)
+    feed(monitor, range(30))
+    feed(monitor, range(30, 60), frozen=True)
+    before = monitor.state("", Spending(0.0, 0.0))
+    feed(monitor, range(60, 200), light=1 / 16, frozen=True)
+    after = monitor.state("", Spending(0.0, 0.0))
     assert after.view.trouble == "frozen"
     assert (after.collected, after.fidelity.n, after.drift) == (before.collected, before.fidelity.n, before.drift)
-    feed(findings, range(200, 210))
-    assert findings.state("", Spending(0.0, 0.0)).view.trouble == ""
+    feed(monitor, range(200, 210))
+    assert monitor.state("", Spending(0.0, 0.0)).view.trouble == ""
 
 
 def two_tensors() -> Model:
@@ -114,18 +114,18 @@ def two_tensors() -> Model:
 
 def regimes_of(config: Config, folder: Path) -> tuple[CameraMonitor, Regimes, RegimeStore]:
     """A calibration for light 1 in service since capture time 0."""
-    findings, book = findings_of(config), RegimeStore(folder / "regimes.json", "", 5)
-    regimes = Regimes(config, book, [findings], findings._collection)
+    monitor, store = monitor_for(config), RegimeStore(folder / "regimes.json", "", 5)
+    regimes = Regimes(config, store, [monitor], monitor._collection)
     regimes.watch("lit 1", two_tensors(), calibration(), {})
-    return findings, regimes, book
+    return monitor, regimes, store
 
 
-def dwell(findings: CameraMonitor, regimes: Regimes, seconds: range, **how: Any) -> list[str]:
+def dwell(monitor: CameraMonitor, regimes: Regimes, seconds: range, **how: Any) -> list[str]:
     """What is learnt, second by second."""
     learnt = []
     for second in seconds:
-        feed(findings, range(second, second + 1), **how)
-        learnt.append(regimes.learn_if_proved({"camera": findings.state("", Spending(0.0, 0.0))}, float(second)))
+        feed(monitor, range(second, second + 1), **how)
+        learnt.append(regimes.learn_if_proved({"camera": monitor.state("", Spending(0.0, 0.0))}, float(second)))
     return learnt
 
 
@@ -137,34 +137,34 @@ def dwell(findings: CameraMonitor, regimes: Regimes, seconds: range, **how: Any)
 def test_only_what_has_proved_sound_becomes_a_regime(
     config: Config, tmp_path: Path, wrong: int, seconds: int, light: float, learnt: bool
 ) -> None:
-    findings, regimes, book = regimes_of(config, tmp_path)
-    found = dwell(findings, regimes, range(seconds), light=light, wrong=wrong)
+    monitor, regimes, store = regimes_of(config, tmp_path)
+    found = dwell(monitor, regimes, range(seconds), light=light, wrong=wrong)
     assert [each for each in found if each] == (["lit 1"] if learnt else [])
-    assert len(book.known) == learnt
+    assert len(store.known) == learnt
 
 
 def test_a_clock_that_is_set_ahead_is_no_time_that_was_seen(config: Config, tmp_path: Path) -> None:
-    findings, regimes, _ = regimes_of(config, tmp_path)
-    dwell(findings, regimes, range(20))
-    assert not any(dwell(findings, regimes, range(100_000, 100_005)))
+    monitor, regimes, _ = regimes_of(config, tmp_path)
+    dwell(monitor, regimes, range(20))
+    assert not any(dwell(monitor, regimes, range(100_000, 100_005)))
 
 
 def test_what_the_operator_took_back_is_not_learnt(config: Config, tmp_path: Path) -> None:
-    findings, regimes, book = regimes_of(config, tmp_path)
-    dwell(findings, regimes, range(90))
-    assert len(book.known) == 1
+    monitor, regimes, store = regimes_of(config, tmp_path)
+    dwell(monitor, regimes, range(90))
+    assert len(store.known) == 1
     regimes.forget("lit 1")
-    assert not any(dwell(findings, regimes, range(90, 300)))
-    assert book.known == ()
+    assert not any(dwell(monitor, regimes, range(90, 300)))
+    assert store.known == ()
 
 
 def test_forgetting_a_regime_leaves_the_evidence_for_what_serves(config: Config, tmp_path: Path) -> None:
-    findings, regimes, book = regimes_of(config, tmp_path)
-    book.learn(regime(1 / 16))
-    feed(findings, range(30), light=1 / 16)
-    before = findings.state("", Spending(0.0, 0.0))
+    monitor, regimes, store = regimes_of(config, tmp_path)
+    store.learn(regime(1 / 16))
+    feed(monitor, range(30), light=1 / 16)
+    before = monitor.state("", Spending(0.0, 0.0))
     regimes.forget("lit 0.0625")
-    after = findings.state("", Spending(0.0, 0.0))
+    after = monitor.state("", Spending(0.0, 0.0))
     assert before.drift is not None
     assert after.drift is not None
     assert after.drift.e_value == before.drift.e_value > 0.0
@@ -173,18 +173,18 @@ def test_forgetting_a_regime_leaves_the_evidence_for_what_serves(config: Config,
 
 def test_a_covered_lens_never_becomes_a_regime(config: Config, tmp_path: Path) -> None:
     """Both engines find nothing on every frame: they agree, and that proves nothing."""
-    findings, regimes, book = regimes_of(config, tmp_path)
-    assert not any(dwell(findings, regimes, range(300), truth=NOTHING))
-    state = findings.state("", Spending(0.0, 0.0))
+    monitor, regimes, store = regimes_of(config, tmp_path)
+    assert not any(dwell(monitor, regimes, range(300), truth=NOTHING))
+    state = monitor.state("", Spending(0.0, 0.0))
     assert (state.fidelity.n, state.empty_frames) == (0, 300)
-    assert book.known == ()
+    assert store.known == ()
 
 
 def test_a_classifier_that_is_sure_of_a_covered_lens_teaches_nothing(config: Config, tmp_path: Path) -> None:
-    findings, regimes, book = regimes_of(config, tmp_path)
-    assert not any(dwell(findings, regimes, range(300), dark=True))
-    assert findings.state("", Spending(0.0, 0.0)).view.trouble == "blind"
-    assert book.known == ()
+    monitor, regimes, store = regimes_of(config, tmp_path)
+    assert not any(dwell(monitor, regimes, range(300), dark=True))
+    assert monitor.state("", Spending(0.0, 0.0)).view.trouble == "blind"
+    assert store.known == ()
 
 
 def crowd(light: float, seed: int) -> dict[str, AbsHistogram]:
@@ -206,83 +206,83 @@ def test_all_that_is_known_of_a_large_network_takes_less_than_16_mb(config: Conf
     together = {name: merge_all(crowd(1.0, seed)[name] for seed in range(2)) for name in crowd(1.0, 0)}
     made = calibrate_histograms(together, (), model_sha256="m", method="max", frames=2, source="test")
     serving = Regime.from_calibration("lit 1", made, made.scales, dict.fromkeys(made.scales, 1.0))
-    before, findings = traced(), findings_of(config)
-    findings.watch(serving, [], 0.0)
+    before, monitor = traced(), monitor_for(config)
+    monitor.watch(serving, [], 0.0)
     for second in range(48):
         image = np.repeat(np.repeat(IMAGES[second], 30, axis=0), 40, axis=1)  # whose thumbnails are of full size
         frame = Frame(second, float(second), 0, image)
         seen = Observation({}, crowd(1.0, second))
-        findings.add(ServedFrame(frame, "lit 1", RIGHT, 0, 0.0), np.zeros((1, 3, 8, 8), np.float32), seen, RIGHT)
+        monitor.add(ServedFrame(frame, "lit 1", RIGHT, 0, 0.0), np.zeros((1, 3, 8, 8), np.float32), seen, RIGHT)
     del seen, image, frame
-    state = findings.state("", Spending(0.0, 0.0))
+    state = monitor.state("", Spending(0.0, 0.0))
     assert 0.9 * state.nbytes < traced() - before < 1.1 * state.nbytes + 2**20
     assert state.nbytes + MAX_BYTES < 16 * 2**20
 
 
 @pytest.mark.parametrize("in_use", [False, True])
 def test_a_warning_begins_a_collection_unless_a_job_waits_for_the_one_there_is(config: Config, in_use: bool) -> None:
-    findings = findings_of(config)
-    findings.watch(regime(), [], 0.0)
-    feed(findings, range(40))
-    findings._collection.set_in_use(in_use)
-    feed(findings, range(40, 69), light=1 / 16)
-    state = findings.state("", Spending(0.0, 0.0))
+    monitor = monitor_for(config)
+    monitor.watch(regime(), [], 0.0)
+    feed(monitor, range(40))
+    monitor._collection.set_in_use(in_use)
+    feed(monitor, range(40, 69), light=1 / 16)
+    state = monitor.state("", Spending(0.0, 0.0))
     assert state.drift is not None
     assert state.drift.state != "calm"
     assert (state.collected > 30) is in_use
 
 
 def test_what_serves_gains_over_the_engine_before_on_the_frames_that_both_have_answered(config: Config) -> None:
-    findings = findings_of(config)
+    monitor = monitor_for(config)
     for begins, before in ((0, WRONG), (40, RIGHT)):
-        findings.watch(regime(), [], float(begins))
-        assert findings.state("", Spending(0.0, 0.0)).gain.n == 0
+        monitor.watch(regime(), [], float(begins))
+        assert monitor.state("", Spending(0.0, 0.0)).gain.n == 0
         for second in range(begins, begins + 40):
             frame = Frame(second, float(second), 0, IMAGES[second % len(IMAGES)])
             seen = np.zeros((1, 3, 8, 8), np.float32), Observation({}, scene(1.0, second)), RIGHT
-            findings.add(ServedFrame(frame, "another", WRONG, 0, 0.0), *seen, before)
-            findings.add(ServedFrame(frame, "lit 1", RIGHT, 0, 0.0), *seen, before if second % 2 else None)
-        gain = findings.state("", Spending(0.0, 0.0)).gain
+            monitor.add(ServedFrame(frame, "another", WRONG, 0, 0.0), *seen, before)
+            monitor.add(ServedFrame(frame, "lit 1", RIGHT, 0, 0.0), *seen, before if second % 2 else None)
+        gain = monitor.state("", Spending(0.0, 0.0)).gain
         assert (gain.estimate, gain.n) == (1.0 if before is WRONG else 0.0, 20)
         assert gain.low < gain.estimate <= gain.high
 
 
-def quickly(findings: CameraMonitor, seconds: range, light: float = 1.0) -> None:
+def quickly(monitor: CameraMonitor, seconds: range, light: float = 1.0) -> None:
     """Ten frames a second, of a camera that stands still."""
     for tenth in range(10 * seconds.start, 10 * seconds.stop):
         frame = Frame(tenth, tenth / 10, 0, IMAGES[tenth % len(IMAGES)])
         served = ServedFrame(frame, "lit 1", RIGHT, 0, 0.0)
-        findings.add(served, np.zeros((1, 3, 8, 8), np.float32), Observation({}, scene(light, tenth)), RIGHT)
+        monitor.add(served, np.zeros((1, 3, 8, 8), np.float32), Observation({}, scene(light, tenth)), RIGHT)
 
 
 def test_of_a_scene_that_stands_still_frames_are_chosen_unless_somebody_waits(config: Config) -> None:
-    findings = findings_of(config)
-    quickly(findings, range(20))
-    chosen = findings._collection.selection_report().detail()
+    monitor = monitor_for(config)
+    quickly(monitor, range(20))
+    chosen = monitor._collection.selection_report().detail()
     assert chosen["considered"] == 200
     assert chosen["taken"] == pytest.approx(20.0 * 512 * 4 / 3 / 300, abs=3)
     assert chosen["taken"] + chosen["duplicate"] == 200
     assert chosen["classes"] == {"a": chosen["taken"]}
-    state = findings.state("", Spending(0.0, 0.0))
+    state = monitor.state("", Spending(0.0, 0.0))
     assert (state.collected, state.informative) == (chosen["taken"] - chosen["held_out"], chosen["held_out"])
-    findings._collection.restart(hurried=True)
-    quickly(findings, range(20, 26))
-    assert findings._collection.selection_report().detail()["taken"] == 60
-    findings._collection.restart()
-    quickly(findings, range(26, 32))
-    assert findings._collection.selection_report().detail()["taken"] < 30
+    monitor._collection.restart(hurried=True)
+    quickly(monitor, range(20, 26))
+    assert monitor._collection.selection_report().detail()["taken"] == 60
+    monitor._collection.restart()
+    quickly(monitor, range(26, 32))
+    assert monitor._collection.selection_report().detail()["taken"] < 30
 
 
 def test_from_a_warning_on_frames_are_taken_as_they_come(config: Config) -> None:
-    findings = findings_of(config)
-    findings.watch(regime(), [], 0.0)
-    quickly(findings, range(40))
-    assert findings._collection.selection_report().detail()["duplicate"] > 200
-    quickly(findings, range(40, 63), light=1 / 16)
-    drift = findings.state("", Spending(0.0, 0.0)).drift
+    monitor = monitor_for(config)
+    monitor.watch(regime(), [], 0.0)
+    quickly(monitor, range(40))
+    assert monitor._collection.selection_report().detail()["duplicate"] > 200
+    quickly(monitor, range(40, 63), light=1 / 16)
+    drift = monitor.state("", Spending(0.0, 0.0)).drift
     assert drift is not None
     assert drift.state != "calm"
-    detail = findings._collection.selection_report().detail()
+    detail = monitor._collection.selection_report().detail()
     assert detail["taken"] == detail["considered"] > 50
 
 
@@ -296,9 +296,9 @@ def test_what_the_reference_sees_is_what_a_frame_shows() -> None:
 
 def test_thumbnails_are_kept_only_for_a_sheet(config: Config) -> None:
     without = config.calibration.model_copy(update={"contact_sheet": False})
-    findings = findings_of(config.model_copy(update={"calibration": without}))
-    quickly(findings, range(3))
-    assert findings._collection.selection_report().thumbnails is None
-    plain = findings_of(config)
+    monitor = monitor_for(config.model_copy(update={"calibration": without}))
+    quickly(monitor, range(3))
+    assert monitor._collection.selection_report().thumbnails is None
+    plain = monitor_for(config)
     quickly(plain, range(60))
     assert len(plain._collection.selection_report().thumbnails or ()) == 48
