@@ -10,5 +10,5 @@ Public names:
     identities  Identities, Name, RowCache
     records     AuditEntry, Refused, Results, audit, audit_entries, quarantine, quarantined
     reports     AddedReports, Gap, Report, Reports, Stream
-    selection   FIGURES, TAG, Condition, matches, parse, parse_tag, select
+    selection   COMPARISONS, FIGURES, TAG, Condition, matches, parse, parse_tag, select
 """

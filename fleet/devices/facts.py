@@ -34,15 +34,6 @@ FACTS = {
     "seen_s": "seconds since anything was heard of it; nothing where all that is known had been kept by the broker",
 }
 
-_UNREAD: Mapping[str, Any] = {
-    "agent_version": None,
-    "model": None,
-    "engine": None,
-    "calibration": None,
-    "telemetry": {},
-    "events": {},
-}
-
 
 def facts(device: Device, now: float, silent_s: float = SILENT_S) -> dict[str, Fact]:
     """Return the facts of a device by the names of FACTS; None for unknown ones.
@@ -50,7 +41,7 @@ def facts(device: Device, now: float, silent_s: float = SILENT_S) -> dict[str, F
     now: Unix time in s. silent_s: after so many seconds without a message an online device is `silent`.
     """
     if device.is_newer:
-        device = replace(device, **_UNREAD)
+        device = replace(device, agent_version=None, model=None, engine=None, calibration=None, telemetry={}, events={})
     seen_s = max(0.0, now - device.last_seen) if device.last_seen else None
     unheard = seen_s is None or seen_s > silent_s
     state = "silent" if device.state in ("online", "degraded") and unheard else device.state

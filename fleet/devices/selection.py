@@ -15,7 +15,7 @@ from agent.common.errors import CommandError
 from fleet.devices.devices import Device, Devices
 from fleet.devices.facts import FACTS, SILENT_S, Fact, facts
 
-_ORDER: dict[str, Callable[[Any, Any], bool]] = {
+COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
     ">": operator.gt,
@@ -54,9 +54,9 @@ class Condition:
             return known is not None
         if known is None:
             return self.comparison == "!="
-        if self.comparison in _ORDER:
+        if self.comparison in COMPARISONS:
             left, right = (float(known), float(self.value)) if self.fact in FIGURES else _versions(known, self.value)
-            return _ORDER[self.comparison](left, right)
+            return COMPARISONS[self.comparison](left, right)
         same = float(self.value) == known if self.fact in FIGURES else fnmatchcase(str(known), self.value)
         return same is (self.comparison == "=")
 

@@ -1,6 +1,6 @@
 """Make one calibration of what many boards have seen, from their histograms, never from frames.
 
-Reading order: `exchange` (boards are asked for their histograms), `inbox` (chunks become uploads), `calibration`
+Reading order: `exchange` (histograms are requested from boards), `inbox` (chunks become uploads), `calibration`
 (uploads become one calibration), `outliers` (boards that do not belong to the group).
 
 Public names:

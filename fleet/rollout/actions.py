@@ -35,13 +35,13 @@ class Actions:
     def __init__(self, rollout: Rollout, signer: Signer | None, now: float) -> None:
         self._rollout, self._spec, self._signer, self._now = rollout, rollout.spec, signer, now
 
-    def do(self, target: TargetRow, device: Device, held: Reported | None, until: float) -> BoardStep:
+    def do(self, target: TargetRow, device: Device, settings: Reported | None, until: float) -> BoardStep:
         """Return the step that changes a board.
 
         The baseline is kept from the first attempt, because a second one may find the board changed already.
 
         Args:
-            held: The settings that the board last reported.
+            settings: The settings that the board last reported.
             until: When its window closes, Unix time in s.
         """
         if device.schema is not None and device.is_newer:
@@ -53,11 +53,15 @@ class Actions:
                 TargetChange(target.device, TargetState.DONE, "served it already", device.engine, baseline)
             )
         if spec.op == "policy":
-            if held is None:
-                return BoardStep(self._later(target, "has not told its settings, to which it might have to go back"))
-            replaced = {key: held.values.get(key) for key in spec.arguments}
+            if settings is None:
+                reason, attempts = "has not reported its settings, to which it might have to go back", target.attempts
+                if attempts >= MOST_ATTEMPTS:
+                    return BoardStep(TargetChange(target.device, TargetState.FAILED, reason))
+                due, waiting = self._now + pause_s(0), TargetState.WAITING
+                return BoardStep(TargetChange(target.device, waiting, reason, due=due, attempts=attempts + 1))
+            replaced = {key: settings.values.get(key) for key in spec.arguments}
             baseline.setdefault(_HELD, policy_arguments(replaced).values)
-        version = self._version(held) if spec.op == "policy" else 1
+        version = self._version(settings) if spec.op == "policy" else 1
         valid_s = min(spec.valid_s, until - self._now)
         command = command_from_args(OPS[spec.op], spec.args, self._now, valid_s, self._to(target), version)
         change = TargetChange(target.device, TargetState.SENT, baseline=baseline, attempts=target.attempts + 1)
@@ -68,17 +72,18 @@ class Actions:
         command = new_command("cancel", {}, self._now, self._spec.valid_s, self._to(target))
         return self._row(target, CommandRole.CANCEL, command)
 
-    def undo(self, target: TargetRow, device: Device, held: Reported | None) -> BoardStep:
+    def undo(self, target: TargetRow, device: Device, settings: Reported | None) -> BoardStep:
         """Return the step that sends a board back. A board that was changed since by anyone else is left alone."""
         if device.schema is not None and device.is_newer:
             return BoardStep(unreadable_board(target, CommandRole.UNDO, device.schema))
         spec, to, baseline = self._spec, self._to(target), target.baseline
         if spec.op == "policy":
             requested = {key: value for key, value in spec.arguments.items() if value is not None}
-            other = [key for key, value in requested.items() if held is not None and held.values.get(key) != value]
+            known = requested if settings is None else settings.values
+            other = [key for key, value in requested.items() if known.get(key) != value]
             if other:
-                return BoardStep(TargetChange(target.device, TargetState.KEPT, f"was told another {other[0]} since"))
-            version = self._version(held)
+                return BoardStep(TargetChange(target.device, TargetState.KEPT, f"was set to another {other[0]} since"))
+            version = self._version(settings)
             command = command_from_args("set", policy_arguments(baseline[_HELD]), self._now, spec.valid_s, to, version)
         elif device.engine != target.artefact:
             if self._now - (target.settled or 0.0) < _REPORT_S:
@@ -97,15 +102,9 @@ class Actions:
         change = TargetChange(target.device, TargetState.UNDOING, attempts=target.attempts + 1)
         return BoardStep(change, self._row(target, CommandRole.UNDO, command))
 
-    def _version(self, held: Reported | None) -> int:
+    def _version(self, settings: Reported | None) -> int:
         """Return a version above any that the board knows, whatever this machine's clock says."""
-        return max(int(self._now * 1000.0), held.version + 1 if held is not None else 1)
-
-    def _later(self, target: TargetRow, reason: str) -> TargetChange:
-        if target.attempts >= MOST_ATTEMPTS:
-            return TargetChange(target.device, TargetState.FAILED, reason)
-        due = self._now + pause_s(0)
-        return TargetChange(target.device, TargetState.WAITING, reason, due=due, attempts=target.attempts + 1)
+        return max(int(self._now * 1000.0), settings.version + 1 if settings is not None else 1)
 
     def _to(self, target: TargetRow) -> Topics | None:
         return Topics(self._rollout.fleet, target.name) if self._signer is not None else None

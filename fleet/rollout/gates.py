@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from operator import ge, gt, le, lt
-from typing import Any
 
 from agent.common.errors import CommandError
 from fleet.devices.facts import Fact
-from fleet.devices.selection import FIGURES
+from fleet.devices.selection import COMPARISONS, FIGURES
 
 FAILURES, UNREACHED = "failures", "unreached"
 FAILURES_GATE = "failures<=2%"
@@ -27,7 +25,6 @@ FAILURES_GATE = "failures<=2%"
 _OF_WAVE = (FAILURES, UNREACHED)
 _MEASURED = sorted(FIGURES - {"seen_s", "schema"})
 _SHARE = 0.95
-_COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {"<=": le, ">=": ge, "<": lt, ">": gt}
 _GATE = re.compile(r"\s*(\w+)\s*(<=|>=|<|>)\s*(-?\d+(?:\.\d+)?)(%|x)?\s*(?:@\s*(\d+(?:\.\d+)?)%)?\s*")
 
 
@@ -89,15 +86,18 @@ class Gate:
         succeeded = [each for each in wave if each.reached and not each.failure]
         silent, missed = 0, list[str]()
         for each in succeeded:
-            known, bound = _number(each.after, self.metric), self._bound(each)
-            if known is None or bound is None:
+            known, bound = _number(each.after, self.metric), float(self.value)
+            if self.relative:
+                before = _number(each.before, self.metric)
+                bound = math.nan if before is None else before * bound
+            if known is None or math.isnan(bound):
                 silent += 1
             elif not self._compares(known, bound):
                 missed.append(f"{each.device} with {known:.4g}, where {bound:.4g} is the bound")
         held = len(succeeded) - silent - len(missed)
         needed = max(1, math.ceil(self.share * len(succeeded) - 1e-9))
         words = f"holds on {held} of {len(succeeded)} boards, {needed} are needed"
-        words += f"; {silent} have told nothing to judge by since" if silent else ""
+        words += f"; {silent} have reported nothing to judge by since" if silent else ""
         words += f"; not on {missed[0]}" if missed else ""
         return GateResult(self.text, held >= needed, words)
 
@@ -111,14 +111,8 @@ class Gate:
         words = f"{len(counted)} of {len(wave)}, {float(share):.1%}{first}"
         return GateResult(self.text, self._compares(share, self.value), words)
 
-    def _bound(self, standing: Standing) -> float | None:
-        if not self.relative:
-            return float(self.value)
-        before = _number(standing.before, self.metric)
-        return None if before is None else before * float(self.value)
-
-    def _compares(self, found: float | Fraction, bound: float | Fraction) -> bool:
-        return _COMPARISONS[self.comparison](found, bound)
+    def _compares(self, value: float | Fraction, bound: float | Fraction) -> bool:
+        return COMPARISONS[self.comparison](value, bound)
 
 
 def parse_gates(text: str) -> tuple[Gate, ...]:

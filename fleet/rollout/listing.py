@@ -1,4 +1,4 @@
-"""Rollouts as people and programs read them."""
+"""Show rollouts to people as tables, and to programs as JSON."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from fleet.rollout.spec import RolloutSpec
 from fleet.store.transaction import Row
 
 _WIDE = 200
-_MOST_TOLD = 20  # boards that stand out
+_MOST_SHOWN = 20  # boards that did not simply succeed
 _PLAIN = (TargetState.WAITING, TargetState.DONE)
 
 
 def as_object(overview: Overview) -> dict[str, Any]:
-    """For --json: what there is to know of it without its boards."""
+    """Return a rollout for --json, without its boards."""
     rollout = overview.rollout
     return {
         "id": rollout.id,
@@ -43,7 +43,7 @@ def as_object(overview: Overview) -> dict[str, Any]:
 
 
 def details(overview: Overview, boards: Sequence[TargetRow], commands: Sequence[Row]) -> dict[str, Any]:
-    """For --json: with its boards, each step that is on record, and each command as it was sent and answered."""
+    """Return a rollout for --json, with its boards, records, and commands as they were sent and answered."""
     keys = ("device", "for", "id", "sent", "status", "command", "result")
     return {
         **as_object(overview),
@@ -64,7 +64,7 @@ def details(overview: Overview, boards: Sequence[TargetRow], commands: Sequence[
 
 
 def print_rollouts(overviews: Sequence[Overview], console: Console) -> None:
-    """A line for each."""
+    """Print a line for each rollout."""
     table = _table(console, "rollout", "op", "state", "wave", "boards", "begun")
     for each in overviews:
         rollout = each.rollout
@@ -75,7 +75,7 @@ def print_rollouts(overviews: Sequence[Overview], console: Console) -> None:
 
 
 def print_rollout(overview: Overview, boards: Sequence[TargetRow], console: Console) -> None:
-    """Its waves, those of its boards that stand out, and all that is on record of it."""
+    """Print the waves of a rollout, the boards that did not simply succeed, and all records."""
     rollout = overview.rollout
     demand = ", signed commands alone" if rollout.is_signed else ""
     console.print(Text(f"{rollout.id} {rollout.op} in {rollout.fleet}: {rollout.state.value}{demand}"))
@@ -84,13 +84,13 @@ def print_rollout(overview: Overview, boards: Sequence[TargetRow], console: Cons
         here = " <" if wave == rollout.wave and not rollout.state.is_finished else ""
         waves.add_row(f"{wave + 1}{here}", state_counts([Counter(counts)]))
     console.print(waves)
-    loud = [each for each in boards if each.state not in _PLAIN and each.reason]
-    if loud:
+    notable = [each for each in boards if each.state not in _PLAIN and each.reason]
+    if notable:
         table = _table(console, "board", "wave", "state", "reason")
-        for each in loud[:_MOST_TOLD]:
+        for each in notable[:_MOST_SHOWN]:
             table.add_row(Text(each.name), str(each.wave + 1), each.state.value, Text(each.reason))
         console.print(table)
-        if (more := len(loud) - _MOST_TOLD) > 0:
+        if (more := len(notable) - _MOST_SHOWN) > 0:
             console.print(f"and {more} more: --json has them all")
     records = _table(console, "when", "who", "what", "why")
     for record in overview.records:
@@ -99,10 +99,11 @@ def print_rollout(overview: Overview, boards: Sequence[TargetRow], console: Cons
 
 
 def print_plan(spec: RolloutSpec, waves: Sequence[Sequence[Device]], console: Console) -> None:
-    """What would be done, before it is."""
+    """Print what a new rollout would do."""
     gates = ", ".join(each.text for each in spec.parsed_gates)
     console.print(Text(f"{spec.op}, gates {gates}, each wave looked at for {spec.soak_s:.0f} s"))
-    guarded = sum(_has_keys(each) for wave in waves for each in wave)
+    commands = [each.birth.get("commands") for wave in waves for each in wave]
+    guarded = sum(isinstance(each, dict) and bool(each.get("operator_keys")) for each in commands)
     if guarded and not spec.signed:
         words = f"{guarded} of them have operators' keys: with --signed no controller without one carries it out"
         console.print(Text(words, style="yellow"))
@@ -112,14 +113,9 @@ def print_plan(spec: RolloutSpec, waves: Sequence[Sequence[Device]], console: Co
     console.print(table)
 
 
-def _has_keys(device: Device) -> bool:
-    commands = device.birth.get("commands")
-    return isinstance(commands, dict) and bool(commands.get("operator_keys"))
-
-
 def _table(console: Console, *columns: str) -> Table:
     if not console.is_terminal:
-        console.width = _WIDE  # nobody's lines are cut in a pipe
+        console.width = _WIDE  # in a pipe, no line is cut
     table = Table(box=None, pad_edge=False)
     for name in columns:
         table.add_column(name, overflow="fold")

@@ -1,4 +1,7 @@
-"""What an operator does with rollouts: begin one, look at it, stop it for a while or for good; each is on record."""
+"""Offer an operator's acts on rollouts: create, show, pause, resume, abort. Each act is recorded.
+
+The register writes to the store alone. A controller, maybe on another machine, notices at its next step.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from agent.common.errors import CommandError
 from fleet.devices.devices import Device, Devices
@@ -19,12 +23,12 @@ from fleet.rollout.spec import RolloutSpec
 from fleet.store.transaction import FleetStore, Row
 
 ZONE_TAG = "tz"
-WAVE, ALL = "wave", "all"  # what may be undone of a rollout that is aborted
+WAVE, ALL = "wave", "all"  # what an abort can undo
 
 
 @dataclass(frozen=True)
 class Overview:
-    """counts: boards of each wave, by their state. records: the oldest first."""
+    """A rollout for people. counts: boards of each wave, by state. records: the oldest first."""
 
     rollout: Rollout
     counts: dict[int, dict[TargetState, int]]
@@ -32,29 +36,39 @@ class Overview:
 
 
 class RolloutRegister:
-    """Those in a store. who: as the record names the operator. Raises AgentError as the store does."""
+    """The rollouts in a store. who: the operator, as the record names them. Raises AgentError as the store does."""
 
     def __init__(self, store: FleetStore, who: str) -> None:
         self._store, self._who = store, who
 
     def plan(self, fleet: str, spec: RolloutSpec, seed: str) -> list[list[Device]]:
-        """The boards of each wave, as they would be. Raises CommandError as `select` (`fleet.nobody`, `fleet.where`)
-        and `check_zone`, and `rollout.schema` where what some of them would answer could not be read."""
-        found = select(Devices(self._store), fleet, spec.select, spec.silent_s)
-        if not found:
+        """Return the boards of each wave, without creating a rollout.
+
+        Raises CommandError:
+            fleet.where      the selection cannot be read
+            fleet.nobody     it selects no board
+            rollout.zone     a board's time zone is unknown
+            rollout.schema   boards speak a newer contract, so that their results could not be read
+        """
+        devices = select(Devices(self._store), fleet, spec.select, spec.silent_s)
+        if not devices:
             remedy = "let 'tared fleet collect' run until they have reported"
             raise CommandError("fleet.nobody", f"no device of {fleet!a}", "at least one", remedy)
-        _check_schemas(found)
-        for zone in {each.tags.get(ZONE_TAG, spec.timezone) for each in found}:
+        if newer := [each for each in devices if each.is_newer]:
+            found = f"{len(newer)} of {len(devices)} boards speak a newer schema, the first {newer[0].name!a}"
+            others = ",".join(f"schema!={each}" for each in sorted({each.schema for each in newer if each.schema}))
+            remedy = f"update this tared, or leave them out by '{others}' in --select"
+            raise CommandError("rollout.schema", found, "boards whose answers this tared can read", remedy)
+        for zone in {each.tags.get(ZONE_TAG, spec.timezone) for each in devices}:
             check_zone(zone)
-        rest, waves = order_devices(found, spec.order, seed), []
+        rest, waves = order_devices(devices, spec.order, seed), []
         for size in wave_sizes(spec.parsed_waves, len(rest)):
             waves.append(rest[:size])
             rest = rest[size:]
         return waves
 
     def create(self, fleet: str, spec: RolloutSpec, waves: Sequence[Sequence[Device]], why: str) -> str:
-        """From now on a controller carries it out; its id."""
+        """Store a new rollout, which a controller then carries out; return its id."""
         boards = [[(each.id, each.tags.get(ZONE_TAG, spec.timezone)) for each in wave] for wave in waves]
         with self._store.transaction("write") as transaction:
             identity = rollout_rows.create(transaction, fleet, spec, boards, time.time())
@@ -63,17 +77,16 @@ class RolloutRegister:
         return identity
 
     def all(self, fleet: str) -> list[Overview]:
-        """The newest first."""
+        """Return the rollouts of a fleet, without their records; the newest first."""
         with self._store.transaction("read") as transaction:
-            found = [
-                (each, board_rows.counts(transaction, each.id))
-                for each in rollout_rows.all_rollouts(transaction, fleet)
-            ]
-        return [Overview(rollout, dict(counts), ()) for rollout, counts in found]
+            rollouts = rollout_rows.all_rollouts(transaction, fleet)
+            return [Overview(each, dict(board_rows.counts(transaction, each.id)), ()) for each in rollouts]
 
     def show(self, identity: str) -> tuple[Overview, list[TargetRow], list[Row]]:
-        """With each of its boards, and each command as `orders.commands` has them. identity: may be cut short. Raises
-        CommandError (`rollout.unknown`)."""
+        """Return a rollout with its boards, and its commands as `command_rows.all_commands` has them.
+
+        identity: the id, or the start of it. Raises CommandError (`rollout.unknown`).
+        """
         with self._store.transaction("read") as transaction:
             rollout = rollout_rows.find(transaction, identity)
             counts = board_rows.counts(transaction, rollout.id)
@@ -82,50 +95,44 @@ class RolloutRegister:
         return Overview(rollout, dict(counts), audit_entries(self._store, rollout.id)), boards, commands
 
     def pause(self, identity: str, why: str) -> Rollout:
-        """Nobody else is told, nothing is judged; who has been told goes on. Raises CommandError (`rollout.unknown`,
-        `rollout.state`), as all of these."""
-        return self._turn(
-            identity, (RolloutState.RUNNING,), "paused", why, lambda found: replace(found, state=RolloutState.PAUSED)
-        )
+        """Start no further board, and judge nothing; boards that have a command go on.
+
+        Raises CommandError, as `resume` and `abort`: rollout.unknown, and rollout.state for a state that forbids it.
+        """
+        changed = partial(replace, state=RolloutState.PAUSED)
+        return self._change_state(identity, (RolloutState.RUNNING,), "paused", why, changed)
 
     def resume(self, identity: str, why: str) -> Rollout:
-        """Where it stood."""
-        return self._turn(
-            identity, (RolloutState.PAUSED,), "resumed", why, lambda found: replace(found, state=RolloutState.RUNNING)
-        )
+        """Go on where the rollout stood."""
+        changed = partial(replace, state=RolloutState.RUNNING)
+        return self._change_state(identity, (RolloutState.PAUSED,), "resumed", why, changed)
 
     def abort(self, identity: str, undo: str | None, why: str) -> Rollout:
-        """Nobody else is told, who is at it still is to leave it. undo: WAVE, the boards of the present one go back to
-        what they had; ALL, all do, also of one that is over, or is undoing its wave already; None, none."""
+        """Start no further board, and cancel what boards still do.
 
-        def turned(found: Rollout) -> Rollout:
-            undo_from = {WAVE: found.wave, ALL: 0}.get(undo or "", found.waves)
-            return replace(found, state=RolloutState.UNDOING, undo_from=undo_from, ends_as=RolloutState.ABORTED)
+        undo: WAVE, the boards of the present wave go back to what they had; ALL, all boards do, also of a finished
+        rollout, or of one that undoes its wave already; None, no board does.
+        """
+
+        def aborted(rollout: Rollout) -> Rollout:
+            undo_from = {WAVE: rollout.wave, ALL: 0}.get(undo or "", rollout.waves)
+            return replace(rollout, state=RolloutState.UNDOING, undo_from=undo_from, ends_as=RolloutState.ABORTED)
 
         what = "aborted" if undo is None else f"aborted, to undo {'its wave' if undo == WAVE else 'all'}"
         states = tuple(RolloutState) if undo == ALL else (RolloutState.RUNNING, RolloutState.PAUSED)
-        return self._turn(identity, states, what, why, turned)
+        return self._change_state(identity, states, what, why, aborted)
 
-    def _turn(
-        self, identity: str, states: Sequence[RolloutState], what: str, why: str, turned: Callable[[Rollout], Rollout]
+    def _change_state(
+        self, identity: str, states: Sequence[RolloutState], what: str, why: str, changed: Callable[[Rollout], Rollout]
     ) -> Rollout:
         with self._store.transaction("write") as transaction:
-            found = rollout_rows.find_for_update(transaction, identity)
-            if found.state not in states:
+            current = rollout_rows.find_for_update(transaction, identity)
+            if current.state not in states:
                 expected = " or ".join(each.value for each in states)
                 remedy = "look at 'tared fleet rollout show'; 'abort --undo all' takes back what is done, in any state"
-                raise CommandError("rollout.state", f"{found.id} is {found.state.value}", expected, remedy)
-            rollout = turned(found)
+                raise CommandError("rollout.state", f"{current.id} is {current.state.value}", expected, remedy)
+            rollout = changed(current)
             rollout_rows.save_position(transaction, rollout)
             document = {"wave": rollout.wave + 1, "state": rollout.state.value}
             audit(transaction, self._who, what, why, rollout.id, json.dumps(document))
         return rollout
-
-
-def _check_schemas(boards: Sequence[Device]) -> None:
-    newer = [each for each in boards if each.is_newer]
-    if newer:
-        found = f"{len(newer)} of {len(boards)} boards speak a newer schema, the first {newer[0].name!a}"
-        others = ",".join(f"schema!={each}" for each in sorted({each.schema for each in newer if each.schema}))
-        remedy = f"update this tared, or leave them out by '{others}' in --select"
-        raise CommandError("rollout.schema", found, "boards whose answers this tared can read", remedy)

@@ -82,8 +82,8 @@ class PostgresStore(FleetStore):
         """Bring the database to today's schema."""
         db.execute("SELECT pg_advisory_xact_lock(%s)", (_MIGRATING,))
         db.execute("CREATE TABLE IF NOT EXISTS tared_schema (version BIGINT NOT NULL)")
-        found, today = db.execute("SELECT version FROM tared_schema").fetchone(), len(POSTGRES)
-        schema = int(found[0]) if found is not None else 0
+        row, today = db.execute("SELECT version FROM tared_schema").fetchone(), len(POSTGRES)
+        schema = int(row[0]) if row is not None else 0
         if schema > today:
             remedy = "run the tared that wrote it, or give --db another database"
             raise AgentError(

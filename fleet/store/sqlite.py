@@ -92,12 +92,12 @@ class SqliteTransaction(Transaction):
     ) -> dict[Row, Row]:
         del lock  # a transaction that writes is alone anyway
         query = f"SELECT {', '.join(columns)} FROM {table} WHERE {' AND '.join(f'{name} = ?' for name in key)}"
-        found = {}
+        rows = {}
         for each in keys:
             row = self._db.execute(query, each).fetchone()
             if row is not None:
-                found[each] = row
-        return found
+                rows[each] = row
+        return rows
 
     def add_reports(self, rows: Sequence[ReportRow]) -> list[ReportRow]:
         before = self._db.total_changes

@@ -113,22 +113,22 @@ def test_of_a_board_with_a_newer_birth_nothing_is_read_but_that_it_is_there(stor
     assert facts(the_board(store), time.time())["fps"] == 9.0
     keep(store, of_schema(2, "birth"), *[each for each in ours if not each.topic.endswith(b"birth")])
     board = the_board(store)
-    told = facts(board, time.time())
+    sent = facts(board, time.time())
     assert board.is_newer
-    assert (told["schema"], told["state"]) == (2.0, "online")
-    assert [told[name] for name in _FIGURES] == [None] * len(_FIGURES)
+    assert (sent["schema"], sent["state"]) == (2.0, "online")
+    assert [sent[name] for name in _FIGURES] == [None] * len(_FIGURES)
     assert (board.engine, board.agent_version) == (None, None)
     keep(store, *ours)  # it has gone back to the tared that it had
-    told = facts(the_board(store), time.time())
-    assert (told["schema"], told["engine"], told["fps"]) == (1.0, "e", 9.0)
+    sent = facts(the_board(store), time.time())
+    assert (sent["schema"], sent["engine"], sent["fps"]) == (1.0, "e", 9.0)
 
 
 def test_a_birth_that_an_older_tared_has_taken_for_one_is_not_read_either(store: FleetStore) -> None:
     birth = Birth(schema_version=3, agent_version="9", engine="e")
     with store.transaction() as transaction:
         Devices(store).apply_births(transaction, {("fleet", "board"): (birth, birth.to_json().decode())}, 1.0)
-    told = facts(the_board(store), time.time())
-    assert (told["schema"], told["engine"], told["agent"]) == (3.0, None, None)
+    sent = facts(the_board(store), time.time())
+    assert (sent["schema"], sent["engine"], sent["agent"]) == (3.0, None, None)
 
 
 def test_devices_and_report_name_those_boards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,14 +136,14 @@ def test_devices_and_report_name_those_boards(tmp_path: Path, capsys: pytest.Cap
     other = Arrival(b"tared/v1/fleet/other/birth", _OURS["birth"])
     with open_store(path) as store:
         keep(store, of_schema(2, "status"), of_schema(2, "birth"), other)
-    asked = ["fleet", "devices", "--db", str(path), "--fleet", "fleet"]
-    assert main(asked) == 0
-    told = capsys.readouterr().out
-    assert "schema 2" in told
-    assert "1 speak a newer schema than 1, which is all that this tared knows" in told
-    assert "board; update this tared" in told
+    requested = ["fleet", "devices", "--db", str(path), "--fleet", "fleet"]
+    assert main(requested) == 0
+    sent = capsys.readouterr().out
+    assert "schema 2" in sent
+    assert "1 speak a newer schema than 1, which is all that this tared knows" in sent
+    assert "board; update this tared" in sent
     for condition, names in (("schema>1", ["board"]), ("schema!=2", ["other"])):
-        assert main([*asked, "--where", condition, "--json"]) == 0
+        assert main([*requested, "--where", condition, "--json"]) == 0
         found = json.loads(capsys.readouterr().out)["devices"]
         assert [each["name"] for each in found] == names
     assert main(["fleet", "report", "--db", str(path), "--fleet", "fleet", "-o", str(page)]) == 0
@@ -198,17 +198,17 @@ def test_who_sends_a_command_hears_why_its_answer_cannot_be_read(
 def newer(room: Room, *numbers: int) -> None:
     """These boards have come to speak another schema."""
     with room.store.transaction() as transaction:
-        told = {("f", f"b{number}"): (None, '{"schema_version": 2}') for number in numbers}
-        Devices(room.store).apply_births(transaction, told, time.time())
+        sent = {("f", f"b{number}"): (None, '{"schema_version": 2}') for number in numbers}
+        Devices(room.store).apply_births(transaction, sent, time.time())
 
 
 def test_a_rollout_is_not_begun_with_boards_whose_answers_could_not_be_read(store: FleetStore) -> None:
     room = Room(store, spec(), boards=3)
     newer(room, 1)
-    book = RolloutRegister(store, "operator")
+    register = RolloutRegister(store, "operator")
     with pytest.raises(CommandError, match=r"rollout\.schema: 1 of 3 boards .* 'b1'.* 'schema!=2' in --select"):
-        book.plan("f", spec(), "seed")
-    (wave,) = book.plan("f", spec(select="schema!=2"), "seed")
+        register.plan("f", spec(), "seed")
+    (wave,) = register.plan("f", spec(select="schema!=2"), "seed")
     assert [each.name for each in wave] == ["b0", "b2"]
 
 

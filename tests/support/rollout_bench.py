@@ -29,11 +29,11 @@ PATIENCE_S = 60.0
 
 
 @contextmanager
-def a_fleet(broker: RealBroker, where: str, devices: int, **wishes: Any) -> Iterator[Simulation]:
+def a_fleet(broker: RealBroker, where: str, devices: int, **overrides: Any) -> Iterator[Simulation]:
     """Of which the store knows all, and how each is."""
     with collecting(broker, where):
         wait_for_collector(broker)
-        with simulating(broker, devices, **wishes) as simulation:
+        with simulating(broker, devices, **overrides) as simulation:
             with open_store(where) as store:
                 eventually(lambda: sum(bool(each.telemetry) for each in Devices(store).all(FLEET)) == devices, 30.0)
             yield simulation
@@ -71,7 +71,7 @@ class Commands:
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
-    def told(self, op: str) -> dict[str, set[str]]:
+    def sent_ids(self, op: str) -> dict[str, set[str]]:
         """By device, the ids of all commands of this op so far."""
         for topic, payload, _ in self._intake.pop(1 << 30, 0.2, 0.0):
             document = json.loads(payload)
@@ -82,8 +82,8 @@ class Commands:
 def begin(where: str, spec: RolloutSpec, why: str = "") -> str:
     """Write a rollout down; its id."""
     with open_store(where) as store:
-        book = RolloutRegister(store, "operator")
-        return book.create(FLEET, spec, book.plan(FLEET, spec, "seed"), why)
+        register = RolloutRegister(store, "operator")
+        return register.create(FLEET, spec, register.plan(FLEET, spec, "seed"), why)
 
 
 def overview(where: str, identity: str) -> Overview:
@@ -107,5 +107,5 @@ def swaps(where: str, number: int) -> list[str]:
     """The engines that a board has gone to, in their order; with "rollback:" before those that it went back to."""
     with open_store(where) as store:
         found = Reports(store).reports_of(FLEET, topics(number).device)
-        told = [(each.kind, json.loads(each.document)) for each in found if each.kind in ("swap", "rollback")]
-    return [f"{'rollback:' if kind == 'rollback' else ''}{document['artefact']}" for kind, document in told]
+        sent = [(each.kind, json.loads(each.document)) for each in found if each.kind in ("swap", "rollback")]
+    return [f"{'rollback:' if kind == 'rollback' else ''}{document['artefact']}" for kind, document in sent]

@@ -28,8 +28,8 @@ class Room:
         self.store, self.sender, self.boards = store, CommandSender(), boards
         self.held: dict[tuple[str, str], Reported] = {}
         self.serves(dict.fromkeys(range(boards), "e0"))
-        book = RolloutRegister(store, "operator")
-        self.id = book.create("f", spec, book.plan("f", spec, "seed"), "")
+        register = RolloutRegister(store, "operator")
+        self.id = register.create("f", spec, register.plan("f", spec, "seed"), "")
         with store.transaction("write") as transaction:
             rollout_rows.claim(transaction, "owner", time.time(), time.time() + 60.0, ())
         self.stepper = RolloutStepper(store, self.sender, "owner", "who", None, self.held, 60.0)
@@ -91,12 +91,12 @@ def failed(order: CommandRow, code: str, message: str = "") -> CommandResult:
     )
 
 
-def spec(op: str = "recalibrate", **wishes: Any) -> RolloutSpec:
-    return RolloutSpec(op, **{"waves": "100%", "order": "name", "soak_s": 60.0, "gates": "failures<=100%", **wishes})
+def spec(op: str = "recalibrate", **overrides: Any) -> RolloutSpec:
+    return RolloutSpec(op, **{"waves": "100%", "order": "name", "soak_s": 60.0, "gates": "failures<=100%", **overrides})
 
 
-def policy(value: object = 2.0, **wishes: Any) -> RolloutSpec:
-    return spec("policy", arguments={PERIOD: value}, **wishes)
+def policy(value: object = 2.0, **overrides: Any) -> RolloutSpec:
+    return spec("policy", arguments={PERIOD: value}, **overrides)
 
 
 def reported(value: Any, version: int = 1) -> Reported:

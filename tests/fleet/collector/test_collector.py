@@ -195,9 +195,9 @@ def test_the_command_collects_until_it_is_ended_and_tells_what_it_has(any_broker
         board.publish(alarm(1))
         watcher.expect(TOPICS.ack, epoch=7, upto=1)
         process.terminate()
-        told, _ = process.communicate(timeout=20.0)
+        output, _ = process.communicate(timeout=20.0)
     assert process.returncode == 0
-    assert json.loads(told) == {"report": 1, "gap": 0, "status": 1, "birth": 0, "result": 0, "refused": 0}
+    assert json.loads(output) == {"report": 1, "gap": 0, "status": 1, "birth": 0, "result": 0, "refused": 0}
 
 
 def test_a_database_of_a_newer_tared_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,14 +46,14 @@ def test_while_there_is_no_room_what_nobody_need_acknowledge_is_dropped_and_the_
         eventually(lambda: "mqtt=no_room qos=0" in caplog.text)
         for seq in range(5):
             board.publish(alarm(seq))
-        told = list[Arrival]()
+        received = list[Arrival]()
 
         def take() -> bool:
-            told.extend(intake.pop(1 << 20, 0.1, 0.0))
-            return sum(len(each.payload) != 500 for each in told) == 6
+            received.extend(intake.pop(1 << 20, 0.1, 0.0))
+            return sum(len(each.payload) != 500 for each in received) == 6
 
         eventually(take)
-    assert sum(len(each.payload) == 500 for each in told) < 3000
+    assert sum(len(each.payload) == 500 for each in received) < 3000
 
 
 def test_an_intake_counts_topics_too() -> None:

@@ -144,13 +144,13 @@ def test_what_nobody_takes_waits_with_the_broker(tmp_path: Path) -> None:
                 board.publish(Message(TOPICS.event, b"%d" % seq))
             board.publish(Message("done", b""))
             board.inbox.get(timeout=10.0)
-            taken = intake.pop(1 << 20, 10.0, 0.0)
-            assert 0 < len(taken) <= 40
-            while len(taken) < 500:
+            received = intake.pop(1 << 20, 10.0, 0.0)
+            assert 0 < len(received) <= 40
+            while len(received) < 500:
                 more = intake.pop(1 << 20, 10.0, 0.0)
                 assert more
-                taken += more
-    assert [int(each.payload) for each in taken] == list(range(500))
+                received += more
+    assert [int(each.payload) for each in received] == list(range(500))
 
 
 @pytest.mark.broker
@@ -166,10 +166,10 @@ def test_a_payload_that_is_too_long_is_cut_and_what_follows_it_is_not(tmp_path: 
             sizes = [10, 65_536, 65_537, 3_000_000, 127, 128, 0, 20_000]
             for size in sizes:
                 board.publish(Message(TOPICS.event, bytes([size % 251]) * size))
-            taken: list[bytes] = []
-            while len(taken) < len(sizes):
+            received: list[bytes] = []
+            while len(received) < len(sizes):
                 more = intake.pop(1 << 30, 10.0, 0.0)
                 assert more
-                taken += [each.payload for each in more]
-    assert [len(each) for each in taken] == [min(size, 65_537) for size in sizes]
-    assert all(set(each) <= {size % 251} for each, size in zip(taken, sizes, strict=True))
+                received += [each.payload for each in more]
+    assert [len(each) for each in received] == [min(size, 65_537) for size in sizes]
+    assert all(set(each) <= {size % 251} for each, size in zip(received, sizes, strict=True))

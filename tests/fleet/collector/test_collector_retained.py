@@ -88,12 +88,16 @@ def test_a_word_that_was_kept_and_one_of_now_in_one_batch_are_a_sign_of_life() -
 
 
 def test_a_late_will_in_one_batch_with_the_connection_that_followed_does_not_end_it() -> None:
-    def told(state: str, session: str, ts: float) -> Arrival:
+    def status_arrival(state: str, session: str, ts: float) -> Arrival:
         status = Status.model_validate({"state": state, "session": session, "boot_id": "b", "ts": ts})
         return Arrival(_TOPIC + b"status", status.to_json())
 
-    first, second, will = told("online", "1", 1.0), told("online", "2", 2.0), told("offline", "1", 1.0)
-    end = told("offline", "2", 2.0)
+    first, second, will = (
+        status_arrival("online", "1", 1.0),
+        status_arrival("online", "2", 2.0),
+        status_arrival("offline", "1", 1.0),
+    )
+    end = status_arrival("offline", "2", 2.0)
     for arrivals, state in (
         ([first, second, will], "online"),
         ([second, will], "online"),
@@ -106,8 +110,8 @@ def test_a_late_will_in_one_batch_with_the_connection_that_followed_does_not_end
 
 def test_who_watches_is_not_told_that_it_was_heard_either() -> None:
     known: dict[str, watch.WatchedDevice] = {}
-    for retain, heard in ((True, False), (False, True)):
+    for retain, is_seen in ((True, False), (False, True)):
         watch._take(Message(TOPICS.status, ONLINE.payload, retain=retain), "fleet", frozenset(), known, None)
         assert known["board"].newest["status"]["state"] == "online"
-        assert (known["board"].heard_s is not None) is heard
-        assert ("not yet" in list(watch._table(known).columns[-1].cells)) is not heard
+        assert (known["board"].heard_s is not None) is is_seen
+        assert ("not yet" in list(watch._table(known).columns[-1].cells)) is not is_seen

@@ -103,9 +103,9 @@ def test_bytes_of_any_kind_are_read_or_refused(arrivals: list[tuple[bytes, bytes
 def test_documents_that_were_tampered_with_are_stored_or_refused_by_any_database(store: FleetStore) -> None:
     """What passes for a document is one for the database too: one row that it refused would hold up all others."""
     chance = random.Random(7)
-    keeper, reader = BatchWriter(store, Warnings(logging.getLogger(), "test")), Reader()
+    writer, reader = BatchWriter(store, Warnings(logging.getLogger(), "test")), Reader()
     for _ in range(60):
-        keeper.write(reader.read([tampered(chance) for _ in range(20)]))
+        writer.write(reader.read([tampered(chance) for _ in range(20)]))
     assert len(quarantined(store, 2000)) > 100
     assert len(Devices(store).all("fleet")) == 1
 
@@ -181,10 +181,10 @@ def test_a_replayed_epoch_changes_nothing_and_is_answered(store: FleetStore) -> 
 
 def test_parts_are_of_all_devices_each_once() -> None:
     names = [f"board-{number}" for number in range(300)]
-    taken = [[name for name in names if Part(number, 4).contains("fleet", name)] for number in (1, 2, 3, 4)]
-    assert sorted(name for part in taken for name in part) == sorted(names)
-    assert all(40 < len(part) < 110 for part in taken)
-    ours, others = taken[0][0], taken[1][0]
+    by_part = [[name for name in names if Part(number, 4).contains("fleet", name)] for number in (1, 2, 3, 4)]
+    assert sorted(name for part in by_part for name in part) == sorted(names)
+    assert all(40 < len(part) < 110 for part in by_part)
+    ours, others = by_part[0][0], by_part[1][0]
     arrivals = [Arrival(f"tared/v1/fleet/{name}/event".encode(), alarm(1).payload) for name in (ours, others)]
     assert [each.stream.device for each in Reader(Part(1, 4)).read(arrivals).entries] == [ours]
 
@@ -213,8 +213,8 @@ def test_with_the_acl_that_comes_along_no_board_speaks_for_another(tmp_path: Pat
             watcher.expect("tared/v1/fleet/board/event", seq=3)
             collector.publish(Message(Topics("fleet", "board").ack, b'{"epoch":7,"upto":3}'))
             watcher.expect("tared/v1/fleet/board/ack", upto=3)
-            told = [collector.inbox.get(timeout=10.0).topic for _ in range(2)]
-        assert told == ["tared/v1/fleet/other/event", "tared/v1/fleet/board/event"]
+            received_topics = [collector.inbox.get(timeout=10.0).topic for _ in range(2)]
+        assert received_topics == ["tared/v1/fleet/other/event", "tared/v1/fleet/board/event"]
         assert [json.loads(each.payload).get("seq") for each in watcher.seen if "/ack" not in each.topic] == [2, 3]
 
 

@@ -38,8 +38,10 @@ def database(postgres: Postgres) -> str:
 
 
 def result(status: str) -> Write:
-    told = CommandResult.model_validate({"id": "c1", "status": status})
-    return lambda store, transaction: Results(store).store(transaction, [(NAME, told, told.to_json().decode())], 1.0)
+    stored = CommandResult.model_validate({"id": "c1", "status": status})
+    return lambda store, transaction: Results(store).store(
+        transaction, [(NAME, stored, stored.to_json().decode())], 1.0
+    )
 
 
 def event(seq: int) -> Write:
@@ -120,7 +122,7 @@ def test_two_collectors_never_wait_for_each_other_in_a_circle(database: str, mon
 
     def keep(which: int) -> None:
         with open_store(database) as store:
-            keeper = BatchWriter(store, Warnings(logging.getLogger(), "test"))
+            writer = BatchWriter(store, Warnings(logging.getLogger(), "test"))
             for turn in range(1, 30):
                 ordered = names[::-1] if (turn + which) % 2 else names
                 news = [Report(Stream(*name, turn), 1, "alarm", 1.0, "{}") for name in names[which::2]]
@@ -130,7 +132,7 @@ def test_two_collectors_never_wait_for_each_other_in_a_circle(database: str, mon
                 for name in ordered[10:]:
                     batch.births[name] = birth, birth.to_json().decode()
                 together.wait(20.0)
-                keeper.write(batch)
+                writer.write(batch)
 
     with ThreadPoolExecutor(2) as threads:
         for each in [threads.submit(keep, which) for which in (0, 1)]:
@@ -157,8 +159,8 @@ def test_a_refusal_that_anybody_can_provoke_does_not_stand_for_the_commands_end(
     error = {"code": "command.unsigned", "message": "no signature"}
     provoked = CommandResult.model_validate({"id": "c1", "status": "REJECTED", "error": error})
 
-    def statuses(store: FleetStore, told: list[CommandResult]) -> str:
-        for each in told:
+    def statuses(store: FleetStore, stored: list[CommandResult]) -> str:
+        for each in stored:
             write_with_retries(
                 store, lambda t, each=each: Results(store).store(t, [(NAME, each, each.to_json().decode())], 1.0)
             )  # type: ignore[misc]  # a default

@@ -22,10 +22,10 @@ from fleet.store.transaction import FleetStore
 NOW = 1_000_000.0
 
 
-def device(**told: Any) -> Device:
+def device(**shown: Any) -> Device:
     values: dict[str, Any] = dict.fromkeys(("state", "agent_version", "model", "engine", "calibration"))
     values |= {"id": 1, "fleet": "f", "name": "board-7", "first_seen": 0.0, "last_seen": NOW - 5.0}
-    return Device(**{**values, **told})
+    return Device(**{**values, **shown})
 
 
 def camera(
@@ -45,15 +45,15 @@ def test_of_several_cameras_the_worst_counts() -> None:
         "b": camera(0.5, 3.0, "warning", 20.0, 12.0),
         "c": {"fps": "fast", "drift": [], "fidelity": None},
     }
-    told = facts(device(telemetry={"cameras": cameras}), NOW)
-    worst = {name: told[name] for name in ("fidelity_low", "gain_db", "drift", "latency_p99", "fps")}
+    shown = facts(device(telemetry={"cameras": cameras}), NOW)
+    worst = {name: shown[name] for name in ("fidelity_low", "gain_db", "drift", "latency_p99", "fps")}
     assert worst == {"fidelity_low": 0.5, "gain_db": 3.0, "drift": "warning", "latency_p99": 20.0, "fps": 12.0}
 
 
 @pytest.mark.parametrize("cameras", [[], "none", {"a": 3}, {"a": {"fidelity": {"low": 1e400}, "fps": True}}])
 def test_nonsense_in_telemetry_is_nothing_known(cameras: object) -> None:
-    told = facts(device(telemetry={"cameras": cameras}), NOW)
-    assert {told[name] for name in ("fidelity", "fidelity_low", "fps", "drift", "gain_db")} == {None}
+    shown = facts(device(telemetry={"cameras": cameras}), NOW)
+    assert {shown[name] for name in ("fidelity", "fidelity_low", "fps", "drift", "gain_db")} == {None}
 
 
 def test_a_device_that_said_it_was_there_and_is_not_heard_is_silent() -> None:
@@ -123,22 +123,22 @@ def path(tmp_path: Path) -> Path:
     path, now = tmp_path / "fleet.sqlite", time.time()
     with open_store(path) as store:
         reports, devices = Reports(store), Devices(store)
-        for name, heard in (("board-1", now), ("board-2", now - 3600.0)):
+        for name, seen_at in (("board-1", now), ("board-2", now - 3600.0)):
             document = json.dumps({"cameras": {"a": camera()}})
-            status = Status(state="online", session="s", boot_id="b", ts=heard)
+            status = Status(state="online", session="s", boot_id="b", ts=seen_at)
             birth = Birth(agent_version="1.0", engine="0123456789abcdef")
             with store.transaction() as transaction:
                 reports.insert(
-                    transaction, [Report(Stream("default", name, 1), 1, "telemetry", heard, document)], heard
+                    transaction, [Report(Stream("default", name, 1), 1, "telemetry", seen_at, document)], seen_at
                 )
-                devices.apply_statuses(transaction, {("default", name): status}, heard)
-                devices.apply_births(transaction, {("default", name): (birth, birth.to_json().decode())}, heard)
+                devices.apply_statuses(transaction, {("default", name): status}, seen_at)
+                devices.apply_births(transaction, {("default", name): (birth, birth.to_json().decode())}, seen_at)
     return path
 
 
 def test_the_command_lists_them(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fleet", "devices", "--db", str(path)]) == 0
-    told = capsys.readouterr().out
+    shown = capsys.readouterr().out
     for words in (
         "board-1",
         "online",
@@ -147,7 +147,7 @@ def test_the_command_lists_them(path: Path, capsys: pytest.CaptureFixture[str]) 
         "60 min ago",
         "2 devices: 1 online, 1 silent",
     ):
-        assert words in told
+        assert words in shown
 
 
 def test_the_command_tags_and_selects_by_tags(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,8 +155,8 @@ def test_the_command_tags_and_selects_by_tags(path: Path, capsys: pytest.Capture
     assert main(["fleet", "tag", "site=berlin", "canary", "--where", "name=board-1", *database]) == 0
     assert json.loads(capsys.readouterr().out) == {"devices": ["board-1"]}
     assert main(["fleet", "devices", "--where", "tag.site=berlin", *database]) == 0
-    (told,) = json.loads(capsys.readouterr().out)["devices"]
-    assert (told["name"], told["tags"], told["fidelity_low"]) == ("board-1", {"canary": "", "site": "berlin"}, 0.9)
+    (shown,) = json.loads(capsys.readouterr().out)["devices"]
+    assert (shown["name"], shown["tags"], shown["fidelity_low"]) == ("board-1", {"canary": "", "site": "berlin"}, 0.9)
     assert main(["fleet", "tag", "--remove", "canary", *database]) == 0
     assert main(["fleet", "devices", "--where", "canary", *database]) == 2
     assert "fleet.nobody" in capsys.readouterr().err

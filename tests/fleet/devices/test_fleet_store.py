@@ -109,7 +109,7 @@ def test_two_that_store_one_board_at_once_leave_no_hole(where: str) -> None:
 
 def test_a_late_will_does_not_end_the_connection_that_followed(store: FleetStore) -> None:
     devices = Devices(store)
-    for told, state in (
+    for answered, state in (
         (status("online", "first", 1.0), "online"),
         (status("online", "second", 2.0), "online"),
         (status("offline", "first", 1.0), "online"),
@@ -118,7 +118,7 @@ def test_a_late_will_does_not_end_the_connection_that_followed(store: FleetStore
         (status("degraded", "fourth", 1.0), "degraded"),  # a board whose clock was set back
     ):
         with store.transaction() as transaction:
-            devices.apply_statuses(transaction, {NAME: told}, 10.0)
+            devices.apply_statuses(transaction, {NAME: answered}, 10.0)
         assert [each.state for each in devices.all("fleet")] == [state]
 
 
@@ -153,7 +153,7 @@ def test_tags_are_put_on_taken_off_and_on_record(store: FleetStore) -> None:
 def test_a_final_result_stays_and_a_late_one_of_its_steps_is_none(store: FleetStore) -> None:
     results = Results(store)
 
-    def told(*statuses: str) -> None:
+    def answered(*statuses: str) -> None:
         each = [CommandResult.model_validate({"id": "c1", "status": status}) for status in statuses]
         with store.transaction() as transaction:
             results.store(transaction, [(NAME, one, one.to_json().decode()) for one in each], 1.0)
@@ -166,7 +166,7 @@ def test_a_final_result_stays_and_a_late_one_of_its_steps_is_none(store: FleetSt
         (("SUCCEEDED", "IN_PROGRESS"), "SUCCEEDED"),
         (("IN_PROGRESS",), "SUCCEEDED"),
     ):
-        told(*statuses)
+        answered(*statuses)
         (document,) = results.documents([(device.id, "c1"), (device.id, "c2")]).values()
         assert CommandResult.from_json(document.encode()).status == newest
 

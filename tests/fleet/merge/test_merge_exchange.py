@@ -23,7 +23,7 @@ from agent.contract.topics import Topics
 from agent.mqtt.client import MqttClient, SessionOptions
 from agent.mqtt.endpoint import Endpoint
 from agent.mqtt.message import Message
-from agent.uplink import histogram_sender as histogram_upload_source
+from agent.uplink import histogram_sender
 from calibrate.histogram import AbsHistogram, abs_histogram
 from engines.calibration import load_calibration
 from fleet.cli.main import main
@@ -95,7 +95,7 @@ def test_who_is_asked_may_be_chosen_by_what_the_store_knows(
     assert "fleet.nobody" in capsys.readouterr().err
 
 
-class Lossy(histogram_upload_source.UploadSource):
+class Lossy(histogram_sender.UploadSource):
     """Every third chunk is lost behind the broker's acknowledgement, the first time."""
 
     lost: set[int]
@@ -131,9 +131,9 @@ def test_a_board_that_goes_while_it_sends_is_asked_again_when_it_is_back(
     mosquitto: RealBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exchange = exchange_with(mosquitto.endpoint, tmp_path)
-    take, given = histogram_upload_source.UploadSource.pop, list[Message]()
+    take, given = histogram_sender.UploadSource.pop, list[Message]()
 
-    def taking(source: histogram_upload_source.UploadSource) -> Message | None:
+    def taking(source: histogram_sender.UploadSource) -> Message | None:
         message = take(source) if len(given) != 2 else None
         if message is not None:
             given.append(message)
@@ -143,7 +143,7 @@ def test_a_board_that_goes_while_it_sends_is_asked_again_when_it_is_back(
                 given.append(message)
         return message
 
-    monkeypatch.setattr(histogram_upload_source.UploadSource, "pop", taking)
+    monkeypatch.setattr(histogram_sender.UploadSource, "pop", taking)
     with board(mosquitto.endpoint, "b", calibration_of(noisy(0))):
         exchange.gather(["b"], 0.0)
     assert set(exchange.inbox.complete) == {"b"}
@@ -233,9 +233,9 @@ def test_a_board_that_answers_in_a_newer_schema_is_named_with_that_reason(
         assert newer.wait_connected(10.0)
 
         def obey() -> None:
-            asked = json.loads(newer.inbox.get(timeout=10.0).payload)["id"]
-            answer = {"id": asked, "status": "ACCEPTED", "schema_version": 2}
-            newer.publish(Message(topics.result(asked), json.dumps(answer).encode()))
+            command_id = json.loads(newer.inbox.get(timeout=10.0).payload)["id"]
+            answer = {"id": command_id, "status": "ACCEPTED", "schema_version": 2}
+            newer.publish(Message(topics.result(command_id), json.dumps(answer).encode()))
 
         with ThreadPoolExecutor(1) as pool:
             obeyed = pool.submit(obey)

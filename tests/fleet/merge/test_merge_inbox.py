@@ -25,9 +25,9 @@ def upload(seed: int = 0) -> Upload:
     )
 
 
-def announced(of: Upload) -> AnnouncedUpload:
+def announced(sent: Upload) -> AnnouncedUpload:
     return AnnouncedUpload.from_result(
-        {"sha256": of.sha256, "total": of.total, "bytes": len(of.content), "upload": of.name}
+        {"sha256": sent.sha256, "total": sent.total, "bytes": len(sent.content), "upload": sent.name}
     )
 
 
@@ -36,32 +36,32 @@ def inbox(tmp_path: Path) -> UploadInbox:
     return UploadInbox(tmp_path / "uploads")
 
 
-def refusal(inbox: UploadInbox, device: str, of: Upload, number: int, payload: bytes | None = None) -> str:
+def refusal(inbox: UploadInbox, device: str, sent: Upload, number: int, payload: bytes | None = None) -> str:
     with pytest.raises(MessageError) as caught:
-        inbox.receive_chunk(device, of.name, str(number), of.chunk(number) if payload is None else payload)
+        inbox.receive_chunk(device, sent.name, str(number), sent.chunk(number) if payload is None else payload)
     return caught.value.code
 
 
 def test_chunks_in_any_order_and_twice_are_the_file(inbox: UploadInbox) -> None:
-    of = upload()
-    inbox.expect("b", announced(of))
-    for number in [*reversed(range(1, of.total)), of.total - 1]:
-        assert not inbox.receive_chunk("b", of.name, str(number), of.chunk(number))
-    inbox.expect("b", announced(of))
-    assert inbox.missing("b") == (of.sha256, [0]), "what is said twice loses nothing"
-    assert inbox.receive_chunk("b", of.name, "0", of.chunk(0))
-    assert inbox.complete["b"].read_bytes() == of.content
-    assert not inbox.receive_chunk("b", of.name, "0", of.chunk(0)), "late, and passed over"
+    sent = upload()
+    inbox.expect("b", announced(sent))
+    for number in [*reversed(range(1, sent.total)), sent.total - 1]:
+        assert not inbox.receive_chunk("b", sent.name, str(number), sent.chunk(number))
+    inbox.expect("b", announced(sent))
+    assert inbox.missing("b") == (sent.sha256, [0]), "what is said twice loses nothing"
+    assert inbox.receive_chunk("b", sent.name, "0", sent.chunk(0))
+    assert inbox.complete["b"].read_bytes() == sent.content
+    assert not inbox.receive_chunk("b", sent.name, "0", sent.chunk(0)), "late, and passed over"
     assert inbox.counts["refused"] == 0
 
 
 def test_a_disk_that_refuses_is_an_error_that_names_the_file(inbox: UploadInbox, tmp_path: Path) -> None:
-    of = upload()
-    inbox.expect("b", announced(of))
-    inbox.receive_chunk("b", of.name, "0", of.chunk(0))
+    sent = upload()
+    inbox.expect("b", announced(sent))
+    inbox.receive_chunk("b", sent.name, "0", sent.chunk(0))
     (tmp_path / "uploads" / "b.part").unlink()
     with pytest.raises(AgentError, match=r"merge\.write: .*b\.part"):
-        inbox.receive_chunk("b", of.name, "1", of.chunk(1))
+        inbox.receive_chunk("b", sent.name, "1", sent.chunk(1))
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(AgentError, match=r"merge\.write"):
         UploadInbox(tmp_path / "file")
@@ -90,11 +90,11 @@ def test_another_upload_of_the_board_takes_the_place_of_what_came_before(inbox: 
 
 
 def test_a_device_called_like_a_folder_writes_nowhere_else(inbox: UploadInbox, tmp_path: Path) -> None:
-    of = upload()
+    sent = upload()
     for device in ("..", ".", "a b", "ö" * 32):
-        inbox.expect(device, announced(of))
-        for number in range(of.total):
-            inbox.receive_chunk(device, of.name, str(number), of.chunk(number))
+        inbox.expect(device, announced(sent))
+        for number in range(sent.total):
+            inbox.receive_chunk(device, sent.name, str(number), sent.chunk(number))
     assert {path.parent for path in inbox.complete.values()} == {tmp_path / "uploads"}
     assert len(set(inbox.complete.values())) == 4
     assert [path.name for path in tmp_path.iterdir()] == ["uploads"]

@@ -46,8 +46,8 @@ def a_process(broker: RealBroker, where: str, *options: str) -> Iterator[subproc
             process.kill()
 
 
-def spec(**wishes: Any) -> RolloutSpec:
-    return RolloutSpec("recalibrate", gates="latency_p99<=1.25x", soak_s=0.5, order="name", **wishes)
+def spec(**overrides: Any) -> RolloutSpec:
+    return RolloutSpec("recalibrate", gates="latency_p99<=1.25x", soak_s=0.5, order="name", **overrides)
 
 
 @pytest.mark.trial
@@ -63,9 +63,9 @@ def test_however_often_the_controller_is_killed_each_board_is_told_once(mosquitt
                     ended(where, identity, rng.uniform(0.8, 4.0))
                 process.kill()
                 kills += 1
-        told, back = commands.told("recalibrate"), commands.told("rollback")
+        sent, back = commands.sent_ids("recalibrate"), commands.sent_ids("rollback")
     assert kills >= 3
-    assert {device: len(ids) for device, ids in told.items()} == {topics(each).device: 1 for each in range(8)}
+    assert {device: len(ids) for device, ids in sent.items()} == {topics(each).device: 1 for each in range(8)}
     undone = {topics(each).device for each in range(2, 8)}
     assert {device: len(ids) for device, ids in back.items()} == dict.fromkeys(undone, 1)
     assert boards(where, identity, TargetState.UNDONE) == undone
@@ -78,8 +78,8 @@ def test_beside_another_controller_each_board_is_told_once(mosquitto: RealBroker
         ids = [begin(where, spec(waves="100%", select=f"name=sim-00000{n}")) for n in range(6)]
         with controlling(mosquitto, where), controlling(mosquitto, where):
             assert {ended(where, each).rollout.state for each in ids} == {RolloutState.COMPLETED}
-            told = commands.told("recalibrate")
-    assert {device: len(ids) for device, ids in told.items()} == {topics(each).device: 1 for each in range(6)}
+            sent = commands.sent_ids("recalibrate")
+    assert {device: len(ids) for device, ids in sent.items()} == {topics(each).device: 1 for each in range(6)}
 
 
 @pytest.mark.trial
@@ -87,7 +87,7 @@ def test_a_controller_that_stood_still_finds_its_rollout_taken_and_leaves_it(mos
     with a_fleet(mosquitto, where, 6, job_s=1.0), Commands(mosquitto) as commands:
         identity = begin(where, spec(waves="2,100%"))
         with a_process(mosquitto, where) as process:
-            eventually(lambda: len(commands.told("recalibrate")) == 2, 30.0)
+            eventually(lambda: len(commands.sent_ids("recalibrate")) == 2, 30.0)
             process.send_signal(signal.SIGSTOP)
             first = overview(where, identity).rollout.lease_owner
             with controlling(mosquitto, where):
@@ -96,8 +96,8 @@ def test_a_controller_that_stood_still_finds_its_rollout_taken_and_leaves_it(mos
                 assert ended(where, identity).rollout.state is RolloutState.COMPLETED
                 assert overview(where, identity).rollout.lease_owner != first
             assert process.poll() is None
-            told = commands.told("recalibrate")
-    assert {device: len(ids) for device, ids in told.items()} == {topics(each).device: 1 for each in range(6)}
+            sent = commands.sent_ids("recalibrate")
+    assert {device: len(ids) for device, ids in sent.items()} == {topics(each).device: 1 for each in range(6)}
 
 
 def test_of_two_that_claim_at_once_one_has_it(where: str) -> None:
@@ -130,7 +130,7 @@ def test_a_result_that_came_while_there_was_no_controller_is_found(mosquitto: Re
     with a_fleet(mosquitto, where, 1, job_s=1.5) as simulation, Commands(mosquitto) as commands:
         identity = begin(where, spec(waves="100%"))
         with controlling(mosquitto, where):
-            eventually(lambda: len(commands.told("recalibrate")) == 1, 30.0)
+            eventually(lambda: len(commands.sent_ids("recalibrate")) == 1, 30.0)
         eventually(lambda: simulation._boards[0].results["SUCCEEDED"] == 1, 20.0)
         assert boards(where, identity, TargetState.SENT) == {topics(0).device}
         with controlling(mosquitto, where):
@@ -161,7 +161,7 @@ def test_a_database_that_is_away_is_waited_for(mosquitto: RealBroker, tmp_path: 
         identity = begin(where, spec(waves="100%"))
         with store.transaction("write"), controlling(mosquitto, where):  # nobody else may write
             time.sleep(2.5)
-            assert commands.told("recalibrate") == {}
+            assert commands.sent_ids("recalibrate") == {}
         with controlling(mosquitto, where):
             assert ended(where, identity).rollout.state is RolloutState.COMPLETED
 
@@ -176,24 +176,24 @@ def test_the_command_line_from_creation_to_the_end(
     where = str(tmp_path / "db")
     rollout, at = ["fleet", "rollout"], ["--db", where]
 
-    def told(*words: str) -> dict[str, Any]:
+    def sent(*words: str) -> dict[str, Any]:
         assert main([*rollout, *words, "--json"]) == 0
         found: dict[str, Any] = json.loads(capsys.readouterr().out)
         return found
 
     with a_fleet(mosquitto, where, 3):
         create = ["create", "--op", "recalibrate", "frames=64", *options(where)]
-        assert told(*create, "--dry-run")["id"] is None
-        assert told("list", *at, "--fleet", "simulated") == {"rollouts": []}
-        identity = str(told(*create, "--why", "a new season")["id"])
-        assert told("pause", identity[:6], *at)["state"] == "PAUSED"
+        assert sent(*create, "--dry-run")["id"] is None
+        assert sent("list", *at, "--fleet", "simulated") == {"rollouts": []}
+        identity = str(sent(*create, "--why", "a new season")["id"])
+        assert sent("pause", identity[:6], *at)["state"] == "PAUSED"
         assert main([*rollout, "pause", identity, *at]) == 2  # it is already
         assert "is PAUSED; expected RUNNING" in capsys.readouterr().err
-        assert told("resume", identity, *at)["state"] == "RUNNING"
+        assert sent("resume", identity, *at)["state"] == "RUNNING"
         run = [*rollout, "run", *at, "--port", str(mosquitto.port), "--until-done", "--json"]
         assert main(run) == 0
         assert json.loads(capsys.readouterr().out) == {"ended": {identity: "COMPLETED"}}
-    shown = told("show", identity, *at)
+    shown = sent("show", identity, *at)
     assert shown["waves"] == [{"DONE": 3}]
     assert [each["what"] for each in shown["records"]][:3] == ["created", "paused", "resumed"]
     assert len(shown["commands"]) == 3
@@ -205,7 +205,7 @@ def test_the_command_line_from_creation_to_the_end(
 
 
 @pytest.mark.parametrize(
-    ("wishes", "code"),
+    ("overrides", "code"),
     [
         (["--select", "tag.site=moon"], "fleet.nobody"),
         (["--gate", "happiness>=1"], "rollout.gate"),
@@ -214,14 +214,14 @@ def test_the_command_line_from_creation_to_the_end(
     ],
 )
 def test_what_cannot_be_is_refused_and_nothing_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], wishes: list[str], code: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], overrides: list[str], code: str
 ) -> None:
     where = str(tmp_path / "db")
     with open_store(where) as store, store.transaction("write") as transaction:
         transaction.execute(
             "INSERT INTO devices (fleet, name, first_seen, last_seen) VALUES (?, ?, 0.0, 0.0)", ("default", "a")
         )
-    assert main(["fleet", "rollout", "create", "--op", "recalibrate", "--db", where, *wishes]) == 2
+    assert main(["fleet", "rollout", "create", "--op", "recalibrate", "--db", where, *overrides]) == 2
     assert f"error: {code}:" in capsys.readouterr().err
     with open_store(where) as store, store.transaction("read") as transaction:
         assert rollout_rows.all_rollouts(transaction) == []

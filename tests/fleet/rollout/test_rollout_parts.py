@@ -100,12 +100,12 @@ def test_a_gate_passes_or_not(gate: str, wave: list[Standing], passes: bool) -> 
 
 def test_what_a_gate_found_is_told_in_figures() -> None:
     wave = [standing("a", fidelity=0.95), standing("b", fidelity=0.5), standing("c"), standing("d", "d: it broke")]
-    told = {each.gate: each.words for each in judge(parse_gates("fidelity>=0.9,failures<=10%"), wave)}
-    assert told["fidelity>=0.9"] == (
-        "holds on 1 of 3 boards, 3 are needed; 1 have told nothing to judge by since; not on b with 0.5, where 0.9 is "
-        "the bound"
+    sent = {each.gate: each.words for each in judge(parse_gates("fidelity>=0.9,failures<=10%"), wave)}
+    assert sent["fidelity>=0.9"] == (
+        "holds on 1 of 3 boards, 3 are needed; 1 have reported nothing to judge by since; "
+        "not on b with 0.5, where 0.9 is the bound"
     )
-    assert told["failures<=10%"] == "1 of 4, 25.0%; d: d: it broke"
+    assert sent["failures<=10%"] == "1 of 4, 25.0%; d: d: it broke"
 
 
 def test_failures_are_always_counted() -> None:
@@ -204,13 +204,13 @@ def test_only_a_rollout_that_demands_signatures_says_so_to_an_older_tared() -> N
 
 
 def test_a_rollout_of_a_newer_tared_is_not_guessed_at() -> None:
-    told = {**json.loads(RolloutSpec("recalibrate").to_json()), "blue_green": True}
+    sent = {**json.loads(RolloutSpec("recalibrate").to_json()), "blue_green": True}
     with pytest.raises(CommandError, match="blue_green"):
-        RolloutSpec.from_json(json.dumps(told))
+        RolloutSpec.from_json(json.dumps(sent))
 
 
 @pytest.mark.parametrize(
-    ("wishes", "code"),
+    ("overrides", "code"),
     [
         ({"op": "reboot"}, "rollout.op"),
         ({"op": "recalibrate", "arguments": {"frames": "many"}}, "command.args"),
@@ -226,7 +226,7 @@ def test_a_rollout_of_a_newer_tared_is_not_guessed_at() -> None:
         ({"op": "recalibrate", "windows": ("soon",)}, "rollout.window"),
     ],
 )
-def test_what_cannot_be_rolled_out_is_refused_before_anybody_is_told(wishes: dict[str, Any], code: str) -> None:
+def test_what_cannot_be_rolled_out_is_refused_before_anybody_is_told(overrides: dict[str, Any], code: str) -> None:
     with pytest.raises(CommandError) as caught:
-        RolloutSpec(**wishes)
+        RolloutSpec(**overrides)
     assert caught.value.code == code

@@ -161,8 +161,8 @@ def test_the_command_demands_it_and_says_where_it_should_be(tmp_path: Path, caps
     where = str(tmp_path / "fleet.sqlite")
     birth = Birth(agent_version="1", commands={"operator_keys": ["abc"], "release_keys": [], "unsigned": False})
     with open_store(where) as store, store.transaction() as transaction:
-        told = {("default", "b0"): (birth, birth.to_json().decode())}
-        Devices(store).apply_births(transaction, told, time.time())
+        sent = {("default", "b0"): (birth, birth.to_json().decode())}
+        Devices(store).apply_births(transaction, sent, time.time())
     create = ["fleet", "rollout", "create", "--op", "recalibrate", "--db", where]
     assert main([*create, "--dry-run"]) == 0
     assert "1 of them have operators' keys: with --signed no controller" in capsys.readouterr().out

@@ -94,7 +94,7 @@ def test_a_board_that_has_not_told_its_settings_is_waited_for_and_then_given_up(
             transaction.execute("UPDATE rollout_targets SET due = 0.0")
     room.step()
     assert room.states() == [TargetState.FAILED]
-    assert "has not told its settings" in room.rows()[0].reason
+    assert "has not reported its settings" in room.rows()[0].reason
 
 
 def test_who_was_away_when_it_was_aborted_is_told_nothing_any_more(store: FleetStore) -> None:
@@ -188,7 +188,7 @@ def test_what_another_did_in_between_is_read_anew(where: str) -> None:
             (order,) = first._stepper._open[identity].values()
             time.sleep(0.4)
             second._claim()
-            second._heard[order.id] = done(order, artefact="e1")
+            second._results[order.id] = done(order, artefact="e1")
             second._step()
             time.sleep(0.4)
             first._claim()
@@ -199,7 +199,7 @@ def test_what_another_did_in_between_is_read_anew(where: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "before", "words"),
+    ("reported", "before", "words"),
     [
         ({"state": "degraded"}, {}, "degraded since"),
         ({"state": "degraded"}, {"state": "degraded"}, ""),
@@ -209,9 +209,9 @@ def test_what_another_did_in_between_is_read_anew(where: str) -> None:
         ({"state": "online", "engine": "e2"}, {"engine": "e0"}, ""),
     ],
 )
-def test_what_a_board_has_become_since_counts(told: dict[str, Any], before: dict[str, Any], words: str) -> None:
+def test_what_a_board_has_become_since_counts(reported: dict[str, Any], before: dict[str, Any], words: str) -> None:
     values: dict[str, Any] = dict.fromkeys(("state", "agent_version", "model", "engine", "calibration"))
-    values |= {"id": 1, "fleet": "f", "name": "b", "first_seen": 0.0, "last_seen": 1e6, "engine": "e1", **told}
+    values |= {"id": 1, "fleet": "f", "name": "b", "first_seen": 0.0, "last_seen": 1e6, "engine": "e1", **reported}
     board = TargetRow(1, "b", 0, "UTC", TargetState.DONE, 1, before, "e1", "", 1e6 - 100.0)
     findings = judge_wave(spec(gates="failures<=0%"), [board], {1: Device(**values)}, 1e6)
     assert findings is not None

@@ -131,13 +131,13 @@ def test_who_was_to_be_told_as_a_wave_was_stopped_keeps_nobody_waiting(store: Fl
     room = Room(store, spec(gates="failures<=10%"), boards=3)
     room.step()
     out = [message.payload.decode() for _ in range(2) if (message := room.sender.pop()) is not None]
-    told = [each for each in room.open().values() if each.payload in out]
-    assert room.step(failed(told[0], "engine.broken")) is RolloutState.UNDOING
+    sent = [each for each in room.open().values() if each.payload in out]
+    assert room.step(failed(sent[0], "engine.broken")) is RolloutState.UNDOING
     room.step()
     assert Counter(room.states()) == {TargetState.FAILED: 1, TargetState.SENT: 1, TargetState.WAITING: 1}
-    assert room.open().keys() == {told[1].name}
+    assert room.open().keys() == {sent[1].name}
     assert room.sent() == []
-    room.step(failed(told[1], "engine.broken"))
+    room.step(failed(sent[1], "engine.broken"))
     room.until(RolloutState.ROLLED_BACK)
 
 

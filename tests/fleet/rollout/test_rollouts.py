@@ -28,8 +28,8 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow]
 GATES = "fidelity>=0.2,latency_p99<=1.25x,failures<=5%"
 
 
-def quick(op: str = "recalibrate", **wishes: Any) -> RolloutSpec:
-    return RolloutSpec(**{"op": op, "gates": GATES, "soak_s": 1.0, "waves": "1,4,100%", "order": "name", **wishes})
+def quick(op: str = "recalibrate", **overrides: Any) -> RolloutSpec:
+    return RolloutSpec(**{"op": op, "gates": GATES, "soak_s": 1.0, "waves": "1,4,100%", "order": "name", **overrides})
 
 
 def names(*numbers: int) -> set[str]:
@@ -44,7 +44,7 @@ def test_each_wave_is_told_judged_and_followed_by_the_next(mosquitto: RealBroker
     with a_fleet(mosquitto, where, 10), Commands(mosquitto) as commands, controlling(mosquitto, where):
         identity = begin(where, quick(), "a new season")
         seen = ended(where, identity)
-        told = commands.told("recalibrate")
+        told = commands.sent_ids("recalibrate")
     assert seen.rollout.state is RolloutState.COMPLETED
     assert [dict(seen.counts[wave]) for wave in range(3)] == [{TargetState.DONE: count} for count in (1, 3, 6)]
     assert {device: len(ids) for device, ids in told.items()} == dict.fromkeys(names(*range(10)), 1)
@@ -62,7 +62,7 @@ def test_a_bad_wave_is_stopped_and_goes_back_and_nobody_beyond_it_is_told(mosqui
     with a_fleet(mosquitto, where, 10, bad=bad), Commands(mosquitto) as commands, controlling(mosquitto, where):
         identity = begin(where, quick())
         seen = ended(where, identity)
-        told, back = commands.told("recalibrate"), commands.told("rollback")
+        told, back = commands.sent_ids("recalibrate"), commands.sent_ids("rollback")
     assert seen.rollout.state is RolloutState.ROLLED_BACK
     assert boards(where, identity, TargetState.DONE) == names(0)
     assert boards(where, identity, TargetState.UNDONE) == back.keys() == names(1, 2, 3)
@@ -82,11 +82,11 @@ def test_after_a_bad_wave_went_back_an_abort_takes_the_good_one_back_too(mosquit
     with a_fleet(mosquitto, where, 10, bad=bad), Commands(mosquitto) as commands, controlling(mosquitto, where):
         identity = begin(where, quick())
         assert ended(where, identity).rollout.state is RolloutState.ROLLED_BACK
-        assert commands.told("rollback").keys() == names(1, 2, 3)
+        assert commands.sent_ids("rollback").keys() == names(1, 2, 3)
         with open_store(where) as store:
             assert RolloutRegister(store, "operator").abort(identity, "all", "none of it").state is RolloutState.UNDOING
         assert ended(where, identity).rollout.state is RolloutState.ABORTED
-        assert commands.told("rollback").keys() == names(0, 1, 2, 3)
+        assert commands.sent_ids("rollback").keys() == names(0, 1, 2, 3)
     assert boards(where, identity, TargetState.UNDONE) == names(0, 1, 2, 3)
 
 
@@ -94,7 +94,7 @@ def test_too_many_failures_stop_a_wave_before_it_is_through(mosquitto: RealBroke
     with a_fleet(mosquitto, where, 20, failures=1.0), Commands(mosquitto) as commands, controlling(mosquitto, where):
         identity = begin(where, quick(waves="100%", at_once=3, gates="failures<=10%"))
         seen = ended(where, identity)
-        told = commands.told("recalibrate")
+        told = commands.sent_ids("recalibrate")
     assert seen.rollout.state is RolloutState.ROLLED_BACK
     assert 3 <= len(told) <= 6  # three have failed, and no more are told than were under way by then
     assert boards(where, identity, TargetState.WAITING) == names(*range(20)) - told.keys()
@@ -106,17 +106,17 @@ def test_too_many_failures_stop_a_wave_before_it_is_through(mosquitto: RealBroke
 def test_a_pause_tells_nobody_else_and_a_resumption_goes_on_there(mosquitto: RealBroker, where: str) -> None:
     with a_fleet(mosquitto, where, 8), Commands(mosquitto) as commands, controlling(mosquitto, where):
         identity = begin(where, quick(waves="2,100%", soak_s=2.0))
-        eventually(lambda: len(commands.told("recalibrate")) == 2, 20.0)
+        eventually(lambda: len(commands.sent_ids("recalibrate")) == 2, 20.0)
         with open_store(where) as store:
             RolloutRegister(store, "operator").pause(identity, "lunch")
         eventually(lambda: boards(where, identity, TargetState.DONE) == names(0, 1), 20.0)
         time.sleep(3.0)  # longer than the soak
         assert overview(where, identity).rollout.state is RolloutState.PAUSED
-        assert len(commands.told("recalibrate")) == 2
+        assert len(commands.sent_ids("recalibrate")) == 2
         with open_store(where) as store:
             RolloutRegister(store, "operator").resume(identity, "")
         seen = ended(where, identity)
-        assert {len(ids) for ids in commands.told("recalibrate").values()} == {1}
+        assert {len(ids) for ids in commands.sent_ids("recalibrate").values()} == {1}
     assert seen.rollout.state is RolloutState.COMPLETED
     assert {"paused", "resumed"} <= {each.what for each in seen.records}
 
@@ -133,12 +133,12 @@ def test_an_abort_cancels_what_is_under_way_and_undoes_what_it_is_told_to(
         at_it = names(3, 4)
         identity = begin(where, quick(waves="1,5,100%", at_once=2, soak_s=0.5))
         # The second wave's first two are done, its others are at it.
-        eventually(lambda: commands.told("recalibrate").keys() == names(*range(5)), 30.0)
+        eventually(lambda: commands.sent_ids("recalibrate").keys() == names(*range(5)), 30.0)
         with open_store(where) as store:
             RolloutRegister(store, "operator").abort(identity, undo, "enough")
         seen = ended(where, identity)
-        assert not names(5, 6, 7) & commands.told("recalibrate").keys()
-        eventually(lambda: commands.told("cancel").keys() == at_it, 10.0)
+        assert not names(5, 6, 7) & commands.sent_ids("recalibrate").keys()
+        eventually(lambda: commands.sent_ids("cancel").keys() == at_it, 10.0)
     assert seen.rollout.state is RolloutState.ABORTED
     assert boards(where, identity, TargetState.UNDONE) == names(*undone)
     assert boards(where, identity, TargetState.DONE) == names(*done)
@@ -155,10 +155,10 @@ def test_a_board_that_is_away_is_told_when_it_comes_back(mosquitto: RealBroker, 
             eventually(lambda: Devices(store).all("simulated")[1].state == "offline", 20.0)
         identity = begin(where, quick(waves="100%"))
         eventually(lambda: boards(where, identity, TargetState.DONE) == names(0, 2), 20.0)
-        assert commands.told("recalibrate").keys() == names(0, 2)
+        assert commands.sent_ids("recalibrate").keys() == names(0, 2)
         away.start()
         seen = ended(where, identity)
-        assert commands.told("recalibrate").keys() == names(0, 1, 2)
+        assert commands.sent_ids("recalibrate").keys() == names(0, 1, 2)
     assert seen.rollout.state is RolloutState.COMPLETED
 
 
@@ -199,7 +199,7 @@ def test_a_busy_board_is_asked_again(mosquitto: RealBroker, tmp_path: Path) -> N
         with Commands(mosquitto) as commands, controlling(mosquitto, where):
             identity = begin(where, quick(waves="100%"))
             seen = ended(where, identity)
-            told = commands.told("recalibrate")
+            told = commands.sent_ids("recalibrate")
     assert seen.rollout.state is RolloutState.COMPLETED
     assert len(told[topics(0).device]) == 1
     assert len(told[topics(1).device]) == 2  # the refused one has another id
@@ -278,5 +278,5 @@ def test_boards_outside_their_window_wait(mosquitto: RealBroker, tmp_path: Path)
         identity = begin(where, quick(waves="100%", windows=(window,)))
         eventually(lambda: boards(where, identity, TargetState.DONE) == names(0, 1), 20.0)
         time.sleep(1.0)
-        assert commands.told("recalibrate").keys() == names(0, 1)
+        assert commands.sent_ids("recalibrate").keys() == names(0, 1)
         assert overview(where, identity).rollout.state is RolloutState.RUNNING

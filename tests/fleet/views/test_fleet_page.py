@@ -86,13 +86,13 @@ def fill(store: FleetStore, evil: str) -> None:
             quarantine(transaction, [Refused("default", name, "event", "c", evil, evil.encode())], now)
             audit(transaction, evil, evil, evil, evil, "{}")
     devices.tag(devices.all("default")[:1], {"site": "berlin"}, [], "ann")
-    book, spec = RolloutRegister(store, "ann"), RolloutSpec("recalibrate", waves="1,100%")
-    book.abort(book.create("default", spec, book.plan("default", spec, "seed"), evil), "all", evil)
+    register, spec = RolloutRegister(store, "ann"), RolloutSpec("recalibrate", waves="1,100%")
+    register.abort(register.create("default", spec, register.plan("default", spec, "seed"), evil), "all", evil)
     elsewhere = Status(state="online", session="s", boot_id="b", ts=now)
     with store.transaction() as transaction:
         devices.apply_statuses(transaction, {("paris", "board-9"): elsewhere}, now)
         quarantine(transaction, [Refused("paris", "board-9", "event", "c", "of paris alone", b"")], now)
-    book.create("paris", spec, book.plan("paris", spec, "seed"), "of paris alone")
+    register.create("paris", spec, register.plan("paris", spec, "seed"), "of paris alone")
 
 
 def test_the_command_writes_one_file_in_which_nothing_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
