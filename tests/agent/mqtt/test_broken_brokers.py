@@ -16,9 +16,8 @@ from agent.common.timing import Backoff
 from agent.contract.messages import Birth
 from agent.contract.topics import Topics
 from agent.contract.wire import MAX_PAYLOAD_BYTES
-from agent.mqtt import client as session_module
+from agent.mqtt import client as client_module
 from agent.mqtt import connection as connection_module
-from agent.mqtt import connection as in_flight
 from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
 from agent.uplink.link import MqttLink
 
@@ -106,7 +105,7 @@ def test_an_error_of_our_own_ends_the_connection_and_not_the_client(caplog: pyte
 def test_a_broker_that_acknowledges_nothing_is_left_and_told_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(in_flight, "ACKNOWLEDGE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(connection_module, "ACKNOWLEDGE_TIMEOUT_S", 0.1)
     with FakeBroker() as broker, link_to(broker.endpoint) as link:
         report(link)
         for times in (1, 2):
@@ -122,7 +121,7 @@ def test_a_broker_that_never_admits_us_is_left_and_starts_no_backoff_over(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(connection_module, "CONNECT_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(session_module, "STABLE_S", 0.05)
+    monkeypatch.setattr(client_module, "STABLE_S", 0.05)
     backoff = Backoff(0.05, 0.2)
     monkeypatch.setattr(backoff, "reset", lambda: pytest.fail("it took a failure for a success"))
     with FakeBroker() as broker, on_the_air(broker.endpoint, TOPICS, BIRTH, backoff):

@@ -108,34 +108,34 @@ def test_a_broken_packet_ends_the_connection(stream: bytes) -> None:
         BulkSocket(Wire([stream]), has_properties=True).recv(1)
 
 
-def test_an_intake_gives_what_came_in_its_order_and_tells_of_room() -> None:
-    intake, told = ReceiveQueue(most_bytes=500), list[str]()
-    intake.on_progress = lambda: told.append("room")
+def test_a_receive_queue_gives_what_came_in_its_order_and_reports_room() -> None:
+    queue, reported = ReceiveQueue(most_bytes=500), list[str]()
+    queue.on_progress = lambda: reported.append("room")
     batches = [[Arrival(b"t", b"%d" % number)] * 2 for number in range(3)]
     for batch in batches:
-        assert intake.has_room is (batch is not batches[2])
-        intake.put(batch)
-    assert not intake.has_room
-    assert intake.pop(1, 0.0, 0.0) == batches[0]
-    assert told == []
-    assert intake.pop(1, 0.0, 0.0) == batches[1]
-    assert told == ["room"]
-    assert intake.pop(1 << 20, 0.0, 0.0) == batches[2]
-    assert intake.pop(1 << 20, 0.0, 0.0) == []
+        assert queue.has_room is (batch is not batches[2])
+        queue.put(batch)
+    assert not queue.has_room
+    assert queue.pop(1, 0.0, 0.0) == batches[0]
+    assert reported == []
+    assert queue.pop(1, 0.0, 0.0) == batches[1]
+    assert reported == ["room"]
+    assert queue.pop(1 << 20, 0.0, 0.0) == batches[2]
+    assert queue.pop(1 << 20, 0.0, 0.0) == []
 
 
-def test_what_the_connection_before_has_put_into_an_intake_is_acknowledged_on_no_other() -> None:
-    intake = ReceiveQueue(1 << 20)
+def test_what_an_earlier_connection_has_put_into_a_queue_is_acknowledged_on_no_other() -> None:
+    queue = ReceiveQueue(1 << 20)
     lost, now = (Wire([publication(b"t", b"%d" % number, 7, None)]) for number in (1, 2))
     for wire in (lost, now):
-        bulk, taking_in = BulkSocket(wire, has_properties=False), PubackPolicy(intake, holds=True)
+        bulk, policy = BulkSocket(wire, has_properties=False), PubackPolicy(queue, holds=True)
         with suppress(BlockingIOError):
             bulk.recv(1)
-        taking_in.update(bulk)
-    assert intake.pop(1 << 20, 0.0, 0.0) == [Arrival(b"t", b"1"), Arrival(b"t", b"2")]
+        policy.update(bulk)
+    assert queue.pop(1 << 20, 0.0, 0.0) == [Arrival(b"t", b"1"), Arrival(b"t", b"2")]
     for settled, acknowledged in ((1, b""), (1, b"\x40\x02\x00\x07")):
-        intake.confirm(settled)
-        taking_in.update(bulk)
+        queue.confirm(settled)
+        policy.update(bulk)
         assert (lost.written, now.written) == (b"", acknowledged)
 
 
@@ -160,15 +160,15 @@ def test_what_is_withheld_is_acknowledged_once_and_when_it_is_settled() -> None:
 
 
 def test_connections_that_are_lost_while_nobody_takes_do_not_fill_the_memory() -> None:
-    intake = ReceiveQueue(most_bytes=1000)
+    queue = ReceiveQueue(most_bytes=1000)
     for _ in range(50):
         wire = Wire([publication(b"t", bytes(600), 7, None)])
-        bulk, taking_in = BulkSocket(wire, has_properties=False), PubackPolicy(intake, holds=True)
+        bulk, policy = BulkSocket(wire, has_properties=False), PubackPolicy(queue, holds=True)
         with suppress(BlockingIOError):
             bulk.recv(1)
-        taking_in.update(bulk)
-    taken = intake.pop(1 << 20, 0.0, 0.0)
+        policy.update(bulk)
+    taken = queue.pop(1 << 20, 0.0, 0.0)
     assert len(taken) <= 2
-    intake.confirm(len(taken))
-    taking_in.update(bulk)
+    queue.confirm(len(taken))
+    policy.update(bulk)
     assert wire.written == b"\x40\x02\x00\x07"

@@ -12,7 +12,7 @@ from device import TOPICS
 from outbox_bench import collect, numbers, opened, put, stored, taken
 
 from agent.mqtt.message import Message
-from agent.uplink import outbox_store as outbox_bounds
+from agent.uplink import outbox_store
 from agent.uplink.outbox import TELEMETRY, WINDOW
 from agent.uplink.outbox_tables import ALARM, EVENT, SAMPLE
 
@@ -88,8 +88,8 @@ def test_what_is_too_old_goes_and_a_clock_that_is_set_makes_nothing_old(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, aged = [1000.0], [0.0]
-    monkeypatch.setattr(outbox_bounds.time, "time", lambda: now[0])
-    monkeypatch.setattr(outbox_bounds, "_AGED_EVERY_S", aged[0])
+    monkeypatch.setattr(outbox_store.time, "time", lambda: now[0])
+    monkeypatch.setattr(outbox_store, "_AGED_EVERY_S", aged[0])
     with opened(tmp_path, confirm="collector", days=1.0) as outbox:
         put(outbox, 2)
         eventually(lambda: len(stored(tmp_path)) == 2)
@@ -99,7 +99,7 @@ def test_what_is_too_old_goes_and_a_clock_that_is_set_makes_nothing_old(
         assert outbox.dropped.total() == 0
     with opened(tmp_path, confirm="collector", days=1.0) as outbox:
         now[0] += 2 * 86400.0
-        monkeypatch.setattr(outbox_bounds, "_CLOCK_JUMP_S", 1e12)  # so much time has really passed
+        monkeypatch.setattr(outbox_store, "_CLOCK_JUMP_S", 1e12)  # so much time has really passed
         put(outbox, 1)
         eventually(lambda: len(stored(tmp_path)) == 1)
         assert outbox.dropped == {"alarm": 3}

@@ -9,7 +9,6 @@ from brokers import eventually
 from outbox_bench import collect, numbers, opened, put, stored, taken
 
 from agent.mqtt.message import Message
-from agent.uplink import outbox as acknowledging
 from agent.uplink import outbox as outbox_module
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
@@ -94,7 +93,7 @@ def test_a_collector_that_comes_back_is_sent_soon_what_it_has_not_seen(
 def test_a_collector_that_comes_late_is_told_what_is_gone_once_it_goes_on_asking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(acknowledging, "_STILL_MISSING_S", 0.0)
+    monkeypatch.setattr(outbox_module, "_STILL_MISSING_S", 0.0)
     with opened(tmp_path) as outbox:
         put(outbox, 4)
         taken(outbox, 4)
@@ -160,8 +159,8 @@ def test_a_flood_of_acks_fills_no_memory(tmp_path: Path) -> None:
     with opened(tmp_path) as outbox:
         put(outbox, 1)
         taken(outbox, 1)
-        for epoch in range(3 * acknowledging._MOST_EPOCHS):
+        for epoch in range(3 * outbox_module._MOST_EPOCHS):
             outbox.acknowledge(epoch, 5)
-        assert len(outbox._ack_tracker._most) <= acknowledging._MOST_EPOCHS
+        assert len(outbox._ack_tracker._most) <= outbox_module._MOST_EPOCHS
         put(outbox, 1)
         assert taken(outbox, 1)

@@ -12,7 +12,7 @@ from brokers import eventually
 from outbox_bench import opened, put, stored, taken
 
 from agent.uplink import outbox as outbox_module
-from agent.uplink import outbox_store as outbox_bounds
+from agent.uplink import outbox_store
 from agent.uplink.outbox import TELEMETRY
 from agent.uplink.outbox_tables import SAMPLE
 
@@ -37,8 +37,8 @@ def test_rows_from_before_the_clock_was_set_get_their_age_by_the_new_one(
     def now() -> float:
         return ahead[0] + time.monotonic()
 
-    monkeypatch.setattr(outbox_bounds.time, "time", now)
-    monkeypatch.setattr(outbox_bounds, "_AGED_EVERY_S", 0.0)
+    monkeypatch.setattr(outbox_store.time, "time", now)
+    monkeypatch.setattr(outbox_store, "_AGED_EVERY_S", 0.0)
     with opened(tmp_path, confirm="collector", days=1.0, commit_s=60.0) as outbox:
         put(outbox, 2, TELEMETRY, SAMPLE)
         if written:

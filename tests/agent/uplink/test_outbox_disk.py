@@ -15,7 +15,6 @@ from brokers import eventually
 from outbox_bench import numbers, opened, put, stored, taken
 
 from agent.common.errors import AgentError
-from agent.uplink import outbox as acknowledging
 from agent.uplink import outbox as outbox_module
 from agent.uplink import outbox_store
 from agent.uplink.outbox import TELEMETRY
@@ -61,7 +60,7 @@ def test_what_lay_on_a_disk_that_refused_for_a_while_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox_store, "_RETRY_S", 0.05)
-    monkeypatch.setattr(acknowledging, "_STILL_MISSING_S", 0.0)
+    monkeypatch.setattr(outbox_module, "_STILL_MISSING_S", 0.0)
     with small_file_system(tmp_path / "disk", "2m") as disk, opened(disk, confirm="collector") as outbox:
         put(outbox, 100)
         eventually(lambda: len(stored(disk)) == 100)
