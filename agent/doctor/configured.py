@@ -16,7 +16,6 @@ from agent.common.redaction import redact
 from agent.config import Config
 from agent.contract.topics import Topics
 from agent.doctor.finding import Finding
-from agent.mqtt.client import MqttClient
 from agent.mqtt.endpoint import is_loopback
 
 _FRAME_S = 15.0  # a stream's own limits are 5 s to open and 5 s for a frame
@@ -96,6 +95,8 @@ def _broker(config: Config, service: bool) -> Finding:
     mqtt = config.mqtt
     if mqtt.host is None:
         return Finding("broker", "an embedded one: mqtt.host is null", True, False)
+    from agent.mqtt.client import MqttClient  # here, since paho may be missing
+
     where = f"{mqtt.host} port {mqtt.port}"
     try:
         # Not with the device's own id: the broker would end the connection of a daemon that runs.

@@ -144,7 +144,7 @@ def test_what_root_alone_may_read_is_no_fault(service: Path, root: bool, monkeyp
         for name in CREDENTIALS:
             (service / "etc/tared" / name).unlink()
     else:
-        monkeypatch.setattr(as_service, "_hand_over", lambda _file, _to: None)
+        monkeypatch.setattr(as_service, "_provide_credential", lambda _file, _to: None)
     monkeypatch.setattr(surroundings.os, "geteuid", lambda: 0 if root else 1000)
     found = examined(service)
     for name in ("broker", "keys"):
