@@ -231,21 +231,21 @@ class ObserverThread(threading.Thread):
 
     def _observe(self, observer: Observer, task: VisionTask, served: ServedFrame) -> None:
         """Observe a frame, and pay for it, whatever comes of it."""
-        started_s = time.monotonic()
-        fault: TaredError | None = None
+        started_s, failed = time.monotonic(), True
         try:
-            with span("observe"):
-                tensor, _ = task.preprocess(served.frame.image)
-                observation = observer.observe(tensor)
-                reference = task.decode(observation.outputs, tensor.shape)
-                previous = self._previous(served)
-                self.monitors[served.frame.camera].add(served, tensor, observation, reference, previous)
+            try:
+                with span("observe"):
+                    tensor, _ = task.preprocess(served.frame.image)
+                    observation = observer.observe(tensor)
+                    reference = task.decode(observation.outputs, tensor.shape)
+                    previous = self._previous(served)
+                    self.monitors[served.frame.camera].add(served, tensor, observation, reference, previous)
+                failed = False
+            finally:
+                with self._handover:
+                    self._budget.spend(time.monotonic() - started_s, failed)
         except TaredError as error:
-            fault = error
-        with self._handover:
-            self._budget.spend(time.monotonic() - started_s, failed=fault is not None)
-        if fault is not None:
-            self._pause(fault, self._observing)
+            self._pause(error, self._observing)
         else:
             self._observing.note_success()
 

@@ -487,20 +487,18 @@ class FrameLoop(threading.Thread):
         """Close what is loaded, and end a trial; a rehearsal under way ends first, and may still fail."""
         with self._trial_lock:
             self._ended = True
-            trial, is_committed, error = self._trial, self._is_committed, self._withdrawal
+            trial, is_committed, withdrawal = self._trial, self._is_committed, self._withdrawal
             if not is_committed:
                 self._trial = None
         if trial is not None and is_committed:
             self._keep(trial)
+        elif trial is not None and withdrawal is not None:
+            self._withdraw(trial, withdrawal, None)
         elif trial is not None:
-            failure: Exception | None = error
-            if failure is None:
-                try:
-                    trial.end_rehearsal()
-                except Exception as raised:
-                    failure = raised
-            if failure is not None:
-                self._withdraw(trial, failure, None)
+            try:
+                trial.end_rehearsal()
+            except Exception as error:
+                self._withdraw(trial, error, None)
             else:
                 trial.close()
                 trial.events.ended()

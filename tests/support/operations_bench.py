@@ -92,9 +92,15 @@ def frame_path() -> dict[str, Any]:
     """What a pipeline has for a change of engine."""
     loop = Loop()
     return {
-        "loop": loop, "start_trial": loop.start_trial, "record": AnswerRecord(live=True), "dropped": Counter(), "error": None,
-        "is_stuck": False, "keep_evidence": lambda *_: None, "serving_since": lambda ts: {"camera": ts or 0.0}
-    }  # fmt: skip
+        "loop": loop,
+        "start_trial": loop.start_trial,
+        "record": AnswerRecord(live=True),
+        "dropped": Counter(),
+        "error": None,
+        "is_stuck": False,
+        "keep_evidence": lambda *_: None,
+        "serving_since": lambda ts: {"camera": ts or 0.0},
+    }
 
 
 @pytest.fixture
