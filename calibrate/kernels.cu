@@ -1,11 +1,19 @@
 // Every CUDA kernel of tared: histograms of |x| counted where the tensors live, the search for entropy thresholds, and
-// the network input from a camera's frame.
+// the network input from a camera's frame. New to it? Read calibrate/histogram.py first: the same counting in NumPy.
 //
-// nvcc, NVRTC and, in the tests, g++ compile this very file (tests/cuda holds what g++ lacks). Its numbers are those of
-// calibrate/histogram.py, of the objective in calibrate/divergence.py and of OpenCV's resize. Two compiler settings
-// matter and are the defaults: subnormals are not flushed to zero (-ftz=false), and wherever a contracted multiply-add
-// could change a last bit the _rn intrinsics forbid it. engines/cuda/kernels.py and, for frames, engines/preprocessing.py
-// launch the kernels and mirror what is laid out below.
+// kernel          grid                block    dynamic shared memory                    same result as
+// abs_histogram   any                 THREADS  COUNTERS * 4 (32 KiB)                    calibrate/histogram.py: abs_histogram
+// entropy_search  a block per tensor  THREADS  (BINS + 1) * (8 + 2) + THREADS * 8       calibrate/divergence.py: kl_divergence
+// preprocess      pixels / THREADS    THREADS  0                                        agent/vision/preprocess.py
+//
+// compile: nvcc -arch=sm_87 -cubin calibrate/kernels.cu (PyCUDA does so when an executor is made)
+// run:     engines/cuda/kernels.py and, for frames, engines/cuda/preprocess.py launch the kernels; their DESCRIPTOR, HEADER
+//          and TAP mirror the structs below
+// check:   on the CPU: make sanitize, and tests/engines/cuda; on a GPU: make gpu-check
+//
+// nvcc, NVRTC and, in the tests, g++ compile this very file (tests/fakes/cuda_headers holds what g++ lacks). Two compiler
+// settings matter and are the defaults: subnormals are not flushed to zero (-ftz=false), and wherever a contracted
+// multiply-add could change a last bit the _rn intrinsics forbid it.
 #include <cuda_fp16.h>
 
 #ifndef BITS

@@ -1,9 +1,26 @@
-"""The seam between tared and the inference runtimes. Knows calibrate, never agent."""
+"""The seam between tared and the inference runtimes. It imports calibrate, never agent.
+
+Read in this order: interface, registry, onnxruntime_backend, quantise/placement.
+
+    interface      Backend, Engine, Observer and what they exchange: BuildRequest, Built, Observation, ...
+    registry       open_backend
+    errors         EngineError, DeviceError
+    calibration    Calibration: a model's histograms and scales, and its file
+    onnxruntime_backend    the runtime on the CPU
+    preprocessing  ImageTransform: preprocessing in numbers; the compiled pass on the host
+    board, trace   which board this is; ranges on NVIDIA's timeline
+    graph/         from an ONNX file to the FP32 master graph
+    quantise/      where Q/DQ go, repairs, fusion groups and their costs
+    half/          the float16 form of a graph
+    cuda/          kernels on a GPU
+    trt/           TensorRT
+    store/         artefacts on disk
+"""
 
 from __future__ import annotations
 
 import os
 
-# From its import on ONNX Runtime, 1.29 and later, tells Microsoft what runs here, by way of a thread and a database in
-# the user's cache. Only what is set before that import keeps it from all of it. Source: Privacy.md in its package.
+# ONNX Runtime, 1.29 and later, reports to Microsoft what runs here, from its import on, with a thread and a database in
+# the user's cache. Only a variable that is set before the import prevents all of it. Source: Privacy.md in its package.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"

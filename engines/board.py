@@ -1,4 +1,4 @@
-"""Which board this is: what an engine built here depends on, beside the runtime and the GPU."""
+"""Identify this board: an engine built here depends on it, besides the runtime and the GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _POWER = Path("/var/lib/nvpmodel/status")  # "pmode:0002": what `nvpmodel -q` re
 
 
 def board() -> dict[str, str]:
-    """Machine and system; NVIDIA's driver; of a Jetson its model name, L4T release and power mode, where readable."""
+    """Return machine, system and NVIDIA's driver; of a Jetson model name, L4T release and power mode, if readable."""
     facts = {"machine": platform.machine(), "system": platform.platform()}
     files = {"model": _MODEL, "l4t": _RELEASE, "driver": _DRIVER, "power_mode": _POWER}
     for name, text in ((name, _read(path)) for name, path in files.items()):
@@ -22,7 +22,7 @@ def board() -> dict[str, str]:
 
 
 def is_jetson() -> bool:
-    """Whether it has a Jetson's media hardware, and the release of its software that drives it."""
+    """Return True if this board has a Jetson's media hardware, and the release of its software that drives it."""
     return bool(_read(_RELEASE))
 
 

@@ -1,4 +1,4 @@
-""" """
+"""Define the errors of this package; calibrate/errors.py has their base."""
 
 from __future__ import annotations
 

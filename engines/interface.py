@@ -23,7 +23,7 @@ Progress = Callable[[float, str], None]  # fraction done in [0, 1], what is bein
 
 
 def silent(_fraction: float, _doing: str) -> None:
-    """Progress nobody watches."""
+    """Discard the progress."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,12 @@ Profile = Mapping[str, ShapeRange]  # by input name
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """A graph to compile, and what a runtime has to know beside it.
+    """A graph to compile, and what a runtime has to know about it.
 
-    graph: FP32, or with INT8 Q/DQ. precision: "int8" or "fp16" leave everything that is not quantised to the fastest
-    float type the runtime has, "fp32" does not. input_shape: where the graph leaves dimensions open and no profile
-    says more. amax: the largest |x| measured per tensor, for the range of FP16; tensors without one are trusted.
+    graph: FP32, or with INT8 Q/DQ.
+    precision: "int8" and "fp16" run all that is not quantised in the runtime's fastest float type, "fp32" in FP32.
+    input_shape: used if the graph leaves dimensions open and there is no profile.
+    amax: the largest |x| measured per tensor, for the range of FP16; tensors without one are trusted.
     """
 
     graph: onnx.ModelProto
@@ -79,7 +80,7 @@ class Built:
 
 @dataclass(frozen=True)
 class Observation:
-    """What one observed batch gave: the reference outputs by name, and |x| histograms by tap name."""
+    """The result of one observed batch: the reference outputs by name, and |x| histograms by tap name."""
 
     outputs: dict[str, Array]
     histograms: dict[str, AbsHistogram]
@@ -148,7 +149,7 @@ class Backend(Protocol):
         ...
 
     def flags(self) -> Mapping[str, str]:
-        """What was asked of the builder beside the request, e.g. {"best": "True"}; part of the fingerprint too."""
+        """The builder's options besides the request, e.g. {"best": "True"}; part of the fingerprint too."""
         ...
 
     def build(self, request: BuildRequest, progress: Progress = silent) -> Built:
@@ -196,15 +197,15 @@ class OverlappingEngine(ImageEngine, Protocol):
     """An engine that takes the next frame while it computes one; a few may be under way."""
 
     def start_image(self, frame: NDArray[np.uint8], transform: ImageTransform) -> int:
-        """Begin with a frame, which may change as soon as this returns; its ticket."""
+        """Start a frame, which may change as soon as this returns; return its ticket."""
         ...
 
     def start(self, batch: Array) -> int:
-        """Begin with a batch as for `infer`, which may change as soon as this returns; its ticket."""
+        """Start a batch as for `infer`, which may change as soon as this returns; return its ticket."""
         ...
 
     def is_done(self, ticket: int) -> bool:
-        """Whether `finish` need not wait. Asked from the thread that has begun it."""
+        """Return True if `finish` need not wait. Called from the thread that started it."""
         ...
 
     def finish(self, ticket: int) -> dict[str, Array]:
@@ -214,14 +215,14 @@ class OverlappingEngine(ImageEngine, Protocol):
 
 @runtime_checkable
 class ProfiledEngine(Engine, Protocol):
-    """An engine that can tell what each of its layers takes."""
+    """An engine that can measure the time of each of its layers."""
 
     def layer_times_ms(self, batch: Array, runs: int = 20) -> dict[str, float]:
-        """Median time in ms of every layer over some inferences of a batch, by the names of the layer table."""
+        """Return the median time in ms of every layer over `runs` inferences, by the names of the layer table."""
         ...
 
     def layer_nodes(self) -> Mapping[str, tuple[str, ...]]:
-        """Per layer, by the same names: the ONNX nodes that it computes or is there for; none where it is not told."""
+        """Return, by the same names, the ONNX nodes that a layer computes or is there for; none if unknown."""
         ...
 
 

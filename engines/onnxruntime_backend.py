@@ -1,4 +1,8 @@
-"""Reading what ONNX Runtime tells of a session: its profile, and the graph that its optimiser made."""
+"""Run and observe graphs with ONNX Runtime on the CPU.
+
+The engine file is the graph itself; loading optimises it. Layer times come from the session's profile, and the nodes of
+a layer from the graph that the optimiser wrote.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ _BLOCKED = re.compile(r"_nchwc(_token_\d+)?$")  # a kernel on blocked channels i
 
 
 def kernel_times_ms(profile: str, warm_up: int) -> dict[str, float]:
-    """Median time of every node in ms, by its name, from the text of a profile; its first runs are not counted."""
+    """Return the median time of every node in ms, by name, from the text of a profile; its first runs do not count."""
     times: dict[str, list[float]] = {}
     for event in json.loads(profile):
         if event.get("cat") == "Node" and event["name"].endswith(_KERNEL):
@@ -36,10 +40,11 @@ def kernel_times_ms(profile: str, warm_up: int) -> dict[str, float]:
 
 
 def nodes_by_kernel(graph: ModelProto, optimised: ModelProto) -> dict[str, tuple[str, ...]]:
-    """Per node of the optimised graph, by name: names of the nodes of `graph` that it computes, in graph order.
+    """Return, per node of the optimised graph, the names of the nodes of `graph` that it computes, in graph order.
 
-    Fused nodes, and constants folded into them, are found from the tensor it makes. A node that only changes the layout
-    computes none: it gets those that read its result, for whose sake it is there, or else those that made its input.
+    1. Fused nodes, and constants folded into them, are found from the tensor that the node makes.
+    2. A node that only changes the layout computes none: it gets the nodes that read its result, for which it is there.
+    3. If nothing reads it, it gets those that made its input.
     """
     nodes = _claimed(graph, optimised)
     topology = Topology(optimised)
@@ -55,7 +60,7 @@ def nodes_by_kernel(graph: ModelProto, optimised: ModelProto) -> dict[str, tuple
 
 
 def _claimed(graph: ModelProto, optimised: ModelProto) -> dict[str, tuple[str, ...]]:
-    """Each node of the graph goes to the first that computes it; both graphs are topologically sorted."""
+    """Assign each node of the graph to the first that computes it; both graphs are topologically sorted."""
     topology = Topology(graph)
     named = {node.name: node for node in topology.nodes}
     position = {node.name: index for index, node in enumerate(topology.nodes)}
@@ -75,15 +80,15 @@ def _claimed(graph: ModelProto, optimised: ModelProto) -> dict[str, tuple[str, .
 
 
 def _last_nodes(kernel: NodeProto, topology: Topology, named: Mapping[str, NodeProto]) -> list[NodeProto]:
-    """The nodes whose results a kernel makes: by the tensors' names or, where they are new, by its own."""
+    """Return the nodes whose results a kernel makes: by the tensors' names or, if they are new, by its own."""
     blocked = _BLOCKED.search(kernel.name)
     tensors = [*kernel.output, *([kernel.name[: blocked.start()]] if blocked else [])]
-    found = [topology.producers[name] for name in tensors if name in topology.producers]
+    nodes = [topology.producers[name] for name in tensors if name in topology.producers]
     name = kernel.name
-    while name and not found:  # "Mul_43/QuickGeluFusion/"
-        found = [named[name]] if name in named else []
+    while name and not nodes:  # "Mul_43/QuickGeluFusion/"
+        nodes = [named[name]] if name in named else []
         name = name.rpartition("/")[0]
-    return found
+    return nodes
 
 
 def _union(nodes: Mapping[str, tuple[str, ...]], kernels: Iterable[str]) -> tuple[str, ...]:
@@ -95,7 +100,7 @@ _DTYPES = {
     "tensor(int8)": np.int8, "tensor(uint8)": np.uint8, "tensor(int32)": np.int32, "tensor(int64)": np.int64,
     "tensor(bool)": np.bool_,
 }  # fmt: skip
-_WARM_UP = 3  # profiled runs that nobody counts: memory is allocated, caches fill
+_WARM_UP = 3  # profiled runs that do not count: memory is allocated, caches fill
 _LOG_ERRORS = 3  # ONNX Runtime's severity scale: 0 verbose ... 4 fatal
 _FAILURES = tuple(v for v in vars(ort_state).values() if isinstance(v, type) and issubclass(v, Exception))
 _PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
@@ -109,11 +114,11 @@ class OnnxRuntimeBackend:
     precisions: Sequence[str] = ("fp32",)
 
     def __init__(self, options: BackendOptions | None = None) -> None:
-        """Raises EngineError `backend.option` for what only a GPU's runtime can do."""
+        """Raises EngineError (`backend.option`) for options that only a GPU's runtime has."""
         options = options or BackendOptions()
         self._threads = options.threads
-        asked = {"--target": options.target, "--dla": options.dla, "--best": options.best or None}
-        given = [name for name, value in asked.items() if value is not None]
+        gpu_options = {"--target": options.target, "--dla": options.dla, "--best": options.best or None}
+        given = [name for name, value in gpu_options.items() if value is not None]
         if given:
             raise EngineError(
                 "backend.option",
@@ -134,7 +139,7 @@ class OnnxRuntimeBackend:
         return {}
 
     def build(self, request: BuildRequest, progress: Progress = silent) -> Built:
-        """The graph itself, once it has been loaded and has run on zeros.
+        """Return the graph itself, once it has been loaded and has run on zeros.
 
         Raises EngineError: `engine.unsupported`, `engine.graph` or `engine.run` naming the node.
         """
@@ -181,7 +186,7 @@ class OnnxRuntimeEngine:
         """Per output: does it declare the input's batch dimension as its first?"""
 
     def infer(self, batch: Array, names: Sequence[str] | None = None) -> dict[str, Array]:
-        """The outputs of these `names`, of all where there are none.
+        """Return the outputs of these `names`; by default all.
 
         Raises EngineError: `engine.batch` (other shape or dtype), `engine.run`, `engine.closed`.
         """
@@ -194,8 +199,8 @@ class OnnxRuntimeEngine:
         return dict(zip(names or (output.name for output in self.outputs), results, strict=True))
 
     def layer_times_ms(self, batch: Array, runs: int = 20) -> dict[str, float]:
-        """In a second session, with the profiler on. Raises EngineError as `infer`."""
-        self.infer(batch)  # refuses what it does not take
+        """Measure in a second session, with the profiler on. Raises EngineError as `infer`."""
+        self.infer(batch)  # refuses a batch that does not fit
         with TemporaryDirectory(prefix="tared-") as folder:
             options = self._options()
             options.enable_profiling = True
@@ -206,7 +211,7 @@ class OnnxRuntimeEngine:
             return kernel_times_ms(Path(session.end_profiling()).read_text(encoding="utf-8"), _WARM_UP)
 
     def layer_nodes(self) -> dict[str, tuple[str, ...]]:
-        """By the tensors that the optimised graph has kept. Raises EngineError (`engine.closed`)."""
+        """Identify nodes by the tensors that the optimised graph has kept. Raises EngineError (`engine.closed`)."""
         self._running()
         with TemporaryDirectory(prefix="tared-") as folder:
             options = self._options()
@@ -272,7 +277,7 @@ class OnnxRuntimeObserver:
         self._step = self._engine.inputs[0].shape[0] or 1
 
     def observe(self, batch: Array) -> Observation:
-        """Batch (N, C, H, W), N a multiple of a fixed batch size. Non-finite values are counted, not raised.
+        """Observe a batch (N, C, H, W), N a multiple of a fixed batch size. Non-finite values are counted.
 
         Raises EngineError: as `infer`, and `observer.batch` for several images when an output has no batch
         axis.
@@ -289,7 +294,7 @@ class OnnxRuntimeObserver:
         return Observation({name: self._joined(name, part) for name, part in parts.items()}, histograms)
 
     def infer(self, batch: Array) -> dict[str, Array]:
-        """As `observe`, without the taps."""
+        """Return the reference outputs as `observe` does, without the taps."""
         runs = [self._engine.infer(image, self._outputs) for image in self._images(batch)]
         return {name: self._joined(name, [run[name] for run in runs]) for name in self._outputs}
 

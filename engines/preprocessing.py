@@ -1,9 +1,8 @@
-"""What preprocessing is, in numbers, and preprocessing on the device: one launch from a frame to the network input.
+"""Describe preprocessing in numbers (ImageTransform), and paint frames into network inputs on the host.
 
-Runtime-neutral as engines/cuda/kernels.py is. The levels are those of OpenCV's resize and cvtColor, the products and
-sums
-those of NumPy: what comes out equals agent.vision.preprocess bit for bit, so it does not matter to a calibration, or to
-whoever compares two engines, which of the two made a network input.
+engines/cuda/preprocess.py does the same on the device, in one launch from a frame to the network input. The levels are
+those of OpenCV's resize and cvtColor, the products and sums those of NumPy: the result equals agent.vision.preprocess
+bit for bit. So calibrations and comparisons of engines do not depend on which of the three made a network input.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ IMAGE_CHANNELS = (1, 3, 4)
 
 
 def image_layout(shape: Sequence[object]) -> Layout | None:
-    """Where an image of rank 4 has its channels, by their number; None where neither place has one of an image's."""
+    """Return where an image of rank 4 has its channels, by their number; None if neither axis has an image's number."""
     if len(shape) != 4:
         return None
     return "NCHW" if shape[1] in IMAGE_CHANNELS else "NHWC" if shape[3] in IMAGE_CHANNELS else None
@@ -81,7 +80,7 @@ class ImageTransform:
 
     @property
     def input_shape(self) -> tuple[int, int, int, int]:
-        """Of the network input: one image, channels where the layout has them."""
+        """The shape of the network input: one image, channels where the layout has them."""
         channels, size = len(self.gain), (self.height, self.width)
         return (1, channels, *size) if self.layout == "NCHW" else (1, *size, channels)
 
@@ -90,7 +89,7 @@ _TABLES = 8  # of sizes of frames: cameras may take turns
 
 
 def _table(transform: ImageTransform) -> NDArray[np.uint8]:
-    """What the kernel reads beside the frame: a HEADER, then a TAP for every column and every row of the input."""
+    """Return the kernel's table: a HEADER, then a TAP for every column and every row of the network input."""
     header = np.zeros(1, HEADER)
     header["width"], header["height"] = transform.width, transform.height
     header["pad"], header["color"] = transform.pad, _COLORS[transform.color]
@@ -110,7 +109,7 @@ def _table(transform: ImageTransform) -> NDArray[np.uint8]:
 
 
 def taps_along(source_px: int, target_px: int, clamps: bool) -> NDArray[np.void]:
-    """Where each pixel along one axis comes from when `source_px` of them are scaled to `target_px`: TAP (target_px,).
+    """Return the source of each pixel along an axis when `source_px` are scaled to `target_px`: TAP (target_px,).
 
     The operations and their types are those of OpenCV (resize in modules/imgproc/src/resize.cpp), for they decide the
     last level: positions in double, their fractions in float, weights rounded half to even. Beyond the outermost pixel
@@ -132,7 +131,7 @@ def taps_along(source_px: int, target_px: int, clamps: bool) -> NDArray[np.void]
 
 
 def _placed(taps: NDArray[np.void], offset_px: int, size_px: int) -> NDArray[np.void]:
-    """The taps along an axis of the network input: `taps` from `offset_px` on, cut to the axis, amid padding."""
+    """Return the taps along an axis of the network input: `taps` from `offset_px` on, cut to the axis, amid padding."""
     placed = np.zeros(size_px, TAP)
     placed["first"] = -1
     begin, end = max(offset_px, 0), min(offset_px + taps.size, size_px)
@@ -170,7 +169,7 @@ class _Plan(ctypes.Structure):
 
 
 def is_compiled() -> bool:
-    """Whether the pass was built with the package, and loads."""
+    """Return True if the pass was built with the package, and loads."""
     return _library() is not None
 
 
@@ -184,7 +183,7 @@ def _library() -> ctypes.CDLL | None:
 
 
 class HostPreprocess:
-    """Paints frames of one size into one network input. Holds its buffers: one per thread."""
+    """Paints frames of one size into one network input. It holds buffers: use one object per thread."""
 
     def __init__(self, transform: ImageTransform, tensor: NDArray[np.float32]) -> None:
         """tensor: receives what `transform` makes of frames, but for its padding. Raises ValueError unless `takes`."""
@@ -213,7 +212,7 @@ class HostPreprocess:
 
     @staticmethod
     def takes(transform: ImageTransform) -> bool:
-        """Whether it is compiled, and for such a transform."""
+        """Return True if the pass is compiled, and made for such a transform."""
         is_scaled = (transform.inner_height, transform.inner_width) != (transform.frame_height, transform.frame_width)
         kind = transform.layout, transform.dtype
         return (
@@ -231,7 +230,7 @@ class HostPreprocess:
 
 
 def _columns(transform: ImageTransform) -> tuple[NDArray[np.int32], NDArray[np.uint64], NDArray[np.uint16]]:
-    """Offsets, shifts and weights of struct plan. Where a column has but one pixel, the second weighs nothing."""
+    """Return offsets, shifts and weights of struct plan. If a column has only one pixel, the second weighs nothing."""
     taps = taps_along(transform.frame_width, transform.inner_width, clamps=True)
     padded = -(-len(taps) // _COLUMNS) * _COLUMNS
     taps = np.pad(taps, (0, padded - len(taps)), mode="edge")

@@ -1,4 +1,4 @@
-""" """
+"""Open an inference runtime by its name."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ from engines.interface import Backend, BackendOptions
 
 
 def open_backend(name: str, options: BackendOptions | None = None) -> Backend:
-    """Open a runtime by name.
-
-    No silent fallback: a runtime that is missing is an EngineError (`backend.missing`) with its remedy.
-    """
+    """Open a runtime by name. Raises EngineError (`backend.missing`) if it is missing: there is no silent fallback."""
     options = options or BackendOptions()
     if name == "onnxruntime":
         try:

@@ -1,4 +1,4 @@
-"""Named ranges on NVIDIA's timeline (NVTX): what the frame path does when, beside what the GPU does.
+"""Mark named ranges on NVIDIA's timeline (NVTX): the steps of the frame path beside the work of the GPU.
 
 `TARED_NVTX=1 nsys profile tared run ...` shows them in Nsight Systems. Off, a range costs one call that does nothing.
 """
@@ -18,7 +18,7 @@ _annotate: Callable[[str], AbstractContextManager[Any]] | None = None
 
 
 def start_tracing() -> None:
-    """From here on ranges are told. Raises TaredError (`trace.missing`) without the package nvtx."""
+    """Record ranges from here on. Raises TaredError (`trace.missing`) without the package nvtx."""
     global _annotate
     try:
         import nvtx
@@ -28,7 +28,7 @@ def start_tracing() -> None:
 
 
 def spanned(name: str, items: Iterable[Item]) -> Iterator[Item]:
-    """The items, each waited for in a range of its own."""
+    """Yield the items, each waited for in a range of its own."""
     iterator = iter(items)
     while True:
         with span(name):
@@ -39,5 +39,5 @@ def spanned(name: str, items: Iterable[Item]) -> Iterator[Item]:
 
 
 def span(name: str) -> AbstractContextManager[Any]:
-    """The range of a `with`; they nest."""
+    """Return the range of a `with`; ranges nest."""
     return _NOTHING if _annotate is None else _annotate(name)

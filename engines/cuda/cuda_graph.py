@@ -1,7 +1,8 @@
-"""Work captured once as a CUDA graph and launched as one: it saves the host what each kernel's launch costs it.
+"""Capture queued work as a CUDA graph, which saves the host the cost of each kernel's launch.
 
-Through NVIDIA's cuda-bindings, where they are installed: PyCUDA has no API for graphs. Whether a graph is faster
-depends on the engine and the board, so it is measured on the spot and kept only where it is.
+PyCUDA has no API for graphs: this uses NVIDIA's cuda-bindings, in the extras `jetson` and `rtx`. Without it engines run
+kernel by kernel. Whether a graph is faster depends on the engine and the board, so it is measured on the spot and kept
+only if it is.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from calibrate.errors import TaredError
 
 log = logging.getLogger(__package__)
 
-_ROUNDS = 15  # of both, in turns
-_WORTH = 0.98  # of the time without a graph: less of a gain is noise
+_ROUNDS = 15  # measurements of each way, in turns
+_WORTH = 0.98  # a graph is kept below this share of the time without it. Larger: a gain may be noise.
 
 
 class CudaGraph:
-    """What `work` queues on a stream, captured. The context must be current in every call.
+    """The work that a function queues on a stream, captured. The context must be current in every call.
 
-    stream: PyCUDA's. Raises RuntimeError where the work cannot be captured: it waits, or allocates.
+    stream: PyCUDA's. Raises RuntimeError if the work cannot be captured, because it waits or allocates.
     """
 
     def __init__(self, stream: Any, work: Callable[[], object]) -> None:
@@ -58,7 +59,7 @@ class CudaGraph:
 
 
 def faster_graph(stream: Any, work: Callable[[], object]) -> CudaGraph | None:
-    """A graph of the work, if it can be captured and is faster than without; measured on `stream`, which must be idle.
+    """Return a graph of the work, if it can be captured and is faster; measured on `stream`, which must be idle.
 
     work: queues the same kernels every time, and has run before.
     """
@@ -66,7 +67,7 @@ def faster_graph(stream: Any, work: Callable[[], object]) -> CudaGraph | None:
         return None
     try:
         graph = CudaGraph(stream, work)
-    except (RuntimeError, TaredError) as error:  # the driver's word, or that of what cannot be captured
+    except (RuntimeError, TaredError) as error:  # of the driver, or of work that cannot be captured
         log.info("event=cuda_graph kept=False reason=%r", str(error))
         return None
     plain_s, graph_s = [], []

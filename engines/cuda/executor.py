@@ -1,7 +1,9 @@
-"""Device memory that is kept for the next who asks for as much: an allocation by the driver could wait for the GPU.
+"""Run the kernels on a GPU, with device memory from a pool.
 
-PyCUDA has a pool too, but giving the first block back to that with no context current ends the process. Blocks come
-back to this one from any thread and any context.
+CudaExecutor is the Executor of engines/cuda/kernels.py on a Gpu. A freed block stays in its DevicePool, for the next
+request of about that size: an allocation by the driver could wait for the GPU. PyCUDA has a pool too, but giving the
+first block back to that with no context current ends the process. Blocks come back to this one from any thread and any
+context.
 """
 
 from __future__ import annotations
@@ -17,23 +19,25 @@ from engines.cuda.gpu import Gpu
 from engines.cuda.kernels import Argument, Array, Buffer, KernelGeometry, kernel_source
 from engines.errors import DeviceError
 
-_LEAST_BYTES = 256
+_LEAST_BYTES = 256  # the smallest block
+_PLAIN_SHARED_BYTES = 48 << 10  # a block gets more shared memory only if its kernel has requested it
 
 
 class DevicePool:
-    """Not ordered by streams: memory that is dropped serves the next one at once.
+    """A pool that is not ordered by streams: memory that is dropped serves the next request at once.
 
-    allocate: memory of so many bytes from the driver, with a method `free`. full: what it raises when there is none.
+    allocate: returns memory of so many bytes from the driver, with a method `free`.
+    full: the exception that it raises when there is none.
     """
 
     def __init__(self, allocate: Callable[[int], Any], full: type[Exception]) -> None:
         self._allocate, self._full = allocate, full
         self._kept: dict[int, list[Any]] = {}
 
-    def take(self, nbytes: int) -> PooledMemory:
-        """At least so many bytes; a quarter more at most, beyond the least, so that sizes that vary find each other.
+    def allocate(self, nbytes: int) -> PooledMemory:
+        """Return memory of at least so many bytes, and at most a quarter more, so that similar sizes share blocks.
 
-        When the device is full, what is kept goes back first. Raises what `allocate` raises.
+        When the device is full, all kept blocks go back to the driver first. Raises what `allocate` raises.
         """
         step = max(1 << nbytes.bit_length() >> 3, _LEAST_BYTES)
         size = max(-(-nbytes // step), 1) * step
@@ -47,14 +51,14 @@ class DevicePool:
             return PooledMemory(self._allocate(size), kept)
 
     def clear(self) -> None:
-        """Give back to the driver whatever nobody has."""
+        """Give all unused blocks back to the driver."""
         for kept in self._kept.values():
             while kept:
                 kept.pop().free()
 
 
 class PooledMemory:
-    """`allocation`, which goes back to its pool's list with the last reference to this."""
+    """An allocation that goes back to its pool's list with the last reference to this object."""
 
     def __init__(self, allocation: Any, home: list[Any]) -> None:
         self.allocation = allocation
@@ -62,9 +66,6 @@ class PooledMemory:
 
     def __del__(self) -> None:
         self._home.append(self.allocation)
-
-
-_PLAIN_SHARED_BYTES = 48 << 10  # a block gets more only if its kernel has asked for it
 
 
 @dataclass(frozen=True)
@@ -96,29 +97,32 @@ class CudaExecutor:
         with gpu.working("kernels that load"):
             defines = [f"-D{name}={value}" for name, value in self.geometry.defines().items()]
             module = gpu.compile(kernel_source(), ["-O3", "-std=c++17", *defines])
-            self._functions = {name: self._function(module, name) for name in shared}
-            self._resident = {
-                name: gpu.resident_blocks(function, self.geometry.threads, shared[name])
-                for name, function in self._functions.items()
-            }
+            self._functions: dict[str, Any] = {}
+            self._resident: dict[str, int] = {}
+            for name, nbytes in shared.items():
+                function = self._functions[name] = module.get_function(name)
+                if _PLAIN_SHARED_BYTES < nbytes <= gpu.most_shared_bytes:
+                    function.set_attribute(gpu.driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, nbytes)
+                self._resident[name] = gpu.resident_blocks(function, self.geometry.threads, nbytes)
 
     def resident_blocks(self, kernel: str) -> int:
         return self._resident[kernel]
 
     def upload(self, array: Array, stream: Any) -> CudaBuffer:
-        buffer = self._allocate(array.shape, array.dtype, np.ascontiguousarray(array))
+        buffer = self._buffer(array.shape, array.dtype, np.ascontiguousarray(array))
         if array.nbytes:
             with self._gpu.working("an upload"):
                 self._gpu.driver.memcpy_htod_async(buffer.address, buffer.source, stream)
         return buffer
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> CudaBuffer:
-        return self._allocate(shape, np.dtype(dtype))
+        return self._buffer(shape, np.dtype(dtype))
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike, stream: Any) -> CudaBuffer:
         buffer = self.empty(shape, dtype)
         with self._gpu.working("memory set to zero"):
-            self._gpu.driver.memset_d8_async(buffer.address, 0, _nbytes(buffer), stream)
+            nbytes = int(np.prod(shape)) * buffer.dtype.itemsize
+            self._gpu.driver.memset_d8_async(buffer.address, 0, nbytes, stream)
         return buffer
 
     def download(self, buffer: Buffer, stream: Any) -> Array:
@@ -152,18 +156,7 @@ class CudaExecutor:
         self._functions.clear()  # and with the last of them the module
         self._pool.clear()
 
-    def _allocate(self, shape: tuple[int, ...], dtype: np.dtype[np.generic], source: Array | None = None) -> CudaBuffer:
+    def _buffer(self, shape: tuple[int, ...], dtype: np.dtype[np.generic], source: Array | None = None) -> CudaBuffer:
         with self._gpu.working("device memory"):
-            memory = self._pool.take(int(np.prod(shape)) * dtype.itemsize)
+            memory = self._pool.allocate(int(np.prod(shape)) * dtype.itemsize)
         return CudaBuffer(memory, shape, dtype, source)
-
-    def _function(self, module: Any, name: str) -> Any:
-        function = module.get_function(name)
-        shared = self.geometry.shared_bytes()[name]
-        if _PLAIN_SHARED_BYTES < shared <= self._gpu.most_shared_bytes:
-            function.set_attribute(self._gpu.driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
-        return function
-
-
-def _nbytes(buffer: CudaBuffer) -> int:
-    return int(np.prod(buffer.shape)) * buffer.dtype.itemsize

@@ -1,6 +1,7 @@
-"""The GPU through PyCUDA: its primary context, its streams, its compiler. PyCUDA is imported here only.
+"""Reach the GPU through PyCUDA: its primary context, streams, compiler and memory. PyCUDA is imported here only.
 
-Imported when a Gpu is opened, not before: a machine without PyCUDA or driver gets an error that names the remedy.
+It is imported when a Gpu is opened, not before: without PyCUDA or a driver the error names the remedy. HostMemory and
+DeviceMemory are the buffers of inputs and outputs; on a board, which shares its memory, the host's is mapped.
 """
 
 from __future__ import annotations
@@ -75,11 +76,11 @@ class Gpu:
     @property
     def free_bytes(self) -> int:
         """Memory of the device that nobody uses."""
-        with self.current(), self.working("a device that tells its memory"):
+        with self.current(), self.working("a device that reports its memory"):
             return int(self.driver.mem_get_info()[0])
 
     def describe(self) -> dict[str, str]:
-        """What an engine that was built here depends on: model, compute capability, multiprocessors, driver."""
+        """Return what an engine that is built here depends on: model, compute capability, multiprocessors, driver."""
         version = self.driver.get_driver_version()
         return {
             "gpu": self._device.name(),
@@ -94,7 +95,7 @@ class Gpu:
         return self._attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
 
     def resident_blocks(self, function: Any, threads: int, shared: int) -> int:
-        """Blocks of a PyCUDA function that run at once on all multiprocessors; 0 where `shared` bytes are too many."""
+        """Return how many blocks of a PyCUDA function run at once on the device; 0 if `shared` bytes are too many."""
         if shared > self.most_shared_bytes:
             return 0
         registers = function.get_attribute(self.driver.function_attribute.NUM_REGS) * _WARP
@@ -109,7 +110,7 @@ class Gpu:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """The context, current on the calling thread for the length of a `with`; free what belongs to it inside.
+        """Make the context current on the calling thread for a `with`; free what belongs to it inside.
 
         Every thread needs its own; they nest. Raises DeviceError `cuda.device` (closed), or as `working`.
         """
@@ -127,7 +128,7 @@ class Gpu:
             self._leave()
 
     def stream(self) -> Any:
-        """A new stream, which does not wait for the default one, nor that for it.
+        """Return a new stream; it does not wait for the default one, nor that for it.
 
         Hand `stream.handle` to TensorRT: PyCUDA can lend its streams, but not adopt another's.
         """
@@ -136,7 +137,7 @@ class Gpu:
 
     @contextmanager
     def working(self, expected: str) -> Iterator[None]:
-        """Errors of a GPU in use as DeviceError: `cuda.memory` when it is full, else `cuda.launch`.
+        """Raise errors of a GPU in use as DeviceError: `cuda.memory` when it is full, else `cuda.launch`.
 
         A fault inside a kernel stays, and any later call reports it, be it an upload or an allocation.
         """
@@ -149,7 +150,7 @@ class Gpu:
             raise DeviceError("cuda.launch", _first_line(error), expected, remedy) from error
 
     def compile(self, source: str, options: Sequence[str]) -> Any:
-        """A CUDA source as a module for this device, whose context must be current; compiled once, and kept.
+        """Compile a CUDA source as a module for this device, whose context must be current; the module is kept.
 
         nvcc may mention what is no trouble, that a board will soon be too old for it, say: PyCUDA makes that a warning.
         Raises DeviceError (`cuda.compiler`).
@@ -180,7 +181,7 @@ class Gpu:
 
 
 def nvcc_path() -> str | None:
-    """The compiler of kernels.cu; None where there is none."""
+    """Return the path of the compiler of kernels.cu; None if there is none."""
     return shutil.which("nvcc") or shutil.which(_NVCC)
 
 

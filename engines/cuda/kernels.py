@@ -1,7 +1,7 @@
-"""Launching calibrate/kernels.cu: histograms and entropy thresholds computed where the tensors live.
+"""Launch the kernels of calibrate/kernels.cu: histograms and the search for entropy thresholds, on any Executor.
 
-Runtime-neutral: an Executor launches the kernels, on a GPU (engines/cuda/gpu.py) or, in the tests, on the CPU. What
-comes back equals calibrate.histogram.abs_histogram bit for bit, so the two can be merged and compared freely.
+Nothing here knows CUDA: an Executor does, CudaExecutor on a GPU or, in the tests, one that runs the kernels on the CPU.
+DESCRIPTOR mirrors a struct of kernels.cu, and KernelGeometry its constants.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DESCRIPTOR = np.dtype(
 )
 """One tensor of a launch: struct Tensor of kernels.cu, field by field."""
 
-_VECTOR_BYTES = 16  # one load of the kernel, and the alignment it asks for
+_VECTOR_BYTES = 16  # one load of the kernel, and the alignment that it needs
 _MAX_BLOCK_VECTORS = 1 << 28  # a block counts in 32 bits, and a vector holds at most 8 values
 _FIRST_GUESS = 2  # with two tail octaves good for amax in [2, 16), where most activations have it
 
@@ -150,9 +150,9 @@ class DeviceHistograms:
         self._guesses = np.full(len(elements), _FIRST_GUESS, np.int64)
 
     def collect(self, addresses: Sequence[int], stream: object | None = None) -> list[AbsHistogram]:
-        """The histogram of each tensor, given where it lies; waits for the stream.
+        """Return the histogram of each tensor, given its address; waits for the stream.
 
-        Addresses must be those of the tensors' allocations or else on 16-byte boundaries. What they hold must have been
+        Addresses must be those of the tensors' allocations or else on 16-byte boundaries. The values must have been
         written on this stream or waited for, and must not change before the call returns. Raises DeviceError:
         `kernels.alignment`, and as Executor.launch.
         """
@@ -188,7 +188,9 @@ class DeviceHistograms:
         if vectors == 0:
             return np.zeros((tensors.size, geometry.row), np.int64)
         buffer = self._executor.zeros((tensors.size, geometry.row), np.int64, stream)
-        blocks = _blocks(vectors, geometry.threads, self._executor.resident_blocks("abs_histogram"))
+        # As many blocks as run at once, if each thread finds a vector to load.
+        resident = self._executor.resident_blocks("abs_histogram")
+        blocks = max(min(resident, -(-vectors // geometry.threads)), -(-vectors // _MAX_BLOCK_VECTORS))
         arguments = (self._executor.upload(table, stream), np.int32(tensors.size), buffer)
         self._executor.launch("abs_histogram", blocks, arguments, stream)
         return self._executor.download(buffer, stream).astype(np.int64, copy=False)
@@ -249,22 +251,17 @@ def search_entropy(
     executor.launch("entropy_search", len(counts), (histograms, limits, curves, chosen), stream)
     if divergence is not None:
         divergence[...] = executor.download(curves, stream)
-    found = executor.download(chosen, stream).astype(np.int32, copy=False)
-    return np.where(found > 0, found, windows[:, 1].clip(0, geometry.bins)).astype(np.int32, copy=False)
-
-
-def _blocks(vectors: int, threads: int, resident: int) -> int:
-    """Blocks for a launch over so many 16-byte vectors: as many as run at once, if each thread finds one to load."""
-    return max(min(resident, -(-vectors // threads)), -(-vectors // _MAX_BLOCK_VECTORS))
+    kept = executor.download(chosen, stream).astype(np.int32, copy=False)
+    return np.where(kept > 0, kept, windows[:, 1].clip(0, geometry.bins)).astype(np.int32, copy=False)
 
 
 def _amax(rows: NDArray[np.int64]) -> NDArray[np.float32]:
-    """The exact largest finite |x| of rows (..., row): their last counter holds its bits."""
+    """Return the exact largest finite |x| of rows (..., row): their last counter holds its bits."""
     return rows[..., -1:].astype(np.uint32).view(np.float32)[..., 0]
 
 
 def _widened(counters: NDArray[np.int64], bins: int, octaves: int) -> NDArray[np.int64]:
-    """Counts (bins,) on a range wider by so many octaves than the counters' own: nothing is lost but resolution.
+    """Return the counts (bins,) on a range that is wider by so many octaves; only resolution is lost.
 
     The bins fold into the lowest of the new range, each tail octave into one twice as wide as all below it.
     """

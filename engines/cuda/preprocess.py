@@ -1,4 +1,4 @@
-""" """
+"""Preprocess frames that lie on the device into network inputs there."""
 
 from __future__ import annotations
 

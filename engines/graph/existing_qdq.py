@@ -1,4 +1,7 @@
-"""Which tensors of a graph are INT8 by Q/DQ that the graph already has."""
+"""Read the Q/DQ that a model brings itself, and refuse what a runtime could read otherwise than it is meant.
+
+`check_own_quantisation` accepts or refuses; `own_int8` then says which tensors are the model's own INT8.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,34 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from engines.errors import EngineError
-from engines.graph.topology import COMPUTE_OPS, Topology, all_nodes, attribute, channel_axis, data_inputs, moves_values
+from engines.graph.topology import (
+    COMPUTE_OPS,
+    Topology,
+    all_nodes,
+    attribute,
+    channel_axis,
+    data_inputs,
+    moves_values,
+    number,
+)
 
 QUANTISE, DEQUANTISE = "QuantizeLinear", "DequantizeLinear"
+
+_SYMMETRIC = (
+    "export it with symmetric int8 for weights and activations, zero points written out "
+    "(ONNX Runtime: QuantType.QInt8 with ActivationSymmetric and WeightSymmetric)"
+)
+_RECALIBRATE = "calibrate it again with the tool that quantised it, or give the model before quantisation"
+_EXPLICIT = "export it with a QuantizeLinear and DequantizeLinear pair per tensor, or before quantisation"
 
 
 @dataclass(frozen=True)
 class OwnInt8:
-    """What a model's own Q/DQ makes of its tensors.
+    """The tensors that are INT8 by a model's own Q/DQ.
 
-    weights: dequantised constants, transposed or not. activations: dequantised activations, and what only moves values
-    of such under one scale; with that scale. pairs: per activation that the model quantises, its first Q and DQ.
+    weights: dequantised constants, transposed or not.
+    activations: dequantised activations, and tensors that hold only moved values of these under one scale; with it.
+    pairs: per activation that the model quantises, its first Q and DQ.
     """
 
     weights: frozenset[str]
@@ -63,14 +83,6 @@ def own_int8(topology: Topology) -> OwnInt8:
     return OwnInt8(frozenset(weights), activations, pairs)
 
 
-_SYMMETRIC = (
-    "export it with symmetric int8 for weights and activations, zero points written out "
-    "(ONNX Runtime: QuantType.QInt8 with ActivationSymmetric and WeightSymmetric)"
-)
-_RECALIBRATE = "calibrate it again with the tool that quantised it, or give the model before quantisation"
-_EXPLICIT = "export it with a QuantizeLinear and DequantizeLinear pair per tensor, or before quantisation"
-
-
 def check_own_quantisation(master: ModelProto) -> None:
     """Refuse Q/DQ that a runtime could read otherwise than it is meant. Raises EngineError (`model.quantised`).
 
@@ -102,24 +114,24 @@ def _check_zero_point(node: NodeProto, topology: Topology) -> None:
         raise _refused(node, "without a zero point, which stands for uint8", expected, _SYMMETRIC)
     if name not in topology.initializers:
         raise _refused(node, "with a computed zero point", expected, _SYMMETRIC)
-    found = topology.initializers[name]
-    if found.data_type != TensorProto.INT8:
-        kind = TensorProto.DataType.Name(found.data_type).lower()
+    zero_point = topology.initializers[name]
+    if zero_point.data_type != TensorProto.INT8:
+        kind = TensorProto.DataType.Name(zero_point.data_type).lower()
         raise _refused(node, f"with a zero point of type {kind}", expected, _SYMMETRIC)
-    values = numpy_helper.to_array(found)
+    values = numpy_helper.to_array(zero_point)
     if values.any():
         raise _refused(node, f"with zero point {values[values != 0].flat[0]}", expected, _SYMMETRIC)
 
 
 def _check_scale(node: NodeProto, topology: Topology) -> None:
     expected = "a constant float32 scale per tensor or per channel, finite and positive"
-    found = topology.initializers.get(node.input[1])
-    if found is None:
+    stored = topology.initializers.get(node.input[1])
+    if stored is None:
         raise _refused(node, "with a computed scale", expected, "export it with its scales folded to constants")
-    if found.data_type != TensorProto.FLOAT or len(found.dims) > 1:
-        kind = TensorProto.DataType.Name(found.data_type).lower()
-        raise _refused(node, f"with a {kind} scale of shape {list(found.dims)}", expected, _EXPLICIT)
-    scales = numpy_helper.to_array(found)
+    if stored.data_type != TensorProto.FLOAT or len(stored.dims) > 1:
+        kind = TensorProto.DataType.Name(stored.data_type).lower()
+        raise _refused(node, f"with a {kind} scale of shape {list(stored.dims)}", expected, _EXPLICIT)
+    scales = numpy_helper.to_array(stored)
     unfit = ~(np.isfinite(scales) & (scales >= np.finfo(np.float32).tiny))  # a subnormal one is zero to a GPU
     if unfit.any():
         raise _refused(node, f"with scale {scales[unfit].flat[0]:.3g}", expected, _RECALIBRATE)
@@ -152,7 +164,7 @@ def _check_channels(node: NodeProto, topology: Topology) -> None:
     """Scales per channel are for constant weights, along the output channels of whoever multiplies by them."""
     stored = topology.initializers.get(node.input[0])
     if node.op_type == DEQUANTISE and stored is None:
-        return  # as its Q, which has been looked at
+        return  # its Q has been checked
     axis, expected = _axis(node, topology), "one scale per output channel of a constant weight"
     if stored is None:
         raise _refused(node, "with a vector of scales for an activation", "one scale of shape []", _EXPLICIT)
@@ -181,7 +193,7 @@ def _check_channel_readers(node: NodeProto, topology: Topology, tensor: str, axi
 
 def _axis(node: NodeProto, topology: Topology) -> int:
     """The axis of a Q's or DQ's scales; a negative one counts from the end where the rank is known."""
-    axis: int = int(attribute(node, "axis", 1))  # type: ignore[call-overload]  # ONNX says int
+    axis = int(number(node, "axis", 1))
     maker = topology.producers.get(node.input[0])
     stored = topology.initializers.get(maker.input[0] if maker else node.input[0])
     return axis + len(stored.dims) if axis < 0 and stored is not None else axis

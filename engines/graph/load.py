@@ -1,4 +1,4 @@
-"""Reading a model: every way in which a file can be unusable is refused here, before any runtime sees it."""
+"""Read a model, and refuse every unusable file before any runtime sees it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto, external_data_helper, helper
 
 from engines.errors import EngineError
-from engines.graph.topology import TensorType, all_nodes, subgraphs, trial_shape, value_type
+from engines.graph.topology import TensorType, all_nodes, copy_of, graph_inputs, subgraphs, trial_shape, value_type
 from engines.interface import Array, TensorSpec
 from engines.preprocessing import image_layout
 
@@ -24,9 +24,14 @@ _INTEGER_OPS = ("DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "QGemm"
 def load_model(path: Path) -> ModelProto:
     """Read an ONNX file, external data included, that takes one image: float32 or uint8, NCHW or NHWC.
 
-    Raises EngineError: `model.missing`, `model.empty`, `model.unreadable` (not ONNX, or cut short),
-    `model.external-data` (missing, or outside the model's folder), `model.operator` (unknown to ONNX),
-    `model.quantised` (by other operators than Q/DQ), `model.invalid` (onnx.checker), `model.input` (not one image).
+    Raises EngineError:
+        model.missing, model.empty
+        model.unreadable     not ONNX, or truncated
+        model.external-data  missing, or outside the model's folder
+        model.operator       unknown to ONNX
+        model.quantised      by other operators than Q/DQ
+        model.invalid        refused by onnx.checker
+        model.input          not one image
     """
     model = parse_model(path)
     _check_operators(model)
@@ -40,25 +45,23 @@ def load_model(path: Path) -> ModelProto:
 
 
 def image_input(model: ModelProto) -> TensorSpec:
-    """The one image input of a model that `load_model` has accepted; a dimension it leaves open is None."""
-    initializers = {tensor.name for tensor in model.graph.initializer}
-    value = next(value for value in model.graph.input if value.name not in initializers)
+    """Return the one image input of a model that `load_model` has accepted; a dimension it leaves open is None."""
+    value = graph_inputs(model)[0]
     shape = value_type(value).shape or ()
     dtype = helper.tensor_dtype_to_np_dtype(value_type(value).elem_type)
     return TensorSpec(value.name, dtype, tuple(d if isinstance(d, int) else None for d in shape))
 
 
 def trial_image(model: ModelProto, shape: Sequence[int] | None = None) -> Array:
-    """A random image, of this shape or of one that the model takes: of levels where it is uint8, else in [0, 1)."""
+    """Return a random image of this shape, or of one that the model accepts: levels for uint8, else in [0, 1)."""
     image, random = image_input(model), np.random.default_rng(0)
     shape = shape or trial_shape(image.shape)
     return random.integers(0, 256, shape, np.uint8) if image.dtype == np.uint8 else random.random(shape, np.float32)
 
 
 def canonical_hash(model: ModelProto) -> str:
-    """SHA-256 (hex) of what a model computes, without doc strings, producer, metadata, inferred shapes."""
-    bare = ModelProto()
-    bare.CopyFrom(model)
+    """Return the SHA-256 (hex) of a model's computation: without doc strings, producer, metadata, inferred shapes."""
+    bare = copy_of(model)
     for field in ("doc_string", "producer_name", "producer_version", "model_version", "metadata_props"):
         bare.ClearField(field)
     graph = bare.graph
@@ -181,23 +184,22 @@ def _tensors(model: ModelProto) -> Iterator[TensorProto]:
 
 
 def _check_input(model: ModelProto) -> None:
-    initializers = {tensor.name for tensor in model.graph.initializer}
-    inputs = [value for value in model.graph.input if value.name not in initializers]
+    inputs = graph_inputs(model)
     if len(inputs) != 1:
         names = ", ".join(f"'{value.name}'" for value in inputs) or "none"
         raise _no_image(f"{len(inputs)} inputs ({names})", "export it with the image as its only input")
-    name, found = inputs[0].name, value_type(inputs[0])
-    if found.elem_type not in (TensorProto.FLOAT, TensorProto.UINT8):
-        raise _no_image(_describe(name, found), "export it with a float32 or uint8 input")
-    if found.shape is None or len(found.shape) != 4:
-        raise _no_image(_describe(name, found), "export it with an input of rank 4")
-    if image_layout(found.shape) is None:
-        raise _no_image(_describe(name, found), "fix its channel dimension")
+    name, image_type = inputs[0].name, value_type(inputs[0])
+    if image_type.elem_type not in (TensorProto.FLOAT, TensorProto.UINT8):
+        raise _no_image(_describe(name, image_type), "export it with a float32 or uint8 input")
+    if image_type.shape is None or len(image_type.shape) != 4:
+        raise _no_image(_describe(name, image_type), "export it with an input of rank 4")
+    if image_layout(image_type.shape) is None:
+        raise _no_image(_describe(name, image_type), "fix its channel dimension")
 
 
-def _describe(name: str, found: TensorType) -> str:
-    shape = "of unknown rank" if found.shape is None else str([dim or "?" for dim in found.shape])
-    return f"input '{name}': {TensorProto.DataType.Name(found.elem_type).lower()} {shape}"
+def _describe(name: str, image_type: TensorType) -> str:
+    shape = "of unknown rank" if image_type.shape is None else str([dim or "?" for dim in image_type.shape])
+    return f"input '{name}': {TensorProto.DataType.Name(image_type.elem_type).lower()} {shape}"
 
 
 def _no_image(found: str, remedy: str) -> EngineError:

@@ -1,4 +1,9 @@
-"""A uint8 image becomes float before anything else: a pass over the first nodes of a graph."""
+"""Make the FP32 master graph of a model: `prepare` runs the PASSES and checks each.
+
+A pass takes a graph and returns one that computes the same. After each pass onnx.checker accepts the graph and its
+inputs and outputs are unchanged; at the end model and master agree on a random image. Rules of placement then meet one
+form of a graph only: constants are initialisers, BatchNormalization is folded, every node has a name.
+"""
 
 from __future__ import annotations
 
@@ -8,149 +13,27 @@ import numpy as np
 import onnx
 import onnx.inliner
 from numpy.typing import NDArray
-from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from engines.errors import EngineError
 from engines.graph.existing_qdq import check_own_quantisation
 from engines.graph.load import trial_image
-from engines.graph.topology import TensorType, Topology, all_nodes, attribute, value_type
+from engines.graph.topology import (
+    TensorType,
+    Topology,
+    all_nodes,
+    attribute,
+    copy_of,
+    graph_inputs,
+    number,
+    replace_nodes,
+    value_type,
+)
 from engines.interface import Array
-
-_MOVES = {"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten"}  # of any type, value by value
-
-
-def cast_image_first(model: ModelProto) -> ModelProto:
-    """What turns the bytes of an image and then casts them, casts them and then turns the floats: the same values.
-
-    TensorRT knows no other operator on kUINT8 than the cast (NVIDIA, TensorRT API, DataType: "use the IdentityLayer to
-    convert kUINT8 network-level inputs ... prior to use with other TensorRT layers").
-    """
-    topology = Topology(model)
-    image = next(value for value in model.graph.input if value.name in topology.inputs)
-    if value_type(image).elem_type != TensorProto.UINT8:
-        return model
-    moves, cast = _moves_before_cast(topology, image.name)
-    if not moves or cast is None:
-        return model
-    moved = moves[-1].output[0]
-    moves[0].input[0], moves[-1].output[0] = moved, cast.output[0]
-    cast.input[0], cast.output[0] = image.name, moved
-    nodes = [node for node in topology.nodes if node is not cast]
-    nodes.insert(next(index for index, node in enumerate(nodes) if node is moves[0]), cast)
-    retyped = {node.output[0] for node in (*moves, cast)}
-    kept = [value for value in model.graph.value_info if value.name not in retyped]
-    del model.graph.node[:], model.graph.value_info[:]
-    model.graph.node.extend(nodes)
-    model.graph.value_info.extend(kept)
-    return model
-
-
-def _moves_before_cast(topology: Topology, image: str) -> tuple[list[NodeProto], NodeProto | None]:
-    """The nodes that alone move the image, one after the other, and the Cast behind them, if that is what follows."""
-    moves: list[NodeProto] = []
-    reader = topology.sole_reader(image)
-    while reader is not None and reader.op_type in _MOVES:
-        moves.append(reader)
-        reader = topology.sole_reader(reader.output[0])
-    return moves, reader if reader is not None and reader.op_type == "Cast" else None
-
 
 Floats = NDArray[np.float64]
 
-
-def fold_batch_norms(model: ModelProto) -> ModelProto:
-    """Fold each BatchNormalization whose input a Conv, ConvTranspose or Gemm makes for it alone."""
-    topology = Topology(model)
-    kept = []
-    for node in topology.nodes:
-        producer = topology.producers.get(node.input[0]) if node.op_type == "BatchNormalization" else None
-        if producer is not None and _foldable(producer, node, topology):
-            _fold(model, producer, node, topology)
-        else:
-            kept.append(node)
-    del model.graph.node[:]
-    model.graph.node.extend(kept)
-    return model
-
-
-def _foldable(producer: NodeProto, norm: NodeProto, topology: Topology) -> bool:
-    """Constant parameters, no other reader of the product, and inference mode."""
-    if producer.op_type not in ("Conv", "ConvTranspose", "Gemm"):
-        return False
-    if topology.sole_reader(norm.input[0]) is not norm:
-        return False
-    if attribute(norm, "training_mode", 0) or any(map(topology.readers, norm.output[1:])):
-        return False
-    bias = producer.input[2] if len(producer.input) > 2 else ""
-    constants = [producer.input[1], *norm.input[1:], *([bias] if bias else [])]
-    if not all(name in topology.initializers for name in constants):
-        return False
-    channels = topology.initializers[norm.input[1]].dims[0]
-    return not bias or list(topology.initializers[bias].dims) == [channels]
-
-
-def _fold(model: ModelProto, producer: NodeProto, norm: NodeProto, topology: Topology) -> None:
-    def value(name: str) -> Floats:
-        return numpy_helper.to_array(topology.initializers[name]).astype(np.float64)
-
-    gamma, beta, mean, variance = (value(name) for name in norm.input[1:5])
-    gain = gamma / np.sqrt(variance + float(attribute(norm, "epsilon", 1e-5)))  # type: ignore[arg-type]  # ONNX says float
-    has_bias = len(producer.input) > 2 and producer.input[2] != ""
-    bias = value(producer.input[2]) if has_bias else np.zeros_like(mean)
-    if producer.op_type == "Gemm":
-        bias = bias * float(attribute(producer, "beta", 1.0))  # type: ignore[arg-type]  # likewise
-        for candidate in producer.attribute:
-            if candidate.name == "beta":
-                candidate.f = 1.0
-    weight = _scaled(value(producer.input[1]), gain, producer)
-    # New initialisers: other nodes may share the old ones.
-    names = (f"{norm.output[0]}.folded_weight", f"{norm.output[0]}.folded_bias")
-    for name, array in zip(names, (weight, (bias - mean) * gain + beta), strict=True):
-        model.graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), name))
-    producer.input[:] = [producer.input[0], *names]
-    producer.output[0] = norm.output[0]
-
-
-def _scaled(weight: Floats, gain: Floats, producer: NodeProto) -> Floats:
-    """The weights times the gain of their output channel."""
-    if producer.op_type == "Conv":  # (out, in / groups, ...)
-        return weight * gain.reshape(-1, *[1] * (weight.ndim - 1))
-    if producer.op_type == "Gemm":  # (out, in) when transposed, else (in, out)
-        return weight * (gain[:, None] if attribute(producer, "transB", 0) else gain)
-    # ConvTranspose (in, out / groups, ...): group g of the inputs makes group g of the output channels.
-    groups = int(attribute(producer, "group", 1))  # type: ignore[call-overload]  # ONNX says int
-    grouped = weight.reshape(groups, -1, *weight.shape[1:])
-    return (grouped * gain.reshape(groups, 1, -1, *[1] * (weight.ndim - 2))).reshape(weight.shape)
-
-
-def fold_integer_biases(model: ModelProto) -> ModelProto:
-    """Make a float32 initialiser of what DequantizeLinear makes of an int32 constant: the same values, to the bit.
-
-    Quantising tools store biases so; TensorRT takes them in float alone.
-    """
-    topology = Topology(model)
-    kept = []
-    for node in topology.nodes:
-        stored = topology.initializers.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
-        integers = stored is not None and stored.data_type == TensorProto.INT32
-        constant = all(name in topology.initializers for name in node.input)
-        if integers and constant and node.output[0] not in topology.outputs:
-            model.graph.initializer.append(_dequantised(node, topology))
-        else:
-            kept.append(node)
-    del model.graph.node[:]
-    model.graph.node.extend(kept)
-    return model
-
-
-def _dequantised(node: NodeProto, topology: Topology) -> TensorProto:
-    integers, scale, *zero_point = (numpy_helper.to_array(topology.initializers[name]) for name in node.input)
-    along = [1] * integers.ndim
-    if scale.size > 1:
-        along[int(attribute(node, "axis", 1))] = -1  # type: ignore[call-overload]  # ONNX says int
-    steps = integers - (zero_point[0].reshape(along) if zero_point else 0)
-    values = steps.astype(np.float32) * scale.reshape(along)
-    return numpy_helper.from_array(values, node.output[0])
+_MOVES = {"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten"}  # of any type, value by value
 
 
 MIN_OPSET = 13  # the first with per-channel Q/DQ
@@ -163,22 +46,28 @@ Pass = Callable[[ModelProto], ModelProto]
 
 
 def prepare(model: ModelProto, run: Run, input_shape: Sequence[int] | None = None) -> ModelProto:
-    """The FP32 master graph of a model that `load_model` has accepted; the model itself is not changed.
+    """Return the FP32 master graph of a model that `load_model` has accepted; the model itself is not changed.
 
-    run: executes a graph on one image batch and returns its outputs by name; master and model must agree on a
-    random image within `TOLERANCE`. Raises EngineError: `model.opset` (cannot be raised to opset 13),
-    `model.pass` (a pass broke the graph or changed its results), `model.quantised` (as `check_own_quantisation`).
+    run: executes a graph on one image batch and returns its outputs by name. Master and model must agree on a random
+        image within `TOLERANCE`.
+
+    Raises EngineError:
+        model.opset      onnx cannot raise the model to opset 13
+        model.pass       a pass broke the graph or changed its results
+        model.quantised  as `check_own_quantisation`
     """
-    master = ModelProto()
-    master.CopyFrom(model)
+    master = copy_of(model)
     signature = _signature(model)
     for step in PASSES:
         master = step(master)
-        _check_step(master, signature, step)
+        try:
+            onnx.checker.check_model(master)
+        except onnx.checker.ValidationError as error:
+            raise _broken(step.__name__, str(error)) from error
+        if _signature(master) != signature:
+            raise _broken(step.__name__, "other inputs or outputs than before")
     check_own_quantisation(master)
-    reference = ModelProto()
-    reference.CopyFrom(model)
-    _check_equivalent(name_nodes(reference), master, run, input_shape)  # runtimes refuse repeated node names
+    _check_equivalent(name_nodes(copy_of(model)), master, run, input_shape)  # runtimes refuse repeated node names
     return master
 
 
@@ -189,8 +78,7 @@ def inline_functions(model: ModelProto) -> ModelProto:
 
 def drop_initializer_inputs(model: ModelProto) -> ModelProto:
     """Initialisers leave the graph inputs, where IR < 4 demanded them: they are constants here."""
-    initializers = {tensor.name for tensor in model.graph.initializer}
-    kept = [value for value in model.graph.input if value.name not in initializers]
+    kept = graph_inputs(model)
     del model.graph.input[:]
     model.graph.input.extend(kept)
     model.ir_version = max(model.ir_version, MIN_IR_VERSION)
@@ -267,9 +155,7 @@ def drop_identities(model: ModelProto) -> ModelProto:
         else:
             node.input[:] = [aliases.get(name, name) for name in node.input]
             kept.append(node)
-    del model.graph.node[:]
-    model.graph.node.extend(kept)
-    return model
+    return replace_nodes(model, kept)
 
 
 def _is_identity(node: onnx.NodeProto, topology: Topology) -> bool:
@@ -277,6 +163,126 @@ def _is_identity(node: onnx.NodeProto, topology: Topology) -> bool:
         return True
     training = len(node.input) > 2 and node.input[2] != ""
     return node.op_type == "Dropout" and not training and not any(map(topology.readers, node.output[1:]))
+
+
+def cast_image_first(model: ModelProto) -> ModelProto:
+    """Cast the bytes of an image before they are moved instead of behind: the same values.
+
+    TensorRT knows no other operator on kUINT8 than the cast (NVIDIA, TensorRT API, DataType: "use the IdentityLayer to
+    convert kUINT8 network-level inputs ... prior to use with other TensorRT layers").
+    """
+    topology = Topology(model)
+    image = graph_inputs(model)[0]
+    if value_type(image).elem_type != TensorProto.UINT8:
+        return model
+    moves: list[NodeProto] = []  # the nodes that alone move the image, one after the other
+    cast = topology.sole_reader(image.name)
+    while cast is not None and cast.op_type in _MOVES:
+        moves.append(cast)
+        cast = topology.sole_reader(cast.output[0])
+    if not moves or cast is None or cast.op_type != "Cast":
+        return model
+    moved = moves[-1].output[0]
+    moves[0].input[0], moves[-1].output[0] = moved, cast.output[0]
+    cast.input[0], cast.output[0] = image.name, moved
+    nodes = [node for node in topology.nodes if node is not cast]
+    nodes.insert(next(index for index, node in enumerate(nodes) if node is moves[0]), cast)
+    retyped = {node.output[0] for node in (*moves, cast)}
+    kept = [value for value in model.graph.value_info if value.name not in retyped]
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(kept)
+    return replace_nodes(model, nodes)
+
+
+def fold_batch_norms(model: ModelProto) -> ModelProto:
+    """Fold each BatchNormalization whose input a Conv, ConvTranspose or Gemm makes for it alone."""
+    topology = Topology(model)
+    kept = []
+    for node in topology.nodes:
+        producer = topology.producers.get(node.input[0]) if node.op_type == "BatchNormalization" else None
+        if producer is not None and _foldable(producer, node, topology):
+            _fold(model, producer, node, topology)
+        else:
+            kept.append(node)
+    return replace_nodes(model, kept)
+
+
+def _foldable(producer: NodeProto, norm: NodeProto, topology: Topology) -> bool:
+    """Return True for constant parameters, no other reader of the product, and inference mode."""
+    if producer.op_type not in ("Conv", "ConvTranspose", "Gemm"):
+        return False
+    if topology.sole_reader(norm.input[0]) is not norm:
+        return False
+    if attribute(norm, "training_mode", 0) or any(map(topology.readers, norm.output[1:])):
+        return False
+    bias = producer.input[2] if len(producer.input) > 2 else ""
+    constants = [producer.input[1], *norm.input[1:], *([bias] if bias else [])]
+    if not all(name in topology.initializers for name in constants):
+        return False
+    channels = topology.initializers[norm.input[1]].dims[0]
+    return not bias or list(topology.initializers[bias].dims) == [channels]
+
+
+def _fold(model: ModelProto, producer: NodeProto, norm: NodeProto, topology: Topology) -> None:
+    def value(name: str) -> Floats:
+        return numpy_helper.to_array(topology.initializers[name]).astype(np.float64)
+
+    gamma, beta, mean, variance = (value(name) for name in norm.input[1:5])
+    gain = gamma / np.sqrt(variance + number(norm, "epsilon", 1e-5))
+    has_bias = len(producer.input) > 2 and producer.input[2] != ""
+    bias = value(producer.input[2]) if has_bias else np.zeros_like(mean)
+    if producer.op_type == "Gemm":
+        bias = bias * number(producer, "beta", 1.0)
+        for candidate in producer.attribute:
+            if candidate.name == "beta":
+                candidate.f = 1.0
+    weight = _scaled(value(producer.input[1]), gain, producer)
+    # New initialisers: other nodes may share the old ones.
+    names = (f"{norm.output[0]}.folded_weight", f"{norm.output[0]}.folded_bias")
+    for name, array in zip(names, (weight, (bias - mean) * gain + beta), strict=True):
+        model.graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), name))
+    producer.input[:] = [producer.input[0], *names]
+    producer.output[0] = norm.output[0]
+
+
+def _scaled(weight: Floats, gain: Floats, producer: NodeProto) -> Floats:
+    """Return the weights times the gain of their output channel."""
+    if producer.op_type == "Conv":  # (out, in / groups, ...)
+        return weight * gain.reshape(-1, *[1] * (weight.ndim - 1))
+    if producer.op_type == "Gemm":  # (out, in) when transposed, else (in, out)
+        return weight * (gain[:, None] if attribute(producer, "transB", 0) else gain)
+    # ConvTranspose (in, out / groups, ...): group g of the inputs makes group g of the output channels.
+    groups = int(number(producer, "group", 1))
+    grouped = weight.reshape(groups, -1, *weight.shape[1:])
+    return (grouped * gain.reshape(groups, 1, -1, *[1] * (weight.ndim - 2))).reshape(weight.shape)
+
+
+def fold_integer_biases(model: ModelProto) -> ModelProto:
+    """Make a float32 initialiser of what DequantizeLinear makes of an int32 constant: the same values, to the bit.
+
+    Quantising tools store biases so; TensorRT takes them in float alone.
+    """
+    topology = Topology(model)
+    kept = []
+    for node in topology.nodes:
+        stored = topology.initializers.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
+        integers = stored is not None and stored.data_type == TensorProto.INT32
+        constant = all(name in topology.initializers for name in node.input)
+        if integers and constant and node.output[0] not in topology.outputs:
+            model.graph.initializer.append(_dequantised(node, topology))
+        else:
+            kept.append(node)
+    return replace_nodes(model, kept)
+
+
+def _dequantised(node: NodeProto, topology: Topology) -> TensorProto:
+    integers, scale, *zero_point = (numpy_helper.to_array(topology.initializers[name]) for name in node.input)
+    along = [1] * integers.ndim
+    if scale.size > 1:
+        along[int(number(node, "axis", 1))] = -1
+    steps = integers - (zero_point[0].reshape(along) if zero_point else 0)
+    values = steps.astype(np.float32) * scale.reshape(along)
+    return numpy_helper.from_array(values, node.output[0])
 
 
 def name_nodes(model: ModelProto) -> ModelProto:
@@ -324,35 +330,24 @@ PASSES: tuple[Pass, ...] = (
 
 
 def _signature(model: ModelProto) -> list[tuple[str, TensorType]]:
-    initializers = {tensor.name for tensor in model.graph.initializer}
-    values: list[ValueInfoProto] = [v for v in model.graph.input if v.name not in initializers]
-    return [(value.name, value_type(value)) for value in (*values, *model.graph.output)]
-
-
-def _check_step(model: ModelProto, signature: list[tuple[str, TensorType]], step: Pass) -> None:
-    try:
-        onnx.checker.check_model(model)
-    except onnx.checker.ValidationError as error:
-        raise _broken(step.__name__, str(error)) from error
-    if _signature(model) != signature:
-        raise _broken(step.__name__, "other inputs or outputs than before")
+    return [(value.name, value_type(value)) for value in (*graph_inputs(model), *model.graph.output)]
 
 
 def _check_equivalent(model: ModelProto, master: ModelProto, run: Run, input_shape: Sequence[int] | None) -> None:
     image = trial_image(model, input_shape)
-    expected, found = run(model, image), run(master, image)
+    expected, results = run(model, image), run(master, image)
     reorders = any(node.op_type in _REORDERING_OPS for node in all_nodes(master.graph))
     for name, values in expected.items():
-        error = _relative_error(values, found[name], reorders)
+        error = _relative_error(values, results[name], reorders)
         if not error <= TOLERANCE:
             raise _broken("prepare", f"output '{name}' that differs by {error:.2g} of its largest value")
 
 
-def _relative_error(expected: Array, found: Array, reorders: bool) -> float:
-    """Largest difference over largest magnitude; infinite where shapes or non-finite values differ."""
-    if expected.shape != found.shape:
+def _relative_error(expected: Array, actual: Array, reorders: bool) -> float:
+    """Return the largest difference over the largest magnitude; infinite if shapes or non-finite values differ."""
+    if expected.shape != actual.shape:
         return float("inf")
-    a, b = expected.astype(np.float64).ravel(), found.astype(np.float64).ravel()
+    a, b = expected.astype(np.float64).ravel(), actual.astype(np.float64).ravel()
     if reorders:
         a, b = np.sort(a), np.sort(b)
     finite = np.isfinite(a)

@@ -1,4 +1,4 @@
-"""Weights of convolutions and matrix products in one form, whatever the operator's own layout.
+"""Bring the weights of convolutions and matrix products into one form, whatever the operator's own layout.
 
 The form is (groups, outputs per group, inputs per group, taps), float64: a matrix product has one group and one tap.
 Input channel i of group g is channel g * inputs per group + i of the layer's input; outputs likewise.
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, numpy_helper
 
-from engines.graph.topology import Topology, attribute
+from engines.graph.topology import Topology, attribute, number
 
 Floats = NDArray[np.float64]
 
@@ -21,7 +21,7 @@ IMAGE_OPS = {"Conv", "ConvTranspose"}  # channels on axis 1; matrix products hav
 
 
 def to_matrix(node: NodeProto, weight: NDArray[np.generic]) -> Floats:
-    """(groups, outputs, inputs, taps) of a Conv, ConvTranspose, Gemm or MatMul with constant weights."""
+    """Return the (groups, outputs, inputs, taps) of a Conv, ConvTranspose, Gemm or MatMul with constant weights."""
     values: Floats = weight.astype(np.float64)
     if node.op_type == "Conv":  # (out, in / groups, ...)
         return values.reshape(groups(node), -1, values.shape[1], prod(values.shape[2:]))
@@ -34,7 +34,7 @@ def to_matrix(node: NodeProto, weight: NDArray[np.generic]) -> Floats:
 
 
 def from_matrix(node: NodeProto, matrix: Floats, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """The inverse of `to_matrix`, for a weight of that shape; float32."""
+    """Return the inverse of `to_matrix`, for a weight of that shape; float32."""
     if node.op_type == "ConvTranspose":
         matrix = matrix.transpose(0, 2, 1, 3)
     elif node.op_type != "Conv":
@@ -43,12 +43,12 @@ def from_matrix(node: NodeProto, matrix: Floats, shape: tuple[int, ...]) -> NDAr
 
 
 def by_input(values: Floats, matrix: Floats) -> Floats:
-    """(groups, 1, inputs, 1) from one value per input channel (channels,), to multiply a weight matrix with."""
+    """Return (groups, 1, inputs, 1) from one value per input channel (channels,), to multiply a matrix with."""
     return values.reshape(matrix.shape[0], 1, matrix.shape[2], 1)
 
 
 def channel_counts(node: NodeProto, dims: Sequence[int]) -> tuple[int, int]:
-    """How many channels a layer with a weight of that shape reads, and how many it gives."""
+    """Return how many channels a layer with a weight of that shape reads, and how many it makes."""
     if node.op_type == "Conv":
         return dims[1] * groups(node), dims[0]
     if node.op_type == "ConvTranspose":
@@ -57,13 +57,13 @@ def channel_counts(node: NodeProto, dims: Sequence[int]) -> tuple[int, int]:
 
 
 def coverage(node: NodeProto) -> float:
-    """The share of a layer's taps that meet in one output, on average: a ConvTranspose spreads them by its strides."""
+    """Return the mean share of a layer's taps that meet in one output: a ConvTranspose spreads them by its strides."""
     strides: Sequence[int] = attribute(node, "strides", ()) if node.op_type == "ConvTranspose" else ()  # type: ignore[assignment]  # ONNX says ints
     return 1.0 / prod(strides)
 
 
 def channels_first(node: NodeProto, tensor: NDArray[np.generic], is_input: bool) -> NDArray[np.float32]:
-    """A layer's input or output as (channels, values), float32."""
+    """Return a layer's input or output as (channels, values), float32."""
     axis = 1 if node.op_type in IMAGE_OPS else -1
     if is_input and node.op_type == "Gemm" and attribute(node, "transA", 0):
         axis = 0
@@ -72,12 +72,12 @@ def channels_first(node: NodeProto, tensor: NDArray[np.generic], is_input: bool)
 
 
 def groups(node: NodeProto) -> int:
-    """Of a convolution; a matrix product is one group."""
-    return int(attribute(node, "group", 1))  # type: ignore[call-overload, no-any-return]  # ONNX says int
+    """Return the groups of a convolution; a matrix product is one group."""
+    return int(number(node, "group", 1))
 
 
 def add_constant(model: ModelProto, topology: Topology, name: str, value: NDArray[np.generic]) -> str:
-    """Give a model a constant; its name, which is another where the model has that one. topology: of the model."""
+    """Add a constant to a model, and return its name, which is made unique. topology: of the model."""
     taken = {tensor.name for tensor in model.graph.initializer}
     while name in taken or name in topology.producers or name in topology.inputs:
         name += "_"

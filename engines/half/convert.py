@@ -1,14 +1,15 @@
-"""Which nodes of a graph compute in float16, which do not, and why not.
+"""Write the float16 form of a graph: `half_precision`.
 
-A node computes in float16 unless there is a reason:
+HalfTypes decides which nodes compute in float16, `_Writer` writes each tensor in the types in which it is read. A node
+computes in float16 unless there is a reason:
 
-- the values it reads or makes are out of float16's reach (`engines.half.ranges`);
-- its arithmetic loses too much: exponentials, normalisations, sums of squares, sampling coordinates;
-- it decodes: past the last convolution or matrix product, from the first arithmetic on. A box coordinate of 640
-  has steps of 0.5 in float16;
-- it computes from shapes and constants alone: counts and grids, no image values;
-- ONNX does not define it for float16, or not at all; control flow, with all it reads;
-- it lies between nodes that compute in float32: casting there and back would only lose.
+1. Range: the values it reads or makes are out of float16's reach (`engines.half.ranges`).
+2. Arithmetic that loses too much: exponentials, normalisations, sums of squares, sampling coordinates.
+3. Decoding: past the last convolution or matrix product, from the first arithmetic on. A box coordinate of 640 has
+   steps of 0.5 in float16.
+4. No image: it computes from shapes and constants alone, counts and grids.
+5. Definition: ONNX does not define it for float16, or not at all; control flow, with all it reads.
+6. Islands: it lies between nodes that compute in float32, where casting there and back would only lose.
 """
 
 from __future__ import annotations
@@ -22,9 +23,20 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from engines.errors import EngineError
 from engines.graph.passes import constants_to_initializers, name_nodes, raise_opset, standard_opset
-from engines.graph.topology import COMPUTE_OPS, MOVEMENT_OPS, Topology, all_nodes, subgraphs, tensor_types
+from engines.graph.topology import (
+    COMPUTE_OPS,
+    MOVEMENT_OPS,
+    Topology,
+    all_nodes,
+    copy_of,
+    fresh_name,
+    subgraphs,
+    tensor_types,
+)
 from engines.half.ranges import HALF_MAX, QDQ_OPS, beyond_half, scale_fits
 
+MIN_OPSET = 19  # the first whose Q/DQ takes float16 scales
+MIN_IR_VERSION = 9  # that of opset 19
 HALF, FLOAT = int(TensorProto.FLOAT16), int(TensorProto.FLOAT)
 
 _SENSITIVE_OPS = {
@@ -38,16 +50,85 @@ _ACTIVATION_OPS = {
     "Relu", "LeakyRelu", "PRelu", "ThresholdedRelu", "Clip", "Elu", "Selu", "Celu", "Sigmoid", "HardSigmoid", "Tanh",
     "Softsign", "Softplus",
 }  # fmt: skip
-_AS_THEY_COME = {"Shape", "Size", "ArgMax", "ArgMin", "NonZero", "Cast"}  # take either type: no cast for their sake
-_TAIL_OPS = MOVEMENT_OPS | _ACTIVATION_OPS | _AS_THEY_COME | {
+_EITHER_TYPE_OPS = {
+    "Shape",
+    "Size",
+    "ArgMax",
+    "ArgMin",
+    "NonZero",
+    "Cast",
+}  # accept either type: no cast is inserted for them
+_TAIL_OPS = MOVEMENT_OPS | _ACTIVATION_OPS | _EITHER_TYPE_OPS | {
     "Identity", "Expand", "Tile", "Where", "GatherElements", "GatherND", "TopK", "GlobalMaxPool", "ReduceMax",
     "ReduceMin", "Max", "Min", "CenterCropPad", "Trilu",
 }  # fmt: skip
 _PRODUCT_OPS = COMPUTE_OPS | {"Einsum", "Attention", "RNN", "LSTM", "GRU"}
 
 
+@dataclass(frozen=True)
+class HalfForm:
+    """model: the typed graph. floats: name of each node that computes in float32 -> the reason in plain words.
+
+    Q/DQ nodes, and nodes without float tensors, are not in `floats`.
+    """
+
+    model: ModelProto
+    floats: Mapping[str, str]
+
+
+def half_precision(graph: ModelProto, amax: Mapping[str, float]) -> HalfForm:
+    """Return the float16 form of a master graph, with or without Q/DQ; the graph itself is not changed.
+
+    amax: the largest |x| measured, by name of the tensor in the master; of all tensors, of some, or of none.
+
+    Inputs and outputs stay float32, and nodes and tensors keep their names. Only a tensor that must be float32 under
+    its own name (an output, or captured by control flow) is `NAME.half` first. INT8 scales of activations are rounded
+    to float16 values in both types.
+
+    Raises EngineError:
+        model.opset  Q/DQ that cannot be raised to opset 19
+        model.half   a form that ONNX's type inference refuses
+    """
+    model = copy_of(graph)
+    if any(node.op_type in QDQ_OPS for node in model.graph.node):
+        model = _with_half_scales(model)
+        _round_scales(model)
+    types = HalfTypes(model, amax)
+    written = _Writer(model, types).write()
+    try:
+        onnx.checker.check_model(written, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise EngineError(
+            "model.half", str(error), "a graph whose float16 form is valid", "build it in fp32, and report the model"
+        ) from error
+    in_order = [node.name for node in model.graph.node if node.name in types.floats]
+    return HalfForm(written, {name: types.floats[name] for name in in_order})
+
+
+def _with_half_scales(model: ModelProto) -> ModelProto:
+    """Return a graph with Q/DQ in an opset that defines them for float16."""
+    if standard_opset(model) >= MIN_OPSET:
+        return model
+    raised = raise_opset(model, MIN_OPSET, ", or build it in fp32: INT8 with float16 needs that opset")
+    raised = name_nodes(constants_to_initializers(raised))
+    raised.ir_version = max(raised.ir_version, MIN_IR_VERSION)
+    return raised
+
+
+def _round_scales(model: ModelProto) -> None:
+    """Give activations scales that float16 holds exactly: Q and DQ then agree, whatever their types."""
+    topology = Topology(model)
+    quantisers = [node for node in topology.nodes if node.op_type == "QuantizeLinear"]
+    readers = [reader for node in quantisers for reader, _ in topology.readers(node.output[0])]
+    for name in {node.input[1] for node in (*quantisers, *readers)} & topology.initializers.keys():
+        tensor = topology.initializers[name]
+        scale = numpy_helper.to_array(tensor)
+        if scale_fits(scale):
+            tensor.CopyFrom(numpy_helper.from_array(scale.astype(np.float16).astype(np.float32), name))
+
+
 class HalfTypes:
-    """Which nodes compute in float32, and in which type a node reads and makes each float32 tensor of the graph."""
+    """The decision: which nodes compute in float32, and the type in which a node reads and makes each float tensor."""
 
     def __init__(self, model: ModelProto, amax: Mapping[str, float]) -> None:
         self.topology = Topology(model)
@@ -75,11 +156,11 @@ class HalfTypes:
         return name in self.types and self.types[name].elem_type == FLOAT
 
     def reads(self, node: NodeProto) -> list[tuple[int, str, int]]:
-        """(input index, tensor, type) for every float32 tensor that a node, no Q or DQ, reads."""
+        """Return (input index, tensor, type) for every float32 tensor that a node, no Q or DQ, reads."""
         found = []
         for index, (name, parameter) in enumerate(_formal(node.input, self._schema(node), "inputs")):
             if self.is_float(name):
-                as_it_comes = self.made.get(name, FLOAT) if node.op_type in _AS_THEY_COME else None
+                as_it_comes = self.made.get(name, FLOAT) if node.op_type in _EITHER_TYPE_OPS else None
                 found.append((index, name, as_it_comes or self._type(node, parameter)))
         return found
 
@@ -90,13 +171,13 @@ class HalfTypes:
             return None
 
     def _type(self, node: NodeProto, parameter: str) -> int:
-        """The type of one parameter of a node, by its type variable."""
+        """Return the type of one parameter of a node, by its type variable."""
         if node.name in self.floats:
             return FLOAT
         return HALF if parameter in self._variables(node) else FLOAT
 
     def _variables(self, node: NodeProto) -> set[str]:
-        """The type variables that become float16: those of the results, or of the operands where there are none.
+        """Return the type variables that become float16: of the results, or of the operands if there are none.
 
         Others stay: the scales of Resize are float32 by definition, its region of interest holds coordinates.
         """
@@ -106,9 +187,9 @@ class HalfTypes:
         return operands | results if node.op_type == "BatchNormalization" else results or operands
 
     def _decides(self, node: NodeProto) -> bool:
-        """Float tensors are at stake, and the node does not just take them as they come."""
+        """Return True if a node reads or makes float tensors, and does not accept either type."""
         return any(map(self.is_float, node.output)) or (
-            any(map(self.is_float, node.input)) and node.op_type not in _AS_THEY_COME
+            any(map(self.is_float, node.input)) and node.op_type not in _EITHER_TYPE_OPS
         )
 
     def _reason(self, node: NodeProto, image: set[str]) -> str | None:
@@ -135,7 +216,7 @@ class HalfTypes:
         return name not in self.types or self.types[name].elem_type == TensorProto.UNDEFINED
 
     def _image_tensors(self) -> set[str]:
-        """Tensors that hold values of the image, or made from them; what was counted or compared is none.
+        """Return the tensors that hold values of the image, or made from them; counts and comparisons are none.
 
         INT8 weights count too: what transposes them has the type of the product that reads them.
         """
@@ -150,7 +231,7 @@ class HalfTypes:
         return found
 
     def _tail(self) -> set[str]:
-        """Nodes from which no convolution or matrix product can be reached, and that are none."""
+        """Return the nodes that are no convolution or matrix product, and from which none can be reached."""
         feeding: set[str] = set()
         tail = set()
         for node in reversed(self.topology.nodes):
@@ -167,8 +248,8 @@ class HalfTypes:
         return node.op_type not in _TAIL_OPS or any(maker.name in self.floats for maker in makers)
 
     def _join_islands(self) -> None:
-        """Float32 for what all its readers take in float32, or either way, and all its makers give in float32."""
-        joining = {"QuantizeLinear", *_AS_THEY_COME}
+        """Make a node float32 if all its readers accept float32 and all its makers give it (reason 6)."""
+        joining = {"QuantizeLinear", *_EITHER_TYPE_OPS}
         candidates = set()
         for node in reversed(self.topology.nodes):
             readers = [reader for name in node.output for reader, _ in self.topology.readers(name)]
@@ -185,83 +266,20 @@ class HalfTypes:
 
 
 def _formal(names: Sequence[str], schema: onnx.defs.OpSchema | None, side: str) -> list[tuple[str, str]]:
-    """Tensors of a node with the type variables of their parameters; "" where there is no schema."""
+    """Return the tensors of a node with the type variables of their parameters; "" if there is no schema."""
     parameters = getattr(schema, side) if schema else ()
     last = len(parameters) - 1  # may be variadic
     return [(name, parameters[min(i, last)].type_str if parameters else "") for i, name in enumerate(names)]
 
 
 def _all_reads(node: NodeProto) -> set[str]:
-    """The inputs of a node, and what its bodies capture."""
+    """Return the inputs of a node, and the names that its bodies capture."""
     inner = [(body, candidate) for body in subgraphs(node) for candidate in all_nodes(body)]
     return {
         *node.input,
         *(name for _, candidate in inner for name in candidate.input),
         *(o.name for body, _ in inner for o in body.output),
     }
-
-
-MIN_OPSET = 19  # the first whose Q/DQ takes float16 scales
-MIN_IR_VERSION = 9  # that of opset 19
-
-
-@dataclass(frozen=True)
-class HalfForm:
-    """model: the typed graph. floats: name of each node that computes in float32 -> the reason in plain words.
-
-    Q/DQ nodes, and nodes without float tensors, are not in `floats`.
-    """
-
-    model: ModelProto
-    floats: Mapping[str, str]
-
-
-def half_precision(graph: ModelProto, amax: Mapping[str, float]) -> HalfForm:
-    """The float16 form of a master graph, with or without Q/DQ; the graph itself is not changed.
-
-    amax: the largest |x| measured, by name of the tensor in the master; of all tensors, of some, or of none. Inputs
-    and outputs stay float32, and nodes and tensors keep their names, save that a tensor that must stay float32 under
-    its own name (output, captured by control flow) is `NAME.half` before. INT8 scales of activations are rounded to
-    float16 values in both types. Raises EngineError: `model.opset` (Q/DQ that cannot be raised to opset 19),
-    `model.half` (a form that ONNX's type inference refuses).
-    """
-    model = ModelProto()
-    model.CopyFrom(graph)
-    if any(node.op_type in QDQ_OPS for node in model.graph.node):
-        model = _with_half_scales(model)
-        _round_scales(model)
-    types = HalfTypes(model, amax)
-    written = _Writer(model, types).write()
-    try:
-        onnx.checker.check_model(written, full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise EngineError(
-            "model.half", str(error), "a graph whose float16 form is valid", "build it in fp32, and report the model"
-        ) from error
-    in_order = [node.name for node in model.graph.node if node.name in types.floats]
-    return HalfForm(written, {name: types.floats[name] for name in in_order})
-
-
-def _with_half_scales(model: ModelProto) -> ModelProto:
-    """A graph with Q/DQ in an opset that defines them for float16."""
-    if standard_opset(model) >= MIN_OPSET:
-        return model
-    raised = raise_opset(model, MIN_OPSET, ", or build it in fp32: INT8 with float16 needs that opset")
-    raised = name_nodes(constants_to_initializers(raised))
-    raised.ir_version = max(raised.ir_version, MIN_IR_VERSION)
-    return raised
-
-
-def _round_scales(model: ModelProto) -> None:
-    """Give activations scales that float16 holds exactly: Q and DQ then agree, whatever their types."""
-    topology = Topology(model)
-    quantisers = [node for node in topology.nodes if node.op_type == "QuantizeLinear"]
-    readers = [reader for node in quantisers for reader, _ in topology.readers(node.output[0])]
-    for name in {node.input[1] for node in (*quantisers, *readers)} & topology.initializers.keys():
-        tensor = topology.initializers[name]
-        scale = numpy_helper.to_array(tensor)
-        if scale_fits(scale):
-            tensor.CopyFrom(numpy_helper.from_array(scale.astype(np.float16).astype(np.float32), name))
 
 
 class _Writer:
@@ -299,7 +317,7 @@ class _Writer:
         return self.model
 
     def _reads(self, node: NodeProto) -> list[tuple[int, str, int]]:
-        """As `HalfTypes.reads`, Q/DQ included: a scale has the type of its float side."""
+        """Return what `HalfTypes.reads` does, Q/DQ included: a scale has the type of its float side."""
         if node.op_type == "QuantizeLinear":
             made = self.types.made.get(node.input[0], FLOAT)
             return [(0, node.input[0], made), (1, node.input[1], made)]
@@ -308,7 +326,7 @@ class _Writer:
         return self.types.reads(node)
 
     def _own_type(self, name: str) -> int:
-        """The type that has the tensor's own name: float32 where others rely on it, else the one it is made in."""
+        """Return the type that has the tensor's own name: float32 if others rely on it, else the one it is made in."""
         if name in self.topology.pinned:
             return FLOAT
         return self.types.made.get(name, HALF if HALF in self.read.get(name, ()) else FLOAT)
@@ -317,14 +335,8 @@ class _Writer:
         if elem_type == self._own_type(name):
             return name
         if (name, elem_type) not in self.names:
-            self.names[name, elem_type] = self._fresh(f"{name}.{'half' if elem_type == HALF else 'float'}")
+            self.names[name, elem_type] = fresh_name(f"{name}.{'half' if elem_type == HALF else 'float'}", self.taken)
         return self.names[name, elem_type]
-
-    def _fresh(self, name: str) -> str:
-        while name in self.taken:
-            name += "_"
-        self.taken.add(name)
-        return name
 
     def _write(self, node: NodeProto) -> None:
         copy = NodeProto()
@@ -344,26 +356,26 @@ class _Writer:
                 self._in_type(name, FLOAT)
 
     def _in_type(self, name: str, elem_type: int) -> str:
-        """The name of a tensor in a type; the first time, a DequantizeLinear or a Cast makes it."""
-        wanted = self._name(name, elem_type)
+        """Return the name of a tensor in a type; the first time, write the DequantizeLinear or Cast that makes it."""
+        typed = self._name(name, elem_type)
         if (name, elem_type) in self.written or name in self.topology.initializers:
-            return wanted
+            return typed
         self.written.add((name, elem_type))
         maker = self.topology.producers.get(name)
         if maker is not None and maker.op_type == "DequantizeLinear":
             node = NodeProto()
             node.CopyFrom(maker)
-            node.name = maker.name if wanted == name else self._fresh(f"{maker.name}.float")
+            node.name = maker.name if typed == name else fresh_name(f"{maker.name}.float", self.taken)
             node.input[1] = self._in_type(maker.input[1], elem_type)
-            node.output[0] = wanted
+            node.output[0] = typed
         else:
             source = self._name(name, HALF if elem_type == FLOAT else FLOAT)
-            node = helper.make_node("Cast", [source], [wanted], self._fresh(f"{name}.cast"), to=elem_type)
+            node = helper.make_node("Cast", [source], [typed], fresh_name(f"{name}.cast", self.taken), to=elem_type)
         self.nodes.append(node)
-        return wanted
+        return typed
 
     def _constants(self, tensor: TensorProto) -> Iterator[TensorProto]:
-        """An initialiser in each type in which it is read."""
+        """Yield an initialiser in each type in which it is read."""
         if tensor.data_type != FLOAT:
             yield tensor
             return

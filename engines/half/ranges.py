@@ -1,4 +1,8 @@
-"""How far one operator can take |x|: bounds on its results from bounds on what it reads, for engines/half/ranges.py."""
+"""Bound |x| of every tensor, and find the nodes that read or make values that float16 cannot hold.
+
+The bounds follow node by node from the largest magnitudes that a calibration measured, and from the weights.
+`bound_of_inputs` and `absolute_sums` know the operators, `_Bounds` one graph, and `beyond_half` what float16 holds.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,15 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from calibrate.scale import MIN_SCALE
-from engines.graph.topology import AVERAGE_OPS, COMPUTE_OPS, MOVEMENT_OPS, Topology, attribute
+from engines.graph.topology import AVERAGE_OPS, COMPUTE_OPS, MOVEMENT_OPS, Topology, attribute, number
 
 Floats = NDArray[np.float64]
+
+HALF_MAX = 65504.0
+HALF_MIN_NORMAL = 2.0**-14
+HEADROOM = 4.0  # frames to come may be brighter than those measured
+INT8_REACH = 128  # QuantizeLinear saturates to [-128, 127]
+QDQ_OPS = ("QuantizeLinear", "DequantizeLinear")
 
 UNIT_OPS = {"Sigmoid", "HardSigmoid", "Tanh", "Erf", "Softsign", "Softmax", "Hardmax", "Sign", "Sin", "Cos"}
 NO_LARGER_OPS = {  # |f(x)| <= |x|
@@ -24,82 +34,14 @@ LARGEST_OPS = {"Concat", "Max", "Min", "Mean", "Where", "Pad"}
 SUM_OPS = {"Add", "Sub", "Sum"}
 
 
-def bound_of_inputs(node: NodeProto, bounds: Sequence[float]) -> float | None:
-    """A bound on |x| of a node's outputs; None for an operator that is not known to have one.
-
-    bounds: on |x| of the inputs that count, at least one, in the operator's order.
-    """
-    operator, largest = node.op_type, max(bounds)
-    if operator in NO_LARGER_OPS | LARGEST_OPS:
-        return largest
-    if operator in SUM_OPS:
-        return sum(bounds)
-    if operator == "Mul":
-        return math.prod(bounds)
-    if operator == "Resize":  # cubic interpolation overshoots, and cropping fills in a value of its own
-        mode = attribute(node, "mode", b"nearest"), attribute(node, "coordinate_transformation_mode")
-        return None if mode[0] == b"cubic" or mode[1] == b"tf_crop_and_resize" else largest
-    if operator == "PRelu":
-        return bounds[0] * max(1.0, bounds[1])
-    functions = {
-        "LeakyRelu": lambda x: x * max(1.0, abs(number(node, "alpha", 0.01))),
-        "Elu": lambda x: max(x, abs(number(node, "alpha", 1.0))),
-        "Celu": lambda x: max(x, abs(number(node, "alpha", 1.0))),
-        "Selu": lambda x: max(x, abs(number(node, "alpha", 1.67326))) * abs(number(node, "gamma", 1.0507)),
-        "Softplus": lambda x: x + math.log(2.0),
-        "Exp": lambda x: math.exp(min(x, 700.0)),
-        "Sqrt": math.sqrt,
-    }
-    return functions[operator](largest) if operator in functions else None
-
-
-def absolute_sums(node: NodeProto, weight: Floats, constant: int) -> Floats:
-    """sum|w| over all that one output value adds up: float64, one per output channel.
-
-    weight: the constant operand of a Conv, ConvTranspose, Gemm or MatMul, in ONNX's layout; constant: which input it
-    is, 0 or 1.
-    """
-    sizes = np.abs(weight)
-    if node.op_type == "Conv":  # (out, in / groups, ...)
-        return np.asarray(sizes.sum(axis=tuple(range(1, weight.ndim))))
-    if node.op_type == "ConvTranspose":  # (in, out / groups, ...): group g of the inputs makes group g of the outputs
-        groups = int(number(node, "group", 1))
-        grouped = sizes.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
-        return np.asarray(grouped.sum(axis=(1, 3))).reshape(-1)
-    if node.op_type == "Gemm":
-        return np.asarray(sizes.sum(axis=1 if attribute(node, "transB", 0) else 0))
-    inner = -1 if constant == 0 or weight.ndim == 1 else -2
-    return np.asarray(sizes.sum(axis=inner))
-
-
-def number(node: NodeProto, name: str, default: float) -> float:
-    """A node's attribute of type int or float."""
-    value = attribute(node, name, default)
-    return float(value)  # type: ignore[arg-type]  # ONNX says number
-
-
-HALF_MAX = 65504.0
-HALF_MIN_NORMAL = 2.0**-14
-HEADROOM = 4.0  # frames to come may be brighter than those measured
-INT8_REACH = 128  # QuantizeLinear saturates to [-128, 127]
-QDQ_OPS = ("QuantizeLinear", "DequantizeLinear")
-
-
-def tensor_bounds(model: ModelProto, amax: Mapping[str, float]) -> dict[str, float]:
-    """An upper bound on |x| per float tensor; a tensor of which nothing is known is missing.
-
-    amax: the largest |x| measured, of all tensors or of some. The bounds hold as long as the measured tensors stay
-    within `HEADROOM` times that. NaN stands for a measurement that is none, and fits no limit.
-    """
-    return _Bounds(model, amax).known
-
-
 def beyond_half(model: ModelProto, amax: Mapping[str, float]) -> dict[str, str]:
-    """Per node that reads or makes what float16 cannot hold: why, naming the tensor.
+    """Return, per node that reads or makes values that float16 cannot hold, the reason, which names the tensor.
 
-    That is: values that can exceed 65504; tensors measured to stay below 2**-14, and constants that do; INT8 tensors
-    whose scale s float16 cannot give, below `calibrate.scale.MIN_SCALE` or with 128 s beyond 65504. Q/DQ nodes
-    have no say of their own.
+    1. Values that can exceed 65504.
+    2. Tensors measured to stay below 2**-14, and constants that do.
+    3. INT8 tensors with a scale s that float16 does not hold: below `calibrate.scale.MIN_SCALE`, or 128 s beyond 65504.
+
+    Q/DQ nodes are not judged themselves.
     """
     bounds = _Bounds(model, amax)
     unfit = {name: bounds.overflow(name) for name, bound in bounds.known.items() if not bound <= HALF_MAX}
@@ -127,12 +69,17 @@ def beyond_half(model: ModelProto, amax: Mapping[str, float]) -> dict[str, str]:
 
 
 def scale_fits(scale: NDArray[np.float32]) -> bool:
-    """Whether float16 can give the INT8 scales of a tensor, and all that they dequantise to."""
+    """Return True if float16 holds the INT8 scales of a tensor, and all values that they dequantise to."""
     return bool(scale.min() >= MIN_SCALE and INT8_REACH * scale.max() <= HALF_MAX)
 
 
 class _Bounds:
-    """The bounds of one graph, derived node by node in its order."""
+    """Upper bounds on |x| of the float tensors of one graph, derived node by node in its order.
+
+    amax: the largest |x| measured, of all tensors or of some; the bounds hold while the measured tensors stay within
+        `HEADROOM` times that. NaN stands for a failed measurement, and fits no limit.
+    known: the bounds; a tensor without one is missing.
+    """
 
     def __init__(self, model: ModelProto, amax: Mapping[str, float]) -> None:
         self.topology = Topology(model)
@@ -154,7 +101,7 @@ class _Bounds:
                 self._learn(name, bound)
 
     def overflow(self, name: str) -> str:
-        """Why a tensor counts as beyond 65504."""
+        """Return why a tensor counts as beyond 65504."""
         if name in self.constants:
             return f"constant '{name}' holds {self.known[name]:.5g}, beyond float16"
         if name in self.amax and not self.amax[name] * HEADROOM <= HALF_MAX:
@@ -162,7 +109,7 @@ class _Bounds:
         return f"'{name}' can reach {self.known[name]:.5g}, beyond float16"
 
     def vanishing_constants(self, node: NodeProto) -> Iterator[str]:
-        """Constants of a node that float16 makes subnormal or zero: as a whole, or, of a divisor, any value."""
+        """Yield the constants of a node that float16 makes subnormal or zero: the largest value, of a divisor any."""
         # What is added to a product vanishes beside it: bias (2), and shift and mean of a BatchNormalization.
         added = (2, 3) if node.op_type in COMPUTE_OPS | {"BatchNormalization"} else ()
         for index, name in enumerate(node.input):
@@ -175,7 +122,7 @@ class _Bounds:
                 yield f"its constant '{name}' is {size:.3g}, below float16's full precision"
 
     def unfit_scales(self) -> Iterator[tuple[str, str]]:
-        """What such a scale quantises, and what it gives back, each with the reason."""
+        """Yield the tensors that such a scale quantises or dequantises, with the reason."""
         for node in self.topology.nodes:
             scale = self.constants.get(node.input[1]) if node.op_type in QDQ_OPS else None
             if scale is not None and not scale_fits(scale):
@@ -184,7 +131,7 @@ class _Bounds:
                 yield name, f"'{name}' has an INT8 scale of {extreme:.3g}, out of float16's reach"
 
     def reached(self) -> dict[str, float]:
-        """What tensors must reach, unmeasured themselves, for a measured tensor behind them to get so large."""
+        """Return the size that an unmeasured tensor must reach for a measured tensor behind it to get so large."""
         least = {name: largest * HEADROOM for name, largest in self.amax.items()}
         for node in reversed(self.topology.nodes):
             values = [least[name] for name in node.output if name in least]
@@ -213,7 +160,7 @@ class _Bounds:
             self.known[name] = min(found, key=lambda bound: -math.inf if math.isnan(bound) else bound)
 
     def _derive(self, node: NodeProto) -> float | None:
-        """The bound on a node's outputs that follows from its inputs; None when none does."""
+        """Return the bound on a node's outputs that follows from its inputs; None when none does."""
         operator = node.op_type
         if operator in UNIT_OPS:
             return 1.0
@@ -239,7 +186,7 @@ class _Bounds:
         return bound_of_inputs(node, bounds)
 
     def _product(self, node: NodeProto) -> float | None:
-        """Hoelder's inequality, row by row of the constant operand; it bounds every partial sum, too."""
+        """Return Hoelder's bound, over the rows of the constant operand; it bounds every partial sum, too."""
         constant = 0 if node.op_type == "MatMul" and self._weight(node.input[1]) is None else 1
         weight, other = self._weight(node.input[constant]), self.known.get(node.input[1 - constant])
         if weight is None or other is None:
@@ -253,7 +200,7 @@ class _Bounds:
         return float((rows + abs(beta) * added).max(initial=0.0))
 
     def _weight(self, name: str) -> Floats | None:
-        """A constant operand, dequantised where it is stored as INT8."""
+        """Return a constant operand, dequantised if it is stored as INT8."""
         if name in self.constants:
             return self.constants[name].astype(np.float64)
         maker = self.topology.producers.get(name)
@@ -282,9 +229,9 @@ class _Bounds:
         return float((np.abs(gain) * bound + np.abs(beta - gain * mean)).max(initial=0.0))
 
     def _clipped(self, node: NodeProto) -> float | None:
-        """Between both limits, and no larger than the input, save where a limit pushes outwards.
+        """Return the bound of Clip: both limits, and the input's bound unless a limit pushes outwards.
 
-        Limits beyond float16 tell nothing: exporters write the largest float32 for none.
+        Limits beyond float16 are ignored: exporters write the largest float32 for none.
         """
         names = [*node.input[1:3], "", ""][:2]
         if any(name and name not in self.constants for name in names):
@@ -299,3 +246,51 @@ class _Bounds:
 
 def _largest(values: NDArray[np.generic]) -> float:
     return float(np.abs(values.astype(np.float64)).max(initial=0.0))
+
+
+def bound_of_inputs(node: NodeProto, bounds: Sequence[float]) -> float | None:
+    """Return a bound on |x| of a node's outputs; None for an operator that is not known to have one.
+
+    bounds: on |x| of the inputs that count, at least one, in the operator's order.
+    """
+    operator, largest = node.op_type, max(bounds)
+    if operator in NO_LARGER_OPS | LARGEST_OPS:
+        return largest
+    if operator in SUM_OPS:
+        return sum(bounds)
+    if operator == "Mul":
+        return math.prod(bounds)
+    if operator == "Resize":  # cubic interpolation overshoots, and cropping fills in a value of its own
+        mode = attribute(node, "mode", b"nearest"), attribute(node, "coordinate_transformation_mode")
+        return None if mode[0] == b"cubic" or mode[1] == b"tf_crop_and_resize" else largest
+    if operator == "PRelu":
+        return bounds[0] * max(1.0, bounds[1])
+    functions = {
+        "LeakyRelu": lambda x: x * max(1.0, abs(number(node, "alpha", 0.01))),
+        "Elu": lambda x: max(x, abs(number(node, "alpha", 1.0))),
+        "Celu": lambda x: max(x, abs(number(node, "alpha", 1.0))),
+        "Selu": lambda x: max(x, abs(number(node, "alpha", 1.67326))) * abs(number(node, "gamma", 1.0507)),
+        "Softplus": lambda x: x + math.log(2.0),
+        "Exp": lambda x: math.exp(min(x, 700.0)),
+        "Sqrt": math.sqrt,
+    }
+    return functions[operator](largest) if operator in functions else None
+
+
+def absolute_sums(node: NodeProto, weight: Floats, constant: int) -> Floats:
+    """Return the sum of |w| over all products that one output value adds up: float64, one per output channel.
+
+    weight: the constant operand of a Conv, ConvTranspose, Gemm or MatMul, in ONNX's layout; constant: which input it
+    is, 0 or 1.
+    """
+    sizes = np.abs(weight)
+    if node.op_type == "Conv":  # (out, in / groups, ...)
+        return np.asarray(sizes.sum(axis=tuple(range(1, weight.ndim))))
+    if node.op_type == "ConvTranspose":  # (in, out / groups, ...): group g of the inputs makes group g of the outputs
+        groups = int(number(node, "group", 1))
+        grouped = sizes.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
+        return np.asarray(grouped.sum(axis=(1, 3))).reshape(-1)
+    if node.op_type == "Gemm":
+        return np.asarray(sizes.sum(axis=1 if attribute(node, "transB", 0) else 0))
+    inner = -1 if constant == 0 or weight.ndim == 1 else -2
+    return np.asarray(sizes.sum(axis=inner))

@@ -1,4 +1,6 @@
-"""Writing a placement into the graph: explicit QuantizeLinear / DequantizeLinear, INT8, zero point 0.
+"""Write a plan and a calibration into the graph: explicit QuantizeLinear / DequantizeLinear, INT8, zero point 0.
+
+`quantised_graph` equalises the master, places Q/DQ, chooses each tap's amax, and writes with `insert_qdq`.
 
 Weights are stored as INT8 with a DequantizeLinear, not as float32 with both nodes: the file is a quarter, and
 every runtime computes with the very integers chosen here. Activations get one Q and one DQ per tensor,
@@ -23,7 +25,7 @@ from calibrate.threshold import histogram_amax
 from engines.calibration import Calibration
 from engines.errors import EngineError
 from engines.graph.existing_qdq import own_int8
-from engines.graph.topology import Topology
+from engines.graph.topology import Topology, copy_of, fresh_name
 from engines.quantise.equalise import equalise, equalised_name, shift_biases
 from engines.quantise.placement import Placement, Weight, place
 
@@ -36,11 +38,13 @@ def insert_qdq(
     amax: Mapping[str, float],
     clips: Mapping[str, Sequence[float]] | None = None,
 ) -> ModelProto:
-    """The master graph with Q/DQ as placed; the master itself is not changed.
+    """Return the master graph with Q/DQ as placed; the master itself is not changed.
 
-    amax: per tap, in the units of its tensor; a group takes the largest of its taps. clips: per layer how much of its
-    largest weight the scale reaches, per output channel; for layers that share their weights with none.
-    Raises EngineError `calibration.tap` when a tap has none, CalibrationError as `calibrate.scale`.
+    amax: per tap, in the units of its tensor; a group takes the largest of its taps.
+    clips: per layer, for layers that share their weights with none, the fraction of the largest weight that the scale
+        reaches, per output channel.
+
+    Raises EngineError (`calibration.tap`) when a tap has no amax, CalibrationError as `calibrate.scale`.
     """
     return _Writer(master, placement, clips or {}).write(_group_scales(placement, amax))
 
@@ -67,8 +71,7 @@ class _Writer:
     """One rewriting of one graph."""
 
     def __init__(self, master: ModelProto, placement: Placement, clips: Mapping[str, Sequence[float]]) -> None:
-        self.model = ModelProto()
-        self.model.CopyFrom(master)
+        self.model = copy_of(master)
         self.placement = placement
         self.clips = clips
         self.topology = Topology(master)
@@ -114,7 +117,7 @@ class _Writer:
             node.input[1] = self.dequantised[weight]
 
     def _quantise_activation(self, tensor: str, scales: Mapping[str, float]) -> None:
-        if tensor in self.own:  # written where the tensor is made: before all that reads it
+        if tensor in self.own:  # written where the tensor is made, before all its readers
             self.nodes.extend(self.own[tensor])
             self.dequantised[tensor] = self.own[tensor][1].output[0]
         if tensor not in scales:
@@ -138,33 +141,26 @@ class _Writer:
         self.dequantised[weight] = self._node("DequantizeLinear", inputs, f"{stem}.dequantised", axis=axis)
 
     def _constant(self, name: str, value: np.typing.NDArray[np.generic]) -> str:
-        name = self._fresh(name)
+        name = fresh_name(name, self.taken)
         self.model.graph.initializer.append(numpy_helper.from_array(value, name))
         return name
 
     def _node(self, operator: str, inputs: list[str], output: str, axis: int | None = None) -> str:
-        output = self._fresh(output)
+        output = fresh_name(output, self.taken)
         self.nodes.append(helper.make_node(operator, inputs, [output], name=output, axis=axis))
         return output
-
-    def _fresh(self, name: str) -> str:
-        """A name that the model has not: a quantised one may bear those that we give."""
-        while name in self.taken:
-            name += "_"
-        self.taken.add(name)
-        return name
 
 
 @dataclass(frozen=True)
 class Quantised:
-    """A graph with Q/DQ, and where it went."""
+    """A graph with Q/DQ, and the placement that it has."""
 
     graph: ModelProto
     placement: Placement
 
 
 def observed_graph(master: ModelProto, plan: PrecisionPlan) -> ModelProto:
-    """The float graph whose tensors a plan's INT8 graph quantises: the master, equalised. It computes the same.
+    """Return the float graph whose tensors a plan's INT8 graph quantises: the master, equalised. It computes the same.
 
     Raises EngineError `plan.node` for a plan of another model.
     """
@@ -172,7 +168,7 @@ def observed_graph(master: ModelProto, plan: PrecisionPlan) -> ModelProto:
 
 
 def quantised_graph(master: ModelProto, plan: PrecisionPlan, calibration: Calibration | None) -> Quantised:
-    """The master under a plan, with the amax of a calibration; the master itself is not changed.
+    """Return the master under a plan, with the amax of a calibration; the master itself is not changed.
 
     A model that brings all its scales needs no calibration.
 
@@ -188,7 +184,7 @@ def quantised_graph(master: ModelProto, plan: PrecisionPlan, calibration: Calibr
 
 
 def _on_the_grid(repairs: Repairs, calibration: Calibration) -> dict[str, Numbers]:
-    """The offsets as multiples of today's steps: after a recalibration too, what is exactly zero stays so."""
+    """Return the offsets as multiples of today's steps: exact zeros stay exact after a recalibration too."""
     snapped = {}
     for layer, offsets in repairs.offsets.items():
         tensor = equalised_name(layer)
@@ -201,7 +197,7 @@ def _on_the_grid(repairs: Repairs, calibration: Calibration) -> dict[str, Number
 
 
 def planned_amax(placement: Placement, repairs: Repairs, calibration: Calibration) -> dict[str, float]:
-    """Per tap. What a calibration has seen goes before what a plan remembers."""
+    """Return the amax per tap; a calibration's takes precedence over the plan's."""
     amax = {**repairs.ranges, **calibration.amax}
     for group in placement.groups:
         method = next((repairs.methods[tap] for tap in group.taps if tap in repairs.methods), None)
@@ -213,7 +209,7 @@ def planned_amax(placement: Placement, repairs: Repairs, calibration: Calibratio
 
 
 def _check_clips(graph: ModelProto, placement: Placement, clips: Mapping[str, Sequence[float]]) -> None:
-    """Refuse clips for what is no node, or not one for each scale of a quantised weight."""
+    """Refuse clips for an unknown node, or of another number than the scales of a quantised weight."""
     dims = {tensor.name: tensor.dims for tensor in graph.graph.initializer}
     scales = {layer: dims[weight.initializer][weight.axis] for layer, weight in placement.weights.items()}
     for layer in clips.keys() - {node.name for node in graph.graph.node if node.name not in scales}:
@@ -222,5 +218,5 @@ def _check_clips(graph: ModelProto, placement: Placement, clips: Mapping[str, Se
                 "plan.node",
                 f"{len(clips[layer])} weight clips for '{layer}'",
                 f"{scales[layer]} of them" if layer in scales else "layers of this model",
-                "make the plan anew for this model",
+                "make the plan again for this model",
             )

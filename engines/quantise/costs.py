@@ -1,13 +1,13 @@
-"""What each fusion group costs in INT8 and in float on this machine with this runtime, boundaries included.
+"""Measure what each fusion group costs in INT8 and in float on this machine with this runtime, boundaries included.
 
-Measured from the runtime's profiler on at most eight designed engines, or estimated from multiply-accumulates where
-that shows nothing but noise. Two engines are loaded at a time: the design, and the all-float one that is measured
-before and after it, so that a machine that warms up or slows down meanwhile is told from an engine that is slow.
+The times come from the runtime's profiler on at most eight designed engines. If these show nothing but noise, they are
+estimated from multiply-accumulates. Two engines are loaded at a time: the design, and the all-float engine that is
+measured before and after it. So a machine that warms up or slows down meanwhile is not taken for a slow engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -23,21 +23,27 @@ Build = Callable[[PrecisionPlan], ProfiledEngine]
 Floats = NDArray[np.float64]
 Labels = NDArray[np.bool_]
 
-_ROUNDS = 3
+_ROUNDS = 3  # profiles of each design, each between two of the all-float engine
 _MOST_RESIDUAL = 0.5  # relative: a fit that misses the totals by more explains nothing
-_INT8_PER_FLOAT = 0.5  # NVIDIA's data sheets from Ampere on: tensor cores multiply INT8 at twice the rate of FP16
-_MACS_PER_CROSSING = 9.0  # as a 3x3 depthwise convolution, which also does little but read and write its tensor
+# NVIDIA's data sheets from Ampere on: tensor cores multiply INT8 at twice the rate of FP16.
+_INT8_PER_FLOAT = 0.5
+# An assumption: a boundary costs what a 3x3 depthwise convolution does, which also does little but read and write its
+# tensor. Larger: plans change the type less often.
+_MACS_PER_CROSSING = 9.0
 
 
 @dataclass(frozen=True)
 class Costs:
     """Times by the groups (n,) and edges (m,) of a Grouping, all >= 0.
 
-    int8_ms, float_ms: of a group; equal where it is `fixed`. boundary_ms: in addition where the ends of an edge differ.
-    fixed_ms: what no plan changes. noise: interquartile range over median of a group's repeated measurements, in the
-    median over groups and designs. residual: how far the fitted totals of the designs are from the measured ones, as a
-    relative root mean square. builds: engines that were built. source: "measured", or "macs" for estimates, which
-    compare plans with one another and are no times: a million multiply-accumulates in float count as 1.
+    int8_ms, float_ms: of a group; equal if it is `fixed`.
+    boundary_ms: in addition where the ends of an edge differ.
+    fixed_ms: the time that no plan changes.
+    noise: interquartile range over median of a group's repeated measurements; the median over groups and designs.
+    residual: root mean square of the relative errors of the designs' fitted totals.
+    builds: number of engines that were built.
+    source: "measured", or "macs" for estimates. These compare plans with one another and are no times: a million
+        multiply-accumulates in float count as 1.
     """
 
     int8_ms: Floats
@@ -50,15 +56,14 @@ class Costs:
     source: str
 
     def total_ms(self, grouping: Grouping, int8: Labels) -> float:
-        """What an engine takes whose groups are labelled (n,), True for INT8."""
+        """Return the time of an engine whose groups are labelled (n,), True for INT8."""
         edges = _pairs(grouping)
         parts = total(self.int8_ms, self.float_ms, self.boundary_ms, edges, int8[None, :])
         return self.fixed_ms + float(parts[0])
 
 
 def macs_costs(grouping: Grouping) -> Costs:
-    """Without a measurement, under two assumptions: INT8 multiplies at twice the rate of float, and a boundary takes
-    what a 3x3 depthwise convolution would over the elements that cross."""
+    """Estimate the costs without a measurement, under the assumptions of _INT8_PER_FLOAT and _MACS_PER_CROSSING."""
     float_ms = np.array([group.macs for group in grouping.groups], np.float64) / 1e6
     int8_ms = np.where(_free(grouping), _INT8_PER_FLOAT * float_ms, float_ms)
     boundary_ms = np.array([elements for *_, elements in grouping.edges], np.float64) * _MACS_PER_CROSSING / 1e6
@@ -75,10 +80,13 @@ def measure_costs(
 ) -> Costs:
     """Build the designs one after the other, profile each on a batch, and fit.
 
-    build: a loaded engine under a plan; it is closed here. runs: inferences per profile. free: the groups (n,) that
-    may be INT8, by default all that are not `fixed`. Returns `macs_costs` with what was measured of noise and residual
-    when the measurement shows no difference between INT8 and float, or the fit does not explain it. Raises what
-    `build`, the engines and `progress` raise.
+    Args:
+        build: Returns a loaded engine under a plan; it is closed here.
+        runs: Inferences per profile.
+        free: The groups (n,) that may be INT8; by default all that are not `fixed`.
+
+    Returns `macs_costs`, with the measured noise and residual, if the measurement shows no difference between INT8 and
+    float, or the fit does not explain it. Raises what `build`, the engines and `progress` raise.
     """
     labels = designs(_free(grouping) if free is None else free, _pairs(grouping))
     repeats = _measure(grouping, labels, build, batch, progress, runs)
@@ -98,7 +106,7 @@ def measure_costs(
 def _measure(
     grouping: Grouping, labels: Labels, build: Build, batch: Array, progress: Progress, runs: int
 ) -> list[Floats]:
-    """Per design its repeated times (r, n + 1): the groups', then that of everything else."""
+    """Return per design its repeated times (r, n + 1): the groups', then that of everything else."""
     builds = len(labels)
     progress(0.0, f"building 1 of {builds} engines to measure")
     with closing(_Profiled(grouping, labels[0], build)) as anchor:
@@ -107,26 +115,26 @@ def _measure(
         for number, label in enumerate(labels[1:], start=1):
             progress(number / builds, f"building {number + 1} of {builds} engines to measure")
             with closing(_Profiled(grouping, label, build)) as design:
-                found = []
+                rounds = []
                 for _ in range(_ROUNDS):
                     times = design.times_ms(batch, runs)
                     anchored.append(anchor.times_ms(batch, runs))
-                    found.append(times / _speed(anchored[-2:]))
-            repeats.append(found)
+                    rounds.append(times / _speed(anchored[-2:]))
+            repeats.append(rounds)
         anchored.append(anchor.times_ms(batch, runs))
     usual = _speed(anchored)
     return [np.array([times * usual / _speed([times]) for times in anchored])] + [
-        np.array(found) * usual for found in repeats
+        np.array(rounds) * usual for rounds in repeats
     ]
 
 
 def _speed(anchored: list[Floats]) -> float:
-    """How long the all-float engine takes, in the median of what was measured of it."""
+    """Return the median time of the all-float engine."""
     return float(np.median([times.sum() for times in anchored]))
 
 
 class _Profiled:
-    """A loaded design, whose layers' times are told by groups."""
+    """A loaded design, whose layers' times are summed by groups."""
 
     def __init__(self, grouping: Grouping, int8: Labels, build: Build) -> None:
         self._size = len(grouping.groups) + 1
@@ -139,7 +147,7 @@ class _Profiled:
             raise
 
     def times_ms(self, batch: Array, runs: int) -> Floats:
-        """(n + 1,): the groups' times, then that of everything else."""
+        """Return (n + 1,): the groups' times, then that of everything else."""
         times = np.zeros(self._size)
         for layer, time_ms in self._engine.layer_times_ms(batch, runs).items():
             shares = self._shares.get(layer) or {self._size - 1: 1.0}
@@ -152,21 +160,21 @@ class _Profiled:
 
 
 def layer_shares(grouping: Grouping, int8: Labels, nodes: tuple[str, ...]) -> dict[int, float]:
-    """Whose time a layer's is, under labels (n,): group -> share of 1; nobody's when no plan changes it.
+    """Share a layer's time among the groups, under labels (n,): group -> share; empty if no plan changes it.
 
-    A layer that computes nodes of groups is theirs, by their multiply-accumulates, whatever else is fused into it. One
-    that only moves or converts values is its readers', of Q/DQ those that are INT8 here, in equal parts.
+    1. A layer that computes nodes of groups belongs to these, by their multiply-accumulates, whatever is fused into it.
+    2. A layer that only moves or converts values belongs to its readers in equal parts; Q/DQ to those in INT8 here.
     """
     inside: dict[int, float] = {}
-    beside: dict[int, float] = {}
+    readers: dict[int, float] = {}
     for node in nodes:
         for index in grouping.owners.get(node, ()):
-            found = inside if node in grouping.groups[index].nodes else beside
-            found[index] = 1.0
-        beside.update({index: 1.0 for index in grouping.readers.get(node, ()) if int8[index]})
+            shares = inside if node in grouping.groups[index].nodes else readers
+            shares[index] = 1.0
+        readers.update({index: 1.0 for index in grouping.readers.get(node, ()) if int8[index]})
     if len(inside) > 1:
         inside = {index: max(1.0, float(grouping.groups[index].macs)) for index in inside}
-    shares: Mapping[int, float] = inside or beside
+    shares = inside or readers
     whole = sum(shares.values())
     return {index: share / whole for index, share in shares.items()}
 

@@ -1,4 +1,8 @@
-"""How much of a model's arithmetic a placement puts into INT8."""
+"""Group the nodes that a runtime fuses under one INT8 decision, and count the multiply-accumulates of each group.
+
+`fusion_groups` finds the groups of a placed graph and the edges between them. `int8_macs_share` is the share of the
+arithmetic that a placement puts into INT8.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from engines.quantise.placement import Placement
 
 
 def node_macs(master: ModelProto) -> dict[str, int]:
-    """Multiply-accumulates per image of every convolution and matrix product, by node name.
+    """Return the multiply-accumulates per image of every convolution and matrix product, by node name.
 
     Open dimensions count as 1, so that shares are right wherever all layers see the same open size.
     """
@@ -42,9 +46,9 @@ def node_macs(master: ModelProto) -> dict[str, int]:
 
 
 def int8_macs_share(master: ModelProto, placement: Placement) -> float:
-    """The share of the multiply-accumulates that run in INT8, in [0, 1]; 0.0 for a model without any.
+    """Return the share of the multiply-accumulates that run in INT8, in [0, 1]; 0.0 for a model without any.
 
-    The model's own INT8 counts as that which we place.
+    The model's own INT8 counts too.
     """
     macs = node_macs(master)
     total = sum(macs.values())
@@ -55,9 +59,11 @@ def int8_macs_share(master: ModelProto, placement: Placement) -> float:
 class FusionGroup:
     """Nodes under one decision, all names in graph order.
 
-    name: of its first layer. layers: its convolutions and matrix products. nodes: the layers, what is computed on their
-    results element by element, and the residual Adds they complete. macs: of the layers, per image. fixed: why it
-    cannot be INT8; empty where it can.
+    name: its first layer.
+    layers: its convolutions and matrix products.
+    nodes: the layers, the elementwise nodes on their results, and the residual Adds that they complete.
+    macs: multiply-accumulates of the layers, per image.
+    fixed: why it cannot be INT8; empty if it can.
     """
 
     name: str
@@ -90,9 +96,10 @@ class Grouping:
         object.__setattr__(self, "readers", MappingProxyType(dict(self.readers)))
 
     def plan(self, int8: Sequence[bool], reasons: Mapping[str, str] | str) -> dict[str, str]:
-        """What PrecisionPlan takes: every layer of the groups that are not INT8, with a reason.
+        """Return the `floats` of a PrecisionPlan: every layer of the groups that are not INT8, with a reason.
 
-        int8: a label per group; of a group that is `fixed` it does not matter. reasons: by group name, or one for all.
+        int8: a label per group; ignored for a group that is `fixed`.
+        reasons: by group name, or one for all.
         """
         floats = {}
         for group, is_int8 in zip(self.groups, int8, strict=True):
@@ -103,20 +110,20 @@ class Grouping:
 
 
 def fusion_groups(master: ModelProto, placement: Placement) -> Grouping:
-    """The groups of a master graph, equalised or not, under its placement: that of `ALL_INT8`."""
+    """Return the groups of a master graph, equalised or not, under its placement: that of `ALL_INT8`."""
     return _Fusion(master, placement).grouping()
 
 
 def tensors_read(group: FusionGroup, nodes: Mapping[str, NodeProto], placement: Placement) -> tuple[str, ...]:
-    """What a group reads in INT8 under a placement, each tensor once: its layers' inputs, its Adds' skip connections.
+    """Return the tensors that a group reads in INT8 under a placement: inputs of layers, skip connections of Adds.
 
-    nodes: of the graph that was grouped, by name. Nothing for a group that the placement leaves float.
+    nodes: of the graph that was grouped, by name. A group that the placement leaves float reads none.
     """
     return tuple(dict.fromkeys(nodes[name].input[i] for name in group.nodes for i in placement.reads.get(name, ())))
 
 
 class _Fusion:
-    """One grouping; until the end, a group goes by its first layer."""
+    """One grouping; until the end, a group is named by its first layer."""
 
     def __init__(self, master: ModelProto, placement: Placement) -> None:
         self.topology = Topology(master)
@@ -142,7 +149,7 @@ class _Fusion:
         return self.first[self.layer_of[node]]
 
     def _trace_layers(self) -> dict[str, str]:
-        """Per node of a group: the layer that it is fused with."""
+        """Return, per node of a group, the layer that it is fused with."""
         layer_of: dict[str, str] = {}
         made: dict[str, str] = {}  # per tensor that a group makes: the layer
         divisions = {name(layer): layer for layer in self.placement.weights for name in (divided_name, equalised_name)}
@@ -162,7 +169,7 @@ class _Fusion:
         return layer_of
 
     def _completed(self, node: NodeProto, made: Mapping[str, str]) -> str | None:
-        """The layer that a residual Add completes: by the placement, else the last one whose result only it reads."""
+        """Return the layer that a residual Add completes: by the placement, else the last that it alone reads."""
         if node.op_type != "Add":
             return None
         reads = self.placement.reads.get(node.name)
@@ -174,20 +181,20 @@ class _Fusion:
         return max(layers, key=self.position.__getitem__, default=None)
 
     def _trace_readers(self) -> dict[str, list[str]]:
-        """Per quantised tensor: the layers whose groups read it in INT8, directly or moved."""
+        """Return, per quantised tensor, the layers whose groups read it in INT8, directly or moved."""
         readers: dict[str, list[str]] = {}
         for node in reversed(self.topology.nodes):
             for index in self.placement.reads.get(node.name, ()):
                 if node.name in self.layer_of:
-                    found = [self.layer_of[node.name]]
+                    reading = [self.layer_of[node.name]]
                 else:
-                    found = [layer for name in node.output for layer in readers[name]]
+                    reading = [layer for name in node.output for layer in readers[name]]
                 known = readers.setdefault(node.input[index], [])
-                known.extend(layer for layer in dict.fromkeys(found) if layer not in known)
+                known.extend(layer for layer in dict.fromkeys(reading) if layer not in known)
         return readers
 
     def _join_concat_readers(self) -> dict[str, str]:
-        """Per layer the first layer of its group."""
+        """Return, per layer, the first layer of its group."""
         first = {layer: layer for layer in self.layer_of.values()}
         for node in self.topology.nodes:
             if node.op_type == "Concat" and node.name in self.placement.reads:
@@ -202,7 +209,7 @@ class _Fusion:
         return FusionGroup(name, layers, tuple(nodes), sum(self.macs[layer] for layer in layers), fixed)
 
     def _edges(self, index: Mapping[str, int]) -> tuple[tuple[int, int, int], ...]:
-        """Follow what every group makes, through nodes in no group, to the groups that read it."""
+        """Follow the tensors of every group, through nodes in no group, to the groups that read them."""
         arriving: dict[str, dict[str, int]] = {}  # per tensor: what groups made that it comes from, with the group
         crossing: dict[tuple[int, int], set[str]] = {}
         for node in self.topology.nodes:
@@ -221,7 +228,7 @@ class _Fusion:
         return tensor in self.types and self.types[tensor].elem_type == TensorProto.FLOAT
 
     def _elements(self, tensor: str) -> int:
-        """Per image; open dimensions count as 1, as in `node_macs`."""
+        """Return the elements per image; open dimensions count as 1, as in `node_macs`."""
         shape = self.types[tensor].shape if tensor in self.types else None
         return prod(size for size in (shape or ())[1:] if isinstance(size, int))
 

@@ -1,4 +1,28 @@
-"""Which tensors share a scale, and which are observed for it."""
+"""Place Q/DQ: decide which nodes of a master graph read INT8, and which tensors share a scale.
+
+The rules, in the order in which they depend on one another:
+
+1. Layers. A convolution or matrix product with constant float32 weights reads its input as INT8, and its weights are
+   INT8 with a scale per output channel. Exceptions are in `_Rules._unquantisable`.
+
+2. Residual Add. Its skip connection is INT8 and shares the Q of its other readers. The operand that comes straight from
+   a quantised layer, and that nothing else reads, stays float, because runtimes fuse the two.
+
+       layer -> activation (float) ---+
+                                      Add -> ... -> a quantised layer
+       skip -> Q/DQ  -----------------+
+
+   2a. If both operands come straight from such layers, the later layer's stays float: when it runs, the other operand
+       is there to be added.
+
+3. Movement. A node that only moves values (Concat, MaxPool, Resize, ...) reads INT8 if everything that reads its result
+   does: INT8 in, INT8 out.
+
+4. Scales. Tensors that hold values of the same source share a scale, and only the sources, the taps, are observed.
+
+Everything else stays float. A plan's nodes stay float too; it cannot shift the other rules, since it is applied between
+rules 1 and 2. What the model itself has in INT8 is kept as it is.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +34,19 @@ from onnx import ModelProto, NodeProto, TensorProto
 from calibrate.plan import ALL_INT8, PrecisionPlan
 from engines.errors import EngineError
 from engines.graph.existing_qdq import DEQUANTISE, QUANTISE, own_int8
-
-# readers of `Placement.groups` find it here
 from engines.graph.topology import (
     AVERAGE_OPS,
     COMPUTE_OPS,
     ELEMENTWISE_OPS,
     MOVEMENT_OPS,
-    TensorType,
     Topology,
     channel_axis,
     data_inputs,
     moves_values,
     tensor_types,
 )
+
+_QDQ_OPS = {QUANTISE, DEQUANTISE}
 
 
 @dataclass(frozen=True)
@@ -32,33 +55,6 @@ class ScaleGroup:
 
     tensors: tuple[str, ...]
     taps: tuple[str, ...]
-
-
-def scale_groups(
-    tensors: Iterable[str], sources: Mapping[str, tuple[str, ...]], order: Sequence[str]
-) -> tuple[ScaleGroup, ...]:
-    """Join tensors that have a source in common, directly or through others; each is in exactly one group.
-
-    sources: per tensor that only holds values of others, those. order: all names, as groups are to be sorted.
-    """
-    groups: list[tuple[set[str], set[str]]] = []  # tensors, taps
-    for tensor in tensors:
-        members, taps = {tensor}, set(sources.get(tensor, (tensor,)))
-        for joined in [group for group in groups if group[1] & taps]:
-            groups.remove(joined)
-            members |= joined[0]
-            taps |= joined[1]
-        groups.append((members, taps))
-    position = {name: index for index, name in enumerate(order)}
-
-    def ordered(names: set[str]) -> tuple[str, ...]:
-        return tuple(sorted(names, key=position.__getitem__))
-
-    result = [ScaleGroup(ordered(members), ordered(taps)) for members, taps in groups]
-    return tuple(sorted(result, key=lambda group: position[group.taps[0]]))
-
-
-_QDQ_OPS = {QUANTISE, DEQUANTISE}
 
 
 @dataclass(frozen=True)
@@ -71,7 +67,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class Placement:
-    """What is quantised. Every node save the model's Q/DQ is in `quantised`, in `own` or, with its reason, in `floats`.
+    """What is quantised. Every node but the model's Q/DQ is in `quantised`, in `own` or, with its reason, in `floats`.
 
     reads: per quantised node the input indices that take Q/DQ; none where it reads what the model itself dequantised.
     weights: per quantised convolution or matrix product its weight.
@@ -113,13 +109,13 @@ def place(master: ModelProto, plan: PrecisionPlan = ALL_INT8) -> Placement:
             "plan.node",
             f"node '{min(unknown)}' in the plan",
             "nodes of this model",
-            "make the plan anew for this model",
+            "make the plan again for this model",
         )
     return _Rules(master, plan).placement()
 
 
 class _Rules:
-    """The rules in the order in which they depend on one another; each fills in what the next one asks."""
+    """The rules of this module, each applied to what the ones before have filled in."""
 
     def __init__(self, master: ModelProto, plan: PrecisionPlan) -> None:
         self.topology = Topology(master)
@@ -156,24 +152,27 @@ class _Rules:
             for node in nodes
             if node.name not in reads and node.name not in self.kept and node.op_type not in _QDQ_OPS
         }
-        return Placement(reads, self.weights, self._groups(), floats, tuple(self.kept))
+        read = [node.input[index] for node in nodes for index in self.reads.get(node.name, ())]
+        to_scale = [tensor for tensor in dict.fromkeys(read) if tensor not in self.own.pairs]
+        groups = scale_groups(to_scale, self.sources, [*self.topology.inputs, *self.topology.producers])
+        return Placement(reads, self.weights, groups, floats, tuple(self.kept))
 
     def _trace_sources(self) -> dict[str, tuple[str, ...]]:
-        """Per tensor that operators only moved together: the tensors its values come from.
+        """Return, per tensor that operators only moved together, the tensors its values come from.
 
-        What comes from the model's own INT8 too is a source itself.
+        A tensor that comes from the model's own INT8 too is a source itself.
         """
         sources: dict[str, tuple[str, ...]] = {}
         for node in self.topology.nodes:
             if moves_values(node, self.topology.initializers):
                 inputs = [node.input[index] for index in data_inputs(node)]
-                found = dict.fromkeys(source for name in inputs for source in sources.get(name, (name,)))
-                if not any(map(self.own.concerns, found)):
-                    sources.update(dict.fromkeys(node.output, tuple(found)))
+                origins = dict.fromkeys(source for name in inputs for source in sources.get(name, (name,)))
+                if not any(map(self.own.concerns, origins)):
+                    sources.update(dict.fromkeys(node.output, tuple(origins)))
         return sources
 
     def _layer(self, node: NodeProto) -> None:
-        """Rule 1: constant weights. What a plan says comes later, so that it cannot shift the other rules."""
+        """Rule 1: layers. A plan is applied later, so that it cannot shift the other rules."""
         reason = self._unquantisable(node)
         if reason:
             self.floats[node.name] = reason
@@ -200,7 +199,7 @@ class _Rules:
         return None
 
     def _trace_layers(self) -> dict[str, str]:
-        """Per tensor that one quantisable layer made, alone and seen through activations: that layer."""
+        """Return the layer of each tensor that one quantisable layer made, alone, directly or through activations."""
         layers: dict[str, str] = {}
         for node in self.topology.nodes:
             if node.name in self.weights or node.name in self.kept:
@@ -226,11 +225,11 @@ class _Rules:
         self.reads = {node.name: self._to_quantise(node, (0,)) for node in layers if node.name in self.weights}
 
     def _to_quantise(self, node: NodeProto, indices: Iterable[int]) -> tuple[int, ...]:
-        """Those of a node's inputs that the model itself has not dequantised."""
+        """Return those of a node's inputs that the model itself has not dequantised."""
         return tuple(index for index in indices if not self.own.dequantises(node.input[index]))
 
     def _feeding_layers(self) -> set[str]:
-        """Tensors from which a quantised layer can be reached."""
+        """Return the tensors from which a quantised layer can be reached."""
         feeding: set[str] = set()
         through = ELEMENTWISE_OPS | MOVEMENT_OPS | AVERAGE_OPS | _QDQ_OPS
         for node in reversed(self.topology.nodes):
@@ -241,10 +240,10 @@ class _Rules:
         return feeding
 
     def _residual(self, node: NodeProto, feeding: set[str]) -> None:
-        """Rule 2: the skip connection of a residual Add."""
+        """Rule 2: the skip connection of a residual Add is INT8."""
         made = {index: self.layers[name] for index, name in enumerate(node.input) if name in self.layers}
         alone = [index for index in made if self.topology.sole_reader(node.input[index]) is node]
-        # The latest layer's operand stays float: when that layer runs, the other operand is there to be added.
+        # Rule 2a: the latest layer's operand stays float.
         fused = max(alone, key=lambda index: self.position[made[index]], default=None)
         completed = made.values() if fused is None else [made[fused]]
         if not self._same_feature_maps(node):
@@ -265,13 +264,22 @@ class _Rules:
         self.floats.setdefault(node.name, reason)
 
     def _same_feature_maps(self, node: NodeProto) -> bool:
+        """Return True for two float32 tensors of one rank, at least 2, of which no two sizes are known to differ.
+
+        Open sizes may have any name.
+        """
         a, b = (self.types.get(name) for name in node.input)
         if a is None or b is None or any(name in self.topology.initializers for name in node.input):
             return False
-        return a.elem_type == b.elem_type == TensorProto.FLOAT and _same_shape(a, b)
+        if not a.elem_type == b.elem_type == TensorProto.FLOAT or a.shape is None or b.shape is None:
+            return False
+        if len(a.shape) != len(b.shape) or len(a.shape) < 2:
+            return False
+        sizes = zip(a.shape, b.shape, strict=True)
+        return all(p == q for p, q in sizes if isinstance(p, int) and isinstance(q, int))
 
     def _movement(self, node: NodeProto) -> None:
-        """Rule 3: INT8 in, INT8 out. Runs from the outputs backwards: first the readers, then what they read."""
+        """Rule 3: movement. Called from the outputs backwards: first the readers, then what they read."""
         if node.output[0] not in self.sources or self.topology.pinned.intersection(node.output):
             return
         if node.name in self.plan.floats:
@@ -289,15 +297,27 @@ class _Rules:
             return "not everything that reads its result is quantised"
         return self.floats.get(node.name, "it multiplies no weights: activation, decoding or shape arithmetic")
 
-    def _groups(self) -> tuple[ScaleGroup, ...]:
-        read = [node.input[index] for node in self.topology.nodes for index in self.reads.get(node.name, ())]
-        to_scale = [tensor for tensor in dict.fromkeys(read) if tensor not in self.own.pairs]
-        return scale_groups(to_scale, self.sources, [*self.topology.inputs, *self.topology.producers])
 
+def scale_groups(
+    tensors: Iterable[str], sources: Mapping[str, tuple[str, ...]], order: Sequence[str]
+) -> tuple[ScaleGroup, ...]:
+    """Rule 4: join tensors that have a source in common, directly or through others; each is in exactly one group.
 
-def _same_shape(a: TensorType, b: TensorType) -> bool:
-    """Equal ranks of at least 2, and no two sizes known to differ (open sizes may be written differently)."""
-    if a.shape is None or b.shape is None or len(a.shape) != len(b.shape) or len(a.shape) < 2:
-        return False
-    known = [(p, q) for p, q in zip(a.shape, b.shape, strict=True) if isinstance(p, int) and isinstance(q, int)]
-    return all(p == q for p, q in known)
+    sources: per tensor that only holds values of others, these others.
+    order: all names in the order in which groups are sorted.
+    """
+    groups: list[tuple[set[str], set[str]]] = []  # tensors, taps
+    for tensor in tensors:
+        members, taps = {tensor}, set(sources.get(tensor, (tensor,)))
+        for joined in [group for group in groups if group[1] & taps]:
+            groups.remove(joined)
+            members |= joined[0]
+            taps |= joined[1]
+        groups.append((members, taps))
+    position = {name: index for index, name in enumerate(order)}
+
+    def ordered(names: set[str]) -> tuple[str, ...]:
+        return tuple(sorted(names, key=position.__getitem__))
+
+    result = [ScaleGroup(ordered(members), ordered(taps)) for members, taps in groups]
+    return tuple(sorted(result, key=lambda group: position[group.taps[0]]))

@@ -1,7 +1,8 @@
-"""What the layers of a reference graph read and give, channel by channel, from a few frames.
+"""Propose repairs for layers that lose too much in INT8, from what they read and give, channel by channel.
 
-A calibration's histograms are per tensor. Repairs and sensitivities ask which channels a layer reads, so for planning
-a few frames are run once more, on the embedded runtime: only a sample of the values is kept.
+A calibration's histograms are per tensor, but repairs and sensitivities depend on single channels. So for planning
+`observe_channels` runs a few frames once more, on the embedded runtime, and keeps a sample of the values.
+`propose_repairs` then tries the families of repairs in turn on every layer; calibrate/repair.py has the arithmetic.
 """
 
 from __future__ import annotations
@@ -30,16 +31,27 @@ from calibrate.scale import activation_scale
 from calibrate.threshold import histogram_amax
 from engines.calibration import Calibration
 from engines.graph.taps import element_counts, expose
-from engines.graph.topology import Topology, attribute
+from engines.graph.topology import Topology, number
 from engines.graph.weights import by_input, channels_first, coverage, groups, to_matrix
 from engines.interface import Array, Backend, Progress, silent
 from engines.quantise.equalise import can_divide, can_offset, equalised_name, is_free, takes_bias
 from engines.quantise.placement import Placement, ScaleGroup
 
-_SAMPLES = 1 << 16  # per tensor, over all its channels
-_FEWEST = 256  # per channel
+FAMILIES = ("methods", "divisors", "clips", "shifts")
+METHODS = ("entropy", "mse", "percentile:99.99", "max")  # a tensor may get one of these instead of the calibration's
+_SAMPLES = 1 << 16  # per tensor, over all its channels. More: slower, and hardly better repairs.
+_FEWEST_SAMPLES = 256  # per channel
 _CONSTANT = 1e-12  # of the power: less is the rounding of float32, not a variance
 _PASS_BYTES = 256 << 20  # of exposed tensors at a time: a board shares its memory with the camera
+# A repair is kept if it brings the noise below this share of what it was. Larger: repairs by chance, or not worth their
+# price.
+_BETTER_THRESHOLD = 0.9  # chance alone makes one method a little better than another
+_BETTER_FREE = 0.8
+_BETTER_PAID = 0.5  # 3 dB, for a multiplication that the layer would not need
+_BETTER_CENTRED = 0.8  # of the noise with divisors alone, where these cost a multiplication too
+_BETTER_WEIGHTS = 0.95
+_LEAST_SHARE = 0.005  # of the network's predicted noise: layers with less are left alone
+_LEAST_SHIFT = 0.02  # of the layer's noise: smaller shifts are left alone
 
 
 @dataclass(frozen=True)
@@ -57,11 +69,11 @@ def observe_channels(
     runtime: Backend,
     progress: Progress = silent,
 ) -> dict[str, LayerStatistics]:
-    """Run the frames, network inputs (1, C, H, W), and keep what is needed of every layer's input and output.
+    """Run the frames, network inputs (1, C, H, W), and keep statistics of every layer's input and output.
 
     Layers that read one tensor share its samples. Raises EngineError as the runtime does.
     """
-    found: dict[str, LayerStatistics] = {}
+    statistics: dict[str, LayerStatistics] = {}
     for part in _passes(reference, layers, frames[0].shape):
         tensors = tuple(dict.fromkeys(name for node in part for name in (node.input[0], node.output[0])))
         with closing(runtime.load(expose(reference, tensors).SerializeToString())) as engine:
@@ -70,14 +82,14 @@ def observe_channels(
                 seen = {engine.inputs[0].name: frame, **engine.infer(frame)}
                 for collector in collectors.values():
                     collector.add(seen)
-                done = (len(found) + len(part) * (number + 1) / len(frames)) / len(layers)
+                done = (len(statistics) + len(part) * (number + 1) / len(frames)) / len(layers)
                 progress(done, "looking at the channels of every layer")
-        found |= {name: collector.statistics() for name, collector in collectors.items()}
-    return found
+        statistics |= {name: collector.statistics() for name, collector in collectors.items()}
+    return statistics
 
 
 def _passes(reference: ModelProto, layers: Sequence[NodeProto], shape: Sequence[int]) -> Iterator[list[NodeProto]]:
-    """The layers in parts whose tensors fit into memory together."""
+    """Yield the layers in parts whose tensors fit into memory together."""
     names = [name for node in layers for name in (node.input[0], node.output[0])]
     inputs = Topology(reference).inputs
     sizes: Mapping[str, int | None] = element_counts(reference, shape, [n for n in names if n not in inputs])
@@ -108,8 +120,8 @@ class _Collector:
     def add(self, tensors: Mapping[str, Array]) -> None:
         read = channels_first(self._node, tensors[self._node.input[0]], is_input=True)
         given = channels_first(self._node, tensors[self._node.output[0]], is_input=False)
-        wanted = max(_FEWEST, _SAMPLES // len(read)) // self._frames + 1
-        chosen = self._random.integers(0, read.shape[1], min(wanted, read.shape[1]))
+        samples = max(_FEWEST_SAMPLES, _SAMPLES // len(read)) // self._frames + 1
+        chosen = self._random.integers(0, read.shape[1], min(samples, read.shape[1]))
         self._samples.append(read[:, chosen])
         self._low = np.minimum(self._low, read.min(axis=1))
         self._high = np.maximum(self._high, read.max(axis=1))
@@ -121,17 +133,6 @@ class _Collector:
         variance = power - np.square(mean)
         variance[variance < _CONSTANT * power] = 0.0
         return LayerStatistics(LayerInput(np.concatenate(self._samples, axis=1), self._low, self._high), variance)
-
-
-FAMILIES = ("methods", "divisors", "clips", "shifts")
-METHODS = ("entropy", "mse", "percentile:99.99", "max")  # that a tensor may be given instead of the calibration's
-_BETTER_THRESHOLD = 0.9  # of the noise: chance alone makes one method a little better than another
-_BETTER_FREE = 0.8
-_BETTER_PAID = 0.5  # 3 dB, for a multiplication that the layer would not need
-_BETTER_CENTRED = 0.8  # of that with divisors alone, where these cost a multiplication too
-_BETTER_WEIGHTS = 0.95
-_LEAST_SHARE = 0.005  # of the network's predicted noise: what gains less is left alone
-_LEAST_SHIFT = 0.02  # of the layer's noise: smaller shifts are left alone
 
 
 @dataclass
@@ -159,17 +160,17 @@ class RepairedLayer:
         """Noise to signal at its output when it alone is INT8, predicted; a silent layer has none."""
         return self.noise / self.signal if self.signal > 0.0 else 0.0
 
-    def equalise(self, found: Equalisation, note: str) -> None:
+    def equalise(self, better: Equalisation, note: str) -> None:
         """Read the input divided and offset from now on, under a scale of its own."""
         self.notes = [note]
-        self.matrix = self.matrix * by_input(found.divisors, self.matrix)
-        self.read = self.read.scaled(found.divisors, found.offsets)
-        self.scale = activation_scale(found.amax, equalised_name(self.node.name))
+        self.matrix = self.matrix * by_input(better.divisors, self.matrix)
+        self.read = self.read.scaled(better.divisors, better.offsets)
+        self.scale = activation_scale(better.amax, equalised_name(self.node.name))
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """Repairs, and per layer the predicted noise to signal before and after them, and what was done in words."""
+    """Repairs; per layer the predicted noise to signal before and after them, and notes in words."""
 
     repairs: Repairs
     before: Mapping[str, float]
@@ -184,9 +185,10 @@ def propose_repairs(
     statistics: Mapping[str, LayerStatistics],
     families: Collection[str] = FAMILIES,
 ) -> Proposal:
-    """Look at every layer that reads a tensor under a scale of ours; statistics as `observe_channels` gives them.
+    """Propose repairs for every layer that reads a tensor under a scale of ours.
 
-    families: which kinds of repairs may be proposed.
+    statistics: as `observe_channels` returns them.
+    families: the kinds of repairs that may be proposed.
     """
     return _RepairSearch(master, placement, calibration, statistics).proposal(families)
 
@@ -215,37 +217,35 @@ class _RepairSearch:
         divisors, offsets, ranges = self._equalise() if "divisors" in families else ({}, {}, {})
         clips = self._clip() if "clips" in families else {}
         shifts = self._shifts() if "shifts" in families else {}
-        used = {
-            tap: method for group, method in methods.items() if self._is_read(group, divisors) for tap in group.taps
-        }
+        # Tensors that some layer still reads as they are.
+        read = {layer.node.input[0] for name, layer in self.layers.items() if name not in divisors}
+        used = {tap: method for group, method in methods.items() if read & {*group.tensors} for tap in group.taps}
         repairs = Repairs(divisors, offsets, ranges, used, clips, shifts)
         after = {name: layer.nsr for name, layer in self.layers.items()}
         notes = {name: tuple(layer.notes) for name, layer in self.layers.items() if layer.notes}
         return Proposal(repairs, self.before, after, notes)
 
-    def _is_read(self, group: ScaleGroup, equalised: Collection[str]) -> bool:
-        """Whether a layer still reads a group's tensors as they are."""
-        return any(layer.node.input[0] in group.tensors for name, layer in self.layers.items() if name not in equalised)
-
     def _is_scaled(self, tensor: str) -> bool:
-        """Whether a tensor is under a scale of ours. Some have none: what reads them stays float."""
+        """Return True if a tensor is under a scale of ours. Some have none: their readers stay float."""
         return tensor in self.groups and self.calibration.amax.keys() >= set(self.groups[tensor].taps)
 
     def _layer(self, node: NodeProto, seen: LayerStatistics) -> RepairedLayer:
         matrix = to_matrix(node, numpy_helper.to_array(self.topology.initializers[node.input[1]]))
         if node.op_type == "Gemm":
-            matrix = matrix * float(attribute(node, "alpha", 1.0))  # type: ignore[arg-type]  # ONNX says float
+            matrix = matrix * number(node, "alpha", 1.0)
         amax = max(self.calibration.amax[tap] for tap in self.groups[node.input[0]].taps)
         signal = float(seen.variance.sum()) / coverage(node)
         return RepairedLayer(node, matrix, seen.read, signal, activation_scale(amax, node.input[0]))
 
     def _thresholds(self) -> dict[ScaleGroup, str]:
-        """Per group the method of least noise behind the weights that read it, where that is clearly less."""
+        """Return per group the method of least noise behind the weights that read it, if that is clearly less."""
         chosen: dict[ScaleGroup, str] = {}
         loud = {layer.node.input[0] for layer in self.loud}
         for group in dict.fromkeys(self.groups[tensor] for tensor in sorted(loud)):
             readers = [layer for layer in self.layers.values() if layer.node.input[0] in group.tensors]
-            scales = {method: self._scale(group, method) for method in METHODS}
+            members = [self.calibration.histograms[tap] for tap in group.taps]
+            seen = merge_all(members, members[0].bits)
+            scales = {method: activation_scale(histogram_amax(seen, method), group.taps[0]) for method in METHODS}
             noise = {method: _noise_to_signal(readers, scale) for method, scale in scales.items()}
             best = min(noise, key=noise.__getitem__)
             if noise[best] < _BETTER_THRESHOLD * _noise_to_signal(readers, readers[0].scale):
@@ -255,18 +255,15 @@ class _RepairSearch:
                     layer.notes.append(f"threshold {best}")
         return chosen
 
-    def _scale(self, group: ScaleGroup, method: str) -> float:
-        members = [self.calibration.histograms[tap] for tap in group.taps]
-        return activation_scale(histogram_amax(merge_all(members, members[0].bits), method), group.taps[0])
-
     def _equalise(self) -> tuple[dict[str, Numbers], dict[str, Numbers], dict[str, float]]:
-        """Divisors and offsets per layer, and the amax of what it then reads."""
-        found = {name: better for name, layer in self.layers.items() if (better := self._equalised(layer))}
+        """Return divisors and offsets per layer, and the amax of its new input."""
+        equalised = {name: better for name, layer in self.layers.items() if (better := self._equalised(layer))}
         left = sum(
-            found[name].noise / layer.signal if name in found else layer.nsr for name, layer in self.layers.items()
+            equalised[name].noise / layer.signal if name in equalised else layer.nsr
+            for name, layer in self.layers.items()
         )
         divisors, offsets, ranges = dict[str, Numbers](), dict[str, Numbers](), dict[str, float]()
-        for name, better in found.items():
+        for name, better in equalised.items():
             layer = self.layers[name]
             if (layer.noise - better.noise) / layer.signal < _LEAST_SHARE * left:
                 continue
@@ -279,7 +276,7 @@ class _RepairSearch:
         return divisors, offsets, ranges
 
     def _equalised(self, layer: RepairedLayer) -> Equalisation | None:
-        """The best equalisation of a layer that is worth its price."""
+        """Return the best equalisation of a layer that is worth its price; None if there is none."""
         if layer.signal == 0.0 or not layer.read.amax.any():
             return None
         if not (can_divide(self.topology, layer.node) and _has_scale_per_output(layer.node)):
@@ -296,7 +293,7 @@ class _RepairSearch:
         return best
 
     def _clip(self) -> dict[str, Numbers]:
-        """How much of its largest weight each output channel's scale reaches, per layer."""
+        """Return per layer the fraction of its largest weight that each output channel's scale reaches."""
         clips: dict[str, Numbers] = {}
         for layer in self.loud:
             if len(self.topology.readers(layer.node.input[1])) > 1 or not _has_scale_per_output(layer.node):
@@ -312,7 +309,7 @@ class _RepairSearch:
         return clips
 
     def _shifts(self) -> dict[str, Numbers]:
-        """What each layer's bias has to take back, per output."""
+        """Return per layer the shift of each output that its bias has to take back."""
         shifts: dict[str, Numbers] = {}
         for layer in self.layers.values():
             if not (takes_bias(self.topology, layer.node) and _has_scale_per_output(layer.node)):
@@ -326,11 +323,11 @@ class _RepairSearch:
 
 
 def _noise_to_signal(readers: list[RepairedLayer], scale: float) -> float:
-    """What the readers of a tensor lose through its activations, together; those that give nothing have no say."""
-    heard = [layer for layer in readers if layer.signal > 0.0]
-    return sum(activation_noise(layer.matrix, layer.read, scale) / layer.signal for layer in heard)
+    """Return the sum over a tensor's readers of noise to signal by its activations; silent readers do not count."""
+    active = [layer for layer in readers if layer.signal > 0.0]
+    return sum(activation_noise(layer.matrix, layer.read, scale) / layer.signal for layer in active)
 
 
 def _has_scale_per_output(node: NodeProto) -> bool:
-    """Not so where ONNX has the outputs of all groups on one axis of a weight's: see `channel_axis`."""
+    """Return False if ONNX has the outputs of all groups on one axis of the weight: see `channel_axis`."""
     return node.op_type != "ConvTranspose" or groups(node) == 1

@@ -1,4 +1,4 @@
-"""An artefact: written once, verified before use.
+"""Write an artefact once, and verify it before use.
 
 It is a directory with `manifest.json` and the files it names by SHA-256. The manifest is sealed, and with a key signed
 (engines/store/signing.py), so that a changed byte in any file is found before a runtime sees it. An engine is code:
@@ -48,11 +48,11 @@ class Artefact:
         return self.path / str(self.manifest["engine"])
 
     def read_engine(self) -> bytes:
-        """The engine's bytes; raises as `engine_path` and `read_file`."""
+        """Return the engine's bytes; raises as `engine_path` and `read_file`."""
         return self.read_file(self.engine_path.name)
 
     def read_file(self, name: str) -> bytes:
-        """A file of the artefact, byte for byte what the verified manifest names by hash.
+        """Return a file of the artefact, byte for byte what the verified manifest names by hash.
 
         Raises EngineError (`artefact.damaged`) when it was changed or replaced since the artefact was read.
         """
@@ -68,7 +68,7 @@ class Artefact:
 
 
 def fingerprint(inputs: Mapping[str, Any]) -> str:
-    """The artefact id: 16 hex digits over everything that went in. Builds are not byte-deterministic, inputs are."""
+    """Return the artefact id: 16 hex digits over all inputs. Builds are not byte-deterministic, inputs are."""
     return hashlib.sha256(canonical(inputs)).hexdigest()[:16]
 
 
@@ -81,7 +81,7 @@ def write_artefact(
 ) -> Artefact:
     """Write an artefact directory where none is, all or nothing; a key signs it.
 
-    replacing: one that is there gives way, as soon as the new one is complete.
+    replacing: an existing one gives way as soon as the new one is complete.
 
     `fill` writes the files into the directory it is given and returns what else the manifest shall say. The
     directory appears under its name only when complete and on disk.
@@ -98,7 +98,7 @@ def write_artefact(
 
 
 def find_artefact(destination: Path, inputs: Mapping[str, Any], key: bytes | None = None) -> Artefact | None:
-    """The whole artefact of these inputs at `destination`, with a key the signed one; None when nothing is there.
+    """Return the whole artefact of these inputs at `destination`, with a key the signed one; None if nothing is there.
 
     Raises EngineError (`artefact.exists`) when something else is.
     """
@@ -119,7 +119,7 @@ def find_artefact(destination: Path, inputs: Mapping[str, Any], key: bytes | Non
 
 
 def read_artefact(path: Path, key: bytes | None = None) -> Artefact:
-    """Verify every byte of an artefact, with a key also who made it.
+    """Verify every byte of an artefact; with a key, also who made it.
 
     Raises EngineError: `artefact.missing`, `artefact.unreadable`, `artefact.schema` for one of a newer tared,
     `artefact.signature` for one that the key has not signed, `artefact.damaged` naming the file.
@@ -131,7 +131,7 @@ def read_artefact(path: Path, key: bytes | None = None) -> Artefact:
 
 
 def check_runtime(artefact: Artefact, description: Mapping[str, str]) -> None:
-    """To be called before an artefact is loaded; description: what Backend.describe() says on this machine.
+    """Check, before an artefact is loaded, that it was built for this runtime; description: Backend.describe() here.
 
     Raises EngineError: `artefact.verification` for an engine that was built only to prove that the builder takes the
     model, `artefact.runtime` for one that was built for another runtime, naming the first field that differs.
@@ -145,7 +145,7 @@ def check_runtime(artefact: Artefact, description: Mapping[str, str]) -> None:
         )
     built_for = artefact.manifest["inputs"].get("backend", {})
     if artefact.manifest.get("portable"):  # a graph: any release on any machine compiles it when it is loaded
-        built_for, description = ({"runtime": str(told.get("runtime"))} for told in (built_for, description))
+        built_for, description = ({"runtime": str(facts.get("runtime"))} for facts in (built_for, description))
     for field in (*description, *(field for field in built_for if field not in description)):
         if built_for.get(field) != description.get(field):
             raise EngineError(

@@ -1,4 +1,8 @@
-"""Writing files so that a reader, or a power cut, never meets half of one."""
+"""Write and remove files so that no reader, and no power cut, ever meets half of one.
+
+Everything is first written under a hidden name beside its place and then renamed: `.NAME.PID.new` is being written,
+`.NAME.old` is being replaced, `.NAME.gone` is being removed. `sweep` finishes what a killed process left.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,9 @@ from engines.errors import EngineError
 
 
 def replace_files(contents: Mapping[Path, bytes], mode: int = 0o666) -> None:
-    """Write files under their names, in order, once all are on the disk. Raises OSError; nothing half is left.
+    """Write files under their names, in order, once all are on the disk. Raises OSError, and leaves nothing half.
 
-    mode: who may do what with them, less what the umask forbids.
+    mode: permissions, less those that the umask forbids.
     """
     partial = {path: path.with_name(f".{path.name}.{os.getpid()}.new") for path in contents}
     try:
@@ -44,17 +48,21 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def staging(destination: Path, replacing: bool = False) -> Iterator[Path]:
-    """A new folder to fill, beside `destination`; it takes that name, all on the disk, when the block ends well.
+    """Give the block a new folder to fill; it becomes `destination`, all on the disk, when the block ends well.
 
-    replacing: what has that name now gives way only then; it is back where the folder could not take its place.
-    Raises EngineError (`artefact.write`) when the disk refuses; of a block that fails nothing is left.
+    replacing: an existing `destination` gives way only then, and is restored if the folder cannot take its place.
+
+    Raises EngineError (`artefact.write`) when the disk refuses. A block that fails leaves nothing.
     """
     folder = destination.with_name(f".{destination.name}.{os.getpid()}.new")
     try:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         yield folder
-        _sync(folder)
+        for path in folder.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        sync_folder(folder)
         if replacing:
             _exchange(folder, destination)
         else:
@@ -72,9 +80,9 @@ def staging(destination: Path, replacing: bool = False) -> Iterator[Path]:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link, or a folder with all in it; what a link leads to stays. Raises OSError.
+    """Remove a file, a link (but not its target), or a folder with all in it. Raises OSError.
 
-    A folder first gets a name that says so, `.NAME.gone`: however this ends, none under its own name is half there.
+    A folder is first renamed to `.NAME.gone`: whatever happens, none under its own name is half there.
     """
     if path.is_symlink() or not path.is_dir():
         path.unlink()
@@ -91,7 +99,10 @@ def remove(path: Path) -> None:
 
 
 def _exchange(folder: Path, destination: Path) -> None:
-    """Between the two renames there is none of that name, for an instant: `sweep` then puts the former one back."""
+    """Put `folder` in place of `destination`.
+
+    Between the two renames nothing has that name: after a crash there, `sweep` puts the former one back.
+    """
     former = destination.with_name(f".{destination.name}.old")
     if not os.path.lexists(destination):
         folder.rename(destination)
@@ -109,9 +120,9 @@ def _exchange(folder: Path, destination: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Clear away what processes that are gone have half written or half removed; a disk that refuses keeps it.
+    """Remove what killed processes have half written or half removed, as far as the disk allows.
 
-    What was about to be replaced has its name again where nothing took it.
+    A folder that was about to be replaced gets its name back if nothing took it.
     """
     for former in folder.glob(".*.old"):
         name = former.with_name(former.name[1 : -len(".old")])
@@ -125,13 +136,6 @@ def sweep(folder: Path) -> None:
 
 
 def _is_abandoned(staged: Path) -> bool:
-    """Whether the process that made a folder, and put its pid into the name, is gone."""
+    """Return True if the process that made a folder, and put its pid into the name, is gone."""
     named = re.search(r"\.(\d+)\.new$", staged.name)
     return named is not None and not Path("/proc", named[1]).exists()
-
-
-def _sync(folder: Path) -> None:
-    for path in folder.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    sync_folder(folder)

@@ -1,8 +1,10 @@
-"""Which artefacts of a store stay, and why; decided from what is known of them, without a disk.
+"""Decide which artefacts of a store stay, and remove the others.
 
-Pinned is what some part of the daemon needs: `current`, `previous`, what is loaded, the regimes. With those stays the
-float reference of their models, which serves when nothing else can, and which a full disk would not let be built anew.
-Beside them the newest few stay as long as there is room.
+`retain` decides from what is known of the artefacts, without a disk. Pinned artefacts stay: those that some part of the
+daemon needs (`current`, `previous`, the loaded ones, the regimes). With them stays the float reference of their models,
+which serves when nothing else can, and which a full disk would not allow to be built again. Beside them the newest few
+stay as long as there is room. StoreCleaner carries the decision out. `record_refusal` keeps why a candidate was
+refused.
 """
 
 from __future__ import annotations
@@ -27,14 +29,19 @@ from engines.store.store import LINKS, Store
 REFERENCE = "reference"
 RECENT = "recent"
 UNKNOWN = "unknown"
+SCHEMA = 1  # of a refusal
+_MOST_REFUSALS = 20
+Pins = Mapping[str, Collection[str]]  # by role, the ids of the artefacts that are needed
 
 
 @dataclass(frozen=True)
 class Stored:
     """An artefact as it lies in the store.
 
-    made_s: Unix time. trouble: code of the error that reading it gave, empty for a sound one. model: SHA-256 of its
-    master graph, empty where that cannot be read. reference: whether it is a float engine without a calibration.
+    made_s: Unix time.
+    trouble: code of the error that reading it raised; empty for a sound one.
+    model: SHA-256 of its master graph; empty if that cannot be read.
+    reference: True for a float engine without a calibration.
     """
 
     id: str
@@ -46,21 +53,22 @@ class Stored:
 
     @property
     def unknown(self) -> bool:
-        """Whether it cannot be judged: of a newer tared, or not to be read today. It is none of ours to remove."""
+        """True if it cannot be judged, so that it must not be removed: of a newer tared, or unreadable today."""
         return self.trouble in ("artefact.schema", "artefact.unreadable")
 
     @property
     def damaged(self) -> bool:
-        """Whether it can serve no more."""
+        """True if it can no longer serve."""
         return bool(self.trouble) and not self.unknown
 
 
 @dataclass(frozen=True)
 class Retention:
-    """What becomes of the artefacts of a store.
+    """Which artefacts of a store stay and which go.
 
-    roles: per artefact that stays why it does, `recent` last. goes: what nobody needs, damaged ones first, then the
-    oldest first. spare: what stays for no other reason than that it is recent, the oldest first.
+    roles: per artefact that stays the reasons, `recent` last.
+    goes: artefacts that nobody needs, damaged ones first, then the oldest first.
+    spare: artefacts that stay only because they are recent, the oldest first.
     """
 
     roles: Mapping[str, tuple[str, ...]]
@@ -68,11 +76,11 @@ class Retention:
     spare: tuple[Stored, ...]
 
 
-def retain(stored: Collection[Stored], pins: Mapping[str, Collection[str]], keep: int) -> Retention:
-    """Decide. pins: by role, the ids of what is needed. keep: so many of the newest that can serve stay.
+def retain(stored: Collection[Stored], pins: Pins, keep: int) -> Retention:
+    """Decide which artefacts stay; `keep`: how many of the newest that can serve stay without a pin.
 
-    What cannot be judged stays as `unknown`. A damaged artefact stays only where it is pinned: an engine can be built
-    anew from what is left of it.
+    An artefact that cannot be judged stays as `unknown`. A damaged one stays only if it is pinned: an engine can be
+    built again from the rest of it.
     """
     roles: dict[str, tuple[str, ...]] = {}
     for artefact in stored:
@@ -91,12 +99,12 @@ def retain(stored: Collection[Stored], pins: Mapping[str, Collection[str]], keep
 
 
 def _references(newest: Sequence[Stored], needed: Collection[str]) -> list[str]:
-    """The newest float reference of each of these models; where none is needed, the newest of all."""
-    found: dict[str, str] = {}
+    """Return the newest float reference of each of these models; if none is needed, the newest of all."""
+    references: dict[str, str] = {}
     for one in newest:
         if one.reference and (one.model in needed or not needed):
-            found.setdefault(one.model, one.id)
-    return list(found.values()) if needed else list(found.values())[:1]
+            references.setdefault(one.model, one.id)
+    return list(references.values())[: len(needed) or 1]
 
 
 def _age(artefact: Stored) -> tuple[float, str]:
@@ -104,12 +112,9 @@ def _age(artefact: Stored) -> tuple[float, str]:
     return artefact.made_s, artefact.id
 
 
-Pins = Mapping[str, Collection[str]]
-
-
 @dataclass(frozen=True)
 class Freed:
-    """What was removed, or would be: artefacts by id, files and folders of the cache by their path in the state."""
+    """Removed artefacts, by id, and files and folders of the cache, by their path in the state directory."""
 
     artefacts: tuple[str, ...] = ()
     cached: tuple[str, ...] = ()
@@ -119,10 +124,11 @@ class Freed:
 class StoreCleaner:
     """Removes from a store, and from the caches beside it, what `retain` lets go.
 
-    keep: so many of the newest artefacts stay without being needed, and so many cached references and timing caches,
-    of which one is in use: it stays in any case.
-    reserve_bytes: what an engine must leave free on the disk. Not to be used while another process builds into the
-    store; what is loaded must be among the pins.
+    keep: how many of the newest artefacts stay without being needed, and how many cached references and timing caches;
+        of these at least one stays, since one is in use.
+    reserve_bytes: the space that an engine must leave free on the disk.
+
+    Do not use it while another process builds into the store. Loaded artefacts must be among the pins.
     """
 
     def __init__(self, store: Store, keep: int, reserve_bytes: int) -> None:
@@ -131,19 +137,19 @@ class StoreCleaner:
         self._reserve_bytes = reserve_bytes
 
     def survey(self, pins: Pins) -> tuple[list[Stored], Retention]:
-        """What lies in the store, and what becomes of it. Of the bytes only the manifests are verified.
+        """Return what lies in the store, and what stays of it. Only the manifests are verified.
 
         pins: as for `retain`; `current` and `previous` need not be among them. Raises EngineError
         (`artefact.unreadable`).
         """
         links = {link: (self._store.target(link),) for link in LINKS}
         with self._store.reading():
-            found = [self._stored(path) for path in self._store.places()]
-        stored = [one for one in found if one is not None]
+            artefacts = [self._stored(path) for path in self._store.places()]
+        stored = [one for one in artefacts if one is not None]
         return stored, retain(stored, {**links, **pins}, self._keep)
 
     def cached(self) -> list[Path]:
-        """Reference engines and timing caches, the newest of each kind first.
+        """Return reference engines and timing caches, the newest of each kind first.
 
         Raises EngineError (`artefact.unreadable`).
         """
@@ -154,12 +160,16 @@ class StoreCleaner:
             return [*_newest_first(references), *_newest_first(cache.glob("*.timings"))]
 
     def tidy(self, pins: Pins, dry_run: bool = False) -> Freed:
-        """Remove what nobody needs. dry_run: only tell.
+        """Remove what nobody needs; with `dry_run` only report it.
 
         Raises EngineError (`artefact.unreadable`, `store.write`) when the disk refuses.
         """
         _, retention = self.survey(pins)
-        stale = self._stale_cache()
+        # The newest few of each kind stay; the others were made for another model, release or board.
+        references = [path for path in self.cached() if path.suffix != ".timings"]
+        timings = [path for path in self.cached() if path.suffix == ".timings"]
+        keep = max(1, self._keep)
+        stale = [*references[keep:], *timings[keep:]]
         freed = sum(one.nbytes for one in retention.goes) + sum(size(path) for path in stale)
         if not dry_run:
             for one in retention.goes:
@@ -170,9 +180,9 @@ class StoreCleaner:
         return Freed(tuple(one.id for one in retention.goes), names, freed)
 
     def ensure_room(self, expected_bytes: int, pins: Pins) -> Freed:
-        """Make room for so many bytes beside the reserve: what nobody needs goes first, then what is only recent.
+        """Make room for so many bytes beside the reserve: unneeded artefacts go first, then those that are only recent.
 
-        What is only recent stays where its room would not be enough either.
+        The recent ones stay if their room would not be enough either.
         Raises EngineError: `store.room`, `store.write`, `artefact.unreadable`.
         """
         freed, needed = self.tidy(pins), expected_bytes + self._reserve_bytes
@@ -195,10 +205,10 @@ class StoreCleaner:
         return freed
 
     def verify(self) -> tuple[int, list[EngineError]]:
-        """Read every byte of every artefact and cached reference; their number, and what is wrong with which.
+        """Read every byte of every artefact and cached reference; return their number and the errors.
 
-        Where `current` or `previous` lead to something, but to no place of the store, that is wrong too. Timing caches
-        are verified when they are read, and a damaged one is as good as none.
+        It is an error too if `current` or `previous` lead out of the store. Timing caches are verified when they are
+        read, and a damaged one counts as none.
         """
         errors: list[EngineError] = []
         places = self._store.places()
@@ -215,18 +225,11 @@ class StoreCleaner:
         return len(places) + len(references), errors
 
     def largest_bytes(self) -> int:
-        """Of the largest artefact here: the next one will hardly be larger. 0 where there is none."""
+        """Return the size of the largest artefact, 0 without any: the next one will hardly be larger."""
         return max((size(path) for path in self._store.places()), default=0)
 
-    def _stale_cache(self) -> list[Path]:
-        """All but the newest few of each kind: what else is there was made for another model, release or board."""
-        references = [path for path in self.cached() if path.suffix != ".timings"]
-        timings = [path for path in self.cached() if path.suffix == ".timings"]
-        keep = max(1, self._keep)
-        return [*references[keep:], *timings[keep:]]
-
     def _stored(self, path: Path) -> Stored | None:
-        """None for one that a daemon beside this has removed meanwhile."""
+        """Read an artefact's manifest; return None if another process has removed it meanwhile."""
         try:
             made_s, nbytes = path.lstat().st_mtime, size(path)
             manifest = read_manifest(path, self._store.key)
@@ -244,7 +247,7 @@ class StoreCleaner:
         return Stored(path.name, made_s, nbytes, trouble, str(inputs.get("model", "")), reference)
 
     def free_bytes(self) -> int:
-        """On the disk of the store, for who owns it. Raises EngineError (`artefact.unreadable`)."""
+        """Return the free space on the store's disk, for its owner. Raises EngineError (`artefact.unreadable`)."""
         with self._store.reading():
             return shutil.disk_usage(self._store.root).free
 
@@ -260,7 +263,7 @@ def _collect(errors: list[EngineError], read: Callable[[], object]) -> None:
 
 
 def size(path: Path) -> int:
-    """Bytes of a file, or of all files in a folder; a link counts as itself, and what cannot be seen not at all."""
+    """Return the bytes of a file, or of all files in a folder; a link counts as itself, an unreadable file as 0."""
     files = [Path(folder, name) for folder, _, names in os.walk(path) for name in names] or [path]
     total = 0
     for file in files:
@@ -277,15 +280,11 @@ def _mb(nbytes: int) -> str:
     return f"{nbytes / 1e6:.0f} MB"
 
 
-SCHEMA = 1
-_MOST = 20
-
-
 def record_refusal(store_root: Path, identity: str, evidence: Mapping[str, Any]) -> Path:
-    """Keep why the candidate of this artefact id was refused: the file, which takes the place of an earlier one.
+    """Write why the candidate of this artefact id was refused, and return the file; it replaces an earlier one.
 
-    evidence: in JSON's types. The newest 20 refusals are kept. One process refuses at a time: what another one that was
-    killed left unfinished is removed. Raises OSError.
+    evidence: in JSON's types. The newest 20 refusals are kept. Only one process refuses at a time: the unfinished files
+    of a killed one are removed. Raises OSError.
     """
     folder = store_root / "refused"
     folder.mkdir(parents=True, exist_ok=True)
@@ -295,6 +294,6 @@ def record_refusal(store_root: Path, identity: str, evidence: Mapping[str, Any])
     document = {**evidence, "schema": SCHEMA, "id": identity, "ts": round(time.time(), 3)}
     replace_files({path: json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"})
     newest = sorted(folder.glob("*.json"), key=lambda refusal: refusal.stat().st_mtime_ns, reverse=True)
-    for old in [refusal for refusal in newest if refusal != path][_MOST - 1 :]:
+    for old in [refusal for refusal in newest if refusal != path][_MOST_REFUSALS - 1 :]:
         old.unlink(missing_ok=True)
     return path

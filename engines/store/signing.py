@@ -1,4 +1,8 @@
-"""Secrets that systemd hands to a service as files: LoadCredential= in systemd.exec(5)."""
+"""Seal and sign manifests, and find the key that does.
+
+A seal, SHA-256 over the document, shows damage. A signature, HMAC-SHA256, shows who wrote it. The key comes from a
+file, or from systemd as a credential: LoadCredential= in systemd.exec(5).
+"""
 
 from __future__ import annotations
 
@@ -14,19 +18,6 @@ from typing import Any, BinaryIO
 
 from engines.errors import EngineError
 
-
-def credential(name: str) -> Path | None:
-    """Where the credential of this name is, or would be; None outside a service that was given any."""
-    folder = os.environ.get("CREDENTIALS_DIRECTORY")
-    return Path(folder, name) if folder else None
-
-
-def is_credential(file: Path) -> bool:
-    """Whether it is systemd that rules who may read the file."""
-    folder = os.environ.get("CREDENTIALS_DIRECTORY")
-    return bool(folder and Path(os.path.realpath(file)).is_relative_to(os.path.realpath(folder)))
-
-
 SCHEMA = 1
 MANIFEST = "manifest.json"
 CREDENTIAL = "tared-artefact-key"
@@ -36,12 +27,25 @@ PURPOSE = "artefact manifest"
 _MAKE_ONE = "make one: (umask 077; head -c 32 /dev/urandom > FILE)"
 
 
-def find_key(path: Path | None = None) -> bytes | None:
-    """The key that signs artefacts: from the file at `path`, or else from systemd's credential, None where neither is.
+def credential(name: str) -> Path | None:
+    """Return where the credential of this name is, or would be; None outside a service that was given any."""
+    folder = os.environ.get("CREDENTIALS_DIRECTORY")
+    return Path(folder, name) if folder else None
 
-    At least 16 bytes, binary or text; one newline at the end is not part of it. Outside $CREDENTIALS_DIRECTORY, whose
-    access systemd rules (systemd.exec(5)), only the owner may read the file.
-    Raises EngineError (`artefact.key`) for a key that is no key, and for a `path` where none is.
+
+def is_credential(file: Path) -> bool:
+    """Return True if systemd decides who may read the file."""
+    folder = os.environ.get("CREDENTIALS_DIRECTORY")
+    return bool(folder and Path(os.path.realpath(file)).is_relative_to(os.path.realpath(folder)))
+
+
+def find_key(path: Path | None = None) -> bytes | None:
+    """Return the key that signs artefacts: of the file at `path`, or of systemd's credential; None without either.
+
+    A key has at least 16 bytes, binary or text; one newline at the end is not part of it. Outside
+    $CREDENTIALS_DIRECTORY, whose access systemd controls (systemd.exec(5)), only the owner may read the file.
+
+    Raises EngineError (`artefact.key`) for an unusable key, and for a `path` without a file.
     """
     file_path = path or credential(CREDENTIAL)
     if file_path is None:
@@ -66,19 +70,19 @@ def find_key(path: Path | None = None) -> bytes | None:
 
 
 def sign(key: bytes, purpose: str, content: bytes) -> str:
-    """HMAC-SHA256 in hex. What is signed for one purpose, a line of text, is no signature for another."""
+    """Return the HMAC-SHA256 in hex. A signature for one purpose, a line of text, is none for another."""
     return hmac.new(key, purpose.encode() + b"\n" + content, hashlib.sha256).hexdigest()
 
 
 def is_signed(key: bytes, purpose: str, content: bytes, signature: object) -> bool:
-    """Whether `sign` made this signature; in constant time, and False for anything that is none."""
+    """Return True if `sign` made this signature; in constant time. Anything that is no signature gives False."""
     if not isinstance(signature, str) or not signature.isascii():
         return False
     return hmac.compare_digest(sign(key, purpose, content), signature)
 
 
 def seal(document: Mapping[str, Any], key: bytes | None) -> bytes:
-    """The bytes of a manifest file: the document, its `signature` where there is a key, and the `seal` over both."""
+    """Return the bytes of a manifest file: the document, with a key its `signature`, and the `seal` over both."""
     signed = dict(document)
     if key is not None:
         signed["signature"] = sign(key, PURPOSE, canonical(document))
@@ -86,10 +90,12 @@ def seal(document: Mapping[str, Any], key: bytes | None) -> bytes:
 
 
 def read_manifest(directory: Path, key: bytes | None) -> dict[str, Any]:
-    """What was sealed in an artefact's directory, with a key only what it has signed. The files are not looked at.
+    """Read the sealed manifest of an artefact's directory; with a key, only one that it has signed. Files are not read.
 
-    Raises EngineError: `artefact.missing`, `artefact.unreadable`, `artefact.damaged`, `artefact.schema` for one of a
-    newer tared, `artefact.signature`.
+    Raises EngineError:
+        artefact.missing, artefact.unreadable, artefact.damaged
+        artefact.schema     of a newer tared
+        artefact.signature  not signed with this key
     """
     file = directory / MANIFEST
     try:
@@ -116,12 +122,12 @@ def read_manifest(directory: Path, key: bytes | None) -> dict[str, Any]:
 
 
 def _unseal(file: Path, written: bytes) -> dict[str, Any]:
-    """The document in these bytes; its signature, where it has one, is still in it and not verified."""
+    """Return the document in these bytes; its signature, if it has one, is still in it and not verified."""
     try:
         document: dict[str, Any] = json.loads(written)
-        found = document.pop("seal")
+        recorded = document.pop("seal")
         sealed = hashlib.sha256(canonical(document)).hexdigest()
-        whole = found == sealed and written == canonical({**document, "seal": found})
+        whole = recorded == sealed and written == canonical({**document, "seal": recorded})
         schema = int(document["schema"])
     # RecursionError: lists in lists, deeper than any manifest's.
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -139,7 +145,7 @@ def _unseal(file: Path, written: bytes) -> dict[str, Any]:
 
 
 def _is_manifest(document: Mapping[str, Any]) -> bool:
-    """Whether all is there that readers ask for. A seal does not promise it: anybody can seal anything."""
+    """Return True if everything is there that readers need. A seal does not promise it: anybody can seal anything."""
     types = {"id": str, "inputs": dict, "files": dict}
     return (
         all(isinstance(document.get(name), kind) for name, kind in types.items())
@@ -154,24 +160,21 @@ def check_files(directory: Path, files: Mapping[str, str]) -> None:
     `artefact.damaged` names the first that is not, by any difference; `artefact.unreadable`.
     """
     try:
-        found = set(os.listdir(directory))
+        present = set(os.listdir(directory))
     except OSError as error:
         raise _unreadable(directory, error) from error
-    for name in sorted({*files, *found} - {MANIFEST}):
-        # A name that is not found here, "../engine", leads elsewhere.
-        if name not in found or not _is_whole(directory / name, files.get(name)):
+    for name in sorted({*files, *present} - {MANIFEST}):
+        # A name that is not present here, "../engine", leads elsewhere.
+        try:
+            whole = name in present and sha256(directory / name) == files.get(name)
+        except OSError:
+            whole = False
+        if not whole:
             raise damaged(directory / name)
 
 
-def _is_whole(file: Path, digest: str | None) -> bool:
-    try:
-        return sha256(file) == digest
-    except OSError:
-        return False
-
-
 def damaged(file: Path) -> EngineError:
-    """The error for a file of an artefact that is missing, changed, or that nobody wrote there."""
+    """Return the error for a file of an artefact that is missing, changed, or that nobody wrote there."""
     return EngineError(
         "artefact.damaged",
         f"{file} is not what was written",
@@ -181,12 +184,12 @@ def damaged(file: Path) -> EngineError:
 
 
 def canonical(document: Mapping[str, Any]) -> bytes:
-    """One spelling per document: sorted keys, fixed indent. NaN is refused (ValueError)."""
+    """Return the one spelling of a document: sorted keys, fixed indent. Raises ValueError for NaN."""
     return (json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
 
 
 def sha256(file: Path) -> str:
-    """Of a file's bytes, in hex. Raises OSError, for a link too: what it leads to may change once it was verified."""
+    """Return the SHA-256 of a file's bytes in hex. Raises OSError, for a link too: its target may change later."""
     digest = hashlib.sha256()
     with open_regular(file, os.O_NOFOLLOW) as opened:
         while block := opened.read(1 << 20):
@@ -195,7 +198,7 @@ def sha256(file: Path) -> str:
 
 
 def open_regular(file: Path, flags: int = 0) -> BinaryIO:
-    """Open for reading what is really a file: a pipe would block, a device never end. Raises OSError."""
+    """Open a file for reading. Raises OSError for what is none: a pipe would block, a device never end."""
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

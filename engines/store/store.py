@@ -1,11 +1,11 @@
-"""Artefacts on disk: each under its id, and made current by one atomic rename."""
+"""Keep artefacts on disk: each under its id, and made current by one atomic rename."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ class Store:
     """
 
     def __init__(self, root: Path, key: bytes | None = None) -> None:
-        """Open or create; what a process that is gone left unfinished is swept away.
+        """Open or create the store, and remove what killed processes left unfinished.
 
         Raises EngineError (`store.write`) where it cannot be created. One that is there may be read-only.
         """
@@ -38,7 +38,7 @@ class Store:
         sweep(self._artefacts)
 
     def place(self, inputs: Mapping[str, Any]) -> Path:
-        """Where the artefact of these inputs belongs. What cannot serve in its place is removed: it can be built anew.
+        """Return where the artefact of these inputs belongs. One there that cannot serve is removed, to be built again.
 
         Raises EngineError (`store.write`) when the disk refuses.
         """
@@ -51,12 +51,12 @@ class Store:
         return path
 
     def discard(self, path: Path) -> None:
-        """Remove what lies where an artefact belongs: it can be built anew. Raises EngineError (`store.write`)."""
+        """Remove what lies where an artefact belongs: it can be built again. Raises EngineError (`store.write`)."""
         with self._writing():
             remove(path)
 
     def places(self) -> list[Path]:
-        """What lies where artefacts belong, whole or not, and nothing else; sorted by id.
+        """Return what lies where artefacts belong, whole or not, and nothing else; sorted by id.
 
         Raises EngineError (`artefact.unreadable`).
         """
@@ -64,7 +64,7 @@ class Store:
             return sorted(path for path in self._artefacts.iterdir() if _ID.fullmatch(path.name))
 
     def target(self, link: str) -> str:
-        """The id that `current` or `previous` leads to, whatever is there; empty where it leads to no place here.
+        """Return the id that `current` or `previous` leads to, whatever is there; empty if it leads out of the store.
 
         Raises EngineError (`artefact.unreadable`) where that cannot be seen: what it leads to may be needed.
         """
@@ -75,7 +75,7 @@ class Store:
         return target.name if inside else ""
 
     def read(self, link: str) -> Artefact | None:
-        """The verified artefact behind `current` or `previous`, None when there is none.
+        """Return the verified artefact behind `current` or `previous`; None when there is none.
 
         Raises as read_artefact, `artefact.place` for one that is not in the directory of its id in this store, and
         `store.link` for what is no link.
@@ -91,9 +91,9 @@ class Store:
         return None
 
     def salvage(self, link: str) -> Artefact | None:
-        """The artefact behind `current` or `previous` where its manifest is whole, though a file of it may not be.
+        """Return the artefact behind `current` or `previous` if its manifest is whole, though a file of it may not be.
 
-        None where it is not. What `Artefact.read_file` reads of it is what was written, or is refused.
+        Returns None otherwise. `Artefact.read_file` still returns what was written, or raises.
         """
         path = self.root / "artefacts" / self.target(link)
         try:
@@ -103,7 +103,7 @@ class Store:
         return Artefact(path, manifest["id"], manifest) if manifest["id"] == path.name else None
 
     def find(self, identity: str) -> Artefact:
-        """The verified artefact of this id. Raises as `read`, `artefact.missing` where there is none."""
+        """Return the verified artefact of this id. Raises as `read`, and `artefact.missing` if there is none."""
         return self._read(self._artefacts / identity)
 
     def _read(self, path: Path) -> Artefact:
@@ -120,29 +120,24 @@ class Store:
         Raises EngineError (`store.write`) when the disk refuses.
         """
         current = self.root / "current"
-        target = self._way_to(artefact)
+        target = self._relative_path(artefact)
         with self._writing():
             if current.is_symlink():
                 if os.readlink(current) == target:
                     return
-                if self._is_whole("current"):
-                    self._link("previous", os.readlink(current))
+                with suppress(EngineError):  # one that is damaged does not become previous
+                    if self.read("current") is not None:
+                        self._link("previous", os.readlink(current))
             self._link("current", target)
 
-    def _is_whole(self, link: str) -> bool:
-        try:
-            return self.read(link) is not None
-        except EngineError:
-            return False
-
     def replace(self, link: str, artefact: Artefact) -> None:
-        """Let `current` or `previous` lead to another artefact: the same engine, built anew. Raises as `promote`."""
+        """Let `current` or `previous` lead to another artefact: the same engine, built again. Raises as `promote`."""
         with self._writing():
-            self._link(link, self._way_to(artefact))
+            self._link(link, self._relative_path(artefact))
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Raises EngineError (`artefact.unreadable`) where the block may not look, or the disk fails it."""
+        """Raise EngineError (`artefact.unreadable`) where the disk, or its permissions, fail the block."""
         try:
             yield
         except OSError as error:
@@ -157,8 +152,8 @@ class Store:
             found = f"{self.root}: {error.strerror}"
             raise EngineError("store.write", found, "a writable store", "check the disk and its permissions") from error
 
-    def _way_to(self, artefact: Artefact) -> str:
-        """From where the store really lies: under DynamicUser /var/lib/tared is itself a link (systemd.exec(5))."""
+    def _relative_path(self, artefact: Artefact) -> str:
+        """Return the path from the store's real place: under DynamicUser /var/lib/tared is a link (systemd.exec(5))."""
         return os.path.relpath(artefact.path, os.path.realpath(self.root))
 
     def _link(self, name: str, target: str) -> None:

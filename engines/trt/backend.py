@@ -1,8 +1,8 @@
 """TensorRT 10, TensorRT 11 and TensorRT-RTX: the backend of a Jetson, and of PCs with an NVIDIA GPU.
 
 Everything is strongly typed: precision lives in the graph (engines/half/convert.py), never in builder flags. The
-reference is
-FP32 with TF32 products: as many bits of mantissa as FP16, without its range, so that no first frame can overflow it.
+reference is FP32 with TF32 products: as many bits of mantissa as FP16 with the range of FP32, so that no first frame
+can overflow it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,17 @@ class TensorRtBackend:
         return {name: str(value) for name, value in chosen.items() if value is not None}
 
     def build(self, request: BuildRequest, progress: Progress = silent) -> Built:
-        """Raises EngineError as `half_precision`, `profiles_for` and `build_engine`."""
+        """Compile the graph for this GPU, or for the target.
+
+        Raises EngineError:
+            model.opset, model.half  the graph has no float16 form
+            engine.profile           a profile of another input, or outside the model's shapes
+            engine.memory            the builder ran out of memory
+            engine.unsupported       an operator that TensorRT does not have
+            engine.double, engine.graph, engine.empty  anything else that its parser refuses
+            engine.target, engine.dla  an unknown target; a DLA core that is not there
+            engine.build             anything else that the builder refuses; the message has its log line
+        """
         graph, facts = request.graph, dict[str, Any]()
         if request.precision != "fp32":
             half = half_precision(graph, request.amax)
@@ -91,8 +101,8 @@ class TensorRtBackend:
     def observer(self, request: BuildRequest, taps: Sequence[str], progress: Progress = silent) -> TensorRtObserver:
         """Raises EngineError as `open_reference`; `engine.target` where there is only a builder."""
 
-        def build(debug: Sequence[str], outputs: Sequence[str], told: Progress) -> bytes:
-            return self._build(request.graph, request, told, debug, outputs).content
+        def build(debug: Sequence[str], outputs: Sequence[str], reported: Progress) -> bytes:
+            return self._build(request.graph, request, reported, debug, outputs).content
 
         cache = self._options.cache
         store = Store(cache / "references", self._options.key) if cache is not None else None
@@ -137,7 +147,7 @@ class TensorRtBackend:
         )
 
     def _layers(self, built: BuiltEngine) -> Sequence[Layer]:
-        """What the builder made: by the engine's own account where it can be loaded, else by the log's."""
+        """Return the builder's layers: from the inspector if the engine can be loaded, else from the log."""
         if self._gpu is None:
             return built.layers
         with closing(Session(self._release, self._gpu, built.content, slots=1 if self._options.best else 0)) as session:
@@ -147,7 +157,7 @@ class TensorRtBackend:
             return with_times(layers, layer_times_ms(self._release, session, session.zeros()))
 
     def _timings(self) -> Path | None:
-        """Kernel timings, of one release on one GPU in one power mode: others would be refused, or wrong."""
+        """Return the file of kernel timings, of one release, GPU and power mode: others would be refused, or wrong."""
         if self._options.cache is None:
             return None
         described = self.describe()
@@ -163,12 +173,12 @@ def _gpu() -> Gpu:
 
 
 def _names(layer: str, node: str) -> bool:
-    """Whether a layer's name, made of those of its nodes, has this one in it: "a_1 + b" has no "a"."""
+    """Return True if a layer's name, made of the names of its nodes, has this one in it: "a_1 + b" has no "a"."""
     return re.search(rf"(?<![\w/.:-]){re.escape(node)}(?![\w/.:-])", layer) is not None
 
 
 def _quantised(graph: ModelProto) -> list[str]:
-    """Names of the convolutions and matrix products that read INT8."""
+    """Return the names of the convolutions and matrix products that read INT8."""
     topology = Topology(graph)
     return [
         node.name

@@ -1,7 +1,9 @@
-"""The builder's timing cache on disk: how fast each kernel was, so that the next build need not try them again.
+"""Build an engine of a strongly typed graph.
 
-TensorRT parses the file, so it gets only bytes that were written here: an HMAC stands before them, with the key that
-signs artefacts where there is one, and without a key against damage alone.
+`profiles_for` chooses the shapes and `build_engine` runs the builder in a thread of its own, so that signals stay with
+the caller. How fast each kernel was is kept in a timing cache on disk, so that the next build need not try them again.
+TensorRT parses that file, so it gets only bytes that were written here: an HMAC stands before them, with the key that
+signs artefacts if there is one; without a key it shows damage only.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -26,43 +28,24 @@ from engines.store.signing import is_signed, sign
 from engines.trt.api import Builder, CrossConfig, CrossTensorRt, IBuilderConfig
 from engines.trt.layers import LISTING, Layer, layers_from_log
 from engines.trt.log import LogRecord, messages
-from engines.trt.network import ParsedNetwork, parse
+from engines.trt.network import parse
 from engines.trt.progress import BuildProgress
 from engines.trt.release import TensorRtRelease
 
-_PURPOSE = "timing cache"
-
-
-def start_timings(config: IBuilderConfig, path: Path, key: bytes | None) -> None:
-    """Begin with what earlier builds measured. A file that was damaged, or of another GPU, is as good as none."""
-    cache = config.create_timing_cache(_read(path, key)) or config.create_timing_cache(b"")
-    if cache is not None:
-        config.set_timing_cache(cache, False)
-
-
-def keep_timings(config: IBuilderConfig, path: Path, key: bytes | None) -> None:
-    """Write what is known after a build; a disk that refuses costs the next build its time, and no more."""
-    cache = config.get_timing_cache()
-    if cache is None:
-        return
-    content = bytes(cache.serialize())
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_files({path: sign(key or b"", _PURPOSE, content).encode() + b"\n" + content})
-
-
-def _read(path: Path, key: bytes | None) -> bytes:
-    try:
-        signature, _, content = path.read_bytes().partition(b"\n")
-    except OSError:
-        return b""
-    return content if is_signed(key or b"", _PURPOSE, content, signature.decode(errors="replace")) else b""
+_PURPOSE = "timing cache"  # of the signature
+_LEAST_WORKSPACE_BYTES = 64 << 20
+_MOST_LEVEL, _MOST_TIMINGS = 5, 8  # builder optimisation level (3 by default), and runs averaged per kernel (1)
+_SIGNALS_S = 0.2  # how often an interrupt is polled for, where waiting does not end by itself
+_NO_KERNEL = re.compile(r"[Cc]ould not find any implementation for node (.+?)(?: due to|\.? ?\(|\.?\)|\.\s|\.?$)")
+_NO_MEMORY = re.compile(  # TensorRT's own spellings, "insuficient" among them
+    r"out ?of ?memory|MemoryAllocation|insuff?icient (memory|workspace)|bad_alloc|could not be allocated", re.IGNORECASE
+)
 
 
 def profiles_for(graph: ModelProto, request: BuildRequest) -> tuple[Profile, ...]:
-    """The profiles of a graph: none where nothing is open, those of the request, or one of its input shape alone.
+    """Return the profiles of a graph: none if no dimension is open, those of the request, or one of its input shape.
 
-    Raises EngineError (`engine.profile`) for a profile of another input, of another rank, or that moves a dimension
+    Raises EngineError (`engine.profile`) for a profile of another input or another rank, or that changes a dimension
     which the model fixes.
     """
     image = image_input(graph)
@@ -92,15 +75,6 @@ def _check(profile: Profile, image: TensorSpec) -> None:
 
 def _wrong(found: str, expected: str) -> EngineError:
     return EngineError("engine.profile", found, expected, "correct `profiles` in the model spec")
-
-
-_LEAST_WORKSPACE_BYTES = 64 << 20
-_MOST_LEVEL, _MOST_TIMINGS = 5, 8  # builder optimisation level (3 by default), and runs averaged per kernel (1)
-_SIGNALS_S = 0.2  # how often an interrupt is looked for, where waiting does not end by itself
-_NO_KERNEL = re.compile(r"[Cc]ould not find any implementation for node (.+?)(?: due to|\.? ?\(|\.?\)|\.\s|\.?$)")
-_NO_MEMORY = re.compile(  # TensorRT's own spellings, "insuficient" among them
-    r"out ?of ?memory|MemoryAllocation|insuff?icient (memory|workspace)|bad_alloc|could not be allocated", re.IGNORECASE
-)
 
 
 @dataclass(frozen=True)
@@ -152,31 +126,23 @@ def build_engine(
     `parse`, MissingKernelError, `engine.tensor` (no such tensor to mark), `engine.memory`, `engine.build` with what the
     log says, `engine.target` and `engine.dla`; and whatever `progress` raises, after the builder has stopped.
     """
-    told = BuildProgress(release, progress)
-    built = _in_a_thread(lambda: _build(release, graph, profiles, options, told, debug, outputs), told)
-    told.reraise()
-    assert built is not None  # or it would have said why
-    return built
-
-
-def _in_a_thread(build: Callable[[], BuiltEngine], told: BuildProgress) -> BuiltEngine | None:
-    """Build beside the calling thread, where signals arrive.
-
-    Inside TensorRT Python would raise an interrupt in whichever callback comes next, and the bindings swallow it.
-    """
+    build_progress = BuildProgress(release, progress)
     results: list[BuiltEngine] = []
     done = threading.Event()
 
     def work() -> None:
-        with told.stopping():
-            results.append(build())
+        with build_progress.stopping():
+            results.append(_build(release, graph, profiles, options, build_progress, debug, outputs))
         done.set()
 
+    # Signals arrive in the calling thread. Inside TensorRT, Python would raise an interrupt in whichever callback comes
+    # next, and the bindings swallow it.
     threading.Thread(target=work, name="builder", daemon=True).start()
     while not done.is_set():
-        with told.stopping():
+        with build_progress.stopping():
             done.wait(_SIGNALS_S)
-    return results[0] if results else None
+    build_progress.reraise()
+    return results[0]  # there is one, or `reraise` has raised
 
 
 def _build(
@@ -184,26 +150,13 @@ def _build(
     graph: ModelProto,
     profiles: Sequence[Profile],
     options: BuilderOptions,
-    told: BuildProgress,
+    progress: BuildProgress,
     debug: Sequence[str],
     outputs: Sequence[str],
 ) -> BuiltEngine:
     log = messages(release)
     builder = log.create(release.trt.Builder)
     network = parse(release, builder, graph)
-    _mark(release, network, debug, outputs)
-    config = _config(release, builder, profiles, options)
-    config.progress_monitor = told.monitor
-    with log.recorded(LISTING) as record:
-        built = builder.build_serialized_network(network.definition, config)
-    if built is None or built.nbytes == 0:
-        raise _failure(release, record)
-    if release.traits.times and options.timing_cache is not None:
-        keep_timings(config, options.timing_cache, options.key)
-    return BuiltEngine(bytes(built), layers_from_log(record.verbose[-1]) if record.verbose else ())
-
-
-def _mark(release: TensorRtRelease, network: ParsedNetwork, debug: Sequence[str], outputs: Sequence[str]) -> None:
     for name in (*debug, *outputs):
         tensor = network.tensor(name)
         if tensor is None or (name in debug and not network.definition.mark_debug(tensor)):
@@ -212,6 +165,15 @@ def _mark(release: TensorRtRelease, network: ParsedNetwork, debug: Sequence[str]
             )
         if name in outputs:
             network.definition.mark_output(tensor)
+    config = _config(release, builder, profiles, options)
+    config.progress_monitor = progress.monitor
+    with log.recorded(LISTING) as record:
+        built = builder.build_serialized_network(network.definition, config)
+    if built is None or built.nbytes == 0:
+        raise _failure(release, record)
+    if release.traits.times and options.timing_cache is not None:
+        _keep_timings(config, options.timing_cache, options.key)
+    return BuiltEngine(bytes(built), layers_from_log(record.verbose[-1]) if record.verbose else ())
 
 
 def _config(
@@ -229,11 +191,16 @@ def _config(
     if options.dla is not None:
         _use_dla(release, builder, config, options.dla)
     if options.target is not None:
-        _aim(release, config, options.target)
-    for profile in profiles:
-        _add_profile(builder, config, profile)
+        _build_for(release, config, options.target)
+    for shapes in profiles:
+        profile = builder.create_optimization_profile()
+        for name, bounds in shapes.items():
+            profile.set_shape(name, bounds.min, bounds.opt, bounds.max)
+        if config.add_optimization_profile(profile) < 0:
+            found = f"{shapes}"
+            raise EngineError("engine.profile", found, "a profile that the builder takes", "correct the model spec")
     if release.traits.times and options.timing_cache is not None:
-        start_timings(config, options.timing_cache, options.key)
+        _start_timings(config, options.timing_cache, options.key)
     return config
 
 
@@ -250,7 +217,7 @@ def _use_dla(release: TensorRtRelease, builder: Builder, config: IBuilderConfig,
     config.set_flag(release.trt.BuilderFlag.GPU_FALLBACK)
 
 
-def _aim(release: TensorRtRelease, config: IBuilderConfig, target: str) -> None:
+def _build_for(release: TensorRtRelease, config: IBuilderConfig, target: str) -> None:
     members = cast(CrossTensorRt, release.trt).ComputeCapability.__members__
     known = {name.lower(): capability for name, capability in members.items() if name.startswith("SM")}
     if target not in known:
@@ -260,16 +227,8 @@ def _aim(release: TensorRtRelease, config: IBuilderConfig, target: str) -> None:
     cross.set_compute_capability(known[target], 0)
 
 
-def _add_profile(builder: Builder, config: IBuilderConfig, shapes: Profile) -> None:
-    profile = builder.create_optimization_profile()
-    for name, bounds in shapes.items():
-        profile.set_shape(name, bounds.min, bounds.opt, bounds.max)
-    if config.add_optimization_profile(profile) < 0:
-        raise EngineError("engine.profile", f"{shapes}", "a profile that the builder takes", "correct the model spec")
-
-
 def _failure(release: TensorRtRelease, record: LogRecord) -> EngineError:
-    """Why there is no engine: the builder returns None, and its log has the reason."""
+    """Return why there is no engine: the builder returns None, and its log has the reason."""
     said = record.last_error
     short = next((text for text in (*record.errors, *record.warnings) if _NO_MEMORY.search(text)), None)
     if short is not None:  # a kernel that needs more memory than there is counts as missing, too
@@ -280,3 +239,26 @@ def _failure(release: TensorRtRelease, record: LogRecord) -> EngineError:
     if missing is not None:
         return MissingKernelError(missing[1], said)
     return EngineError("engine.build", said, f"a graph that {release.name} builds", "see the layer that it names")
+
+
+def _start_timings(config: IBuilderConfig, path: Path, key: bytes | None) -> None:
+    """Start with what earlier builds measured; a file that is damaged, or of another GPU, counts as none."""
+    content = b""
+    with contextlib.suppress(OSError):
+        signature, _, written = path.read_bytes().partition(b"\n")
+        if is_signed(key or b"", _PURPOSE, written, signature.decode(errors="replace")):
+            content = written
+    cache = config.create_timing_cache(content) or config.create_timing_cache(b"")
+    if cache is not None:
+        config.set_timing_cache(cache, False)
+
+
+def _keep_timings(config: IBuilderConfig, path: Path, key: bytes | None) -> None:
+    """Write what is known after a build; if the disk refuses, the next build measures again."""
+    cache = config.get_timing_cache()
+    if cache is None:
+        return
+    content = bytes(cache.serialize())
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_files({path: sign(key or b"", _PURPOSE, content).encode() + b"\n" + content})

@@ -1,9 +1,9 @@
-"""What each layer of an engine takes: TensorRT's profiler, over some inferences."""
+"""Infer frames on one engine, preprocessed on the device, and time its layers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from statistics import median
 from typing import Any
 
@@ -20,13 +20,13 @@ from engines.trt.layers import layers_from_inspector, nodes_by_layer
 from engines.trt.release import TensorRtRelease
 from engines.trt.session import Session
 
-_WARM_UP = 3  # runs that nobody counts: clocks rise, kernels are loaded
+_WARM_UP = 3  # runs that do not count: clocks rise, kernels are loaded
 
 
 def layer_times_ms(release: TensorRtRelease, session: Session, batch: Array, runs: int = 20) -> dict[str, float]:
-    """Median time in ms of every layer, by its name, over `runs` inferences of one batch.
+    """Return the median time in ms of every layer, by name, over `runs` inferences of one batch.
 
-    TensorRT waits for every layer meanwhile: their sum is more than an inference takes that nobody watches.
+    TensorRT waits for every layer meanwhile, so their sum is more than an inference without a profiler takes.
     """
     times: dict[str, list[float]] = {}
     profiler = _profiler(release, times)
@@ -76,7 +76,7 @@ class TensorRtEngine(Session):
         return self.finish(self.start_image(frame, transform))
 
     def start_image(self, frame: NDArray[np.uint8], transform: ImageTransform) -> int:
-        """Queue a BGR frame uint8 (H, W, 3), preprocessed where the input lies; its ticket for `finish`.
+        """Queue a BGR frame uint8 (H, W, 3), preprocessed on the device; return its ticket for `finish`.
 
         Raises EngineError and DeviceError as `start`.
         """
@@ -103,24 +103,21 @@ class TensorRtEngine(Session):
 
     def close(self) -> None:
         """Free everything, idempotent."""
-        try:
+        with ExitStack() as stack:
+            stack.callback(super().close)
             if not self._closed:
-                with self._gpu.current():
-                    self._release_frames()
-        finally:
-            super().close()
+                stack.enter_context(self._gpu.current())
+                stack.callback(self._free_frames)
+                self.synchronise()
 
-    def _release_frames(self) -> None:
-        try:
-            self.synchronise()
-        finally:
-            self._frames.clear()
-            self._preprocess = None
-            with suppress(AttributeError):  # where it could not be compiled
-                self._executor.close()
+    def _free_frames(self) -> None:
+        self._frames.clear()
+        self._preprocess = None
+        with suppress(AttributeError):  # if it could not be compiled
+            self._executor.close()
 
     def _make_room(self, transform: ImageTransform) -> None:
-        """Memory for the largest frames so far; sizes may take turns, as those of several cameras do."""
+        """Make room for the largest frames so far; sizes may alternate, as those of several cameras do."""
         assert self._preprocess is not None  # as in `start_image`
         nbytes = transform.frame_height * transform.frame_width * 3
         if nbytes > self._frame_bytes:

@@ -1,4 +1,4 @@
-"""What the builder made of a graph: one row a layer, from the engine inspector or, without a GPU, from the log."""
+"""List what the builder made of a graph, one row a layer: from the engine inspector or, without a GPU, from the log."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def layers_from_inspector(text: str) -> list[Layer]:
 
 
 def layers_to_json(layers: Sequence[Layer]) -> bytes:
-    """What `layers_from_json` reads: a file of an artefact."""
+    """Write what `layers_from_json` reads: a file of an artefact."""
     return (json.dumps([asdict(layer) for layer in layers], indent=1) + "\n").encode()
 
 
 def layers_from_json(content: bytes) -> list[Layer]:
-    """Raises EngineError (`engine.layers`) for a file that is none."""
+    """Read what `layers_to_json` wrote. Raises EngineError (`engine.layers`) for anything else."""
     try:
         names = ("nodes", "inputs", "constants", "outputs")
         return [Layer(**{**row, **{name: tuple(row[name]) for name in names}}) for row in json.loads(content)]
@@ -84,28 +84,28 @@ def layers_from_json(content: bytes) -> list[Layer]:
 
 
 def with_times(layers: Sequence[Layer], times_ms: dict[str, float]) -> list[Layer]:
-    """The layers with measured times, by layer name."""
+    """Return the layers with measured times, by layer name."""
     return [replace(layer, time_ms=times_ms.get(layer.name)) for layer in layers]
 
 
 def nodes_by_layer(layers: Sequence[Layer]) -> dict[str, tuple[str, ...]]:
-    """The ONNX nodes of every layer, by its name. A reformatting has those of the layer that it is named for."""
+    """Return the ONNX nodes of every layer, by its name. A reformatting has those of the layer that it is named for."""
     nodes = {layer.name: layer.nodes for layer in layers}
     reformats = {name: _REFORMAT.match(name) for name, own in nodes.items() if not own}
     return nodes | {name: nodes.get(match[1], ()) for name, match in reformats.items() if match}
 
 
 def without_int8(layers: Sequence[Layer], quantised: Sequence[str]) -> dict[str, str]:
-    """Nodes that read INT8 in the graph, and whose layers multiply in another type, with the reason.
+    """Return the nodes that read INT8 in the graph and whose layers multiply in another type, with the reason.
 
-    A node that no such layer mentions was fused without a trace, or folded: nothing is said about it.
+    A node that no such layer mentions was fused without a trace, or folded: it is left out.
     """
-    found = {}
+    reasons = {}
     for node in quantised:
         own = [layer for layer in layers if node in layer.nodes and _COMPUTES.search(layer.kind)]
         if own and not any("Int8" in (*layer.inputs, *layer.constants) for layer in own):
-            found[node] = f"no INT8 kernel: it ran as {own[0].precision} ({own[0].tactic or own[0].kind})"
-    return found
+            reasons[node] = f"no INT8 kernel: it ran as {own[0].precision} ({own[0].tactic or own[0].kind})"
+    return reasons
 
 
 def _from_line(line: str) -> Layer:
@@ -149,7 +149,7 @@ def _format(tensor: dict[str, Any]) -> str:
 
 
 def _type(tensor: dict[str, Any]) -> str:
-    """The type of a tensor: by itself, or a word of its format ("Row major linear FP16 format")."""
-    told = str(tensor.get("Datatype") or tensor.get("Type") or "")
-    words = [told] if told else _format(tensor).rstrip(".").split()
-    return next((_TYPES[word] for word in reversed(words) if word in _TYPES), told)
+    """Return the type of a tensor: its own field, or a word of its format ("Row major linear FP16 format")."""
+    name = str(tensor.get("Datatype") or tensor.get("Type") or "")
+    words = [name] if name else _format(tensor).rstrip(".").split()
+    return next((_TYPES[word] for word in reversed(words) if word in _TYPES), name)

@@ -1,6 +1,6 @@
-"""TensorRT's log: the only place where it says why something failed, and without a GPU the only list of layers.
+"""Receive TensorRT's log: the only place where it says why something failed, and without a GPU the only list of layers.
 
-It knows one logger per process: whichever was registered first gets every later message too.
+TensorRT knows one logger per process: whichever was registered first gets every later message too.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ _MOST_MESSAGES = 200  # of each kind: a builder that fails over and over must no
 
 @dataclass
 class LogRecord:
-    """What was said while it was listened to.
+    """The messages of one recording.
 
-    errors, warnings: in order. verbose: the messages that begin with one of the prefixes asked for.
+    prefixes: of the verbose messages to keep.
+    errors, warnings: all of them, in order.
+    verbose: the messages that begin with one of the prefixes.
     """
 
     prefixes: tuple[str, ...] = ()
@@ -37,7 +39,7 @@ class LogRecord:
 
     @property
     def last_error(self) -> str:
-        """The last thing that went wrong, on one line; what caused it usually stands there too."""
+        """The last error, on one line; its cause usually stands there too."""
         return " ".join(self.errors[-1].split()) if self.errors else "nothing said why"
 
 
@@ -52,7 +54,7 @@ class Messages:
 
     @contextmanager
     def recorded(self, *prefixes: str) -> Iterator[LogRecord]:
-        """Listen for the length of a `with`."""
+        """Record messages for the length of a `with`."""
         record = LogRecord(prefixes)
         with self._lock:
             self._records.append(record)
@@ -63,11 +65,11 @@ class Messages:
                 self._records.remove(record)
 
     def create(self, factory: Callable[[Any], Made]) -> Made:
-        """A Builder or a Runtime. Raises EngineError (`backend.cuda`) where CUDA does not start for it."""
+        """Return a Builder or a Runtime. Raises EngineError (`backend.cuda`) if CUDA does not start for it."""
         with self.recorded() as record:
             try:
                 return factory(self.logger)
-            except TypeError as error:  # what the bindings make of the null pointer that it is then
+            except TypeError as error:  # the bindings' answer to the null pointer
                 raise EngineError(
                     "backend.cuda",
                     f"{self._name} does not start: {record.last_error}",
@@ -76,10 +78,10 @@ class Messages:
                 ) from error
 
     def receive(self, severity: str, message: str) -> None:
-        """One message; severity is the name of ILogger's constant."""
+        """Receive one message; severity is the name of ILogger's constant."""
         is_error = severity in ("ERROR", "INTERNAL_ERROR")
         if is_error or severity == "WARNING":
-            log.debug("%s: %s", severity.lower(), message)  # an error is reported by whoever it made fail
+            log.debug("%s: %s", severity.lower(), message)  # the caller that it makes fail reports an error
         with self._lock:
             for record in self._records:
                 if is_error:
@@ -92,7 +94,7 @@ class Messages:
 
 @functools.cache
 def messages(release: TensorRtRelease) -> Messages:
-    """The log of this process, which lives as long as it does: engines call it until they are gone."""
+    """Return the log of this process, which lives as long as the process: engines call it until they are gone."""
     return Messages(release)
 
 

@@ -1,4 +1,4 @@
-"""From an ONNX graph to TensorRT's network; every way in which its parser fails, or should have, becomes an error."""
+"""Parse an ONNX graph into TensorRT's network; whatever its parser refuses, or should have, becomes an error."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from engines.trt.log import messages
 from engines.trt.release import TensorRtRelease
 
 _UNSUPPORTED = "UNSUPPORTED"
-_MOST_WORDS = 400  # characters: below the reason it goes on with what failed because of it
+_MOST_CHARACTERS = 400  # of a reason: behind it the parser lists consequences
 
 
 @dataclass(frozen=True)
 class ParsedNetwork:
-    """A parsed network. The parser owns what the network refers to, and has to live as long."""
+    """A parsed network. The parser owns memory that the network refers to, and has to live as long."""
 
     definition: INetworkDefinition
     parser: OnnxParser
 
     def tensor(self, name: str) -> ITensor | None:
-        """The tensor of an ONNX name, which the parser keeps for inputs and outputs of nodes."""
+        """Return the tensor of an ONNX name, which the parser keeps for inputs and outputs of nodes."""
         network = self.definition
         for index in range(network.num_inputs):
             if network.get_input(index).name == name:
@@ -40,9 +40,11 @@ class ParsedNetwork:
 def parse(release: TensorRtRelease, builder: Builder, graph: ModelProto) -> ParsedNetwork:
     """Parse a graph strongly typed: every tensor has the type that the graph gives it, and no other.
 
-    Raises EngineError: `engine.double` (double-precision inputs or outputs, which TensorRT would make float without a
-    word), `engine.unsupported` (an operator it does not have) and `engine.graph` (anything else), with operator, node
-    name and index; `engine.empty` when nothing was left to compute.
+    Raises EngineError, where it can with operator, node name and index:
+        engine.double       double-precision inputs or outputs, which TensorRT would silently make float
+        engine.unsupported  an operator that it does not have
+        engine.graph        anything else that the parser refuses
+        engine.empty        nothing was left to compute
     """
     for value in (*graph.graph.input, *graph.graph.output):
         if value_type(value).elem_type == TensorProto.DOUBLE:
@@ -70,7 +72,7 @@ def _refusal(release: TensorRtRelease, parser: OnnxParser, said: str) -> EngineE
         return EngineError("engine.graph", said, f"a graph that {release.name} parses", "check the model with trtexec")
     error = parser.get_error(0)
     where = f"operator {error.node_operator()} in node '{error.node_name()}', number {error.node()} of the graph"
-    reason = " ".join(error.desc().split())[:_MOST_WORDS]
+    reason = " ".join(error.desc().split())[:_MOST_CHARACTERS]
     if _UNSUPPORTED in str(error):  # its printed form names the kind of error; code() changed its type between releases
         return EngineError(
             "engine.unsupported",

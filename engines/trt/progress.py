@@ -1,4 +1,4 @@
-"""How far the builder is, as one fraction, and how it is stopped: TensorRT's progress monitor."""
+"""Report how far the builder is, as one fraction, and stop it: TensorRT's progress monitor."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ class BuildProgress:
         """One step is done; False stops the builder."""
         if phase in self._phases:
             self._phases[phase].done = step + 1
-            self._tell(phase)
+            self._report(phase)
         return self.stopped is None
 
     def finish(self, phase: str) -> None:
-        """A phase is over, its last step too, which is not always told."""
+        """A phase has ended, and its last step too, which TensorRT does not always report."""
         if phase in self._phases:
             self._phases[phase].done = self._phases[phase].steps
-            self._tell(phase)
+            self._report(phase)
             del self._phases[phase]
 
     @contextmanager
     def stopping(self) -> Iterator[None]:
-        """What a `with` raises stops the builder at its next step, and goes no further; the first reason counts."""
+        """Stop the builder at its next step if the `with` raises, which goes no further; the first reason counts."""
         try:
             yield
         except BaseException as error:
@@ -64,8 +64,8 @@ class BuildProgress:
         if self.stopped is not None:
             raise self.stopped
 
-    def _tell(self, phase: str) -> None:
-        """Never less than before: a root phase may follow another. After a stop TensorRT still ends its phases."""
+    def _report(self, phase: str) -> None:
+        """Report the fraction, never less than before: a root phase may follow another. Nothing after a stop."""
         if self.stopped is not None:
             return
         self._fraction = max(self._fraction, self._share(phase))
@@ -73,7 +73,7 @@ class BuildProgress:
             self._progress(self._fraction, phase)
 
     def _share(self, name: str) -> float:
-        """The fraction of the root phase that is done, seen from a phase inside it."""
+        """Return the fraction of the root phase that is done, seen from a phase inside it."""
         phase = self._phases[name]
         share = min(phase.done / phase.steps, 1.0)
         while phase.parent in self._phases:

@@ -1,4 +1,8 @@
-"""The reference engine beside the frame path: outputs and histograms of every tap, counted where the tensors lie."""
+"""Observe a reference graph on the GPU: its outputs, and histograms of every tap, counted where the tensors lie.
+
+TensorRtObserver is the observer. `open_reference` builds its engines, or takes them from the cache. There are two ways
+to see the taps: a debug listener, and further outputs. The first whose values equal ONNX Runtime's is used.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +30,10 @@ from engines.store.store import Store
 from engines.trt.release import TensorRtRelease
 from engines.trt.taps import ListeningProbe, OutputProbe, Probe, Sight
 
+log = logging.getLogger(__package__)
+
+_CHUNK = 16  # taps that one engine has as outputs: each lies in memory of its own while an image is observed
+_LISTENING, _OUTPUTS = "debug listener", "outputs"
 _LEAST_SQNR_DB = 30.0  # TF32 products keep 10 bits, so some 50 dB are left of FP32 after a deep network
 
 
@@ -100,15 +108,15 @@ class TensorRtObserver:
         return Sight(sights[0].outputs, {tap: histograms[tap] for tap in self.taps}, values)
 
     def _check(self, shape: tuple[int, ...], histograms: Mapping[str, AbsHistogram]) -> None:
-        """A tap that did not arrive, or not whole, would calibrate a network that nobody has seen."""
+        """Refuse an observation in which a tap is missing or incomplete: it would calibrate another network."""
         if shape not in self._elements:
             self._elements[shape] = element_counts(self._reference, shape, self.taps)
         for tap, expected in self._elements[shape].items():
-            found = _values(histograms[tap]) if tap in histograms else 0
-            if found == 0 or expected not in (None, found):
+            values = histograms[tap].total + histograms[tap].nonfinite if tap in histograms else 0
+            if values == 0 or expected not in (None, values):
                 raise EngineError(
                     "observer.taps",
-                    f"{found} values of tensor '{tap}'",
+                    f"{values} values of tensor '{tap}'",
                     f"{expected or 'some'} for an input {list(shape)}",
                     "report the model and the versions of `tared doctor`; --backend onnxruntime calibrates meanwhile",
                 )
@@ -119,24 +127,15 @@ class TensorRtObserver:
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _values(histogram: AbsHistogram) -> int:
-    return int(histogram.counts.sum()) + histogram.nonfinite
-
-
-def _sqnr_db(expected: Array, found: Array) -> float:
-    """Signal to difference in dB; minus infinity where shapes or non-finite values differ."""
-    a, b = expected.astype(np.float64).ravel(), found.astype(np.float64).ravel()
-    if expected.shape != found.shape or not np.array_equal(np.isfinite(a), np.isfinite(b)):
+def _sqnr_db(expected: Array, actual: Array) -> float:
+    """Return signal to difference in dB; minus infinity if shapes or non-finite values differ."""
+    a, b = expected.astype(np.float64).ravel(), actual.astype(np.float64).ravel()
+    if expected.shape != actual.shape or not np.array_equal(np.isfinite(a), np.isfinite(b)):
         return -np.inf
     a, b = a[np.isfinite(a)], b[np.isfinite(b)]
     noise, signal = float(np.sum((a - b) ** 2)), float(np.sum(a**2))
     return np.inf if noise == 0.0 else float(10.0 * np.log10(signal / noise)) if signal else -np.inf
 
-
-log = logging.getLogger(__package__)
-
-_CHUNK = 16  # taps that one engine has as outputs: each lies in memory of its own while an image is observed
-_LISTENING, _OUTPUTS = "debug listener", "outputs"
 
 Names = Sequence[str]
 Marked = tuple[Names, Names]  # debug tensors, further outputs
@@ -145,10 +144,11 @@ Build = Callable[[Names, Names, Progress], bytes]  # the engine of a graph with 
 
 @dataclass(frozen=True)
 class Reference:
-    """What a reference engine follows from, and where it is kept.
+    """Everything that a reference engine depends on, and where it is kept.
 
-    build: builds the reference graph with tensors marked. described: what makes an engine unusable elsewhere. store:
-    None keeps nothing.
+    build: builds the reference graph with tensors marked.
+    described: the facts that make an engine unusable elsewhere.
+    store: keeps the engines for the next start; None keeps nothing.
     """
 
     release: TensorRtRelease
@@ -167,7 +167,15 @@ def open_reference(reference: Reference, progress: Progress) -> TensorRtObserver
     """
     if reference.store is None:
         return _verified(reference, progress)[2]
-    inputs = _inputs(reference)
+    request = reference.request
+    inputs = {
+        "reference": canonical_hash(request.graph),
+        "taps": list(reference.taps),
+        "profiles": [{name: vars(shapes) for name, shapes in profile.items()} for profile in request.profiles],
+        "input_shape": request.input_shape,
+        "backend": dict(reference.described),
+        "chunk": _CHUNK,
+    }
     path, key = reference.store.place(inputs), reference.store.key
     kept = find_artefact(path, inputs, key)
     if kept is not None:
@@ -187,21 +195,8 @@ def open_reference(reference: Reference, progress: Progress) -> TensorRtObserver
     return observer
 
 
-def _inputs(reference: Reference) -> dict[str, Any]:
-    """What the engines follow from."""
-    request = reference.request
-    return {
-        "reference": canonical_hash(request.graph),
-        "taps": list(reference.taps),
-        "profiles": [{name: vars(shapes) for name, shapes in profile.items()} for profile in request.profiles],
-        "input_shape": request.input_shape,
-        "backend": dict(reference.described),
-        "chunk": _CHUNK,
-    }
-
-
 def _verified(reference: Reference, progress: Progress) -> tuple[str, list[bytes], TensorRtObserver]:
-    """The first way to see the taps that gives ONNX Runtime's values."""
+    """Build the engines of the first way to see the taps that gives ONNX Runtime's values."""
     inner = _inner_taps(reference)
     ways: dict[str, list[Marked]] = {_LISTENING: [(inner, ())], _OUTPUTS: [((), chunk) for chunk in _chunks(inner)]}
     for way, marked in ways.items():
@@ -211,21 +206,17 @@ def _verified(reference: Reference, progress: Progress) -> tuple[str, list[bytes
                 for index, (debug, outputs) in enumerate(marked)
             ]
             observer = _observer(reference, way, engines)
-            _verify(observer, reference)
+            try:
+                observer.verify(trial_image(reference.request.graph, _trial_shape(reference.request)))
+            except BaseException:
+                observer.close()
+                raise
             break
         except EngineError as error:
             log.warning("event=observer way=%r problem=%r", way, str(error))
             if way == _OUTPUTS:
                 raise
     return way, engines, observer
-
-
-def _verify(observer: TensorRtObserver, reference: Reference) -> None:
-    try:
-        observer.verify(_image(reference.request))
-    except BaseException:
-        observer.close()
-        raise
 
 
 def _observer(reference: Reference, way: str, engines: Sequence[bytes]) -> TensorRtObserver:
@@ -245,7 +236,7 @@ def _observer(reference: Reference, way: str, engines: Sequence[bytes]) -> Tenso
 
 
 def _inner_taps(reference: Reference) -> tuple[str, ...]:
-    """The taps that are neither inputs nor outputs of the model: these have to be marked."""
+    """Return the taps that are neither inputs nor outputs of the model: these have to be marked."""
     topology = Topology(reference.request.graph)
     visible = {*topology.inputs, *topology.outputs}
     return tuple(tap for tap in reference.taps if tap not in visible)
@@ -256,13 +247,13 @@ def _chunks(taps: Sequence[str]) -> list[Sequence[str]]:
 
 
 def _part(progress: Progress, index: int, parts: int) -> Progress:
-    """The progress of one engine of several."""
+    """Return the progress of one engine of several."""
     return lambda fraction, doing: progress((index + fraction) / parts, doing)
 
 
-def _image(request: BuildRequest) -> Array:
+def _trial_shape(request: BuildRequest) -> Sequence[int] | None:
     opt = request.profiles[0][image_input(request.graph).name].opt if request.profiles else None
-    return trial_image(request.graph, request.input_shape or opt)
+    return request.input_shape or opt
 
 
 def _fill(way: str, engines: Sequence[bytes], folder: Path) -> Mapping[str, Any]:

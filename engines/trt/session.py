@@ -1,4 +1,8 @@
-"""What one batch under way needs: memory for inputs and outputs, its end as an event, perhaps a captured graph."""
+"""Run one engine: queue batches on a stream, and collect their outputs.
+
+A Session has one execution context and several Slots. A Slot is the memory of one batch under way, the event that ends
+it and, where that is faster, its captured graph.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,9 @@ Shape = tuple[int, ...]
 class Slot:
     """The memory of one batch under way, and the event that ends it.
 
-    sizes: bytes of each input and output. inputs: read more than once, so not mapped. hidden: only the GPU's.
+    sizes: bytes of each input and output.
+    inputs: their memory is not mapped, since the GPU reads it more than once.
+    hidden: outputs that only the GPU has.
     """
 
     def __init__(self, gpu: Gpu, sizes: Mapping[str, int], inputs: Collection[str], hidden: Collection[str]) -> None:
@@ -36,7 +42,7 @@ class Slot:
         self.graph: CudaGraph | None = None
 
     def drop_graph(self) -> None:
-        """The engine is queued kernel by kernel again. The context must be current."""
+        """Let the engine be queued kernel by kernel again. The context must be current."""
         if self.graph is not None:
             self.graph.close()
             self.graph = None
@@ -48,11 +54,11 @@ class Slot:
         self.event = None
 
     def address(self, name: str) -> int:
-        """Where the GPU finds an input or output."""
+        """Return the address at which the GPU finds an input or output."""
         return (self._hidden[name] if name in self._hidden else self.memory[name]).address
 
     def finish_on(self, stream: Any) -> None:
-        """The batch is done when the stream is past this point."""
+        """Record the event: the batch is done when the stream is past this point."""
         self.event.record(stream)
         self.pending = True
 
@@ -64,9 +70,14 @@ class Session:
     """One engine, one execution context, one stream; one thread at a time.
 
     All memory of the GPU is allocated here, for the largest shapes of all profiles, and none for a frame.
-    slots: batches under way at once, as the next is uploaded while one is computed. hidden: outputs that stay on the
-    device. Raises EngineError: `engine.unreadable` (damaged, of another release, or of another GPU: the log says
-    which), `engine.memory`, `engine.output` (an output whose size depends on values), DeviceError.
+
+    slots: batches under way at once: the next is uploaded while one is computed.
+    hidden: outputs that stay on the device.
+
+    Raises DeviceError, and EngineError:
+        engine.unreadable  damaged, of another release, or of another GPU; the message is the log's
+        engine.memory      too little memory for the activations
+        engine.output      an output whose size depends on values
     """
 
     def __init__(
@@ -91,12 +102,29 @@ class Session:
         self._runtime: Runtime = self._log.create(self._release.trt.Runtime)
         self.engine: ICudaEngine = self._deserialise(content)
         self.stream = self._gpu.stream()
-        self.context: IExecutionContext = self._create_context()
-        self.inputs, outputs = self._specs()
+        with self._log.recorded() as record:
+            context = self.engine.create_execution_context()
+        if context is None:
+            raise EngineError(
+                "engine.memory", record.last_error, "memory for the engine's activations", "free memory on the GPU"
+            )
+        self.context: IExecutionContext = context
+        self.inputs: list[TensorSpec] = []
+        outputs: list[TensorSpec] = []
+        trt = self._release.trt
+        for index in range(self.engine.num_io_tensors):
+            name = self.engine.get_tensor_name(index)
+            dtype = np.dtype(trt.nptype(self.engine.get_tensor_dtype(name)))
+            shape = tuple(size if size >= 0 else None for size in self.engine.get_tensor_shape(name))
+            is_input = self.engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT
+            (self.inputs if is_input else outputs).append(TensorSpec(name, dtype, shape))
         self.outputs = [spec for spec in outputs if spec.name not in hidden]
         self._tensors = (*self.inputs, *outputs)
         self._image = self.inputs[0]
-        self._ranges = [self._range(index) for index in range(self.engine.num_optimization_profiles)]
+        self._ranges: list[Range] = []
+        for index in range(self.engine.num_optimization_profiles):
+            low, best, high = self.engine.get_tensor_profile_shape(self._image.name, index)
+            self._ranges.append((tuple(low), tuple(best), tuple(high)))
         sizes = self._largest()
         self._slots = [Slot(self._gpu, sizes, {self._image.name}, hidden) for _ in range(slots)]
 
@@ -116,31 +144,32 @@ class Session:
         """Make the engine ready for inputs of a shape; does nothing when it is."""
         if self._closed:
             raise EngineError("engine.closed", "a closed engine", "an open one", "load it again")
-        wanted = tuple(shape)
-        if self._selected is not None and self._selected[1] == wanted and dtype == self._image.dtype:
+        requested = tuple(shape)
+        if self._selected is not None and self._selected[1] == requested and dtype == self._image.dtype:
             return
-        profile = self._profile_of(wanted, dtype)
+        profile = self._profile_of(requested, dtype)
         if self._selected is None or self._selected[0] != profile:
             self._use_profile(profile)
-        self._shapes = self._shapes_for(wanted)
-        self._selected = profile, wanted
+        self._shapes = self._shapes_for(requested)
+        self._selected = profile, requested
 
     def free_slot(self) -> Slot:
-        """The slot whose input the next `enqueue` reads. RuntimeError when every slot's batch is still under way."""
+        """Return the slot whose input the next `enqueue` reads. Raises RuntimeError if its batch is still under way."""
         slot = self._slots[self._next]
         if slot.pending:
             raise RuntimeError(f"{len(self._slots)} batches under way, and none of them finished")
         return slot
 
     def enqueue(self) -> int:
-        """Queue the engine on what lies in the free slot's input; its ticket. The context must be current."""
+        """Queue the engine on the free slot's input, and return the ticket. The context must be current."""
         ticket, slot = self._next, self._slots[self._next]
         if slot.graph is None:
             self._execute(slot)
         else:
             slot.graph.launch()
         for spec in self.outputs:
-            slot.memory[spec.name].download(self._nbytes(spec), self.stream)
+            nbytes = int(np.prod(self._shapes[spec.name])) * spec.dtype.itemsize
+            slot.memory[spec.name].download(nbytes, self.stream)
         slot.finish_on(self.stream)
         slot.shapes, self._next = self._shapes, (ticket + 1) % len(self._slots)
         return ticket
@@ -174,12 +203,12 @@ class Session:
             raise EngineError("engine.run", record.last_error, "an inference", remedy)
 
     def is_done(self, ticket: int) -> bool:
-        """Whether a started batch has been computed and lies on the host."""
-        with self._gpu.current(), self._gpu.working("an inference that is asked after"):
+        """Return True if a started batch has been computed and lies on the host."""
+        with self._gpu.current(), self._gpu.working("an inference that is polled"):
             return bool(self._slots[ticket].event.query())
 
     def finish(self, ticket: int) -> dict[str, Array]:
-        """The outputs of a started batch, by name, in memory of their own. Waits for them."""
+        """Wait for the outputs of a started batch, and return them by name, in memory of their own."""
         slot = self._slots[ticket]
         with self._gpu.current(), self._gpu.working("an inference that ends"):
             slot.event.synchronize()
@@ -189,15 +218,15 @@ class Session:
         }
 
     def device_address(self, ticket: int, name: str) -> int:
-        """Where an input or output of a started batch lies on the device, until the slot is used again."""
+        """Return the device address of an input or output of a started batch; valid until the slot is used again."""
         return self._slots[ticket].address(name)
 
     def zeros(self) -> Array:
-        """A batch of zeros of the shape that the first profile is tuned for."""
+        """Return a batch of zeros of the shape that the first profile is tuned for."""
         return np.zeros(self._ranges[0][1], self._image.dtype)
 
     def information(self) -> str:
-        """What the engine inspector says of every layer, in JSON."""
+        """Return the engine inspector's facts on every layer, in JSON."""
         with self._gpu.current():
             inspector = self.engine.create_engine_inspector()
             return inspector.get_engine_information(self._release.trt.LayerInformationFormat.JSON)
@@ -243,33 +272,8 @@ class Session:
             )
         return engine
 
-    def _create_context(self) -> IExecutionContext:
-        with self._log.recorded() as record:
-            context = self.engine.create_execution_context()
-        if context is None:
-            raise EngineError(
-                "engine.memory", record.last_error, "memory for the engine's activations", "free memory on the GPU"
-            )
-        return context
-
-    def _specs(self) -> tuple[list[TensorSpec], list[TensorSpec]]:
-        inputs: list[TensorSpec] = []
-        outputs: list[TensorSpec] = []
-        trt = self._release.trt
-        for index in range(self.engine.num_io_tensors):
-            name = self.engine.get_tensor_name(index)
-            dtype = np.dtype(trt.nptype(self.engine.get_tensor_dtype(name)))
-            shape = tuple(size if size >= 0 else None for size in self.engine.get_tensor_shape(name))
-            is_input = self.engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT
-            (inputs if is_input else outputs).append(TensorSpec(name, dtype, shape))
-        return inputs, outputs
-
-    def _range(self, profile: int) -> Range:
-        low, best, high = self.engine.get_tensor_profile_shape(self._image.name, profile)
-        return tuple(low), tuple(best), tuple(high)
-
     def _largest(self) -> dict[str, int]:
-        """Bytes of every input and output at the largest shape of any profile."""
+        """Return the bytes of every input and output at the largest shape of any profile."""
         sizes = dict.fromkeys((spec.name for spec in self._tensors), 0)
         for profile, (_, _, high) in enumerate(self._ranges):
             self._use_profile(profile)
@@ -297,7 +301,7 @@ class Session:
         self.synchronise()
 
     def _shapes_for(self, shape: Shape) -> dict[str, Shape]:
-        """The shape of every input and output for an input of `shape`."""
+        """Return the shape of every input and output for an input of `shape`."""
         if not self.context.set_input_shape(self._image.name, shape):
             raise EngineError("engine.batch", f"shape {list(shape)}", "one that the engine takes", "build it again")
         shapes = {spec.name: tuple(self.context.get_tensor_shape(spec.name)) for spec in self._tensors}
@@ -310,6 +314,3 @@ class Session:
                     "export the model without NonZero and NonMaxSuppression; the decoder suppresses boxes",
                 )
         return shapes
-
-    def _nbytes(self, spec: TensorSpec) -> int:
-        return int(np.prod(self._shapes[spec.name])) * spec.dtype.itemsize

@@ -1,4 +1,7 @@
-"""The taps of an engine seen by its debug listener: counted on the device while they lie there."""
+"""See the tensors inside an engine, in two ways: ListeningProbe (debug listener) and OutputProbe (further outputs).
+
+Both count a histogram of every tap on the device, while its values lie there.
+"""
 
 from __future__ import annotations
 
@@ -56,14 +59,14 @@ class TapListener:
         self._stream = stream
         self._copied: Collection[str] = ()
         self._error: BaseException | None = None
-        self.found: dict[str, AbsHistogram] = {}
+        self.histograms: dict[str, AbsHistogram] = {}
         self.values: dict[str, Array] = {}
         self.listener = _listener(release, self._receive)
 
-    def begin(self, copied: Collection[str] = ()) -> None:
+    def start(self, copied: Collection[str] = ()) -> None:
         """Expect the tensors of one inference; those named in `copied` are copied to the host as well."""
         self._copied, self._error = copied, None
-        self.found, self.values = {}, {}
+        self.histograms, self.values = {}, {}
 
     def raise_error(self) -> None:
         """Raise what went wrong while tensors arrived: an interrupt and errors of ours as they are, else EngineError
@@ -77,25 +80,27 @@ class TapListener:
 
     def close(self) -> None:
         """Let go of what belongs to the GPU, and of the listener, which holds this. The context must be current."""
-        self.begin()
+        self.start()
         self._stream = self._count = self.listener = None
 
     def _receive(self, capsule: Any, location: Any, dtype: Any, shape: Any, name: str, stream: int) -> None:
         try:
             if location != self._on_device:
                 raise TypeError(f"tensor '{name}' at {location}, expected on the device")
-            self._take(_address(capsule), np.dtype(self._nptype(dtype)), tuple(shape), name, stream)
+            self._count_tensor(_address(capsule), np.dtype(self._nptype(dtype)), tuple(shape), name, stream)
         except BaseException as error:
             log.debug("event=listener", exc_info=error)
             self._error = self._error or error.with_traceback(None)  # whose frames would keep the engine alive
 
-    def _take(self, address: int, dtype: np.dtype[np.generic], shape: tuple[int, ...], name: str, stream: int) -> None:
+    def _count_tensor(
+        self, address: int, dtype: np.dtype[np.generic], shape: tuple[int, ...], name: str, stream: int
+    ) -> None:
         if dtype != np.float32:
             raise TypeError(f"tensor '{name}' is {dtype}, expected float32")
         with self._gpu.current():
             if stream != self._stream.handle:  # PyCUDA cannot adopt another's stream, only wait for everything
                 self._gpu.driver.Context.synchronize()
-            self.found[name] = self._count(name, address, prod(shape), self._stream)
+            self.histograms[name] = self._count(name, address, prod(shape), self._stream)
             if name in self._copied:
                 values: Array = np.empty(shape, dtype)
                 self._gpu.driver.memcpy_dtoh_async(values, address, self._stream)
@@ -123,7 +128,7 @@ def _listener(release: TensorRtRelease, receive: Callable[[Any, Any, Any, Any, s
 
 @dataclass(frozen=True)
 class Sight:
-    """What a probe saw of one image: the model's outputs, a histogram per tap, and the values of the taps asked for."""
+    """A probe's view of one image: the model's outputs, a histogram per tap, and the values of the requested taps."""
 
     outputs: dict[str, Array]
     histograms: dict[str, AbsHistogram]
@@ -149,7 +154,7 @@ class Probe(Protocol):
 
 
 class _TappedSession(Session):
-    """What both ways share: the model's own input and outputs may be taps too."""
+    """The part that both ways share: the model's own input and outputs may be taps too."""
 
     def __init__(
         self, release: TensorRtRelease, gpu: Gpu, content: bytes, taps: Sequence[str], hidden: Collection[str] = ()
@@ -211,11 +216,11 @@ class ListeningProbe(_TappedSession):
     def see(self, image: Array, copied: Collection[str] = ()) -> Sight:
         """Raises EngineError and DeviceError as `Session.start` and `TapListener.raise_error`."""
         self._listen(True)
-        self._listener.begin(copied)
+        self._listener.start(copied)
         ticket = self.start(image)
         outputs = self.finish(ticket)
         self._listener.raise_error()
-        histograms = {**self._listener.found, **self._count_visible(ticket)}
+        histograms = {**self._listener.histograms, **self._count_visible(ticket)}
         return Sight(outputs, histograms, {**self._listener.values, **self._copy_visible(ticket, copied)})
 
     def infer(self, image: Array) -> dict[str, Array]:

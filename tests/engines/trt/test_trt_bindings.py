@@ -196,7 +196,7 @@ def ways_round(source: str, imports: bool) -> Iterator[str]:
                 yield text
         elif isinstance(node, ast.Call):
             name = ast.unparse(node.func).rpartition(".")[2]
-            is_import = imports and text == "importlib.import_module(found)"
+            is_import = imports and text == "importlib.import_module(module)"
             is_cast_away = name == "cast" and ast.unparse(node.args[0]) not in protocols(api)
             if is_cast_away or (name in WAYS_ROUND and not is_import and text not in READ_BY_NAME):
                 yield text
