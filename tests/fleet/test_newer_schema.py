@@ -245,7 +245,7 @@ def test_a_result_in_a_newer_schema_neither_succeeds_nor_fails(where: str) -> No
                 controller._step()
             (order,) = controller._stepper._open[room.id].values()
             payload = done(order).to_json()[:-1] + b',"schema_version":2}'
-            controller._take("f", "b0", "cmd", order.id, payload)
+            controller._receive_one("f", "b0", "cmd", order.id, payload)
             controller._step()
         assert room.states() == [TargetState.UNREACHED]
         assert "rollout.schema" in room.rows()[0].reason
