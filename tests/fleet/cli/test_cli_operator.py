@@ -146,7 +146,9 @@ def test_a_table_has_a_row_for_each_device_whatever_they_send() -> None:
 def test_what_is_no_document_of_a_device_is_passed_over() -> None:
     known: dict[str, watching.WatchedDevice] = {}
     for name, payload in (("a", b"no JSON"), ("other", b"{}")):
-        watching._receive(watching.Message(f"tared/v1/fleet/{name}/status", payload), "fleet", frozenset("a"), known, None)
+        watching._receive(
+            watching.Message(f"tared/v1/fleet/{name}/status", payload), "fleet", frozenset("a"), known, None
+        )
     assert known == {}
 
 
