@@ -21,7 +21,11 @@ _ENOUGH_MEMORY = 0.5  # from here on it goes on
 
 
 class Headroom:
-    """The headroom of one job, with the time that it has waited and paused. Called from one thread."""
+    """The headroom of one job, with the time that it has waited and paused. Called from one thread.
+
+    Attributes:
+        paused_s: Seconds that the process has been paused so far, which do not count against its time limit.
+    """
 
     def __init__(self, limits: HeadroomConfig, board: BoardState, clock: Callable[[], float] = time.monotonic) -> None:
         """clock: monotonic seconds, for the waiting, the pauses and the calm after them."""
@@ -36,12 +40,7 @@ class Headroom:
         self._pause = ""
         self._troubled_s = 0.0
         self._checked_s: float | None = None
-        self._paused_s = 0.0
-
-    @property
-    def paused_s(self) -> float:
-        """Seconds that the process has been paused so far, which do not count against its time limit."""
-        return self._paused_s
+        self.paused_s = 0.0
 
     def reason_to_wait(self) -> str:
         """Return why the process must not start yet; empty if it may.
@@ -71,7 +70,7 @@ class Headroom:
         """
         reading, now_s = self._now(), self._clock()
         if self._pause and self._checked_s is not None:
-            self._paused_s += now_s - self._checked_s
+            self.paused_s += now_s - self._checked_s
         self._checked_s = now_s
         reason = "; ".join(self._against_running(reading))
         if reason:
@@ -79,7 +78,7 @@ class Headroom:
         elif now_s - self._troubled_s >= _CALM_S:
             self._pause = ""
         most_s = self._limits.max_pause_s
-        if self._pause and most_s is not None and self._paused_s > most_s:
+        if self._pause and most_s is not None and self.paused_s > most_s:
             raise AgentError(
                 "headroom.pause",
                 f"{self._pause}, and pauses of more than {most_s:.0f} s together",

@@ -7,7 +7,7 @@ it. `ConfusionCounts` does the same for a candidate's verdict, where `newly_conf
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,22 +84,16 @@ class Disagreement:
 
     The objects of a class in one frame are often misread together, so that their answers are not independent. Therefore
     one object per frame is counted of each class of the reference, drawn at random.
+
+    Attributes:
+        counts: (reference class, served class) -> frames; the two differ.
+        totals: Reference class -> frames with it, whether it was detected or not.
     """
 
     def __init__(self) -> None:
         self._random = np.random.default_rng(0)
-        self._counts: Counter[tuple[int, int]] = Counter()
-        self._totals: Counter[int] = Counter()
-
-    @property
-    def counts(self) -> Mapping[tuple[int, int], int]:
-        """(reference class, served class) -> frames; the two differ."""
-        return self._counts
-
-    @property
-    def totals(self) -> Mapping[int, int]:
-        """Reference class -> frames with it, whether it was detected or not."""
-        return self._totals
+        self.counts: Counter[tuple[int, int]] = Counter()
+        self.totals: Counter[int] = Counter()
 
     def add(self, frame: Sequence[Answer]) -> None:
         """Count the `answers` of one frame."""
@@ -107,16 +101,16 @@ class Disagreement:
         for reference, served in frame:
             by_class[reference].append(served)
         for reference, choices in by_class.items():
-            self._totals[reference] += 1
+            self.totals[reference] += 1
             drawn = choices[int(self._random.integers(len(choices)))]
             if drawn is not None and drawn != reference:
-                self._counts[reference, drawn] += 1
+                self.counts[reference, drawn] += 1
 
     def appears_above(self, limit: float) -> bool:
         """Return True if a pair was seen in more than this share of frames, which may still be chance."""
         return any(
-            count >= _SUSPECT and count > limit * self._totals[reference]
-            for (reference, _), count in self._counts.items()
+            count >= _SUSPECT and count > limit * self.totals[reference]
+            for (reference, _), count in self.counts.items()
         )
 
     def confused(self, label: Callable[[int], str], tolerance: float, error: float) -> tuple[ConfusedPair, ...]:
@@ -126,7 +120,7 @@ class Disagreement:
         """
         return tuple(
             ConfusedPair(label(pair.reference), label(pair.candidate), pair.count, pair.total, pair.low)
-            for pair in confused_pairs(self._counts, self._totals, tolerance, error)
+            for pair in confused_pairs(self.counts, self.totals, tolerance, error)
         )
 
 
