@@ -118,13 +118,13 @@ def test_the_daemon_keeps_it_to_itself(tmp_path: Path, camera: MjpegServer, mosq
     broker = {"host": mosquitto.host, "port": mosquitto.port}
     world = make_world(tmp_path, lambda _: 0.5, 1.0, camera={"source": address, "silence_s": 0.5}, mqtt=broker)
     world.config["log_level"] = "debug"
-    told: list[str] = []
+    messages: list[str] = []
     with connected(mosquitto.endpoint, "#") as client, world.running() as process:
 
-        def hears(wanted: str) -> bool:
+        def hears(text: str) -> bool:
             while not client.inbox.empty():
-                told.append(str(client.inbox.get()))
-            return any(wanted in each for each in told)
+                messages.append(str(client.inbox.get()))
+            return any(text in each for each in messages)
 
         eventually(lambda: hears('"fps"') and camera.clients > 0, 60.0)
         assert not HELD_BACK.search(arguments(psutil.Process(process.pid)))
@@ -136,7 +136,7 @@ def test_the_daemon_keeps_it_to_itself(tmp_path: Path, camera: MjpegServer, mosq
         stdout, stderr = process.communicate(timeout=30.0)
         hears("")
     assert "camera.silent" in stderr
-    for text in (*told, stdout, stderr):
+    for text in (*messages, stdout, stderr):
         assert not HELD_BACK.search(text), text
     for path in world.state_dir.rglob("*"):
         assert not path.is_file() or not HELD_BACK.search(path.read_bytes().decode("latin-1")), path

@@ -44,27 +44,27 @@ def run(watched: CameraPresence, clock: Clock, seconds: float) -> list[bool]:
 
 
 def test_one_that_is_away_now_and_then_is_told_both_times(clock: Clock) -> None:
-    told: list[CameraError | None] = []
-    watched = CameraPresence(told.append, 1.5)
+    reported: list[CameraError | None] = []
+    watched = CameraPresence(reported.append, 1.5)
     for day in range(1, 4):
         run(watched, clock, 100.0)
         watched.mark_lost(LOST)
         clock.now_s += 1.0
         steady = run(watched, clock, 3.0)
         assert steady.index(True) in (15, 16)
-        assert told == [LOST, None] * day
+        assert reported == [LOST, None] * day
 
 
 def test_one_that_flaps_is_told_ever_more_rarely(clock: Clock) -> None:
-    told: list[CameraError | None] = []
-    watched = CameraPresence(told.append, 1.5)
+    reported: list[CameraError | None] = []
+    watched = CameraPresence(reported.append, 1.5)
     for _ in range(1000):
         run(watched, clock, 5.0)
         watched.mark_lost(LOST)
         clock.now_s += 1.0
-    assert told == [LOST, None] * 2 + [LOST]
+    assert reported == [LOST, None] * 2 + [LOST]
     run(watched, clock, 61.0)
-    assert told[-1] is None
+    assert reported[-1] is None
 
 
 @pytest.fixture

@@ -1,5 +1,8 @@
-"""What is asked of a camera's driver, what it grants, and what cannot be asked of a source. No camera is here: a fake
-driver answers as V4L2's do; a loopback device of the kernel's, where there is one, answers itself."""
+"""What is requested of a camera's driver, what it grants, and what cannot be requested of a source.
+
+No camera is here: a fake driver answers as V4L2's do; a loopback device of the kernel's, where there is one, answers
+itself.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +40,14 @@ class Driver:
         self.calls: list[int] = []
         self.state = {cv2.CAP_PROP_FOURCC: fourcc("YUYV"), cv2.CAP_PROP_FPS: 30.0}
         self.size = (640, 480)
-        self.wanted = [640, 480]
+        self.requested = [640, 480]
         self.released = False
 
     def set(self, which: int, value: float) -> bool:
         self.calls.append(which)
         if which in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT):
-            self.wanted[which == cv2.CAP_PROP_FRAME_HEIGHT] = round(value)
-            large = self.state[cv2.CAP_PROP_FOURCC] == fourcc("MJPG") and self.wanted == [1280, 720]
+            self.requested[which == cv2.CAP_PROP_FRAME_HEIGHT] = round(value)
+            large = self.state[cv2.CAP_PROP_FOURCC] == fourcc("MJPG") and self.requested == [1280, 720]
             self.size = (1280, 720) if large else (640, 480)
         elif which == cv2.CAP_PROP_FPS:
             self.state[which] = min(30.0, value)
@@ -75,14 +78,15 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     return only
 
 
-def v4l2(**asked: object) -> Source:
-    return Source("v4l2", "/dev/video0", CaptureSettings(**asked))  # type: ignore[arg-type]  # its keys are what is tested
+def v4l2(**requested: object) -> Source:
+    settings = CaptureSettings(**requested)  # type: ignore[arg-type]  # its keys are under test
+    return Source("v4l2", "/dev/video0", settings)
 
 
 def test_the_format_is_asked_for_before_its_sizes_and_rates(driver: Driver) -> None:
     open_capture(v4l2(pixel_format="mjpg", width=1280, height=720, fps=25.0), 2.0)
-    asked = [cv2.CAP_PROP_FOURCC, cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT, cv2.CAP_PROP_FPS]
-    assert driver.calls[:4] == asked
+    requested = [cv2.CAP_PROP_FOURCC, cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT, cv2.CAP_PROP_FPS]
+    assert driver.calls[:4] == requested
     assert driver.size == (1280, 720)
 
 
@@ -92,15 +96,15 @@ def test_nothing_is_asked_that_was_not_said(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("requested", "said"),
     [
         ({"width": 1280, "height": 720}, "gives 640 x 480; .*1280 x 720"),
         ({"width": 1280, "height": 720, "pixel_format": "yuyv"}, "gives 640 x 480"),
     ],
 )
-def test_a_size_that_is_not_granted_is_an_error(driver: Driver, asked: dict[str, object], said: str) -> None:
+def test_a_size_that_is_not_granted_is_an_error(driver: Driver, requested: dict[str, object], said: str) -> None:
     with pytest.raises(CameraError, match=rf"camera\.mode: /dev/video0 {said}") as caught:
-        open_capture(v4l2(**asked), 2.0)
+        open_capture(v4l2(**requested), 2.0)
     assert "--list-formats-ext" in caught.value.remedy
     assert driver.released
 
@@ -124,8 +128,8 @@ def test_a_sensors_mode_and_flip_are_in_its_pipeline() -> None:
     plain = csi_pipeline("1", CaptureSettings())
     assert plain.startswith("nvarguscamerasrc sensor-id=1 ! video/x-raw(memory:NVMM),format=NV12 ! nvvidconv ")
     assert "flip-method=0 " in plain
-    asked = csi_pipeline("0", CaptureSettings(width=1920, height=1080, fps=29.97, flip="rotate-180"))
-    assert "format=NV12,width=1920,height=1080,framerate=2997/100 ! nvvidconv flip-method=2 " in asked
+    requested = csi_pipeline("0", CaptureSettings(width=1920, height=1080, fps=29.97, flip="rotate-180"))
+    assert "format=NV12,width=1920,height=1080,framerate=2997/100 ! nvvidconv flip-method=2 " in requested
     assert "flip-method=3 " in csi_pipeline("0", CaptureSettings(flip="clockwise"))
     assert "flip-method=6 " in csi_pipeline("0", CaptureSettings(flip="vertical"))
 
@@ -143,17 +147,17 @@ def test_rtsp_for_gstreamer_to_decode(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("requested", "said"),
     [
         (CaptureSettings(decoder="gstreamer"), "camera.decoder: gstreamer, and an OpenCV without GStreamer"),
         (CaptureSettings(), None),
     ],
 )
 def test_who_decodes_rtsp_is_known_at_the_start(
-    monkeypatch: pytest.MonkeyPatch, asked: CaptureSettings, said: str | None
+    monkeypatch: pytest.MonkeyPatch, requested: CaptureSettings, said: str | None
 ) -> None:
     monkeypatch.setattr(opening, "has_gstreamer", lambda: False)
-    source = replace(parse_source("rtsp://a/b"), requested=asked)
+    source = replace(parse_source("rtsp://a/b"), requested=requested)
     assert source.reports_key_frames == (said is None)
     if said is None:
         opening.check_readable(source)
@@ -186,7 +190,7 @@ def test_what_this_opencv_can_never_open_is_refused_at_the_start(
 
 
 @pytest.mark.parametrize(
-    ("source", "asked", "said"),
+    ("source", "requested", "said"),
     [
         (
             "rtsp://a/b",
@@ -214,9 +218,9 @@ def test_what_this_opencv_can_never_open_is_refused_at_the_start(
         ("csi:0", {"width": 640}, r"camera\.width: 640, camera\.height: None; .*both"),
     ],
 )
-def test_what_does_not_fit_a_source_is_refused(source: str, asked: dict[str, object], said: str) -> None:
+def test_what_does_not_fit_a_source_is_refused(source: str, requested: dict[str, object], said: str) -> None:
     with pytest.raises(CameraError, match=rf"camera\.option: {said}"):
-        CameraConfig.model_validate({"source": source, **asked}).to_source()
+        CameraConfig.model_validate({"source": source, **requested}).to_source()
 
 
 def test_a_key_that_has_its_default_fits_every_source() -> None:

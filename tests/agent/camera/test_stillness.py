@@ -76,7 +76,7 @@ def frozen(_: int) -> np.ndarray:
     return SCENE
 
 
-def told(watched: Watched) -> list[str]:
+def reported(watched: Watched) -> list[str]:
     return ["" if error is None else error.code for _, error in watched.changes]
 
 
@@ -92,14 +92,14 @@ def test_a_camera_that_freezes_is_lost_opened_again_and_back_with_the_next_pictu
         assert str(error).startswith("camera.frozen: ")
         assert "frozen_s" in str(error)
         eventually(lambda: camera.clients >= 3, 10.0)  # it was opened again, and again
-        assert told(watched) == ["camera.frozen"]
+        assert reported(watched) == ["camera.frozen"]
         taken = watched.turns.next_frame()  # what came before; from then on nothing
         assert taken is not None
         camera.picture = noisy
         back_at = time.monotonic()
         assert watched.frame() - back_at < 1.0
         eventually(lambda: not watched.lost, 5.0)
-        assert told(watched) == ["camera.frozen", ""]
+        assert reported(watched) == ["camera.frozen", ""]
 
 
 @pytest.mark.slow

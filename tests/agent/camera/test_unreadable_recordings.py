@@ -104,10 +104,10 @@ def test_one_of_several_that_cannot_be_read_ends_alone(tmp_path: Path, code: str
 
 
 @pytest.mark.parametrize("code", ["images.unreadable", "images.zip", "camera.open"])
-@pytest.mark.parametrize("beside", [(), ("text.mp4",)])
-def test_where_nothing_can_be_read_the_daemon_says_so(tmp_path: Path, code: str, beside: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("others", [(), ("text.mp4",)])
+def test_where_nothing_can_be_read_the_daemon_says_so(tmp_path: Path, code: str, others: tuple[str, ...]) -> None:
     (tmp_path / "text.mp4").write_text("this is no video\n" * 100)
-    world = world_of(tmp_path, unreadable(tmp_path, code), *beside)
+    world = world_of(tmp_path, unreadable(tmp_path, code), *others)
     assert refused(world).startswith(f"error: {code}: ")
 
 

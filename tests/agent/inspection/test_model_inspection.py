@@ -234,10 +234,10 @@ def test_the_command_tells_writes_and_overwrites_only_when_asked(bench: Bench, m
     (bench / "yolox.onnx").write_bytes(family(yolox).SerializeToString())
     (bench / "here").mkdir()
     monkeypatch.chdir(bench / "here")
-    told = bench.json("inspect", bench / "yolox.onnx")
-    assert told.keys() == {"model", "seen", "guesses", "refusal", "output"}
-    assert (told["output"], told["refusal"], told["seen"]["layout"]) == ("yolox.yaml", "", "NCHW")
-    assert {"key": "decoder", "value": "yolox"}.items() <= told["guesses"][1].items()
+    result = bench.json("inspect", bench / "yolox.onnx")
+    assert result.keys() == {"model", "seen", "guesses", "refusal", "output"}
+    assert (result["output"], result["refusal"], result["seen"]["layout"]) == ("yolox.yaml", "", "NCHW")
+    assert {"key": "decoder", "value": "yolox"}.items() <= result["guesses"][1].items()
     spec = load_model_spec(Path("yolox.yaml"))
     assert spec.path == Path("../yolox.onnx")
     load_model(spec.path)

@@ -94,19 +94,19 @@ def test_a_bug_in_an_output_is_raised_where_it_settles() -> None:
 
 
 def test_trouble_is_told_once_and_its_end(tmp_path: Path) -> None:
-    told: list[tuple[str, str]] = []
+    changes: list[tuple[str, str]] = []
     with small_file_system(tmp_path / "disk") as disk:
         path = disk / "results.jsonl"
         with ResultsWriter(CONFIG, [ResultsFile(path)]) as writer:
-            writer.watch_outputs(lambda name, error: told.append((name, error.code if error is not None else "")))
+            writer.watch_outputs(lambda name, error: changes.append((name, error.code if error is not None else "")))
             fill(disk / "ballast")
             for number in range(3):
                 writer.offer(served(number))
                 writer.flush()
-            assert told == [("file", "results.write")]
+            assert changes == [("file", "results.write")]
             (disk / "ballast").unlink()
             writer.flush()
-            assert told == [("file", "results.write"), ("file", "")]
+            assert changes == [("file", "results.write"), ("file", "")]
         assert frames_of(path) == [0, 1, 2]
 
 

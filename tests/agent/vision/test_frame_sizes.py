@@ -105,12 +105,12 @@ def observed_one_by_one(model: Model) -> dict[str, AbsHistogram]:
 
 def test_a_calibration_on_five_sizes_is_that_of_its_frames(spec_path: Path, model: Model, tmp_path: Path) -> None:
     output = tmp_path / "calibration.json"
-    told = tared("calibrate", spec_path, "--frames", folder_of_frames(tmp_path / "frames"), "-o", output)
+    summary = tared("calibrate", spec_path, "--frames", folder_of_frames(tmp_path / "frames"), "-o", output)
     found = load_calibration(output).histograms
-    assert told["frames"] == len(SIZES)
-    wanted = observed_one_by_one(model)
-    assert found.keys() == wanted.keys()
-    assert all(to_bytes(found[name]) == to_bytes(wanted[name]) for name in wanted)
+    assert summary["frames"] == len(SIZES)
+    expected = observed_one_by_one(model)
+    assert found.keys() == expected.keys()
+    assert all(to_bytes(found[name]) == to_bytes(expected[name]) for name in expected)
     assert found["image"].total == sum(3 * height * width for height, width in SIZES.values())
 
 
@@ -132,10 +132,10 @@ def test_outputs_of_any_size_are_decoded_with_its_own_grid(model: Model) -> None
         for tensor in reversed(tensors):
             outputs = engine.infer(tensor)
             found = task.decode(outputs, tensor.shape)
-            (wanted,) = open_decoder(model.spec, tensor.shape[2:], engine.outputs)(outputs)
+            (expected,) = open_decoder(model.spec, tensor.shape[2:], engine.outputs)(outputs)
             assert isinstance(found, Detections)
-            assert isinstance(wanted, Detections)
-            assert np.array_equal(found.boxes, wanted.boxes)
+            assert isinstance(expected, Detections)
+            assert np.array_equal(found.boxes, expected.boxes)
             assert found.boxes.tolist() == [[8.0, 0.0, 16.0, 8.0]]
 
 

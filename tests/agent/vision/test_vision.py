@@ -66,11 +66,11 @@ def test_an_engine_that_preprocesses_answers_the_same(engine: Engine, resize: st
 
 @pytest.mark.parametrize("engine", [ONE_SIZE], indirect=True)
 def test_what_an_engine_can_is_asked_once_per_engine(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[object] = []
+    checked: list[object] = []
 
     class Asking(type):
         def __instancecheck__(cls, instance: object) -> bool:
-            asked.append(instance)
+            checked.append(instance)
             return isinstance(instance, ImageEngine)
 
     monkeypatch.setattr(vision, "ImageEngine", Asking("ImageEngine", (), {}))
@@ -78,7 +78,7 @@ def test_what_an_engine_can_is_asked_once_per_engine(engine: Engine, monkeypatch
     device = DeviceEngine(engine)
     for serving in (engine, engine, device, device, device, engine):
         task.infer(serving, np.zeros((24, 32, 3), np.uint8))
-    assert asked == [engine, device, engine]
+    assert checked == [engine, device, engine]
 
 
 @pytest.mark.parametrize("engine", [ONE_SIZE, ANY_SIZE], indirect=True)
