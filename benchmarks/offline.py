@@ -67,7 +67,7 @@ def requests(name: str) -> dict[str, BuildRequest]:
     calibration = calibrate(model, observed.histograms, "entropy", observed.frames, observed.source)
     int8 = insert_qdq(model.master, model.placement, calibration.amax)
     graphs = {"int8": int8, "fp16": model.master, "fp32": model.master}
-    return {precision: model.request(graphs[precision], precision, calibration.seen) for precision in PRECISIONS}
+    return {precision: model.build_request(graphs[precision], precision, calibration.seen) for precision in PRECISIONS}
 
 
 def build(name: str, backend: Backend) -> Row:

@@ -64,7 +64,7 @@ def contenders(offered: Sequence[Image], sizes: Sequence[int], classes: Sequence
         chosen = [
             number
             for number, image in enumerate(offered)
-            if selection.consider(number / OFFERED_PER_S, LumaGrid.of(image), classes[number]) == TAKEN
+            if selection.consider(number / OFFERED_PER_S, LumaGrid.from_image(image), classes[number]) == TAKEN
         ][:size]
         evenly = np.linspace(0, len(offered) - 1, size).round().astype(int).tolist()
         for name, numbers in ((CHOSEN, chosen), (EVENLY, evenly), (FIRST, range(size))):
@@ -108,7 +108,7 @@ def _engine(model: Model, backend: Backend, contender: Contender) -> Engine:
     collection = contender.collection
     calibration = calibrate(model, collection.histograms, "entropy", collection.frames, CLIP)
     graph = insert_qdq(model.master, model.placement, calibration.amax)
-    return backend.load(backend.build(model.request(graph, "int8")).engine)
+    return backend.load(backend.build(model.build_request(graph, "int8")).engine)
 
 
 def night(images: Sequence[Image]) -> list[Image]:

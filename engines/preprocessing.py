@@ -203,7 +203,7 @@ class HostPreprocess:
             array.ctypes.data for array in (self._offsets, self._shifts, self._weights, self._rows, self._levels)
         )
         plan.gain, plan.bias = (
-            _NUMBERS(*(of[channel] for channel in order)) for of in (transform.gain, transform.bias)
+            _NUMBERS(*(values[channel] for channel in order)) for values in (transform.gain, transform.bias)
         )
         plan.planes = _POINTERS(*(window[channel].ctypes.data for channel in order))
         plan.stride = window.strides[1] // window.itemsize

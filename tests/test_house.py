@@ -15,6 +15,8 @@ PRODUCT = ("agent", "calibrate", "engines", "fleet")
 MAP = ROOT / "docs" / "architecture.md"
 JOURNEYS = {"A frame, ": 18, "A calibration, ": 20, "A change of engine, ": 45, "A command, ": 20}  # files at most
 # `found` alone is a term: an error says what was found, what was expected, and the remedy.
+# `ConfusedPair.of` is a key of plan.json.
+KEPT = {"agent/validation/confusion.py: of"}
 IDIOM = re.compile(r"(?:^|_)(?:told|tell|tells|asked|beside|look|looks|anew|news)(?:_|$)|^_?(?:over|of)$")
 
 
@@ -70,7 +72,7 @@ def test_names_are_those_of_the_field() -> None:
         for name in defined_names(parsed(path))
         if IDIOM.search(name)
     }
-    assert idiom == set()
+    assert idiom == KEPT
 
 
 def test_every_file_on_the_map_is_there() -> None:

@@ -94,24 +94,24 @@ class AnswerRecord:
 
     def frames(self, engine_id: str) -> int:
         with self._lock:
-            return self._of(engine_id).frames
+            return self._answers_by(engine_id).frames
 
     def seconds(self, engine_id: str) -> float:
         """Seconds from its first frame to its last, of the camera seen the longest, without gaps in the video."""
         with self._lock:
-            return max(self._of(engine_id).seconds.values(), default=0.0)
+            return max(self._answers_by(engine_id).seconds.values(), default=0.0)
 
     def times_s(self, engine_id: str) -> NDArray[np.float64]:
         """Return the inference times in s of the newest frames, sorted."""
         with self._lock:
-            return np.sort(np.array(self._of(engine_id).times_s, np.float64))
+            return np.sort(np.array(self._answers_by(engine_id).times_s, np.float64))
 
     def slowest_s(self) -> float:
         """Return the longest inference time that is kept, of any engine; 0 without one."""
         with self._lock:
             return max((time_s for answers in self._answers.values() for time_s in answers.times_s), default=0.0)
 
-    def _of(self, engine_id: str) -> _Answers:
+    def _answers_by(self, engine_id: str) -> _Answers:
         return self._answers.get(engine_id, _Answers())
 
 

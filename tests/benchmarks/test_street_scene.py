@@ -195,7 +195,7 @@ def _frames(street: Street, first_ts: float, count: int, hour: float) -> list[Fr
 def _f1(backend: Backend, model: Model, graph: onnx.ModelProto, frames: list[Frame]) -> float:
     """F1 of class-aware matches at IoU 0.5 against the ground truth, in video pixels."""
     total = MatchCounts()
-    with closing(backend.load(backend.build(model.request(graph)).engine)) as engine:
+    with closing(backend.load(backend.build(model.build_request(graph)).engine)) as engine:
         vision = VisionTask(model.spec, engine.inputs, engine.outputs)
         for frame in frames:
             batch, geometry = vision.preprocess(frame.image)

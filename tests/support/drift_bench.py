@@ -27,7 +27,7 @@ def calibration(brightness: float = 1.0, method: str = "entropy") -> Calibration
 
 def regime(brightness: float = 1.0, method: str = "entropy") -> Regime:
     made = calibration(brightness, method)
-    return Regime.of(f"lit {brightness:g}", made, made.scales, dict.fromkeys(made.scales, 1.0))
+    return Regime.from_calibration(f"lit {brightness:g}", made, made.scales, dict.fromkeys(made.scales, 1.0))
 
 
 def monitor_of(serving: Regime, *others: Regime) -> DriftMonitor:

@@ -43,7 +43,7 @@ def taken(outbox: Outbox, count: int, deliver: bool = True) -> list[dict[str, An
 
 
 def collect(outbox: Outbox, into: list[Message]) -> bool:
-    message = outbox.take()
+    message = outbox.pop()
     if message is not None:
         into.append(message)
     return message is not None

@@ -16,22 +16,24 @@ from engines.interface import Array
 
 def allowed(spec: InputSpec, taken: NetworkInput, axis: int) -> list[int]:
     """Every length along an axis, 0 the height, that the network input may have."""
-    return [n for n in range(taken.least[axis], taken.most[axis] + 1) if n % spec.multiple == 0]
+    return [n for n in range(taken.min_size[axis], taken.max_size[axis] + 1) if n % spec.multiple == 0]
 
 
 def right_sizes(spec: InputSpec, taken: NetworkInput, frame: Size) -> list[Sequence[int]]:
     """Per axis the lengths of the network input that are right for a frame; two, where two are equally near."""
     if not spec.follows_frames:
-        return [[side] for side in taken.usual]
+        return [[side] for side in taken.usual_size]
     if spec.resize == "nearest":
         ratio = 1.0
-        if any(side > most for side, most in zip(frame, taken.most, strict=True)):
-            ratio = min(most / side for side, most in zip(frame, taken.most, strict=True))
-        elif any(side < least for side, least in zip(frame, taken.least, strict=True)):
-            ratio = max(least / side for side, least in zip(frame, taken.least, strict=True))
+        if any(side > most for side, most in zip(frame, taken.max_size, strict=True)):
+            ratio = min(most / side for side, most in zip(frame, taken.max_size, strict=True))
+        elif any(side < least for side, least in zip(frame, taken.min_size, strict=True)):
+            ratio = max(least / side for side, least in zip(frame, taken.min_size, strict=True))
         return [_nearest(allowed(spec, taken, axis), frame[axis] * ratio) for axis in (0, 1)]
-    needed = letterboxed(frame, taken.usual) if spec.resize == "rect" else frame
-    return [[next((n for n in allowed(spec, taken, axis) if n >= needed[axis]), taken.most[axis])] for axis in (0, 1)]
+    needed = letterboxed(frame, taken.usual_size) if spec.resize == "rect" else frame
+    return [
+        [next((n for n in allowed(spec, taken, axis) if n >= needed[axis]), taken.max_size[axis])] for axis in (0, 1)
+    ]
 
 
 def _nearest(lengths: list[int], wanted: float) -> list[int]:
@@ -50,7 +52,7 @@ def letterboxed(frame: Size, size: Size) -> Size:
 def inner_size(spec: InputSpec, taken: NetworkInput, frame: Size, size: Size) -> Size:
     """What becomes of the frame itself within a network input of this size."""
     if spec.resize in ("letterbox", "rect"):
-        return letterboxed(frame, taken.usual)
+        return letterboxed(frame, taken.usual_size)
     return size if spec.resize in ("stretch", "nearest") else frame
 
 

@@ -33,7 +33,7 @@ def watched(change: Callable[[int], Image], frames: int = 60) -> ViewMonitor:
     """A view that began well, and then changed."""
     view = ViewMonitor()
     for number in range(30):
-        assert view.look(float(number), camera(number, scene()))
+        assert view.update(float(number), camera(number, scene()))
     for number in range(30, 30 + frames):
-        view.look(float(number), change(number))
+        view.update(float(number), change(number))
     return view
