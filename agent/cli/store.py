@@ -18,8 +18,8 @@ from calibrate.errors import TaredError
 
 if TYPE_CHECKING:  # imported when a command runs, as in offline.py
     from agent.config import Config
+    from engines.store.artefact import Store
     from engines.store.retention import Pins, StoreCleaner, Stored
-    from engines.store.store import Store
 
 EXIT_DAMAGED = 1
 _COLUMNS = ("id", "made", "precision", "bytes", "fidelity", "method", "roles", "trouble")
@@ -126,9 +126,9 @@ def _open(options: argparse.Namespace) -> tuple[Config, Store, StoreCleaner]:
     Raises AgentError: `store.missing`  there is no store in state_dir.
     """
     from agent.config import load_config
+    from engines.store.artefact import Store
     from engines.store.retention import StoreCleaner
     from engines.store.signing import find_key
-    from engines.store.store import Store
 
     config = load_config(options.config)
     if not (config.state_dir / "artefacts").is_dir():

@@ -23,8 +23,7 @@ from agent.common.errors import AgentError
 from agent.common.main_thread import RunInMainThread
 from agent.config import Config
 from agent.control.summary import Rollback, RunSummary, Swap
-from agent.jobs.job import PROVEN
-from agent.jobs.report import JobTracker
+from agent.jobs.job import PROVEN, JobTracker
 from agent.models.engine_service import EngineService, LoadedEngine
 from agent.monitoring.camera_monitor import CameraStates
 from agent.serving.pipeline import Pipeline

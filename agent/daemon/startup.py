@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 from agent.common.errors import AgentError
 from agent.common.main_thread import RunInMainThread
-from agent.jobs.job import RUNTIME, JobJournal, JobState
-from agent.jobs.report import JobTracker
+from agent.jobs.job import RUNTIME, JobJournal, JobState, JobTracker
 from agent.system.process import notify_service_manager
 from agent.uplink.reporter import Reporter
 from calibrate.errors import TaredError

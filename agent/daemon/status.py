@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass
 from agent.common.latency import LoopTotals
 from agent.config import Config
 from agent.contract.messages import Accuracy, CameraTelemetry, FidelityReport, Latency, Observing
-from agent.jobs.job import JobState
-from agent.jobs.report import JobTracker
+from agent.jobs.job import JobState, JobTracker
 from agent.models.engine_service import EngineService
 from agent.monitoring.accuracy import accuracy_bound
 from agent.monitoring.camera_monitor import CameraState, CameraStates, least_faithful

@@ -42,8 +42,8 @@ from agent.uplink.link import MqttLink
 from agent.uplink.reporter import Reporter
 from calibrate.errors import TaredError
 from engines.interface import Backend
+from engines.store.artefact import Store
 from engines.store.signing import find_key
-from engines.store.store import Store
 
 _TICK_S = 0.1
 

@@ -1,6 +1,6 @@
 """Calibrate, build and judge one candidate in a child process.
 
-`python -m agent.jobs.candidate JOB_DIRECTORY` reads what the daemon collected, and reports as agent.jobs.child_protocol
+`python -m agent.jobs.candidate JOB_DIRECTORY` reads what the daemon collected, and reports as agent.jobs.child_process
 defines it. A builder that crashes or exhausts the memory takes this process down, never the video.
 """
 
@@ -20,7 +20,7 @@ import numpy as np
 from agent.common.errors import AgentError
 from agent.config import backend_options
 from agent.contract.histograms import read_facts, read_upload
-from agent.jobs.child_protocol import Emit, JobOutcome, run_child
+from agent.jobs.child_process import Emit, JobOutcome, run_child
 from agent.models.build import build_artefact
 from agent.models.model import Model, calibrate, open_model
 from agent.planning.precision_raise import ObservedScene, PrecisionRaise, PrecisionRaiser
@@ -33,9 +33,8 @@ from calibrate.plan import ALL_INT8, PrecisionPlan
 from engines.calibration import Calibration, load_histograms, save_histograms
 from engines.interface import Array, Backend, BackendOptions
 from engines.registry import open_backend
-from engines.store.artefact import read_artefact
+from engines.store.artefact import Store, read_artefact
 from engines.store.signing import find_key
-from engines.store.store import Store
 
 # Every fourth held-out frame is used to try which layers to raise, and is not used to judge the candidate.
 _TRIED_EVERY = 4

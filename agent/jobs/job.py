@@ -1,24 +1,35 @@
-"""Define the states of a job, and keep the journal of all jobs.
+"""Define the states of a job, journal them, and report them: at most one job at a time.
 
 A job is a recalibration, a model update, a switch of regimes or a rollback. It goes through `JobState`; each state is
 written to the `JobJournal` before anything of it is started, so that the next process knows what this one was doing.
+`JobTracker` does that for one job, and then reports the state as an event and to the job's commands. `JobRegistry`
+starts trackers, knows the running one, and tidies up after each job: the artefact store, and memory.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from agent.collection.report import SelectionReport
+from agent.commands.dispatcher import CANCELLED, CommandProgress
 from agent.common.database import Database
 from agent.common.errors import AgentError
 from agent.common.state_files import parse_or_none
+from agent.jobs.limits import AutomationLimits
+from agent.system.process import release_free_memory
+from agent.uplink.reporter import Reporter
 from calibrate.errors import TaredError
+from engines.interface import Engine
+from engines.store.retention import Freed, Pins, StoreCleaner
 
 MODEL = "model"  # trigger of a job for another content of the model's file
 RUNTIME = "runtime"  # trigger of a job that a start does because the engine was built for another runtime
@@ -221,3 +232,251 @@ def _parse(row: Sequence[Any]) -> JobRecord:
 
 def _json(value: Mapping[str, Any] | None) -> str | None:
     return json.dumps(value) if value is not None else None
+
+
+_JOINABLE = (JobState.REQUESTED, JobState.COLLECTING)
+
+
+class JobTracker:
+    """One job. Each state is in the journal before it is reported, and before anything of it is started."""
+
+    def __init__(
+        self,
+        trigger: str,
+        reporter: Reporter,
+        on_failure: Callable[[TaredError], None],
+        command: CommandProgress | None,
+        journal: JobJournal,
+        request: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Start tracking a job that is REQUESTED.
+
+        Args:
+            on_failure: Called with the error of a job that failed; not for one that was cancelled.
+            command: The command that requested the job, if any.
+            request: What was requested, for the journal.
+
+        Raises AgentError (`journal.write`); there is no job then.
+        """
+        self.id = uuid.uuid4().hex[:12]
+        self.trigger = trigger
+        self.request = dict(request or {})
+        self.state = JobState.REQUESTED
+        self._percent = 0
+        self._reason = ""
+        self._reporter = reporter
+        self._on_failure = on_failure
+        self._commands = [command] if command is not None else []
+        self._journal = journal
+        journal.start(self.id, trigger, self.request, self._command_ids)
+
+    @property
+    def is_finished(self) -> bool:
+        """True once the job has ended."""
+        return self.state.is_finished
+
+    @property
+    def description(self) -> str:
+        """State, progress and reason to wait, for displays."""
+        return f"{self.state.value} {self._percent} %" + (f", waits: {self._reason}" if self._reason else "")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the job as `status` reports it."""
+        document = {"id": self.id, "trigger": self.trigger, "state": self.state.value, "percent": self._percent}
+        return {**document, "waits": self._reason} if self._reason else document
+
+    def join(self, command: CommandProgress) -> None:
+        """Carry out one more command that requests the same. Raises AgentError (`journal.write`)."""
+        self._commands.append(command)
+        try:
+            self._journal.join(self.id, self._command_ids)
+        except AgentError:
+            self._commands.remove(command)
+            raise
+        command.update(self.state.value, self._percent)
+
+    def progress(self, step: str, percent: int) -> None:
+        """Report that the job starts a step, or goes on with it; percent is of the whole job.
+
+        Raises AgentError:
+            journal.write        the step cannot be journaled: then it must not start
+            recalibration.child  the step cannot follow, as only a faulty child process reports it
+        """
+        state = next((each for each in WORK if each.value == step), self.state)
+        is_new = state is not self.state
+        if state.value != step or (is_new and not self.state.may_become(state)):
+            found = f"a job at {self.state.value} that goes to {step}"
+            raise AgentError("recalibration.child", found, "one step after the other", "see the log, try again")
+        if is_new:
+            self._journal.enter(self.id, state)
+        self.state, self._percent = state, percent
+        level = logging.INFO if is_new else logging.DEBUG
+        self._reporter.event("job", level, trigger=self.trigger, step=step, percent=percent)
+        for command in self._commands:
+            command.update(step, percent)
+
+    def enter_probation(self, artefact_id: str) -> None:
+        """Record that the candidate is about to serve. Raises AgentError (`journal.write`): then it must not."""
+        self._journal.enter(self.id, JobState.PROBATION, artefact=artefact_id)
+        self.state = JobState.PROBATION
+        self._report_state(artefact=artefact_id)
+        for command in self._commands:
+            command.update(self.state.value, self._percent)
+
+    def report_waiting(self, reason: str) -> None:
+        """Report why the job stands still for want of headroom; empty: it goes on.
+
+        Another reason while it stands still is kept, but not reported: mostly only its figures change.
+        """
+        if bool(reason) != bool(self._reason):
+            self._report_state(percent=self._percent, waits=reason or "no more")
+        self._reason = reason
+
+    def report_selection(self, selection: SelectionReport, state_dir: Path) -> None:
+        """Report how the frames were chosen, as an event and in the state directory."""
+        self._report_state(percent=self._percent, selection=selection.detail())
+        selection.write(state_dir, self._reporter.error)
+
+    def succeed(self, result: dict[str, Any]) -> None:
+        """End the job as COMMITTED: `current` has moved to its engine."""
+        self._record_end(JobState.COMMITTED, result=result)
+        self._report_state()
+        for command in self._commands:
+            command.succeed(result)
+
+    def roll_back(self, error: TaredError) -> None:
+        """End the job as ROLLED_BACK: the previous engine serves again."""
+        self._fail(JobState.ROLLED_BACK, error)
+
+    def fail(self, error: TaredError) -> None:
+        """End the job as FAILED, or as CANCELLED where that is the error."""
+        self._fail(JobState.CANCELLED if error.code == CANCELLED else JobState.FAILED, error)
+
+    @property
+    def _command_ids(self) -> list[str]:
+        return [command.latest.id for command in self._commands]
+
+    def _report_state(self, **detail: Any) -> None:
+        self._reporter.event("job", trigger=self.trigger, step=self.state.value, **detail)
+
+    def _fail(self, state: JobState, error: TaredError) -> None:
+        self._record_end(state, error=error)
+        if state is JobState.CANCELLED:
+            self._report_state(message=error.found)
+        else:
+            self._reporter.error(error, trigger=self.trigger, step=state.value)
+            self._on_failure(error)
+        for command in self._commands:
+            command.fail(error)
+
+    def _record_end(self, state: JobState, **outcome: Any) -> None:
+        """Journal the end. Where that fails it is reported all the same; the next start finds the job again."""
+        self.state = state
+        try:
+            self._journal.enter(self.id, state, **outcome)
+        except AgentError as error:
+            self._reporter.error(error, trigger=self.trigger)
+
+
+class JobRegistry:
+    """Starts jobs, one at a time, and tidies up when a job has ended. Runs in the supervisor's thread."""
+
+    def __init__(
+        self,
+        reporter: Reporter,
+        journal: JobJournal,
+        limits: AutomationLimits,
+        cleaner: StoreCleaner,
+        pins: Callable[[], Pins],
+    ) -> None:
+        """pins: returns the artefacts that must stay in the store, by role."""
+        self._reporter = reporter
+        self._journal = journal
+        self._limits = limits
+        self._cleaner = cleaner
+        self._pins = pins
+        self._latest: JobTracker | None = None
+        self._is_untidy = True  # this start, or the previous process, may have left something
+
+    @property
+    def job(self) -> JobTracker | None:
+        """The running job, also while its candidate is on probation."""
+        return self._latest if self._latest is not None and not self._latest.is_finished else None
+
+    def start(
+        self,
+        trigger: str,
+        request: Mapping[str, Any],
+        command: CommandProgress | None = None,
+        on_failure: Callable[[TaredError], None] | None = None,
+    ) -> JobTracker:
+        """Start a job; none may be running. A job that failed without a command is not started again at once.
+
+        Args:
+            on_failure: Called with the error of a job that failed; not for one that was cancelled.
+
+        Raises AgentError (`journal.write`).
+        """
+
+        def failed(error: TaredError) -> None:
+            if command is None and trigger != MODEL:
+                self._limits.pause_jobs()
+            if on_failure is not None:
+                on_failure(error)
+
+        self._latest = JobTracker(trigger, self._reporter, failed, command, self._journal, request)
+        self._is_untidy = True
+        return self._latest
+
+    def start_with_engine(
+        self, engine: Engine, trigger: str, request: Mapping[str, Any], command: CommandProgress | None = None
+    ) -> JobTracker:
+        """Start a job for an engine that is loaded already; the engine is closed if that fails."""
+        try:
+            return self.start(trigger, request, command)
+        except AgentError:
+            engine.close()
+            raise
+
+    def start_recall(self, serving: str, command: CommandProgress) -> JobTracker:
+        """Start the operator's rollback of a candidate on probation, journaled next to the job that it ends.
+
+        The rollback is complete once `serving` (the current artefact) serves again. It is journaled so that a restarted
+        daemon, which receives the command again, does not roll back a second time. Raises AgentError (`journal.write`).
+        """
+        tracker = JobTracker("rollback", self._reporter, lambda _: None, command, self._journal, {"op": "rollback"})
+        tracker.enter_probation(serving)
+        return tracker
+
+    def join(self, request: Mapping[str, Any], command: CommandProgress) -> bool:
+        """Let the running job carry out this command too; False unless it does just that, and still collects frames.
+
+        Raises AgentError (`journal.write`).
+        """
+        if self.job is None or self.job.request != request or self.job.state not in _JOINABLE:
+            return False
+        self.job.join(command)
+        return True
+
+    def make_room(self) -> None:
+        """Free disk space for one more engine. Raises EngineError as `StoreCleaner.ensure_room`."""
+        self._report_freed(self._cleaner.ensure_room(self._cleaner.largest_bytes(), self._pins()))
+
+    def tidy(self) -> None:
+        """Remove artefacts that nobody needs any more, once after each job; no job may be running.
+
+        A recalibration by command that was committed lifts the stop after too many rollbacks.
+        """
+        if not self._is_untidy:
+            return
+        self._is_untidy = False
+        if self._latest is not None and (self._latest.trigger, self._latest.state) == ("command", JobState.COMMITTED):
+            self._limits.clear_rollbacks()
+        with self._reporter.reporting_errors():
+            self._report_freed(self._cleaner.tidy(self._pins()))
+        release_free_memory()
+
+    def _report_freed(self, freed: Freed) -> None:
+        if freed.nbytes:
+            removed = [*freed.artefacts, *freed.cached]
+            self._reporter.event("store", state="tidied", removed=list(removed), freed_bytes=freed.nbytes)

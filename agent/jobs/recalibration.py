@@ -24,12 +24,10 @@ from agent.common.errors import AgentError
 from agent.common.main_thread import RunInMainThread
 from agent.config import Config
 from agent.jobs.candidate import JobRequest, write_job
-from agent.jobs.child_process import JobProcess
-from agent.jobs.child_protocol import JobOutcome
+from agent.jobs.child_process import JobOutcome, JobProcess
 from agent.jobs.headroom import Headroom
-from agent.jobs.job import MODEL, JobState
+from agent.jobs.job import MODEL, JobState, JobTracker
 from agent.jobs.reference import write_reference_job
-from agent.jobs.report import JobTracker
 from agent.models.engine_service import EngineService
 from agent.monitoring.observer import ObserverThread
 from agent.planning.precision_raise import PrecisionRaise

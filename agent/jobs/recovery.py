@@ -18,7 +18,7 @@ from agent.jobs.job import MODEL, PROVEN, RUNTIME, JobJournal, JobRecord, JobSta
 from agent.models.engine_service import reject
 from agent.system.state_dir import remove_leftovers
 from agent.uplink.reporter import Reporter
-from engines.store.store import Store
+from engines.store.artefact import Store
 
 INTERRUPTED = "recalibration.interrupted"
 

@@ -1,6 +1,6 @@
 """Try a new model in a child process: build its float reference, which the daemon then loads.
 
-`python -m agent.jobs.reference JOB_DIRECTORY` reports as agent.jobs.child_protocol defines it.
+`python -m agent.jobs.reference JOB_DIRECTORY` reports as agent.jobs.child_process defines it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from agent.config import Config, backend_options
-from agent.jobs.child_protocol import Emit, JobOutcome, run_child
+from agent.jobs.child_process import Emit, JobOutcome, run_child
 from agent.models.build import build_artefact
 from agent.models.model import open_model, read_plan
 from agent.vision.output_checks import check_batch
@@ -21,8 +21,8 @@ from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
 from calibrate.plan import ALL_INT8
 from engines.registry import open_backend
+from engines.store.artefact import Store
 from engines.store.signing import find_key
-from engines.store.store import Store
 
 
 def write_reference_job(directory: Path, config: Config, model: Path) -> None:

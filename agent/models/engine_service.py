@@ -20,10 +20,9 @@ from calibrate.plan import PrecisionPlan
 from engines.calibration import Calibration, load_calibration
 from engines.errors import EngineError
 from engines.interface import Backend, Engine, Progress, silent
-from engines.store.artefact import Artefact, check_runtime, fingerprint
+from engines.store.artefact import LINKS, Artefact, Store, check_runtime, fingerprint
 from engines.store.retention import record_refusal
 from engines.store.signing import canonical, read_manifest
-from engines.store.store import LINKS, Store
 
 log = logging.getLogger(__package__)
 

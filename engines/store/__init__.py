@@ -1,9 +1,9 @@
 """Artefacts on disk: written whole, sealed and signed, verified before use.
 
-Read in this order: artefact, store, retention.
+Read in this order: artefact, retention.
 
-    artefact    Artefact, write_artefact, read_artefact, find_artefact, check_runtime, fingerprint
-    store       Store: artefacts under their ids, with `current` and `previous`
+    artefact    Artefact, write_artefact, read_artefact, find_artefact, check_runtime, fingerprint; Store: artefacts under
+                their ids, with `current` and `previous`
     retention   StoreCleaner, retain: which artefacts stay; record_refusal
     signing     find_key, sign, is_signed: keys, signatures and sealed manifests
     files       replace_files, staging, remove, sweep: writing so that nobody meets half a file

@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from engines.errors import EngineError
-from engines.store.artefact import read_artefact
+from engines.store.artefact import LINKS, Store, read_artefact
 from engines.store.files import replace_files
 from engines.store.signing import MANIFEST, read_manifest
-from engines.store.store import LINKS, Store
 
 REFERENCE = "reference"
 RECENT = "recent"

@@ -27,8 +27,7 @@ from engines.errors import EngineError
 from engines.graph.topology import COMPUTE_OPS, Topology
 from engines.half.convert import half_precision
 from engines.interface import BackendOptions, BuildRequest, Built, Progress, silent
-from engines.store.artefact import fingerprint
-from engines.store.store import Store
+from engines.store.artefact import Store, fingerprint
 from engines.trt.builder import BuilderOptions, BuiltEngine, MissingKernelError, build_engine, profiles_for
 from engines.trt.engine import TensorRtEngine, layer_times_ms
 from engines.trt.layers import LAYERS_FILE, Layer, layers_from_inspector, layers_to_json, with_times, without_int8

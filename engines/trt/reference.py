@@ -25,8 +25,7 @@ from engines.graph.taps import element_counts, expose
 from engines.graph.topology import Topology
 from engines.interface import Array, BuildRequest, Observation, Progress
 from engines.onnxruntime_backend import OnnxRuntimeEngine
-from engines.store.artefact import find_artefact, write_artefact
-from engines.store.store import Store
+from engines.store.artefact import Store, find_artefact, write_artefact
 from engines.trt.release import TensorRtRelease
 from engines.trt.taps import ListeningProbe, OutputProbe, Probe, Sight
 

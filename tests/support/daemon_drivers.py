@@ -59,7 +59,7 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 _KILL_CHILD = """
 import json, os, signal, types
 
-from agent.jobs import child_protocol as child_main
+from agent.jobs import child_process as child_main
 
 
 class Channel:
@@ -142,7 +142,7 @@ from agent.common.errors import AgentError
 from agent.jobs.headroom import Headroom
 from agent.control import operations
 from engines.errors import EngineError
-from engines.store.store import Store
+from engines.store.artefact import Store
 from engines.store.retention import StoreCleaner
 
 child.subprocess = types.SimpleNamespace(**vars(subprocess))

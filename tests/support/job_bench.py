@@ -25,7 +25,7 @@ from agent.contract.commands import CommandResult, RecalibrateArgs
 from agent.contract.messages import Birth
 from agent.control.operations import Operations
 from agent.jobs import recalibration
-from agent.jobs.child_protocol import JobOutcome
+from agent.jobs.child_process import JobOutcome
 from agent.jobs.headroom import Headroom
 from agent.jobs.job import JobJournal
 from agent.models.engine_service import EngineService
@@ -35,8 +35,7 @@ from agent.serving.pipeline import Pipeline
 from agent.uplink.reporter import Reporter
 from calibrate.histogram import AbsHistogram
 from engines.registry import open_backend
-from engines.store.artefact import Artefact
-from engines.store.store import Store
+from engines.store.artefact import Artefact, Store
 
 
 class ScriptedChild:

@@ -35,8 +35,7 @@ from agent.uplink.reporter import Reporter
 from calibrate.plan import PrecisionPlan
 from engines.interface import silent
 from engines.registry import open_backend
-from engines.store.artefact import Artefact
-from engines.store.store import Store
+from engines.store.artefact import Artefact, Store
 
 
 @dataclass

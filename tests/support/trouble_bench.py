@@ -21,7 +21,7 @@ from agent.config import Config
 from agent.contract.commands import CommandResult, RecalibrateArgs
 from agent.contract.messages import Birth
 from agent.control.operations import Operations
-from agent.jobs.child_protocol import JobOutcome
+from agent.jobs.child_process import JobOutcome
 from agent.jobs.job import JobJournal
 from agent.monitoring.camera_monitor import CameraMonitor, CameraState
 from agent.monitoring.view import ViewState

@@ -20,7 +20,7 @@ from daemon_life import LIMIT_S, PLAYER, TOPICS, Life
 from worlds import World, make_world, write_clip
 
 from agent.contract.commands import CommandResult
-from engines.store.store import Store
+from engines.store.artefact import Store
 from fleet.operator import new_command, send
 
 _CLEAR = 0.3  # a light in which no frame lies near a border between classes: no candidate is refused by chance

@@ -17,7 +17,7 @@ from onnx import helper, numpy_helper
 
 import agent.jobs.candidate
 import agent.validation.comparison
-from agent.jobs.child_protocol import run_child
+from agent.jobs.child_process import run_child
 from engines.errors import EngineError
 from engines.interface import Array, Backend, BuildRequest, Built, Engine, Progress
 from engines.registry import open_backend

@@ -18,7 +18,7 @@ from worlds import ALARM_COMMIT, FIRST_COMMIT, World, make_world
 
 from agent.contract.commands import CommandResult
 from agent.contract.topics import Topics
-from engines.store.store import Store
+from engines.store.artefact import Store
 from fleet.operator import new_command, send
 
 TOPICS = Topics("default", "board")

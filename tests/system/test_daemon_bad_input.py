@@ -21,7 +21,7 @@ from agent.contract.commands import CommandResult
 from agent.contract.topics import Topics
 from agent.mqtt.client import MqttClient
 from agent.mqtt.message import Message
-from engines.store.store import Store
+from engines.store.artefact import Store
 from fleet.operator import new_command, send
 
 TOPICS = Topics("default", "board")

@@ -16,7 +16,7 @@ from troubled_board import Board, calibrated_board, codes, copied, stop
 from worlds import FIRST_COMMIT, make_world
 
 from agent.jobs.job import JobJournal
-from engines.store.store import Store
+from engines.store.artefact import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.broker]
 trial = pytest.mark.trial

@@ -17,7 +17,7 @@ from worlds import World, make_world
 
 from agent.contract.commands import CommandResult
 from agent.contract.topics import Topics
-from engines.store.store import Store
+from engines.store.artefact import Store
 from fleet.operator import new_command, send
 
 pytestmark = [pytest.mark.slow, pytest.mark.broker]

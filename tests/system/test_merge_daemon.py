@@ -21,7 +21,7 @@ from worlds import SPEC, World, make_world
 from agent.contract.signing import new_key
 from calibrate.histogram import AbsHistogram, merge
 from engines.calibration import Calibration, load_calibration
-from engines.store.store import Store
+from engines.store.artefact import Store
 from fleet.cli.main import main
 from fleet.devices.devices import Devices
 from fleet.merge.calibration import bundle

@@ -15,8 +15,7 @@ from zoo import residual_net
 
 from agent.planning.result import make_plan
 from calibrate.plan import PrecisionPlan
-from engines.store.artefact import Artefact
-from engines.store.store import Store
+from engines.store.artefact import Artefact, Store
 
 KEPT = "Conv_t2"
 

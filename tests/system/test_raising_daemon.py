@@ -19,8 +19,7 @@ from agent.models.model import Model, open_model
 from calibrate.errors import TaredError
 from calibrate.plan import PrecisionPlan
 from engines.onnxruntime_backend import OnnxRuntimeBackend
-from engines.store.artefact import Artefact
-from engines.store.store import Store
+from engines.store.artefact import Artefact, Store
 
 pytestmark = pytest.mark.slow
 ACCEPTED = 0.2  # as max_loss; the INT8 engine loses about half

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from worlds import ALARM_COMMIT, World, make_world
 
-from engines.store.store import Store
+from engines.store.artefact import Store
 
 # What is darker still counts as a covered lens. In brighter light some pictures lie between two classes, and one such
 # among the held-out frames of an alarm may speak against the candidate.

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from worlds import FIRST_COMMIT, make_world
 
+from engines.store.artefact import Store
 from engines.store.signing import CREDENTIAL
-from engines.store.store import Store
 
 KEY = bytes(range(32))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from worlds import make_world
 
-from engines.store.store import Store
+from engines.store.artefact import Store
 
 KILLS = 40
 

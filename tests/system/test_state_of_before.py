@@ -33,7 +33,7 @@ from agent.monitoring.regimes import RegimeStore
 from agent.vision.spec import ModelSpec
 from engines.calibration import load_calibration
 from engines.onnxruntime_backend import OnnxRuntimeBackend
-from engines.store.store import Store
+from engines.store.artefact import Store
 
 WRITTEN_AT = 1795391115.0  # Unix time of the files
 

@@ -12,7 +12,7 @@ import pytest
 from places import FAKE_MACHINE_PATH
 from worlds import ALARM_COMMIT, FIRST_COMMIT, World, make_world
 
-from engines.store.store import Store
+from engines.store.artefact import Store
 
 
 @pytest.fixture

@@ -14,8 +14,7 @@ import pytest
 import yaml
 from worlds import SPEC
 
-from engines.store.artefact import Artefact, write_artefact
-from engines.store.store import Store
+from engines.store.artefact import Artefact, Store, write_artefact
 from fleet.cli.main import main
 
 KEY = b"sixteen bytes ok"

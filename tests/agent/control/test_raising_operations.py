@@ -10,7 +10,7 @@ import pytest
 from operations_bench import Desk, desk
 
 from agent.common.errors import AgentError
-from agent.jobs.child_protocol import JobOutcome
+from agent.jobs.child_process import JobOutcome
 from agent.jobs.limits import PrecisionAttempts
 
 __all__ = ["desk"]  # the fixture

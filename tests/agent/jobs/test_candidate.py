@@ -16,14 +16,13 @@ from candidate_bench import frames, observed, request, run_child
 from candidate_bench import model as model
 
 from agent.jobs.candidate import JobRequest, write_job
-from agent.jobs.child_protocol import JobOutcome
+from agent.jobs.child_process import JobOutcome
 from agent.models.build import build_artefact
 from agent.models.model import Model, calibrate
 from agent.validation.comparison import Deadline, compare
 from agent.validation.verdict import VerdictLimits, decide
 from engines.interface import Array, Backend, Engine, TensorSpec
-from engines.store.artefact import read_artefact
-from engines.store.store import Store
+from engines.store.artefact import Store, read_artefact
 
 
 class Blinded:

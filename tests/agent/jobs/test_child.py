@@ -18,8 +18,7 @@ import pytest
 from brokers import eventually
 
 from agent.common.errors import AgentError
-from agent.jobs.child_process import JobProcess
-from agent.jobs.child_protocol import JobOutcome
+from agent.jobs.child_process import JobOutcome, JobProcess
 
 _STARTED = """echo '{"step": "BUILDING", "percent": 50}'"""
 _BUSY = f"{_STARTED}; while :; do :; done"

@@ -23,7 +23,7 @@ from agent.control import operations
 from agent.jobs import job as job_journal
 from agent.jobs import recalibration
 from agent.jobs import recalibration as collecting
-from agent.jobs.child_protocol import JobOutcome
+from agent.jobs.child_process import JobOutcome
 from agent.jobs.headroom import Headroom
 from agent.jobs.job import JobJournal, JobState
 from agent.models.engine_service import EngineService
@@ -31,8 +31,8 @@ from agent.serving.trial import TrialEvents
 from calibrate.errors import CalibrationError
 from engines.errors import EngineError
 from engines.interface import Engine
+from engines.store.artefact import Store
 from engines.store.retention import StoreCleaner
-from engines.store.store import Store
 
 ENGINE_FAILS = EngineError("engine.fails", "one that fails", "one that works", "none")
 

@@ -14,7 +14,7 @@ from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import AgentError
 from agent.contract.commands import CommandResult
 from agent.jobs import new_model
-from agent.jobs.child_protocol import JobOutcome
+from agent.jobs.child_process import JobOutcome
 from agent.jobs.recalibration import Job
 
 __all__ = ["desk"]  # the fixture

@@ -11,17 +11,15 @@ from typing import Any, cast
 
 import pytest
 
-from agent.jobs.job import JobJournal
+from agent.jobs.job import JobJournal, JobRegistry
 from agent.jobs.limits import AutomationLimits
-from agent.jobs.report import JobRegistry
 from agent.uplink.reporter import Reporter
 from engines.errors import EngineError
 from engines.store import files as staging
 from engines.store import retention as upkeep
-from engines.store.artefact import Artefact, write_artefact
+from engines.store.artefact import Artefact, Store, write_artefact
 from engines.store.retention import StoreCleaner, size
 from engines.store.signing import MANIFEST, SCHEMA, seal
-from engines.store.store import Store
 
 BYTES = 1000  # of an engine
 

@@ -18,15 +18,14 @@ from zoo import residual_net
 import engines.trt.backend as tensorrt_backend
 from agent.config import backend_options
 from agent.jobs.candidate import JobRequest, run_job, write_job
-from agent.jobs.child_protocol import JobOutcome
+from agent.jobs.child_process import JobOutcome
 from agent.models.build import build_artefact
 from agent.models.model import Model, calibrate, open_model
 from agent.vision.spec import ModelSpec
 from calibrate.histogram import AbsHistogram, merge
 from engines.interface import BuildRequest, Built, Progress, silent
 from engines.registry import open_backend
-from engines.store.artefact import Artefact, read_artefact
-from engines.store.store import Store
+from engines.store.artefact import Artefact, Store, read_artefact
 from engines.trt.backend import TensorRtBackend
 
 FIRST, SECOND = "Conv_t0", "Conv_t2"

@@ -14,8 +14,7 @@ from agent.jobs.recovery import CrashRecovery
 from agent.models.engine_service import reject
 from agent.uplink.reporter import Reporter
 from engines.errors import EngineError
-from engines.store.artefact import Artefact, write_artefact
-from engines.store.store import Store
+from engines.store.artefact import Artefact, Store, write_artefact
 
 WHY = {"trigger": "alarm", "reason": "probation.error"}
 VERDICT = {"fidelity": 0.9}

@@ -22,8 +22,7 @@ from calibrate.errors import TaredError
 from engines.errors import EngineError
 from engines.interface import Backend, silent
 from engines.registry import open_backend
-from engines.store.artefact import Artefact
-from engines.store.store import Store
+from engines.store.artefact import Artefact, Store
 
 
 @dataclass

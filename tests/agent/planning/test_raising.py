@@ -27,7 +27,7 @@ from calibrate.plan import PrecisionPlan, Repairs
 from calibrate.sensitivity import float_levels
 from engines.interface import silent
 from engines.registry import open_backend
-from engines.store.store import Store
+from engines.store.artefact import Store
 
 ONCE = PrecisionRaise(1, 0.5, 60.0)
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from job_bench import JobDeskBench
 
-from agent.jobs import report as desks
+from agent.jobs import job as desks
 from agent.system.process import release_free_memory
 
 ARENAS = """

@@ -25,8 +25,7 @@ import agent.jobs.candidate
 import agent.validation.verdict
 from agent.common.errors import AgentError
 from agent.jobs.candidate import JobRequest, run_job, write_job
-from agent.jobs.child_process import JobProcess
-from agent.jobs.child_protocol import JobOutcome
+from agent.jobs.child_process import JobOutcome, JobProcess
 from agent.models.build import build_artefact
 from agent.models.model import Model, calibrate, open_model
 from agent.validation.comparison import Comparison
@@ -35,7 +34,7 @@ from agent.vision.spec import ModelSpec
 from calibrate.histogram import AbsHistogram, merge
 from calibrate.plan import PrecisionPlan
 from engines.registry import open_backend
-from engines.store.store import Store
+from engines.store.artefact import Store
 
 SIDE = 96  # pixels: an inference takes nearly half a millisecond, so that five times that is noticed
 

@@ -24,7 +24,7 @@ from agent.camera.capture import Frame
 from agent.common.schema import validate
 from agent.config import Config
 from agent.jobs.candidate import JobRequest, write_job
-from agent.jobs.child_protocol import JobOutcome
+from agent.jobs.child_process import JobOutcome
 from agent.models.model import Model, open_model
 from agent.monitoring.observer import ObserverThread
 from agent.vision.decode import open_decoder

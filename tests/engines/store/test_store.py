@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from engines.errors import EngineError
-from engines.store.artefact import Artefact, find_artefact, fingerprint, read_artefact, write_artefact
+from engines.store.artefact import Artefact, Store, find_artefact, fingerprint, read_artefact, write_artefact
 from engines.store.signing import MANIFEST, seal
-from engines.store.store import Store
 
 INPUTS = {"model": "abc", "precision": "int8"}
 ENGINE = bytes(range(200))

@@ -22,7 +22,7 @@ from calibrate.errors import TaredError
 from engines.errors import DeviceError, EngineError
 from engines.interface import BackendOptions, BuildRequest
 from engines.quantise.placement import place
-from engines.store.store import Store
+from engines.store.artefact import Store
 from engines.trt.backend import TensorRtBackend
 from engines.trt.engine import TensorRtEngine
 
