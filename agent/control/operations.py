@@ -27,10 +27,10 @@ from agent.control.summary import RunSummary
 from agent.control.swap import EngineSwap, SwapRequest
 from agent.control.triggers import Schedule, Trigger, Triggers, answered_times
 from agent.jobs.child_process import JobOutcome
-from agent.jobs.job import MODEL, JobJournal, JobRegistry, JobTracker
+from agent.jobs.job import MODEL, Job, JobJournal, JobRegistry, JobTracker
 from agent.jobs.limits import ROLLBACK_LOOP, AutomationLimits, PrecisionAttempts
 from agent.jobs.new_model import NewModel
-from agent.jobs.recalibration import Job, Recalibration
+from agent.jobs.recalibration import Recalibration
 from agent.models.engine_service import EngineService, LoadedEngine
 from agent.monitoring.camera_monitor import CameraStates
 from agent.serving.pipeline import Pipeline

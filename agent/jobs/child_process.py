@@ -94,7 +94,7 @@ _NICE = 10
 
 
 class JobProcess:
-    """`python -m MODULE DIRECTORY`, whose job has been written to the directory.
+    """`python -m MODULE DIRECTORY`, niced by background.py; its job has been written to the directory.
 
     The callbacks are called in a thread of this object's own. An outcome always comes, and comes last, also from a
     process that dies without a word. By then nothing that the process started is running, and the directory is removed.
@@ -103,7 +103,7 @@ class JobProcess:
     Args:
         on_progress: Called with step and percent.
         on_outcome: Called with the outcome.
-        module: Prints lines as agent.jobs.child_process defines them.
+        module: Prints lines as `run_child` does.
         nice: Its priority, see background.py.
         memory_bytes: Resident memory that it may take, with all that it starts; None: half of the board's. Beyond, it
             is killed, and the outcome is the error `recalibration.memory`. The address space is not limited, because

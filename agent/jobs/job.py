@@ -14,7 +14,7 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from agent.common.database import Database
 from agent.common.errors import AgentError
 from agent.common.state_files import parse_or_none
 from agent.jobs.limits import AutomationLimits
+from agent.planning.precision_raise import PrecisionRaise
 from agent.system.process import release_free_memory
 from agent.uplink.reporter import Reporter
 from calibrate.errors import TaredError
@@ -376,6 +377,51 @@ class JobTracker:
             self._journal.enter(self.id, state, **outcome)
         except AgentError as error:
             self._reporter.error(error, trigger=self.trigger)
+
+
+@dataclass
+class Job:
+    """One recalibration, or one build of a new model's reference.
+
+    Args:
+        trigger: first-start, alarm, precision, schedule, command or model.
+        frames: Frames to collect.
+        method: How scales are chosen, see calibrate.threshold.
+        tracker: Journals and reports the progress.
+        raising: By how much precision is raised; None where it is not.
+        max_loss: Largest accepted loss of fidelity; None: as configured.
+        started_s: Monotonic time of the trigger.
+        reason: Why the job stands still; empty if it does not.
+        model: File of a new model that is not in its place yet.
+        merged: A calibration of the fleet, which is tried instead of one from the frames.
+    """
+
+    trigger: str
+    frames: int
+    method: str
+    tracker: JobTracker
+    raising: PrecisionRaise | None = None
+    max_loss: float | None = None
+    started_s: float = field(default_factory=time.monotonic)
+    step: str = JobState.REQUESTED.value
+    percent: int = 0
+    reason: str = ""
+    model: Path | None = None
+    merged: Path | None = None
+
+    def advance(self, step: str, percent: int) -> None:
+        """Note the progress, and report each new step and every ten percent. Raises AgentError."""
+        is_new = (step, percent // 10) != (self.step, self.percent // 10)
+        self.step, self.percent = step, percent
+        if is_new:
+            self.tracker.progress(step, percent)
+
+    def note_waiting(self, reason: str) -> bool:
+        """Note why the job stands still now, empty if it does not; return True if it does."""
+        if reason != self.reason:
+            self.reason = reason
+            self.tracker.report_waiting(reason)
+        return bool(reason)
 
 
 class JobRegistry:

@@ -12,8 +12,8 @@ import time
 from agent.commands.deliveries import StagedModel
 from agent.commands.dispatcher import CANCELLED
 from agent.common.errors import AgentError
-from agent.jobs.job import MODEL, JobRegistry, JobTracker
-from agent.jobs.recalibration import CHANGED, Job, Recalibration
+from agent.jobs.job import MODEL, Job, JobRegistry, JobTracker
+from agent.jobs.recalibration import CHANGED, Recalibration
 from calibrate.errors import TaredError
 
 # Seconds until the next try, after an error that says nothing of the model: no headroom, a full disk, a rollback.

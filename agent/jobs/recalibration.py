@@ -15,7 +15,6 @@ import errno
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.collection.selection import HELD_OUT_EVERY
@@ -26,7 +25,7 @@ from agent.config import Config
 from agent.jobs.candidate import JobRequest, write_job
 from agent.jobs.child_process import JobOutcome, JobProcess
 from agent.jobs.headroom import Headroom
-from agent.jobs.job import MODEL, JobState, JobTracker
+from agent.jobs.job import MODEL, Job, JobState, JobTracker
 from agent.jobs.reference import write_reference_job
 from agent.models.engine_service import EngineService
 from agent.monitoring.observer import ObserverThread
@@ -35,51 +34,6 @@ from agent.system.board import BoardState
 from agent.system.state_dir import remove_unfinished_builds
 from agent.validation.verdict import MIN_INFORMATIVE
 from calibrate.errors import TaredError
-
-
-@dataclass
-class Job:
-    """One recalibration, or one build of a new model's reference.
-
-    Args:
-        trigger: first-start, alarm, precision, schedule, command or model.
-        frames: Frames to collect.
-        method: How scales are chosen, see calibrate.threshold.
-        tracker: Journals and reports the progress.
-        raising: By how much precision is raised; None where it is not.
-        max_loss: Largest accepted loss of fidelity; None: as configured.
-        started_s: Monotonic time of the trigger.
-        reason: Why the job stands still; empty if it does not.
-        model: File of a new model that is not in its place yet.
-        merged: A calibration of the fleet, which is tried instead of one from the frames.
-    """
-
-    trigger: str
-    frames: int
-    method: str
-    tracker: JobTracker
-    raising: PrecisionRaise | None = None
-    max_loss: float | None = None
-    started_s: float = field(default_factory=time.monotonic)
-    step: str = JobState.REQUESTED.value
-    percent: int = 0
-    reason: str = ""
-    model: Path | None = None
-    merged: Path | None = None
-
-    def advance(self, step: str, percent: int) -> None:
-        """Note the progress, and report each new step and every ten percent. Raises AgentError."""
-        is_new = (step, percent // 10) != (self.step, self.percent // 10)
-        self.step, self.percent = step, percent
-        if is_new:
-            self.tracker.progress(step, percent)
-
-    def note_waiting(self, reason: str) -> bool:
-        """Note why the job stands still now, empty if it does not; return True if it does."""
-        if reason != self.reason:
-            self.reason = reason
-            self.tracker.report_waiting(reason)
-        return bool(reason)
 
 
 class SupervisedChild:

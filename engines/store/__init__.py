@@ -2,8 +2,8 @@
 
 Read in this order: artefact, retention.
 
-    artefact    Artefact, write_artefact, read_artefact, find_artefact, check_runtime, fingerprint; Store: artefacts under
-                their ids, with `current` and `previous`
+    artefact    Artefact, write_artefact, read_artefact, find_artefact, check_runtime, fingerprint
+                Store: artefacts under their ids, with `current` and `previous`
     retention   StoreCleaner, retain: which artefacts stay; record_refusal
     signing     find_key, sign, is_signed: keys, signatures and sealed manifests
     files       replace_files, staging, remove, sweep: writing so that nobody meets half a file

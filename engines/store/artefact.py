@@ -1,9 +1,9 @@
 """Write an artefact once, verify it before use, and keep a daemon's artefacts: `current` and `previous`.
 
-An artefact is a directory with `manifest.json` and the files it names by SHA-256. The manifest is sealed, and with a key signed
-(engines/store/signing.py), so that a changed byte in any file is found before a runtime sees it. An engine is code:
-what is loaded are the bytes that `Artefact.read_file` has verified, not what lies under their name a moment later. A `Store` holds each under its id, and makes one current by one atomic
-rename.
+An artefact is a directory with `manifest.json` and the files it names by SHA-256. The manifest is sealed, and with a
+key signed (engines/store/signing.py), so that a changed byte in any file is found before a runtime sees it. An engine
+is code: what is loaded are the bytes that `Artefact.read_file` has verified, not what lies under their name later.
+A `Store` holds each artefact under its id, and makes one current by one atomic rename.
 """
 
 from __future__ import annotations

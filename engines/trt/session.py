@@ -102,13 +102,7 @@ class Session:
         self._runtime: Runtime = self._log.create(self._release.trt.Runtime)
         self.engine: ICudaEngine = self._deserialise(content)
         self.stream = self._gpu.stream()
-        with self._log.recorded() as record:
-            context = self.engine.create_execution_context()
-        if context is None:
-            raise EngineError(
-                "engine.memory", record.last_error, "memory for the engine's activations", "free memory on the GPU"
-            )
-        self.context: IExecutionContext = context
+        self.context = self._create_context()
         self.inputs: list[TensorSpec] = []
         outputs: list[TensorSpec] = []
         trt = self._release.trt
@@ -259,6 +253,16 @@ class Session:
             del self.engine
         with suppress(AttributeError):
             del self._runtime
+
+    def _create_context(self) -> IExecutionContext:
+        """In a frame of its own: an error that `_open` raises later must not keep the context from being freed."""
+        with self._log.recorded() as record:
+            context = self.engine.create_execution_context()
+        if context is None:
+            raise EngineError(
+                "engine.memory", record.last_error, "memory for the engine's activations", "free memory on the GPU"
+            )
+        return context
 
     def _deserialise(self, content: bytes) -> ICudaEngine:
         with self._log.recorded() as record:

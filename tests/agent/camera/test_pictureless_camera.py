@@ -97,7 +97,7 @@ def test_an_answer_that_comes_a_byte_at_a_time_is_cut_off(said: bytes) -> None:
 
 
 def test_it_does_not_hang(camera: MjpegServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The watchdog would restart a daemon that serves others well. An attempt and the wait after it take 1.5 s at most."""
+    """The watchdog would restart a daemon that serves others well. An attempt and its wait take 1.5 s at most."""
     monkeypatch.setattr("agent.serving.pipeline._HANGS_S", 2.5)
     camera.damage = SENT[0]
     config = CameraConfig(source=camera.url, silence_s=0.3)

@@ -15,7 +15,7 @@ from agent.common.errors import AgentError
 from agent.contract.commands import CommandResult
 from agent.jobs import new_model
 from agent.jobs.child_process import JobOutcome
-from agent.jobs.recalibration import Job
+from agent.jobs.job import Job
 
 __all__ = ["desk"]  # the fixture
 
