@@ -176,17 +176,17 @@ class Operations:
 
     def _start_job(self, trigger: Trigger) -> None:
         """Start the job that is due, or switch regimes. Raises AgentError (`journal.write`)."""
-        if trigger.trigger == "switch":
+        if trigger.kind == "switch":
             self._switch(trigger.switch_to)
             return
         on_failure = None
         if trigger.raising is not None:
             on_failure = partial(self._attempts.note_failure, self._service.serving.id)
-        tracker = self._registry.start(trigger.trigger, trigger.request, on_failure=on_failure)
-        if trigger.trigger != "first-start":  # a camera without an engine of its own has to get one
+        tracker = self._registry.start(trigger.kind, trigger.request, on_failure=on_failure)
+        if trigger.kind != "first-start":  # a camera without an engine of its own has to get one
             self._limits.count_job()
-        self._jobs.start(trigger.trigger, tracker, raising=trigger.raising)
-        if trigger.trigger == "schedule":
+        self._jobs.start(trigger.kind, tracker, raising=trigger.raising)
+        if trigger.kind == "schedule":
             self._schedule.mark_answered(trigger.request["due"])
             self._pipeline.observer.collection.restart()
 

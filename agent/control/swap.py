@@ -59,7 +59,7 @@ class SwapInProgress:
 
     Args:
         missed_before: Frames that nobody had taken when it began.
-        swap: Set with the engine's first answer.
+        announced: Set with the engine's first answer.
         is_going_back: The frame path has been requested to go back to the previous engine.
         recall: The operator's rollback, if there is one.
     """
@@ -68,7 +68,7 @@ class SwapInProgress:
     request: SwapRequest
     probation: Probation
     missed_before: int
-    swap: Swap | None = None
+    announced: Swap | None = None
     is_going_back: bool = False
     recall: JobTracker | None = None
 
@@ -155,7 +155,7 @@ class EngineSwap:
     def tick(self, states: CameraStates) -> None:
         """Judge the candidate by the newest frames, and try again to save an engine that the disk has refused."""
         swap = self._swap
-        if swap is not None and swap.swap is not None and not swap.is_going_back:
+        if swap is not None and swap.announced is not None and not swap.is_going_back:
             objection = _objection(swap, states)
             if objection is not None:
                 self._go_back(swap, objection)
@@ -208,12 +208,12 @@ class EngineSwap:
             self._answer_recall(swap)
             return
         error = _recalled() if swap.recall is not None else None
-        if error is None and swap.swap is not None:
+        if error is None and swap.announced is not None:
             error = _objection(swap, self._pipeline.observer.states())
         if error is not None:
             self._on_failed(swap, error, None, False)
             return
-        if swap.swap is None:
+        if swap.announced is None:
             self._announce(swap, None, 0)
         self._commit(swap)
 
@@ -222,7 +222,7 @@ class EngineSwap:
         if swap is not self._swap:
             return
         self._swap = None
-        if swap.swap is not None:
+        if swap.announced is not None:
             self._on_engine_changed(None, self._pipeline.serving_since(ts))
         rollback = Rollback(
             ts,
@@ -261,7 +261,7 @@ class EngineSwap:
         """Report that the candidate serves from the frame of capture time `ts` on, though it is not committed yet."""
         self._on_engine_changed(swap.loaded, self._pipeline.serving_since(ts))
         request, verdict = swap.request, swap.request.verdict
-        swap.swap = Swap(
+        swap.announced = Swap(
             ts,
             swap.loaded.artefact.id,
             request.trigger,
@@ -270,7 +270,7 @@ class EngineSwap:
             verdict.fidelity_serving if verdict else None,
             skipped,
         )
-        self._reporter.event("rollback" if request.trigger == "rollback" else "swap", **_event_detail(swap.swap))
+        self._reporter.event("rollback" if request.trigger == "rollback" else "swap", **_event_detail(swap.announced))
 
     def _go_back(self, swap: SwapInProgress, error: AgentError) -> None:
         """Let the frame path go back, unless it has done so, or has ended: then one of its events follows."""
@@ -284,12 +284,12 @@ class EngineSwap:
     def _commit(self, swap: SwapInProgress) -> None:
         """Keep the engine in service, whatever the disk does, and make it current."""
         self._swap = None
-        assert swap.swap is not None, "an engine is committed once it serves"
-        self._summary.swaps.append(swap.swap)
+        assert swap.announced is not None, "an engine is committed once it serves"
+        self._summary.swaps.append(swap.announced)
         self._summary.artefact = str(swap.loaded.artefact.path)
         error = self._save(swap)
         if error is None:
-            swap.request.tracker.succeed({"artefact": swap.swap.artefact, "fidelity": swap.swap.fidelity})
+            swap.request.tracker.succeed({"artefact": swap.announced.artefact, "fidelity": swap.announced.fidelity})
         else:
             swap.request.tracker.fail(error)
 

@@ -35,13 +35,13 @@ class Trigger:
     """The reason for a job that is due.
 
     Args:
-        trigger: first-start, switch, alarm, schedule or precision.
+        kind: first-start, switch, alarm, schedule or precision.
         request: What the journal keeps of it.
-        switch_to: With trigger switch, the artefact to put in service.
-        raising: With trigger precision, by how much it is raised.
+        switch_to: Of kind switch: the artefact to put in service.
+        raising: Of kind precision: by how much it is raised.
     """
 
-    trigger: str
+    kind: str
     request: Mapping[str, Any] = field(default_factory=dict)
     switch_to: str = ""
     raising: PrecisionRaise | None = None

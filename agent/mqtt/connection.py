@@ -39,9 +39,9 @@ from paho.mqtt.reasoncodes import ReasonCode
 from agent.common.errors import AgentError, ConfigError
 from agent.common.timing import Backoff
 from agent.contract.wire import MAX_PAYLOAD_BYTES
-from agent.mqtt import endpoint as tls
 from agent.mqtt.bulk_receive import BulkSocket, PubackPolicy, ReceiveQueue
 from agent.mqtt.endpoint import Endpoint
+from agent.mqtt.endpoint import explain as explain_tls_error
 from agent.mqtt.message import Message, MessageSource
 from agent.mqtt.protocol import (
     BrokerLimits,
@@ -275,7 +275,7 @@ class Connection:
         except WebsocketConnectionError as error:
             raise websocket_error(endpoint.websocket_path, endpoint.port, error) from None
         except OSError as error:
-            tls_error = tls.explain(error, in_handshake=True) if endpoint.tls is not None else None
+            tls_error = explain_tls_error(error, in_handshake=True) if endpoint.tls is not None else None
             raise tls_error or error from None
         except ValueError as error:
             found = f"{endpoint.host!a} port {endpoint.port} ({error})"
@@ -438,7 +438,7 @@ class Connection:
         self, _client: Client, _: object, flags: DisconnectFlags, reason: ReasonCode, properties: Properties | None
     ) -> None:
         error = self._last_error.error
-        if error is not None and (tls_error := tls.explain(error)) is not None:
+        if error is not None and (tls_error := explain_tls_error(error)) is not None:
             self.version_reply = "none"
             self.outcome = str(tls_error)
             return
