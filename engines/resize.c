@@ -1,5 +1,5 @@
 /* From a frame of bytes to a network input of floats in one pass, row by row, so that all between them stays in the
- * processor's nearest cache. preprocessing.py says what the numbers are, and host_preprocessing.py how they are laid out.
+ * processor's nearest cache. preprocessing.py says what the numbers are and how they are laid out.
  *
  * C99 but for vectors, which GCC and Clang have for every processor. No Python: loaded through ctypes.
  */

@@ -183,7 +183,7 @@ def test_a_broken_build_of_the_passes_is_left_alone(
     content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / f"_count{EXTENSION_SUFFIXES[0]}").write_bytes(content)
-    monkeypatch.setattr(compiled, "__file__", str(tmp_path / "compiled.py"))
+    monkeypatch.setattr(compiled, "__file__", str(tmp_path / "native.py"))
     assert compiled.load() is None
 
 
