@@ -7,11 +7,12 @@ import json
 import math
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
-
-from rich.console import Console
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from agent.common.errors import AgentError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _PIPED_COLUMNS = 180  # of a table that is piped on
 
@@ -65,4 +66,6 @@ def print_result(options: argparse.Namespace, result: dict[str, Any]) -> int:
 
 def table_console() -> Console:
     """A console on stdout, wide where it is piped, so that no table is cut."""
+    from rich.console import Console  # most commands print no table, and its import takes a third of their start
+
     return Console(width=None if sys.stdout.isatty() else _PIPED_COLUMNS)

@@ -15,8 +15,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rich.console import Console
-
 from agent.cli.arguments import Parser, command, number
 from agent.cli.offline import add_offline
 from agent.cli.service import add_service
@@ -24,7 +22,6 @@ from agent.cli.store import add_store
 from agent.common.errors import ConfigError
 from agent.common.redaction import hide_arguments
 from calibrate.errors import TaredError
-from engines.trace import start_tracing
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -48,6 +45,8 @@ def main(arguments: Sequence[str] | None = None, extra: Sequence[CommandGroup] =
     try:
         options = _parser(extra).parse_args(arguments)
         if os.environ.get("TARED_NVTX"):
+            from engines.trace import start_tracing
+
             start_tracing()
         run: Callable[[argparse.Namespace], int] = options.run
         return run(options)
@@ -102,6 +101,8 @@ def _run(options: argparse.Namespace) -> int:
     from agent.system.process import limit_malloc_arenas
 
     limit_malloc_arenas()  # before what follows starts any thread
+    from rich.console import Console
+
     from agent.common.console import set_up_logging
     from agent.config import load_config
     from agent.daemon.handlers import RESTART

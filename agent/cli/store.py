@@ -10,8 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
 from agent.cli.arguments import command, table_console
 from agent.common.errors import AgentError
 from calibrate.errors import TaredError
@@ -51,6 +49,8 @@ def _list(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"artefacts": rows, "cached": cached, "free_bytes": cleaner.free_bytes()}))
         return 0
+    from rich.table import Table
+
     table = Table(*_COLUMNS, box=None, pad_edge=False)
     for row in rows:
         table.add_row(*(_plain(row[column]) for column in _COLUMNS))
