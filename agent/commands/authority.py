@@ -47,14 +47,14 @@ class Authority:
 
     @property
     def allows_unsigned(self) -> bool:
-        """Whether unsigned documents are admitted."""
+        """True if unsigned documents are admitted."""
         if self._config.unsigned is not None:
             return self._config.unsigned == "allow"
         return self._local and not self.has_keys
 
     @property
     def has_keys(self) -> bool:
-        """Whether any key is configured."""
+        """True if any key is configured."""
         return bool(len(self.operators) or len(self.releases))
 
     @property

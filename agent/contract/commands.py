@@ -289,5 +289,5 @@ class CommandResult(Document):
 
     @property
     def final(self) -> bool:
-        """Whether no further result follows."""
+        """True if no further result follows."""
         return self.status not in ("ACCEPTED", "IN_PROGRESS")

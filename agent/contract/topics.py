@@ -25,7 +25,7 @@ def check_name(name: str) -> str:
 
 
 def may_reply_to(topic: str, own: str, house: str = HOME_ASSISTANT_PREFIX) -> bool:
-    """Whether a result may go to the topic that the sender of a command names.
+    """Return whether a result may go to the topic that the sender of a command names.
 
     Otherwise a sender could have a board, which is allowed to publish, write anybody's telemetry, commands and state.
 

@@ -198,7 +198,7 @@ class CameraMonitor:
 
     @property
     def absent(self) -> bool:
-        """Whether nothing has been observed for so long that what is known may be of another light."""
+        """True if nothing has been observed for so long that what is known may be of another light."""
         return self._observed_s is not None and time.monotonic() - self._observed_s > _ABSENT_S
 
     def state(self, outage: str, spending: Spending) -> CameraState:

@@ -115,7 +115,7 @@ class RecalibrationEvidence(Generic[Block, Scales]):
 
     @property
     def wants_more_frames(self) -> bool:
-        """Whether more frames should be observed than usual."""
+        """True if more frames should be observed than usual."""
         return self._close_s < _CLOSE_S or (self.warns and self._warned_s < _WARNED_S)
 
     def update(self, block: Block, frames: int, seconds: float, own_db: float, gain_db: float | None) -> None:
@@ -217,7 +217,7 @@ class DriftState:
     gains_db: Mapping[str, float]
 
     def is_worse_under(self, artefact: str, tolerance_db: float) -> bool:
-        """Whether another regime would suit this scene worse than the one in service, and not well."""
+        """Return whether another regime would suit this scene worse than the one in service, and not well."""
         return self.gains_db.get(artefact, 0.0) > max(tolerance_db, self.serving_db)
 
 

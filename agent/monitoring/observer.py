@@ -111,7 +111,7 @@ class ObserverThread(threading.Thread):
 
     @property
     def is_opening(self) -> bool:
-        """Whether the reference engine is still to come."""
+        """True if the reference engine is still to come."""
         return not self._opened.is_set()
 
     def offer(self, served: ServedFrame) -> None:

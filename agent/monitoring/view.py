@@ -70,7 +70,7 @@ class FrameFeatures:
 
     @property
     def is_blind(self) -> bool:
-        """Whether there is next to nothing to see."""
+        """True if there is next to nothing to see."""
         return self.luminance < _DARK or float(self.layout.std()) < _FLAT
 
 

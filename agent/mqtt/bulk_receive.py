@@ -254,7 +254,7 @@ class BulkSocket:
         self._arrived.append(Arrival(topic, data[at : min(end, at + MAX_PAYLOAD_BYTES + 1)], retained))
 
     def _is_withheld(self, acknowledgement: bytes) -> bool:
-        """Whether this PUBACK is due already.
+        """Return whether this PUBACK is due already.
 
         Some brokers send a message again on the same connection while they wait. A second PUBACK would acknowledge the
         next message of the same packet id.

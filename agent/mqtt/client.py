@@ -83,7 +83,7 @@ class MqttSession(abc.ABC):
 
     @property
     def connected(self) -> bool:
-        """Whether the broker has admitted us and accepted our subscriptions."""
+        """True if the broker has admitted us and accepted our subscriptions."""
         return self._is_greeted
 
     @property
@@ -205,7 +205,7 @@ class MqttSession(abc.ABC):
         self._leaving = True
 
     def _has_left(self) -> bool:
-        """Whether it is time to go; says goodbye to the broker if everything was delivered."""
+        """Return whether it is time to go; says goodbye to the broker if everything was delivered."""
         connection = self._connection
         if connection is None or connection.in_flight or self._unsent or len(self._last_words):
             return time.monotonic() > self._leave_by

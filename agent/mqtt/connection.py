@@ -110,7 +110,7 @@ class InFlight:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more may be sent."""
+        """True if one more may be sent."""
         return len(self._sent) < self.most
 
     def messages_from(self, source: MessageSource) -> list[Message]:
@@ -216,7 +216,7 @@ class Connection:
 
     @property
     def alive(self) -> bool:
-        """Whether there is still a socket."""
+        """True if there is still a socket."""
         return self.sock is not None
 
     @property
@@ -226,13 +226,13 @@ class Connection:
 
     @property
     def wants_write(self) -> bool:
-        """Whether data waits until the socket accepts more."""
+        """True if data waits until the socket accepts more."""
         sock = self.sock
         return self._client.want_write() or (isinstance(sock, BulkSocket) and sock.wants_write)
 
     @property
     def has_read_ahead(self) -> bool:
-        """Whether there is something to read that no selector sees."""
+        """True if there is something to read that no selector sees."""
         # Only the sockets of TLS, and paho's for websockets, have `pending`.
         return bool(getattr(self.sock, "pending", int)())
 

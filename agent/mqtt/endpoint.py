@@ -144,7 +144,7 @@ class Endpoint:
 
     @property
     def exposes_password(self) -> bool:
-        """Whether the password crosses a network unencrypted."""
+        """True if the password crosses a network unencrypted."""
         return self.password_file is not None and self.tls is None and not is_loopback(self.host)
 
     def password(self) -> str | None:
@@ -159,7 +159,7 @@ class Endpoint:
 
 
 def is_loopback(host: str | None) -> bool:
-    """Whether only this machine reaches the broker at this address; None is the embedded one."""
+    """Return whether only this machine reaches the broker at this address; None is the embedded one."""
     if host is None or host == "localhost":
         return True
     try:

@@ -50,7 +50,7 @@ class Reply:
 
     @property
     def fits(self) -> bool:
-        """Whether it is short enough to be stored with a command."""
+        """True if it is short enough to be stored with a command."""
         return len(self.topic.encode()) <= MAX_TOPIC_BYTES and len(self.correlation or b"") <= _MAX_CORRELATION_BYTES
 
 

@@ -84,7 +84,7 @@ class TrialResult:
 
     @property
     def is_faster(self) -> bool:
-        """Whether the candidate is faster than float by more than chance."""
+        """True if the candidate is faster than float by more than chance."""
         return self.latency_ms <= _FASTER * self.latency_float_ms
 
 
@@ -119,7 +119,7 @@ class Tally:
 
     @property
     def is_decided(self) -> bool:
-        """Whether more frames would change nothing, or too little to matter."""
+        """True if more frames would change nothing, or too little to matter."""
         if self._loses_more or self._is_futile or self._is_hopeless:
             return True
         return self._keeps_loss and not self._disagreement.appears_above(self._terms.max_confusion)

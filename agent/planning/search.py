@@ -234,7 +234,7 @@ class PlanSearch:
 
     @property
     def is_decided(self) -> bool:
-        """Whether every layer has to be float, so that there is nothing to search."""
+        """True if every layer has to be float, so that there is nothing to search."""
         return bool((self._fixed() == FLOAT).all())
 
     @cached_property
@@ -263,7 +263,7 @@ class PlanSearch:
         return self.result
 
     def out_of_time(self, share: float = 1.0) -> bool:
-        """Whether this share of the budget is spent."""
+        """Return whether this share of the budget is spent."""
         budget_s = self.options.budget_s
         return budget_s is not None and time.monotonic() - self._started >= share * budget_s
 

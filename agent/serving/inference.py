@@ -51,12 +51,12 @@ class RoundRobinScheduler:
 
     @property
     def is_finished(self) -> bool:
-        """Whether no more frames come."""
+        """True if no more frames come."""
         return all(slot.is_finished for slot in self.slots)
 
     @property
     def may_overwrite(self) -> bool:
-        """Whether a frame that waits may be overwritten by a newer one."""
+        """True if a frame that waits may be overwritten by a newer one."""
         return not all(slot.keep_every for slot in self.slots)
 
     def next_frame(self, timeout_s: float | None = None, until: Callable[[], bool] | None = None) -> Frame | None:
@@ -219,7 +219,7 @@ class InFlightFrames:
 
     @property
     def is_done(self) -> bool:
-        """Whether the engine is known to be done with the first inference under way."""
+        """True if the engine is known to be done with the first inference under way."""
         return self._submitted[0].pending.inference.is_done
 
     @property
@@ -326,12 +326,12 @@ class FrameLoop(threading.Thread):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether an engine that was on trial still hangs in its thread."""
+        """True if an engine that was on trial still hangs in its thread."""
         return self._left_behind is not None and self._left_behind.is_stuck
 
     @property
     def is_committing(self) -> bool:
-        """Whether a committed engine waits for the next frame; until then none can be tried out."""
+        """True if a committed engine waits for the next frame; until then none can be tried out."""
         with self._trial_lock:
             return self._trial is not None and self._is_committed
 

@@ -100,7 +100,7 @@ class Feed:
 
     @property
     def is_up(self) -> bool:
-        """Whether the camera is up: it has given a frame, has not been lost since, and has not ended."""
+        """True if the camera is up: it has given a frame, has not been lost since, and has not ended."""
         frames, _ = self.capture.beat
         return frames > 0 and not self.lost and self.capture.is_alive()
 
@@ -113,7 +113,7 @@ class Feed:
 
     @property
     def is_hung(self) -> bool:
-        """Whether the thread that reads a live camera has done nothing for long: nothing in this process cures that."""
+        """True if the thread that reads a live camera has done nothing for long: nothing in this process cures that."""
         return self.is_live and self.capture.is_alive() and time.monotonic() - self._beaten_s > _HANGS_S
 
     @property
@@ -213,7 +213,7 @@ class Pipeline:
 
     @property
     def is_live(self) -> bool:
-        """Whether any camera is live: what is learnt then is of use after this run. Recordings may be played again."""
+        """True if any camera is live: what is learnt then is of use after this run. Recordings may be played again."""
         return any(feed.is_live for feed in self.feeds.values())
 
     @property
@@ -232,7 +232,7 @@ class Pipeline:
 
     @property
     def is_running(self) -> bool:
-        """Whether frames are still being served."""
+        """True if frames are still being served."""
         return self.loop.is_alive()
 
     @property
@@ -285,7 +285,7 @@ class Pipeline:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a candidate still hangs, with the memory that it holds; no other one is tried out meanwhile."""
+        """True if a candidate still hangs, with the memory that it holds; no other one is tried out meanwhile."""
         return self.loop.is_stuck
 
     def start_trial(self, engine_id: str, engine: Engine, events: TrialEvents) -> None:

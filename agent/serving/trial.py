@@ -183,7 +183,7 @@ class Probation:
 
     @property
     def is_finished(self) -> bool:
-        """Whether it has lasted for the configured frames and seconds. Valid once a first frame was answered.
+        """True if it has lasted for the configured frames and seconds. Valid once a first frame was answered.
 
         A camera of few frames would take hours for as many: there it lasts for ten times the seconds.
         """
@@ -202,7 +202,7 @@ class Probation:
 
     @property
     def judges_p99(self) -> bool:
-        """Whether either engine has answered enough frames for their 99th percentiles to be compared."""
+        """True if either engine has answered enough frames for their 99th percentiles to be compared."""
         if min(self.frames, self._previous_s.size) < _FEWEST:
             return False
         return quantile_bounds(self._previous_s, 0.99)[1] < math.inf
@@ -383,12 +383,12 @@ class Trial(threading.Thread):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether its thread was left behind and has not come back."""
+        """True if its thread was left behind and has not come back."""
         return self._left_behind and self.is_alive()
 
     @property
     def is_busy(self) -> bool:
-        """Whether an inference is under way."""
+        """True if an inference is under way."""
         return self._is_pending and self._answers.empty()
 
     def rehearse(self, frame: Frame) -> bool:

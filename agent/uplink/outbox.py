@@ -250,7 +250,7 @@ class Outbox:
 
     @property
     def is_due(self) -> bool:
-        """Whether `turn` has something to do."""
+        """True if `turn` has something to do."""
         return self._closing or self._window.is_low or time.monotonic() >= self._write_at
 
     @property
@@ -330,12 +330,12 @@ class SendWindow:
 
     @property
     def is_low(self) -> bool:
-        """Whether it is time to load more."""
+        """True if it is time to load more."""
         return not self.complete and len(self._loaded) < WINDOW // 2
 
     @property
     def is_at_start(self) -> bool:
-        """Whether the next message would be the first of a parcel."""
+        """True if the next message would be the first of a parcel."""
         return not self._messages
 
     def reset(self) -> None:
@@ -406,7 +406,7 @@ class RateLimiter:
 
     @property
     def allows_one(self) -> bool:
-        """Whether one more is allowed now."""
+        """True if one more is allowed now."""
         now = time.monotonic()
         self._left = min(self._per_s, self._left + (now - self._counted_s) * self._per_s)
         self._counted_s = now

@@ -104,7 +104,7 @@ class OutboxStore:
 
     @property
     def needs_collector(self) -> bool:
-        """Whether a collector has to confirm what the broker has acknowledged."""
+        """True if a collector has to confirm what the broker has acknowledged."""
         return self._config.confirm == "collector" or (self._config.confirm == "auto" and self._collected)
 
     def due(self, limit: int) -> list[Parcel]:

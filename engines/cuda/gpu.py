@@ -70,7 +70,7 @@ class Gpu:
 
     @property
     def integrated(self) -> bool:
-        """Whether the GPU works in the host's memory, as on a Jetson."""
+        """True if the GPU works in the host's memory, as on a Jetson."""
         return self._attribute("INTEGRATED") == 1
 
     @property

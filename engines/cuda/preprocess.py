@@ -20,7 +20,7 @@ class DevicePreprocess:
         self._tables: dict[ImageTransform, Buffer] = {}
 
     def has_room(self, transform: ImageTransform) -> bool:
-        """Whether `run` gives up no table for it."""
+        """Return whether `run` gives up no table for it."""
         return transform in self._tables or len(self._tables) < _TABLES
 
     def run(

@@ -71,12 +71,12 @@ class SimulatedBoard:
 
     @property
     def connected(self) -> bool:
-        """Whether its daemon is connected."""
+        """True if its daemon is connected."""
         return self._daemon is not None and self._daemon.connected
 
     @property
     def has_left(self) -> bool:
-        """Whether it has ended, after `stop`."""
+        """True if it has ended, after `stop`."""
         return self._daemon is None or self._daemon.client.has_left
 
     @property
@@ -101,7 +101,7 @@ class SimulatedBoard:
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether nothing is waited for.
+        """True if nothing is waited for.
 
         A collector has confirmed all rows of the present epoch, or none at all (there is none); or the power is off.
         """

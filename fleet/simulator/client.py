@@ -51,7 +51,7 @@ class LightClient(MqttSession):
 
     @property
     def has_left(self) -> bool:
-        """Whether the session was closed, or abandoned, and has ended."""
+        """True if the session was closed, or abandoned, and has ended."""
         return self._is_closed
 
     def wake(self) -> None:

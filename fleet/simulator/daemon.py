@@ -87,7 +87,7 @@ class Daemon:
 
     @property
     def connected(self) -> bool:
-        """Whether it is connected to the broker."""
+        """True if it is connected to the broker."""
         return self.client.connected
 
     @property
