@@ -27,7 +27,9 @@ WARM_UP = 20  # jobs after which all that is kept for good is there
 ANSWERED = 12_000  # frames after which the memory of answers, for which labels may come, is full
 SAMPLES = 10  # jobs whose median counts, at either end
 JOURNALED = 1000  # jobs, with which the journal has its full length
-KEPT = 4  # artefacts: the current one, and `store.keep`
+# Artefacts: the newest `store.keep`, the float reference, and the previous one. That may be older than the newest: a
+# candidate that is equal to an artefact of the store is this artefact, and serves again.
+KEPT = 5
 GROWTH = 0.02
 OPEN = {
     "lock",
