@@ -1,14 +1,12 @@
 """Change many boards of a fleet, wave by wave, each wave judged before the next one starts.
 
-A rollout lives in the store: its specification, its boards and its commands, one table each with a module each
-(`rollout_rows`, `board_rows`, `command_rows`; each module also has the states of its rows). An operator writes to
-these tables through `register`. A `controller` process claims rollouts and takes their steps, with the help of:
+A rollout lives in the store: its specification, its boards and its commands, one table each (`rows`). An operator
+writes to these tables through `register`. A `controller` process claims rollouts and takes their steps, with the help
+of:
 
-    stepper    one step in a transaction: results, plan, new commands, verdicts
-    planner    where a rollout goes next
-    actions    the commands that boards get
-    outcomes   what results make of boards
-    sender     commands on their way to boards
+    stepper      one step in a transaction: results, where the rollout goes next, new commands, verdicts
+    board_steps  the commands that boards get, and what results make of boards
+    sender       commands on their way to boards
 
 `spec` is what an operator requests: boards and limits, the gates (`gates`), and order, waves and hours (`schedule`).
 `schedule` holds waves and time windows together: both say when a board gets its turn, and both are parsed by `spec`
@@ -19,7 +17,5 @@ Public names:
     controller    LEASE_S, Controller
     spec          FILES, RolloutSpec, file_arguments_from
     listing       as_object, details, print_plan, print_rollout, print_rollouts
-    planner       state_counts
-    board_rows    TargetRow, TargetState
-    rollout_rows  Rollout, RolloutState
+    rows          BoardRow, BoardState, Rollout, RolloutState, count_words
 """

@@ -13,7 +13,7 @@ import socket
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,9 +28,9 @@ from agent.mqtt.bulk_receive import ReceiveQueue
 from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
 from fleet.devices.records import audit
 from fleet.operator import file_arguments, may_answer_forged_command, requested_chunks
-from fleet.rollout import board_rows, rollout_rows
-from fleet.rollout.outcomes import parse_result
-from fleet.rollout.rollout_rows import Rollout, RolloutState
+from fleet.rollout import rows
+from fleet.rollout.board_steps import parse_result
+from fleet.rollout.rows import Rollout, RolloutState
 from fleet.rollout.schedule import check_zone
 from fleet.rollout.sender import CommandSender
 from fleet.rollout.spec import RolloutSpec
@@ -137,57 +137,49 @@ class Controller:
                 except AgentError as error:
                     log.error("rollouts=waiting error=%r retry_s=%.0f", str(error), _RETRY_S)
                     time.sleep(_RETRY_S)
-            with (
-                suppress(AgentError),
-                self._store.transaction("write") as transaction,
-            ):  # otherwise the leases end by themselves
-                rollout_rows.release(transaction, self._owner, self.rollouts)
+            # Otherwise the leases end by themselves.
+            with suppress(AgentError), self._store.transaction("write") as transaction:
+                rows.release_leases(transaction, self._owner, self.rollouts)
 
     def _claim(self) -> None:
         now = time.time()
         unable = {each for each, until_s in self._unable.items() if until_s > time.monotonic()}
         with self._store.transaction("write") as transaction:
-            can_sign = self._signer is not None
-            if not can_sign:
-                self._leave_signed(transaction, now)
-            claimed = rollout_rows.claim(
-                transaction, self._owner, now, now + self._lease_s, unable, self._fleet, can_sign
-            )
-        for identity, may_have_moved in claimed.items():
-            if may_have_moved or identity not in self.rollouts:
-                self._lose(identity)
-                self._adopt(identity)
+            free = rows.free_rollouts(transaction, self._owner, now, self._fleet)
+            if self._signer is None:
+                self._leave_signed(transaction, {each.id for each in free if each.is_signed})
+            mine = [each for each in free if each.id not in unable | self._unsignable]
+            rows.lease(transaction, mine, self._owner, now + self._lease_s)
+        for rollout in mine:
+            if rollout.lease_owner != self._owner or rollout.id not in self.rollouts:  # others may have moved it
+                self._lose(rollout.id)
+                self._adopt(rollout)
         self._has_claimed = True
 
-    def _leave_signed(self, transaction: Transaction, now: float) -> None:
+    def _leave_signed(self, transaction: Transaction, demanding: Set[str]) -> None:
         """Record once for each rollout that demands signatures that this controller cannot carry it out."""
-        waiting = set(rollout_rows.waiting_for_signer(transaction, now, self._fleet))
-        for identity in waiting - self._unsignable:
+        for identity in demanding - self._unsignable:
             audit(transaction, self._who, _LEFT, str(_NO_KEY), identity, "{}")
             log.error("rollout=%s step=%r error=%r", identity, _LEFT, str(_NO_KEY))
-        self._unsignable |= waiting
+        self._unsignable |= demanding
 
-    def _adopt(self, identity: str) -> None:
+    def _adopt(self, rollout: Rollout) -> None:
         """Hold a claimed rollout, unless it cannot be carried out here for now; then release it, and record why.
 
         Reasons: it is of another tared, the file that boards will request is missing, or a time zone is unknown.
         """
+        identity = rollout.id
         try:
             with self._store.transaction("read") as transaction:
-                rollout = rollout_rows.get(transaction, identity)
-                zones = [
-                    zone
-                    for wave in range(rollout.waves)
-                    for zone in board_rows.waiting_zones(transaction, identity, wave)
-                ]
-            for zone in dict.fromkeys(zones):
+                zones = rows.waiting_zones(transaction, identity, (0, rollout.waves))
+            for zone in zones:
                 check_zone(zone)
             if rollout.state is not RolloutState.UNDOING:  # otherwise no board will request it
                 _check_file(rollout.spec)
         except CommandError as error:
             is_new, self._unable[identity] = identity not in self._unable, time.monotonic() + _UNABLE_S
             with self._store.transaction("write") as transaction:
-                rollout_rows.release(transaction, self._owner, [identity])
+                rows.release_leases(transaction, self._owner, [identity])
                 if is_new:
                     audit(transaction, self._who, _LEFT, str(error), identity, "{}")
             log.error("rollout=%s step=%r error=%r", identity, _LEFT, str(error))

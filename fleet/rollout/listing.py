@@ -13,15 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from fleet.devices.devices import Device
-from fleet.rollout.board_rows import TargetRow, TargetState
-from fleet.rollout.planner import state_counts
 from fleet.rollout.register import Overview
+from fleet.rollout.rows import BoardRow, BoardState, count_words
 from fleet.rollout.spec import RolloutSpec
 from fleet.store.transaction import Row
 
 _WIDE = 200
 _MOST_SHOWN = 20  # boards that did not simply succeed
-_PLAIN = (TargetState.WAITING, TargetState.DONE)
+_PLAIN = (BoardState.WAITING, BoardState.DONE)
 
 
 def as_object(overview: Overview) -> dict[str, Any]:
@@ -42,7 +41,7 @@ def as_object(overview: Overview) -> dict[str, Any]:
     }
 
 
-def details(overview: Overview, boards: Sequence[TargetRow], commands: Sequence[Row]) -> dict[str, Any]:
+def details(overview: Overview, boards: Sequence[BoardRow], commands: Sequence[Row]) -> dict[str, Any]:
     """Return a rollout for --json, with its boards, records, and commands as they were sent and answered."""
     keys = ("device", "for", "id", "sent", "status", "command", "result")
     return {
@@ -69,12 +68,12 @@ def print_rollouts(overviews: Sequence[Overview], console: Console) -> None:
     for each in overviews:
         rollout = each.rollout
         wave = f"{rollout.wave + 1} of {rollout.waves}"
-        boards = state_counts(map(Counter, each.counts.values()))
+        boards = count_words(map(Counter, each.counts.values()))
         table.add_row(rollout.id, rollout.op, rollout.state.value, wave, boards, _when(rollout.created))
     console.print(table)
 
 
-def print_rollout(overview: Overview, boards: Sequence[TargetRow], console: Console) -> None:
+def print_rollout(overview: Overview, boards: Sequence[BoardRow], console: Console) -> None:
     """Print the waves of a rollout, the boards that did not simply succeed, and all records."""
     rollout = overview.rollout
     demand = ", signed commands alone" if rollout.is_signed else ""
@@ -82,7 +81,7 @@ def print_rollout(overview: Overview, boards: Sequence[TargetRow], console: Cons
     waves = _table(console, "wave", "boards")
     for wave, counts in sorted(overview.counts.items()):
         here = " <" if wave == rollout.wave and not rollout.state.is_finished else ""
-        waves.add_row(f"{wave + 1}{here}", state_counts([Counter(counts)]))
+        waves.add_row(f"{wave + 1}{here}", count_words([Counter(counts)]))
     console.print(waves)
     notable = [each for each in boards if each.state not in _PLAIN and each.reason]
     if notable:

@@ -15,9 +15,8 @@ from agent.common.errors import CommandError
 from fleet.devices.devices import Device, Devices
 from fleet.devices.records import AuditEntry, audit, audit_entries
 from fleet.devices.selection import select
-from fleet.rollout import board_rows, command_rows, rollout_rows
-from fleet.rollout.board_rows import TargetRow, TargetState
-from fleet.rollout.rollout_rows import Rollout, RolloutState
+from fleet.rollout import rows
+from fleet.rollout.rows import BoardRow, BoardState, Rollout, RolloutState
 from fleet.rollout.schedule import check_zone, order_devices, wave_sizes
 from fleet.rollout.spec import RolloutSpec
 from fleet.store.transaction import FleetStore, Row
@@ -31,7 +30,7 @@ class Overview:
     """A rollout for people. counts: boards of each wave, by state. records: the oldest first."""
 
     rollout: Rollout
-    counts: dict[int, dict[TargetState, int]]
+    counts: dict[int, dict[BoardState, int]]
     records: Sequence[AuditEntry]
 
 
@@ -71,7 +70,7 @@ class RolloutRegister:
         """Store a new rollout, which a controller then carries out; return its id."""
         boards = [[(each.id, each.tags.get(ZONE_TAG, spec.timezone)) for each in wave] for wave in waves]
         with self._store.transaction("write") as transaction:
-            identity = rollout_rows.create(transaction, fleet, spec, boards, time.time())
+            identity = rows.create_rollout(transaction, fleet, spec, boards, time.time())
             document = {"spec": json.loads(spec.to_json()), "waves": [len(wave) for wave in waves]}
             audit(transaction, self._who, "created", why, identity, json.dumps(document))
         return identity
@@ -79,19 +78,19 @@ class RolloutRegister:
     def all(self, fleet: str) -> list[Overview]:
         """Return the rollouts of a fleet, without their records; the newest first."""
         with self._store.transaction("read") as transaction:
-            rollouts = rollout_rows.all_rollouts(transaction, fleet)
-            return [Overview(each, dict(board_rows.counts(transaction, each.id)), ()) for each in rollouts]
+            rollouts = rows.all_rollouts(transaction, fleet)
+            return [Overview(each, dict(rows.board_counts(transaction, each.id)), ()) for each in rollouts]
 
-    def show(self, identity: str) -> tuple[Overview, list[TargetRow], list[Row]]:
-        """Return a rollout with its boards, and its commands as `command_rows.all_commands` has them.
+    def show(self, identity: str) -> tuple[Overview, list[BoardRow], list[Row]]:
+        """Return a rollout with its boards, and its commands as `rows.all_commands` has them.
 
         identity: the id, or the start of it. Raises CommandError (`rollout.unknown`).
         """
         with self._store.transaction("read") as transaction:
-            rollout = rollout_rows.find(transaction, identity)
-            counts = board_rows.counts(transaction, rollout.id)
-            boards = board_rows.of_waves(transaction, rollout.id, 0, rollout.waves)
-            commands = command_rows.all_commands(transaction, rollout.id)
+            rollout = rows.find_rollout(transaction, identity)
+            counts = rows.board_counts(transaction, rollout.id)
+            boards = rows.boards_of_waves(transaction, rollout.id, 0, rollout.waves)
+            commands = rows.all_commands(transaction, rollout.id)
         return Overview(rollout, dict(counts), audit_entries(self._store, rollout.id)), boards, commands
 
     def pause(self, identity: str, why: str) -> Rollout:
@@ -126,13 +125,13 @@ class RolloutRegister:
         self, identity: str, states: Sequence[RolloutState], what: str, why: str, changed: Callable[[Rollout], Rollout]
     ) -> Rollout:
         with self._store.transaction("write") as transaction:
-            current = rollout_rows.find_for_update(transaction, identity)
+            current = rows.find_rollout(transaction, identity, lock=True)
             if current.state not in states:
                 expected = " or ".join(each.value for each in states)
                 remedy = "look at 'tared fleet rollout show'; 'abort --undo all' takes back what is done, in any state"
                 raise CommandError("rollout.state", f"{current.id} is {current.state.value}", expected, remedy)
             rollout = changed(current)
-            rollout_rows.save_position(transaction, rollout)
+            rows.save_position(transaction, rollout)
             document = {"wave": rollout.wave + 1, "state": rollout.state.value}
             audit(transaction, self._who, what, why, rollout.id, json.dumps(document))
         return rollout

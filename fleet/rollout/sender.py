@@ -9,14 +9,14 @@ from __future__ import annotations
 import heapq
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 
 from agent.contract.topics import Topics
-from agent.mqtt.message import Message
+from agent.mqtt.message import Message, MessageSource
 from fleet.operator import REPEAT_S, command_message
-from fleet.rollout.command_rows import CommandRow
+from fleet.rollout.rows import CommandRow
 
 _MOST_REPEAT_S = 60.0
 
@@ -43,8 +43,8 @@ class _Flight:
         return self.topics.fleet, self.topics.device
 
 
-class CommandSender:
-    """A MessageSource of the commands that are on their way; thread-safe."""
+class CommandSender(MessageSource):
+    """The commands that are on their way; thread-safe. Only a board's answer ends the repetition of one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -144,18 +144,6 @@ class CommandSender:
                 flight.repeat_s = min(2.0 * flight.repeat_s, _MOST_REPEAT_S)
                 return command_message(flight.topics, flight.command.payload.encode(), flight.command.expires)
         return None
-
-    def connection_started(self) -> None:
-        """What the old connection lost is repeated, like everything."""
-
-    def delivered(self, message: Message) -> None:
-        """The broker has it; only the board's answer ends its repetition."""
-
-    def refused(self, message: Message, for_good: bool) -> None:
-        """It is repeated."""
-
-    def put_back(self, messages: Sequence[Message]) -> None:
-        """They are repeated."""
 
     def _schedule(self, flight: _Flight, at_s: float) -> None:
         flight.due_s = at_s

@@ -8,11 +8,9 @@ from typing import Any
 from agent.contract.commands import CommandResult, Reported
 from agent.contract.messages import Birth, Status
 from fleet.devices.devices import Devices
-from fleet.rollout import rollout_rows
-from fleet.rollout.board_rows import TargetRow, TargetState
-from fleet.rollout.command_rows import CommandRole, CommandRow
+from fleet.rollout import rows
 from fleet.rollout.register import RolloutRegister
-from fleet.rollout.rollout_rows import RolloutState
+from fleet.rollout.rows import BoardRow, BoardState, CommandRole, CommandRow, RolloutState
 from fleet.rollout.sender import CommandSender
 from fleet.rollout.spec import RolloutSpec
 from fleet.rollout.stepper import RolloutStepper
@@ -31,7 +29,7 @@ class Room:
         register = RolloutRegister(store, "operator")
         self.id = register.create("f", spec, register.plan("f", spec, "seed"), "")
         with store.transaction("write") as transaction:
-            rollout_rows.claim(transaction, "owner", time.time(), time.time() + 60.0, ())
+            rows.lease(transaction, rows.free_rollouts(transaction, "owner", time.time()), "owner", time.time() + 60.0)
         self.stepper = RolloutStepper(store, self.sender, "owner", "who", None, self.held, 60.0)
 
     def serves(self, engines: dict[int, str]) -> None:
@@ -60,10 +58,10 @@ class Room:
         found = self.stepper._open.get(self.id, {}).values()
         return {each.name: each for each in found if each.role is role}
 
-    def states(self) -> list[TargetState]:
+    def states(self) -> list[BoardState]:
         return [each.state for each in self.rows()]
 
-    def rows(self) -> list[TargetRow]:
+    def rows(self) -> list[BoardRow]:
         return RolloutRegister(self.store, "").show(self.id)[1]
 
     def turn(self, undo: str | None = "all") -> None:

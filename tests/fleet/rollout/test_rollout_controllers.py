@@ -17,16 +17,16 @@ import pytest
 from brokers import RealBroker, eventually
 from databases import where as where
 from rollout_bench import Commands, a_fleet, begin, boards, controlling, ended, overview, swaps
-from simulator_bench import topics
+from simulator_bench import FLEET, topics
 
 from agent.common.errors import AgentError
 from fleet.cli.main import main
-from fleet.rollout import rollout_rows
-from fleet.rollout.board_rows import TargetState
-from fleet.rollout.rollout_rows import RolloutState
+from fleet.rollout import rows
+from fleet.rollout.rows import BoardState, RolloutState
 from fleet.rollout.spec import RolloutSpec
 from fleet.simulator.options import BadEngines
 from fleet.store.opening import open_store
+from fleet.store.transaction import Transaction
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
@@ -68,8 +68,8 @@ def test_however_often_the_controller_is_killed_each_board_is_told_once(mosquitt
     assert {device: len(ids) for device, ids in sent.items()} == {topics(each).device: 1 for each in range(8)}
     undone = {topics(each).device for each in range(2, 8)}
     assert {device: len(ids) for device, ids in back.items()} == dict.fromkeys(undone, 1)
-    assert boards(where, identity, TargetState.UNDONE) == undone
-    assert boards(where, identity, TargetState.WAITING) == {topics(each).device for each in range(8, 12)}
+    assert boards(where, identity, BoardState.UNDONE) == undone
+    assert boards(where, identity, BoardState.WAITING) == {topics(each).device for each in range(8, 12)}
     assert all(len(swaps(where, number)) == 1 + (topics(number).device in undone) for number in range(8))
 
 
@@ -100,27 +100,35 @@ def test_a_controller_that_stood_still_finds_its_rollout_taken_and_leaves_it(mos
     assert {device: len(ids) for device, ids in sent.items()} == {topics(each).device: 1 for each in range(6)}
 
 
+def claim(
+    transaction: Transaction, owner: str, now: float, until: float, fleet: str | None = None
+) -> dict[str, str | None]:
+    """Claim what is free; who held it before, by rollout."""
+    free = rows.free_rollouts(transaction, owner, now, fleet)
+    rows.lease(transaction, free, owner, until)
+    return {each.id: each.lease_owner for each in free}
+
+
 def test_of_two_that_claim_at_once_one_has_it(where: str) -> None:
     with open_store(where) as one, open_store(where) as other:
         with one.transaction("write") as transaction:
-            identity = rollout_rows.create(transaction, "f", spec(), [[(1, "UTC")]], 0.0)
-            assert rollout_rows.claim(transaction, "one", 10.0, 40.0, (), fleet="another") == {}
-            assert rollout_rows.claim(transaction, "one", 10.0, 40.0, (identity,)) == {}
+            identity = rows.create_rollout(transaction, "f", spec(), [[(1, "UTC")]], 0.0)
+            assert claim(transaction, "one", 10.0, 40.0, fleet="another") == {}
         claimed: list[str] = []
         with one.transaction("write") as transaction:
-            claimed += rollout_rows.claim(transaction, "one", 10.0, 40.0, ())
+            claimed += claim(transaction, "one", 10.0, 40.0)
             with (
                 contextlib.suppress(AgentError),
                 other.transaction("write") as beside,
             ):  # SQLite has it wait, and give up
-                claimed += rollout_rows.claim(beside, "other", 10.0, 40.0, ())
+                claimed += claim(beside, "other", 10.0, 40.0)
         with other.transaction("write") as transaction:
-            assert rollout_rows.renew_lease(transaction, identity, "other", 11.0, 40.0) is None
-            assert rollout_rows.claim(transaction, "other", 39.0, 70.0, ()) == {}
-            assert rollout_rows.claim(transaction, "other", 41.0, 70.0, ()) == {identity: True}
-            assert rollout_rows.claim(transaction, "other", 42.0, 71.0, ()) == {identity: False}  # its own
+            assert rows.renew_lease(transaction, identity, "other", 11.0, 40.0) is None
+            assert claim(transaction, "other", 39.0, 70.0) == {}
+            assert claim(transaction, "other", 41.0, 70.0) == {identity: "one"}
+            assert claim(transaction, "other", 42.0, 71.0) == {identity: "other"}
         with one.transaction("write") as transaction:
-            assert rollout_rows.renew_lease(transaction, identity, "one", 42.0, 80.0) is None
+            assert rows.renew_lease(transaction, identity, "one", 42.0, 80.0) is None
     assert claimed == [identity]
 
 
@@ -132,7 +140,7 @@ def test_a_result_that_came_while_there_was_no_controller_is_found(mosquitto: Re
         with controlling(mosquitto, where):
             eventually(lambda: len(commands.sent_ids("recalibrate")) == 1, 30.0)
         eventually(lambda: simulation._boards[0].results["SUCCEEDED"] == 1, 20.0)
-        assert boards(where, identity, TargetState.SENT) == {topics(0).device}
+        assert boards(where, identity, BoardState.SENT) == {topics(0).device}
         with controlling(mosquitto, where):
             assert ended(where, identity).rollout.state is RolloutState.COMPLETED
         assert len(swaps(where, 0)) == 1
@@ -144,7 +152,7 @@ def test_a_rollout_of_a_file_waits_for_a_controller_that_has_it(mosquitto: RealB
     with a_fleet(mosquitto, where, 2):
         assert main(["fleet", "rollout", "create", "--op", "model", f"file={file}", *options(where)]) == 0
         with open_store(where) as store, store.transaction("read") as transaction:
-            (rollout,) = rollout_rows.all_rollouts(transaction)
+            (rollout,) = rows.all_rollouts(transaction, FLEET)
         file.write_bytes(b"another model")
         with controlling(mosquitto, where) as controller:
             eventually(lambda: controller.is_done, 10.0)
@@ -224,7 +232,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(
     assert main(["fleet", "rollout", "create", "--op", "recalibrate", "--db", where, *overrides]) == 2
     assert f"error: {code}:" in capsys.readouterr().err
     with open_store(where) as store, store.transaction("read") as transaction:
-        assert rollout_rows.all_rollouts(transaction) == []
+        assert rows.all_rollouts(transaction, "default") == []
 
 
 def test_a_rollout_of_a_newer_tared_is_left_alone_and_the_others_go_on(mosquitto: RealBroker, tmp_path: Path) -> None:

@@ -18,12 +18,10 @@ from agent.contract.signing import Signer, new_key
 from agent.mqtt.endpoint import Endpoint
 from fleet.cli.main import main
 from fleet.devices.devices import Devices
-from fleet.rollout import rollout_rows
-from fleet.rollout.board_rows import TargetState
-from fleet.rollout.command_rows import CommandRole, CommandRow
+from fleet.rollout import rows
 from fleet.rollout.controller import Controller
 from fleet.rollout.register import RolloutRegister
-from fleet.rollout.rollout_rows import RolloutState
+from fleet.rollout.rows import BoardState, CommandRole, CommandRow, RolloutState
 from fleet.rollout.sender import CommandSender
 from fleet.rollout.stepper import RolloutStepper
 from fleet.store.opening import open_store
@@ -61,7 +59,7 @@ def test_a_key_that_no_board_has_obeyed_halts_the_rollout_and_no_engine_has_fail
     taken_over(room, signer if signs else None)
     room.step()
     assert room.step(refused(room.open()["b0"], code)) is RolloutState.PAUSED
-    assert room.states() == [TargetState.WAITING, TargetState.SENT]
+    assert room.states() == [BoardState.WAITING, BoardState.SENT]
     (why,) = halts(room)
     assert why.startswith(f"b0: {code}: found this")
     assert "'run --sign KEY', then 'tared fleet rollout resume'" in why
@@ -83,7 +81,7 @@ def test_resumed_by_a_controller_with_the_key_all_are_told_and_nobody_halts_it_a
     signed = room.open()
     assert all("signature" in json.loads(each.payload) for each in signed.values())
     room.step(*(done(each, artefact="e1") for each in signed.values()))
-    assert room.states() == [TargetState.DONE] * 2
+    assert room.states() == [BoardState.DONE] * 2
     assert len(halts(room)) == 1
 
 
@@ -94,7 +92,7 @@ def test_one_board_with_another_key_is_unreached_and_keeps_nobody_waiting(store:
     orders = room.open()
     room.step(accepted(orders["b0"]))
     assert room.step(refused(orders["b1"], "command.signature")) is RolloutState.RUNNING
-    assert room.states() == [TargetState.SENT, TargetState.UNREACHED]
+    assert room.states() == [BoardState.SENT, BoardState.UNREACHED]
     assert "command.signature" in room.rows()[1].reason
     assert halts(room) == []
 
@@ -105,7 +103,7 @@ def test_without_a_key_even_one_board_that_demands_it_halts_the_rollout(store: F
     orders = room.open()
     room.step(accepted(orders["b0"]))
     assert room.step(refused(orders["b1"], "command.unsigned")) is RolloutState.PAUSED
-    assert room.states() == [TargetState.SENT, TargetState.WAITING]
+    assert room.states() == [BoardState.SENT, BoardState.WAITING]
 
 
 def test_what_is_refused_while_all_is_undone_halts_nothing(store: FleetStore) -> None:
@@ -117,15 +115,15 @@ def test_what_is_refused_while_all_is_undone_halts_nothing(store: FleetStore) ->
     room.turn()
     room.step()
     assert room.step(refused(orders["b1"], "command.unsigned")) is RolloutState.UNDOING
-    assert room.states()[1] is TargetState.UNREACHED
+    assert room.states()[1] is BoardState.UNREACHED
     room.step(refused(room.open(CommandRole.UNDO)["b0"], "command.unsigned"))
-    assert room.states()[0] is TargetState.DONE  # asked again, in case the next controller has the key
+    assert room.states()[0] is BoardState.DONE  # asked again, in case the next controller has the key
     with store.transaction() as transaction:
         transaction.execute("UPDATE rollout_targets SET due = 0.0")
     room.step()
     room.step(done(room.open(CommandRole.UNDO)["b0"], artefact="e0"))
     room.until(RolloutState.ABORTED)
-    assert room.states() == [TargetState.UNDONE, TargetState.UNREACHED]
+    assert room.states() == [BoardState.UNDONE, BoardState.UNREACHED]
 
 
 def test_a_controller_without_a_key_never_claims_a_rollout_that_demands_one(
@@ -144,7 +142,7 @@ def test_a_controller_without_a_key_never_claims_a_rollout_that_demands_one(
                 without._claim()
             assert without.rollouts.keys() == {plain}
             with store.transaction("read") as transaction:
-                assert rollout_rows.get(transaction, room.id).lease_owner is None
+                assert rows.get_rollout(transaction, room.id).lease_owner is None
             assert caplog.text.count("rollout.unsigned") == 1
             assert "run one with --sign KEY" in caplog.text
             having._claim()

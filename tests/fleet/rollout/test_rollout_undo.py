@@ -14,21 +14,19 @@ from rollout_room import Room, accepted, done, failed, spec
 from agent.common.errors import CommandError
 from agent.mqtt.endpoint import Endpoint
 from fleet.devices.records import Results
-from fleet.rollout.board_rows import TargetState
-from fleet.rollout.command_rows import CommandRole
 from fleet.rollout.controller import Controller
 from fleet.rollout.register import RolloutRegister
-from fleet.rollout.rollout_rows import RolloutState
+from fleet.rollout.rows import BoardState, CommandRole, RolloutState
 from fleet.rollout.spec import file_arguments_from
 from fleet.store.opening import open_store
 from fleet.store.transaction import FleetStore
 
 
 @pytest.mark.parametrize(
-    ("back_at", "state"), [("e0", TargetState.UNDONE), ("e7", TargetState.KEPT), (None, TargetState.UNDONE)]
+    ("back_at", "state"), [("e0", BoardState.UNDONE), ("e7", BoardState.KEPT), (None, BoardState.UNDONE)]
 )
 def test_a_board_has_gone_back_where_it_serves_what_it_had(
-    store: FleetStore, back_at: str | None, state: TargetState
+    store: FleetStore, back_at: str | None, state: BoardState
 ) -> None:
     room = Room(store, spec(), boards=1)
     room.step()
@@ -40,8 +38,8 @@ def test_a_board_has_gone_back_where_it_serves_what_it_had(
     assert room.states() == [state]
 
 
-@pytest.mark.parametrize(("serves", "state"), [("e2", TargetState.KEPT), ("e0", TargetState.UNDONE)])
-def test_a_board_that_has_gone_on_since_is_left_alone(store: FleetStore, serves: str, state: TargetState) -> None:
+@pytest.mark.parametrize(("serves", "state"), [("e2", BoardState.KEPT), ("e0", BoardState.UNDONE)])
+def test_a_board_that_has_gone_on_since_is_left_alone(store: FleetStore, serves: str, state: BoardState) -> None:
     room = Room(store, spec(), boards=1)
     room.step()
     room.step(done(room.open()["b0"], artefact="e1"))
@@ -61,7 +59,7 @@ def test_a_board_that_was_done_too_late_goes_back_too(store: FleetStore) -> None
     room.step(accepted(order))
     time.sleep(0.15)
     room.step()
-    assert room.states() == [TargetState.FAILED]
+    assert room.states() == [BoardState.FAILED]
     assert room.open(CommandRole.CANCEL).keys() == {"b0"}  # it is wanted no more
     late = done(order, artefact="e1")
     with store.transaction() as transaction:
@@ -71,7 +69,7 @@ def test_a_board_that_was_done_too_late_goes_back_too(store: FleetStore) -> None
     room.step()
     room.step()
     room.step(done(room.open(CommandRole.UNDO)["b0"], artefact="e0"))
-    assert room.states() == [TargetState.UNDONE]
+    assert room.states() == [BoardState.UNDONE]
     room.until(RolloutState.ABORTED)
 
 
@@ -100,13 +98,13 @@ def test_after_a_wave_went_back_the_earlier_ones_can_be_taken_back_too(store: Fl
     undo_all_that_is_asked(room)
     room.serves({0: "e1"})
     room.until(RolloutState.ROLLED_BACK)
-    assert room.states() == [TargetState.DONE, TargetState.UNDONE, TargetState.FAILED]
+    assert room.states() == [BoardState.DONE, BoardState.UNDONE, BoardState.FAILED]
     room.turn("all")
     room.step()
     assert room.open(CommandRole.UNDO).keys() == {"b0"}
     undo_all_that_is_asked(room)
     room.until(RolloutState.ABORTED)
-    assert room.states() == [TargetState.UNDONE, TargetState.UNDONE, TargetState.FAILED]
+    assert room.states() == [BoardState.UNDONE, BoardState.UNDONE, BoardState.FAILED]
     assert [each.what for each in RolloutRegister(store, "").show(room.id)[0].records][-2:] == [
         "aborted, to undo all",
         "ABORTED",
@@ -123,7 +121,7 @@ def test_while_a_wave_goes_back_the_earlier_ones_can_join_it(store: FleetStore) 
     assert room.open(CommandRole.UNDO)["b1"] == former  # who was told is not told again
     undo_all_that_is_asked(room)
     room.until(RolloutState.ABORTED)
-    assert room.states() == [TargetState.UNDONE, TargetState.UNDONE, TargetState.FAILED]
+    assert room.states() == [BoardState.UNDONE, BoardState.UNDONE, BoardState.FAILED]
 
 
 def test_who_was_to_be_told_as_a_wave_was_stopped_keeps_nobody_waiting(store: FleetStore) -> None:
@@ -134,7 +132,7 @@ def test_who_was_to_be_told_as_a_wave_was_stopped_keeps_nobody_waiting(store: Fl
     sent = [each for each in room.open().values() if each.payload in out]
     assert room.step(failed(sent[0], "engine.broken")) is RolloutState.UNDOING
     room.step()
-    assert Counter(room.states()) == {TargetState.FAILED: 1, TargetState.SENT: 1, TargetState.WAITING: 1}
+    assert Counter(room.states()) == {BoardState.FAILED: 1, BoardState.SENT: 1, BoardState.WAITING: 1}
     assert room.open().keys() == {sent[1].name}
     assert room.sent() == []
     room.step(failed(sent[1], "engine.broken"))
@@ -156,10 +154,10 @@ def test_of_what_was_completed_all_goes_back_but_who_has_gone_on_since(store: Fl
     assert room.open(CommandRole.UNDO).keys() == {"b0", "b2"}
     undo_all_that_is_asked(room)
     room.until(RolloutState.ABORTED)
-    assert room.states() == [TargetState.UNDONE, TargetState.KEPT, TargetState.UNDONE]
+    assert room.states() == [BoardState.UNDONE, BoardState.KEPT, BoardState.UNDONE]
     room.turn("all")  # once more: there is nothing left
     room.until(RolloutState.ABORTED)
-    assert room.states() == [TargetState.UNDONE, TargetState.KEPT, TargetState.UNDONE]
+    assert room.states() == [BoardState.UNDONE, BoardState.KEPT, BoardState.UNDONE]
 
 
 @pytest.mark.parametrize("undo", [None, "wave"])
