@@ -32,7 +32,6 @@ from agent.mqtt.client import MqttClient, SessionOptions
 from agent.mqtt.endpoint import Endpoint
 from agent.mqtt.message import Message
 from benchmarks.report import Bar, Section, add_output_option, at_most, bars_section, publish
-from fleet.devices.reports import Reports
 from fleet.simulator.options import SimulationOptions
 from fleet.simulator.simulation import Simulation, SimulationOutcome, allow_files
 from fleet.store.opening import open_store
@@ -181,10 +180,12 @@ class Course:
 def lost(database: Path, made: dict[str, tuple[int, int]]) -> tuple[int, int]:
     """How many rows boards made, and how many of them are not in the collector's database."""
     missing = 0
-    with open_store(database) as store:
-        reports = Reports(store)
+    query = (
+        "SELECT seq FROM reports r JOIN devices d ON d.id = r.device WHERE d.fleet = ? AND d.name = ? AND r.epoch = ?"
+    )
+    with open_store(database) as store, store.transaction("read") as transaction:
         for device, (epoch, last) in made.items():
-            found = {each.seq for each in reports.reports_of(_FLEET, device) if each.stream.epoch == epoch}
+            found = {seq for (seq,) in transaction.execute(query, (_FLEET, device, epoch))}
             missing += len(set(range(1, last + 1)) - found)
     return sum(last for _, last in made.values()), missing
 

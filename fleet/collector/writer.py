@@ -11,8 +11,7 @@ import time
 
 from fleet.collector.batch import Batch
 from fleet.devices.devices import Devices
-from fleet.devices.identities import Identities
-from fleet.devices.records import Refused, Results, quarantine
+from fleet.devices.records import Refused, quarantine, store_results
 from fleet.devices.reports import Report, Reports, Stream
 from fleet.store.transaction import FleetStore, Transaction, write_with_retries
 from fleet.untrusted import Warnings
@@ -33,8 +32,7 @@ class BatchWriter:
     def __init__(self, store: FleetStore, warnings: Warnings) -> None:
         self._store = store
         self._warnings = warnings
-        self._identities = Identities(store)
-        self._reports, self._devices, self._results = Reports(store), Devices(store), Results(store)
+        self._reports, self._devices = Reports(store), Devices(store)
 
     def write(self, batch: Batch) -> dict[Stream, int]:
         """Store a batch. Raises AgentError.
@@ -49,28 +47,25 @@ class BatchWriter:
         return complete
 
     def _write(self, transaction: Transaction, batch: Batch, now: float) -> tuple[dict[Stream, int], list[Refused]]:
-        self._lock_devices(transaction, batch, now)
-        added = self._reports.insert(transaction, batch.entries, now)
+        devices, reports = self._devices, self._reports
+        states = batch.statuses.keys() | batch.births.keys() | batch.seen
+        reporting = {(stream.fleet, stream.device) for stream in {each.stream for each in batch.entries}}
+        ids = devices.ids(transaction, states | reporting | {name for name, _, _ in batch.results}, now)
+        # Lock all devices that the batch changes: another collector's batch may change them too.
+        changing = states | reports.boards_with_new_streams(transaction, batch.entries, ids)
+        devices.lock(transaction, [ids[name] for name in changing])
+        added = reports.insert(transaction, batch.entries, ids, now)
         complete = dict(added.complete)
-        silent = batch.came_online - {(stream.fleet, stream.device) for stream in complete}
-        for name, (epoch, upto) in self._reports.positions(transaction, silent).items():
+        for name, (epoch, upto) in reports.positions(transaction, batch.came_online - reporting).items():
             complete[Stream(*name, epoch)] = upto
-        self._devices.apply_statuses(transaction, batch.statuses, now)
-        self._devices.apply_births(transaction, batch.births, now)
-        self._devices.mark_seen(transaction, batch.seen, now)
-        self._results.store(transaction, batch.results, now)
+        devices.apply_statuses(transaction, batch.statuses, now)
+        devices.apply_births(transaction, batch.births, now)
+        devices.mark_seen(transaction, batch.seen, now)
+        results = [(ids[name], result, document) for name, result, document in batch.results]
+        store_results(transaction, results, now)
         suspicious = [*map(_conflict, added.conflicts), *map(_duplicate, added.duplicates)]
         quarantine(transaction, [*batch.refused, *suspicious], now)
         return complete, suspicious
-
-    def _lock_devices(self, transaction: Transaction, batch: Batch, now: float) -> None:
-        """Lock all devices that the batch changes: another collector's batch may change them too."""
-        states = batch.statuses.keys() | batch.births.keys() | batch.seen
-        reporting = {(stream.fleet, stream.device) for stream in {each.stream for each in batch.entries}}
-        names = states | reporting | {name for name, _, _ in batch.results}
-        ids = self._identities.get_or_create(transaction, names, now)
-        changing = states | self._reports.boards_with_new_streams(transaction, batch.entries, ids)
-        self._devices.lock(transaction, [ids[name] for name in changing])
 
 
 def _conflict(report: Report) -> Refused:

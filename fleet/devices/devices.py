@@ -9,14 +9,18 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from agent.contract.messages import SCHEMA_VERSION, Birth, Status
-from fleet.devices.identities import Identities, Name
 from fleet.devices.records import audit
 from fleet.store.transaction import FleetStore, Row, Transaction, write_with_retries
 from fleet.untrusted import printable
 
+Name = tuple[str, str]  # fleet, device
+K = TypeVar("K")
+V = TypeVar("V")
+
+_MOST_REMEMBERED = 200_000  # rows
 _STATE = ("id", "state", "session", "boot_id", "state_ts")
 _BIRTH = ("id", "agent_version", "model", "engine", "calibration", "birth")
 _COLUMNS = "id, fleet, name, first_seen, last_seen, state, agent_version, model, engine, calibration, birth"
@@ -63,16 +67,54 @@ class Device:
         return self.schema is not None and self.schema > SCHEMA_VERSION
 
 
+class RowCache(dict[K, V]):
+    """Remember facts about rows for as long as they hold: within one connection of the store.
+
+    Rows written in a transaction that failed are forgotten too, because the store then connects again.
+    """
+
+    def __init__(self, store: FleetStore) -> None:
+        super().__init__()
+        self._store = store
+        self._generation = 0
+
+    def validate(self) -> None:
+        """Forget everything after a new connection, or once too much is remembered. Call it before each use."""
+        if self._generation != self._store.generation or len(self) > _MOST_REMEMBERED:
+            self.clear()
+            self._generation = self._store.generation
+
+
 class Devices:
     """Read and change the devices in a store. Each method raises AgentError as the store does; times are Unix s."""
 
     def __init__(self, store: FleetStore) -> None:
         self._store = store
-        self._identities = Identities(store)
+        self._known: RowCache[Name, int] = RowCache(store)
+
+    def ids(self, transaction: Transaction, names: Set[Name], now: float) -> dict[Name, int]:
+        """Return the number of each device, by which the store's tables know it; it is remembered.
+
+        A new device gets one: first seen `now` (Unix time in s), not heard yet.
+        """
+        self._known.validate()
+        ids = {name: self._known[name] for name in names if name in self._known}
+        if len(ids) == len(names):
+            return ids
+        ids.update(_lookup_ids(transaction, names - ids.keys()))
+        if new := names - ids.keys():
+            query = (
+                "INSERT INTO devices (fleet, name, first_seen, last_seen) VALUES (?, ?, ?, 0.0) "
+                "ON CONFLICT (fleet, name) DO NOTHING"
+            )
+            transaction.execute_many(query, [(*name, now) for name in sorted(new)])
+            ids.update(_lookup_ids(transaction, new))
+        self._known.update(ids)
+        return ids
 
     def apply_statuses(self, transaction: Transaction, statuses: Mapping[Name, Status], now: float) -> None:
         """Store the newest status of devices. A late will is ignored: see `is_late_will`."""
-        ids = self._identities.get_or_create(transaction, statuses.keys(), now)
+        ids = self.ids(transaction, statuses.keys(), now)
         known = transaction.lookup("devices", ("id",), ("session", "state_ts"), [(each,) for each in ids.values()])
         rows = [
             (ids[name], status.state, printable(status.session), printable(status.boot_id), status.ts)
@@ -89,7 +131,7 @@ class Devices:
         births: by device the birth and its document. A birth that cannot be read here is None, and its document has
         the version alone, such as `{"schema_version": 2}`.
         """
-        ids = self._identities.get_or_create(transaction, births.keys(), now)
+        ids = self.ids(transaction, births.keys(), now)
         rows = []
         for name, (birth, document) in births.items():
             runs: list[str | None] = [None] * len(_BIRTH[1:-1])
@@ -101,7 +143,7 @@ class Devices:
 
     def mark_seen(self, transaction: Transaction, names: Set[Name], now: float) -> None:
         """Note that these devices have sent something just now. A message that a broker had retained does not count."""
-        ids = self._identities.get_or_create(transaction, names, now)
+        ids = self.ids(transaction, names, now)
         _update(transaction, ("id", "last_seen"), [(each, now) for each in ids.values()])
 
     def all(self, fleet: str) -> list[Device]:
@@ -178,6 +220,11 @@ def _schema(birth: Mapping[str, Any]) -> int:
     """Return the version of a birth; an older tared may have stored it unchecked."""
     version = birth.get("schema_version", SCHEMA_VERSION)
     return version if isinstance(version, int) else SCHEMA_VERSION
+
+
+def _lookup_ids(transaction: Transaction, names: Set[Name]) -> dict[Name, int]:
+    rows = transaction.lookup("devices", ("fleet", "name"), ("id",), names)
+    return {(fleet, name): int(row[0]) for (fleet, name), row in rows.items()}
 
 
 def _update(transaction: Transaction, columns: Sequence[str], rows: Sequence[Row]) -> None:

@@ -1,4 +1,24 @@
-"""Reduce a device to figures and words that can be compared and selected by; of several cameras the worst counts."""
+"""Reduce a device to figures and words that can be compared and selected by; of several cameras the worst counts.
+
+name           the device
+state          online, degraded, stopping, offline; silent: said to be there, and not heard for long
+engine         the id of the artefact that serves
+regime         that id, if it is kept as the engine of a light
+model          the model's SHA-256
+calibration    the id of the calibration
+agent          the version of its tared
+schema         the version of the contract that it speaks; of a newer one than this tared's nothing else is read
+drift          calm, warning, alarm
+gain_db        predicted gain of a recalibration, dB
+fidelity       estimate since the last swap or change of drift
+fidelity_low   the lower end of its 95 % interval
+fidelity_high  the upper end of its 95 % interval
+fidelity_n     frames behind it
+fps            frames per second
+latency_p50    milliseconds
+latency_p99    milliseconds
+seen_s         seconds since anything was heard of it; None if the broker had kept all that is known
+"""
 
 from __future__ import annotations
 
@@ -13,30 +33,13 @@ from fleet.untrusted import printable
 SILENT_S = 600.0
 Fact = str | float | None
 
-FACTS = {
-    "name": "the device",
-    "state": "online, degraded, stopping, offline; silent: said to be there, and not heard for long",
-    "engine": "the id of the artefact that serves",
-    "regime": "that id, where it is kept as the engine of a light",
-    "model": "the model's SHA-256",
-    "calibration": "the id of the calibration",
-    "agent": "the version of its tared",
-    "schema": "the version of the contract that it speaks; of a newer one than this tared's nothing else is read",
-    "drift": "calm, warning, alarm",
-    "gain_db": "predicted gain of a recalibration, dB",
-    "fidelity": "estimate since the last swap or change of drift",
-    "fidelity_low": "the lower end of its 95 % interval",
-    "fidelity_high": "the upper end of its 95 % interval",
-    "fidelity_n": "frames behind it",
-    "fps": "frames per second",
-    "latency_p50": "milliseconds",
-    "latency_p99": "milliseconds",
-    "seen_s": "seconds since anything was heard of it; nothing where all that is known had been kept by the broker",
-}
+WORDS = ("name", "state", "engine", "regime", "model", "calibration", "agent", "drift")
+_FIDELITY = ("fidelity", "fidelity_low", "fidelity_high", "fidelity_n")
+FIGURES = ("schema", "gain_db", *_FIDELITY, "fps", "latency_p50", "latency_p99", "seen_s")
 
 
 def facts(device: Device, now: float, silent_s: float = SILENT_S) -> dict[str, Fact]:
-    """Return the facts of a device by the names of FACTS; None for unknown ones.
+    """Return the facts of a device by the names of WORDS and FIGURES; None for unknown ones.
 
     now: Unix time in s. silent_s: after so many seconds without a message an online device is `silent`.
     """
@@ -47,9 +50,9 @@ def facts(device: Device, now: float, silent_s: float = SILENT_S) -> dict[str, F
     state = "silent" if device.state in ("online", "degraded") and unheard else device.state
     reported = device.telemetry.get("cameras")
     cameras = [each for each in reported.values() if isinstance(each, dict)] if isinstance(reported, dict) else []
-    regime = _at(device.events.get("regime", {}), "artefact")
+    regime = value_at(device.events.get("regime", {}), "artefact")
     fidelity = min((_fidelity(each) for each in cameras), key=_lower_bound, default=(None,) * 4)
-    drift = max((_at(each, "drift", "state") for each in cameras), key=_severity, default=None)
+    drift = max((value_at(each, "drift", "state") for each in cameras), key=_severity, default=None)
     return {
         "name": device.name,
         "state": state,
@@ -60,17 +63,17 @@ def facts(device: Device, now: float, silent_s: float = SILENT_S) -> dict[str, F
         "agent": device.agent_version,
         "schema": None if device.schema is None else float(device.schema),
         "drift": printable(drift) if isinstance(drift, str) else None,
-        "gain_db": _worst(max, (_at(each, "drift", "gain_db") for each in cameras)),
-        **dict(zip(("fidelity", "fidelity_low", "fidelity_high", "fidelity_n"), fidelity, strict=True)),
-        "fps": _worst(min, (_at(each, "fps") for each in cameras)),
-        "latency_p50": _worst(max, (_at(each, "latency_ms", "p50") for each in cameras)),
-        "latency_p99": _worst(max, (_at(each, "latency_ms", "p99") for each in cameras)),
+        "gain_db": _worst(max, (value_at(each, "drift", "gain_db") for each in cameras)),
+        **dict(zip(_FIDELITY, fidelity, strict=True)),
+        "fps": _worst(min, (value_at(each, "fps") for each in cameras)),
+        "latency_p50": _worst(max, (value_at(each, "latency_ms", "p50") for each in cameras)),
+        "latency_p99": _worst(max, (value_at(each, "latency_ms", "p99") for each in cameras)),
         "seen_s": seen_s,
     }
 
 
 def _fidelity(camera: Mapping[str, Any]) -> tuple[float | None, ...]:
-    return tuple(_number(_at(camera, "fidelity", key)) for key in ("estimate", "low", "high", "n"))
+    return tuple(_number(value_at(camera, "fidelity", key)) for key in ("estimate", "low", "high", "n"))
 
 
 def _lower_bound(fidelity: tuple[float | None, ...]) -> float:
@@ -96,7 +99,7 @@ def _number(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _at(document: Any, *keys: str) -> Any:
+def value_at(document: Any, *keys: str) -> Any:
     """Return the value at this path of a board's document, which may have any shape; None if there is none."""
     for key in keys:
         document = document.get(key) if isinstance(document, Mapping) else None

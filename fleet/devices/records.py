@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from agent.contract.commands import CommandResult
-from fleet.devices.identities import Identities, Name
 from fleet.operator import may_answer_forged_command
 from fleet.store.transaction import FleetStore, Transaction
 from fleet.untrusted import printable
@@ -89,32 +88,24 @@ def quarantined(store: FleetStore, newest: int = 100, fleet: str | None = None) 
     return [Refused(*row[:5], bytes(row[5])) for row in rows]  # type: ignore[call-arg]  # mypy counts no slice
 
 
-class Results:
-    """Keep the newest result of each command. Raises AgentError as the store does."""
+def store_results(transaction: Transaction, results: Sequence[tuple[int, CommandResult, str]], now: float) -> None:
+    """Store results of commands.
 
-    def __init__(self, store: FleetStore) -> None:
-        self._store = store
-        self._identities = Identities(store)
+    A stored final result stays, and `ACCEPTED` does not replace `IN_PROGRESS`: another collector may be ahead. A
+    refusal that anybody can provoke under the id of another's command is replaced by any other result.
 
-    def store(self, transaction: Transaction, results: Sequence[tuple[Name, CommandResult, str]], now: float) -> None:
-        """Store results of commands.
+    Args:
+        results: The device's id, its result, and the result's document; the older first.
+        now: Unix time in s.
+    """
+    rows = []
+    for device, result, document in results:
+        is_final = result.final and not may_answer_forged_command(result)
+        rows.append((device, result.id, result.status, int(is_final), now, document))
+    transaction.execute_many(_STORE_RESULT, sorted(rows, key=lambda row: row[:2]))
 
-        A stored final result stays, and `ACCEPTED` does not replace `IN_PROGRESS`: another collector may be ahead. A
-        refusal that anybody can provoke under the id of another's command is replaced by any other result.
 
-        Args:
-            results: The device, its result, and the result's document; the older first.
-            now: Unix time in s.
-        """
-        ids = self._identities.get_or_create(transaction, {name for name, _, _ in results}, now)
-        rows = []
-        for name, result, document in results:
-            is_final = result.final and not may_answer_forged_command(result)
-            rows.append((ids[name], result.id, result.status, int(is_final), now, document))
-        transaction.execute_many(_STORE_RESULT, sorted(rows, key=lambda row: row[:2]))
-
-    def documents(self, commands: Iterable[tuple[int, str]]) -> Mapping[tuple[int, str], str]:
-        """Return the newest result of each command, as its document. commands: the device's id and the command's id."""
-        with self._store.transaction("read") as transaction:
-            rows = transaction.lookup("results", _RESULT[:2], ("document",), commands)
-        return {(int(key[0]), str(key[1])): str(row[0]) for key, row in rows.items()}
+def result_documents(store: FleetStore, commands: Iterable[tuple[int, str]]) -> list[str]:
+    """Return the newest result of each of these commands that has one. commands: the device's id, the command's id."""
+    with store.transaction("read") as transaction:
+        return [str(row[0]) for row in transaction.lookup("results", _RESULT[:2], ("document",), commands).values()]

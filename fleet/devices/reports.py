@@ -8,15 +8,14 @@ is acknowledged to the board. `DuplicateBoards` notices two boards that use one 
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from typing import NamedTuple
 
-from fleet.devices.identities import Identities, Name, RowCache
-from fleet.store.transaction import FleetStore, ReportRow, Row, Transaction, write_with_retries
+from fleet.devices.devices import Name, RowCache
+from fleet.store.transaction import FleetStore, ReportRow, Row, Transaction
 
 Key = tuple[int, int]  # a device's id, its epoch
 Span = tuple[int, int, float]  # first number, last number, time by the board's clock; 0 if unknown
@@ -76,23 +75,17 @@ class AddedReports:
 
 
 class Reports:
-    """Insert reports into a store, and read them. Each method raises AgentError as the store does."""
+    """Insert reports into a store, and know how complete they are. Raises AgentError as the store does."""
 
     def __init__(self, store: FleetStore) -> None:
-        self._store = store
-        self._identities = Identities(store)
         self._duplicates = DuplicateBoards(store)
         self._started: RowCache[Stream, None] = RowCache(store)
 
-    def add(self, entries: Sequence[Report | Gap]) -> dict[Stream, int]:
-        """Insert in a transaction of its own; return up to which number each of the streams is complete."""
-        added = write_with_retries(self._store, lambda transaction: self.insert(transaction, entries, time.time()))
-        return dict(added.complete)
-
-    def insert(self, transaction: Transaction, entries: Sequence[Report | Gap], now: float) -> AddedReports:
-        """Insert what is not stored yet. now: Unix time in s."""
+    def insert(
+        self, transaction: Transaction, entries: Sequence[Report | Gap], ids: Mapping[Name, int], now: float
+    ) -> AddedReports:
+        """Insert what is not stored yet. ids: of all their devices. now: Unix time in s."""
         streams = {each.stream for each in entries}
-        ids = self._identities.get_or_create(transaction, {(stream.fleet, stream.device) for stream in streams}, now)
         keys = {stream: (ids[stream.fleet, stream.device], stream.epoch) for stream in streams}
         rows, gaps = [], []
         spans: dict[Key, list[Span]] = defaultdict(list)
@@ -127,36 +120,12 @@ class Reports:
         known = transaction.lookup("progress", _KEY, ("upto",), keys)
         return {name for key, name in keys.items() if key not in known}
 
-    def position(self, fleet: str, device: str) -> tuple[int, int]:
-        """Return a board's newest epoch, and up to which number it is complete; zeros for a board without reports."""
-        with self._store.transaction("read") as transaction:
-            return self.positions(transaction, [(fleet, device)])[fleet, device]
-
-    def positions(
-        self, transaction: Transaction, boards: Iterable[tuple[str, str]]
-    ) -> dict[tuple[str, str], tuple[int, int]]:
-        """Return the `position` of each of these boards."""
+    def positions(self, transaction: Transaction, boards: Iterable[Name]) -> dict[Name, tuple[int, int]]:
+        """Return each board's newest epoch, and up to which number it is complete; zeros without reports."""
         known = transaction.lookup("devices", ("fleet", "name"), ("id", "epoch"), boards)
         complete = transaction.lookup("progress", _KEY, ("upto",), known.values())
         latest = {board: (key[1], complete[key][0]) for board, key in known.items() if key in complete}
         return {board: latest.get(board, (0, 0)) for board in boards}
-
-    def reports_of(self, fleet: str, device: str) -> Iterator[Report]:
-        """Yield all reports of a board, in the order of their numbers."""
-        columns = "epoch, seq, kind, ts, document"
-        for epoch, *rest in self._rows(f"SELECT {columns} FROM reports r", "epoch, seq", fleet, device):
-            yield Report(Stream(fleet, device, epoch), *rest)
-
-    def gaps_of(self, fleet: str, device: str) -> list[Gap]:
-        """Return all numbers that a board has dropped, in their order."""
-        query = "SELECT epoch, first, last, kind, n FROM dropped r"
-        rows = self._rows(query, "epoch, first, kind", fleet, device)
-        return [Gap(Stream(fleet, device, epoch), *rest) for epoch, *rest in rows]
-
-    def _rows(self, query: str, order: str, fleet: str, device: str) -> list[Row]:
-        where = f"WHERE r.device = (SELECT id FROM devices WHERE fleet = ? AND name = ?) ORDER BY {order}"
-        with self._store.transaction("read") as transaction:
-            return transaction.execute(f"{query} {where}", (fleet, device))
 
 
 def _add_gaps(transaction: Transaction, gaps: Sequence[tuple[int, int, int, str, int, int]]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from agent.common.errors import CommandError
 from fleet.devices.devices import Device, Devices
-from fleet.devices.facts import FACTS, SILENT_S, Fact, facts
+from fleet.devices.facts import FIGURES, SILENT_S, WORDS, Fact, facts
 
 COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt,
@@ -24,20 +24,7 @@ COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 _CONDITION = re.compile(r"\s*([\w.-]+)\s*(?:(<=|>=|!=|=|<|>)\s*(.*?))?\s*")
 TAG = "tag."
 _NEW_TAG = re.compile(r"([\w.-]{1,64})(?:=([\w. /+-]{0,128}))?")
-FIGURES = frozenset(
-    [
-        "gain_db",
-        "fidelity",
-        "fidelity_low",
-        "fidelity_high",
-        "fidelity_n",
-        "fps",
-        "latency_p50",
-        "latency_p99",
-        "seen_s",
-        "schema",
-    ]
-)
+_FACTS = (*WORDS, *FIGURES)
 
 
 @dataclass(frozen=True)
@@ -105,10 +92,10 @@ def _condition(text: str) -> Condition:
     if match is None:
         raise _wrong(text.strip(), "conditions such as state=degraded,fidelity_low<0.9")
     fact, comparison, value = match[1], match[2] or "", match[3] or ""
-    if not comparison and fact not in FACTS and not fact.startswith(TAG):
+    if not comparison and fact not in _FACTS and not fact.startswith(TAG):
         fact = TAG + fact
-    if fact not in FACTS and not fact.startswith(TAG):
-        raise _wrong(fact, f"one of {', '.join(FACTS)}, or tag.NAME")
+    if fact not in _FACTS and not fact.startswith(TAG):
+        raise _wrong(fact, f"one of {', '.join(_FACTS)}, or tag.NAME")
     if fact in FIGURES and comparison:
         try:
             is_number = math.isfinite(float(value))

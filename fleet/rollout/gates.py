@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from agent.common.errors import CommandError
-from fleet.devices.facts import Fact
-from fleet.devices.selection import COMPARISONS, FIGURES
+from fleet.devices.facts import FIGURES, Fact
+from fleet.devices.selection import COMPARISONS
 
 FAILURES, UNREACHED = "failures", "unreached"
 FAILURES_GATE = "failures<=2%"
 
 _OF_WAVE = (FAILURES, UNREACHED)
-_MEASURED = sorted(FIGURES - {"seen_s", "schema"})
+_MEASURED = sorted({*FIGURES} - {"seen_s", "schema"})
 _SHARE = 0.95
 _GATE = re.compile(r"\s*(\w+)\s*(<=|>=|<|>)\s*(-?\d+(?:\.\d+)?)(%|x)?\s*(?:@\s*(\d+(?:\.\d+)?)%)?\s*")
 

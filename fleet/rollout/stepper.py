@@ -22,7 +22,7 @@ from agent.contract.commands import CommandResult, Reported
 from agent.contract.signing import Signer
 from fleet.devices.devices import Device, Devices, newer_schemas
 from fleet.devices.facts import Fact, facts
-from fleet.devices.records import Results, audit
+from fleet.devices.records import audit, result_documents
 from fleet.rollout import board_steps, rows
 from fleet.rollout.board_steps import Actions, error_code
 from fleet.rollout.gates import GateResult, Standing, judge
@@ -80,7 +80,7 @@ class RolloutStepper:
         """
         self._store, self._sender, self._owner, self._lease_s = store, sender, owner, lease_s
         self._who, self._signer, self._settings = who, signer, settings
-        self._devices, self._results = Devices(store), Results(store)
+        self._devices = Devices(store)
         self._open: dict[str, dict[str, CommandRow]] = {}  # by rollout and command
         self._unsent: dict[str, set[str]] = {}  # by rollout, commands that were never sent and will not be
         self._collected_s: dict[str, float] = {}  # by rollout, when collected results were last searched
@@ -159,7 +159,7 @@ class RolloutStepper:
             return {}
         self._collected_s[identity] = time.monotonic()
         keys = [(each.device, each.id) for each in self._open.get(identity, {}).values()]
-        results = [CommandResult.from_json(each.encode()) for each in self._results.documents(keys).values()]
+        results = [CommandResult.from_json(each.encode()) for each in result_documents(self._store, keys)]
         return {result.id: result for result in results if result.status in ("SUCCEEDED", "FAILED")}
 
     def _apply_results(

@@ -21,7 +21,7 @@ _COLUMNS = ("device", "state", "engine", "regime", "fidelity", "gain dB", "p99 m
 
 
 def as_objects(devices: Sequence[Device], silent_s: float) -> list[dict[str, object]]:
-    """Return an object for each device: the names of FACTS, `last_seen` (Unix time in s) and `tags`."""
+    """Return an object for each device: its facts, `last_seen` (Unix time in s) and `tags`."""
     now = time.time()
     return [{**facts(each, now, silent_s), "last_seen": each.last_seen, "tags": dict(each.tags)} for each in devices]
 

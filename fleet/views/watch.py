@@ -21,6 +21,8 @@ from agent.contract.topics import Topics
 from agent.contract.wire import MessageError, read_object
 from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
 from agent.mqtt.message import Message
+from fleet.devices.facts import value_at
+from fleet.untrusted import printable
 
 KINDS = ("status", "birth", "telemetry", "event", "reported")
 _CONNECT_S = 10.0
@@ -129,16 +131,9 @@ def _table(known: dict[str, WatchedDevice]) -> Table:
 def _figures(camera: Any) -> tuple[str, str, str, str, str]:
     """Return fps, p50, p99, fidelity and drift, each empty if it is not reported."""
     paths = ("fps",), ("latency_ms", "p50"), ("latency_ms", "p99"), ("fidelity", "estimate")
-    figures = (_at(camera, *path) for path in paths)
+    figures = (value_at(camera, *path) for path in paths)
     fps, p50, p99, estimate = (f"{each:.3g}" if isinstance(each, (int, float)) else "" for each in figures)
-    return fps, p50, p99, estimate, _plain(_at(camera, "drift", "state") or "")
-
-
-def _at(document: Any, *keys: str) -> Any:
-    """Return the value under these keys; None without one, since a sender may have sent anything."""
-    for key in keys:
-        document = document.get(key) if isinstance(document, dict) else None
-    return document
+    return fps, p50, p99, estimate, _plain(value_at(camera, "drift", "state") or "")
 
 
 def _event(event: dict[str, Any]) -> str:
@@ -148,4 +143,4 @@ def _event(event: dict[str, Any]) -> str:
 
 def _plain(text: object) -> str:
     """Return a text without control characters and markup, which a terminal or rich would obey."""
-    return "".join(each for each in str(text)[:60] if each.isprintable()).replace("[", "(")
+    return printable(str(text), 60).replace("[", "(")

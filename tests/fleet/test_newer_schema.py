@@ -15,6 +15,7 @@ from databases import store as store
 from databases import where as where
 from device import TOPICS
 from rollout_room import Room, accepted, done, spec
+from stored import Reports, store_results
 
 from agent.common.errors import CommandError
 from agent.contract.commands import CommandResult
@@ -29,8 +30,7 @@ from fleet.collector.batch import Reader
 from fleet.collector.writer import BatchWriter
 from fleet.devices.devices import Device, Devices
 from fleet.devices.facts import facts
-from fleet.devices.records import Results, quarantined
-from fleet.devices.reports import Reports
+from fleet.devices.records import quarantined
 from fleet.rollout.controller import Controller
 from fleet.rollout.register import RolloutRegister
 from fleet.rollout.rows import BoardState, CommandRole, RolloutState
@@ -271,7 +271,7 @@ def test_a_board_that_became_newer_is_not_told_to_go_back(store: FleetStore) -> 
     newer(room, 0)
     with store.transaction() as transaction:  # a collector had it before the board changed
         late = done(orders["b0"], artefact="e1")
-        Results(store).store(transaction, [(("f", "b0"), late, late.to_json().decode())], time.time())
+        store_results(store, transaction, ("f", "b0"), late)
     room.turn()
     room.step()
     assert room.open(CommandRole.UNDO).keys() == {"b1"}

@@ -12,12 +12,12 @@ from typing import Any
 from brokers import RealBroker, eventually
 from collector_bench import collecting
 from simulator_bench import FLEET, simulating, topics, wait_for_collector
+from stored import Reports
 
 from agent.contract.signing import Signer
 from agent.mqtt.bulk_receive import ReceiveQueue
 from agent.mqtt.client import MqttClient, SessionOptions
 from fleet.devices.devices import Devices
-from fleet.devices.reports import Reports
 from fleet.rollout.controller import Controller
 from fleet.rollout.register import Overview, RolloutRegister
 from fleet.rollout.rows import BoardState

@@ -19,11 +19,11 @@ import pytest
 from brokers import Mosquitto, RealBroker, eventually
 from cutting_proxy import CuttingProxy
 from places import TEST_PATH
+from stored import Reports
 
 from agent.contract.topics import Topics
 from agent.mqtt.client import MqttClient, SessionOptions
 from agent.mqtt.message import Message
-from fleet.devices.reports import Reports
 from fleet.store.opening import open_store
 
 _ALL_ARRIVE_S = 60.0

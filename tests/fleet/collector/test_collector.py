@@ -14,6 +14,7 @@ from bench import fill, small_file_system
 from brokers import RealBroker, Watcher, eventually
 from collector_bench import ONLINE, STREAM, alarm, collecting, report
 from device import TOPICS
+from stored import Reports
 
 from agent.common.errors import AgentError
 from agent.mqtt.client import MqttClient
@@ -21,7 +22,7 @@ from agent.mqtt.message import Message
 from fleet.cli.main import main
 from fleet.collector import collector as collector_module
 from fleet.collector.batch import parse_numbered
-from fleet.devices.reports import Gap, Reports, Stream
+from fleet.devices.reports import Gap, Stream
 from fleet.store.opening import open_store
 from fleet.store.transaction import FleetStore
 

@@ -11,6 +11,7 @@ import pytest
 from brokers import RealBroker, Watcher, eventually, running_mosquitto
 from collector_bench import a_process, alarm, collecting, hears, online, result, stored
 from device import TOPICS
+from stored import Reports
 
 from agent.contract.messages import Ack
 from agent.mqtt.bulk_receive import ReceiveQueue
@@ -18,7 +19,6 @@ from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
 from agent.mqtt.message import Message
 from benchmarks.postgres import Postgres
 from fleet.collector import collector as collector_module
-from fleet.devices.reports import Reports
 from fleet.store.opening import open_store
 
 

@@ -14,6 +14,7 @@ from collector_bench import STREAM, alarm, collecting, online, report
 from hypothesis import given
 from hypothesis import strategies as st
 from places import ROOT
+from stored import Reports
 
 from agent.contract.commands import CommandResult
 from agent.contract.messages import Birth, Status
@@ -28,7 +29,7 @@ from fleet.collector.collector import ReadAhead
 from fleet.collector.writer import BatchWriter
 from fleet.devices.devices import Devices
 from fleet.devices.records import quarantined
-from fleet.devices.reports import Report, Reports, Stream
+from fleet.devices.reports import Report, Stream
 from fleet.store.opening import open_store
 from fleet.store.transaction import FleetStore
 from fleet.untrusted import Warnings
@@ -159,7 +160,7 @@ def test_a_start_that_goes_on_beside_a_later_one_is_a_twins(store: FleetStore) -
 
     def twins(stream: Stream, seq: int, ts: float) -> list[Stream]:
         with store.transaction() as transaction:
-            return list(reports.insert(transaction, [Report(stream, seq, "alarm", ts, "{}")], 1.0).duplicates)
+            return list(reports.put(transaction, [Report(stream, seq, "alarm", ts, "{}")], 1.0).duplicates)
 
     assert twins(STREAM, 1, 50.0) == []
     assert twins(later, 1, 110.0) == []

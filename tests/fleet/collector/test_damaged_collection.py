@@ -11,12 +11,13 @@ import pytest
 from brokers import RealBroker, Watcher, eventually
 from collector_bench import ONLINE, STREAM, alarm, collecting, report
 from device import TOPICS
+from stored import Reports
 
 from agent.common.errors import AgentError
 from agent.mqtt.client import MqttClient
 from agent.mqtt.message import Message
 from fleet.collector import collector as collector_module
-from fleet.devices.reports import Gap, Reports, Stream
+from fleet.devices.reports import Gap, Stream
 from fleet.store.opening import open_store
 from fleet.store.transaction import ReportRow
 

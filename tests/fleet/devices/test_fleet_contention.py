@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from brokers import eventually
+from stored import Reports, store_results
 
 from agent.common.errors import AgentError
 from agent.contract.commands import CommandResult
@@ -17,8 +18,7 @@ from benchmarks.postgres import Postgres
 from fleet.collector.batch import Batch
 from fleet.collector.writer import BatchWriter
 from fleet.devices.devices import Devices
-from fleet.devices.records import Results
-from fleet.devices.reports import Gap, Report, Reports, Stream
+from fleet.devices.reports import Gap, Report, Stream
 from fleet.store.opening import open_store
 from fleet.store.transaction import FleetStore, Transaction, write_with_retries
 from fleet.untrusted import Warnings
@@ -39,19 +39,17 @@ def database(postgres: Postgres) -> str:
 
 def result(status: str) -> Write:
     stored = CommandResult.model_validate({"id": "c1", "status": status})
-    return lambda store, transaction: Results(store).store(
-        transaction, [(NAME, stored, stored.to_json().decode())], 1.0
-    )
+    return lambda store, transaction: store_results(store, transaction, NAME, stored)
 
 
 def event(seq: int) -> Write:
     news = [Report(STREAM, seq, "alarm", 1.0, f'{{"seq": {seq}}}')]
-    return lambda store, transaction: Reports(store).insert(transaction, news, 1.0)
+    return lambda store, transaction: Reports(store).put(transaction, news, 1.0)
 
 
 def gap(last: int) -> Write:
     news = [Gap(STREAM, 3, last, "telemetry", last - 2)]
-    return lambda store, transaction: Reports(store).insert(transaction, news, 1.0)
+    return lambda store, transaction: Reports(store).put(transaction, news, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -161,9 +159,7 @@ def test_a_refusal_that_anybody_can_provoke_does_not_stand_for_the_commands_end(
 
     def statuses(store: FleetStore, stored: list[CommandResult]) -> str:
         for each in stored:
-            write_with_retries(
-                store, lambda t, each=each: Results(store).store(t, [(NAME, each, each.to_json().decode())], 1.0)
-            )  # type: ignore[misc]  # a default
+            write_with_retries(store, lambda t, each=each: store_results(store, t, NAME, each))  # type: ignore[misc]  # a default
         with store.transaction("read") as transaction:
             return str(transaction.execute("SELECT status FROM results")[0][0])
 

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stored import Reports
 
 from agent.common.errors import CommandError
 from agent.contract.messages import Birth, Status
 from fleet.cli.main import main
 from fleet.devices.devices import Device, Devices
 from fleet.devices.facts import facts
-from fleet.devices.reports import Report, Reports, Stream
+from fleet.devices.reports import Report, Stream
 from fleet.devices.selection import matches, parse, parse_tag, select
 from fleet.store.opening import open_store
 from fleet.store.transaction import FleetStore
@@ -128,7 +129,7 @@ def path(tmp_path: Path) -> Path:
             status = Status(state="online", session="s", boot_id="b", ts=seen_at)
             birth = Birth(agent_version="1.0", engine="0123456789abcdef")
             with store.transaction() as transaction:
-                reports.insert(
+                reports.put(
                     transaction, [Report(Stream("default", name, 1), 1, "telemetry", seen_at, document)], seen_at
                 )
                 devices.apply_statuses(transaction, {("default", name): status}, seen_at)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from collector_bench import STREAM, report
+from stored import Reports, store_results
 
 from agent.common.errors import AgentError, ConfigError
 from agent.contract.commands import CommandResult
@@ -17,8 +18,8 @@ from agent.contract.messages import Birth, Status
 from benchmarks.postgres import Postgres
 from fleet.collector.writer import ReportRetention
 from fleet.devices.devices import Devices
-from fleet.devices.records import Refused, Results, audit_entries, quarantine, quarantined
-from fleet.devices.reports import Gap, Report, Reports, Stream
+from fleet.devices.records import Refused, audit_entries, quarantine, quarantined, result_documents
+from fleet.devices.reports import Gap, Report, Stream
 from fleet.store.opening import open_existing, open_store
 from fleet.store.schema import POSTGRES, SQLITE
 from fleet.store.transaction import FleetStore
@@ -53,7 +54,7 @@ def test_a_number_that_another_document_has_is_told_and_what_has_it_stays(store:
     other = Report(STREAM, 2, "alarm", 1.5, '{"seq": 2, "of": "a twin"}')
     reports.add([report(1), report(2)])
     with store.transaction() as transaction:
-        assert reports.insert(transaction, [report(1), other, report(3)], 5.0).conflicts == [other]
+        assert reports.put(transaction, [report(1), other, report(3)], 5.0).conflicts == [other]
     assert [each.document for each in reports.reports_of(*NAME)] == [report(seq).document for seq in (1, 2, 3)]
 
 
@@ -71,7 +72,7 @@ def test_what_fails_within_a_transaction_undoes_it_and_what_was_remembered_of_it
 
     def fail() -> None:
         with store.transaction() as transaction:
-            reports.insert(transaction, [report(1)], 5.0)
+            reports.put(transaction, [report(1)], 5.0)
             raise AgentError("test", "a", "b", "c")
 
     with pytest.raises(AgentError, match="test"):
@@ -133,7 +134,7 @@ def test_a_device_is_what_it_last_told(store: FleetStore) -> None:
             Report(newer, 2, "alarm", 2.0, "{}"),
             Report(older, 9, "telemetry", 3.0, '{"newest": 0}'),
         ]
-        reports.insert(transaction, news, 20.0)
+        reports.put(transaction, news, 20.0)
     (device,) = devices.all("fleet")
     assert (device.agent_version, device.engine, device.model, device.last_seen) == ("1.23", "e1", None, 20.0)
     assert device.telemetry == {"newest": 1}
@@ -151,12 +152,10 @@ def test_tags_are_put_on_taken_off_and_on_record(store: FleetStore) -> None:
 
 
 def test_a_final_result_stays_and_a_late_one_of_its_steps_is_none(store: FleetStore) -> None:
-    results = Results(store)
-
     def answered(*statuses: str) -> None:
         each = [CommandResult.model_validate({"id": "c1", "status": status}) for status in statuses]
         with store.transaction() as transaction:
-            results.store(transaction, [(NAME, one, one.to_json().decode()) for one in each], 1.0)
+            store_results(store, transaction, NAME, *each)
 
     with store.transaction() as transaction:
         Devices(store).apply_statuses(transaction, {NAME: status("online", "s", 1.0)}, 1.0)
@@ -167,7 +166,7 @@ def test_a_final_result_stays_and_a_late_one_of_its_steps_is_none(store: FleetSt
         (("IN_PROGRESS",), "SUCCEEDED"),
     ):
         answered(*statuses)
-        (document,) = results.documents([(device.id, "c1"), (device.id, "c2")]).values()
+        (document,) = result_documents(store, [(device.id, "c1"), (device.id, "c2")])
         assert CommandResult.from_json(document.encode()).status == newest
 
 
@@ -186,7 +185,7 @@ def test_what_is_old_goes_a_few_rows_at_a_time(store: FleetStore) -> None:
     reports = Reports(store)
     for received in (10.0, 20.0):
         with store.transaction() as transaction:
-            reports.insert(transaction, [report(seq) for seq in range(1 + int(received), 6 + int(received))], received)
+            reports.put(transaction, [report(seq) for seq in range(1 + int(received), 6 + int(received))], received)
     with store.transaction() as transaction:
         assert [transaction.prune("reports", "received", 15.0, 3) for _ in range(3)] == [3, 2, 0]
     assert [each.seq for each in reports.reports_of(*NAME)] == list(range(21, 26))
@@ -198,10 +197,10 @@ def test_retention_keeps_what_is_young_enough_and_the_newest_start(store: FleetS
         stream = Stream(*NAME, epoch)
         with store.transaction() as transaction:
             news = [report(1, stream), Gap(stream, 2, 3, "telemetry", 2)]
-            reports.insert(transaction, news, received)
+            reports.put(transaction, news, received)
             quarantine(transaction, [Refused(*NAME, "event", "c", str(epoch), b"")], received)
     with store.transaction() as transaction:
-        reports.insert(transaction, [report(1, Stream("fleet", "gone", 7))], 0.0)
+        reports.put(transaction, [report(1, Stream("fleet", "gone", 7))], 0.0)
     retention = ReportRetention(days=30.0)
     for _ in range(3):
         retention.prune_if_due(store, 40.0 * day_s)

@@ -10,10 +10,10 @@ import pytest
 from databases import store as store
 from databases import where as where
 from rollout_room import Room, accepted, done, failed, spec
+from stored import store_results
 
 from agent.common.errors import CommandError
 from agent.mqtt.endpoint import Endpoint
-from fleet.devices.records import Results
 from fleet.rollout.controller import Controller
 from fleet.rollout.register import RolloutRegister
 from fleet.rollout.rows import BoardState, CommandRole, RolloutState
@@ -63,7 +63,7 @@ def test_a_board_that_was_done_too_late_goes_back_too(store: FleetStore) -> None
     assert room.open(CommandRole.CANCEL).keys() == {"b0"}  # it is wanted no more
     late = done(order, artefact="e1")
     with store.transaction() as transaction:
-        Results(store).store(transaction, [(("f", "b0"), late, late.to_json().decode())], time.time())
+        store_results(store, transaction, ("f", "b0"), late)
     room.serves({0: "e1"})
     room.turn()
     room.step()

@@ -14,12 +14,12 @@ import pytest
 from brokers import Mosquitto, RealBroker, Watcher, eventually
 from collector_bench import collecting
 from simulator_bench import FLEET, ask, simulating, topics, wait_for_collector
+from stored import Reports
 
 from agent.common.errors import ConfigError
 from agent.contract.messages import Birth, Event, Telemetry
 from agent.uplink.outbox_store import NO_CLOCK_S
 from fleet.cli.main import main
-from fleet.devices.reports import Reports
 from fleet.operator import new_command, send
 from fleet.simulator.options import BadEngines, Faults
 from fleet.simulator.scene import Drift

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stored import Reports
 
 from agent.contract.messages import Status
 from fleet.cli.main import main
 from fleet.devices.devices import Devices
 from fleet.devices.records import Refused, audit, quarantine
-from fleet.devices.reports import Report, Reports, Stream
+from fleet.devices.reports import Report, Stream
 from fleet.rollout.register import RolloutRegister
 from fleet.rollout.spec import RolloutSpec
 from fleet.store.opening import open_store
@@ -81,7 +82,7 @@ def fill(store: FleetStore, evil: str) -> None:
         status = Status(state="degraded", session="s", boot_id="b", ts=now)
         with store.transaction() as transaction:
             stream = Stream("default", name, 1)
-            reports.insert(transaction, [Report(stream, 1, "telemetry", now, json.dumps(document))], now)
+            reports.put(transaction, [Report(stream, 1, "telemetry", now, json.dumps(document))], now)
             devices.apply_statuses(transaction, {("default", name): status}, now)
             quarantine(transaction, [Refused("default", name, "event", "c", evil, evil.encode())], now)
             audit(transaction, evil, evil, evil, evil, "{}")
