@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import time
+from asyncio import TimerHandle
 from collections import Counter
 from collections.abc import Callable
 
@@ -13,7 +14,7 @@ from agent.system.clock import unix_s
 from fleet.simulator.context import BoardContext
 from fleet.simulator.daemon import Daemon
 from fleet.simulator.engines import Engines
-from fleet.simulator.event_loop import Loop, Timer
+from fleet.simulator.event_loop import Loop
 from fleet.simulator.options import BoardOptions, rubbish
 from fleet.simulator.scene import SimulatedScene
 
@@ -62,7 +63,7 @@ class SimulatedBoard:
             on_admitted=on_admitted,
         )
         self._daemon: Daemon | None = None
-        self._timers: dict[str, Timer] = {}
+        self._timers: dict[str, TimerHandle] = {}
 
     @property
     def files(self) -> int:
@@ -190,7 +191,7 @@ class SimulatedBoard:
 
     def _after(self, seconds: float, action: Callable[[], None]) -> None:
         """Call an action later, unless the power fails before."""
-        self._timers[action.__name__] = self._loop.call_at(time.monotonic() + seconds, action)
+        self._timers[action.__name__] = self._loop.call_later(seconds, action)
 
     def _cancel_timers(self) -> None:
         for timer in self._timers.values():

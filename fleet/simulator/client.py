@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import selectors
-import time
+from asyncio import TimerHandle
 from collections.abc import Callable
-from typing import TypeVar
 
 from agent.mqtt.client import MqttSession, SessionOptions
 from agent.mqtt.connection import Connection
 from agent.mqtt.endpoint import Endpoint
 from agent.mqtt.message import Mailbox, Message, MessageSource
-from fleet.simulator.event_loop import Loop, Timer
+from fleet.simulator.event_loop import Loop
 
 _CHECKS = 4  # per keepalive: it has to be sent, and answers that are late have to be noticed
-
-ClientT = TypeVar("ClientT", bound="LightClient")
 
 
 class LightClient(MqttSession):
@@ -38,16 +35,12 @@ class LightClient(MqttSession):
         self.attempts = 0
         self._loop = loop
         self._fd: int | None = None
-        self._events = 0
+        self._is_writing = False
         self._woken = False
         self._is_closed = False
         self._dialling = False
-        self._check_timer: Timer | None = None
+        self._check_timer: TimerHandle | None = None
         self._copies = Mailbox()  # the source of duplicates, whose delivery concerns nobody
-
-    def __enter__(self: ClientT) -> ClientT:
-        self._dial()
-        return self
 
     @property
     def has_left(self) -> bool:
@@ -77,7 +70,7 @@ class LightClient(MqttSession):
         if self._fd is not None:
             self._lost(ConnectionAbortedError("abandoned"))
 
-    def _dial(self) -> None:
+    def start(self) -> None:
         if not self._is_closed:
             self._dialling = True
             self.on_dial()
@@ -91,11 +84,12 @@ class LightClient(MqttSession):
         if error is not None or self._is_closed or not self._alive or self._connection is None:
             self._lost(error)
             return
-        self._fd, self._events = self._loop.watch(self._connection.sock, self._advance), selectors.EVENT_READ
+        self._fd, self._is_writing = self._connection.sock.fileno(), False
+        self._loop.add_reader(self._fd, self._advance, selectors.EVENT_READ)
         self._check_later()
 
     def _check_later(self) -> None:
-        self._check_timer = self._loop.call_at(time.monotonic() + self._endpoint.keepalive_s / _CHECKS, self._check)
+        self._check_timer = self._loop.call_later(self._endpoint.keepalive_s / _CHECKS, self._check)
 
     def _check(self) -> None:
         if self._fd is not None:
@@ -112,8 +106,14 @@ class LightClient(MqttSession):
 
     def _advance(self, events: int) -> None:
         """Read and write what the socket is ready for, and send what waits."""
+
+        def handle(connection: Connection) -> None:
+            connection.handle(events)
+            while connection.alive and connection.has_read_ahead:
+                connection.handle(0)
+
         try:
-            self._turn(lambda connection: self._handle(connection, events))
+            self._turn(handle)
             self.on_turn()
             if self._leaving and self._has_left():
                 self._is_closed = True
@@ -121,23 +121,17 @@ class LightClient(MqttSession):
         except Exception as error:  # a broker may send anything
             self._lost(error)
             return
-        if self._fd is not None:
-            self._watch_again()
-
-    def _handle(self, connection: Connection, events: int) -> None:
-        connection.handle(events)
-        while connection.alive and connection.has_read_ahead:
-            connection.handle(0)
-
-    def _watch_again(self) -> None:
         connection, fd = self._connection, self._fd
-        if connection is None or fd is None or not connection.alive:
-            self._lost(None)
+        if fd is None:
             return
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.wants_write else 0)
-        if events != self._events:
-            self._events = events
-            self._loop.watch_events(fd, events, self._advance)
+        if connection is None or not connection.alive:
+            self._lost(None)
+        elif connection.wants_write != self._is_writing:
+            self._is_writing = not self._is_writing
+            if self._is_writing:
+                self._loop.add_writer(fd, self._advance, selectors.EVENT_WRITE)
+            else:
+                self._loop.remove_writer(fd)
 
     def _on_connected(self) -> None:
         super()._on_connected()
@@ -152,7 +146,8 @@ class LightClient(MqttSession):
     def _lost(self, error: Exception | None) -> None:
         """Clean up after a connection, or an attempt; try again later unless the session is to end."""
         if self._fd is not None:
-            self._loop.unwatch(self._fd)
+            self._loop.remove_reader(self._fd)
+            self._loop.remove_writer(self._fd)
             self._fd = None
         if self._check_timer is not None:
             self._check_timer.cancel()
@@ -161,7 +156,7 @@ class LightClient(MqttSession):
         if self._leaving:
             self._is_closed = True
         if not self._is_closed:
-            self._loop.call_at(time.monotonic() + self._retry_s(), self._dial)
+            self._loop.call_later(self._retry_s(), self.start)
 
     def _hand_over(self, connection: Connection, message: Message, source: MessageSource) -> None:
         times, late_s = self.draw_delivery() if self.draw_delivery is not None and not message.retain else (1, 0.0)
@@ -173,6 +168,6 @@ class LightClient(MqttSession):
                     connection.send(message, self._copies)
 
         if late_s:
-            self._loop.call_at(time.monotonic() + late_s, send)
+            self._loop.call_later(late_s, send)
         else:
             send()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 import uuid
+from asyncio import TimerHandle
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -26,7 +26,6 @@ from agent.uplink.reporter import Reporter
 from fleet.simulator.client import LightClient
 from fleet.simulator.context import BoardContext
 from fleet.simulator.engines import Engines
-from fleet.simulator.event_loop import Timer
 from fleet.simulator.handlers import SimulatedHandlers
 from fleet.simulator.scene import CAMERA, drift_state
 
@@ -82,8 +81,8 @@ class Daemon:
             authority=self._authority,
             reply=self._link.reply,
         )
-        self._telemetry_timer: Timer | None = None
-        self._outbox_timer: Timer | None = None
+        self._telemetry_timer: TimerHandle | None = None
+        self._outbox_timer: TimerHandle | None = None
 
     @property
     def connected(self) -> bool:
@@ -197,8 +196,8 @@ class Daemon:
         """Do the work that a thread of its own does for a real outbox."""
         while self.outbox.is_due:
             self.outbox.turn()
-        at_s = time.monotonic() + self.outbox.patience_s
-        if self._outbox_timer is None or at_s < self._outbox_timer.at_s:
+        at_s = self._loop.time() + self.outbox.patience_s
+        if self._outbox_timer is None or at_s < self._outbox_timer.when():
             if self._outbox_timer is not None:
                 self._outbox_timer.cancel()
             self._outbox_timer = self._loop.call_at(at_s, self._turn_outbox)
@@ -209,7 +208,7 @@ class Daemon:
         self._pump()
 
     def _telemetry_after(self, seconds: float) -> None:
-        self._telemetry_timer = self._loop.call_at(time.monotonic() + seconds, self._send_telemetry)
+        self._telemetry_timer = self._loop.call_later(seconds, self._send_telemetry)
 
     def _send_telemetry(self) -> None:
         context = self._context

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-import time
 import uuid
+from asyncio import TimerHandle
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from agent.common.errors import AgentError, CommandError
 from agent.contract.messages import Birth
 from agent.jobs.job import JobState
 from agent.uplink.reporter import Reporter
-from fleet.simulator.event_loop import Loop, Timer
+from fleet.simulator.event_loop import Loop
 from fleet.simulator.options import BoardOptions
 from fleet.simulator.scene import SimulatedEngine, SimulatedScene
 
@@ -47,7 +47,7 @@ class SimulatedJob:
     commands: list[CommandProgress]
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     step: int = -1
-    timer: Timer | None = None
+    timer: TimerHandle | None = None
 
     @property
     def state(self) -> JobState:
@@ -170,7 +170,7 @@ class Engines:
             self.previous = self.serving
             self._serve(job.engine)
             self._report_swap("swap", job.engine, job.trigger, job.seconds)
-        job.timer = self._loop.call_at(time.monotonic() + _STEPS[job.step][2] * job.seconds, lambda: self._advance(job))
+        job.timer = self._loop.call_later(_STEPS[job.step][2] * job.seconds, self._advance, job)
 
     def _serve(self, engine: SimulatedEngine) -> None:
         self.serving, self.since_s = engine, self._options.now_s()

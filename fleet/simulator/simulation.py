@@ -84,7 +84,7 @@ class Simulation:
         long_lived = _long_lived() if self._options.devices >= _MANY else nullcontext()
         with tempfile.TemporaryDirectory(prefix="tared-simulated-") as folder, Loop() as loop, long_lived:
             self._prepare(loop, Path(folder))
-            loop.run(lambda: self._is_stopped(stopping))
+            loop.run_until(lambda: self._is_stopped(stopping))
             started = [board for board in self._boards if board.starts]
             _run_until_all(loop, started, SimulatedBoard.stop_producing, lambda board: board.is_confirmed, settle_s)
             self._count()
@@ -110,8 +110,15 @@ class Simulation:
         ]
         allow_files(sum(board.files for board in self._boards))
         step_s = _START_S if options.ramp_s is None else options.ramp_s / options.devices
-        for number, board in enumerate(self._boards):
-            loop.call_at(self._started_s + number * step_s, board.start)
+        starts = iter(enumerate(self._boards, 1))
+
+        def start_next() -> None:  # one at a time: brokers wait for answers meanwhile
+            number, board = next(starts)
+            board.start()
+            if number < options.devices:
+                loop.call_at(self._started_s + number * step_s, start_next)
+
+        loop.call_soon(start_next)
         for storm_s in options.storms:
             loop.call_at(self._started_s + storm_s, self._cut_all)
 
@@ -150,7 +157,7 @@ def _run_until_all(
             waiting.pop()
         return not waiting or time.monotonic() > give_up_s
 
-    loop.run(is_finished)
+    loop.run_until(is_finished)
 
 
 @contextmanager
