@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.gpu_timing import Run
-from engines.cuda.executor import CudaExecutor
 from engines.cuda.gpu import Gpu
-from engines.cuda.kernels import KernelGeometry
+from engines.cuda.kernels import CudaExecutor, KernelGeometry
 
 _GATE_BYTES = 2 << 30
 _FAST_DOUBLES = 2  # float32 operations to one of float64: 2 on a V100, A100, H200; 32 and more on others

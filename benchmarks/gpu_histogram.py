@@ -29,7 +29,7 @@ from calibrate.divergence import LEVELS, kl_divergence
 from calibrate.histogram import AbsHistogram, abs_histogram
 from calibrate.threshold import entropy_window
 from engines.cuda.gpu import Gpu
-from engines.cuda.kernels import DeviceHistograms, Executor, search_entropy
+from engines.cuda.kernels import CudaExecutor, DeviceHistograms, search_entropy
 from engines.errors import DeviceError
 
 SEARCHED = 200
@@ -39,9 +39,9 @@ _ROWS, _CHOSEN = 2, 3  # what the kernels write, by its place among their argume
 
 
 class Recorder:
-    """An Executor that remembers its last launch."""
+    """An executor that remembers its last launch."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: CudaExecutor) -> None:
         self._executor = executor
         self.last: tuple[Any, ...] = ()
 
@@ -108,7 +108,7 @@ def benchmark(device: CudaDevice, bits: list[int], rounds: int, large_bytes: int
     return REACHED
 
 
-def measure(case: Case, device: CudaDevice, executor: Executor, rounds: int) -> Row:
+def measure(case: Case, device: CudaDevice, executor: CudaExecutor, rounds: int) -> Row:
     pool = values(case)
     memory = device.allocate(case.frames * case.frame_bytes)
     target = device.allocate(case.frame_bytes)
@@ -169,7 +169,7 @@ def fill(device: CudaDevice, address: int, nbytes: int, pool: NDArray[np.generic
         filled += step
 
 
-def collector(case: Case, start: int, executor: Executor) -> Callable[[], list[AbsHistogram]]:
+def collector(case: Case, start: int, executor: CudaExecutor) -> Callable[[], list[AbsHistogram]]:
     """Collects the frame at `start`; a first time already, so that the guesses of its ranges hold from now on."""
     histograms = DeviceHistograms(executor, [case.elements] * case.tensors, [case.dtype] * case.tensors)
     addresses = [start + tensor * case.tensor_bytes for tensor in range(case.tensors)]
@@ -177,14 +177,14 @@ def collector(case: Case, start: int, executor: Executor) -> Callable[[], list[A
     return lambda: histograms.collect(addresses)
 
 
-def collected(case: Case, start: int, executor: Executor) -> Frame:
+def collected(case: Case, start: int, executor: CudaExecutor) -> Frame:
     recorder = Recorder(executor)
     found = collector(case, start, recorder)()
     *_, arguments, stream = recorder.last
     return Frame(found, recorder.last, executor.download(arguments[_ROWS], stream))
 
 
-def still_agrees(frame: Frame, executor: Executor) -> bool:
+def still_agrees(frame: Frame, executor: CudaExecutor) -> bool:
     """Whether every launch since has added the same counts again, and left amax alone."""
     *_, arguments, stream = frame.launch
     rows = executor.download(arguments[_ROWS], stream)
@@ -192,7 +192,7 @@ def still_agrees(frame: Frame, executor: Executor) -> bool:
     return counts and np.array_equal(rows[:, -1], frame.counted[:, -1])
 
 
-def measure_search(device: CudaDevice, executor: Executor, rounds: int) -> Search:
+def measure_search(device: CudaDevice, executor: CudaExecutor, rounds: int) -> Search:
     """Every candidate of every tensor competes: the longest search there is."""
     rng, bins = np.random.default_rng(1), executor.geometry.bins
     samples = [rng.standard_normal(100_000, np.float32) * np.float32(rng.uniform(0.1, 9.0)) for _ in range(SEARCHED)]

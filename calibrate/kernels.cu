@@ -7,8 +7,8 @@
 // preprocess      pixels / THREADS    THREADS  0                                        agent/vision/preprocess.py
 //
 // compile: nvcc -arch=sm_87 -cubin calibrate/kernels.cu (PyCUDA does so when an executor is made)
-// run:     engines/cuda/kernels.py and, for frames, engines/cuda/preprocess.py launch the kernels; their DESCRIPTOR, HEADER
-//          and TAP mirror the structs below
+// run:     engines/cuda/kernels.py launches the kernels; its DESCRIPTOR, and HEADER and TAP of engines/preprocessing.py,
+//          mirror the structs below
 // check:   on the CPU: make sanitize, and tests/engines/cuda; on a GPU: make gpu-check
 //
 // nvcc, NVRTC and, in the tests, g++ compile this very file (tests/fakes/cuda_headers holds what g++ lacks). Two compiler

@@ -34,6 +34,12 @@ class TensorSpec:
     dtype: np.dtype[np.generic]
     shape: tuple[int | None, ...]
 
+    def accepts(self, shape: Sequence[int]) -> bool:
+        """Return True if a tensor of this shape fits: the same rank, and every size that is not open."""
+        return len(shape) == len(self.shape) and all(
+            size > 0 and expected in (None, size) for size, expected in zip(shape, self.shape, strict=True)
+        )
+
 
 @dataclass(frozen=True)
 class ShapeRange:

@@ -247,10 +247,7 @@ class OnnxRuntimeEngine:
 
     def _check(self, batch: Array) -> None:
         spec = self.inputs[0]
-        fits = len(batch.shape) == len(spec.shape) and all(
-            size > 0 and expected in (None, size) for size, expected in zip(batch.shape, spec.shape, strict=True)
-        )
-        if not fits or batch.dtype != spec.dtype:
+        if not spec.accepts(batch.shape) or batch.dtype != spec.dtype:
             shape = ", ".join("any" if size is None else str(size) for size in spec.shape)
             raise EngineError(
                 "engine.batch",

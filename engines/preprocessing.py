@@ -1,8 +1,9 @@
 """Describe preprocessing in numbers (ImageTransform), and paint frames into network inputs on the host.
 
-engines/cuda/preprocess.py does the same on the device, in one launch from a frame to the network input. The levels are
-those of OpenCV's resize and cvtColor, the products and sums those of NumPy: the result equals agent.vision.preprocess
-bit for bit. So calibrations and comparisons of engines do not depend on which of the three made a network input.
+DevicePreprocess of engines/cuda/kernels.py does the same on the device, in one launch from a frame to its input. The
+levels are those of OpenCV's resize and cvtColor, the products and sums those of NumPy: the result equals
+agent.vision.preprocess bit for bit. So calibrations and comparisons of engines do not depend on which of the three made
+a network input.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ TAP = np.dtype([("first", "<i4"), ("second", "<i4"), ("first_weight", "<i4"), ("
 """struct Tap of kernels.cu, field by field."""
 
 _COLORS = {"bgr": 0, "rgb": 1, "gray": 2}
-_PIXEL_BYTES = 3
+PIXEL_BYTES = 3
 _ONE = np.float32(1 << 11)  # OpenCV's INTER_RESIZE_COEF_SCALE: weights of bytes are fixed-point numbers of 11 bits
 
 Layout = Literal["NCHW", "NHWC"]
@@ -85,10 +86,7 @@ class ImageTransform:
         return (1, channels, *size) if self.layout == "NCHW" else (1, *size, channels)
 
 
-_TABLES = 8  # of sizes of frames: cameras may take turns
-
-
-def _table(transform: ImageTransform) -> NDArray[np.uint8]:
+def transform_table(transform: ImageTransform) -> NDArray[np.uint8]:
     """Return the kernel's table: a HEADER, then a TAP for every column and every row of the network input."""
     header = np.zeros(1, HEADER)
     header["width"], header["height"] = transform.width, transform.height
@@ -97,8 +95,8 @@ def _table(transform: ImageTransform) -> NDArray[np.uint8]:
     header["gain"][0, : len(transform.gain)] = transform.gain
     header["bias"][0, : len(transform.bias)] = transform.bias
     columns = taps_along(transform.frame_width, transform.inner_width, clamps=True)
-    columns["first"] *= _PIXEL_BYTES
-    columns["second"] *= _PIXEL_BYTES
+    columns["first"] *= PIXEL_BYTES
+    columns["second"] *= PIXEL_BYTES
     rows = taps_along(transform.frame_height, transform.inner_height, clamps=False)
     parts = (
         header,
@@ -140,12 +138,11 @@ def _placed(taps: NDArray[np.void], offset_px: int, size_px: int) -> NDArray[np.
 
 
 _VERSION = 1  # as in resize.c
-_PIXEL = 3  # bytes of a pixel in the frame
 _LANES, _COLUMNS = 4, 4  # LANES and COLUMNS there
 _WORD = 8  # bytes that are read at once
 _BY_LANE = (0, 2, 1)  # channels in the order of the lanes
-_POINTERS = ctypes.c_void_p * _PIXEL
-_NUMBERS = ctypes.c_float * _PIXEL
+_POINTERS = ctypes.c_void_p * PIXEL_BYTES
+_NUMBERS = ctypes.c_float * PIXEL_BYTES
 
 
 class _Plan(ctypes.Structure):
@@ -217,7 +214,7 @@ class HostPreprocess:
         kind = transform.layout, transform.dtype
         return (
             is_scaled
-            and transform.frame_width * _PIXEL >= _WORD
+            and transform.frame_width * PIXEL_BYTES >= _WORD
             and transform.color != "gray"
             and kind == ("NCHW", "float32")
             and is_compiled()
@@ -234,8 +231,8 @@ def _columns(transform: ImageTransform) -> tuple[NDArray[np.int32], NDArray[np.u
     taps = taps_along(transform.frame_width, transform.inner_width, clamps=True)
     padded = -(-len(taps) // _COLUMNS) * _COLUMNS
     taps = np.pad(taps, (0, padded - len(taps)), mode="edge")
-    begins = taps["first"] * _PIXEL
-    offsets = np.minimum(begins, transform.frame_width * _PIXEL - _WORD).astype(np.int32)
+    begins = taps["first"] * PIXEL_BYTES
+    offsets = np.minimum(begins, transform.frame_width * PIXEL_BYTES - _WORD).astype(np.int32)
     weights = np.array([np.divmod(taps[name], 16) for name in ("first_weight", "second_weight")])
     by_column = weights.reshape(4, -1, _COLUMNS).transpose(1, 0, 2)  # (groups, parts, columns)
     return offsets, 8 * (begins - offsets).astype(np.uint64), by_column.repeat(_LANES, axis=2).astype(np.uint16)

@@ -14,9 +14,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import DTypeLike, NDArray
 
-from engines.cuda.kernels import Array
 from engines.errors import DeviceError
 
 DRIVER = "libcuda.so.1"
@@ -243,10 +242,10 @@ class HostMemory:
             self._device: Any = None if mapped else gpu.driver.mem_alloc(max(nbytes, 1))
             self.address = int(self._host.base.get_device_pointer() if self._device is None else self._device)
 
-    def array(self, shape: Sequence[int], dtype: DTypeLike) -> Array:
+    def array(self, shape: Sequence[int], dtype: DTypeLike) -> NDArray[np.generic]:
         """The first bytes as an array, without a copy."""
         nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        view: Array = self._host[:nbytes].view(dtype).reshape(shape)
+        view: NDArray[np.generic] = self._host[:nbytes].view(dtype).reshape(shape)
         return view
 
     def upload(self, nbytes: int, stream: Any) -> None:

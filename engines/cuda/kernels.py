@@ -1,6 +1,6 @@
-"""Launch the kernels of calibrate/kernels.cu: histograms and the search for entropy thresholds, on any Executor.
+"""Launch the kernels of calibrate/kernels.cu: histograms, the search for entropy thresholds, and preprocessing.
 
-Nothing here knows CUDA: an Executor does, CudaExecutor on a GPU or, in the tests, one that runs the kernels on the CPU.
+CudaExecutor runs them on a Gpu, with device memory from a pool; in the tests another executor runs them on the CPU.
 DESCRIPTOR mirrors a struct of kernels.cu, and KernelGeometry its constants.
 """
 
@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from calibrate.histogram import DEFAULT_BITS, MAX_RANGE_EXP, MIN_RANGE_EXP, AbsHistogram, range_exp_for
+from engines.cuda.gpu import Gpu
 from engines.errors import DeviceError
+from engines.preprocessing import PIXEL_BYTES, ImageTransform, transform_table
 
 Array = NDArray[np.generic]
 
@@ -34,6 +36,9 @@ DESCRIPTOR = np.dtype(
 
 _VECTOR_BYTES = 16  # one load of the kernel, and the alignment that it needs
 _MAX_BLOCK_VECTORS = 1 << 28  # a block counts in 32 bits, and a vector holds at most 8 values
+_LEAST_BYTES = 256  # the smallest block of pooled memory
+_PLAIN_SHARED_BYTES = 48 << 10  # a block gets more shared memory only if its kernel has requested it
+_TABLES = 8  # of sizes of frames: cameras may take turns
 _FIRST_GUESS = 2  # with two tail octaves good for amax in [2, 16), where most activations have it
 
 
@@ -76,53 +81,139 @@ class KernelGeometry:
         }
 
 
-class Buffer(Protocol):
-    """Device memory, freed with its last reference."""
-
-    @property
-    def address(self) -> int: ...
-
-
-Argument = Buffer | np.int32 | np.uint64  # of a kernel; the last is an address of memory that is another's
-
-
-class Executor(Protocol):
-    """Runs the kernels of one KernelGeometry. Every call is queued on `stream`, the runtime's own object, None its
-    default.
-
-    Not thread-safe. On a GPU the context must be current on the calling thread. A buffer must outlive what is queued
-    with it: the memory of one that is dropped may serve the next one at once, on whatever stream that is.
-    """
-
-    @property
-    def geometry(self) -> KernelGeometry: ...
-
-    def resident_blocks(self, kernel: str) -> int:
-        """How many blocks of a kernel the whole device runs at once; 0 where it cannot hold even one."""
-        ...
-
-    def upload(self, array: Array, stream: object | None) -> Buffer:
-        """A copy on the device. The array must not change before the stream is past it."""
-        ...
-
-    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Buffer:
-        """Memory with anything in it."""
-        ...
-
-    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike, stream: object | None) -> Buffer: ...
-
-    def download(self, buffer: Buffer, stream: object | None) -> Array:
-        """The buffer as an array of the shape and type it was made with; waits for the stream."""
-        ...
-
-    def launch(self, kernel: str, blocks: int, arguments: Sequence[Argument], stream: object | None) -> None:
-        """Start a kernel by name with the geometry's threads and shared memory. Raises DeviceError."""
-        ...
-
-
 def kernel_source() -> str:
     """The text of kernels.cu, from the installed package."""
     return (resources.files("calibrate") / "kernels.cu").read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class CudaBuffer:
+    """Device memory of a CudaExecutor, which has it back with the last reference, dropped on any thread.
+
+    home: the executor's list of unused blocks of this size.
+    source: what an upload may still be reading.
+    """
+
+    block: Any
+    home: list[Any]
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+    source: Array | None = None
+
+    def __del__(self) -> None:
+        self.home.append(self.block)
+
+    @property
+    def address(self) -> int:
+        return int(self.block)
+
+
+Argument = CudaBuffer | np.int32 | np.uint64  # of a kernel; the last is an address of memory that is another's
+
+
+class CudaExecutor:
+    """Runs the kernels of one KernelGeometry on a Gpu. Every call is queued on `stream`, PyCUDA's, None its default.
+
+    Not thread-safe. The context must be current in every call, `close` too, and when the executor is dropped.
+
+    Memory comes from a pool that is not ordered by streams: a buffer must outlive what is queued with it, since the
+    next one may get its block at once. An allocation by the driver instead could wait for the GPU. PyCUDA has a pool
+    too, but giving the first block back to that with no context current ends the process.
+
+    Compiling takes nvcc and some seconds the first time; PyCUDA keeps the result in the user's cache (PYCUDA_CACHE_DIR
+    overrules where). Raises DeviceError `cuda.compiler`; any use, as Gpu.working.
+    """
+
+    def __init__(self, gpu: Gpu, geometry: KernelGeometry | None = None) -> None:
+        self.geometry = geometry or KernelGeometry()
+        self._gpu = gpu
+        self._unused: dict[int, list[Any]] = {}  # blocks, by size
+        shared = self.geometry.shared_bytes()
+        with gpu.working("kernels that load"):
+            defines = [f"-D{name}={value}" for name, value in self.geometry.defines().items()]
+            module = gpu.compile(kernel_source(), ["-O3", "-std=c++17", *defines])
+            self._functions: dict[str, Any] = {}
+            self._resident: dict[str, int] = {}
+            for name, nbytes in shared.items():
+                function = self._functions[name] = module.get_function(name)
+                if _PLAIN_SHARED_BYTES < nbytes <= gpu.most_shared_bytes:
+                    function.set_attribute(gpu.driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, nbytes)
+                self._resident[name] = gpu.resident_blocks(function, self.geometry.threads, nbytes)
+
+    def resident_blocks(self, kernel: str) -> int:
+        """Return how many blocks of a kernel the whole device runs at once; 0 where it cannot hold even one."""
+        return self._resident[kernel]
+
+    def upload(self, array: Array, stream: Any) -> CudaBuffer:
+        """Return a copy on the device. The array must not change before the stream is past it."""
+        buffer = self._buffer(array.shape, array.dtype, np.ascontiguousarray(array))
+        if array.nbytes:
+            with self._gpu.working("an upload"):
+                self._gpu.driver.memcpy_htod_async(buffer.address, buffer.source, stream)
+        return buffer
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> CudaBuffer:
+        """Return memory with anything in it."""
+        return self._buffer(shape, np.dtype(dtype))
+
+    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike, stream: Any) -> CudaBuffer:
+        buffer = self.empty(shape, dtype)
+        with self._gpu.working("memory set to zero"):
+            nbytes = int(np.prod(shape)) * buffer.dtype.itemsize
+            self._gpu.driver.memset_d8_async(buffer.address, 0, nbytes, stream)
+        return buffer
+
+    def download(self, buffer: CudaBuffer, stream: Any) -> Array:
+        """Return the buffer as an array of the shape and type it was made with; waits for the stream."""
+        array: Array = np.empty(buffer.shape, buffer.dtype)
+        with self._gpu.working("a download, after kernels without a fault"):
+            self._gpu.driver.memcpy_dtoh_async(array, buffer.address, stream)
+            (self._gpu.driver.Context if stream is None else stream).synchronize()
+        return array
+
+    def launch(self, kernel: str, blocks: int, arguments: Sequence[Argument], stream: Any) -> None:
+        """Start a kernel by name with the geometry's threads and shared memory.
+
+        Raises DeviceError: `cuda.kernel` where not even one block fits this GPU, else as Gpu.working.
+
+        A fault inside the kernel appears in one of the calls that follow, the next download at the latest.
+        """
+        values = [np.intp(a.address) if isinstance(a, CudaBuffer) else a for a in arguments]
+        block = (self.geometry.threads, 1, 1)
+        shared = self.geometry.shared_bytes()[kernel]
+        if self._resident[kernel] == 0:
+            raise DeviceError(
+                "cuda.kernel",
+                f"at most {self._gpu.most_shared_bytes} bytes of shared memory for a block",
+                f"{shared} for one of {kernel}",
+                "choose fewer bins or tail octaves",
+            )
+        with self._gpu.working(f"a launch of {kernel}, {blocks} blocks of {block[0]} threads and {shared} bytes"):
+            self._functions[kernel](*values, grid=(blocks, 1), block=block, shared=shared, stream=stream)
+
+    def close(self) -> None:
+        """Give kernels and memory back to the GPU, for good; buffers still alive keep theirs."""
+        self._functions.clear()  # and with the last of them the module
+        self._free_unused()
+
+    def _buffer(self, shape: tuple[int, ...], dtype: np.dtype[np.generic], source: Array | None = None) -> CudaBuffer:
+        """Return a buffer of at least this size, and at most a quarter more, so that similar sizes share blocks."""
+        nbytes = int(np.prod(shape)) * dtype.itemsize
+        step = max(1 << nbytes.bit_length() >> 3, _LEAST_BYTES)
+        size = max(-(-nbytes // step), 1) * step
+        unused = self._unused.setdefault(size, [])
+        with self._gpu.working("device memory"):
+            try:
+                block = unused.pop() if unused else self._gpu.driver.mem_alloc(size)
+            except self._gpu.driver.MemoryError:
+                self._free_unused()
+                block = self._gpu.driver.mem_alloc(size)
+        return CudaBuffer(block, unused, shape, dtype, source)
+
+    def _free_unused(self) -> None:
+        for blocks in self._unused.values():
+            while blocks:
+                blocks.pop().free()
 
 
 class DeviceHistograms:
@@ -135,7 +226,7 @@ class DeviceHistograms:
     alone, in a second launch: by then their exact amax is known, so there is no third.
     """
 
-    def __init__(self, executor: Executor, elements: Sequence[int], dtypes: Sequence[np.dtype[np.generic]]) -> None:
+    def __init__(self, executor: CudaExecutor, elements: Sequence[int], dtypes: Sequence[np.dtype[np.generic]]) -> None:
         """elements, dtypes: of each tensor, in the order of `collect`.
 
         Raises ValueError for other types than float32 and float16, and for more of the ones than of the others.
@@ -154,7 +245,7 @@ class DeviceHistograms:
 
         Addresses must be those of the tensors' allocations or else on 16-byte boundaries. The values must have been
         written on this stream or waited for, and must not change before the call returns. Raises DeviceError:
-        `kernels.alignment`, and as Executor.launch.
+        `kernels.alignment`, and as CudaExecutor.launch.
         """
         where = np.array(addresses, np.uint64)
         self._check(where)
@@ -222,7 +313,7 @@ class DeviceHistograms:
 
 
 def search_entropy(
-    executor: Executor,
+    executor: CudaExecutor,
     counts: NDArray[np.int64],
     windows: NDArray[np.int32],
     stream: object | None = None,
@@ -236,7 +327,7 @@ def search_entropy(
     where no candidate has a finite divergence, the most that may be kept, as in find_amax.
 
     `divergence` (tensors, bins + 1), when given, receives every candidate's divergence in nats by bins kept, infinite
-    for those that do not compete. Waits for the stream; raises ValueError for other shapes, and as Executor.launch.
+    for those that do not compete. Waits for the stream; raises ValueError for other shapes, and as CudaExecutor.launch.
     """
     geometry = executor.geometry
     if counts.shape[1:] != (geometry.bins,) or windows.shape != (len(counts), 2):
@@ -253,6 +344,51 @@ def search_entropy(
         divergence[...] = executor.download(curves, stream)
     kept = executor.download(chosen, stream).astype(np.int32, copy=False)
     return np.where(kept > 0, kept, windows[:, 1].clip(0, geometry.bins)).astype(np.int32, copy=False)
+
+
+class DevicePreprocess:
+    """Turns frames that lie on the device into network inputs there.
+
+    Holds the tables of a few transforms, each uploaded once: frames of sizes that take turns cost a launch each, and no
+    allocation.
+    """
+
+    def __init__(self, executor: CudaExecutor) -> None:
+        self._executor = executor
+        self._tables: dict[ImageTransform, CudaBuffer] = {}
+
+    def has_room(self, transform: ImageTransform) -> bool:
+        """Return whether `run` gives up no table for it."""
+        return transform in self._tables or len(self._tables) < _TABLES
+
+    def run(
+        self,
+        transform: ImageTransform,
+        frame_address: int,
+        input_address: int,
+        stream: object | None = None,
+        row_bytes: int | None = None,
+    ) -> None:
+        """Queue on `stream` the network input of one frame.
+
+        frame_address: of a BGR frame uint8 (frame_height, frame_width, 3) whose rows begin `row_bytes` apart, by
+        default 3 * frame_width. input_address: receives what `transform` has as shape and type of the network input.
+        Where it does not have room for the transform, all tables are given up: what was queued before must be done.
+
+        Raises ValueError for rows that overlap; DeviceError as CudaExecutor.upload and launch do.
+        """
+        least = transform.frame_width * PIXEL_BYTES
+        row_bytes = least if row_bytes is None else row_bytes
+        if row_bytes < least:
+            raise ValueError(f"rows {row_bytes} bytes apart, for {transform.frame_width} pixels of {PIXEL_BYTES}")
+        table = self._tables.get(transform)
+        if table is None:
+            if not self.has_room(transform):
+                self._tables.clear()
+            table = self._tables[transform] = self._executor.upload(transform_table(transform), stream)
+        blocks = -(-transform.height * transform.width // self._executor.geometry.threads)
+        arguments = (table, np.uint64(frame_address), np.int32(row_bytes), np.uint64(input_address))
+        self._executor.launch("preprocess", blocks, arguments, stream)
 
 
 def _amax(rows: NDArray[np.int64]) -> NDArray[np.float32]:

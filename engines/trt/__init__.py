@@ -5,9 +5,8 @@ Read in this order: backend, builder, session.
     backend     TensorRtBackend: the way in
     release     open_release, TensorRtRelease: which TensorRT this machine has
     api         the Protocols of what we use of the bindings
-    builder, network, progress, log    from an ONNX graph to an engine
-    session     Session: one engine, one context, one stream
-    engine      TensorRtEngine: a Session that preprocesses frames
-    reference   TensorRtObserver, open_reference; taps: the two ways to see tensors inside an engine
+    builder, log    from an ONNX graph to an engine
+    session     Session: one engine, one context, one stream; TensorRtEngine: a Session that preprocesses frames
+    reference   TensorRtObserver, open_reference, and the two ways to see tensors inside an engine
     layers      Layer: what the builder made of a graph
 """

@@ -219,3 +219,11 @@ class CrossTensorRt(TensorRt, Protocol):
     """The module `tensorrt_rtx`."""
 
     ComputeCapability: ComputeCapability
+
+
+def implement(interface: Any, **methods: Callable[..., object]) -> Any:
+    """Return an object of an interface that TensorRT calls back, made of these Python functions by name.
+
+    The interface is known only when the module is there, so that no class of ours can name it as its base.
+    """
+    return type("Implementation", (interface,), {name: staticmethod(method) for name, method in methods.items()})()

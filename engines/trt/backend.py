@@ -20,20 +20,18 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from engines.board import board
-from engines.cuda.executor import CudaExecutor
 from engines.cuda.gpu import Gpu
-from engines.cuda.kernels import KernelGeometry, search_entropy
+from engines.cuda.kernels import CudaExecutor, KernelGeometry, search_entropy
 from engines.errors import EngineError
 from engines.graph.topology import COMPUTE_OPS, Topology
 from engines.half.convert import half_precision
 from engines.interface import BackendOptions, BuildRequest, Built, Progress, silent
 from engines.store.artefact import Store, fingerprint
 from engines.trt.builder import BuilderOptions, BuiltEngine, MissingKernelError, build_engine, profiles_for
-from engines.trt.engine import TensorRtEngine, layer_times_ms
-from engines.trt.layers import LAYERS_FILE, Layer, layers_from_inspector, layers_to_json, with_times, without_int8
+from engines.trt.layers import LAYERS_FILE, Layer, layers_to_json, with_times, without_int8
 from engines.trt.reference import Reference, TensorRtObserver, open_reference
 from engines.trt.release import open_release
-from engines.trt.session import Session
+from engines.trt.session import Session, TensorRtEngine
 
 _BOARD_FACTS = ("machine", "model", "l4t", "driver", "power_mode")  # what kernels, and their timings, depend on
 
@@ -150,10 +148,9 @@ class TensorRtBackend:
         if self._gpu is None:
             return built.layers
         with closing(Session(self._release, self._gpu, built.content, slots=1 if self._options.best else 0)) as session:
-            layers = layers_from_inspector(session.information())
             if not self._options.best:
-                return layers
-            return with_times(layers, layer_times_ms(self._release, session, session.zeros()))
+                return session.layers()
+            return with_times(session.layers(), session.layer_times_ms(session.zeros()))
 
     def _timings(self) -> Path | None:
         """Return the file of kernel timings, of one release, GPU and power mode: others would be refused, or wrong."""

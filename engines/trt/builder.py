@@ -1,9 +1,11 @@
 """Build an engine of a strongly typed graph.
 
 `profiles_for` chooses the shapes and `build_engine` runs the builder in a thread of its own, so that signals stay with
-the caller. How fast each kernel was is kept in a timing cache on disk, so that the next build need not try them again.
-TensorRT parses that file, so it gets only bytes that were written here: an HMAC stands before them, with the key that
-signs artefacts if there is one; without a key it shows damage only.
+the caller. `parse` makes TensorRT's network of the graph, and BuildProgress reports how far the builder is.
+
+How fast each kernel was is kept in a timing cache on disk, so that the next build need not try them again. TensorRT
+parses that file, so it gets only bytes that were written here: an HMAC stands before them, with the key that signs
+artefacts if there is one; without a key it shows damage only.
 """
 
 from __future__ import annotations
@@ -11,25 +13,31 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
 import psutil
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto
 
 from engines.errors import EngineError
 from engines.graph.load import image_input
-from engines.graph.topology import trial_shape
+from engines.graph.topology import trial_shape, value_type
 from engines.interface import BuildRequest, Profile, Progress, ShapeRange, TensorSpec
 from engines.store.files import replace_files
 from engines.store.signing import is_signed, sign
-from engines.trt.api import Builder, CrossConfig, CrossTensorRt, IBuilderConfig
+from engines.trt.api import (
+    Builder,
+    CrossConfig,
+    CrossTensorRt,
+    IBuilderConfig,
+    INetworkDefinition,
+    OnnxParser,
+    implement,
+)
 from engines.trt.layers import LISTING, Layer, layers_from_log
 from engines.trt.log import LogRecord, messages
-from engines.trt.network import parse
-from engines.trt.progress import BuildProgress
 from engines.trt.release import TensorRtRelease
 
 _PURPOSE = "timing cache"  # of the signature
@@ -37,6 +45,8 @@ _LEAST_WORKSPACE_BYTES = 64 << 20
 _MOST_LEVEL, _MOST_TIMINGS = 5, 8  # builder optimisation level (3 by default), and runs averaged per kernel (1)
 _SIGNALS_S = 0.2  # how often an interrupt is polled for, where waiting does not end by itself
 _NO_KERNEL = re.compile(r"[Cc]ould not find any implementation for node (.+?)(?: due to|\.? ?\(|\.?\)|\.\s|\.?$)")
+_UNSUPPORTED = "UNSUPPORTED"
+_MOST_CHARACTERS = 400  # of the parser's reason: behind it the parser lists consequences
 _NO_MEMORY = re.compile(  # TensorRT's own spellings, "insuficient" among them
     r"out ?of ?memory|MemoryAllocation|insuff?icient (memory|workspace)|bad_alloc|could not be allocated", re.IGNORECASE
 )
@@ -64,10 +74,7 @@ def _check(profile: Profile, image: TensorSpec) -> None:
     for bound in ("min", "opt", "max"):
         shape: tuple[int, ...] = getattr(shapes, bound)
         fixed = [size if size is not None else "any" for size in image.shape]
-        fits = len(shape) == len(image.shape) and all(
-            size > 0 and expected in (None, size) for size, expected in zip(shape, image.shape, strict=True)
-        )
-        if not fits:
+        if not image.accepts(shape):
             raise _wrong(f"{bound} {list(shape)}", f"{fixed}, as the model has '{image.name}'")
     if not all(a <= b <= c for a, b, c in zip(shapes.min, shapes.opt, shapes.max, strict=True)):
         raise _wrong(f"{shapes}", "min <= opt <= max in every dimension")
@@ -141,8 +148,9 @@ def build_engine(
     while not done.is_set():
         with build_progress.stopping():
             done.wait(_SIGNALS_S)
-    build_progress.reraise()
-    return results[0]  # there is one, or `reraise` has raised
+    if build_progress.stopped is not None:
+        raise build_progress.stopped
+    return results[0]
 
 
 def _build(
@@ -156,19 +164,22 @@ def _build(
 ) -> BuiltEngine:
     log = messages(release)
     builder = log.create(release.trt.Builder)
-    network = parse(release, builder, graph)
+    network, _parser = parse(release, builder, graph)
+    layers = [network.get_layer(index) for index in range(network.num_layers)]
+    tensors = [network.get_input(index) for index in range(network.num_inputs)]
+    tensors += [layer.get_output(index) for layer in layers for index in range(layer.num_outputs)]
+    named = {tensor.name: tensor for tensor in tensors}  # the parser keeps ONNX's names
     for name in (*debug, *outputs):
-        tensor = network.tensor(name)
-        if tensor is None or (name in debug and not network.definition.mark_debug(tensor)):
+        if name not in named or (name in debug and not network.mark_debug(named[name])):
             raise EngineError(
                 "engine.tensor", f"tensor '{name}'", f"a tensor that {release.name} can hand out", "report the model"
             )
         if name in outputs:
-            network.definition.mark_output(tensor)
+            network.mark_output(named[name])
     config = _config(release, builder, profiles, options)
     config.progress_monitor = progress.monitor
     with log.recorded(LISTING) as record:
-        built = builder.build_serialized_network(network.definition, config)
+        built = builder.build_serialized_network(network, config)
     if built is None or built.nbytes == 0:
         raise _failure(release, record)
     if release.traits.times and options.timing_cache is not None:
@@ -262,3 +273,112 @@ def _keep_timings(config: IBuilderConfig, path: Path, key: bytes | None) -> None
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_files({path: sign(key or b"", _PURPOSE, content).encode() + b"\n" + content})
+
+
+def parse(release: TensorRtRelease, builder: Builder, graph: ModelProto) -> tuple[INetworkDefinition, OnnxParser]:
+    """Parse a graph strongly typed: every tensor has the type that the graph gives it, and no other.
+
+    The parser owns memory that the network refers to, and has to live as long.
+
+    Raises EngineError, where it can with operator, node name and index:
+        engine.double       double-precision inputs or outputs, which TensorRT would silently make float
+        engine.unsupported  an operator that it does not have
+        engine.graph        anything else that the parser refuses
+        engine.empty        nothing was left to compute
+    """
+    for value in (*graph.graph.input, *graph.graph.output):
+        if value_type(value).elem_type == TensorProto.DOUBLE:
+            raise EngineError(
+                "engine.double",
+                f"'{value.name}' in double precision",
+                "float32",
+                "export the model in single precision",
+            )
+    trt = release.trt
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    log = messages(release)
+    parser = trt.OnnxParser(network, log.logger)
+    with log.recorded() as record:
+        done = parser.parse(graph.SerializeToString())
+    if not done or parser.num_errors:
+        raise _refusal(release, parser, record.last_error)
+    if network.num_layers == 0:  # it has taken an empty file for a model
+        raise EngineError("engine.empty", "a network of no layers", "at least one layer", "check the model's outputs")
+    return network, parser
+
+
+def _refusal(release: TensorRtRelease, parser: OnnxParser, said: str) -> EngineError:
+    if parser.num_errors == 0:
+        return EngineError("engine.graph", said, f"a graph that {release.name} parses", "check the model with trtexec")
+    error = parser.get_error(0)
+    where = f"operator {error.node_operator()} in node '{error.node_name()}', number {error.node()} of the graph"
+    reason = " ".join(error.desc().split())[:_MOST_CHARACTERS]
+    if _UNSUPPORTED in str(error):  # its printed form names the kind of error; code() changed its type between releases
+        return EngineError(
+            "engine.unsupported",
+            f"{where} ({reason})",
+            f"operators that {release.name} has",
+            "export the model without it, for instance with its decoding steps moved into the decoder",
+        )
+    return EngineError("engine.graph", f"{where}: {reason}", f"a graph that {release.name} parses", "see the node")
+
+
+@dataclass
+class _Phase:
+    """A phase under way: `done` of its `steps`."""
+
+    parent: str | None
+    steps: int
+    done: int = 0
+
+
+class BuildProgress:
+    """Phases nest: a phase's share of the whole is that of the step of its parent during which it runs.
+
+    What `progress` raises, a KeyboardInterrupt too, must not pass through TensorRT's C++: it is kept in `stopped`, the
+    builder is told to stop, and `build_engine` raises it once the builder has returned.
+    """
+
+    def __init__(self, release: TensorRtRelease, progress: Progress) -> None:
+        self._progress = progress
+        self._phases: dict[str, _Phase] = {}
+        self._fraction = 0.0
+        self.stopped: BaseException | None = None
+        self.monitor = implement(
+            release.trt.IProgressMonitor, phase_start=self._start, step_complete=self._step, phase_finish=self._finish
+        )
+
+    def _start(self, phase: str, parent: str | None, steps: int) -> None:
+        self._phases[phase] = _Phase(parent, max(steps, 1))
+
+    def _step(self, phase: str, step: int) -> bool:
+        """Report the fraction, never less than before: a root phase may follow another. False stops the builder."""
+        if phase in self._phases and self.stopped is None:
+            self._phases[phase].done = step + 1
+            self._fraction = max(self._fraction, self._share(phase))
+            with self.stopping():
+                self._progress(self._fraction, phase)
+        return self.stopped is None
+
+    def _finish(self, phase: str) -> None:
+        """Report the last step too, which TensorRT does not always do."""
+        if phase in self._phases:
+            self._step(phase, self._phases[phase].steps - 1)
+            del self._phases[phase]
+
+    @contextlib.contextmanager
+    def stopping(self) -> Iterator[None]:
+        """Stop the builder at its next step if the `with` raises, which goes no further; the first reason counts."""
+        try:
+            yield
+        except BaseException as error:
+            self.stopped = self.stopped or error
+
+    def _share(self, name: str) -> float:
+        """Return the fraction of the root phase that is done, seen from a phase inside it."""
+        phase = self._phases[name]
+        share = min(phase.done / phase.steps, 1.0)
+        while phase.parent in self._phases:
+            phase = self._phases[phase.parent]
+            share = min((phase.done + share) / phase.steps, 1.0)
+        return share

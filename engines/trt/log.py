@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from engines.errors import EngineError
+from engines.trt.api import implement
 from engines.trt.release import TensorRtRelease
 
 Made = TypeVar("Made")
@@ -50,7 +51,7 @@ class Messages:
         self._records: list[LogRecord] = []
         self._lock = threading.Lock()
         self._name = release.name
-        self.logger = _logger(release, self.receive)
+        self.logger = implement(release.trt.ILogger, log=self.receive)
 
     @contextmanager
     def recorded(self, *prefixes: str) -> Iterator[LogRecord]:
@@ -77,16 +78,17 @@ class Messages:
                     "see what `tared doctor` finds; update JetPack or the driver",
                 ) from error
 
-    def receive(self, severity: str, message: str) -> None:
-        """Receive one message; severity is the name of ILogger's constant."""
-        is_error = severity in ("ERROR", "INTERNAL_ERROR")
-        if is_error or severity == "WARNING":
-            log.debug("%s: %s", severity.lower(), message)  # the caller that it makes fail reports an error
+    def receive(self, severity: Any, message: str) -> None:
+        """Receive one message; severity is one of ILogger's constants."""
+        kind = str(severity).rpartition(".")[2]
+        is_error, is_warning = kind in ("ERROR", "INTERNAL_ERROR"), kind == "WARNING"
+        if is_error or is_warning:
+            log.debug("%s: %s", kind.lower(), message)  # the caller that it makes fail reports an error
         with self._lock:
             for record in self._records:
                 if is_error:
                     record.errors[_MOST_MESSAGES:] = [message]
-                elif severity == "WARNING":
+                elif is_warning:
                     record.warnings[_MOST_MESSAGES:] = [message]
                 elif message.startswith(record.prefixes) and len(record.verbose) < _MOST_MESSAGES:
                     record.verbose.append(message)
@@ -96,13 +98,3 @@ class Messages:
 def messages(release: TensorRtRelease) -> Messages:
     """Return the log of this process, which lives as long as the process: engines call it until they are gone."""
     return Messages(release)
-
-
-def _logger(release: TensorRtRelease, receive: Any) -> Any:
-    base = release.trt.ILogger
-
-    class Logger(base):  # type: ignore[misc, valid-type]  # the class is known only when the module is there
-        def log(self, severity: Any, message: str) -> None:
-            receive(str(severity).rpartition(".")[2], message)
-
-    return Logger()

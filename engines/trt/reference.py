@@ -1,24 +1,28 @@
 """Observe a reference graph on the GPU: its outputs, and histograms of every tap, counted where the tensors lie.
 
 TensorRtObserver is the observer. `open_reference` builds its engines, or takes them from the cache. There are two ways
-to see the taps: a debug listener, and further outputs. The first whose values equal ONNX Runtime's is used.
+to see tensors inside an engine: a debug listener (ListeningProbe), and further outputs (OutputProbe). The first whose
+values equal ONNX Runtime's is used.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import partial
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from onnx import ModelProto
 
-from calibrate.histogram import AbsHistogram, merge
+from calibrate.errors import TaredError
+from calibrate.histogram import AbsHistogram, merge_into
 from engines.cuda.gpu import Gpu
+from engines.cuda.kernels import CudaExecutor, DeviceHistograms
 from engines.errors import EngineError
 from engines.graph.load import canonical_hash, image_input, trial_image
 from engines.graph.taps import element_counts, expose
@@ -26,14 +30,150 @@ from engines.graph.topology import Topology
 from engines.interface import Array, BuildRequest, Observation, Progress
 from engines.onnxruntime_backend import OnnxRuntimeEngine
 from engines.store.artefact import Store, find_artefact, write_artefact
+from engines.trt.api import implement
 from engines.trt.release import TensorRtRelease
-from engines.trt.taps import ListeningProbe, OutputProbe, Probe, Sight
+from engines.trt.session import Session
 
 log = logging.getLogger(__package__)
 
 _CHUNK = 16  # taps that one engine has as outputs: each lies in memory of its own while an image is observed
 _LISTENING, _OUTPUTS = "debug listener", "outputs"
 _LEAST_SQNR_DB = 30.0  # TF32 products keep 10 bits, so some 50 dB are left of FP32 after a deep network
+
+_POINTER = ctypes.pythonapi.PyCapsule_GetPointer
+_POINTER.restype, _POINTER.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+
+
+@dataclass
+class Sight:
+    """A view of one image: the model's outputs, a histogram per tap, and the values of the taps to be `copied`."""
+
+    copied: Collection[str]
+    outputs: dict[str, Array] = field(default_factory=dict)
+    histograms: dict[str, AbsHistogram] = field(default_factory=dict)
+    values: dict[str, Array] = field(default_factory=dict)
+
+
+class OutputProbe(Session):
+    """One engine with taps among its inputs and outputs. One thread at a time.
+
+    Every tap that is `added` to the model's own outputs is written to memory of its own on every inference.
+    """
+
+    def __init__(
+        self, release: TensorRtRelease, gpu: Gpu, content: bytes, taps: Sequence[str], added: Collection[str] = ()
+    ) -> None:
+        super().__init__(release, gpu, content, slots=1, hidden=added)
+        visible = {spec.name for spec in self._tensors}
+        self._visible = [tap for tap in taps if tap in visible]
+        self._known: dict[tuple[str, int], DeviceHistograms] = {}
+        try:
+            with gpu.current():
+                self._executor = CudaExecutor(gpu)
+        except BaseException:
+            super().close()
+            raise
+
+    def see(self, image: Array, copied: Collection[str] = ()) -> Sight:
+        """Infer one image, or one batch of a model whose batch is fixed. Raises as `start`."""
+        ticket = self.start(image)
+        sight = Sight(copied, self.finish(ticket))
+        self._count_visible(sight, ticket)
+        return sight
+
+    def close(self) -> None:
+        """Free everything, idempotent."""
+        if not self._closed:
+            with self._gpu.current():
+                self._executor.close()
+        super().close()
+
+    def _count_visible(self, sight: Sight, ticket: int) -> None:
+        """Count the taps that are inputs or outputs, of a batch that is done and still in its slot."""
+        with self._gpu.current():
+            for tap in self._visible:
+                self._count(sight, tap, self.device_address(ticket, tap), self._shapes[tap])
+
+    def _count(self, sight: Sight, tap: str, address: int, shape: tuple[int, ...]) -> None:
+        """Count float32 values on the device; waits for the stream. The guess of a range is kept per tap and size."""
+        known, elements = self._known, prod(shape)
+        if (tap, elements) not in known:
+            known[tap, elements] = DeviceHistograms(self._executor, [elements], [np.dtype(np.float32)])
+        (sight.histograms[tap],) = known[tap, elements].collect([address], self.stream)
+        if tap in sight.copied:
+            sight.values[tap] = np.empty(shape, np.float32)
+            with self._gpu.working("a tap that is copied"):
+                self._gpu.driver.memcpy_dtoh_async(sight.values[tap], address, self.stream)
+                self.stream.synchronize()
+
+
+class ListeningProbe(OutputProbe):
+    """Taps marked as debug tensors: they cost nothing while nobody listens, but the fusing of what makes them.
+
+    TensorRT calls `_receive` with every debug tensor while it lies on the device. The bindings swallow what that raises
+    and report success: the first error is kept, and `see` raises it after the inference.
+    """
+
+    def __init__(
+        self, release: TensorRtRelease, gpu: Gpu, content: bytes, taps: Sequence[str], added: Collection[str] = ()
+    ) -> None:
+        super().__init__(release, gpu, content, taps, added)
+        self._sight = Sight(())
+        self._error: BaseException | None = None
+        self._listening: bool | None = None
+        self._listener = implement(release.trt.IDebugListener, process_debug_tensor=self._receive)
+        with gpu.current():
+            set_up = self.context.set_debug_listener(self._listener)
+        if not set_up:
+            self.close()
+            raise EngineError("observer.listener", "a debug listener refused", "one taken", "report the release")
+
+    def see(self, image: Array, copied: Collection[str] = ()) -> Sight:
+        """Raises EngineError and DeviceError as `start`, EngineError `observer.listener`, and an interrupt as it is."""
+        self._listen(True)
+        self._sight, self._error = Sight(copied), None
+        ticket = self.start(image)
+        self._sight.outputs = self.finish(ticket)
+        error = self._error
+        if isinstance(error, TaredError) or not isinstance(error, Exception | None):
+            raise error
+        if error is not None:
+            found = f"{type(error).__name__} while the taps were counted: {error}"
+            raise EngineError("observer.listener", found, "a histogram of every tap", "report it") from error
+        self._count_visible(self._sight, ticket)
+        return self._sight
+
+    def infer(self, batch: Array) -> dict[str, Array]:
+        self._listen(False)
+        return super().infer(batch)
+
+    def close(self) -> None:
+        """Free everything, idempotent."""
+        self._listener = None  # it holds this
+        super().close()
+
+    def _listen(self, on: bool) -> None:
+        if on != self._listening:
+            with self._gpu.current():
+                self.context.set_all_tensors_debug_state(on)
+            self._listening = on
+
+    def _receive(self, capsule: Any, location: Any, dtype: Any, shape: Any, name: str, stream: int) -> bool:
+        try:
+            trt = self._release.trt
+            kind = np.dtype(trt.nptype(dtype))
+            if location != trt.TensorLocation.DEVICE or kind != np.float32:
+                raise TypeError(f"tensor '{name}' is {kind} at {location}, expected float32 on the device")
+            with self._gpu.current():
+                if stream != self.stream.handle:  # PyCUDA cannot adopt another's stream, only wait for everything
+                    self._gpu.driver.Context.synchronize()
+                # The bindings hand out a void pointer as a capsule without a name.
+                address = capsule if isinstance(capsule, int) else int(_POINTER(capsule, None) or 0)
+                self._count(self._sight, name, address, tuple(shape))
+        except BaseException as error:
+            log.debug("event=listener", exc_info=error)
+            self._error = self._error or error.with_traceback(None)  # whose frames would keep the engine alive
+        return True
 
 
 class TensorRtObserver:
@@ -43,7 +183,7 @@ class TensorRtObserver:
     a profile allows.
     """
 
-    def __init__(self, reference: ModelProto, taps: Sequence[str], probes: Sequence[Probe]) -> None:
+    def __init__(self, reference: ModelProto, taps: Sequence[str], probes: Sequence[OutputProbe]) -> None:
         self.taps = tuple(taps)
         self._reference = reference
         self._probes = list(probes)
@@ -63,8 +203,7 @@ class TensorRtObserver:
         for start in range(0, len(batch), self._step):
             sight = self._see(batch[start : start + self._step])
             parts.append(sight.outputs)
-            for tap, found in sight.histograms.items():
-                histograms[tap] = merge(histograms[tap], found) if tap in histograms else found
+            merge_into(histograms, sight.histograms)
         return Observation(self._joined(parts), histograms)
 
     def infer(self, batch: Array) -> dict[str, Array]:
@@ -100,11 +239,13 @@ class TensorRtObserver:
                 stack.callback(probe.close)
 
     def _see(self, image: Array, copied: Collection[str] = ()) -> Sight:
-        sights = [probe.see(image, copied) for probe in self._probes]
-        histograms = {tap: found for sight in sights for tap, found in sight.histograms.items()}
-        values = {tap: found for sight in sights for tap, found in sight.values.items()}
-        self._check(image.shape, histograms)
-        return Sight(sights[0].outputs, {tap: histograms[tap] for tap in self.taps}, values)
+        whole, *others = (probe.see(image, copied) for probe in self._probes)
+        for sight in others:
+            whole.histograms |= sight.histograms
+            whole.values |= sight.values
+        self._check(image.shape, whole.histograms)
+        whole.histograms = {tap: whole.histograms[tap] for tap in self.taps}
+        return whole
 
     def _check(self, shape: tuple[int, ...], histograms: Mapping[str, AbsHistogram]) -> None:
         """Refuse an observation in which a tap is missing or incomplete: it would calibrate another network."""
@@ -165,7 +306,8 @@ def open_reference(reference: Reference, progress: Progress) -> TensorRtObserver
     Raises EngineError as the builder and `TensorRtObserver.verify`, when no way to see the taps proved right.
     """
     if reference.store is None:
-        return _verified(reference, progress)[2]
+        _, _, observer = _verified(reference, progress)
+        return observer
     request = reference.request
     inputs = {
         "reference": canonical_hash(request.graph),
@@ -179,16 +321,24 @@ def open_reference(reference: Reference, progress: Progress) -> TensorRtObserver
     kept = find_artefact(path, inputs, key)
     if kept is not None:
         try:
-            engines = [kept.read_file(name) for name in kept.manifest["engines"]]
-            return _observer(reference, str(kept.manifest["way"]), engines)
+            return _observer(
+                reference, kept.manifest["way"], [kept.read_file(name) for name in kept.manifest["engines"]]
+            )
         except EngineError as error:
             if error.code != "engine.unreadable":  # what another libnvinfer than before refuses, under the same version
                 raise
             log.warning("event=observer problem=%r", str(error))
         reference.store.discard(path)
     way, engines, observer = _verified(reference, progress)
+
+    def fill(folder: Path) -> Mapping[str, Any]:
+        names = [f"reference.{index}.engine" for index in range(len(engines))]
+        for name, content in zip(names, engines, strict=True):
+            (folder / name).write_bytes(content)
+        return {"way": way, "engine": names[0], "engines": names}
+
     try:
-        write_artefact(path, inputs, partial(_fill, way, engines), key)
+        write_artefact(path, inputs, fill, key)
     except EngineError as error:  # a full disk costs the next start its time, and no more
         log.warning("event=observer problem=%r", str(error))
     return observer
@@ -196,20 +346,20 @@ def open_reference(reference: Reference, progress: Progress) -> TensorRtObserver
 
 def _verified(reference: Reference, progress: Progress) -> tuple[str, list[bytes], TensorRtObserver]:
     """Build the engines of the first way to see the taps that gives ONNX Runtime's values."""
-    inner = _inner_taps(reference)
-    ways: dict[str, list[Marked]] = {_LISTENING: [(inner, ())], _OUTPUTS: [((), chunk) for chunk in _chunks(inner)]}
-    for way, marked in ways.items():
+    request = reference.request
+    opt = request.profiles[0][image_input(request.graph).name].opt if request.profiles else None
+    image = trial_image(request.graph, request.input_shape or opt)
+    for way, marked in _ways(reference).items():
         try:
             engines = [
                 reference.build(debug, outputs, _part(progress, index, len(marked)))
                 for index, (debug, outputs) in enumerate(marked)
             ]
             observer = _observer(reference, way, engines)
-            try:
-                observer.verify(trial_image(reference.request.graph, _trial_shape(reference.request)))
-            except BaseException:
-                observer.close()
-                raise
+            with ExitStack() as opened:
+                opened.callback(observer.close)
+                observer.verify(image)
+                opened.pop_all()
             break
         except EngineError as error:
             log.warning("event=observer way=%r problem=%r", way, str(error))
@@ -220,43 +370,26 @@ def _verified(reference: Reference, progress: Progress) -> tuple[str, list[bytes
 
 def _observer(reference: Reference, way: str, engines: Sequence[bytes]) -> TensorRtObserver:
     release, gpu, taps = reference.release, reference.gpu, reference.taps
-    if way == _LISTENING:
-        probes: list[Probe] = [ListeningProbe(release, gpu, engines[0], taps)]
-    else:
-        probes = []
-        try:
-            for engine, chunk in zip(engines, _chunks(_inner_taps(reference)), strict=True):
-                probes.append(OutputProbe(release, gpu, engine, taps, chunk))
-        except BaseException:
-            for probe in probes:
-                probe.close()
-            raise
+    kind = ListeningProbe if way == _LISTENING else OutputProbe
+    probes: list[OutputProbe] = []
+    with ExitStack() as opened:
+        for engine, (_, added) in zip(engines, _ways(reference)[way], strict=True):
+            probes.append(opened.enter_context(closing(kind(release, gpu, engine, taps, added))))
+        opened.pop_all()
     return TensorRtObserver(reference.request.graph, taps, probes)
 
 
-def _inner_taps(reference: Reference) -> tuple[str, ...]:
-    """Return the taps that are neither inputs nor outputs of the model: these have to be marked."""
+def _ways(reference: Reference) -> dict[str, list[Marked]]:
+    """Return per way to see the taps what is marked in each of its engines.
+
+    Taps that are inputs or outputs of the model need no mark.
+    """
     topology = Topology(reference.request.graph)
-    visible = {*topology.inputs, *topology.outputs}
-    return tuple(tap for tap in reference.taps if tap not in visible)
-
-
-def _chunks(taps: Sequence[str]) -> list[Sequence[str]]:
-    return [taps[start : start + _CHUNK] for start in range(0, max(len(taps), 1), _CHUNK)]
+    inner = [tap for tap in reference.taps if tap not in (*topology.inputs, *topology.outputs)]
+    chunks = [inner[start : start + _CHUNK] for start in range(0, max(len(inner), 1), _CHUNK)]
+    return {_LISTENING: [(inner, ())], _OUTPUTS: [((), chunk) for chunk in chunks]}
 
 
 def _part(progress: Progress, index: int, parts: int) -> Progress:
     """Return the progress of one engine of several."""
     return lambda fraction, doing: progress((index + fraction) / parts, doing)
-
-
-def _trial_shape(request: BuildRequest) -> Sequence[int] | None:
-    opt = request.profiles[0][image_input(request.graph).name].opt if request.profiles else None
-    return request.input_shape or opt
-
-
-def _fill(way: str, engines: Sequence[bytes], folder: Path) -> Mapping[str, Any]:
-    names = [f"reference.{index}.engine" for index in range(len(engines))]
-    for name, content in zip(names, engines, strict=True):
-        (folder / name).write_bytes(content)
-    return {"way": way, "engine": names[0], "engines": names}

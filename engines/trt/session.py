@@ -1,25 +1,33 @@
 """Run one engine: queue batches on a stream, and collect their outputs.
 
 A Session has one execution context and several Slots. A Slot is the memory of one batch under way, the event that ends
-it and, where that is faster, its captured graph.
+it and, where that is faster, its captured graph. TensorRtEngine is a Session that preprocesses frames on the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
+from statistics import median
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engines.cuda.cuda_graph import CudaGraph, faster_graph
 from engines.cuda.gpu import DeviceMemory, Gpu, HostMemory
+from engines.cuda.kernels import CudaExecutor, DevicePreprocess
 from engines.errors import EngineError
 from engines.interface import Array, TensorSpec
-from engines.trt.api import ICudaEngine, IExecutionContext, Runtime
+from engines.preprocessing import ImageTransform
+from engines.trace import span
+from engines.trt.api import ICudaEngine, IExecutionContext, Runtime, implement
+from engines.trt.layers import Layer, layers_from_inspector, nodes_by_layer
 from engines.trt.log import messages
 from engines.trt.release import TensorRtRelease
+
+_WARM_UP = 3  # runs that are not timed: clocks rise, kernels are loaded
 
 Shape = tuple[int, ...]
 
@@ -41,12 +49,6 @@ class Slot:
         self.pending = False
         self.graph: CudaGraph | None = None
 
-    def drop_graph(self) -> None:
-        """Let the engine be queued kernel by kernel again. The context must be current."""
-        if self.graph is not None:
-            self.graph.close()
-            self.graph = None
-
     def close(self) -> None:
         """Give everything back now: an error under way may still hold this. The context must be current."""
         self.memory.clear()
@@ -56,11 +58,6 @@ class Slot:
     def address(self, name: str) -> int:
         """Return the address at which the GPU finds an input or output."""
         return (self._hidden[name] if name in self._hidden else self.memory[name]).address
-
-    def finish_on(self, stream: Any) -> None:
-        """Record the event: the batch is done when the stream is past this point."""
-        self.event.record(stream)
-        self.pending = True
 
 
 Range = tuple[Shape, Shape, Shape]  # smallest, best and largest shape of an optimization profile
@@ -134,6 +131,10 @@ class Session:
             memory.upload(batch.nbytes, self.stream)
             return self.enqueue()
 
+    def infer(self, batch: Array) -> dict[str, Array]:
+        """Run a batch; return the outputs by name. Raises EngineError and DeviceError as `start`."""
+        return self.finish(self.start(batch))
+
     def select(self, shape: Sequence[int], dtype: np.dtype[np.generic]) -> None:
         """Make the engine ready for inputs of a shape; does nothing when it is."""
         if self._closed:
@@ -164,8 +165,9 @@ class Session:
         for spec in self.outputs:
             nbytes = int(np.prod(self._shapes[spec.name])) * spec.dtype.itemsize
             slot.memory[spec.name].download(nbytes, self.stream)
-        slot.finish_on(self.stream)
-        slot.shapes, self._next = self._shapes, (ticket + 1) % len(self._slots)
+        slot.event.record(self.stream)  # the batch is done when the stream is past this point
+        slot.pending, slot.shapes = True, self._shapes
+        self._next = (ticket + 1) % len(self._slots)
         return ticket
 
     def warm_up(self) -> None:
@@ -185,7 +187,9 @@ class Session:
         with self._gpu.current():
             self.synchronise()
             for slot in self._slots:
-                slot.drop_graph()
+                if slot.graph is not None:
+                    slot.graph.close()
+                    slot.graph = None
 
     def _execute(self, slot: Slot) -> None:
         for spec in self._tensors:
@@ -219,11 +223,31 @@ class Session:
         """Return a batch of zeros of the shape that the first profile is tuned for."""
         return np.zeros(self._ranges[0][1], self._image.dtype)
 
-    def information(self) -> str:
-        """Return the engine inspector's facts on every layer, in JSON."""
+    def layers(self) -> list[Layer]:
+        """Return the engine inspector's list. Raises EngineError as `layers_from_inspector`."""
         with self._gpu.current():
             inspector = self.engine.create_engine_inspector()
-            return inspector.get_engine_information(self._release.trt.LayerInformationFormat.JSON)
+            return layers_from_inspector(
+                inspector.get_engine_information(self._release.trt.LayerInformationFormat.JSON)
+            )
+
+    def layer_times_ms(self, batch: Array, runs: int = 20) -> dict[str, float]:
+        """Return the median time in ms of every layer, by name, over `runs` inferences of one batch.
+
+        TensorRT waits for every layer meanwhile, so their sum is more than an inference without a profiler takes.
+        Raises EngineError and DeviceError as `start`.
+        """
+        times: dict[str, list[float]] = {}
+
+        def report(layer: str, milliseconds: float) -> None:
+            times.setdefault(layer, []).append(milliseconds)
+
+        self.drop_graphs()
+        self.context.profiler = implement(self._release.trt.IProfiler, report_layer_time=report)
+        for _ in range(_WARM_UP + runs):
+            self.infer(batch)
+        self.context.profiler = None
+        return {layer: median(values[_WARM_UP:]) for layer, values in times.items() if len(values) > _WARM_UP}
 
     def synchronise(self) -> None:
         """Wait until nothing is under way. The context must be current."""
@@ -245,14 +269,9 @@ class Session:
         """Drop what there is, users before what they use. The context must be current."""
         for slot in self._slots:
             slot.close()
-        with suppress(AttributeError):  # each of them only if it came that far
-            del self.context
-        with suppress(AttributeError):
-            del self.stream
-        with suppress(AttributeError):
-            del self.engine
-        with suppress(AttributeError):
-            del self._runtime
+        for name in ("context", "stream", "engine", "_runtime"):
+            with suppress(AttributeError):  # each of them only if it came that far
+                delattr(self, name)
 
     def _create_context(self) -> IExecutionContext:
         """In a frame of its own: an error that `_open` raises later must not keep the context from being freed."""
@@ -281,9 +300,9 @@ class Session:
         sizes = dict.fromkeys((spec.name for spec in self._tensors), 0)
         for profile, (_, _, high) in enumerate(self._ranges):
             self._use_profile(profile)
-            for name, shape in self._shapes_for(high).items():
-                spec = next(spec for spec in self._tensors if spec.name == name)
-                sizes[name] = max(sizes[name], int(np.prod(shape)) * spec.dtype.itemsize)
+            shapes = self._shapes_for(high)
+            for spec in self._tensors:
+                sizes[spec.name] = max(sizes[spec.name], int(np.prod(shapes[spec.name])) * spec.dtype.itemsize)
         return sizes
 
     def _profile_of(self, shape: Shape, dtype: np.dtype[np.generic]) -> int:
@@ -318,3 +337,70 @@ class Session:
                     "export the model without NonZero and NonMaxSuppression; the decoder suppresses boxes",
                 )
         return shapes
+
+
+class TensorRtEngine(Session):
+    """ImageEngine: a frame's bytes are uploaded as they are, a quarter of what its float32 input weighs.
+
+    Raises EngineError and DeviceError as Session; DeviceError (`cuda.compiler`) where the kernels cannot be compiled.
+    """
+
+    def __init__(self, release: TensorRtRelease, gpu: Gpu, content: bytes) -> None:
+        super().__init__(release, gpu, content)
+        self._frame_bytes = 0
+        self._frames: list[HostMemory] = []
+        try:
+            with gpu.current():  # here and not at the first frame, which would wait for nvcc
+                self._executor = CudaExecutor(gpu)
+                self._preprocess: DevicePreprocess | None = DevicePreprocess(self._executor)
+            self.warm_up()
+        except BaseException:
+            self.close()
+            raise
+
+    def infer_image(self, frame: NDArray[np.uint8], transform: ImageTransform) -> dict[str, Array]:
+        """Raises as `start_image`."""
+        return self.finish(self.start_image(frame, transform))
+
+    def start_image(self, frame: NDArray[np.uint8], transform: ImageTransform) -> int:
+        """Queue a BGR frame uint8 (H, W, 3), preprocessed on the device; return its ticket for `finish`.
+
+        Raises EngineError and DeviceError as `start`.
+        """
+        with self._gpu.current():
+            image = self.inputs[0]
+            self.select(transform.input_shape, np.dtype(transform.dtype))
+            slot = self.free_slot()
+            assert self._preprocess is not None  # until it is closed, and then `select` has refused
+            with span("preprocess"):
+                nbytes = transform.frame_height * transform.frame_width * 3
+                if nbytes > self._frame_bytes:  # the largest so far: those of several cameras may take turns
+                    self.synchronise()  # smaller frames may still be read
+                    self._frames = [HostMemory(self._gpu, nbytes) for _ in self._slots]
+                    self._frame_bytes = nbytes
+                if not self._preprocess.has_room(transform):
+                    self.synchronise()
+                memory = self._frames[self._next]
+                np.copyto(memory.array(frame.shape, np.uint8), frame)
+                memory.upload(frame.nbytes, self.stream)
+                self._preprocess.run(transform, memory.address, slot.address(image.name), self.stream)
+            return self.enqueue()
+
+    def layer_nodes(self) -> Mapping[str, tuple[str, ...]]:
+        """By the engine inspector. Raises EngineError as `layers_from_inspector`."""
+        return nodes_by_layer(self.layers())
+
+    def close(self) -> None:
+        """Free everything, idempotent."""
+        with ExitStack() as stack:
+            stack.callback(super().close)
+            if not self._closed:
+                stack.enter_context(self._gpu.current())
+                stack.callback(self._free_frames)
+                self.synchronise()
+
+    def _free_frames(self) -> None:
+        self._frames.clear()
+        self._preprocess = None
+        with suppress(AttributeError):  # if it could not be compiled
+            self._executor.close()

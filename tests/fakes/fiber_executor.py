@@ -1,4 +1,4 @@
-"""kernels.cu on the CPU: an Executor for machines without a GPU. cuda_headers/fibers.h says what it checks."""
+"""kernels.cu on the CPU: an executor for machines without a GPU. cuda_headers/fibers.h says what it checks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Launch(ctypes.Structure):
 
 
 class FiberExecutor:
-    """Executor on one CPU thread; everything is done when the call returns.
+    """What CudaExecutor does, on one CPU thread; everything is done when the call returns.
 
     source: the text of kernels.cu, or of a version with a planted bug. seed: 0 runs threads and blocks in order,
     anything else in an order of its own. sanitizer: "thread" or "address"; the process must have that one preloaded.
@@ -69,7 +69,7 @@ class FiberExecutor:
         self._library.fibers_allocate.argtypes = [ctypes.c_size_t]
         self._library.fibers_free.argtypes = [ctypes.c_void_p]
 
-    # ARG002: the Protocol names these; fibers know no streams, and one number serves for every kernel.
+    # ARG002: CudaExecutor names these; fibers know no streams, and one number serves for every kernel.
     def resident_blocks(self, kernel: str) -> int:  # noqa: ARG002
         return self._resident
 

@@ -7,8 +7,7 @@ import pytest
 from fiber_executor import COMPILER, FiberExecutor
 from numpy.typing import NDArray
 
-from engines.cuda.kernels import KernelGeometry
-from engines.cuda.preprocess import DevicePreprocess
+from engines.cuda.kernels import DevicePreprocess, KernelGeometry
 from engines.interface import Array, Engine, TensorSpec
 from engines.preprocessing import ImageTransform
 

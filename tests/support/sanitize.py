@@ -24,8 +24,13 @@ from fiber_executor import COMPILER, FiberExecutor, build, sanitizer_runtime  # 
 from kernel_reference import divergences, extremes, histograms, preprocessed, tensors, transforms  # noqa: E402
 
 from calibrate.histogram import abs_histogram  # noqa: E402
-from engines.cuda.kernels import DeviceHistograms, KernelGeometry, kernel_source, search_entropy  # noqa: E402
-from engines.cuda.preprocess import DevicePreprocess  # noqa: E402
+from engines.cuda.kernels import (  # noqa: E402
+    DeviceHistograms,
+    DevicePreprocess,
+    KernelGeometry,
+    kernel_source,
+    search_entropy,
+)
 from engines.errors import DeviceError  # noqa: E402
 
 GEOMETRY = KernelGeometry(11, 2, 64)  # few threads: sanitised fibers are slow

@@ -13,9 +13,8 @@ from fake_pycuda import ORIN, T4, CompileError, Error, FakePycuda, MemoryError_
 from fiber_executor import COMPILER
 
 from calibrate.histogram import abs_histogram
-from engines.cuda.executor import CudaExecutor
 from engines.cuda.gpu import Gpu
-from engines.cuda.kernels import DeviceHistograms, KernelGeometry, search_entropy
+from engines.cuda.kernels import CudaExecutor, DeviceHistograms, KernelGeometry, search_entropy
 from engines.errors import DeviceError
 
 SMALL = KernelGeometry(11, 2, 128)

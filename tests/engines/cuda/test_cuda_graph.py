@@ -14,7 +14,7 @@ from zoo import Net, image, residual_net, run
 from engines.cuda import cuda_graph
 from engines.interface import BuildRequest, ShapeRange
 from engines.trt.backend import TensorRtBackend
-from engines.trt.engine import TensorRtEngine
+from engines.trt.session import TensorRtEngine
 
 pytestmark = pytest.mark.usefixtures("fake")
 

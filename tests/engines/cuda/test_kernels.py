@@ -18,12 +18,11 @@ from opened_gpu import opened_gpu
 from calibrate.divergence import LEVELS
 from calibrate.histogram import AbsHistogram, abs_histogram
 from calibrate.threshold import entropy_window, find_amax
-from engines.cuda.executor import CudaExecutor
-from engines.cuda.kernels import Buffer, DeviceHistograms, Executor, KernelGeometry, search_entropy
+from engines.cuda.kernels import Argument, CudaExecutor, DeviceHistograms, KernelGeometry, search_entropy
 from engines.errors import DeviceError
 
 Array = NDArray[np.generic]
-ExecutorFor = Callable[[KernelGeometry], Executor]
+ExecutorFor = Callable[[KernelGeometry], CudaExecutor]
 GEOMETRIES = [
     KernelGeometry(),
     KernelGeometry(11, 4, 128),
@@ -50,7 +49,7 @@ def executor_for(request: pytest.FixtureRequest) -> Iterator[ExecutorFor]:
         opened.clear()
 
 
-def able(executor: Executor, kernel: str) -> Executor:
+def able(executor: CudaExecutor, kernel: str) -> CudaExecutor:
     """The executor, unless its device is too small for this kernel."""
     if executor.resident_blocks(kernel) == 0:
         need = executor.geometry.shared_bytes()[kernel]
@@ -61,7 +60,7 @@ def able(executor: Executor, kernel: str) -> Executor:
 class Counting:
     """The executor, with its launches counted and, if told, another number of blocks that run at once."""
 
-    def __init__(self, executor: Executor, resident: int | None = None) -> None:
+    def __init__(self, executor: CudaExecutor, resident: int | None = None) -> None:
         self.geometry = executor.geometry
         self.upload, self.download = executor.upload, executor.download
         self.empty, self.zeros = executor.empty, executor.zeros
@@ -71,7 +70,7 @@ class Counting:
     def resident_blocks(self, kernel: str) -> int:
         return self._resident or self._executor.resident_blocks(kernel)
 
-    def launch(self, kernel: str, blocks: int, arguments: Sequence[Buffer | np.int32], stream: object | None) -> None:
+    def launch(self, kernel: str, blocks: int, arguments: Sequence[Argument], stream: object | None) -> None:
         self.launches.append(blocks)
         self._executor.launch(kernel, blocks, arguments, stream)
 
@@ -276,7 +275,7 @@ def test_entropy_of_the_peers_histograms(shared_vectors: dict[str, Array]) -> No
     assert undefined.sum() < len(rows) / 3
 
 
-def assert_same_choices(executor: Executor, rows: NDArray[np.int64]) -> None:
+def assert_same_choices(executor: CudaExecutor, rows: NDArray[np.int64]) -> None:
     """The bins that find_amax's method `entropy` keeps, over every row with enough of them to search."""
     rows = rows[np.flatnonzero(rows[:, LEVELS:].any(axis=1))]
     windows = [entropy_window(row) for row in rows]

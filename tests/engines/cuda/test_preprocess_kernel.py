@@ -16,10 +16,8 @@ from kernel_reference import preprocessed, transforms
 from numpy.typing import NDArray
 from opened_gpu import opened_gpu
 
-from engines.cuda.executor import CudaExecutor
 from engines.cuda.gpu import Gpu
-from engines.cuda.kernels import Argument, Executor, KernelGeometry
-from engines.cuda.preprocess import DevicePreprocess
+from engines.cuda.kernels import Argument, CudaExecutor, DevicePreprocess, KernelGeometry
 from engines.preprocessing import HEADER, TAP, ImageTransform
 
 GEOMETRY = KernelGeometry(11, 2, 128)
@@ -31,7 +29,7 @@ CAMERA = replace(
 
 
 @pytest.fixture(scope="module", params=["fibers", pytest.param("gpu", marks=pytest.mark.gpu)])
-def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
+def executor(request: pytest.FixtureRequest) -> Iterator[CudaExecutor]:
     if request.param == "fibers":
         if COMPILER is None:
             pytest.skip("no C++ compiler to build kernels.cu for the CPU: install g++, or set CXX")
@@ -46,7 +44,7 @@ def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
 class Recording:
     """The executor, with what is uploaded and allocated counted, and launches kept."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: CudaExecutor) -> None:
         self.geometry, self._executor = executor.geometry, executor
         self.uploads: list[int] = []  # bytes of each
         self.launches: list[int] = []  # blocks of each
@@ -68,7 +66,7 @@ def pixels(transform: ImageTransform, seed: int = 0) -> NDArray[np.uint8]:
 
 
 def run(
-    executor: Executor, preprocess: DevicePreprocess, transform: ImageTransform, frame: NDArray[np.uint8]
+    executor: CudaExecutor, preprocess: DevicePreprocess, transform: ImageTransform, frame: NDArray[np.uint8]
 ) -> NDArray[np.generic]:
     lying = executor.upload(frame, None)
     made = executor.empty(transform.input_shape, transform.dtype)
@@ -76,14 +74,14 @@ def run(
     return executor.download(made, None)
 
 
-def test_small_frames_of_every_kind(executor: Executor) -> None:
+def test_small_frames_of_every_kind(executor: CudaExecutor) -> None:
     preprocess = DevicePreprocess(executor)
     for transform in transforms(np.random.default_rng(1), 96, 40):
         frame = pixels(transform)
         assert run(executor, preprocess, transform, frame).tobytes() == preprocessed(transform, frame).tobytes()
 
 
-def test_a_camera_s_frame(executor: Executor) -> None:
+def test_a_camera_s_frame(executor: CudaExecutor) -> None:
     frame = pixels(CAMERA)
     found = run(executor, DevicePreprocess(executor), CAMERA, frame)
     assert found.tobytes() == preprocessed(CAMERA, frame).tobytes()
@@ -91,7 +89,7 @@ def test_a_camera_s_frame(executor: Executor) -> None:
 
 
 @pytest.mark.parametrize("offset", [0, 1, 2, 3, 5])
-def test_frames_may_lie_anywhere(executor: Executor, offset: int) -> None:
+def test_frames_may_lie_anywhere(executor: CudaExecutor, offset: int) -> None:
     """A decoder's rows begin where they like, and an address need not be even."""
     rows = np.random.default_rng(0).integers(0, 256, (9, 7 * 3 + 11), np.uint8)
     lying = executor.upload(np.concatenate((np.zeros(offset, np.uint8), rows.reshape(-1))), None)
@@ -101,7 +99,7 @@ def test_frames_may_lie_anywhere(executor: Executor, offset: int) -> None:
     assert np.array_equal(executor.download(made, None)[0], wanted)
 
 
-def test_tables_are_uploaded_once_for_each_transform(executor: Executor) -> None:
+def test_tables_are_uploaded_once_for_each_transform(executor: CudaExecutor) -> None:
     recording = Recording(executor)
     preprocess = DevicePreprocess(recording)  # type: ignore[arg-type]  # its upload returns the executor's own buffer
     turned = replace(CAMERA, color="bgr")
@@ -112,7 +110,7 @@ def test_tables_are_uploaded_once_for_each_transform(executor: Executor) -> None
     assert recording.launches == [128 * 128 // GEOMETRY.threads] * 6
 
 
-def test_rows_that_overlap_are_refused(executor: Executor) -> None:
+def test_rows_that_overlap_are_refused(executor: CudaExecutor) -> None:
     with pytest.raises(ValueError, match="rows 20 bytes apart, for 7 pixels of 3"):
         DevicePreprocess(executor).run(PLAIN, 0, 0, row_bytes=20)
 

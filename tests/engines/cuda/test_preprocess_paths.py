@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from agent.vision.detections import Size
 from agent.vision.preprocess import NetworkInput, Preprocessor
 from agent.vision.spec import InputSpec
-from engines.cuda.kernels import KernelGeometry
-from engines.cuda.preprocess import DevicePreprocess
+from engines.cuda.kernels import DevicePreprocess, KernelGeometry
 from engines.preprocessing import Layout, PixelType
 
 SIDES = st.integers(1, 60)

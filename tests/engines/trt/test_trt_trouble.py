@@ -24,7 +24,7 @@ from engines.interface import BackendOptions, BuildRequest
 from engines.quantise.placement import place
 from engines.store.artefact import Store
 from engines.trt.backend import TensorRtBackend
-from engines.trt.engine import TensorRtEngine
+from engines.trt.session import TensorRtEngine
 
 pytestmark = pytest.mark.usefixtures("fake")
 
