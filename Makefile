@@ -13,6 +13,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SAMPLE := var/sample
+# Of the tests, for two cores: a test waits for half of its time, for a process, a network or a clock.
+WORKERS ?= 4
 # The tests start hundreds of processes: what Python has compiled once and kept, each need not compile again.
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
@@ -25,7 +27,7 @@ run: $(VENV)/.run $(SAMPLE)/street.mp4
 	@$(BIN)/tared run -c config.yaml
 
 test: $(VENV)/.test broker rtsp systemd postgres bindings
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 40
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 40
 
 check: $(VENV)/.test
 	$(BIN)/ruff format --check .
@@ -34,7 +36,7 @@ check: $(VENV)/.test
 	$(BIN)/lint-imports
 
 trials: $(VENV)/.test broker postgres
-	@$(BIN)/python -m pytest -m trial -n 2 --dist worksteal --durations 40
+	@$(BIN)/python -m pytest -m "trial and not soak" -n $(WORKERS) --dist worksteal --durations 40
 
 soak: $(VENV)/.test broker
 	$(BIN)/python -m pytest -m soak

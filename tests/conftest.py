@@ -69,15 +69,34 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(trylast=True)  # of the tests that are selected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes minutes first, then files with slow tests: at the end two workers share what is short."""
+    """Run first what takes minutes, then files with slow tests: at the end the workers share what is short."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (-_minutes(item), item.path not in slow))
+    items[:] = _dealt(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 
-    def minutes(item: pytest.Item) -> float:
-        timeout = item.get_closest_marker("timeout")
-        return float(timeout.args[0]) / 60.0 if timeout is not None else 0.0
 
-    items.sort(key=lambda item: (-minutes(item), item.path not in slow))
+def _minutes(item: pytest.Item) -> float:
+    """The time limit of a test that has one of its own; 0 for any other."""
+    timeout = item.get_closest_marker("timeout")
+    return float(timeout.args[0]) / 60.0 if timeout is not None else 0.0
+
+
+def _dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Deal the tests that take minutes to the workers in turn; each begins with its own, then follow its files.
+
+    By `--dist worksteal` each worker starts with an equal part of the list. Were the longest tests all at its head, one
+    worker would run them one after the other.
+    """
+    longest = [item for item in items if _minutes(item)]
+    short, piles = items[len(longest) :], [longest[first::workers] for first in range(workers)]
+    dealt: list[pytest.Item] = []
+    for left, pile in zip(range(workers, 0, -1), piles, strict=True):
+        room = (len(items) - len(dealt)) // left - len(pile)
+        dealt += pile + short[:room]
+        del short[:room]
+    return dealt
 
 
 @pytest.fixture(autouse=True)
