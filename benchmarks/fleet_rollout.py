@@ -31,7 +31,7 @@ from benchmarks.fleet_storm import Broker, wait_for_collector
 from benchmarks.report import Bar, Section, add_output_option, bars_section, publish
 from fleet.devices.devices import Devices
 from fleet.rollout.register import RolloutRegister
-from fleet.rollout.rows import BoardState, RolloutState
+from fleet.rollout.rows import BoardStage, RolloutState
 from fleet.rollout.spec import RolloutSpec
 from fleet.simulator.options import BadEngines, SimulationOptions
 from fleet.simulator.simulation import Simulation, allow_files
@@ -189,7 +189,7 @@ def bars(courses: list[Course], devices: int) -> list[Bar]:
     once = Counter(len(ids) for course in courses for ids in course.told.get("recalibrate", {}).values())
     third = round(0.25 * devices)
     beyond = [board for board in bad.told.get("recalibrate", {}) if int(board[4:]) >= third]
-    done = bad.waves[2].get(BoardState.UNDONE.value, 0)
+    done = bad.waves[2].get(BoardStage.UNDONE.value, 0)
     left = {key: n for key, n in bad.waves[2].items() if key not in ("UNDONE", "FAILED")}
     return [
         Bar(

@@ -143,10 +143,7 @@ def send(
     results = [topics.result(command.id)]
     payload = encode_command(command, signer)
     with MqttClient(endpoint, client_id, SessionOptions(subscriptions=results, backoff=Backoff(0.2, 2.0))) as client:
-        if not client.wait_connected(silence_s):
-            found = f"no connection to {endpoint.host}:{endpoint.port} ({client.outcome})"
-            remedy = "check that it runs, its address, user name and password"
-            raise AgentError("broker.unreachable", found, "an MQTT broker", remedy)
+        wait_connected(client, endpoint, silence_s)
         latest = None
         for result in _answers(client, topics, command, payload, silence_s, signer is not None):
             if file is not None and isinstance(command.args, FileArgs):
@@ -155,6 +152,14 @@ def send(
             if result != latest:
                 latest = result
                 yield result
+
+
+def wait_connected(client: MqttClient, endpoint: Endpoint, within_s: float) -> None:
+    """Wait for the connection to the broker. Raises AgentError (`broker.unreachable`) without one in time."""
+    if not client.wait_connected(within_s):
+        found = f"no connection to {endpoint.host}:{endpoint.port} ({client.outcome})"
+        remedy = "check that it runs, its address, user name and password"
+        raise AgentError("broker.unreachable", found, "an MQTT broker", remedy)
 
 
 def _answers(

@@ -14,7 +14,7 @@ from agent.common.errors import AgentError
 if TYPE_CHECKING:
     from rich.console import Console
 
-_PIPED_COLUMNS = 180  # of a table that is piped on
+_PIPED_COLUMNS = 240  # of a table that is piped on
 
 
 class Parser(argparse.ArgumentParser):

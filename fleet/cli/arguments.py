@@ -1,8 +1,10 @@
-"""Share among the control room's commands: how to reach the broker, and where the fleet's database is."""
+"""Share among the control room's commands: the broker, the fleet's database, the operator's key, an end by a signal."""
 
 from __future__ import annotations
 
 import argparse
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING
 from agent.cli.arguments import number
 
 if TYPE_CHECKING:  # imported when a command runs, as in agent/cli/offline.py
+    from agent.contract.signing import Signer
     from agent.mqtt.config import MqttConfig
     from agent.mqtt.endpoint import Endpoint, TlsFiles
 
@@ -20,6 +23,42 @@ _TLS_FILES = ("ca_file", "cert_file", "key_file")
 def add_database_option(parser: argparse.ArgumentParser) -> None:
     """Add --db, the fleet's database."""
     parser.add_argument("--db", default="fleet.sqlite", metavar="FILE_OR_URL", help=_DB)
+
+
+def add_sign_option(parser: argparse.ArgumentParser) -> None:
+    """Add --sign, for `signer_from`."""
+    parser.add_argument("--sign", type=Path, metavar="KEY", help="an operator's private key, of 'tared keys new'")
+
+
+def signer_from(options: argparse.Namespace) -> Signer | None:
+    """Return what signs with the key that the options name, if they do. Raises ConfigError."""
+    from agent.contract.signing import Signer
+
+    return Signer(options.sign) if options.sign is not None else None
+
+
+def run_until_signalled(
+    run: Callable[[Callable[[], bool]], object],
+    title: str,
+    total: int | None,
+    show: Callable[[], tuple[int, str]],
+    is_over: Callable[[], bool] = lambda: False,
+) -> None:
+    """Call `run`, with what tells it to stop: SIGTERM, SIGINT, or `is_over`.
+
+    show: the progress of `total`, and a note, for people.
+    """
+    from agent.common.console import progress
+    from agent.system.process import handling_signals
+
+    signalled = threading.Event()
+    with handling_signals(lambda _: signalled.set()), progress(title, total) as bar:
+
+        def stopping() -> bool:
+            bar.update(*show())
+            return signalled.is_set() or is_over()
+
+        run(stopping)
 
 
 def add_broker_options(parser: argparse.ArgumentParser, fleet: str = "default") -> None:

@@ -1,20 +1,45 @@
-"""`tared fleet`: the control room, which collects what boards report, and shows, groups and commands them."""
+"""`tared fleet`: the control room, which collects what boards report, shows and groups them, merges their histograms.
+
+Its rollouts are in `rollout`.
+"""
 
 from __future__ import annotations
 
 import argparse
 import getpass
 import json
-import threading
+import math
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from agent.cli.arguments import command, number, print_result
-from fleet.cli.arguments import add_broker_options, add_database_option, endpoint_from, fleets_from
-from fleet.cli.merge import add_merge
+from agent.cli.arguments import command, number, print_result, table_console
+from agent.common.errors import AgentError
+from fleet.cli.arguments import (
+    add_broker_options,
+    add_database_option,
+    add_sign_option,
+    endpoint_from,
+    fleet_from,
+    fleets_from,
+    run_until_signalled,
+    signer_from,
+)
 from fleet.cli.rollout import add_rollout
-from fleet.cli.simulate import add_simulate
 
+if TYPE_CHECKING:  # imported when a command runs, as in agent/cli/offline.py
+    from _typeshed import DataclassInstance
+
+    from fleet.devices.devices import Device, Devices
+    from fleet.merge.calibration import MergedCalibration
+    from fleet.merge.exchange import MergeExchange
+    from fleet.store.transaction import FleetStore
+
+T = TypeVar("T", bound="DataclassInstance")
 _COUNTED = ("report", "gap", "status", "birth", "result", "refused")
 
 
@@ -32,9 +57,9 @@ def add_fleet(commands: Any) -> None:
     collect.add_argument("--part", type=_part, metavar="N/M", help="take one of M parts of the devices, by their names")
     collect.add_argument("--keep-days", type=number(float, 0.01, 36_500.0), default=30.0, metavar="N", help="(30)")
     add_broker_options(collect, "all")
-    add_merge(actions)
+    _add_merge(actions)
     add_rollout(actions)
-    add_simulate(actions)
+    _add_simulate(actions)
 
     devices = command(actions, "devices", _devices, "how the devices are, by what they last reported")
     _add_selection(devices)
@@ -70,9 +95,65 @@ def _part(text: str) -> tuple[int, int]:
     return part
 
 
+def _add_merge(actions: Any) -> None:
+    merge = command(actions, "merge", _merge, "one calibration of the histograms that boards send, never of frames")
+    merge.add_argument("devices", nargs="*", metavar="DEVICE", help="all that are there within --within")
+    merge.add_argument("--select", metavar="CONDITIONS", help="those in --db, as --where of 'devices'")
+    merge.add_argument("--db", default="fleet.sqlite", metavar="FILE_OR_URL", help="for --select (fleet.sqlite)")
+    merge.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="calibration.json; boards get the .bundle beside it",
+    )
+    merge.add_argument("--method", default="entropy", help="as of 'tared calibrate' (entropy)")
+    merge.add_argument("--within", type=number(float, 0.0, 3600.0), default=10.0, metavar="S", help="seconds (10)")
+    merge.add_argument("--at-once", type=number(int, 1, 1000), default=16, metavar="N", help="boards that send (16)")
+    merge.add_argument("--timeout", type=number(float, 1.0, 86400.0), default=30.0, metavar="S", help="of silence (30)")
+    merge.add_argument(
+        "--longest", type=number(float, 1.0, 86400.0), default=1800.0, metavar="S", help="for a board in all (1800)"
+    )
+    merge.add_argument(
+        "--uploads", type=Path, metavar="DIR", help="keep there what boards have sent (a temporary folder)"
+    )
+    add_sign_option(merge)
+    add_broker_options(merge)
+
+
+def _add_simulate(actions: Any) -> None:
+    simulate = command(actions, "simulate", _simulate, "run boards without cameras against a real broker")
+    simulate.add_argument("--devices", type=number(int, 1, 1_000_000), required=True, metavar="N")
+    simulate.add_argument(
+        "--seconds", type=number(float, 0.1), default=math.inf, metavar="S", help="end after S s (with an interrupt)"
+    )
+    simulate.add_argument("--period", type=number(float, 0.1, 3600.0), default=5.0, metavar="S", help="telemetry's (5)")
+    simulate.add_argument("--ramp", type=number(float, 0.0), metavar="S", help="switch them on over S s (N / 200)")
+    simulate.add_argument("--drift", default="", metavar="K=V,...", help="db, after_s, spread_s, ramp_s, groups, day_s")
+    shares = "shares crash, restore, no_clock, hostile of boards, duplicate, delay of messages; every_s"
+    simulate.add_argument("--faults", default="", metavar="K=V,...", help=shares)
+    bad = "new engines that turn out bad: named=SHA256|METHOD|REGIME; first, last: of these boards"
+    simulate.add_argument("--bad", default="", metavar="K=V,...", help=bad)
+    simulate.add_argument(
+        "--storm", type=number(float, 0.0), nargs="+", default=[], metavar="S", help="cut all connections after S s"
+    )
+    skew = "deviation of the boards' clocks (0)"
+    simulate.add_argument("--clock-skew", type=number(float, 0.0), default=0.0, metavar="S", help=skew)
+    simulate.add_argument("--job", type=number(float, 0.01), default=60.0, metavar="S", help="a job's median time (60)")
+    failures = "share of jobs that fail (0.02)"
+    simulate.add_argument("--failures", type=number(float, 0.0, 1.0), default=0.02, metavar="P", help=failures)
+    simulate.add_argument("--no-automatic", action="store_true", help="no board answers an alarm by itself")
+    trust = "an operator's public key; with one, unsigned commands are refused"
+    simulate.add_argument("--trust", type=Path, action="append", default=[], metavar="PUB", help=trust)
+    simulate.add_argument(
+        "--seed", type=number(int, 0), default=0, metavar="N", help="what is drawn follows from it (0)"
+    )
+    add_broker_options(simulate)
+
+
 def _collect(options: argparse.Namespace) -> int:
-    from agent.common.console import progress, set_up_logging
-    from agent.system.process import handling_signals
+    from agent.common.console import set_up_logging
     from fleet.collector.batch import Part
     from fleet.collector.collector import Collector, client_id_for
     from fleet.collector.writer import ReportRetention
@@ -83,14 +164,12 @@ def _collect(options: argparse.Namespace) -> int:
     client_id = options.client_id or (client_id_for(part, fleet) if options.share is None else None)
     store, retention = open_store(options.db), ReportRetention(options.keep_days)
     collector = Collector(endpoint_from(options), store, client_id, part, options.share, retention, fleet)
-    counts, signalled = collector.counts, threading.Event()
-    with handling_signals(lambda _: signalled.set()), progress("collecting") as bar:
+    counts = collector.counts
 
-        def stopping() -> bool:
-            bar.update(counts["report"], f"{counts['gap']} gaps, {counts['refused']} refused; {collector.outcome}")
-            return signalled.is_set()
+    def show() -> tuple[int, str]:
+        return counts["report"], f"{counts['gap']} gaps, {counts['refused']} refused; {collector.outcome}"
 
-        collector.run(stopping)
+    run_until_signalled(collector.run, "collecting", None, show)
     if options.json:
         print(json.dumps({name: counts[name] for name in _COUNTED}))
     else:
@@ -98,34 +177,38 @@ def _collect(options: argparse.Namespace) -> int:
     return 0
 
 
-def _devices(options: argparse.Namespace) -> int:
-    from rich.console import Console
-
+@contextmanager
+def _selection(
+    db: str, fleet: str, where: str | None, silent_s: float = 600.0
+) -> Iterator[tuple[FleetStore, Devices, list[Device]]]:
+    """Open the database; yield it, all its devices, and those that are selected. Raises CommandError as `select`."""
     from fleet.devices.devices import Devices
     from fleet.devices.selection import select
     from fleet.store.opening import open_existing
-    from fleet.views.listing import as_objects, print_devices
 
-    with open_existing(options.db) as store:
-        selected = select(Devices(store), options.fleet, options.where, options.silent)
-    if options.json:
-        print(json.dumps({"fleet": options.fleet, "devices": as_objects(selected, options.silent)}))
-    elif selected:
-        print_devices(selected, Console(), options.silent)
-    else:
-        print(f"nobody of the fleet {options.fleet!a} has reported yet, in {store.where}")
+    with open_existing(db) as store:
+        devices = Devices(store)
+        yield store, devices, select(devices, fleet, where, silent_s)
+
+
+def _devices(options: argparse.Namespace) -> int:
+    from fleet.views.listing import device_objects, print_devices
+
+    with _selection(options.db, options.fleet, options.where, options.silent) as (store, _, selected):
+        if options.json:
+            print(json.dumps({"fleet": options.fleet, "devices": device_objects(selected, options.silent)}))
+        elif selected:
+            print_devices(selected, table_console(), options.silent)
+        else:
+            print(f"nobody of the fleet {options.fleet!a} has reported yet, in {store.where}")
     return 0
 
 
 def _tag(options: argparse.Namespace) -> int:
-    from fleet.devices.devices import Devices
-    from fleet.devices.selection import parse_tag, select
-    from fleet.store.opening import open_existing
+    from fleet.devices.selection import parse_tag
 
     tags = dict(map(parse_tag, options.tags))
-    with open_existing(options.db) as store:
-        devices = Devices(store)
-        selected = select(devices, options.fleet, options.where, options.silent)
+    with _selection(options.db, options.fleet, options.where, options.silent) as (_, devices, selected):
         devices.tag(selected, tags, options.remove, who=getpass.getuser())
     names = [each.name for each in selected]
     print(json.dumps({"devices": names}) if options.json else f"{len(names)} devices: {', '.join(names[:10])}")
@@ -133,27 +216,147 @@ def _tag(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from agent.common.errors import AgentError
-    from fleet.devices.devices import Devices
     from fleet.devices.records import audit_entries, quarantined
-    from fleet.devices.selection import select
     from fleet.rollout.register import RolloutRegister
-    from fleet.store.opening import open_existing
     from fleet.views.page import page
 
-    with open_existing(options.db) as store:
-        selected = select(Devices(store), options.fleet, options.where, options.silent)
+    with _selection(options.db, options.fleet, options.where, options.silent) as (store, _, selected):
         rollouts = RolloutRegister(store, getpass.getuser()).all(options.fleet)
-        text = page(
-            options.fleet,
-            selected,
-            rollouts,
-            audit_entries(store),
-            quarantined(store, fleet=options.fleet),
-            options.silent,
-        )
+        records, refused = audit_entries(store), quarantined(store, fleet=options.fleet)
+    text = page(options.fleet, selected, rollouts, records, refused, options.silent)
     try:
         options.output.write_text(text, encoding="utf-8")
     except OSError as error:
         raise AgentError("fleet.report", str(error), "a file that can be written", "correct -o") from None
     return print_result(options, {"devices": len(selected), "output": str(options.output)})
+
+
+def _merge(options: argparse.Namespace) -> int:
+    from agent.common.console import progress, set_up_logging
+    from calibrate.threshold import parse_method
+    from engines.calibration import check_destination, save_calibration
+    from fleet.merge.calibration import merge_calibration, write_bundle
+    from fleet.merge.exchange import MergeExchange
+
+    set_up_logging("error")
+    check_destination(options.output)
+    parse_method(options.method)
+    fleet, devices = fleet_from(options), list(options.devices)
+    if options.select is not None:
+        with _selection(options.db, fleet, options.select) as (_, _, selected):
+            devices = sorted({*devices, *(each.name for each in selected)})
+    with ExitStack() as stack:
+        exchange = MergeExchange(
+            endpoint_from(options),
+            fleet,
+            options.uploads or _temporary_folder(stack),
+            options.at_once,
+            options.timeout,
+            signer_from(options),
+            options.longest,
+        )
+        with progress("merge", 100) as bar:
+
+            def advance(doing: str, fraction: float) -> None:
+                bar.update(round(100.0 * fraction), doing)
+
+            exchange.gather(devices, options.within, advance)
+            merged = merge_calibration(exchange.inbox.complete, options.method, fleet, advance)
+    save_calibration(merged.calibration, options.output)
+    write_bundle(merged.calibration, options.output)
+    _print(options, exchange, merged)
+    return 0
+
+
+def _temporary_folder(stack: ExitStack) -> Path:
+    """Make a folder that the stack removes. Raises AgentError (`merge.write`)."""
+    try:
+        return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tared-merge-")))
+    except OSError as error:
+        remedy = "make room, point TMPDIR to a disk that has some, or choose a folder with --uploads"
+        raise AgentError("merge.write", str(error), "a folder for what boards send", remedy) from error
+
+
+def _print(options: argparse.Namespace, exchange: MergeExchange, merged: MergedCalibration) -> None:
+    from fleet.merge.calibration import BUNDLE
+
+    calibration = merged.calibration
+    result = {
+        "output": str(options.output),
+        "bundle": str(options.output.with_suffix(BUNDLE)),
+        "calibration": calibration.id,
+        "boards": len(calibration.merged["boards"]),
+        "frames": calibration.frames,
+        "tensors": len(calibration.amax),
+        "excluded": dict(merged.excluded),
+        "silent": dict(exchange.failed),
+        "counts": dict(exchange.inbox.counts),
+        "distances_db": {device: [each.to_board_db, each.to_group_db] for device, each in merged.distances.items()},
+    }
+    if options.json:
+        print(json.dumps(result))
+        return
+    from fleet.untrusted import printable
+
+    print(f"{result['boards']} boards, {calibration.frames} frames: {options.output}, {calibration.id}")
+    for why, devices in (("excluded", merged.excluded), ("sent nothing", exchange.failed)):
+        for device, reason in devices.items():
+            print(f"{why}: {printable(device)}: {printable(reason)}")
+
+
+def pairs(defaults: T, text: str) -> T:
+    """Return the dataclass changed by `key=value,key=value`. Raises AgentError (`cli.arguments`)."""
+    known = asdict(defaults)
+    given: dict[str, Any] = {}
+    for pair in filter(None, text.split(",")):
+        key, _, value = pair.partition("=")
+        try:
+            given[key] = type(known[key])(value)
+        except (KeyError, ValueError):
+            expected = ", ".join(f"{name}={default!r}" for name, default in known.items())
+            raise AgentError("cli.arguments", repr(pair), f"some of {expected}", "correct it") from None
+    return replace(defaults, **given)
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    from agent.common.console import set_up_logging
+    from fleet.simulator.options import BadEngines, Faults, SimulationOptions
+    from fleet.simulator.scene import Drift
+    from fleet.simulator.simulation import Simulation
+
+    set_up_logging("error")  # else each of ten thousand boards logs its every connection
+    simulated = SimulationOptions(
+        devices=int(options.devices),
+        fleet=fleet_from(options),
+        period_s=options.period,
+        ramp_s=options.ramp,
+        drift=pairs(Drift(), options.drift),
+        faults=pairs(Faults(), options.faults),
+        bad=pairs(BadEngines(), options.bad),
+        storms=tuple(options.storm),
+        clock_skew_s=options.clock_skew,
+        job_s=options.job,
+        failures=options.failures,
+        automatic=not options.no_automatic,
+        operator_keys=tuple(options.trust),
+        seed=int(options.seed),
+    )
+    simulation, ends_s = Simulation(endpoint_from(options), simulated), time.monotonic() + options.seconds
+    outcome = simulation.outcome
+
+    def show() -> tuple[int, str]:
+        return outcome.connected, f"connected; {outcome.made} rows, {outcome.confirmed} confirmed"
+
+    run_until_signalled(simulation.run, "simulating", simulated.devices, show, lambda: time.monotonic() > ends_s)
+    print(json.dumps(outcome.as_dict()) if options.json else _summary(outcome.as_dict()))
+    return 0
+
+
+def _summary(outcome: dict[str, Any]) -> str:
+    """Return the outcome for people."""
+    results = ", ".join(f"{n} {status}" for status, n in sorted(outcome["results"].items())) or "none"
+    return (
+        f"{outcome['connected']} of {outcome['devices']} boards connected at the end; admitted {outcome['admitted']} "
+        f"times in {outcome['attempts']} attempts; {outcome['made']} rows, {outcome['confirmed']} of them confirmed; "
+        f"commands: {results}"
+    )

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from agent.cli import main as board
 from fleet.cli.fleet import add_fleet
-from fleet.cli.keys import add_keys
-from fleet.cli.send import add_send
+from fleet.cli.operator import add_operator
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code, as agent.cli.main.main."""
-    return board.main(arguments, extra=(add_send, add_keys, add_fleet))
+    return board.main(arguments, extra=(add_operator, add_fleet))

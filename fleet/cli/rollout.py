@@ -7,17 +7,26 @@ import getpass
 import json
 import re
 import socket
-import threading
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.cli.arguments import command, number
-from fleet.cli.arguments import add_broker_options, add_database_option, endpoint_from, fleets_from
+from agent.cli.arguments import command, number, table_console
+from fleet.cli.arguments import (
+    add_broker_options,
+    add_database_option,
+    add_sign_option,
+    endpoint_from,
+    fleets_from,
+    run_until_signalled,
+    signer_from,
+)
 
 if TYPE_CHECKING:  # imported when the command runs, as in agent/cli/offline.py
-    from fleet.rollout.controller import Controller
+    from fleet.rollout.register import RolloutRegister
     from fleet.rollout.spec import RolloutSpec
 
 _OPS = "recalibrate, model, calibration, policy or regime"
@@ -34,7 +43,7 @@ def add_rollout(actions: Any) -> None:
     _add_create(steps)
     run = command(steps, "run", _run, "the controller: carry out what there is; several may run on one store")
     add_database_option(run)
-    run.add_argument("--sign", type=Path, metavar="KEY", help="an operator's private key, of 'tared keys new'")
+    add_sign_option(run)
     lease = "after S s another one goes on with what this one held when it died (30)"
     run.add_argument("--lease", type=number(float, 1.0, 3600.0), default=30.0, metavar="S", help=lease)
     run.add_argument("--until-done", action="store_true", help="end once there is no rollout to carry out any more")
@@ -57,6 +66,7 @@ def add_rollout(actions: Any) -> None:
 
 def _add_create(steps: Any) -> None:
     create = command(steps, "create", _create, "write one down; 'run' carries it out")
+    lasting = partial(create.add_argument, type=duration)
     create.add_argument("arguments", nargs="*", metavar="key=value", help="of the op; file=PATH of a model")
     create.add_argument("--op", required=True, metavar="OP", help=_OPS)
     create.add_argument("--select", default="", metavar="CONDITIONS", help="as --where of 'devices' (all)")
@@ -64,16 +74,16 @@ def _add_create(steps: Any) -> None:
         "--waves", default="1,5%,25%,100%", help="up to how many boards each reaches (1,5%%,25%%,100%%)"
     )
     gates = "failures<=2%%, unreached<=10%%; of each board fidelity>=0.95, latency_p99<=1.2x, @90%% of them ..."
-    create.add_argument("--gate", default="", metavar="GATES", help=f"{gates} (failures<=2%%)")
-    create.add_argument("--soak", type=duration, default=1800.0, metavar="30m", help="until a wave is judged (30m)")
+    create.add_argument("--gate", dest="gates", default="", metavar="GATES", help=f"{gates} (failures<=2%%)")
+    lasting("--soak", dest="soak_s", default=1800.0, metavar="30m", help="until a wave is judged (30m)")
     create.add_argument("--at-once", type=number(int, 1, 1_000_000), default=500, metavar="N", help="boards (500)")
     window = "tell boards only then, by their tag 'tz', else --timezone; more than one may be given"
-    create.add_argument("--window", action="append", default=[], metavar="01:00-05:00", help=window)
+    create.add_argument("--window", dest="windows", action="append", default=[], metavar="01:00-05:00", help=window)
     create.add_argument("--timezone", default="UTC", metavar="ZONE", help="such as Europe/Berlin (UTC)")
     create.add_argument("--order", default="random", help="random, name, or tag.NAME: lowest first (random)")
-    create.add_argument("--valid", type=duration, default=3600.0, metavar="1h", help="wait so long for a board (1h)")
-    create.add_argument("--deadline", type=duration, default=7200.0, metavar="2h", help="a board may take (2h)")
-    create.add_argument("--silent", type=duration, default=600.0, metavar="10m", help="unheard so long is silent (10m)")
+    lasting("--valid", dest="valid_s", default=3600.0, metavar="1h", help="wait so long for a board (1h)")
+    lasting("--deadline", dest="deadline_s", default=7200.0, metavar="2h", help="a board may take (2h)")
+    lasting("--silent", dest="silent_s", default=600.0, metavar="10m", help="unheard so long is silent (10m)")
     signed = "for boards that obey signed commands alone: no controller without a key carries it out"
     create.add_argument("--signed", action="store_true", help=signed)
     create.add_argument("--why", default="", metavar="TEXT", help="for the record")
@@ -90,27 +100,32 @@ def duration(text: str) -> float:
     return seconds
 
 
-def _create(options: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    from fleet.rollout.listing import print_plan
+@contextmanager
+def _register(options: argparse.Namespace) -> Iterator[RolloutRegister]:
     from fleet.rollout.register import RolloutRegister
     from fleet.store.opening import open_existing
 
-    spec = _spec(options)
     with open_existing(options.db) as store:
-        register = RolloutRegister(store, getpass.getuser())
+        yield RolloutRegister(store, getpass.getuser())
+
+
+def _create(options: argparse.Namespace) -> int:
+    from fleet.views.listing import print_plan
+
+    spec = _spec(options)
+    with _register(options) as register:
         waves = register.plan(options.fleet, spec, uuid.uuid4().hex)
         identity = None if options.dry_run else register.create(options.fleet, spec, waves, options.why)
     if options.json:
         print(json.dumps({"id": identity, "waves": [[each.name for each in wave] for wave in waves]}))
     else:
-        print_plan(spec, waves, Console())
+        print_plan(spec, waves, table_console())
         print("nothing is written" if identity is None else f"{identity}: 'tared fleet rollout run' carries it out")
     return 0
 
 
 def _spec(options: argparse.Namespace) -> RolloutSpec:
+    """Return the specification: an option of `create` is called as its field, where it has one."""
     from fleet.operator import as_json
     from fleet.rollout.spec import FILES, RolloutSpec, file_arguments_from
 
@@ -120,101 +135,63 @@ def _spec(options: argparse.Namespace) -> RolloutSpec:
         given, file = file_arguments_from(given)
     if options.op == "policy":
         given = {key: as_json(value) for key, value in given.items()}
-    return RolloutSpec(
-        op=options.op,
-        arguments=given,
-        select=options.select,
-        waves=options.waves,
-        gates=options.gate,
-        soak_s=options.soak,
-        at_once=int(options.at_once),
-        windows=tuple(options.window),
-        timezone=options.timezone,
-        order=options.order,
-        valid_s=options.valid,
-        deadline_s=options.deadline,
-        silent_s=options.silent,
-        file=file,
-        signed=options.signed,
-    )
+    chosen = {each.name: getattr(options, each.name) for each in fields(RolloutSpec) if hasattr(options, each.name)}
+    return RolloutSpec(**{**chosen, "arguments": given, "windows": tuple(options.windows), "file": file})
 
 
 def _list(options: argparse.Namespace) -> int:
-    from rich.console import Console
+    from fleet.views.listing import print_rollouts, rollout_object
 
-    from fleet.rollout.listing import as_object, print_rollouts
-    from fleet.rollout.register import RolloutRegister
-    from fleet.store.opening import open_existing
-
-    with open_existing(options.db) as store:
-        rollouts = RolloutRegister(store, getpass.getuser()).all(options.fleet)
+    with _register(options) as register:
+        rollouts = register.all(options.fleet)
     if options.json:
-        print(json.dumps({"rollouts": [as_object(each) for each in rollouts]}))
+        print(json.dumps({"rollouts": [rollout_object(each) for each in rollouts]}))
     elif rollouts:
-        print_rollouts(rollouts, Console())
+        print_rollouts(rollouts, table_console())
     else:
         print(f"no rollout in {options.fleet} so far")
     return 0
 
 
 def _show(options: argparse.Namespace) -> int:
-    from rich.console import Console
+    from fleet.views.listing import print_rollout, rollout_details
 
-    from fleet.rollout.listing import details, print_rollout
-    from fleet.rollout.register import RolloutRegister
-    from fleet.store.opening import open_existing
-
-    with open_existing(options.db) as store:
-        overview, boards, commands = RolloutRegister(store, getpass.getuser()).show(options.id)
+    with _register(options) as register:
+        overview, boards, commands = register.show(options.id)
     if options.json:
-        print(json.dumps(details(overview, boards, commands)))
+        print(json.dumps(rollout_details(overview, boards, commands)))
     else:
-        print_rollout(overview, boards, Console())
+        print_rollout(overview, boards, table_console())
     return 0
 
 
 def _steer(action: str, options: argparse.Namespace) -> int:
     """Pause, resume or abort a rollout."""
-    from fleet.rollout.register import RolloutRegister
-    from fleet.store.opening import open_existing
-
-    with open_existing(options.db) as store:
-        register = RolloutRegister(store, getpass.getuser())
+    with _register(options) as register:
         if action == "abort":
             rollout = register.abort(options.id, options.undo, options.why)
         else:
-            steer = register.pause if action == "pause" else register.resume
-            rollout = steer(options.id, options.why)
+            rollout = (register.pause if action == "pause" else register.resume)(options.id, options.why)
     state = {"id": rollout.id, "state": rollout.state.value}
     print(json.dumps(state) if options.json else f"{rollout.id} {rollout.state.value}")
     return 0
 
 
 def _run(options: argparse.Namespace) -> int:
-    from agent.common.console import progress, set_up_logging
-    from agent.contract.signing import Signer
-    from agent.system.process import handling_signals
+    from agent.common.console import set_up_logging
     from fleet.rollout.controller import Controller
     from fleet.store.opening import open_existing
 
     set_up_logging("info")
-    signer = Signer(options.sign) if options.sign is not None else None
-    who = f"{getpass.getuser()}@{socket.gethostname()}"
+    signer, who = signer_from(options), f"{getpass.getuser()}@{socket.gethostname()}"
     to = endpoint_from(options), open_existing(options.db)
     controller = Controller(*to, who, signer, options.lease, fleets_from(options))
-    signalled = threading.Event()
-    with handling_signals(lambda _: signalled.set()), progress("rollouts") as bar:
 
-        def stopping() -> bool:
-            bar.update(len(controller.rollouts), _under_way(controller))
-            return signalled.is_set() or (options.until_done and controller.is_done)
+    def show() -> tuple[int, str]:
+        waves = [f"{each.id} {each.op} wave {each.wave + 1}/{each.waves}" for each in controller.rollouts.values()]
+        return len(waves), f"{', '.join(waves[:3]) or 'nothing to do'}; {controller.outcome}"
 
-        controller.run(stopping)
+    run_until_signalled(controller.run, "rollouts", None, show, lambda: options.until_done and controller.is_done)
     if options.json:
         print(json.dumps({"ended": {each.id: each.state.value for each in controller.ended}}))
     return 0
-
-
-def _under_way(controller: Controller) -> str:
-    waves = [f"{each.id} {each.op} wave {each.wave + 1}/{each.waves}" for each in controller.rollouts.values()]
-    return f"{', '.join(waves[:3]) or 'nothing to do'}; {controller.outcome}"

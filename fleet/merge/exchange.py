@@ -26,7 +26,14 @@ from agent.mqtt.bulk_receive import ReceiveQueue
 from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
 from agent.mqtt.message import Message
 from fleet.merge.inbox import AnnouncedUpload, UploadInbox
-from fleet.operator import REPEAT_S, command_message, encode_command, may_answer_forged_command, new_command
+from fleet.operator import (
+    REPEAT_S,
+    command_message,
+    encode_command,
+    may_answer_forged_command,
+    new_command,
+    wait_connected,
+)
 from fleet.untrusted import Warnings
 
 log = logging.getLogger(__package__)
@@ -118,9 +125,7 @@ class MergeExchange:
         Raises AgentError: broker.unreachable  there is no connection; and as UploadInbox.
         """
         with self._client:
-            if not self._client.wait_connected(_CONNECT_S):
-                found = f"no connection to {self._endpoint.host}:{self._endpoint.port} ({self._client.outcome})"
-                raise AgentError("broker.unreachable", found, "an MQTT broker", "check that it runs, and its address")
+            wait_connected(self._client, self._endpoint, _CONNECT_S)
             waiting = deque(sorted(devices))
             if not devices:
                 self._receive(time.monotonic() + within_s)

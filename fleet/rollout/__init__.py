@@ -10,12 +10,11 @@ of:
 
 `spec` is what an operator requests: boards and limits, the gates (`gates`), and order, waves and hours (`schedule`).
 `schedule` holds waves and time windows together: both say when a board gets its turn, and both are parsed by `spec`
-and used by the planner. `listing` shows rollouts to people and programs.
+and used by the stepper.
 
 Public names:
     register      ALL, WAVE, Overview, RolloutRegister
     controller    LEASE_S, Controller
     spec          FILES, RolloutSpec, file_arguments_from
-    listing       as_object, details, print_plan, print_rollout, print_rollouts
-    rows          BoardRow, BoardState, Rollout, RolloutState, count_words
+    rows          BoardRow, BoardStage, Rollout, RolloutState, count_words
 """

@@ -17,7 +17,7 @@ from agent.contract.wire import MessageError
 from fleet.devices.devices import Device
 from fleet.devices.facts import facts
 from fleet.operator import command_from_args, encode_command, new_command
-from fleet.rollout.rows import BoardChange, BoardRow, BoardState, CommandRole, CommandRow, Rollout
+from fleet.rollout.rows import BoardChange, BoardRow, BoardStage, CommandRole, CommandRow, Rollout
 from fleet.rollout.spec import OPS, RolloutSpec, policy_arguments
 from fleet.untrusted import printable
 
@@ -54,20 +54,20 @@ class Actions:
         spec, known = self._spec, facts(device, self._now, self._spec.silent_s)
         baseline: dict[str, Any] = {**known, **board.baseline}
         if spec.op == "regime" and device.engine == spec.arguments["regime"]:
-            return BoardChange(board.device, BoardState.DONE, "served it already", device.engine, baseline)
+            return BoardChange(board.device, BoardStage.DONE, "served it already", device.engine, baseline)
         if spec.op == "policy":
             if settings is None:
                 reason, attempts = "has not reported its settings, to which it might have to go back", board.attempts
                 if attempts >= MOST_ATTEMPTS:
-                    return BoardChange(board.device, BoardState.FAILED, reason)
+                    return BoardChange(board.device, BoardStage.FAILED, reason)
                 due = self._now + _pause_s(0)
-                return BoardChange(board.device, BoardState.WAITING, reason, due=due, attempts=attempts + 1)
+                return BoardChange(board.device, BoardStage.WAITING, reason, due=due, attempts=attempts + 1)
             replaced = {key: settings.values.get(key) for key in spec.arguments}
             baseline.setdefault(_HELD, policy_arguments(replaced).values)
         valid_s = min(spec.valid_s, until - self._now)
         command = self._command(board, CommandRole.DO, OPS[spec.op], spec.args, valid_s, settings)
         attempts = board.attempts + 1
-        return BoardChange(board.device, BoardState.SENT, baseline=baseline, attempts=attempts, command=command)
+        return BoardChange(board.device, BoardStage.SENT, baseline=baseline, attempts=attempts, command=command)
 
     def cancel(self, board: BoardRow) -> CommandRow:
         """Return a command that cancels what the board is doing for the rollout."""
@@ -84,21 +84,21 @@ class Actions:
             known = requested if settings is None else settings.values
             other = [key for key, value in requested.items() if known.get(key) != value]
             if other:
-                return BoardChange(board.device, BoardState.KEPT, f"was set to another {other[0]} since")
+                return BoardChange(board.device, BoardStage.KEPT, f"was set to another {other[0]} since")
             op, args = "set", policy_arguments(baseline[_HELD])
         elif device.engine != board.artefact:
             if self._now - (board.settled or 0.0) < _REPORT_S:
-                return BoardChange(board.device, BoardState.DONE, due=self._now + 1.0)
+                return BoardChange(board.device, BoardStage.DONE, due=self._now + 1.0)
             if device.engine == baseline.get("engine"):
-                return BoardChange(board.device, BoardState.UNDONE, "was back already")
-            return BoardChange(board.device, BoardState.KEPT, f"serves {device.engine}, not what it made of this")
+                return BoardChange(board.device, BoardStage.UNDONE, "was back already")
+            return BoardChange(board.device, BoardStage.KEPT, f"serves {device.engine}, not what it made of this")
         elif spec.op == "regime":
             if baseline["engine"] == board.artefact:
-                return BoardChange(board.device, BoardState.KEPT, "served it before")
+                return BoardChange(board.device, BoardStage.KEPT, "served it before")
             op = "switch"
             args = new_command(op, {"regime": str(baseline["engine"])}, self._now).args
         command = self._command(board, CommandRole.UNDO, op, args, spec.valid_s, settings)
-        return BoardChange(board.device, BoardState.UNDOING, attempts=board.attempts + 1, command=command)
+        return BoardChange(board.device, BoardStage.UNDOING, attempts=board.attempts + 1, command=command)
 
     def _command(
         self,
@@ -125,7 +125,7 @@ def change_by_result(
 
     may_retry: a busy board gets another command, and one that was away for a whole window gets one in the next.
     """
-    expected = {CommandRole.DO: BoardState.SENT, CommandRole.UNDO: BoardState.UNDOING}.get(command.role)
+    expected = {CommandRole.DO: BoardStage.SENT, CommandRole.UNDO: BoardStage.UNDOING}.get(command.role)
     if board.state is not expected:
         return None  # such as the result of a cancellation: the cancelled command has a result of its own
     if result.status == "SUCCEEDED":
@@ -134,30 +134,30 @@ def change_by_result(
     message = f"{code}: {result.error.message}" if result.error is not None else result.status
     reason = printable(message, _MOST_REASON)
     if code == _UNSENT:
-        return BoardChange(board.device, BoardState.WAITING)
+        return BoardChange(board.device, BoardStage.WAITING)
     if code == _UNREAD:
         return _unknown_outcome(board, command.role, reason)
     may_retry = may_retry and board.attempts < MOST_ATTEMPTS
     if may_retry and (code in _TEMPORARY or (command.role is CommandRole.UNDO and code in OF_OUR_KEY)):
-        state = BoardState.WAITING if command.role is CommandRole.DO else BoardState.DONE
+        state = BoardStage.WAITING if command.role is CommandRole.DO else BoardStage.DONE
         return BoardChange(board.device, state, reason, due=now + _pause_s(board.attempts))
     if command.role is CommandRole.UNDO:
-        return BoardChange(board.device, BoardState.KEPT, reason)
+        return BoardChange(board.device, BoardStage.KEPT, reason)
     if result.status == "EXPIRED" and command.accepted is None:
-        state = BoardState.WAITING if may_retry and spec.windows else BoardState.UNREACHED
+        state = BoardStage.WAITING if may_retry and spec.windows else BoardStage.UNREACHED
         return BoardChange(board.device, state, reason, due=now + _pause_s(0))
-    return BoardChange(board.device, BoardState.FAILED, reason)
+    return BoardChange(board.device, BoardStage.FAILED, reason)
 
 
 def _success(board: BoardRow, command: CommandRow, result: CommandResult, spec: RolloutSpec) -> BoardChange:
     """Return what success makes of a board. A board that went back has to have gone back to the engine that it had."""
     made = made_artefact(result)
     if command.role is CommandRole.DO:
-        return BoardChange(board.device, BoardState.DONE, artefact=made, attempts=0)
+        return BoardChange(board.device, BoardStage.DONE, artefact=made, attempts=0)
     had = board.baseline.get("engine")
     if spec.op != "policy" and None not in (made, had) and made != had:
-        return BoardChange(board.device, BoardState.KEPT, f"went back to {made}, not to {had}, which it had")
-    return BoardChange(board.device, BoardState.UNDONE)
+        return BoardChange(board.device, BoardStage.KEPT, f"went back to {made}, not to {had}, which it had")
+    return BoardChange(board.device, BoardStage.UNDONE)
 
 
 def unreadable_board(board: BoardRow, role: CommandRole, schema: int | None) -> BoardChange:
@@ -167,7 +167,7 @@ def unreadable_board(board: BoardRow, role: CommandRole, schema: int | None) -> 
 
 
 def _unknown_outcome(board: BoardRow, role: CommandRole, reason: str) -> BoardChange:
-    return BoardChange(board.device, BoardState.KEPT if role is CommandRole.UNDO else BoardState.UNREACHED, reason)
+    return BoardChange(board.device, BoardStage.KEPT if role is CommandRole.UNDO else BoardStage.UNREACHED, reason)
 
 
 def made_artefact(result: CommandResult) -> str | None:

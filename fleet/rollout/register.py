@@ -16,7 +16,7 @@ from fleet.devices.devices import Device, Devices
 from fleet.devices.records import AuditEntry, audit, audit_entries
 from fleet.devices.selection import select
 from fleet.rollout import rows
-from fleet.rollout.rows import BoardRow, BoardState, Rollout, RolloutState
+from fleet.rollout.rows import BoardRow, BoardStage, Rollout, RolloutState
 from fleet.rollout.schedule import check_zone, order_devices, wave_sizes
 from fleet.rollout.spec import RolloutSpec
 from fleet.store.transaction import FleetStore, Row
@@ -30,7 +30,7 @@ class Overview:
     """A rollout for people. counts: boards of each wave, by state. records: the oldest first."""
 
     rollout: Rollout
-    counts: dict[int, dict[BoardState, int]]
+    counts: dict[int, dict[BoardStage, int]]
     records: Sequence[AuditEntry]
 
 

@@ -42,8 +42,8 @@ class RolloutState(str, Enum):
         return self in (RolloutState.COMPLETED, RolloutState.ROLLED_BACK, RolloutState.ABORTED)
 
 
-class BoardState(str, Enum):
-    """The state of one board in a rollout.
+class BoardStage(str, Enum):
+    """How far one board has come in a rollout.
 
     WAITING: it was sent nothing yet. SENT: it was sent a command whose result is not known. DONE, FAILED: the result.
     UNREACHED: it did not answer. UNDOING: it was sent back to what it had. UNDONE: it is back. KEPT: it is not, for a
@@ -118,7 +118,7 @@ class BoardRow:
     name: str
     wave: int
     zone: str
-    state: BoardState
+    state: BoardStage
     attempts: int
     baseline: Mapping[str, Any]
     artefact: str | None
@@ -134,7 +134,7 @@ class BoardChange:
     """
 
     device: int
-    state: BoardState
+    state: BoardStage
     reason: str = ""
     artefact: str | None = None
     baseline: Mapping[str, Any] | None = None
@@ -168,7 +168,7 @@ def create_rollout(
         (identity, fleet, spec.to_json(), RolloutState.RUNNING.value, len(waves), RolloutState.COMPLETED.value, now),
     )
     rows = [
-        (identity, device, wave, place, zone, BoardState.WAITING.value)
+        (identity, device, wave, place, zone, BoardStage.WAITING.value)
         for wave, boards in enumerate(waves)
         for place, (device, zone) in enumerate(boards)
     ]
@@ -256,19 +256,19 @@ def _rollouts(transaction: Transaction, where: str, values: Sequence[object]) ->
     ]
 
 
-def board_counts(transaction: Transaction, identity: str) -> dict[int, Counter[BoardState]]:
+def board_counts(transaction: Transaction, identity: str) -> dict[int, Counter[BoardStage]]:
     """Return how many boards of each wave are in which state."""
     query = "SELECT wave, state, count(*) FROM rollout_targets WHERE rollout = ? GROUP BY wave, state"
-    by_wave: dict[int, Counter[BoardState]] = {}
+    by_wave: dict[int, Counter[BoardStage]] = {}
     for wave, state, count in transaction.execute(query, (identity,)):
-        by_wave.setdefault(int(wave), Counter())[BoardState(state)] = int(count)
+        by_wave.setdefault(int(wave), Counter())[BoardStage(state)] = int(count)
     return by_wave
 
 
-def count_words(counted: Iterable[Counter[BoardState]]) -> str:
+def count_words(counted: Iterable[Counter[BoardStage]]) -> str:
     """Return in words how many boards are in which state."""
-    total = sum(counted, Counter[BoardState]())
-    return ", ".join(f"{total[each]} {each.value}" for each in BoardState if total[each])
+    total = sum(counted, Counter[BoardStage]())
+    return ", ".join(f"{total[each]} {each.value}" for each in BoardStage if total[each])
 
 
 def waiting_zones(transaction: Transaction, identity: str, waves: tuple[int, int]) -> list[str]:
@@ -277,14 +277,14 @@ def waiting_zones(transaction: Transaction, identity: str, waves: tuple[int, int
         "SELECT DISTINCT zone FROM rollout_targets WHERE rollout = ? AND wave BETWEEN ? AND ? AND state = ? "
         "ORDER BY zone"
     )
-    return [str(row[0]) for row in transaction.execute(query, (identity, *waves, BoardState.WAITING.value))]
+    return [str(row[0]) for row in transaction.execute(query, (identity, *waves, BoardStage.WAITING.value))]
 
 
 def due_boards(
     transaction: Transaction,
     identity: str,
     waves: tuple[int, int],
-    state: BoardState,
+    state: BoardStage,
     now: float,
     most: int,
     zones: Sequence[str] | None = None,
@@ -323,7 +323,7 @@ def boards_by_device(transaction: Transaction, identity: str, devices: Sequence[
 def _boards(transaction: Transaction, where: str, values: Sequence[object]) -> list[BoardRow]:
     query = f"SELECT {_BOARD} FROM rollout_targets t JOIN devices d ON d.id = t.device WHERE {where}"
     return [
-        BoardRow(device, name, wave, zone, BoardState(state), attempts, json.loads(baseline), *rest)
+        BoardRow(device, name, wave, zone, BoardStage(state), attempts, json.loads(baseline), *rest)
         for device, name, wave, zone, state, attempts, baseline, *rest in transaction.execute(query, values)
     ]
 
@@ -339,7 +339,7 @@ def late_successes(transaction: Transaction, identity: str, first: int) -> list[
         "JOIN results r ON r.device = c.device AND r.command = c.id "
         "WHERE t.rollout = ? AND t.wave >= ? AND t.state IN (?, ?) AND c.role = ? AND r.status = 'SUCCEEDED'"
     )
-    values = identity, first, BoardState.FAILED.value, BoardState.UNREACHED.value, CommandRole.DO.value
+    values = identity, first, BoardStage.FAILED.value, BoardStage.UNREACHED.value, CommandRole.DO.value
     rows = transaction.execute(query, values)
     return [(int(device), CommandResult.from_json(document.encode())) for device, document in rows]
 

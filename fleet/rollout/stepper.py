@@ -26,7 +26,7 @@ from fleet.devices.records import audit, result_documents
 from fleet.rollout import board_steps, rows
 from fleet.rollout.board_steps import Actions, error_code
 from fleet.rollout.gates import GateResult, Standing, judge
-from fleet.rollout.rows import BoardChange, BoardRow, BoardState, CommandRole, CommandRow, Rollout, RolloutState
+from fleet.rollout.rows import BoardChange, BoardRow, BoardStage, CommandRole, CommandRow, Rollout, RolloutState
 from fleet.rollout.schedule import open_until
 from fleet.rollout.sender import CommandSender
 from fleet.rollout.spec import RolloutSpec
@@ -204,7 +204,7 @@ class RolloutStepper:
                 # this board alone knows another key.
                 is_signed = "signature" in json.loads(command.payload)
                 is_our_fault = not is_signed or not any_accepted
-                state = BoardState.WAITING if is_our_fault and may_retry else BoardState.UNREACHED
+                state = BoardStage.WAITING if is_our_fault and may_retry else BoardStage.UNREACHED
                 change = replace(change, state=state)
                 if is_our_fault and (is_signed or self._signer is None):
                     halt_reason = f"{command.name}: {change.reason}; {_KEY_REMEDY}"
@@ -237,12 +237,12 @@ class RolloutStepper:
         if rollout.state is not RolloutState.RUNNING:
             return _Plan(rollout)
         spec, wave = rollout.spec, rows.board_counts(transaction, rollout.id)[rollout.wave]
-        failed, unreached, total = wave[BoardState.FAILED], wave[BoardState.UNREACHED], sum(wave.values())
+        failed, unreached, total = wave[BoardStage.FAILED], wave[BoardStage.UNREACHED], sum(wave.values())
         for gate in spec.parsed_gates:
             if gate.is_out_of_reach(failed, unreached, total):
                 words = f"{failed} failed and {unreached} unreached of {total} already"
                 return _Plan(self._apply_verdict(transaction, rollout, [GateResult(gate.text, False, words)]))
-        if not wave[BoardState.WAITING] and not wave[BoardState.SENT]:
+        if not wave[BoardStage.WAITING] and not wave[BoardStage.SENT]:
             if rollout.soak_until is None:
                 soaking = replace(rollout, soak_until=now + spec.soak_s)
                 why = f"wave {rollout.wave + 1} of {rollout.waves}, for {spec.soak_s:.0f} s"
@@ -254,26 +254,26 @@ class RolloutStepper:
         if spec.parsed_windows:
             waiting = rows.waiting_zones(transaction, rollout.id, span)
             zones = [zone for zone in waiting if open_until(spec.parsed_windows, now, zone) is not None]
-        boards = rows.due_boards(transaction, rollout.id, span, BoardState.WAITING, now, room, zones)
+        boards = rows.due_boards(transaction, rollout.id, span, BoardStage.WAITING, now, room, zones)
         return _Plan(rollout, next="do", boards=boards) if boards else _Plan(rollout)
 
     def _plan_undo(self, transaction: Transaction, rollout: Rollout, working: Collection[int], now: float) -> _Plan:
         """Cancel what boards still do, and send changed boards back; finish when all of that is done."""
         new = self._cancel(transaction, rollout, working, now) if working else []
         counts = rows.board_counts(transaction, rollout.id)
-        everywhere = sum(counts.values(), Counter[BoardState]())
-        done = sum(each[BoardState.DONE] for wave, each in counts.items() if wave >= rollout.undo_from)
-        if not everywhere[BoardState.SENT] and not everywhere[BoardState.UNDOING] and not done:
+        everywhere = sum(counts.values(), Counter[BoardStage]())
+        done = sum(each[BoardStage.DONE] for wave, each in counts.items() if wave >= rollout.undo_from)
+        if not everywhere[BoardStage.SENT] and not everywhere[BoardStage.UNDOING] and not done:
             late = [
-                BoardChange(device, BoardState.DONE, "was late", board_steps.made_artefact(result))
+                BoardChange(device, BoardStage.DONE, "was late", board_steps.made_artefact(result))
                 for device, result in rows.late_successes(transaction, rollout.id, rollout.undo_from)
             ]  # they have succeeded after all, and go back too
             if not late:
                 return _Plan(self._finish(transaction, rollout, rollout.ends_as), new)
             rows.change_boards(transaction, rollout.id, late, now)
-        room = min(rollout.spec.at_once - everywhere[BoardState.UNDOING], _AT_ONCE)
+        room = min(rollout.spec.at_once - everywhere[BoardStage.UNDOING], _AT_ONCE)
         span = rollout.undo_from, rollout.waves - 1
-        boards = rows.due_boards(transaction, rollout.id, span, BoardState.DONE, now, max(0, room))
+        boards = rows.due_boards(transaction, rollout.id, span, BoardStage.DONE, now, max(0, room))
         return _Plan(rollout, new, "undo", boards) if boards else _Plan(rollout, new)
 
     def _apply_verdict(self, transaction: Transaction, rollout: Rollout, findings: Sequence[GateResult]) -> Rollout:
@@ -349,7 +349,7 @@ class RolloutStepper:
             until = open_until(plan.rollout.spec.parsed_windows, now, board.zone)
             return None if until is None else actions.do(board, device, settings, until)
         except CommandError as error:
-            return BoardChange(board.device, BoardState.KEPT if is_undo else BoardState.FAILED, str(error)[:300])
+            return BoardChange(board.device, BoardStage.KEPT if is_undo else BoardStage.FAILED, str(error)[:300])
 
     def _send(self, rollout: Rollout, new: Sequence[CommandRow]) -> None:
         """Send commands that are recorded by now."""
@@ -376,9 +376,9 @@ def judge_wave(
 def _standing(spec: RolloutSpec, board: BoardRow, device: Device, now: float) -> Standing:
     known = facts(device, now, spec.silent_s)
     has_reported = device.telemetry_at is not None and board.settled is not None and device.telemetry_at > board.settled
-    reached = board.state is not BoardState.UNREACHED and not device.is_newer
-    failure = board.reason or "failed" if board.state is BoardState.FAILED else ""
-    if board.state is BoardState.DONE and reached:
+    reached = board.state is not BoardStage.UNREACHED and not device.is_newer
+    failure = board.reason or "failed" if board.state is BoardStage.FAILED else ""
+    if board.state is BoardStage.DONE and reached:
         failure = _relapse(spec, board, device, known)
     return Standing(board.name, failure, reached, board.baseline, known if has_reported else None)
 

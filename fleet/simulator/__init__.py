@@ -7,7 +7,7 @@ Reading order: options, simulation, board, daemon; then the models (scene, engin
 client, which drive thousands of connections. context holds the parts of a board that outlive its daemons.
 
 Public names:
-    board       board_name
+    context     board_name
     options     BadEngines, Faults, SimulationOptions
     scene       Drift
     simulation  Simulation, SimulationOutcome

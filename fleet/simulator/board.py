@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 import time
 from asyncio import TimerHandle
-from collections import Counter
 from collections.abc import Callable
 
 from agent.contract.topics import Topics
 from agent.system.clock import unix_s
-from fleet.simulator.context import BoardContext
+from fleet.simulator.context import BoardContext, board_name
 from fleet.simulator.daemon import Daemon
-from fleet.simulator.engines import Engines
-from fleet.simulator.event_loop import Loop
 from fleet.simulator.options import BoardOptions, rubbish
-from fleet.simulator.scene import SimulatedScene
 
 _RESTART_S = 1.0
 
@@ -24,56 +19,23 @@ _RESTART_S = 1.0
 class SimulatedBoard:
     """A board: `start` it once; from then on the loop drives it. starts: of its daemon, so far."""
 
-    def __init__(
-        self,
-        number: int,
-        options: BoardOptions,
-        loop: Loop,
-        on_dial: Callable[[], None],
-        on_admitted: Callable[[], None],
-    ) -> None:
-        """Draw the board's properties.
-
-        Args:
-            number: Of the board, from 0.
-            on_dial: Called each time it wants to connect.
-            on_admitted: Called each time a broker has admitted it.
-        """
-        self._simulation, self._loop = options.simulation, loop
-        self.topics = Topics(self._simulation.fleet, board_name(number))
+    def __init__(self, number: int, options: BoardOptions) -> None:
+        """number: of the board, from 0."""
+        self.context = BoardContext(number, options)
         self.starts = 0
-        self._rng = rng = random.Random(f"{self._simulation.seed}/{number}")
-        self._skew_s = rng.gauss(0.0, self._simulation.clock_skew_s)
-        faults = self._simulation.faults
-        self._restores, self._no_clock = rng.random() < faults.restore, rng.random() < faults.no_clock
-        self._crashes = rng.random() < faults.crash or self._restores
-        self._hostile = rng.random() < faults.hostile
-        scene = SimulatedScene(self._simulation.drift, number % self._simulation.drift.groups, rng)
-        self._context = BoardContext(
-            number,
-            options,
-            loop,
-            self.topics,
-            rng,
-            scene,
-            Engines(loop, scene, options, rng),
-            folder=options.folder / self.topics.device,
-            on_disk=self._crashes,
-            on_dial=on_dial,
-            on_admitted=on_admitted,
-        )
+        self._simulation = options.simulation
         self._daemon: Daemon | None = None
         self._timers: dict[str, TimerHandle] = {}
 
     @property
     def files(self) -> int:
         """How many files stay open: three of an outbox on the disk, and a socket."""
-        return 4 if self._crashes else 1
+        return 4 if self.context.on_disk else 1
 
     @property
     def connected(self) -> bool:
         """True if its daemon is connected."""
-        return self._daemon is not None and self._daemon.connected
+        return self._daemon is not None and self._daemon.client.connected
 
     @property
     def has_left(self) -> bool:
@@ -83,7 +45,7 @@ class SimulatedBoard:
     @property
     def attempts(self) -> int:
         """Attempts to connect, so far."""
-        return self._context.attempts + (self._daemon.client.attempts if self._daemon is not None else 0)
+        return self.context.attempts + (self._daemon.client.attempts if self._daemon is not None else 0)
 
     @property
     def newest_row(self) -> tuple[int, int]:
@@ -94,11 +56,6 @@ class SimulatedBoard:
     def confirmed(self) -> int:
         """How many rows of the present epoch a collector has confirmed."""
         return self._daemon.confirmed if self._daemon is not None else 0
-
-    @property
-    def results(self) -> Counter[str]:
-        """Final results of commands, by status."""
-        return self._context.results
 
     @property
     def is_confirmed(self) -> bool:
@@ -113,15 +70,15 @@ class SimulatedBoard:
         boot_s = time.monotonic()
 
         def clock() -> float:
-            return time.monotonic() - boot_s if self._no_clock else unix_s() + self._skew_s
+            return time.monotonic() - boot_s if self.context.no_clock else unix_s() + self.context.skew_s
 
-        self._context.attempts = self.attempts
+        self.context.attempts = self.attempts
         self.starts += 1
-        self._daemon = Daemon(self._context, clock, self._restart)
+        self._daemon = Daemon(self.context, clock, self._restart)
         self._daemon.start()
-        if self._crashes:
-            self._after(self._rng.expovariate(1.0 / self._simulation.faults.every_s), self._crash)
-        if self._hostile:
+        if self.context.on_disk:
+            self._after(self.context.rng.expovariate(1.0 / self._simulation.faults.every_s), self._crash)
+        if self.context.is_hostile:
             self._send_rubbish()
 
     def stop_producing(self) -> None:
@@ -151,15 +108,15 @@ class SimulatedBoard:
         if self._daemon is not None:
             self._daemon.power_off()
             self._daemon.close()
-        self._after(self._rng.uniform(*self._simulation.down_s), self._power_on)
+        self._after(self.context.rng.uniform(*self._simulation.down_s), self._power_on)
 
     def _power_on(self) -> None:
-        folder = self._context.folder
+        folder = self.context.folder
         backup = folder.with_suffix(".backup")
-        if self._restores and backup.exists():
+        if self.context.restores and backup.exists():
             shutil.rmtree(folder)
             shutil.copytree(backup, folder)
-        elif self._restores:
+        elif self.context.restores:
             shutil.copytree(folder, backup)
         self.start()
 
@@ -168,7 +125,7 @@ class SimulatedBoard:
         daemon = self._daemon
         if daemon is None:
             return
-        if not self._crashes and 0 < daemon.confirmed < daemon.made:
+        if not self.context.on_disk and 0 < daemon.confirmed < daemon.outbox.last[1]:
             self._after(_RESTART_S, self._restart)
             return
         self._cancel_timers()
@@ -183,21 +140,16 @@ class SimulatedBoard:
         self.start()
 
     def _send_rubbish(self) -> None:
-        victim = Topics(self._simulation.fleet, board_name(self._rng.randrange(self._simulation.devices)))
+        victim = Topics(self._simulation.fleet, board_name(self.context.rng.randrange(self._simulation.devices)))
         if self._daemon is not None:
-            for message in rubbish(self.topics, victim, self.newest_row[0], self._rng):
+            for message in rubbish(self.context.topics, victim, self.newest_row[0], self.context.rng):
                 self._daemon.client.publish(message)
-        self._after(self._rng.expovariate(1.0 / self._simulation.faults.every_s), self._send_rubbish)
+        self._after(self.context.rng.expovariate(1.0 / self._simulation.faults.every_s), self._send_rubbish)
 
     def _after(self, seconds: float, action: Callable[[], None]) -> None:
         """Call an action later, unless the power fails before."""
-        self._timers[action.__name__] = self._loop.call_later(seconds, action)
+        self._timers[action.__name__] = self.context.options.loop.call_later(seconds, action)
 
     def _cancel_timers(self) -> None:
         for timer in self._timers.values():
             timer.cancel()
-
-
-def board_name(number: int) -> str:
-    """Return the name of a board; names sort as numbers do."""
-    return f"sim-{number:06d}"

@@ -45,7 +45,8 @@ class Daemon:
 
     def __init__(self, context: BoardContext, clock: Callable[[], float], restart: Callable[[], None]) -> None:
         """clock: the board's Unix time. restart: called when an operator restarts the daemon."""
-        options, self._context, self._loop, self._clock = context.options, context, context.loop, clock
+        options, self._context, self._clock = context.options, context, clock
+        self._loop = options.loop
         if context.on_disk:
             context.folder.mkdir(parents=True, exist_ok=True)
         path = context.folder / "outbox.sqlite" if context.on_disk else _IN_MEMORY
@@ -83,16 +84,6 @@ class Daemon:
         )
         self._telemetry_timer: TimerHandle | None = None
         self._outbox_timer: TimerHandle | None = None
-
-    @property
-    def connected(self) -> bool:
-        """True if it is connected to the broker."""
-        return self.client.connected
-
-    @property
-    def made(self) -> int:
-        """The number of rows so far."""
-        return self.outbox.last[1]
 
     @property
     def confirmed(self) -> int:
@@ -138,8 +129,8 @@ class Daemon:
         """Make the client that MqttLink uses."""
         context = self._context
         self.client = LightClient(self._loop, endpoint, client_id, options)
-        self.client.on_turn, self.client.on_admitted = self._tick, context.on_admitted
-        self.client.on_dial = context.on_dial
+        self.client.on_turn, self.client.on_admitted = self._tick, context.options.on_admitted
+        self.client.on_dial = context.options.on_dial
         faults = context.options.simulation.faults
         if faults.duplicate or faults.delay:
             self.client.draw_delivery = lambda: faults.draw_delivery(context.rng)

@@ -14,7 +14,6 @@ from agent.common.errors import AgentError, CommandError
 from agent.contract.messages import Birth
 from agent.jobs.job import JobState
 from agent.uplink.reporter import Reporter
-from fleet.simulator.event_loop import Loop
 from fleet.simulator.options import BoardOptions
 from fleet.simulator.scene import SimulatedEngine, SimulatedScene
 
@@ -63,8 +62,8 @@ class SimulatedJob:
 class Engines:
     """The serving engine, the previous one, those of other lights, and the job under way; they outlive a daemon."""
 
-    def __init__(self, loop: Loop, scene: SimulatedScene, options: BoardOptions, rng: random.Random) -> None:
-        self._loop, self._scene, self._options, self._rng = loop, scene, options, rng
+    def __init__(self, options: BoardOptions, scene: SimulatedScene, rng: random.Random) -> None:
+        self._options, self._scene, self._rng = options, scene, rng
         self._reporter = Reporter(None, Birth(agent_version=""))  # publishes nothing: there is no daemon yet
         light = scene.light(options.now_s())
         self.serving = self.new(light, db=0.0)
@@ -170,7 +169,7 @@ class Engines:
             self.previous = self.serving
             self._serve(job.engine)
             self._report_swap("swap", job.engine, job.trigger, job.seconds)
-        job.timer = self._loop.call_later(_STEPS[job.step][2] * job.seconds, self._advance, job)
+        job.timer = self._options.loop.call_later(_STEPS[job.step][2] * job.seconds, self._advance, job)
 
     def _serve(self, engine: SimulatedEngine) -> None:
         self.serving, self.since_s = engine, self._options.now_s()

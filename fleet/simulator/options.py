@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from agent.contract.topics import Topics
 from agent.contract.wire import MAX_PAYLOAD_BYTES
 from agent.mqtt.endpoint import Endpoint
 from agent.mqtt.message import Message
+from fleet.simulator.event_loop import Loop
 from fleet.simulator.scene import Drift, check_range
 
 _LONGEST_DELAY_S = 3.0  # of a message
@@ -146,6 +147,9 @@ class BoardOptions:
         config: Of a board, as `board_config` makes it.
         folder: For the disks of boards that need one.
         started_s: Start of the simulation, monotonic.
+        loop: Drives them.
+        on_dial: Called each time one wants to connect.
+        on_admitted: Called each time a broker has admitted one.
     """
 
     endpoint: Endpoint
@@ -153,6 +157,9 @@ class BoardOptions:
     config: Config
     folder: Path
     started_s: float
+    loop: Loop
+    on_dial: Callable[[], None]
+    on_admitted: Callable[[], None]
 
     def now_s(self) -> float:
         """Return the seconds since the simulation's start."""

@@ -70,7 +70,7 @@ class Simulation:
     @property
     def made(self) -> dict[str, tuple[int, int]]:
         """By board name: the present epoch, and how many rows the board has made in it."""
-        return {board.topics.device: board.newest_row for board in self._boards if board.starts}
+        return {board.context.topics.device: board.newest_row for board in self._boards if board.starts}
 
     def run(self, stopping: Callable[[], bool]) -> SimulationOutcome:
         """Run until `stopping` returns True, which is called several times a second.
@@ -103,11 +103,10 @@ class Simulation:
         """Make the boards, and time their starts and the storms."""
         options = self._options
         self._started_s = time.monotonic()
-        of_boards = BoardOptions(self._endpoint, options, board_config(options), folder, self._started_s)
         on_dial, on_admitted = self._note_time(self.outcome.dials), self._note_time(self.outcome.arrivals)
-        self._boards = [
-            SimulatedBoard(number, of_boards, loop, on_dial, on_admitted) for number in range(options.devices)
-        ]
+        common = self._started_s, loop, on_dial, on_admitted
+        of_boards = BoardOptions(self._endpoint, options, board_config(options), folder, *common)
+        self._boards = [SimulatedBoard(number, of_boards) for number in range(options.devices)]
         allow_files(sum(board.files for board in self._boards))
         step_s = _START_S if options.ramp_s is None else options.ramp_s / options.devices
         starts = iter(enumerate(self._boards, 1))
@@ -130,7 +129,7 @@ class Simulation:
         outcome.attempts = sum(board.attempts for board in up)
         outcome.results = Counter()
         for board in up:
-            outcome.results.update(board.results)
+            outcome.results.update(board.context.results)
 
     def _note_time(self, times: list[float]) -> Callable[[], None]:
         return lambda: times.append(time.monotonic() - self._started_s)

@@ -17,7 +17,7 @@ from psycopg.sql import SQL
 
 from agent.common.errors import AgentError, ConfigError
 from fleet.store.schema import POSTGRES
-from fleet.store.transaction import CONTENDED, Access, FleetStore, ReportRow, Row, Transaction
+from fleet.store.transaction import CONTENDED, Access, FleetStore, ReportRow, Row, Transaction, on_conflict
 
 _TYPES = {int: "bigint", float: "double precision", str: "text", bytes: "bytea"}
 _MIGRATING = 0x7A7265  # advisory lock: of two processes that start at once, one migrates
@@ -39,6 +39,7 @@ _STAGED = "CREATE TEMPORARY TABLE IF NOT EXISTS staged (LIKE reports) ON COMMIT 
 class PostgresStore(FleetStore):
     # The server stores one batch while the next is parsed here: with large batches, each side waits for the other.
     batch_bytes = 1 << 20
+    _db: psycopg.Connection[Row] | None
 
     def __init__(self, url: str) -> None:
         """Connect, and migrate the schema. url: as libpq reads it.
@@ -46,9 +47,7 @@ class PostgresStore(FleetStore):
         Raises AgentError as FleetStore, and ConfigError (`fleet.db`).
         """
         self._parameters = _parameters(url)
-        self.where = _shown(self._parameters)
-        self.generation = 0
-        self._db: psycopg.Connection[Row] | None = None
+        super().__init__(_shown(self._parameters))
         with self._translating_errors("write"):
             self._connect()
 
@@ -58,11 +57,6 @@ class PostgresStore(FleetStore):
             db = self._connect()
             with db.transaction():
                 yield PostgresTransaction(db.cursor())
-
-    def close(self) -> None:
-        if self._db is not None:
-            self._db.close()
-        self._db = None
 
     def _connect(self) -> psycopg.Connection[Row]:
         if self._db is None:
@@ -86,9 +80,8 @@ class PostgresStore(FleetStore):
         schema = int(row[0]) if row is not None else 0
         if schema > today:
             remedy = "run the tared that wrote it, or give --db another database"
-            raise AgentError(
-                "fleet.schema", f"{self.where} of schema {schema}", f"schema {today} or an older one", remedy
-            )
+            found, expected = f"{self.where} of schema {schema}", f"schema {today} or an older one"
+            raise AgentError("fleet.schema", found, expected, remedy)
         for script in POSTGRES[schema:]:
             db.execute(_sql(script))
         if schema < today:
@@ -138,16 +131,9 @@ class PostgresTransaction(Transaction):
     ) -> None:
         if not rows:
             return
-        others = [f"{name} = excluded.{name}" for name in columns if name not in key]
-        action = f"UPDATE SET {', '.join(others)} WHERE {where}" if others else "NOTHING"
         arrays, values = _arrays(sorted(rows))
-        self._cursor.execute(
-            _sql(
-                f"INSERT INTO {table} ({', '.join(columns)}) SELECT * FROM unnest({arrays}) "
-                f"ON CONFLICT ({', '.join(key)}) DO {action}"
-            ),
-            values,
-        )
+        insert = f"INSERT INTO {table} ({', '.join(columns)}) SELECT * FROM unnest({arrays}) "
+        self._cursor.execute(_sql(insert + on_conflict(key, columns, where)), values)
 
     def lookup(
         self, table: str, key: Sequence[str], columns: Sequence[str], keys: Iterable[Row], lock: bool = False

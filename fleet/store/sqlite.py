@@ -10,7 +10,7 @@ from pathlib import Path
 from agent.common.database import Database
 from agent.common.errors import AgentError
 from fleet.store.schema import SQLITE
-from fleet.store.transaction import CONTENDED, Access, FleetStore, ReportRow, Row, Transaction
+from fleet.store.transaction import CONTENDED, Access, FleetStore, ReportRow, Row, Transaction, on_conflict
 
 # Acknowledged data survives a power cut. The log is copied into the file every 16 MB, less often than by default:
 # a page that many batches touch is then written once.
@@ -26,14 +26,13 @@ _KEY = "device = ? AND epoch = ? AND seq = ?"
 
 class SqliteStore(FleetStore):
     batch_bytes = 4 << 20
+    _db: sqlite3.Connection | None
 
     def __init__(self, path: Path) -> None:
         """Open or create the file. Raises AgentError as FleetStore."""
-        self.where = str(path)
-        self.generation = 0
+        super().__init__(str(path))
         holds, loss = "what boards have reported", "what they have reported so far lies in the other file"
         self._database = Database(path, "fleet", holds, loss, SQLITE, _PRAGMAS, _PATIENCE_S)
-        self._db: sqlite3.Connection | None = None
         self._connect("write")
 
     @contextmanager
@@ -48,11 +47,6 @@ class SqliteStore(FleetStore):
                 remedy = "let one collector write a file, or several a PostgreSQL database"
                 raise AgentError(CONTENDED, f"{self.where}: {error.__cause__}", "a file to write in", remedy) from error
             raise
-
-    def close(self) -> None:
-        if self._db is not None:
-            self._db.close()
-        self._db = None
 
     def _connect(self, access: Access) -> sqlite3.Connection:
         if self._db is None:
@@ -79,13 +73,9 @@ class SqliteTransaction(Transaction):
     def upsert(
         self, table: str, key: Sequence[str], columns: Sequence[str], rows: Sequence[Row], where: str = "TRUE"
     ) -> None:
-        others = [f"{name} = excluded.{name}" for name in columns if name not in key]
-        action = f"UPDATE SET {', '.join(others)} WHERE {where}" if others else "NOTHING"
-        self._db.executemany(
-            f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))}) "
-            f"ON CONFLICT ({', '.join(key)}) DO {action}",
-            rows,
-        )
+        values = ", ".join("?" * len(columns))
+        insert = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({values}) {on_conflict(key, columns, where)}"
+        self._db.executemany(insert, rows)
 
     def lookup(
         self, table: str, key: Sequence[str], columns: Sequence[str], keys: Iterable[Row], lock: bool = False

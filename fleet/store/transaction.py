@@ -6,11 +6,12 @@
 
 from __future__ import annotations
 
+import abc
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 from typing_extensions import Self  # typing has it from Python 3.11 on
 
@@ -83,7 +84,7 @@ class Transaction(Protocol):
         """
 
 
-class FleetStore(Protocol):
+class FleetStore(abc.ABC):
     """Hold the connection to a fleet's database, for one thread at a time; a context manager that closes it.
 
     After an error the next use connects again. Each use raises AgentError:
@@ -99,20 +100,34 @@ class FleetStore(Protocol):
     once.
     """
 
-    where: str
-    generation: int
-    batch_bytes: int
+    batch_bytes: ClassVar[int]
 
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.generation = 0
+        self._db: Any = None
+
+    @abc.abstractmethod
     def transaction(self, access: Access = "write") -> AbstractContextManager[Transaction]:
         """Run a transaction, durable at its end. An exception inside undoes it."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        if self._db is not None:
+            self._db.close()
+        self._db = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def on_conflict(key: Sequence[str], columns: Sequence[str], where: str) -> str:
+    """Return the end of an INSERT that updates rows which exist, as `Transaction.upsert` describes it."""
+    others = [f"{name} = excluded.{name}" for name in columns if name not in key]
+    action = f"UPDATE SET {', '.join(others)} WHERE {where}" if others else "NOTHING"
+    return f"ON CONFLICT ({', '.join(key)}) DO {action}"
 
 
 def write_with_retries(store: FleetStore, write: Callable[[Transaction], Result]) -> Result:

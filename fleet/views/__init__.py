@@ -1,9 +1,9 @@
-"""The fleet for people: the devices as a list, as a page, and live.
+"""The fleet for people: devices and rollouts as tables, as a page, and live.
 
 The modules are independent of each other, except that page uses words of listing.
 
 Public names:
-    listing  as_objects, print_devices
+    listing  device_objects, rollout_object, rollout_details, print_devices, print_plan, print_rollout, print_rollouts
     page     page
     watch    watch
 """

@@ -1,10 +1,12 @@
-"""List the devices of a fleet for `tared fleet devices`: as a table for people, and as JSON."""
+"""List the devices and the rollouts of a fleet: as tables for people, and as JSON for programs."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -13,14 +15,19 @@ from rich.text import Text
 from agent.contract.messages import SCHEMA_VERSION
 from fleet.devices.devices import Device
 from fleet.devices.facts import Fact, facts
+from fleet.rollout.register import Overview
+from fleet.rollout.rows import BoardRow, BoardStage, count_words
+from fleet.rollout.spec import RolloutSpec
+from fleet.store.transaction import Row
 
-_PIPED_COLUMNS = 240
 _MOST_NAMED = 5  # devices with a newer schema
+_MOST_SHOWN = 20  # boards that did not simply succeed
+_PLAIN = (BoardStage.WAITING, BoardStage.DONE)
 _LOUD = {"silent": "red", "offline": "red", "degraded": "yellow"}
 _COLUMNS = ("device", "state", "engine", "regime", "fidelity", "gain dB", "p99 ms", "drift", "tared", "seen", "tags")
 
 
-def as_objects(devices: Sequence[Device], silent_s: float) -> list[dict[str, object]]:
+def device_objects(devices: Sequence[Device], silent_s: float) -> list[dict[str, object]]:
     """Return an object for each device: its facts, `last_seen` (Unix time in s) and `tags`."""
     now = time.time()
     return [{**facts(each, now, silent_s), "last_seen": each.last_seen, "tags": dict(each.tags)} for each in devices]
@@ -28,13 +35,9 @@ def as_objects(devices: Sequence[Device], silent_s: float) -> list[dict[str, obj
 
 def print_devices(devices: Sequence[Device], console: Console, silent_s: float) -> None:
     """Print a row for each device, and how many there are of each state."""
-    if not console.is_terminal:
-        console.width = _PIPED_COLUMNS  # so that no line is cut in a pipe
     now = time.time()
     known = [facts(each, now, silent_s) for each in devices]
-    table = Table(box=None, pad_edge=False)
-    for name in _COLUMNS:
-        table.add_column(name, overflow="fold")
+    table = _table(*_COLUMNS)
     for device, fact in zip(devices, known, strict=True):
         table.add_row(*(Text(cell, style=_LOUD.get(cell, "")) for cell in _row(device, fact)))
     console.print(table)
@@ -99,3 +102,103 @@ def ago(seconds: Fact) -> str:
 
 def _figure(value: Fact, digits: int) -> str:
     return f"{value:.{digits}f}" if isinstance(value, float) else ""
+
+
+def rollout_object(overview: Overview) -> dict[str, Any]:
+    """Return a rollout for --json, without its boards."""
+    rollout = overview.rollout
+    return {
+        "id": rollout.id,
+        "fleet": rollout.fleet,
+        "state": rollout.state.value,
+        "op": rollout.op,
+        "wave": rollout.wave + 1,
+        "waves": [
+            {each.value: count for each, count in sorted(overview.counts[wave].items()) if count}
+            for wave in sorted(overview.counts)
+        ],
+        "created": rollout.created,
+        "soak_until": rollout.soak_until,
+    }
+
+
+def rollout_details(overview: Overview, boards: Sequence[BoardRow], commands: Sequence[Row]) -> dict[str, Any]:
+    """Return a rollout for --json, with its boards, records, and commands as they were sent and answered."""
+    keys = ("device", "for", "id", "sent", "status", "command", "result")
+    return {
+        **rollout_object(overview),
+        "spec": json.loads(overview.rollout.spec_json),
+        "boards": [
+            {"device": each.name, "wave": each.wave + 1, "state": each.state.value, "reason": each.reason}
+            for each in boards
+        ],
+        "records": [
+            {"at": each.at, "who": each.who, "what": each.what, "why": each.why, "document": json.loads(each.document)}
+            for each in overview.records
+        ],
+        "commands": [
+            dict(zip(keys, (*row[:5], json.loads(row[5]), json.loads(row[6] or "null")), strict=True))
+            for row in commands
+        ],
+    }
+
+
+def print_rollouts(overviews: Sequence[Overview], console: Console) -> None:
+    """Print a line for each rollout."""
+    table = _table("rollout", "op", "state", "wave", "boards", "begun")
+    for each in overviews:
+        rollout = each.rollout
+        wave = f"{rollout.wave + 1} of {rollout.waves}"
+        boards = count_words(map(Counter, each.counts.values()))
+        table.add_row(rollout.id, rollout.op, rollout.state.value, wave, boards, _when(rollout.created))
+    console.print(table)
+
+
+def print_rollout(overview: Overview, boards: Sequence[BoardRow], console: Console) -> None:
+    """Print the waves of a rollout, the boards that did not simply succeed, and all records."""
+    rollout = overview.rollout
+    demand = ", signed commands alone" if rollout.is_signed else ""
+    console.print(Text(f"{rollout.id} {rollout.op} in {rollout.fleet}: {rollout.state.value}{demand}"))
+    waves = _table("wave", "boards")
+    for wave, counts in sorted(overview.counts.items()):
+        here = " <" if wave == rollout.wave and not rollout.state.is_finished else ""
+        waves.add_row(f"{wave + 1}{here}", count_words([Counter(counts)]))
+    console.print(waves)
+    notable = [each for each in boards if each.state not in _PLAIN and each.reason]
+    if notable:
+        table = _table("board", "wave", "state", "reason")
+        for each in notable[:_MOST_SHOWN]:
+            table.add_row(Text(each.name), str(each.wave + 1), each.state.value, Text(each.reason))
+        console.print(table)
+        if (more := len(notable) - _MOST_SHOWN) > 0:
+            console.print(f"and {more} more: --json has them all")
+    records = _table("when", "who", "what", "why")
+    for record in overview.records:
+        records.add_row(_when(record.at), Text(record.who), Text(record.what), Text(record.why))
+    console.print(records)
+
+
+def print_plan(spec: RolloutSpec, waves: Sequence[Sequence[Device]], console: Console) -> None:
+    """Print what a new rollout would do."""
+    gates = ", ".join(each.text for each in spec.parsed_gates)
+    console.print(Text(f"{spec.op}, gates {gates}, each wave looked at for {spec.soak_s:.0f} s"))
+    commands = [each.birth.get("commands") for wave in waves for each in wave]
+    guarded = sum(isinstance(each, dict) and bool(each.get("operator_keys")) for each in commands)
+    if guarded and not spec.signed:
+        words = f"{guarded} of them have operators' keys: with --signed no controller without one carries it out"
+        console.print(Text(words, style="yellow"))
+    table = _table("wave", "boards", "first of them")
+    for number, wave in enumerate(waves, 1):
+        table.add_row(str(number), str(len(wave)), Text(", ".join(each.name for each in wave[:5])))
+    console.print(table)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def _when(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

@@ -22,6 +22,7 @@ from agent.contract.wire import MessageError, read_object
 from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
 from agent.mqtt.message import Message
 from fleet.devices.facts import value_at
+from fleet.operator import wait_connected
 from fleet.untrusted import printable
 
 KINDS = ("status", "birth", "telemetry", "event", "reported")
@@ -66,9 +67,7 @@ def watch(
     )
     screen = Live(console=console, auto_refresh=False) if live else nullcontext()
     with client, screen as table:
-        if not client.wait_connected(_CONNECT_S):
-            found = f"no connection to {endpoint.host}:{endpoint.port} ({client.outcome})"
-            raise AgentError("broker.unreachable", found, "an MQTT broker", "check that it runs, and its address")
+        wait_connected(client, endpoint, _CONNECT_S)
         while not ended():
             for message in _waiting_messages(client):
                 _receive(message, fleet, devices, known, None if live else _print)

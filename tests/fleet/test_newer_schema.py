@@ -33,7 +33,7 @@ from fleet.devices.facts import facts
 from fleet.devices.records import quarantined
 from fleet.rollout.controller import Controller
 from fleet.rollout.register import RolloutRegister
-from fleet.rollout.rows import BoardState, CommandRole, RolloutState
+from fleet.rollout.rows import BoardStage, CommandRole, RolloutState
 from fleet.rollout.stepper import judge_wave
 from fleet.store.opening import open_store
 from fleet.store.transaction import FleetStore
@@ -214,7 +214,7 @@ def test_a_board_that_has_become_newer_since_is_told_nothing_and_counts_as_unrea
     room = Room(store, spec())
     newer(room, 0)
     room.step()
-    assert room.states() == [BoardState.UNREACHED, BoardState.SENT]
+    assert room.states() == [BoardStage.UNREACHED, BoardStage.SENT]
     assert "schema 2" in room.rows()[0].reason
     assert room.open().keys() == {"b1"}
 
@@ -227,7 +227,7 @@ def test_what_a_board_answers_that_has_become_newer_is_not_believed(store: Fleet
     room.step(accepted(orders["b0"]))
     newer(room, 0)
     room.step(CommandResult.model_validate({"id": orders["b0"].id, "status": status}))
-    assert room.states() == [BoardState.UNREACHED, BoardState.SENT]
+    assert room.states() == [BoardStage.UNREACHED, BoardStage.SENT]
 
 
 def test_a_result_in_a_newer_schema_neither_succeeds_nor_fails(where: str) -> None:
@@ -245,7 +245,7 @@ def test_a_result_in_a_newer_schema_neither_succeeds_nor_fails(where: str) -> No
             payload = done(order).to_json()[:-1] + b',"schema_version":2}'
             controller._receive_one("f", "b0", "cmd", order.id, payload)
             controller._step()
-        assert room.states() == [BoardState.UNREACHED]
+        assert room.states() == [BoardStage.UNREACHED]
         assert "rollout.schema" in room.rows()[0].reason
         assert "update this tared" in room.rows()[0].reason
 
@@ -277,5 +277,5 @@ def test_a_board_that_became_newer_is_not_told_to_go_back(store: FleetStore) -> 
     assert room.open(CommandRole.UNDO).keys() == {"b1"}
     room.step(done(room.open(CommandRole.UNDO)["b1"], artefact="e0"))
     room.until(RolloutState.ABORTED)
-    assert room.states() == [BoardState.KEPT, BoardState.UNDONE]
+    assert room.states() == [BoardStage.KEPT, BoardStage.UNDONE]
     assert "schema 2" in room.rows()[0].reason

@@ -20,7 +20,7 @@ from agent.mqtt.client import MqttClient, SessionOptions
 from fleet.devices.devices import Devices
 from fleet.rollout.controller import Controller
 from fleet.rollout.register import Overview, RolloutRegister
-from fleet.rollout.rows import BoardState
+from fleet.rollout.rows import BoardStage
 from fleet.rollout.spec import RolloutSpec
 from fleet.simulator.simulation import Simulation
 from fleet.store.opening import open_store
@@ -97,7 +97,7 @@ def ended(where: str, identity: str, within_s: float = PATIENCE_S) -> Overview:
     return overview(where, identity)
 
 
-def boards(where: str, identity: str, *states: BoardState) -> set[str]:
+def boards(where: str, identity: str, *states: BoardStage) -> set[str]:
     """The names of those in one of these states."""
     with open_store(where) as store:
         return {each.name for each in RolloutRegister(store, "").show(identity)[1] if each.state in states}

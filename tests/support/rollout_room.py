@@ -10,7 +10,7 @@ from agent.contract.messages import Birth, Status
 from fleet.devices.devices import Devices
 from fleet.rollout import rows
 from fleet.rollout.register import RolloutRegister
-from fleet.rollout.rows import BoardRow, BoardState, CommandRole, CommandRow, RolloutState
+from fleet.rollout.rows import BoardRow, BoardStage, CommandRole, CommandRow, RolloutState
 from fleet.rollout.sender import CommandSender
 from fleet.rollout.spec import RolloutSpec
 from fleet.rollout.stepper import RolloutStepper
@@ -58,7 +58,7 @@ class Room:
         found = self.stepper._open.get(self.id, {}).values()
         return {each.name: each for each in found if each.role is role}
 
-    def states(self) -> list[BoardState]:
+    def states(self) -> list[BoardStage]:
         return [each.state for each in self.rows()]
 
     def rows(self) -> list[BoardRow]:

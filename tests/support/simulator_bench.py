@@ -13,7 +13,7 @@ from brokers import RealBroker, Watcher, eventually
 from agent.contract.topics import Topics
 from agent.mqtt.message import Message
 from fleet.operator import new_command, send
-from fleet.simulator.board import board_name
+from fleet.simulator.context import board_name
 from fleet.simulator.options import SimulationOptions
 from fleet.simulator.simulation import Simulation
 

@@ -20,7 +20,7 @@ from agent.contract.commands import OPS, Release
 from agent.contract.messages import Birth
 from agent.contract.signing import Keyring
 from agent.mqtt.endpoint import Endpoint
-from fleet.cli import send as cli_fleet
+from fleet.cli import operator as cli_fleet
 from fleet.cli.main import main
 from fleet.operator import new_command
 from fleet.views import watch as watching

@@ -120,7 +120,7 @@ def test_lost_chunks_are_asked_for_and_nothing_else(
     with board(any_broker.endpoint, "b", calibration_of(noisy(0))) as sender:
         exchange.gather(["b"], 0.0)
     (whole,) = exchange.inbox.complete.values()
-    total = Upload.from_content(whole.read_bytes()).total
+    total = Upload(whole.read_bytes()).total
     assert total >= 3
     assert Lossy.lost
     assert exchange.inbox.counts["chunks"] == total, "each once"
@@ -246,7 +246,7 @@ def test_a_board_that_answers_in_a_newer_schema_is_named_with_that_reason(
 
 def test_strangers_chunks_do_not_count(any_broker: RealBroker, tmp_path: Path) -> None:
     exchange = exchange_with(any_broker.endpoint, tmp_path)
-    forged = Upload.from_content(b"nobody asked")
+    forged = Upload(b"nobody asked")
     sender = board(any_broker.endpoint, "b", calibration_of(noisy(0)))
     with MqttClient(any_broker.endpoint, "stranger") as stranger, sender as there:
         assert stranger.wait_connected(10.0)

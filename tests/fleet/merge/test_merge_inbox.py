@@ -20,9 +20,7 @@ def upload(seed: int = 0) -> Upload:
     """Of several chunks: large counts are noisy."""
     counts = np.random.default_rng(seed).integers(1, 1 << 40, (4, 4096))
     amax = float(np.float32(0.99999))
-    return Upload.from_content(
-        write_upload(FACTS, {f"t{n}": AbsHistogram(each, 0, amax, 0, 0) for n, each in enumerate(counts)})
-    )
+    return Upload(write_upload(FACTS, {f"t{n}": AbsHistogram(each, 0, amax, 0, 0) for n, each in enumerate(counts)}))
 
 
 def announced(sent: Upload) -> AnnouncedUpload:
@@ -104,7 +102,7 @@ def test_what_is_no_upload_is_kept_apart_and_counted(
     inbox: UploadInbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(merge_inbox, "_MOST_QUARANTINED", 2)
-    garbage = Upload.from_content(b"garbage of the right hash")
+    garbage = Upload(b"garbage of the right hash")
     forged = upload()
     for device in ("a", "b", "c"):
         inbox.expect(device, announced(garbage))

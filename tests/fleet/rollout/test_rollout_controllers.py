@@ -22,7 +22,7 @@ from simulator_bench import FLEET, topics
 from agent.common.errors import AgentError
 from fleet.cli.main import main
 from fleet.rollout import rows
-from fleet.rollout.rows import BoardState, RolloutState
+from fleet.rollout.rows import BoardStage, RolloutState
 from fleet.rollout.spec import RolloutSpec
 from fleet.simulator.options import BadEngines
 from fleet.store.opening import open_store
@@ -68,8 +68,8 @@ def test_however_often_the_controller_is_killed_each_board_is_told_once(mosquitt
     assert {device: len(ids) for device, ids in sent.items()} == {topics(each).device: 1 for each in range(8)}
     undone = {topics(each).device for each in range(2, 8)}
     assert {device: len(ids) for device, ids in back.items()} == dict.fromkeys(undone, 1)
-    assert boards(where, identity, BoardState.UNDONE) == undone
-    assert boards(where, identity, BoardState.WAITING) == {topics(each).device for each in range(8, 12)}
+    assert boards(where, identity, BoardStage.UNDONE) == undone
+    assert boards(where, identity, BoardStage.WAITING) == {topics(each).device for each in range(8, 12)}
     assert all(len(swaps(where, number)) == 1 + (topics(number).device in undone) for number in range(8))
 
 
@@ -139,8 +139,8 @@ def test_a_result_that_came_while_there_was_no_controller_is_found(mosquitto: Re
         identity = begin(where, spec(waves="100%"))
         with controlling(mosquitto, where):
             eventually(lambda: len(commands.sent_ids("recalibrate")) == 1, 30.0)
-        eventually(lambda: simulation._boards[0].results["SUCCEEDED"] == 1, 20.0)
-        assert boards(where, identity, BoardState.SENT) == {topics(0).device}
+        eventually(lambda: simulation._boards[0].context.results["SUCCEEDED"] == 1, 20.0)
+        assert boards(where, identity, BoardStage.SENT) == {topics(0).device}
         with controlling(mosquitto, where):
             assert ended(where, identity).rollout.state is RolloutState.COMPLETED
         assert len(swaps(where, 0)) == 1

@@ -21,7 +21,7 @@ from fleet.devices.devices import Devices
 from fleet.rollout import rows
 from fleet.rollout.controller import Controller
 from fleet.rollout.register import RolloutRegister
-from fleet.rollout.rows import BoardState, CommandRole, CommandRow, RolloutState
+from fleet.rollout.rows import BoardStage, CommandRole, CommandRow, RolloutState
 from fleet.rollout.sender import CommandSender
 from fleet.rollout.stepper import RolloutStepper
 from fleet.store.opening import open_store
@@ -59,7 +59,7 @@ def test_a_key_that_no_board_has_obeyed_halts_the_rollout_and_no_engine_has_fail
     taken_over(room, signer if signs else None)
     room.step()
     assert room.step(refused(room.open()["b0"], code)) is RolloutState.PAUSED
-    assert room.states() == [BoardState.WAITING, BoardState.SENT]
+    assert room.states() == [BoardStage.WAITING, BoardStage.SENT]
     (why,) = halts(room)
     assert why.startswith(f"b0: {code}: found this")
     assert "'run --sign KEY', then 'tared fleet rollout resume'" in why
@@ -81,7 +81,7 @@ def test_resumed_by_a_controller_with_the_key_all_are_told_and_nobody_halts_it_a
     signed = room.open()
     assert all("signature" in json.loads(each.payload) for each in signed.values())
     room.step(*(done(each, artefact="e1") for each in signed.values()))
-    assert room.states() == [BoardState.DONE] * 2
+    assert room.states() == [BoardStage.DONE] * 2
     assert len(halts(room)) == 1
 
 
@@ -92,7 +92,7 @@ def test_one_board_with_another_key_is_unreached_and_keeps_nobody_waiting(store:
     orders = room.open()
     room.step(accepted(orders["b0"]))
     assert room.step(refused(orders["b1"], "command.signature")) is RolloutState.RUNNING
-    assert room.states() == [BoardState.SENT, BoardState.UNREACHED]
+    assert room.states() == [BoardStage.SENT, BoardStage.UNREACHED]
     assert "command.signature" in room.rows()[1].reason
     assert halts(room) == []
 
@@ -103,7 +103,7 @@ def test_without_a_key_even_one_board_that_demands_it_halts_the_rollout(store: F
     orders = room.open()
     room.step(accepted(orders["b0"]))
     assert room.step(refused(orders["b1"], "command.unsigned")) is RolloutState.PAUSED
-    assert room.states() == [BoardState.SENT, BoardState.WAITING]
+    assert room.states() == [BoardStage.SENT, BoardStage.WAITING]
 
 
 def test_what_is_refused_while_all_is_undone_halts_nothing(store: FleetStore) -> None:
@@ -115,15 +115,15 @@ def test_what_is_refused_while_all_is_undone_halts_nothing(store: FleetStore) ->
     room.turn()
     room.step()
     assert room.step(refused(orders["b1"], "command.unsigned")) is RolloutState.UNDOING
-    assert room.states()[1] is BoardState.UNREACHED
+    assert room.states()[1] is BoardStage.UNREACHED
     room.step(refused(room.open(CommandRole.UNDO)["b0"], "command.unsigned"))
-    assert room.states()[0] is BoardState.DONE  # asked again, in case the next controller has the key
+    assert room.states()[0] is BoardStage.DONE  # asked again, in case the next controller has the key
     with store.transaction() as transaction:
         transaction.execute("UPDATE rollout_targets SET due = 0.0")
     room.step()
     room.step(done(room.open(CommandRole.UNDO)["b0"], artefact="e0"))
     room.until(RolloutState.ABORTED)
-    assert room.states() == [BoardState.UNDONE, BoardState.UNREACHED]
+    assert room.states() == [BoardStage.UNDONE, BoardStage.UNREACHED]
 
 
 def test_a_controller_without_a_key_never_claims_a_rollout_that_demands_one(

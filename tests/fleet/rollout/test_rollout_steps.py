@@ -19,7 +19,7 @@ from fleet.devices.devices import Device
 from fleet.rollout.board_steps import MOST_ATTEMPTS, overdue_result
 from fleet.rollout.controller import Controller
 from fleet.rollout.register import RolloutRegister
-from fleet.rollout.rows import BoardRow, BoardState, CommandRole, CommandRow, RolloutState
+from fleet.rollout.rows import BoardRow, BoardStage, CommandRole, CommandRow, RolloutState
 from fleet.rollout.stepper import judge_wave
 from fleet.store.opening import open_store
 from fleet.store.transaction import FleetStore, Transaction
@@ -31,7 +31,7 @@ def test_no_text_of_a_board_holds_anything_up(store: FleetStore, text: str) -> N
     room.step()
     orders = room.open()
     room.step(failed(orders["b0"], text[:50], text), done(orders["b1"], artefact=text))
-    assert room.states() == [BoardState.FAILED, BoardState.DONE]
+    assert room.states() == [BoardStage.FAILED, BoardStage.DONE]
     assert all(each.reason.isprintable() and len(each.reason) <= 300 for each in room.rows())
 
 
@@ -40,7 +40,7 @@ def test_no_setting_of_a_board_holds_up_the_others(store: FleetStore, value: Any
     room = Room(store, policy())
     room.held.update({("f", "b0"): reported(value), ("f", "b1"): reported(5.0)})
     room.step()
-    assert room.states()[1] is BoardState.SENT
+    assert room.states()[1] is BoardStage.SENT
     room.step(*(done(each) for each in room.open().values()))
     room.held.update({("f", name): reported(2.0, 2) for name in ("b0", "b1")})
     room.turn()
@@ -73,7 +73,7 @@ def test_a_policy_that_somebody_has_changed_since_is_left_alone(store: FleetStor
     room.held["f", "b0"] = reported(30.0, 3)
     room.turn()
     room.until(RolloutState.ABORTED)
-    assert room.states() == [BoardState.KEPT]
+    assert room.states() == [BoardStage.KEPT]
 
 
 def test_the_version_of_a_policy_rises_whatever_the_clock_says(store: FleetStore) -> None:
@@ -87,11 +87,11 @@ def test_a_board_that_has_not_told_its_settings_is_waited_for_and_then_given_up(
     room = Room(store, policy(), boards=1)
     for _ in range(MOST_ATTEMPTS):
         room.step()
-        assert room.states() == [BoardState.WAITING]
+        assert room.states() == [BoardStage.WAITING]
         with store.transaction() as transaction:
             transaction.execute("UPDATE rollout_targets SET due = 0.0")
     room.step()
-    assert room.states() == [BoardState.FAILED]
+    assert room.states() == [BoardStage.FAILED]
     assert "has not reported its settings" in room.rows()[0].reason
 
 
@@ -118,7 +118,7 @@ def test_who_is_away_keeps_nobody_else_waiting(store: FleetStore) -> None:
         room.sender.report_presence("f", name, is_there=False)
     for _ in range(4):
         room.step()
-    assert room.states() == [BoardState.SENT] * 3
+    assert room.states() == [BoardStage.SENT] * 3
 
 
 def test_one_that_was_away_for_all_of_a_window_is_told_in_the_next(store: FleetStore) -> None:
@@ -128,7 +128,7 @@ def test_one_that_was_away_for_all_of_a_window_is_told_in_the_next(store: FleetS
         transaction.execute("UPDATE rollout_commands SET expires = expires - 100.0")
     room.stepper.forget(room.id)
     room.step()
-    assert room.states() == [BoardState.WAITING]
+    assert room.states() == [BoardStage.WAITING]
     assert room.rows()[0].attempts == 1
 
 
@@ -147,7 +147,7 @@ def test_an_expiry_after_it_had_begun_is_a_failure(store: FleetStore) -> None:
     orders = room.open()
     room.step(accepted(orders["b0"]))
     room.step(*(CommandResult(id=each.id, status="EXPIRED") for each in orders.values()))
-    assert room.states() == [BoardState.FAILED, BoardState.UNREACHED]
+    assert room.states() == [BoardStage.FAILED, BoardStage.UNREACHED]
 
 
 def test_a_commit_whose_answer_was_lost_is_looked_up(store: FleetStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +158,7 @@ def test_a_commit_whose_answer_was_lost_is_looked_up(store: FleetStore, monkeypa
     def lossy(what: Any = "write") -> Iterator[Transaction]:
         with transaction(what) as opened:
             yield opened
-        if what == "write" and room.states() == [BoardState.SENT]:
+        if what == "write" and room.states() == [BoardStage.SENT]:
             raise AgentError("fleet.unreachable", "no answer", "one", "wait")
 
     monkeypatch.setattr(store, "transaction", lossy)
@@ -193,7 +193,7 @@ def test_what_another_did_in_between_is_read_anew(where: str) -> None:
             first._step()
             assert first._stepper._open[identity] == {}
         (board,) = RolloutRegister(store, "").show(identity)[1]
-        assert board.state is BoardState.DONE
+        assert board.state is BoardStage.DONE
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_what_another_did_in_between_is_read_anew(where: str) -> None:
 def test_what_a_board_has_become_since_counts(reported: dict[str, Any], before: dict[str, Any], words: str) -> None:
     values: dict[str, Any] = dict.fromkeys(("state", "agent_version", "model", "engine", "calibration"))
     values |= {"id": 1, "fleet": "f", "name": "b", "first_seen": 0.0, "last_seen": 1e6, "engine": "e1", **reported}
-    board = BoardRow(1, "b", 0, "UTC", BoardState.DONE, 1, before, "e1", "", 1e6 - 100.0)
+    board = BoardRow(1, "b", 0, "UTC", BoardStage.DONE, 1, before, "e1", "", 1e6 - 100.0)
     findings = judge_wave(spec(gates="failures<=0%"), [board], {1: Device(**values)}, 1e6)
     assert findings is not None
     assert findings[0].words == (f"1 of 1, 100.0%; b: {words}" if words else "0 of 1, 0.0%")

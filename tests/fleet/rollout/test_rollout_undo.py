@@ -16,17 +16,17 @@ from agent.common.errors import CommandError
 from agent.mqtt.endpoint import Endpoint
 from fleet.rollout.controller import Controller
 from fleet.rollout.register import RolloutRegister
-from fleet.rollout.rows import BoardState, CommandRole, RolloutState
+from fleet.rollout.rows import BoardStage, CommandRole, RolloutState
 from fleet.rollout.spec import file_arguments_from
 from fleet.store.opening import open_store
 from fleet.store.transaction import FleetStore
 
 
 @pytest.mark.parametrize(
-    ("back_at", "state"), [("e0", BoardState.UNDONE), ("e7", BoardState.KEPT), (None, BoardState.UNDONE)]
+    ("back_at", "state"), [("e0", BoardStage.UNDONE), ("e7", BoardStage.KEPT), (None, BoardStage.UNDONE)]
 )
 def test_a_board_has_gone_back_where_it_serves_what_it_had(
-    store: FleetStore, back_at: str | None, state: BoardState
+    store: FleetStore, back_at: str | None, state: BoardStage
 ) -> None:
     room = Room(store, spec(), boards=1)
     room.step()
@@ -38,8 +38,8 @@ def test_a_board_has_gone_back_where_it_serves_what_it_had(
     assert room.states() == [state]
 
 
-@pytest.mark.parametrize(("serves", "state"), [("e2", BoardState.KEPT), ("e0", BoardState.UNDONE)])
-def test_a_board_that_has_gone_on_since_is_left_alone(store: FleetStore, serves: str, state: BoardState) -> None:
+@pytest.mark.parametrize(("serves", "state"), [("e2", BoardStage.KEPT), ("e0", BoardStage.UNDONE)])
+def test_a_board_that_has_gone_on_since_is_left_alone(store: FleetStore, serves: str, state: BoardStage) -> None:
     room = Room(store, spec(), boards=1)
     room.step()
     room.step(done(room.open()["b0"], artefact="e1"))
@@ -59,7 +59,7 @@ def test_a_board_that_was_done_too_late_goes_back_too(store: FleetStore) -> None
     room.step(accepted(order))
     time.sleep(0.15)
     room.step()
-    assert room.states() == [BoardState.FAILED]
+    assert room.states() == [BoardStage.FAILED]
     assert room.open(CommandRole.CANCEL).keys() == {"b0"}  # it is wanted no more
     late = done(order, artefact="e1")
     with store.transaction() as transaction:
@@ -69,7 +69,7 @@ def test_a_board_that_was_done_too_late_goes_back_too(store: FleetStore) -> None
     room.step()
     room.step()
     room.step(done(room.open(CommandRole.UNDO)["b0"], artefact="e0"))
-    assert room.states() == [BoardState.UNDONE]
+    assert room.states() == [BoardStage.UNDONE]
     room.until(RolloutState.ABORTED)
 
 
@@ -98,13 +98,13 @@ def test_after_a_wave_went_back_the_earlier_ones_can_be_taken_back_too(store: Fl
     undo_all_that_is_asked(room)
     room.serves({0: "e1"})
     room.until(RolloutState.ROLLED_BACK)
-    assert room.states() == [BoardState.DONE, BoardState.UNDONE, BoardState.FAILED]
+    assert room.states() == [BoardStage.DONE, BoardStage.UNDONE, BoardStage.FAILED]
     room.turn("all")
     room.step()
     assert room.open(CommandRole.UNDO).keys() == {"b0"}
     undo_all_that_is_asked(room)
     room.until(RolloutState.ABORTED)
-    assert room.states() == [BoardState.UNDONE, BoardState.UNDONE, BoardState.FAILED]
+    assert room.states() == [BoardStage.UNDONE, BoardStage.UNDONE, BoardStage.FAILED]
     assert [each.what for each in RolloutRegister(store, "").show(room.id)[0].records][-2:] == [
         "aborted, to undo all",
         "ABORTED",
@@ -121,7 +121,7 @@ def test_while_a_wave_goes_back_the_earlier_ones_can_join_it(store: FleetStore) 
     assert room.open(CommandRole.UNDO)["b1"] == former  # who was told is not told again
     undo_all_that_is_asked(room)
     room.until(RolloutState.ABORTED)
-    assert room.states() == [BoardState.UNDONE, BoardState.UNDONE, BoardState.FAILED]
+    assert room.states() == [BoardStage.UNDONE, BoardStage.UNDONE, BoardStage.FAILED]
 
 
 def test_who_was_to_be_told_as_a_wave_was_stopped_keeps_nobody_waiting(store: FleetStore) -> None:
@@ -132,7 +132,7 @@ def test_who_was_to_be_told_as_a_wave_was_stopped_keeps_nobody_waiting(store: Fl
     sent = [each for each in room.open().values() if each.payload in out]
     assert room.step(failed(sent[0], "engine.broken")) is RolloutState.UNDOING
     room.step()
-    assert Counter(room.states()) == {BoardState.FAILED: 1, BoardState.SENT: 1, BoardState.WAITING: 1}
+    assert Counter(room.states()) == {BoardStage.FAILED: 1, BoardStage.SENT: 1, BoardStage.WAITING: 1}
     assert room.open().keys() == {sent[1].name}
     assert room.sent() == []
     room.step(failed(sent[1], "engine.broken"))
@@ -154,10 +154,10 @@ def test_of_what_was_completed_all_goes_back_but_who_has_gone_on_since(store: Fl
     assert room.open(CommandRole.UNDO).keys() == {"b0", "b2"}
     undo_all_that_is_asked(room)
     room.until(RolloutState.ABORTED)
-    assert room.states() == [BoardState.UNDONE, BoardState.KEPT, BoardState.UNDONE]
+    assert room.states() == [BoardStage.UNDONE, BoardStage.KEPT, BoardStage.UNDONE]
     room.turn("all")  # once more: there is nothing left
     room.until(RolloutState.ABORTED)
-    assert room.states() == [BoardState.UNDONE, BoardState.KEPT, BoardState.UNDONE]
+    assert room.states() == [BoardStage.UNDONE, BoardStage.KEPT, BoardStage.UNDONE]
 
 
 @pytest.mark.parametrize("undo", [None, "wave"])

@@ -16,7 +16,7 @@ from simulator_bench import topics
 from agent.contract.signing import Keyring, Signer, new_key
 from fleet.devices.devices import Devices
 from fleet.rollout.register import RolloutRegister
-from fleet.rollout.rows import BoardState, RolloutState
+from fleet.rollout.rows import BoardStage, RolloutState
 from fleet.rollout.spec import RolloutSpec
 from fleet.simulator.options import BadEngines
 from fleet.store.opening import open_store
@@ -45,7 +45,7 @@ def test_each_wave_is_told_judged_and_followed_by_the_next(mosquitto: RealBroker
         seen = ended(where, identity)
         told = commands.sent_ids("recalibrate")
     assert seen.rollout.state is RolloutState.COMPLETED
-    assert [dict(seen.counts[wave]) for wave in range(3)] == [{BoardState.DONE: count} for count in (1, 3, 6)]
+    assert [dict(seen.counts[wave]) for wave in range(3)] == [{BoardStage.DONE: count} for count in (1, 3, 6)]
     assert {device: len(ids) for device, ids in told.items()} == dict.fromkeys(names(*range(10)), 1)
     assert [len(swaps(where, number)) for number in range(10)] == [1] * 10
     steps = [each.what for each in seen.records]
@@ -63,9 +63,9 @@ def test_a_bad_wave_is_stopped_and_goes_back_and_nobody_beyond_it_is_told(mosqui
         seen = ended(where, identity)
         told, back = commands.sent_ids("recalibrate"), commands.sent_ids("rollback")
     assert seen.rollout.state is RolloutState.ROLLED_BACK
-    assert boards(where, identity, BoardState.DONE) == names(0)
-    assert boards(where, identity, BoardState.UNDONE) == back.keys() == names(1, 2, 3)
-    assert boards(where, identity, BoardState.WAITING) == names(*range(4, 10))
+    assert boards(where, identity, BoardStage.DONE) == names(0)
+    assert boards(where, identity, BoardStage.UNDONE) == back.keys() == names(1, 2, 3)
+    assert boards(where, identity, BoardStage.WAITING) == names(*range(4, 10))
     assert told.keys() == names(0, 1, 2, 3)
     failed = next(each for each in seen.records if each.what == "gate failed")
     assert "latency_p99<=1.25x: holds on 0 of 3 boards" in failed.why
@@ -86,7 +86,7 @@ def test_after_a_bad_wave_went_back_an_abort_takes_the_good_one_back_too(mosquit
             assert RolloutRegister(store, "operator").abort(identity, "all", "none of it").state is RolloutState.UNDOING
         assert ended(where, identity).rollout.state is RolloutState.ABORTED
         assert commands.sent_ids("rollback").keys() == names(0, 1, 2, 3)
-    assert boards(where, identity, BoardState.UNDONE) == names(0, 1, 2, 3)
+    assert boards(where, identity, BoardStage.UNDONE) == names(0, 1, 2, 3)
 
 
 def test_too_many_failures_stop_a_wave_before_it_is_through(mosquitto: RealBroker, where: str) -> None:
@@ -96,7 +96,7 @@ def test_too_many_failures_stop_a_wave_before_it_is_through(mosquitto: RealBroke
         told = commands.sent_ids("recalibrate")
     assert seen.rollout.state is RolloutState.ROLLED_BACK
     assert 3 <= len(told) <= 6  # three have failed, and no more are told than were under way by then
-    assert boards(where, identity, BoardState.WAITING) == names(*range(20)) - told.keys()
+    assert boards(where, identity, BoardStage.WAITING) == names(*range(20)) - told.keys()
     failed = next(each for each in seen.records if each.what == "gate failed")
     assert "failures<=10%" in failed.why
 
@@ -108,7 +108,7 @@ def test_a_pause_tells_nobody_else_and_a_resumption_goes_on_there(mosquitto: Rea
         eventually(lambda: len(commands.sent_ids("recalibrate")) == 2, 20.0)
         with open_store(where) as store:
             RolloutRegister(store, "operator").pause(identity, "lunch")
-        eventually(lambda: boards(where, identity, BoardState.DONE) == names(0, 1), 20.0)
+        eventually(lambda: boards(where, identity, BoardStage.DONE) == names(0, 1), 20.0)
         time.sleep(3.0)  # longer than the soak
         assert overview(where, identity).rollout.state is RolloutState.PAUSED
         assert len(commands.sent_ids("recalibrate")) == 2
@@ -139,9 +139,9 @@ def test_an_abort_cancels_what_is_under_way_and_undoes_what_it_is_told_to(
         assert not names(5, 6, 7) & commands.sent_ids("recalibrate").keys()
         eventually(lambda: commands.sent_ids("cancel").keys() == at_it, 10.0)
     assert seen.rollout.state is RolloutState.ABORTED
-    assert boards(where, identity, BoardState.UNDONE) == names(*undone)
-    assert boards(where, identity, BoardState.DONE) == names(*done)
-    assert boards(where, identity, BoardState.FAILED) == at_it
+    assert boards(where, identity, BoardStage.UNDONE) == names(*undone)
+    assert boards(where, identity, BoardStage.DONE) == names(*done)
+    assert boards(where, identity, BoardStage.FAILED) == at_it
 
 
 @pytest.mark.trial
@@ -153,7 +153,7 @@ def test_a_board_that_is_away_is_told_when_it_comes_back(mosquitto: RealBroker, 
         with open_store(where) as store:
             eventually(lambda: Devices(store).all("simulated")[1].state == "offline", 20.0)
         identity = begin(where, quick(waves="100%"))
-        eventually(lambda: boards(where, identity, BoardState.DONE) == names(0, 2), 20.0)
+        eventually(lambda: boards(where, identity, BoardStage.DONE) == names(0, 2), 20.0)
         assert commands.sent_ids("recalibrate").keys() == names(0, 2)
         away.start()
         seen = ended(where, identity)
@@ -171,7 +171,7 @@ def test_a_board_that_stays_away_is_unreached_and_no_failure(mosquitto: RealBrok
         identity = begin(where, quick(waves="100%", valid_s=3.0, gates="failures<=0%,unreached<=25%"))
         seen = ended(where, identity)
         assert seen.rollout.state is RolloutState.COMPLETED
-        assert boards(where, identity, BoardState.UNREACHED) == names(3)
+        assert boards(where, identity, BoardStage.UNREACHED) == names(3)
         strict = begin(where, quick(waves="100%", valid_s=3.0, gates="failures<=0%,unreached<=20%"))
         assert ended(where, strict).rollout.state is RolloutState.ROLLED_BACK
 
@@ -181,20 +181,20 @@ def test_a_board_that_is_lost_after_its_success_is_a_failure(mosquitto: RealBrok
     where = str(tmp_path / "db")
     with a_fleet(mosquitto, where, 3) as simulation, controlling(mosquitto, where):
         identity = begin(where, quick(waves="100%", soak_s=4.0, gates="failures<=10%", valid_s=5.0))
-        eventually(lambda: boards(where, identity, BoardState.DONE) == names(0, 1, 2), 20.0)
+        eventually(lambda: boards(where, identity, BoardStage.DONE) == names(0, 1, 2), 20.0)
         simulation._boards[2].stop()
         seen = ended(where, identity)
     failed = next(each for each in seen.records if each.what == "gate failed")
     assert f"{topics(2).device}: offline since" in failed.why
-    assert boards(where, identity, BoardState.UNDONE) == names(0, 1)
-    assert boards(where, identity, BoardState.KEPT) == names(2)  # nobody could tell it
+    assert boards(where, identity, BoardStage.UNDONE) == names(0, 1)
+    assert boards(where, identity, BoardStage.KEPT) == names(2)  # nobody could tell it
 
 
 @pytest.mark.trial
 def test_a_busy_board_is_asked_again(mosquitto: RealBroker, tmp_path: Path) -> None:
     where = str(tmp_path / "db")
     with a_fleet(mosquitto, where, 2, job_s=2.0) as simulation:
-        simulation._boards[1]._context.engines.start_job("alarm", bad=False)
+        simulation._boards[1].context.engines.start_job("alarm", bad=False)
         with Commands(mosquitto) as commands, controlling(mosquitto, where):
             identity = begin(where, quick(waves="100%"))
             seen = ended(where, identity)
@@ -212,7 +212,7 @@ def test_each_command_is_signed_for_its_board_and_kept_as_it_was_sent(mosquitto:
         identity = begin(where, quick(waves="1,100%"))
         with controlling(mosquitto, where):  # without the key
             eventually(lambda: overview(where, identity).rollout.state is RolloutState.PAUSED)
-            assert boards(where, identity, BoardState.WAITING) == names(0, 1, 2)
+            assert boards(where, identity, BoardStage.WAITING) == names(0, 1, 2)
         (halted,) = [each for each in overview(where, identity).records if each.what == "halted"]
         assert "command.unsigned" in halted.why
         assert "run --sign KEY" in halted.why
@@ -248,7 +248,7 @@ def test_a_policy_goes_back_to_what_each_board_had(mosquitto: RealBroker, tmp_pa
         assert periods() == [0.6] * 4
         refused = begin(where, quick("policy", arguments={key: 0.01}, waves="1,100%"))
         assert ended(where, refused).rollout.state is RolloutState.ROLLED_BACK
-        assert boards(where, refused, BoardState.FAILED) == names(0)
+        assert boards(where, refused, BoardStage.FAILED) == names(0)
 
 
 @pytest.mark.trial
@@ -256,7 +256,7 @@ def test_a_regime_is_switched_to_and_back(mosquitto: RealBroker, tmp_path: Path)
     """Boards have it under ids of their own here: the rollout is for the one that knows it."""
     where = str(tmp_path / "db")
     with a_fleet(mosquitto, where, 3, automatic=False) as simulation, controlling(mosquitto, where):
-        engines = simulation._boards[0]._context.engines
+        engines = simulation._boards[0].context.engines
         before, other = engines.serving.id, next(iter(engines.other_lights.values())).id
         spec = quick("regime", arguments={"regime": other}, select="name=sim-000000", gates="fps>=1000")
         assert ended(where, begin(where, spec)).rollout.state is RolloutState.ROLLED_BACK
@@ -275,7 +275,7 @@ def test_boards_outside_their_window_wait(mosquitto: RealBroker, tmp_path: Path)
             everybody = Devices(store)
             everybody.tag(everybody.all("simulated")[2:], {"tz": "Etc/GMT-12"}, [], "operator")  # half a day ahead
         identity = begin(where, quick(waves="100%", windows=(window,)))
-        eventually(lambda: boards(where, identity, BoardState.DONE) == names(0, 1), 20.0)
+        eventually(lambda: boards(where, identity, BoardStage.DONE) == names(0, 1), 20.0)
         time.sleep(1.0)
         assert commands.sent_ids("recalibrate").keys() == names(0, 1)
         assert overview(where, identity).rollout.state is RolloutState.RUNNING

@@ -9,7 +9,7 @@ import pytest
 
 from agent.common.errors import AgentError
 from agent.contract.topics import Topics
-from fleet.cli.simulate import pairs
+from fleet.cli.fleet import pairs
 from fleet.collector.batch import gap_for_unreadable, parse_numbered
 from fleet.simulator.event_loop import Loop
 from fleet.simulator.options import BadEngines, Faults, rubbish

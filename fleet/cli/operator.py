@@ -1,22 +1,25 @@
-"""`tared send` and `tared watch`: send a device a command, and follow devices live."""
+"""The commands of operators and model makers: `tared send`, `watch`, `keys new` and `release`."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from pathlib import Path
 from typing import Any
 
-from agent.cli.arguments import command, number
-from fleet.cli.arguments import add_broker_options, endpoint_from, fleet_from
+from agent.cli.arguments import command, number, print_result
+from agent.common.errors import ConfigError
+from fleet.cli.arguments import add_broker_options, add_sign_option, endpoint_from, fleet_from, signer_from
 
 _OPS = (
     "status, recalibrate, rollback, cancel, switch, set, log_level, restart, snapshot, model, histograms, calibration"
 )
+_DAY_S = 86_400.0
 
 
-def add_send(commands: Any) -> None:
-    """Add the commands that talk to devices."""
+def add_operator(commands: Any) -> None:
+    """Add the commands of operators and model makers, who keep their private keys."""
     send = command(commands, "send", _send, "send a device a command and follow it to its end")
     send.add_argument("device")
     send.add_argument("op", help=_OPS)
@@ -26,7 +29,7 @@ def add_send(commands: Any) -> None:
         metavar="key=value",
         help="of model: file=MODEL.onnx [release=FILE] [url=URL]; of calibration: file=FILE.bundle",
     )
-    send.add_argument("--sign", type=Path, metavar="KEY", help="an operator's private key, of 'tared keys new'")
+    add_sign_option(send)
     send.add_argument("--version", type=number(int, 1, 2**53 - 1), metavar="N", help="of set: above the one before")
     send.add_argument("--valid", type=number(float, 1.0, 30 * 86400.0), default=60.0, metavar="S", help="for S s (60)")
     add_broker_options(send)
@@ -42,10 +45,21 @@ def add_send(commands: Any) -> None:
     watch.add_argument("devices", nargs="*", metavar="DEVICE", help="all of the fleet")
     add_broker_options(watch)
 
+    keys = commands.add_parser("keys", help="keys that sign commands and releases")
+    new = command(keys.add_subparsers(required=True, metavar="COMMAND"), "new", _new, "make a key")
+    new.add_argument("name", type=Path, help="writes NAME.key, which stays with its owner, and NAME.pub for the boards")
+
+    release = command(commands, "release", _release, "say that a model may run, for 'tared send DEVICE model'")
+    release.add_argument("model", type=Path, metavar="MODEL.onnx")
+    release.add_argument("--key", type=Path, required=True, help="a release key")
+    release.add_argument("--version", type=number(int, 1, 2**53 - 1), required=True, help="boards take none below it")
+    release.add_argument("--expires", type=number(float, 0.001, 3650.0), default=90.0, metavar="DAYS", help="(90)")
+    release.add_argument("--product", help="for boards of this commands.product; else for those that name none")
+    release.add_argument("-o", "--output", type=Path, default=Path("release.json"), metavar="FILE")
+
 
 def _send(options: argparse.Namespace) -> int:
     from agent.common.console import progress, set_up_logging
-    from agent.contract.signing import Signer
     from agent.contract.topics import Topics
     from fleet.operator import file_arguments, new_command, send
 
@@ -55,7 +69,7 @@ def _send(options: argparse.Namespace) -> int:
     if options.op in ("model", "calibration"):
         file, release = Path(pairs.pop("file", "")), pairs.pop("release", None)
         pairs |= file_arguments(file, pairs.pop("url", None), Path(release) if release else None)
-    signer = Signer(options.sign) if options.sign is not None else None
+    signer = signer_from(options)
     topics = Topics(fleet_from(options), options.device)
     addressee = topics if signer is not None else None
     request = new_command(options.op, pairs, time.time(), options.valid, addressee, options.version)
@@ -77,3 +91,35 @@ def _watch(options: argparse.Namespace) -> int:
     set_up_logging("error")
     watch(endpoint_from(options), fleet_from(options), frozenset(options.devices), as_json=options.json)
     return 0
+
+
+def _new(options: argparse.Namespace) -> int:
+    from agent.contract.signing import new_key
+
+    private, public, identity = new_key(options.name)
+    return print_result(options, {"private": str(private), "public": str(public), "id": identity})
+
+
+def _release(options: argparse.Namespace) -> int:
+    from agent.contract.commands import Release
+    from agent.contract.signing import Signer
+    from fleet.operator import file_arguments
+
+    signer, model, now = Signer(options.key), file_arguments(options.model), time.time()
+    release = Release(
+        kind="release",
+        sha256=model["sha256"],
+        size=model["size"],
+        version=options.version,
+        issued=now,
+        expires=now + options.expires * _DAY_S,
+        name=options.model.name,
+        product=options.product,
+    )
+    statement = signer.sign(release.model_dump(exclude_none=True))
+    try:
+        options.output.write_text(json.dumps(statement, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        found = f"{options.output}: {error.strerror}"
+        raise ConfigError("release.write", found, "a file that can be written", "choose another with -o") from error
+    return print_result(options, {"output": str(options.output), "sha256": release.sha256, "version": release.version})
