@@ -20,8 +20,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
 from agent.camera.config import CameraConfig
-from agent.common.credentials import FileOrCredential, resolve_against
-from agent.common.schema import Finite, Strict, read_yaml, validate, verbatim_error
+from agent.common.credentials import FileOrCredential
+from agent.common.schema import Finite, LocalPath, Strict, read_yaml, validate, verbatim_error
 from agent.mqtt.config import MqttConfig
 from agent.vision.spec import ModelSpec, rebase
 from calibrate.errors import CalibrationError
@@ -43,14 +43,6 @@ class CommandsConfig(Strict):
     unsigned: Literal["refuse", "allow"] | None = None
     clock: Literal["synchronised", "trusted"] = "synchronised"
 
-    def resolve_paths(self, base: Path) -> CommandsConfig:
-        """Return the section with its relative paths taken from the folder `base`."""
-        update = {
-            name: tuple(resolve_against(path, base) for path in getattr(self, name))
-            for name in ("operator_keys", "release_keys")
-        }
-        return self.model_copy(update=update)
-
 
 class PrivacyConfig(Strict):
     """Whether pictures, and the histograms of a calibration, may leave the board."""
@@ -62,14 +54,9 @@ class PrivacyConfig(Strict):
 class ResultsConfig(Strict):
     """Where the result of each frame goes."""
 
-    file: Path | None = None
-    socket: Path | None = None
+    file: LocalPath | None = None
+    socket: LocalPath | None = None
     mqtt_per_s: Finite = Field(default=0.0, ge=0.0, le=60.0)
-
-    def resolve_paths(self, base: Path) -> ResultsConfig:
-        """Return the section with its relative paths taken from the folder `base`."""
-        paths = {"file": self.file, "socket": self.socket}
-        return self.model_copy(update={name: base / path if path else None for name, path in paths.items()})
 
 
 def _known_method(method: str) -> str:
@@ -209,12 +196,14 @@ class Config(Strict):
     model: ModelSpec
     cameras: tuple[CameraConfig, ...] = ()
     camera: CameraConfig | None = Field(default=None, validate_default=True)
-    plan: Path | None = None
+    plan: LocalPath | None = None
     backend: str = "onnxruntime"
     threads: int = Field(default=1, ge=1, le=64)
     batch: BatchConfig = BatchConfig()
     dla: int | None = Field(default=None, ge=0)
-    state_dir: Path = Field(default_factory=lambda: Path(os.environ.get("STATE_DIRECTORY") or "var"))
+    state_dir: LocalPath = Field(
+        default_factory=lambda: Path(os.environ.get("STATE_DIRECTORY") or "var"), validate_default=True
+    )
     observe: ObserveConfig = ObserveConfig()
     calibration: CalibrationConfig = CalibrationConfig()
     drift: DriftConfig = DriftConfig()
@@ -280,19 +269,4 @@ def load_config(path: Path) -> Config:
         content["model"] = rebase(read_yaml(spec_path), spec_path.parent)
     elif isinstance(model, Mapping):
         content["model"] = rebase(model, base)
-    return _absolute(validate(Config, content, str(path)), base)
-
-
-def _absolute(config: Config, base: Path) -> Config:
-    """Return the configuration with its relative paths taken from `base`."""
-    return config.model_copy(
-        update={
-            "state_dir": base / config.state_dir,
-            "plan": base / config.plan if config.plan else None,
-            "camera": config.camera and config.camera.resolve_paths(base),
-            "cameras": tuple(camera.resolve_paths(base) for camera in config.cameras),
-            "mqtt": config.mqtt.resolve_paths(base),
-            "results": config.results.resolve_paths(base),
-            "commands": config.commands.resolve_paths(base),
-        }
-    )
+    return validate(Config, content, str(path), base)

@@ -98,9 +98,11 @@ def _calibrate(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
+    from rich.text import Text
+
     from agent.planning.chart import draw_chart
     from agent.planning.command import read_evidence
-    from agent.planning.report import find_groups, print_explanation, print_plan
+    from agent.planning.report import explain, find_groups, print_plan
 
     if options.explain is not None or options.show or options.model.suffix == ".json":
         evidence = read_evidence(options.model)
@@ -112,7 +114,7 @@ def _plan(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(result))
     elif options.explain is not None:
-        print_explanation(evidence, options.explain, table_console())
+        table_console().print(Text(explain(evidence, options.explain)))
     else:
         print_plan(evidence, table_console(), options.all)
     if options.chart is not None:

@@ -5,10 +5,10 @@ needed.
 
 Public names:
     console      Task, progress, say, say_error, set_up_logging
-    credentials  FileOrCredential, locate, resolve_against
+    credentials  FileOrCredential, locate
     database     Database
     errors       AgentError, CameraError, CommandError, ConfigError, DatasetError
-    latency      LatencyHistogram, LatencyMeter, LoopMeter, LoopSample, LoopTotals
+    latency      LatencyHistogram, LoopMeter, LoopSample, LoopTotals
     main_thread  MainThreadQueue, RunInMainThread
     redaction    hide_arguments, redact, redact_location
     schema       Finite, Strict, read_yaml, validate, verbatim_error

@@ -6,27 +6,25 @@ import re
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, ValidationInfo
 
 from agent.common.errors import ConfigError
+from agent.common.schema import in_folder
 from engines.store.signing import NO_KEY, credential
 
 _PREFIX = "credential:"
 
 
-def _check_form(path: Path) -> Path:
+def _check_form(path: Path, info: ValidationInfo) -> Path:
     name = _name(path)
-    if name is not None and not re.fullmatch(r"(?!\.{1,2}$)[A-Za-z0-9._-]+", name, re.ASCII):
+    if name is None:
+        return in_folder(path, info)
+    if not re.fullmatch(r"(?!\.{1,2}$)[A-Za-z0-9._-]+", name, re.ASCII):
         raise ValueError("a file, or 'credential:' and the name of a systemd credential")
     return path
 
 
 FileOrCredential = Annotated[Path, AfterValidator(_check_form)]
-
-
-def resolve_against(path: Path | None, base: Path) -> Path | None:
-    """Return the path, resolved against the folder `base` if it is relative; credentials stay as they are."""
-    return path if path is None or _name(path) is not None else base / path
 
 
 def locate(path: Path) -> Path:

@@ -7,13 +7,21 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from agent.common.errors import ConfigError
 from agent.common.redaction import redact, redact_location
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+def in_folder(path: Path, info: ValidationInfo) -> Path:
+    """Return the path, taken from the file's folder as `validate` knows it if it is relative."""
+    return Path((info.context or {}).get("folder", "")) / path
+
+
+LocalPath = Annotated[Path, AfterValidator(in_folder)]
 
 
 class Strict(BaseModel):
@@ -68,13 +76,17 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
     return content
 
 
-def validate(schema: type[SchemaT], content: Mapping[str, Any], source: str) -> SchemaT:
-    """Build a schema from plain data; source: the file, for errors.
+def validate(schema: type[SchemaT], content: Mapping[str, Any], source: str, folder: Path | None = None) -> SchemaT:
+    """Build a schema from plain data.
+
+    Args:
+        source: The file, for errors.
+        folder: Relative paths are taken from it; None: they stay relative.
 
     Raises ConfigError: `config.invalid`  lists every error, one per line.
     """
     try:
-        return schema.model_validate(content)
+        return schema.model_validate(content, context={"folder": folder or ""})
     except ValidationError as error:
         lines = [redact(_error_line(detail)) for detail in error.errors()]
         raise ConfigError(

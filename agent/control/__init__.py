@@ -5,6 +5,6 @@ Reading order: `operations` (the loop), `triggers` (which job is due), `swap` (f
 operations   Operations: moves all of it on, and carries out the operator's commands
 triggers     Triggers, Schedule, is_low: which job is due; Triggers also decides that precision is raised
 swap         EngineSwap: what runs between an accepted verdict and `current`: trial, probation, commit or rollback
-events       StateChangeReporter, ServingWatch: what is reported, and which engine's evidence is kept
+events       StateChangeReporter: reports drift, low fidelity, trouble of a view
 summary      RunSummary, Swap, Rollback, Alarm, Period, Score, CameraSummary
 """

@@ -1,14 +1,11 @@
-"""Report changes of state, and follow which engine serves.
+"""Report each change of state that the observer notices once.
 
-`StateChangeReporter` reports each change that the observer notices once: drift, low fidelity, trouble with the view,
-values that are not finite. `ServingWatch` starts fresh evidence for each engine that serves, and keeps the regimes:
-artefacts that have served one light well. Both run in the supervisor's thread.
+The changes are drift, low fidelity, trouble with the view, and values that are not finite.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from pydantic import JsonValue
@@ -16,14 +13,10 @@ from pydantic import JsonValue
 from agent.config import Config
 from agent.control.summary import Alarm
 from agent.control.triggers import is_low
-from agent.models.engine_service import EngineService, LoadedEngine
 from agent.monitoring.camera_monitor import CameraState, CameraStates
 from agent.monitoring.drift import DriftState
-from agent.monitoring.observer import ObserverThread
-from agent.monitoring.regimes import Regimes, RegimeStore
 from agent.monitoring.view import ViewState
 from agent.uplink.reporter import Reporter
-from engines.store.retention import Pins
 
 
 @dataclass
@@ -37,7 +30,10 @@ class _Reported:
 
 
 class StateChangeReporter:
-    """Compares the observer's states with the last report. `alarms` receives every alarm that rises."""
+    """Compares the observer's states with the last report, in the supervisor's thread.
+
+    `alarms` receives every alarm that rises.
+    """
 
     def __init__(self, reporter: Reporter, alarms: list[Alarm], config: Config) -> None:
         self._reporter = reporter
@@ -109,70 +105,3 @@ class StateChangeReporter:
 def _rounded(view: ViewState) -> dict[str, float]:
     """Return the view's evidence, as it is reported."""
     return {name: round(figure, 3) for name, figure in view.evidence.items()}
-
-
-class ServingWatch:
-    """Follows the engine in service: its evidence, and the regimes that it becomes one of."""
-
-    def __init__(
-        self,
-        config: Config,
-        service: EngineService,
-        observer: ObserverThread,
-        reporter: Reporter,
-        changes: StateChangeReporter,
-    ) -> None:
-        """Raises AgentError (`regimes.schema`)."""
-        book = RegimeStore(config.state_dir / "regimes.json", service.identity, config.regimes.most)
-        self._regimes = Regimes(config, book, observer.monitors.values(), observer.collection)
-        self._service = service
-        self._reporter = reporter
-        self._changes = changes
-
-    @property
-    def regimes(self) -> tuple[str, ...]:
-        """The artefacts of the regimes that are kept."""
-        return tuple(self._regimes.artefacts)
-
-    @property
-    def pins(self) -> Pins:
-        """The artefacts that must stay in the store, by role."""
-        return {"loaded": (self._service.serving.id,), "regime": self._regimes.artefacts}
-
-    def start(self) -> None:
-        """Report and watch the engine that serves at the start, with the evidence that was kept of it."""
-        self.engine_changed(None, {}, recall=True)
-
-    def engine_changed(self, candidate: LoadedEngine | None, since: Mapping[str, float], recall: bool = False) -> None:
-        """Report the engine that serves now, and start fresh evidence for it.
-
-        Args:
-            candidate: The engine on probation; None: the service's own engine serves.
-            since: Capture time from which on it serves, by camera.
-            recall: Go on with the evidence that an earlier process kept of it.
-        """
-        service = self._service
-        self._changes.reset()
-        if candidate is not None:
-            artefact, calibration, model = candidate.artefact.id, candidate.calibration, candidate.model
-        elif service.calibration is not None:
-            artefact, calibration, model = service.serving.id, service.calibration, service.serving_model
-        else:
-            self._reporter.serves(service.serving.id, None)
-            self._regimes.unwatch()
-            return
-        self._reporter.serves(artefact, calibration.id)
-        with self._reporter.reporting_errors():
-            self._regimes.watch(artefact, model, calibration, since, recall)
-
-    def learn(self, states: CameraStates, now_ts: float) -> None:
-        """Make the engine in service a regime, at capture time `now_ts`, if it has served its light well."""
-        with self._reporter.reporting_errors():
-            learnt = self._regimes.learn_if_proved(states, now_ts)
-            if learnt:
-                self._reporter.event("regime", artefact=learnt, known=len(self.regimes))
-
-    def forget(self, artefact: str) -> None:
-        """Forget a regime, so that it is not switched to."""
-        with self._reporter.reporting_errors():
-            self._regimes.forget(artefact)

@@ -13,6 +13,7 @@ Everything in here runs in the supervisor's thread.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -22,9 +23,9 @@ from agent.common.errors import AgentError, CommandError
 from agent.common.main_thread import RunInMainThread
 from agent.config import Config
 from agent.contract.commands import RecalibrateArgs
-from agent.control.events import ServingWatch, StateChangeReporter
+from agent.control.events import StateChangeReporter
 from agent.control.summary import RunSummary
-from agent.control.swap import EngineSwap, SwapRequest
+from agent.control.swap import EngineSwap
 from agent.control.triggers import Schedule, Trigger, Triggers, answered_times
 from agent.jobs.child_process import JobOutcome
 from agent.jobs.job import MODEL, Job, JobJournal, JobRegistry, JobTracker
@@ -33,17 +34,27 @@ from agent.jobs.new_model import NewModel
 from agent.jobs.recalibration import Recalibration
 from agent.models.engine_service import EngineService, LoadedEngine
 from agent.monitoring.camera_monitor import CameraStates
+from agent.monitoring.regimes import Regimes, RegimeStore
 from agent.serving.pipeline import Pipeline
 from agent.uplink.reporter import Reporter
 from calibrate.errors import TaredError
 from engines.store.artefact import read_artefact
-from engines.store.retention import StoreCleaner
+from engines.store.retention import Pins, StoreCleaner
 
 _RETRY_S = 60.0  # before another attempt to start a job, after the journal has refused one
 
 
 class Operations:
-    """Decides and acts. `summary` keeps what it has done."""
+    """Decides and acts.
+
+    Attributes:
+        service, pipeline: The engines and the frame path, as given.
+        summary: What it has done.
+        regimes: The artefacts that have served one light well, and the evidence on the one in service.
+        jobs: The recalibration that runs, if there is one.
+        swap: The engine on trial, if there is one.
+        new_model: The model to serve next, if there is one.
+    """
 
     def __init__(
         self,
@@ -55,8 +66,8 @@ class Operations:
         journal: JobJournal,
     ) -> None:
         self.config = config
-        self._service = service
-        self._pipeline = pipeline
+        self.service = service
+        self.pipeline = pipeline
         self._reporter = reporter
 
         def report_error(error: AgentError) -> None:
@@ -68,7 +79,9 @@ class Operations:
         pipeline.keep_evidence(config.state_dir, report_error)
         self.summary = RunSummary(str(service.serving.path))
         self._changes = StateChangeReporter(reporter, self.summary.alarms, config)
-        self._serving = ServingWatch(config, service, pipeline.observer, reporter, self._changes)
+        store = RegimeStore(config.state_dir / "regimes.json", service.identity, config.regimes.most)
+        observer = pipeline.observer
+        self.regimes = Regimes(config, store, observer.monitors.values(), observer.collection)
         self._attempts = PrecisionAttempts(kept_path("attempts.json"), service.precision_origin, report_error)
         self._limits = AutomationLimits(
             kept_path("restraint.json"),
@@ -83,37 +96,22 @@ class Operations:
             config, service, self._limits, self._attempts, self._schedule, reporter.error, self._on_view_changed
         )
         cleaner = StoreCleaner(service.store, config.store.keep, config.store.reserve_bytes)
-        self._registry = JobRegistry(reporter, journal, self._limits, cleaner, lambda: self._serving.pins)
-        self._jobs = Recalibration(
-            config, service, pipeline.observer, run_in_main_thread, self._registry.make_room, self._on_candidate
+        self._registry = JobRegistry(reporter, journal, self._limits, cleaner, self._pins)
+        self.jobs = Recalibration(
+            config, service, observer, run_in_main_thread, self._registry.make_room, self._on_candidate
         )
-        self.new_model = NewModel(self._jobs, self._registry)
-        self._swap = EngineSwap(
+        self.new_model = NewModel(self.jobs, self._registry)
+        self.swap = EngineSwap(
             config,
             service,
             pipeline,
             reporter,
             self.summary,
             run_in_main_thread,
-            self._serving.engine_changed,
+            self._engine_changed,
             self._on_rolled_back,
         )
         self._retry_s = 0.0  # monotonic time; before, no job is started
-
-    @property
-    def is_building(self) -> bool:
-        """True while a candidate is being built, for which no more frames are needed."""
-        return self._jobs.is_building
-
-    @property
-    def is_swapping(self) -> bool:
-        """True while an engine is on trial."""
-        return self._swap.is_active
-
-    @property
-    def regimes(self) -> tuple[str, ...]:
-        """The artefacts of the regimes that are kept."""
-        return self._serving.regimes
 
     @property
     def stopped_by(self) -> str:
@@ -130,7 +128,7 @@ class Operations:
     @property
     def _idle(self) -> bool:
         """True while a job may start. While an engine still hangs no other could be tried, so none is built."""
-        return self.job is None and not self._swap.is_active and not self._pipeline.is_stuck
+        return self.job is None and not self.swap.is_active and not self.pipeline.is_stuck
 
     def start(self, rolled_back: int) -> None:
         """Report and watch the engine that serves at the start.
@@ -141,22 +139,25 @@ class Operations:
             self._limits.count_rollback()
         if rolled_back:
             self._limits.pause_jobs()
-        self._serving.start()
+        self._engine_changed(None, {}, recall=True)
 
     def tick(self, states: CameraStates) -> None:
         """Judge the candidate on probation, report changes, start what is due, and move the running job on."""
-        self._swap.tick(states)
+        self.swap.tick(states)
         self._changes.report_changes(states)
-        if not self._swap.is_active:  # a candidate on probation teaches nothing
-            self._serving.learn(states, self._pipeline.last_ts)
+        if not self.swap.is_active:  # a candidate on probation teaches nothing
+            with self._reporter.reporting_errors():
+                learnt = self.regimes.learn_if_proved(states, self.pipeline.last_ts)
+                if learnt:
+                    self._reporter.event("regime", artefact=learnt, known=len(self.regimes.artefacts))
         if self._idle:
             self._registry.tidy()
         if time.monotonic() >= self._retry_s:
             self._start_what_is_due(states)
         closely = any(state.drift is not None and state.drift.closely for state in states.values())
-        self._pipeline.observer.set_pace(alert=self._jobs.is_collecting or closely or self._swap.is_active)
-        self._pipeline.observer.collection.set_in_use(self._jobs.is_collecting)
-        self._jobs.tick()
+        self.pipeline.observer.set_pace(alert=self.jobs.is_collecting or closely or self.swap.is_active)
+        self.pipeline.observer.collection.set_in_use(self.jobs.is_collecting)
+        self.jobs.tick()
 
     def _start_what_is_due(self, states: CameraStates) -> None:
         try:
@@ -170,29 +171,54 @@ class Operations:
 
     def stop(self, reason: str) -> None:
         """Cancel the running job, and the probation of a candidate."""
-        self._jobs.stop(reason, self._pipeline.error)
+        self.jobs.stop(reason, self.pipeline.error)
         self.new_model.drop(reason)
-        self._swap.stop(reason)
+        self.swap.stop(reason)
 
     def _start_job(self, trigger: Trigger) -> None:
         """Start the job that is due, or switch regimes. Raises AgentError (`journal.write`)."""
         if trigger.kind == "switch":
-            self._switch(trigger.switch_to)
+            self._switch(trigger.request["artefact"])
             return
         on_failure = None
         if trigger.raising is not None:
-            on_failure = partial(self._attempts.note_failure, self._service.serving.id)
+            on_failure = partial(self._attempts.note_failure, self.service.serving.id)
         tracker = self._registry.start(trigger.kind, trigger.request, on_failure=on_failure)
         if trigger.kind != "first-start":  # a camera without an engine of its own has to get one
             self._limits.count_job()
-        self._jobs.start(trigger.kind, tracker, raising=trigger.raising)
+        self.jobs.start(Job(tracker, raising=trigger.raising))
         if trigger.kind == "schedule":
             self._schedule.mark_answered(trigger.request["due"])
-            self._pipeline.observer.collection.restart()
+            self.pipeline.observer.collection.restart()
+
+    def _pins(self) -> Pins:
+        return {"loaded": (self.service.serving.id,), "regime": self.regimes.artefacts}
+
+    def _engine_changed(self, candidate: LoadedEngine | None, since: Mapping[str, float], recall: bool = False) -> None:
+        """Report the engine that serves now, and start fresh evidence for it.
+
+        Args:
+            candidate: The engine on probation; None: the service's own engine serves.
+            since: Capture time from which on it serves, by camera.
+            recall: Go on with the evidence that an earlier process kept of it.
+        """
+        service = self.service
+        self._changes.reset()
+        if candidate is not None:
+            artefact, calibration, model = candidate.artefact.id, candidate.calibration, candidate.model
+        elif service.calibration is not None:
+            artefact, calibration, model = service.serving.id, service.calibration, service.serving_model
+        else:
+            self._reporter.serves(service.serving.id, None)
+            self.regimes.unwatch()
+            return
+        self._reporter.serves(artefact, calibration.id)
+        with self._reporter.reporting_errors():
+            self.regimes.watch(artefact, model, calibration, since, recall)
 
     def _on_view_changed(self) -> None:
-        if not self._jobs.is_collecting:
-            self._pipeline.observer.collection.restart()
+        if not self.jobs.is_collecting:
+            self.pipeline.observer.collection.restart()
 
     def _switch(self, identity: str) -> None:
         """Put the artefact of another regime in service; one that cannot serve any more is forgotten.
@@ -201,42 +227,47 @@ class Operations:
         """
         since_s = time.monotonic()
         try:
-            loaded = self._service.load(self._service.store.find(identity))
+            loaded = self.service.load(self.service.store.find(identity))
         except TaredError as error:
             self._limits.pause_switches()
             self._reporter.error(error, trigger="switch")
-            self._serving.forget(identity)
+            self._forget_regime(identity)
             return
         tracker = self._registry.start_with_engine(loaded.engine, "switch", {"artefact": identity})
+        tracker.started_s = since_s
         self._limits.pause_switches()
-        self._swap.start(loaded, SwapRequest("switch", since_s, tracker))
+        self.swap.start(loaded, tracker)
 
     def _on_candidate(self, job: Job, outcome: JobOutcome) -> None:
         """Put the engine in service that the child has built and accepted.
 
         A new model needs a new run of the daemon, whose start ends the job.
         """
-        if job.trigger == MODEL:
+        if job.tracker.trigger == MODEL:
             self.new_model.accept(job)
             return
         try:
-            loaded = self._service.load(read_artefact(outcome.artefact or Path(), self._service.store.key))
+            loaded = self.service.load(read_artefact(outcome.artefact or Path(), self.service.store.key))
         except TaredError as error:
             job.tracker.fail(error)
             return
-        self._swap.start(loaded, SwapRequest(job.trigger, job.started_s, job.tracker, outcome.verdict, job.max_loss))
-        if job.trigger == "command":  # so the operator says that the cameras show what they are meant to show
-            for monitor in self._pipeline.observer.monitors.values():
+        self.swap.start(loaded, job.tracker, outcome.verdict, job.max_loss)
+        if job.tracker.trigger == "command":  # so the operator says that the cameras show what they are meant to show
+            for monitor in self.pipeline.observer.monitors.values():
                 monitor.reset_view()
+
+    def _forget_regime(self, artefact: str) -> None:
+        with self._reporter.reporting_errors():
+            self.regimes.forget(artefact)
 
     def _on_rolled_back(self, artefact: str) -> None:
         """Count a candidate that failed its probation, and never switch to it again."""
         self._limits.count_rollback()
-        self._serving.forget(artefact)
+        self._forget_regime(artefact)
 
     def configure(self, config: Config) -> None:
         """Apply a configuration that differs only in the keys that `Settings` can set."""
-        for each in (self, self._triggers, self._jobs, self._swap, self._changes):
+        for each in (self, self._triggers, self.jobs, self.swap, self._changes):
             each.config = config
 
     def recalibrate(self, command: CommandProgress, args: RecalibrateArgs) -> bool:
@@ -251,8 +282,8 @@ class Operations:
         if not self._idle:
             return False
         tracker = self._registry.start("command", request, command)
-        self._jobs.start("command", tracker, args.frames, args.method, max_loss=args.max_loss)
-        self._pipeline.observer.collection.restart(hurried=True)
+        self.jobs.start(Job(tracker, args.frames or 0, args.method or "", max_loss=args.max_loss))
+        self.pipeline.observer.collection.restart(hurried=True)
         return True
 
     def try_calibration(self, staged: StagedCalibration) -> None:
@@ -264,33 +295,33 @@ class Operations:
             found, remedy = "a job or a swap under way", "wait for its end, then send it again"
             raise CommandError("command.busy", found, "none", remedy)
         tracker = self._registry.start("command", {"op": "calibration", "file": staged.path.stem}, staged.progress)
-        self._jobs.start("command", tracker, merged=staged.path)
-        self._pipeline.observer.collection.restart(hurried=True)
+        self.jobs.start(Job(tracker, merged=staged.path))
+        self.pipeline.observer.collection.restart(hurried=True)
 
     def cancel(self) -> bool:
         """Cancel the running job, also one that waits, by command; False where there is none."""
-        if self._jobs.job is None:
+        if self.jobs.job is None:
             return self.new_model.drop("the operator cancels it")
-        self._jobs.abandon("the operator cancels it")
+        self.jobs.abandon("the operator cancels it")
         self._limits.pause_jobs()  # its trigger may still hold
         return True
 
     def switch(self, loaded: LoadedEngine, command: CommandProgress) -> None:
         """Switch to this regime's engine, by command. Raises AgentError (`journal.write`)."""
-        self._jobs.abandon("the operator switches")
+        self.jobs.abandon("the operator switches")
         request = {"op": "switch", "artefact": loaded.artefact.id}
         tracker = self._registry.start_with_engine(loaded.engine, "switch", request, command)
         self._limits.pause_switches()
-        self._swap.start(loaded, SwapRequest("switch", time.monotonic(), tracker))
+        self.swap.start(loaded, tracker)
 
     def recall(self, command: CommandProgress) -> bool:
         """Take a candidate on probation back, by command; False where there is none.
 
         Raises AgentError (`journal.write`).
         """
-        if not self._swap.can_recall:
+        if not self.swap.can_recall:
             return False
-        self._swap.recall(self._registry.start_recall(self._service.serving.id, command))
+        self.swap.recall(self._registry.start_recall(self.service.serving.id, command))
         self._limits.pause_jobs()
         return True
 
@@ -299,10 +330,10 @@ class Operations:
 
         Raises AgentError (`journal.write`).
         """
-        self._jobs.abandon("the operator rolls back")
+        self.jobs.abandon("the operator rolls back")
         tracker = self._registry.start_with_engine(loaded.engine, "rollback", {"op": "rollback"}, command)
         self._limits.pause_jobs()
-        if self._service.is_precision_raised and self._service.plan.floats.keys() - loaded.model.plan.floats.keys():
+        if self.service.is_precision_raised and self.service.plan.floats.keys() - loaded.model.plan.floats.keys():
             self._attempts.forbid(loaded.artefact.id)
-        self._serving.forget(self._service.serving.id)
-        self._swap.start(loaded, SwapRequest("rollback", time.monotonic(), tracker))
+        self._forget_regime(self.service.serving.id)
+        self.swap.start(loaded, tracker)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from agent.commands.dispatcher import CANCELLED
@@ -35,29 +35,13 @@ from calibrate.errors import TaredError
 _RETRY_S = 60.0  # between attempts to make an engine `current` that the disk has refused
 
 
-@dataclass(frozen=True)
-class SwapRequest:
-    """The reason to put an engine in service.
-
-    Args:
-        requested_s: Monotonic time of the trigger.
-        tracker: The job that the swap belongs to.
-        verdict: Verdict on the candidate; None for an engine that has served before.
-        max_loss: Loss of fidelity that the operator accepts; None: as configured.
-    """
-
-    trigger: str
-    requested_s: float
-    tracker: JobTracker
-    verdict: Verdict | None = None
-    max_loss: float | None = None
-
-
 @dataclass
 class SwapInProgress:
     """An engine on trial.
 
     Args:
+        tracker: The job that the swap belongs to.
+        verdict: Verdict on the candidate; None for an engine that has served before.
         missed_before: Frames that nobody had taken when it began.
         announced: Set with the engine's first answer.
         is_going_back: The frame path has been requested to go back to the previous engine.
@@ -65,7 +49,8 @@ class SwapInProgress:
     """
 
     loaded: LoadedEngine
-    request: SwapRequest
+    tracker: JobTracker
+    verdict: Verdict | None
     probation: Probation
     missed_before: int
     announced: Swap | None = None
@@ -75,79 +60,76 @@ class SwapInProgress:
     @property
     def is_proven(self) -> bool:
         """True if the engine has served before: its first answer is enough, and it stays in the store in any case."""
-        return self.request.trigger in PROVEN
+        return self.tracker.trigger in PROVEN
 
 
+@dataclass
 class EngineSwap:
     """The one swap in progress. Everything runs in the supervisor's thread.
 
     `current` moves when the engine is committed, and not before. Whatever ends the process during a probation, the
     previous engine serves after it.
+
+    Args:
+        on_engine_changed: Called with the candidate that serves, or None for the service's own engine, and the
+            capture time from which on it serves, by camera.
+        on_rolled_back: Called with the id of a candidate that failed its probation; not for one that the operator
+            recalled.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        service: EngineService,
-        pipeline: Pipeline,
-        reporter: Reporter,
-        summary: RunSummary,
-        run_in_main_thread: RunInMainThread,
-        on_engine_changed: Callable[[LoadedEngine | None, Mapping[str, float]], None],
-        on_rolled_back: Callable[[str], None],
-    ) -> None:
-        """Prepare for swaps of the service's engines.
-
-        Args:
-            on_engine_changed: Called with the candidate that serves, or None for the service's own engine, and the
-                capture time from which on it serves, by camera.
-            on_rolled_back: Called with the id of a candidate that failed its probation; not for one that the operator
-                recalled.
-        """
-        self.config = config
-        self._service = service
-        self._pipeline = pipeline
-        self._reporter = reporter
-        self._summary = summary
-        self._run_in_main_thread = run_in_main_thread
-        self._on_engine_changed = on_engine_changed
-        self._on_rolled_back = on_rolled_back
-        self._swap: SwapInProgress | None = None
-        self._unsaved: SwapInProgress | None = None  # its engine serves, but the disk has refused to make it current
-        self._save_at_s = 0.0
+    config: Config
+    service: EngineService
+    pipeline: Pipeline
+    reporter: Reporter
+    summary: RunSummary
+    run_in_main_thread: RunInMainThread
+    on_engine_changed: Callable[[LoadedEngine | None, Mapping[str, float]], None]
+    on_rolled_back: Callable[[str], None]
+    _swap: SwapInProgress | None = field(default=None, init=False)
+    # Its engine serves, but the disk has refused to make it current.
+    _unsaved: SwapInProgress | None = field(default=None, init=False)
+    _save_at_s: float = field(default=0.0, init=False)
 
     @property
     def is_active(self) -> bool:
         """True while an engine is on trial, or the frame path has yet to close the previous one."""
-        return self._swap is not None or self._pipeline.loop.is_committing
+        return self._swap is not None or self.pipeline.loop.is_committing
 
-    def start(self, loaded: LoadedEngine, request: SwapRequest) -> None:
-        """Hand the engine to the frame path, once it is journaled that it may serve."""
+    def start(
+        self, loaded: LoadedEngine, tracker: JobTracker, verdict: Verdict | None = None, max_loss: float | None = None
+    ) -> None:
+        """Hand the engine to the frame path, once it is journaled that it may serve.
+
+        Args:
+            tracker: The job that the swap belongs to.
+            verdict: Verdict on the candidate; None for an engine that has served before.
+            max_loss: Loss of fidelity that the operator accepts; None: as configured.
+        """
         identity = loaded.artefact.id
         probation = Probation(
             self.config.probation,
-            self._pipeline.record,
+            self.pipeline.record,
             identity,
-            self._service.serving.id,
-            self.config.recalibration.max_loss if request.max_loss is None else request.max_loss,
-            first=self._service.is_degraded,
+            self.service.serving.id,
+            self.config.recalibration.max_loss if max_loss is None else max_loss,
+            first=self.service.is_degraded,
         )
-        swap = SwapInProgress(loaded, request, probation, self._pipeline.dropped.total())
+        swap = SwapInProgress(loaded, tracker, verdict, probation, self.pipeline.dropped.total())
         try:
-            request.tracker.enter_probation(identity)
+            tracker.enter_probation(identity)
         except AgentError as error:
             loaded.engine.close()
             self._fail(swap, error)
             return
         self._swap = swap
-        run = self._run_in_main_thread
+        run = self.run_in_main_thread
         events = TrialEvents(
             live=lambda ts, skipped: run(lambda: self._on_live(swap, ts, skipped)),
             failed=lambda error, ts, waited: run(lambda: self._on_failed(swap, error, ts, waited)),
             ended=lambda: run(lambda: self._on_end(swap)),
         )
         try:
-            self._pipeline.start_trial(identity, loaded.engine, events)
+            self.pipeline.start_trial(identity, loaded.engine, events)
         except AgentError as error:
             self._swap = None
             self._fail(swap, error)
@@ -202,14 +184,14 @@ class EngineSwap:
         """The frames have ended: the candidate is judged by those that it answered, or by its verdict alone."""
         if swap is not self._swap:
             return
-        if self._pipeline.error is not None:
+        if self.pipeline.error is not None:
             self._swap = None
             self._fail(swap, AgentError("swap.stopped", "the frame path has failed", "frames", "see the log"))
             self._answer_recall(swap)
             return
         error = _recalled() if swap.recall is not None else None
         if error is None and swap.announced is not None:
-            error = _objection(swap, self._pipeline.observer.states())
+            error = _objection(swap, self.pipeline.observer.states())
         if error is not None:
             self._on_failed(swap, error, None, False)
             return
@@ -223,93 +205,93 @@ class EngineSwap:
             return
         self._swap = None
         if swap.announced is not None:
-            self._on_engine_changed(None, self._pipeline.serving_since(ts))
+            self.on_engine_changed(None, self.pipeline.serving_since(ts))
         rollback = Rollback(
             ts,
             swap.loaded.artefact.id,
-            swap.request.trigger,
+            swap.tracker.trigger,
             error.code,
             swap.probation.frames,
             swap.probation.affected_frames(error, waited),
-            self._pipeline.dropped.total() - swap.missed_before,
+            self.pipeline.dropped.total() - swap.missed_before,
         )
-        self._summary.rollbacks.append(rollback)
+        self.summary.rollbacks.append(rollback)
         detail = _event_detail(rollback)
-        self._reporter.event("rollback", logging.WARNING, **detail, message=str(error))
+        self.reporter.event("rollback", logging.WARNING, **detail, message=str(error))
         self._reject(swap, {**detail, "found": error.found})
-        swap.request.tracker.roll_back(error)
+        swap.tracker.fail(error, rolled_back=True)
         self._answer_recall(swap)
         if error.code != "probation.recalled":
-            self._on_rolled_back(rollback.artefact)
+            self.on_rolled_back(rollback.artefact)
 
     def _fail(self, swap: SwapInProgress, error: AgentError) -> None:
         """End a swap for a reason that is not the candidate's fault."""
-        self._reject(swap, {"trigger": swap.request.trigger, "reason": error.code, "found": error.found})
-        swap.request.tracker.fail(error)
+        self._reject(swap, {"trigger": swap.tracker.trigger, "reason": error.code, "found": error.found})
+        swap.tracker.fail(error)
 
     def _reject(self, swap: SwapInProgress, rollback: dict[str, Any]) -> None:
         """Remove the candidate before the journal has the end: the next process would not come back to it."""
         if not swap.is_proven:
-            with self._reporter.reporting_errors():
-                self._service.reject(swap.loaded.artefact, rollback)
+            with self.reporter.reporting_errors():
+                self.service.reject(swap.loaded.artefact, rollback)
 
     def _answer_recall(self, swap: SwapInProgress) -> None:
         if swap.recall is not None:  # `current` has not moved
-            swap.recall.succeed({"artefact": self._service.serving.id})
+            swap.recall.succeed({"artefact": self.service.serving.id})
 
     def _announce(self, swap: SwapInProgress, ts: float | None, skipped: int) -> None:
         """Report that the candidate serves from the frame of capture time `ts` on, though it is not committed yet."""
-        self._on_engine_changed(swap.loaded, self._pipeline.serving_since(ts))
-        request, verdict = swap.request, swap.request.verdict
+        self.on_engine_changed(swap.loaded, self.pipeline.serving_since(ts))
+        tracker, verdict = swap.tracker, swap.verdict
         swap.announced = Swap(
             ts,
             swap.loaded.artefact.id,
-            request.trigger,
-            round(time.monotonic() - request.requested_s, 2),
+            tracker.trigger,
+            round(time.monotonic() - tracker.started_s, 2),
             verdict.fidelity if verdict else None,
             verdict.fidelity_serving if verdict else None,
             skipped,
         )
-        self._reporter.event("rollback" if request.trigger == "rollback" else "swap", **_event_detail(swap.announced))
+        self.reporter.event("rollback" if tracker.trigger == "rollback" else "swap", **_event_detail(swap.announced))
 
     def _go_back(self, swap: SwapInProgress, error: AgentError) -> None:
         """Let the frame path go back, unless it has done so, or has ended: then one of its events follows."""
-        swap.is_going_back = self._pipeline.loop.roll_back(error)
+        swap.is_going_back = self.pipeline.loop.roll_back(error)
 
     def _commit_if_serving(self, swap: SwapInProgress) -> None:
         """Commit, unless the frame path has just gone back, or has ended: then one of its events follows."""
-        if self._pipeline.loop.commit():
+        if self.pipeline.loop.commit():
             self._commit(swap)
 
     def _commit(self, swap: SwapInProgress) -> None:
         """Keep the engine in service, whatever the disk does, and make it current."""
         self._swap = None
         assert swap.announced is not None, "an engine is committed once it serves"
-        self._summary.swaps.append(swap.announced)
-        self._summary.artefact = str(swap.loaded.artefact.path)
+        self.summary.swaps.append(swap.announced)
+        self.summary.artefact = str(swap.loaded.artefact.path)
         error = self._save(swap)
         if error is None:
-            swap.request.tracker.succeed({"artefact": swap.announced.artefact, "fidelity": swap.announced.fidelity})
+            swap.tracker.succeed({"artefact": swap.announced.artefact, "fidelity": swap.announced.fidelity})
         else:
-            swap.request.tracker.fail(error)
+            swap.tracker.fail(error)
 
     def _save(self, swap: SwapInProgress) -> TaredError | None:
         """Make the engine current. If the disk refuses, try again later, unless another engine comes first."""
         self._unsaved = None
         try:
-            self._service.commit(swap.loaded)
+            self.service.commit(swap.loaded)
         except TaredError as error:
             self._unsaved, self._save_at_s = swap, time.monotonic() + _RETRY_S
             remedy = f"{error.remedy}; it serves, is tried again, and a restart starts the engine before"
             return AgentError(error.code, error.found, error.expected, remedy)
-        self._reporter.event(
+        self.reporter.event(
             "commit",
             artefact=swap.loaded.artefact.id,
-            trigger=swap.request.trigger,
+            trigger=swap.tracker.trigger,
             frames=swap.probation.frames,
             seconds=round(swap.probation.seconds, 1),
             late=swap.probation.late_frames,
-            fidelity_frames=sum(state.fidelity.n for state in self._pipeline.observer.states().values()),
+            fidelity_frames=sum(state.fidelity.n for state in self.pipeline.observer.states().values()),
             p99_judged=swap.probation.judges_p99,
         )
         return None

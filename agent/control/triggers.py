@@ -36,54 +36,43 @@ class Trigger:
 
     Args:
         kind: first-start, switch, alarm, schedule or precision.
-        request: What the journal keeps of it.
-        switch_to: Of kind switch: the artefact to put in service.
+        request: What the journal keeps of it; of kind switch, the artefact to put in service.
         raising: Of kind precision: by how much it is raised.
     """
 
     kind: str
     request: Mapping[str, Any] = field(default_factory=dict)
-    switch_to: str = ""
     raising: PrecisionRaise | None = None
 
 
+@dataclass
 class Triggers:
-    """Decides by the observer's states and the configured rules which job is due."""
+    """Decides by the observer's states and the configured rules which job is due.
 
-    def __init__(
-        self,
-        config: Config,
-        service: EngineService,
-        limits: AutomationLimits,
-        attempts: PrecisionAttempts,
-        schedule: Schedule,
-        on_error: Callable[[AgentError], None],
-        on_view_changed: Callable[[], None],
-    ) -> None:
-        """Decide by `config`, which may be replaced.
+    Args:
+        config: May be replaced.
+        on_error: Called once when a job is due after too many in a day.
+        on_view_changed: Called when a camera's view has changed, so that the collected frames are of another one.
+    """
 
-        Args:
-            on_error: Called once when a job is due after too many in a day.
-            on_view_changed: Called when a camera's view has changed, so that the collected frames are of another one.
-        """
-        self.config = config
-        self._service = service
-        self._limits = limits
-        self._attempts = attempts
-        self._schedule = schedule
-        self._on_error = on_error
-        self._on_view_changed = on_view_changed
-        self._is_cap_reported = False
-        self._troubles: dict[str, str] = {}  # of each camera's view, at the last poll
+    config: Config
+    service: EngineService
+    limits: AutomationLimits
+    attempts: PrecisionAttempts
+    schedule: Schedule
+    on_error: Callable[[AgentError], None]
+    on_view_changed: Callable[[], None]
+    _is_cap_reported: bool = field(default=False, init=False)
+    _troubles: dict[str, str] = field(default_factory=dict, init=False)  # of each camera's view, at the last poll
 
     def next_due(self, states: CameraStates, idle: bool) -> Trigger | None:
         """Return the trigger that is due now; None if there is none, or the daemon is not idle."""
         same_view = self._are_same_views(states)
         # Otherwise there is nothing to collect.
         sees = any(not state.outage and state.view.trouble != FROZEN for state in states.values())
-        if not (idle and sees and same_view and self._limits.may_start):
+        if not (idle and sees and same_view and self.limits.may_start):
             return None
-        if self._service.is_degraded:
+        if self.service.is_degraded:
             return Trigger("first-start")
         if not self.config.recalibration.automatic:
             return None
@@ -93,11 +82,11 @@ class Triggers:
             return None
         drifts = [state.drift for state in judged if state.drift is not None]
         switch_to = self._switch_to(drifts)
-        if switch_to and self._limits.may_switch:
-            return Trigger("switch", {"artefact": switch_to}, switch_to=switch_to)
+        if switch_to and self.limits.may_switch:
+            return Trigger("switch", {"artefact": switch_to})
         if any(drift.state == "alarm" for drift in drifts):
             return Trigger("alarm") if self._may_start_job("an alarm") else None
-        due = self._schedule.due(time.time())
+        due = self.schedule.due(time.time())
         if due:
             return Trigger("schedule", {"due": due}) if self._may_start_job("a time of the schedule") else None
         return self._raise_precision(judged)
@@ -112,11 +101,11 @@ class Triggers:
 
     def _raise_precision(self, states: Sequence[CameraState]) -> Trigger | None:
         """Decide that precision is raised, by the next level that was not tried in vain for the engine in service."""
-        recalibration, serving = self.config.recalibration, self._service.serving.id
+        recalibration, serving = self.config.recalibration, self.service.serving.id
         state = next((state for state in states if is_low(state, self.config)), None)
         if not recalibration.raise_precision or state is None:
             return None
-        level = self._attempts.next_level(serving)
+        level = self.attempts.next_level(serving)
         if not level or not self._may_start_job("low fidelity"):
             return None
         fidelity, budget_s = state.settled.interval.estimate, _RANKED_WITHIN * recalibration.timeout_s
@@ -141,12 +130,12 @@ class Triggers:
         if not changed:
             return True
         self._troubles |= changed
-        self._on_view_changed()
+        self.on_view_changed()
         return False
 
     def _may_start_job(self, reason: str) -> bool:
         """Return False, and report it once, if there were too many jobs today: the scene needs a person's attention."""
-        if self._limits.below_daily_cap:
+        if self.limits.below_daily_cap:
             self._is_cap_reported = False
             return True
         if self._is_cap_reported:
@@ -154,7 +143,7 @@ class Triggers:
         self._is_cap_reported = True
         per_day = self.config.recalibration.per_day
         found, remedy = f"{reason} after {per_day} jobs in a day", "look at the scene, or raise the cap"
-        self._on_error(AgentError("recalibration.cap", found, "a scene that settles", remedy))
+        self.on_error(AgentError("recalibration.cap", found, "a scene that settles", remedy))
         return False
 
 

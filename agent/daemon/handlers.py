@@ -1,7 +1,7 @@
 """Carry out the operator's commands: one function for each, or a method where a command needs a state.
 
 `engine_handlers`: `status`, `recalibrate`, `rollback`, `cancel`, `switch`. `BoardHandlers`: `set`, `log_level`,
-`restart`, `snapshot`, `model`. `HistogramUpload`: `histograms`. The supervisor puts them into the one table of its
+`restart`, `snapshot`. `HistogramUpload`: `histograms`. The supervisor puts them into the one table of its
 CommandDispatcher, and all run in its thread. A TaredError that a handler raises becomes the command's result.
 """
 
@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from typing import Any
 
 from pydantic import JsonValue
 
-from agent.commands.deliveries import FileReceiver, ModelDelivery
+from agent.commands.deliveries import FileReceiver
 from agent.commands.dispatcher import CommandProgress, Handler
 from agent.commands.settings import Settings
 from agent.common.errors import AgentError, CommandError
@@ -51,23 +52,20 @@ MAX_SNAPSHOT_BYTES = 512 * 1024
 _SNAPSHOT_PERIOD_S = 1.0
 
 
-def engine_handlers(
-    operations: Operations, service: EngineService, pipeline: Pipeline, deliveries: Sequence[FileReceiver] = ()
-) -> dict[str, Handler]:
+def engine_handlers(operations: Operations, deliveries: Sequence[FileReceiver[Any]] = ()) -> dict[str, Handler]:
     """Return the handlers of the commands that concern engines and jobs. deliveries: what `cancel` ends as well."""
     return {
-        "status": partial(_status, operations, service, pipeline),
-        "recalibrate": partial(_recalibrate, operations, pipeline),
-        "rollback": partial(_roll_back, operations, service, pipeline),
+        "status": partial(_status, operations),
+        "recalibrate": partial(_recalibrate, operations),
+        "rollback": partial(_roll_back, operations),
         "cancel": partial(_cancel, operations, deliveries),
-        "switch": partial(_switch, operations, service, pipeline),
+        "switch": partial(_switch, operations),
     }
 
 
-def _status(
-    operations: Operations, service: EngineService, pipeline: Pipeline, _args: StatusArgs, progress: CommandProgress
-) -> None:
+def _status(operations: Operations, _args: StatusArgs, progress: CommandProgress) -> None:
     """Of several cameras, the state of the least faithful one stands at the top level too."""
+    service, pipeline = operations.service, operations.pipeline
     states, job = pipeline.observer.states(), operations.job
     camera = least_faithful(states)
     cameras: dict[str, JsonValue] = {name: _camera_status(pipeline.feeds[name], states[name]) for name in states}
@@ -79,8 +77,8 @@ def _status(
             "frames": pipeline.served,
             **_camera_status(pipeline.feeds[camera], states[camera]),
             **({"cameras": cameras} if len(cameras) > 1 else {}),
-            "regimes": len(operations.regimes),
-            "regime_artefacts": list(operations.regimes),
+            "regimes": len(operations.regimes.artefacts),
+            "regime_artefacts": list(operations.regimes.artefacts),
             "observer": states[camera].outage or "observing",
             "automatic": not operations.stopped_by,
             "stopped_by": operations.stopped_by,
@@ -102,34 +100,32 @@ def _camera_status(feed: Feed, state: CameraState) -> dict[str, JsonValue]:
     }
 
 
-def _recalibrate(operations: Operations, pipeline: Pipeline, args: RecalibrateArgs, progress: CommandProgress) -> None:
+def _recalibrate(operations: Operations, args: RecalibrateArgs, progress: CommandProgress) -> None:
     if args.method is not None:
         parse_method(args.method)
-    outage = next(iter(pipeline.observer.states().values())).outage
+    outage = next(iter(operations.pipeline.observer.states().values())).outage
     if outage:
         found = f"nothing is observed now: {outage}"
         raise CommandError("command.observer", found, "frames to collect", "see the events, then send it again")
     if not operations.recalibrate(progress, args):
-        _check_not_stuck(pipeline)
+        _check_not_stuck(operations)
         found = f"a job at {job.description}" if (job := operations.job) is not None else "a swap under way"
         raise CommandError("command.busy", found, "no running job", "wait for it to end, then send it again")
 
 
-def _roll_back(
-    operations: Operations, service: EngineService, pipeline: Pipeline, _args: RollbackArgs, progress: CommandProgress
-) -> None:
+def _roll_back(operations: Operations, _args: RollbackArgs, progress: CommandProgress) -> None:
     if operations.recall(progress):
         return
     _check_not_swapping(operations)
-    _check_not_stuck(pipeline)
-    previous = service.store.read("previous")
+    _check_not_stuck(operations)
+    previous = operations.service.store.read("previous")
     if previous is None:
         raise CommandError("command.rollback", "no previous engine", "one to go back to", "recalibrate instead")
-    operations.go_back(service.load(previous), progress)
+    operations.go_back(operations.service.load(previous), progress)
 
 
 def _cancel(
-    operations: Operations, deliveries: Sequence[FileReceiver], _args: CancelArgs, progress: CommandProgress
+    operations: Operations, deliveries: Sequence[FileReceiver[Any]], _args: CancelArgs, progress: CommandProgress
 ) -> None:
     ended = [delivery.end("the operator cancels it") for delivery in deliveries]
     if operations.cancel() or any(ended):
@@ -139,58 +135,53 @@ def _cancel(
         raise CommandError("command.nothing", "no running job", "one to cancel", "ask for the status first")
 
 
-def _switch(
-    operations: Operations, service: EngineService, pipeline: Pipeline, args: SwitchArgs, progress: CommandProgress
-) -> None:
+def _switch(operations: Operations, args: SwitchArgs, progress: CommandProgress) -> None:
     _check_not_swapping(operations)
-    _check_not_stuck(pipeline)
+    _check_not_stuck(operations)
+    service = operations.service
     if args.regime == service.serving.id:
         raise CommandError("command.switch", "this regime serves", "another one", "ask for the status first")
-    if args.regime not in operations.regimes:
-        known = ", ".join(operations.regimes) or "none is known yet"
+    if args.regime not in operations.regimes.artefacts:
+        known = ", ".join(operations.regimes.artefacts) or "none is known yet"
         raise CommandError("command.switch", f"no regime '{args.regime}'", known, "ask for the status first")
     operations.switch(service.load(service.store.find(args.regime)), progress)
 
 
 def _check_not_swapping(operations: Operations) -> None:
-    if operations.is_swapping:
+    if operations.swap.is_active:
         raise CommandError("command.busy", "a swap under way", "none", "send it again in a moment")
 
 
-def _check_not_stuck(pipeline: Pipeline) -> None:
-    if pipeline.is_stuck:
+def _check_not_stuck(operations: Operations) -> None:
+    if operations.pipeline.is_stuck:
         found = "a candidate that still hangs, with the memory that it holds"
         raise CommandError("command.busy", found, "none", "wait for its end, or restart the daemon")
 
 
+@dataclass
 class BoardHandlers:
-    """Commands to the board itself; at most one snapshot a second."""
+    """Commands to the board itself; at most one snapshot a second.
 
-    def __init__(
-        self,
-        settings: Settings,
-        pipeline: Pipeline,
-        models: ModelDelivery,
-        link: MqttLink,
-        stop: Callable[[str], None],
-    ) -> None:
-        """stop: ends the run, for this reason."""
-        self._settings = settings
-        self._pipeline = pipeline
-        self._link = link
-        self._stop = stop
-        self._next_snapshot_s = 0.0  # monotonic
+    stop: ends the run, for this reason.
+    """
+
+    settings: Settings
+    pipeline: Pipeline
+    link: MqttLink
+    stop: Callable[[str], None]
+    _next_snapshot_s: float = field(default=0.0, init=False)  # monotonic
+
+    def __post_init__(self) -> None:
         self.handlers: Mapping[str, Handler] = {
             "set": self._set,
             "log_level": self._log_level,
             "restart": self._restart,
             "snapshot": self._snapshot,
-            "model": lambda args, progress: models.start(args, progress, time.time()),
         }
 
     def _set(self, args: SetArgs, progress: CommandProgress) -> None:
-        self._settings.set(args.values, progress.authorisation)
-        reported = self._settings.reported()
+        self.settings.set(args.values, progress.authorisation)
+        reported = self.settings.reported()
         progress.succeed({"version": reported.version, "values": reported.values})
 
     def _log_level(self, args: LogLevelArgs, progress: CommandProgress) -> None:
@@ -200,18 +191,18 @@ class BoardHandlers:
     def _restart(self, _args: RestartArgs, progress: CommandProgress) -> None:
         """The result is on its way before the link closes; the next process publishes it again if it was lost."""
         progress.succeed()
-        self._stop(RESTART)
+        self.stop(RESTART)
 
     def _snapshot(self, args: SnapshotArgs, progress: CommandProgress) -> None:
-        config = self._settings.config
+        config = self.settings.config
         if not config.privacy.snapshot:
             found, remedy = "privacy.snapshot is false", "let the board's owner set it in config.yaml"
             raise CommandError("command.privacy", found, "leave to send a picture", remedy)
-        camera = args.camera if args.camera is not None else next(iter(self._pipeline.feeds))
-        if camera not in self._pipeline.feeds:
-            found, expected = f"camera {camera[:64]!a}", " or ".join(ascii(name) for name in self._pipeline.feeds)
+        camera = args.camera if args.camera is not None else next(iter(self.pipeline.feeds))
+        if camera not in self.pipeline.feeds:
+            found, expected = f"camera {camera[:64]!a}", " or ".join(ascii(name) for name in self.pipeline.feeds)
             raise CommandError("command.camera", found, expected, "send it again with one of these")
-        served, now_s = self._pipeline.feeds[camera].newest, time.monotonic()
+        served, now_s = self.pipeline.feeds[camera].newest, time.monotonic()
         if served is None:
             raise CommandError("command.snapshot", "no frame yet", "one", "send it again in a moment")
         if now_s < self._next_snapshot_s:
@@ -220,7 +211,7 @@ class BoardHandlers:
         frame = served.frame
         image = annotate(served, config.model) if args.annotated else frame.image
         jpeg, (height, width) = encode_jpeg(image, MAX_SNAPSHOT_BYTES)
-        self._link.send_snapshot(jpeg)
+        self.link.send_snapshot(jpeg)
         size: dict[str, JsonValue] = {"width": width, "height": height, "bytes": len(jpeg)}
         progress.succeed({"camera": camera, "frame": frame.id, "ts": frame.ts, **size})
 
@@ -231,32 +222,30 @@ def set_log_level(level: str) -> None:
     logging.getLogger().setLevel(level.upper())
 
 
+@dataclass
 class HistogramUpload:
     """Carry out `histograms`: send what the served calibration has counted, if the board's owner allows it.
 
     One upload at a time. It is made once for each artefact, so that a sender may request missing chunks of it.
     """
 
-    def __init__(
-        self, privacy: PrivacyConfig, service: EngineService, link: MqttLink, run_in_main_thread: RunInMainThread
-    ) -> None:
-        self._privacy = privacy
-        self._service = service
-        self._link = link
-        self._run_in_main_thread = run_in_main_thread
-        self._progress: CommandProgress | None = None
-        self._upload: Upload | None = None
-        self._artefact = ""  # id of the artefact whose counts `_upload` holds
+    privacy: PrivacyConfig
+    service: EngineService
+    link: MqttLink
+    run_in_main_thread: RunInMainThread
+    _progress: CommandProgress | None = field(default=None, init=False)
+    _upload: Upload | None = field(default=None, init=False)
+    _artefact: str = field(default="", init=False)  # id of the artefact whose counts `_upload` holds
 
     def start(self, args: HistogramsArgs, progress: CommandProgress) -> None:
         """Raises CommandError: `command.privacy`, `command.busy`, `command.histograms`."""
-        if not self._privacy.histograms:
+        if not self.privacy.histograms:
             found, remedy = "privacy.histograms is false", "let the board's owner set it in config.yaml"
             raise CommandError("command.privacy", found, "leave to send histograms", remedy)
         if self._progress is not None and not self._progress.latest.final:
             found, remedy = "an upload under way", "wait for its end, then ask for what is missing"
             raise CommandError("command.busy", found, "none", remedy)
-        upload = self._current_upload(self._service.calibration)
+        upload = self._current_upload(self.service.calibration)
         requested = args.missing if args.upload == upload.sha256 else None
         numbers = [number for number in range(upload.total) if requested is None or number in requested]
         self._progress = progress
@@ -281,8 +270,8 @@ class HistogramUpload:
             else:
                 progress.update(SENDING, round(100.0 * (count - left) / count, 1), result)
 
-        self._link.send_histograms(
-            upload, numbers, lambda left, refusal: self._run_in_main_thread(lambda: on_sent(left, refusal))
+        self.link.send_histograms(
+            upload, numbers, lambda left, refusal: self.run_in_main_thread(lambda: on_sent(left, refusal))
         )
 
     def _current_upload(self, calibration: Calibration | None) -> Upload:
@@ -293,9 +282,9 @@ class HistogramUpload:
         if calibration.merged:
             found, remedy = "a merged calibration in service, of other boards too", "recalibrate first"
             raise CommandError("command.histograms", found, "one of this board's own frames", remedy)
-        serving = self._service.serving.id
+        serving = self.service.serving.id
         if self._upload is None or self._artefact != serving:
-            model = self._service.serving_model
+            model = self.service.serving_model
             facts = Facts(
                 model=calibration.model_sha256,
                 observed=model.observed_id,
@@ -308,5 +297,5 @@ class HistogramUpload:
             if len(content) > MAX_UPLOAD_BYTES:
                 found, remedy = f"histograms of {len(content)} bytes", "a model with fewer tensors"
                 raise CommandError("command.histograms", found, f"at most {MAX_UPLOAD_BYTES}", remedy)
-            self._upload, self._artefact = Upload.from_content(content), serving
+            self._upload, self._artefact = Upload(content), serving
         return self._upload

@@ -7,7 +7,8 @@ import queue
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from agent.commands.authority import Authority
 from agent.commands.deliveries import FileReceiver
@@ -37,6 +38,7 @@ _AGAIN_S = 5.0
 T = TypeVar("T")
 
 
+@dataclass
 class CommandInbox:
     """Drain the link's inboxes at each `tick`; one thread uses it.
 
@@ -48,27 +50,22 @@ class CommandInbox:
     Raises AgentError (`command.schema`) for the command log of a newer tared.
     """
 
-    def __init__(
-        self,
-        link: MqttLink,
-        handlers: Mapping[str, Handler],
-        settings: Settings,
-        deliveries: Sequence[FileReceiver],
-        labels: LabelsInbox,
-        authority: Authority | None,
-        reporter: Reporter,
-    ) -> None:
-        self._link = link
-        self._settings = settings
-        self._deliveries = deliveries
-        self._labels = labels
-        self._authority = authority
-        self._reporter = reporter
-        self._postponed: bytes | None = None  # the newest `desired` that was admitted, and may be applied later
-        self._postponed_until = 0.0  # monotonic
-        self._command_log = CommandLog(settings.config.state_dir / "commands.sqlite", reporter.error)
+    link: MqttLink
+    handlers: Mapping[str, Handler]
+    settings: Settings
+    deliveries: Sequence[FileReceiver[Any]]
+    labels: LabelsInbox
+    authority: Authority | None
+    reporter: Reporter
+    # The newest `desired` that was admitted, and may be applied later.
+    _postponed: bytes | None = field(default=None, init=False)
+    _postponed_until: float = field(default=0.0, init=False)  # monotonic
+
+    def __post_init__(self) -> None:
+        self._command_log = CommandLog(self.settings.config.state_dir / "commands.sqlite", self.reporter.error)
+        link, command_log = self.link, self._command_log
         self._dispatcher = CommandDispatcher(
-            handlers, link.send, command_log=self._command_log, authority=authority, reply=link.reply
+            self.handlers, link.send, command_log=command_log, authority=self.authority, reply=link.reply
         )
 
     def restore(self, known: Iterable[CommandResult], ended_now: Iterable[CommandResult]) -> None:
@@ -78,37 +75,37 @@ class CommandInbox:
 
     def report(self) -> None:
         """Publish the settings in force."""
-        self._link.send(self._settings.reported())
+        self.link.send(self.settings.reported())
 
     def tick(self) -> None:
         """Handle the messages that have arrived. Raises the error that has ended the outbox's thread."""
-        for message in _pop(_MESSAGES_PER_TICK, self._link.inbox):
+        for message in _pop(_MESSAGES_PER_TICK, self.link.inbox):
             reply = Reply(message.reply_to, message.correlation) if message.reply_to is not None else None
             self._dispatcher.receive(message.payload, time.time(), message.retain, reply)
-        for message in _pop(_MESSAGES_PER_TICK, self._link.desired):
+        for message in _pop(_MESSAGES_PER_TICK, self.link.desired):
             self._apply_desired(message.payload)
         if self._postponed is not None and time.monotonic() >= self._postponed_until:
             self._apply_desired(self._postponed)
-        chunks = list(_pop(_CHUNKS_PER_TICK, self._link.model_chunks))
-        for delivery in self._deliveries:
+        chunks = list(_pop(_CHUNKS_PER_TICK, self.link.model_chunks))
+        for delivery in self.deliveries:
             for message in chunks:
                 delivery.receive(message.topic, message.payload)
             delivery.tick()
-        if delivered := list(_pop(_RESULTS_PER_TICK, self._link.delivered_results)):
+        if delivered := list(_pop(_RESULTS_PER_TICK, self.link.delivered_results)):
             self._command_log.mark_delivered(delivered)
-        for message in _pop(_MESSAGES_PER_TICK, self._link.labels):
-            self._labels.receive(message.payload, time.monotonic(), message.retain)
-        self._apply_acks(self._link.outbox)
-        self._link.answer_births()
+        for message in _pop(_MESSAGES_PER_TICK, self.link.labels):
+            self.labels.receive(message.payload, time.monotonic(), message.retain)
+        self._apply_acks(self.link.outbox)
+        self.link.answer_births()
 
     def stop(self, reason: str) -> None:
         """End the deliveries: once the run has ended, nothing may be written for a command of it."""
-        for delivery in self._deliveries:
+        for delivery in self.deliveries:
             delivery.end(reason)
 
     def _apply_acks(self, outbox: Outbox) -> None:
         """Apply the collector's acks, and report the errors of the outbox's disk."""
-        for message in _pop(_MESSAGES_PER_TICK, self._link.acks):
+        for message in _pop(_MESSAGES_PER_TICK, self.link.acks):
             try:
                 ack = Ack.from_json(message.payload)
             except MessageError as error:
@@ -116,7 +113,7 @@ class CommandInbox:
                 continue
             outbox.acknowledge(ack.epoch, ack.upto)
         while not outbox.errors.empty():
-            self._reporter.error(outbox.errors.get_nowait())
+            self.reporter.error(outbox.errors.get_nowait())
         if outbox.error is not None:
             raise outbox.error
 
@@ -124,23 +121,23 @@ class CommandInbox:
         if not payload:  # somebody has cleared the retained document: the settings stay
             return
         try:
-            document, key = admit_desired(payload, self._authority)
+            document, key = admit_desired(payload, self.authority)
         except AgentError as error:  # only logged: anybody may have written it, `reported` is for those with a key
             log.warning("desired=not_admitted error=%r", str(error))
             return
         is_again, self._postponed = payload == self._postponed, None
         try:
             desired = parse_desired(document, key)
-            if desired.version == self._settings.version:  # it is retained, and comes with every connection
+            if desired.version == self.settings.version:  # it is retained, and comes with every connection
                 return
-            check_expiry(desired, time.time(), self._authority)
-            self._settings.set(desired.values, Authorisation(desired.version, key), whole=True)
+            check_expiry(desired, time.time(), self.authority)
+            self.settings.set(desired.values, Authorisation(desired.version, key), whole=True)
         except AgentError as error:
             if error.code in _TEMPORARY:
                 self._postponed, self._postponed_until = payload, time.monotonic() + _AGAIN_S
             if not is_again:
                 log.warning("desired=refused error=%r", str(error))
-                self._link.send(self._settings.reported(error))
+                self.link.send(self.settings.reported(error))
 
 
 def _pop(most: int, inbox: queue.Queue[T] | queue.SimpleQueue[T]) -> Iterator[T]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import index
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -15,65 +15,62 @@ from agent.camera.reader import Image, read_images
 from agent.camera.source import Source
 from agent.camera.stream_health import StreamState
 from agent.common.console import progress
-from agent.common.errors import DatasetError
+from agent.common.errors import ConfigError, DatasetError
 from agent.control.summary import Period, Score
 from agent.models.model import Model
+from agent.monitoring.accuracy import Truth
 from agent.vision.detections import NO_BOXES, Detections, LabelledBoxes
 from agent.vision.fidelity import count_matches, fidelity
+from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
 from engines.interface import Backend
 from engines.store.artefact import Artefact
 
 REFERENCE = "reference"
 FRAMES_PER_PERIOD = 120
-Label = TypeVar("Label")
 
 
-def read_labels(path: Path) -> dict[int, LabelledBoxes]:
-    """Read labels by frame number from JSON lines `{"frame", "labels": [{"class", "box": [x1, y1, x2, y2]}]}`.
+def read_labels(path: Path, spec: ModelSpec) -> dict[int, Truth]:
+    """Read labels by frame number from JSON lines `{"frame", "labels"}`.
 
-    Boxes are in frame pixels. Raises DatasetError (`labels.unreadable`) naming the line.
+    A detector's labels are `[{"class", "box": [x1, y1, x2, y2]}]`, with boxes in frame pixels; a classifier's are a
+    class id, or one of the spec's names.
+
+    Raises ConfigError: `labels.task` for a model of another task. Raises DatasetError: `labels.unreadable` naming the
+    line, `labels.task` for a detector's labels of a classifier.
     """
 
-    def parse(labels: Any) -> LabelledBoxes:
-        boxes = np.array([label["box"] for label in labels], np.float32).reshape(-1, 4)
-        return LabelledBoxes(boxes=boxes, classes=np.array([label["class"] for label in labels], np.int64))
+    def boxes(labels: Any) -> LabelledBoxes:
+        corners = np.array([label["box"] for label in labels], np.float32).reshape(-1, 4)
+        return LabelledBoxes(boxes=corners, classes=np.array([label["class"] for label in labels], np.int64))
 
-    return _read(path, parse, '{"frame": 17, "labels": [{"class": 0, "box": [x1, y1, x2, y2]}]}')
-
-
-def read_classes(path: Path, names: Sequence[str]) -> dict[int, int]:
-    """Read class ids by frame number from JSON lines `{"frame", "labels"}`, where a label is an id or one of `names`.
-
-    Raises DatasetError: `labels.unreadable` naming the line, `labels.task` for a detector's labels.
-    """
-
-    def parse(label: Any) -> int:
+    def class_id(label: Any) -> int:
         if isinstance(label, list):
             found = f"boxes in {path} for a model of task 'classify'"
             raise DatasetError("labels.task", found, "a class id or name per frame", "correct camera.labels")
-        class_id = names.index(label) if isinstance(label, str) else index(label)
-        if class_id < 0 or (names and class_id >= len(names)):
-            raise ValueError(f"no class {label} among {len(names)}")
-        return class_id
+        number = spec.labels.index(label) if isinstance(label, str) else index(label)
+        if number < 0 or (spec.labels and number >= len(spec.labels)):
+            raise ValueError(f"no class {label} among {len(spec.labels)}")
+        return number
 
-    return _read(path, parse, '{"frame": 17, "labels": 3}, a class id or name')
-
-
-def _read(path: Path, parse: Callable[[Any], Label], expected: str) -> dict[int, Label]:
+    if spec.task == "raw":
+        found = f"labels of a camera with a model of task '{spec.task}'"
+        raise ConfigError("labels.task", found, "task detect or classify", "take labels away")
     where = str(path)
     try:
-        labels = {}
+        labels: dict[int, Truth] = {}
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             where = f"{path}, line {number}"
             entry = json.loads(line)
-            labels[int(entry["frame"])] = parse(entry["labels"])
+            truth = entry["labels"]
+            labels[int(entry["frame"])] = boxes(truth) if spec.task == "detect" else class_id(truth)
         return labels
     except (OSError, ValueError, KeyError, TypeError) as error:
+        example = '[{"class": 0, "box": [x1, y1, x2, y2]}]}' if spec.task == "detect" else "3}, a class id or name"
         raise DatasetError(
             "labels.unreadable",
             f"{where}: {type(error).__name__}: {error}",
-            f"JSON lines {expected}",
+            f'JSON lines {{"frame": 17, "labels": {example}',
             "correct the file that camera.labels names",
         ) from error
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from importlib.metadata import version
-from pathlib import Path
 
 from agent.camera.opencv import check_readable
 from agent.camera.reader import source_seconds
@@ -19,7 +18,7 @@ from agent.config import Config
 from agent.contract.messages import Birth
 from agent.contract.topics import Topics
 from agent.control.summary import RunSummary
-from agent.daemon.review import Panel, read_classes, read_labels, review
+from agent.daemon.review import Panel, read_labels, review
 from agent.daemon.status import DaemonSnapshot
 from agent.daemon.supervisor import Supervisor
 from agent.jobs.job import MODEL
@@ -38,7 +37,6 @@ from agent.uplink.home_assistant import Discovery
 from agent.uplink.link import MqttLink
 from agent.uplink.outbox import Outbox
 from agent.vision.detections import LabelledBoxes
-from agent.vision.spec import ModelSpec
 from calibrate.errors import TaredError
 from calibrate.plan import ALL_INT8
 from engines.board import board
@@ -55,7 +53,7 @@ def run_daemon(config: Config, frame_limit: int = 0) -> RunSummary:
     Raises TaredError for what cannot start, and what stopped the frame path.
     """
     labels = {
-        camera.name: _read_labels(camera.labels, config.model)
+        camera.name: read_labels(camera.labels, config.model)
         for camera in config.every_camera
         if camera.labels is not None
     }
@@ -151,16 +149,6 @@ def _open_model(config: Config) -> tuple[str, Model]:
     return content, open_model(config.model, read_plan(config.plan) if config.plan else ALL_INT8)
 
 
-def _read_labels(path: Path, spec: ModelSpec) -> Mapping[int, Truth]:
-    """Return the labels by frame. Raises ConfigError (`labels.task`), DatasetError (`labels.unreadable`)."""
-    if spec.task == "detect":
-        return read_labels(path)
-    if spec.task == "classify":
-        return read_classes(path, spec.labels)
-    found = f"labels of a camera with a model of task '{spec.task}'"
-    raise ConfigError("labels.task", found, "task detect or classify", "take labels away")
-
-
 @contextmanager
 def _open_link(config: Config, birth: Birth, authority: Authority) -> Iterator[MqttLink | None]:
     """Yield the link to the configured broker, or to an embedded one; None if neither works: the video goes on."""
@@ -188,8 +176,7 @@ def _open_link(config: Config, birth: Birth, authority: Authority) -> Iterator[M
             [camera.name for camera in config.every_camera],
             birth,
             config.state_dir / "home_assistant",
-            enabled=mqtt.home_assistant.enabled,
-            prefix=mqtt.home_assistant.prefix,
+            mqtt.home_assistant,
             button=authority.allows_unsigned,  # nobody signs for Home Assistant
         )
         yield stack.enter_context(MqttLink(endpoint, topics, birth, outbox, discovery=discovery))

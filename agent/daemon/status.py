@@ -115,7 +115,7 @@ class StatusReporter:
     def _published_ms(self, camera: str) -> Latency | None:
         meter = self._published.get(camera)
         sample = meter.sample() if meter is not None else None
-        return Latency(p50=sample[0], p99=sample[1]) if sample is not None else None
+        return Latency(p50=sample.p50_ms, p99=sample.p99_ms) if sample is not None and sample.frames else None
 
     def snapshot(self, job: JobTracker | None, link: MqttLink | None) -> DaemonSnapshot:
         """Return the state for a scrape; any thread may call it, and no meter is reset by it."""

@@ -58,9 +58,12 @@ def _rows(summary: RunSummary) -> Iterator[tuple[str, str]]:
     for event in events:
         if isinstance(event, Alarm):
             alarm = event
-            yield _alarm_row(event)
+            waited = f"{alarm.ts - alarm.onset_ts:.0f} s after onset at {alarm.onset_ts:.1f} s"
+            yield f"{alarm.ts:.1f} s  alarm", f"{waited}; a recalibration would gain {alarm.gain_db:.1f} dB"
         elif isinstance(event, Rollback):
-            yield _rollback_row(event)
+            at = "at the end" if event.ts is None else f"{event.ts:.1f} s"
+            served = f"{event.frames} frames on probation, {event.suffered} suffered, {event.missed} missed"
+            yield f"{at}  taken back", f"INT8 {event.artefact}, {served} ({event.reason})"
         else:
             yield _swap_row(event, alarm)
     if fidelity is not None and fidelity.n:
@@ -82,17 +85,6 @@ def _rows(summary: RunSummary) -> Iterator[tuple[str, str]]:
 def _interval_row(mean: Interval, since: float) -> str:
     interval = f"95 % interval [{mean.low:.3f}, {mean.high:.3f}] from {mean.n} frames"
     return f"{mean.estimate:.3f} since {since:.0f} s, {interval}"
-
-
-def _alarm_row(alarm: Alarm) -> tuple[str, str]:
-    waited = f"{alarm.ts - alarm.onset_ts:.0f} s after onset at {alarm.onset_ts:.1f} s"
-    return f"{alarm.ts:.1f} s  alarm", f"{waited}; a recalibration would gain {alarm.gain_db:.1f} dB"
-
-
-def _rollback_row(rollback: Rollback) -> tuple[str, str]:
-    at = "at the end" if rollback.ts is None else f"{rollback.ts:.1f} s"
-    served = f"{rollback.frames} frames on probation, {rollback.suffered} suffered, {rollback.missed} missed"
-    return f"{at}  taken back", f"INT8 {rollback.artefact}, {served} ({rollback.reason})"
 
 
 def _swap_row(swap: Swap, alarm: Alarm | None) -> tuple[str, str]:

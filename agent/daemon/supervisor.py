@@ -8,17 +8,18 @@ Operations decide, and reports the state.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from agent.commands.authority import Authority
-from agent.commands.deliveries import CalibrationDelivery, ModelDelivery
+from agent.commands.deliveries import FileReceiver, ModelAdmission, calibration_admission
 from agent.commands.dispatcher import Handler
 from agent.commands.labels import LabelsInbox
 from agent.commands.releases import Releases
 from agent.commands.settings import Settings
 from agent.common.console import Task, progress
-from agent.common.errors import AgentError, CameraError
-from agent.common.main_thread import MainThreadQueue
+from agent.common.errors import CameraError
+from agent.common.main_thread import MainThreadQueue, RunInMainThread
 from agent.common.timing import PeriodicTimer
 from agent.config import Config
 from agent.contract.messages import Birth
@@ -26,7 +27,6 @@ from agent.control.operations import Operations
 from agent.control.summary import CameraSummary, RunSummary
 from agent.daemon.handlers import BoardHandlers, HistogramUpload, engine_handlers, set_log_level
 from agent.daemon.inbox import CommandInbox
-from agent.daemon.startup import RuntimeRebuildJob, StartupProgress
 from agent.daemon.status import DaemonSnapshot, StatusReporter
 from agent.jobs.job import MODEL
 from agent.jobs.recovery import CrashRecovery
@@ -46,6 +46,46 @@ from engines.store.artefact import Store
 from engines.store.signing import find_key
 
 _TICK_S = 0.1
+_QUIET_S = 2.0  # nothing is reported before: an engine that is ready by then was only loaded
+_PATIENCE_S = 300  # the longest that a builder takes for one step; after that it hangs
+
+
+@dataclass
+class StartupProgress:
+    """The progress callback of one engine that is built at the start.
+
+    Args:
+        title: The engine's name for people.
+        show: Called at every step with the percentage and the step.
+        run_in_main_thread: For an engine that is built in another thread, beside the video. systemd no longer waits
+            then, and its watchdog must not be put off. None: the engine is built in the reporter's thread.
+    """
+
+    title: str
+    reporter: Reporter
+    show: Callable[[int, str], None]
+    run_in_main_thread: RunInMainThread | None = None
+    _started_s: float = field(default_factory=time.monotonic, init=False)
+    _reported: int = field(default=-1, init=False)  # tens of percent
+
+    def __call__(self, fraction: float, doing: str) -> None:
+        percent = round(100 * fraction)
+        self.show(percent, f"{self.title}: {doing}")
+        if time.monotonic() - self._started_s < _QUIET_S:
+            return
+        if self.run_in_main_thread is None:
+            notify_service_manager(f"EXTEND_TIMEOUT_USEC={_PATIENCE_S * 1_000_000}")
+        if percent // 10 == self._reported:
+            return
+        self._reported = percent // 10
+
+        def report() -> None:
+            self.reporter.event("job", trigger="start", step="BUILDING", percent=percent, engine=self.title)
+
+        if self.run_in_main_thread is None:
+            report()
+        else:
+            self.run_in_main_thread(report)
 
 
 class Supervisor:
@@ -93,11 +133,10 @@ class Supervisor:
         self._telemetry = PeriodicTimer(config.mqtt.telemetry_period_s, time.monotonic())
         past = CrashRecovery(config.state_dir, reporter)
         self._service = EngineService(model, backend, Store(config.state_dir, find_key()))
-        rebuild = RuntimeRebuildJob(past.journal, reporter, past.current)
         with progress("preparing", 100) as bar:
             show_engine = StartupProgress("engine", reporter, bar.update)
-            engine = self._service.start(rebuild.on_error, show_engine, not past.rebuild_interrupted)
-        rebuild.engine_started(self._service.serving.id, self._service.is_degraded)
+            engine = self._service.start(past.on_start_error, show_engine, not past.rebuild_interrupted)
+        past.engine_started(self._service.serving.id, self._service.is_degraded)
         self._built_percent = 0  # of the reference; the observer's thread counts it up
         self._pipeline = Pipeline(
             config,
@@ -107,13 +146,15 @@ class Supervisor:
             engine,
             frame_limit,
             lambda name, error: self._main_thread.put(lambda: self._on_camera(name, error)),
-            lambda error: self._main_thread.put(lambda: self._on_observer(error)),
+            lambda error: self._main_thread.put(lambda: self._on_part("observer", error)),
             StartupProgress("reference", reporter, self._on_building, self._main_thread.put),
             [results.offer] if results is not None else [],
         )
         self._results = results
         if results is not None:
-            results.watch_outputs(lambda name, error: self._main_thread.put(lambda: self._on_results(name, error)))
+            results.watch_outputs(
+                lambda name, error: self._main_thread.put(lambda: self._on_part("results", error, output=name))
+            )
         self._status = StatusReporter(config, self._service, self._pipeline, results)
         self._operations = Operations(
             config, self._service, self._pipeline, reporter, self._main_thread.put, past.journal
@@ -123,7 +164,9 @@ class Supervisor:
         recovered = past.end_unfinished_jobs(content)
         self._rolled_back = recovered.rolled_back
         accuracies = {camera: feed.accuracy for camera, feed in self._pipeline.feeds.items()}
-        self._labels = LabelsInbox(accuracies, model.spec, self._on_bad_labels)
+        self._labels = LabelsInbox(
+            accuracies, model.spec, lambda error, count: reporter.error(error, part="labels", count=count)
+        )
         self._recorded_labels = labels or {}
         self._inbox: CommandInbox | None = None
         if link is not None:
@@ -139,27 +182,27 @@ class Supervisor:
         releases = Releases(authority, config.state_dir / "releases.json")
         if releases.damage is not None:
             self._reporter.error(releases.damage)
-        models = ModelDelivery(
+        reserve_bytes = config.store.reserve_bytes
+        models = FileReceiver(
             config.state_dir / "incoming",
-            config.model.path,
-            watched,
-            config.store.reserve_bytes,
-            releases,
+            reserve_bytes,
             run_in_main_thread,
+            ModelAdmission(config.model.path, watched, reserve_bytes, releases),
             self._operations.new_model.deliver,
         )
-        calibrations = CalibrationDelivery(
+        calibrations = FileReceiver(
             config.state_dir / "incoming_calibration",
-            config.store.reserve_bytes,
-            lambda: self._service.serving_model,
+            reserve_bytes,
             run_in_main_thread,
+            calibration_admission(lambda: self._service.serving_model),
             self._operations.try_calibration,
         )
         deliveries = (models, calibrations)
         handlers: dict[str, Handler] = {
-            **engine_handlers(self._operations, self._service, self._pipeline, deliveries),
-            **BoardHandlers(settings, self._pipeline, models, link, self._stop).handlers,
+            **engine_handlers(self._operations, deliveries),
+            **BoardHandlers(settings, self._pipeline, link, self._stop).handlers,
             "histograms": HistogramUpload(config.privacy, self._service, link, run_in_main_thread).start,
+            "model": models.start,
             "calibration": calibrations.start,
         }
         return CommandInbox(link, handlers, settings, deliveries, self._labels, authority, self._reporter)
@@ -205,7 +248,7 @@ class Supervisor:
         """Serve until the frames have ended, and the candidate whose frames had all been collected by then."""
         pinged = published_degraded = None
         while self._pipeline.error is None and not self._stop_reason and not self._results_failed:
-            if not self._pipeline.is_running and not self._operations.is_building:
+            if not self._pipeline.is_running and not self._operations.jobs.is_building:
                 break
             self._receive()
             self._apply_labels()
@@ -292,23 +335,14 @@ class Supervisor:
         else:
             self._reporter.event("camera", camera=name, name=name, state="back")
 
-    def _on_observer(self, error: TaredError | None) -> None:
+    def _on_part(self, part: str, error: TaredError | None, **detail: str) -> None:
         if error is not None:
-            self._reporter.error(error, part="observer")
+            self._reporter.error(error, part=part, **detail)
         else:
-            self._reporter.event("observer", state="back")
-
-    def _on_results(self, output: str, error: AgentError | None) -> None:
-        if error is not None:
-            self._reporter.error(error, part="results", output=output)
-        else:
-            self._reporter.event("results", output=output, state="back")
+            self._reporter.event(part, **detail, state="back")
 
     def _on_model(self, content: str) -> None:
         self._main_thread.put(lambda: self._operations.new_model.content_changed(content))
-
-    def _on_bad_labels(self, error: TaredError, count: int) -> None:
-        self._reporter.error(error, part="labels", count=count)
 
     def _on_building(self, percent: int, _doing: str) -> None:
         self._built_percent = percent

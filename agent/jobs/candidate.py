@@ -51,7 +51,7 @@ class JobRequest:
             always be slower by MORE_FLOAT_SLOWDOWN.
         plan: As PrecisionPlan.to_json returns it.
         raised_from: As for `build_artefact`, of the plan or of the plan that it is raised to.
-        raising: As PrecisionRaise.as_dict returns it; None: precision is not raised.
+        raising: The fields of PrecisionRaise; None: precision is not raised.
     """
 
     spec: dict[str, Any]
@@ -138,7 +138,7 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
     store = Store(state, key)
 
     def place(inputs: Mapping[str, Any]) -> Path:
-        judge.set_inputs(inputs)
+        judge.inputs = inputs
         return store.place(inputs)
 
     artefact = build_artefact(

@@ -245,24 +245,25 @@ class JobTracker:
         self,
         trigger: str,
         reporter: Reporter,
-        on_failure: Callable[[TaredError], None],
-        command: CommandProgress | None,
         journal: JobJournal,
-        request: Mapping[str, Any] | None = None,
+        request: Mapping[str, Any],
+        command: CommandProgress | None = None,
+        on_failure: Callable[[TaredError], None] = lambda _: None,
     ) -> None:
         """Start tracking a job that is REQUESTED.
 
         Args:
-            on_failure: Called with the error of a job that failed; not for one that was cancelled.
-            command: The command that requested the job, if any.
             request: What was requested, for the journal.
+            command: The command that requested the job, if any.
+            on_failure: Called with the error of a job that failed; not for one that was cancelled.
 
         Raises AgentError (`journal.write`); there is no job then.
         """
         self.id = uuid.uuid4().hex[:12]
         self.trigger = trigger
-        self.request = dict(request or {})
+        self.request = dict(request)
         self.state = JobState.REQUESTED
+        self.started_s = time.monotonic()
         self._percent = 0
         self._reason = ""
         self._reporter = reporter
@@ -270,11 +271,6 @@ class JobTracker:
         self._commands = [command] if command is not None else []
         self._journal = journal
         journal.start(self.id, trigger, self.request, self._command_ids)
-
-    @property
-    def is_finished(self) -> bool:
-        """True once the job has ended."""
-        return self.state.is_finished
 
     @property
     def description(self) -> str:
@@ -297,12 +293,14 @@ class JobTracker:
         command.update(self.state.value, self._percent)
 
     def progress(self, step: str, percent: int) -> None:
-        """Report that the job starts a step, or goes on with it; percent is of the whole job.
+        """Report that the job starts a step, or goes on with it, every ten percent; percent is of the whole job.
 
         Raises AgentError:
             journal.write        the step cannot be journaled: then it must not start
             recalibration.child  the step cannot follow, as only a faulty child process reports it
         """
+        if (step, percent // 10) == (self.state.value, self._percent // 10):
+            return
         state = next((each for each in WORK if each.value == step), self.state)
         is_new = state is not self.state
         if state.value != step or (is_new and not self.state.may_become(state)):
@@ -345,13 +343,20 @@ class JobTracker:
         for command in self._commands:
             command.succeed(result)
 
-    def roll_back(self, error: TaredError) -> None:
-        """End the job as ROLLED_BACK: the previous engine serves again."""
-        self._fail(JobState.ROLLED_BACK, error)
+    def fail(self, error: TaredError, *, rolled_back: bool = False) -> None:
+        """End the job as FAILED, or as CANCELLED where that is the error.
 
-    def fail(self, error: TaredError) -> None:
-        """End the job as FAILED, or as CANCELLED where that is the error."""
-        self._fail(JobState.CANCELLED if error.code == CANCELLED else JobState.FAILED, error)
+        rolled_back: it ends as ROLLED_BACK, because the previous engine serves again.
+        """
+        state = JobState.CANCELLED if error.code == CANCELLED else JobState.FAILED
+        self._record_end(JobState.ROLLED_BACK if rolled_back else state, error=error)
+        if self.state is JobState.CANCELLED:
+            self._report_state(message=error.found)
+        else:
+            self._reporter.error(error, trigger=self.trigger, step=self.state.value)
+            self._on_failure(error)
+        for command in self._commands:
+            command.fail(error)
 
     @property
     def _command_ids(self) -> list[str]:
@@ -359,16 +364,6 @@ class JobTracker:
 
     def _report_state(self, **detail: Any) -> None:
         self._reporter.event("job", trigger=self.trigger, step=self.state.value, **detail)
-
-    def _fail(self, state: JobState, error: TaredError) -> None:
-        self._record_end(state, error=error)
-        if state is JobState.CANCELLED:
-            self._report_state(message=error.found)
-        else:
-            self._reporter.error(error, trigger=self.trigger, step=state.value)
-            self._on_failure(error)
-        for command in self._commands:
-            command.fail(error)
 
     def _record_end(self, state: JobState, **outcome: Any) -> None:
         """Journal the end. Where that fails it is reported all the same; the next start finds the job again."""
@@ -384,70 +379,44 @@ class Job:
     """One recalibration, or one build of a new model's reference.
 
     Args:
-        trigger: first-start, alarm, precision, schedule, command or model.
-        frames: Frames to collect.
-        method: How scales are chosen, see calibrate.threshold.
-        tracker: Journals and reports the progress.
+        tracker: Journals and reports the progress. Its trigger is first-start, alarm, precision, schedule, command or
+            model.
+        frames: Frames to collect; 0: as configured.
+        method: How scales are chosen, see calibrate.threshold; empty: as configured.
         raising: By how much precision is raised; None where it is not.
         max_loss: Largest accepted loss of fidelity; None: as configured.
-        started_s: Monotonic time of the trigger.
-        reason: Why the job stands still; empty if it does not.
-        model: File of a new model that is not in its place yet.
+        model: File of a new model that is not in its place yet; None: the model's file as it is now.
         merged: A calibration of the fleet, which is tried instead of one from the frames.
     """
 
-    trigger: str
-    frames: int
-    method: str
     tracker: JobTracker
+    frames: int = 0
+    method: str = ""
     raising: PrecisionRaise | None = None
     max_loss: float | None = None
-    started_s: float = field(default_factory=time.monotonic)
-    step: str = JobState.REQUESTED.value
-    percent: int = 0
-    reason: str = ""
     model: Path | None = None
     merged: Path | None = None
 
-    def advance(self, step: str, percent: int) -> None:
-        """Note the progress, and report each new step and every ten percent. Raises AgentError."""
-        is_new = (step, percent // 10) != (self.step, self.percent // 10)
-        self.step, self.percent = step, percent
-        if is_new:
-            self.tracker.progress(step, percent)
 
-    def note_waiting(self, reason: str) -> bool:
-        """Note why the job stands still now, empty if it does not; return True if it does."""
-        if reason != self.reason:
-            self.reason = reason
-            self.tracker.report_waiting(reason)
-        return bool(reason)
-
-
+@dataclass
 class JobRegistry:
-    """Starts jobs, one at a time, and tidies up when a job has ended. Runs in the supervisor's thread."""
+    """Starts jobs, one at a time, and tidies up when a job has ended. Runs in the supervisor's thread.
 
-    def __init__(
-        self,
-        reporter: Reporter,
-        journal: JobJournal,
-        limits: AutomationLimits,
-        cleaner: StoreCleaner,
-        pins: Callable[[], Pins],
-    ) -> None:
-        """pins: returns the artefacts that must stay in the store, by role."""
-        self._reporter = reporter
-        self._journal = journal
-        self._limits = limits
-        self._cleaner = cleaner
-        self._pins = pins
-        self._latest: JobTracker | None = None
-        self._is_untidy = True  # this start, or the previous process, may have left something
+    pins: returns the artefacts that must stay in the store, by role.
+    """
+
+    reporter: Reporter
+    journal: JobJournal
+    limits: AutomationLimits
+    cleaner: StoreCleaner
+    pins: Callable[[], Pins]
+    _latest: JobTracker | None = field(default=None, init=False)
+    _is_untidy: bool = field(default=True, init=False)  # this start, or the previous process, may have left something
 
     @property
     def job(self) -> JobTracker | None:
         """The running job, also while its candidate is on probation."""
-        return self._latest if self._latest is not None and not self._latest.is_finished else None
+        return self._latest if self._latest is not None and not self._latest.state.is_finished else None
 
     def start(
         self,
@@ -466,11 +435,11 @@ class JobRegistry:
 
         def failed(error: TaredError) -> None:
             if command is None and trigger != MODEL:
-                self._limits.pause_jobs()
+                self.limits.pause_jobs()
             if on_failure is not None:
                 on_failure(error)
 
-        self._latest = JobTracker(trigger, self._reporter, failed, command, self._journal, request)
+        self._latest = JobTracker(trigger, self.reporter, self.journal, request, command, failed)
         self._is_untidy = True
         return self._latest
 
@@ -490,7 +459,7 @@ class JobRegistry:
         The rollback is complete once `serving` (the current artefact) serves again. It is journaled so that a restarted
         daemon, which receives the command again, does not roll back a second time. Raises AgentError (`journal.write`).
         """
-        tracker = JobTracker("rollback", self._reporter, lambda _: None, command, self._journal, {"op": "rollback"})
+        tracker = JobTracker("rollback", self.reporter, self.journal, {"op": "rollback"}, command)
         tracker.enter_probation(serving)
         return tracker
 
@@ -506,7 +475,7 @@ class JobRegistry:
 
     def make_room(self) -> None:
         """Free disk space for one more engine. Raises EngineError as `StoreCleaner.ensure_room`."""
-        self._report_freed(self._cleaner.ensure_room(self._cleaner.largest_bytes(), self._pins()))
+        self._report_freed(self.cleaner.ensure_room(self.cleaner.largest_bytes(), self.pins()))
 
     def tidy(self) -> None:
         """Remove artefacts that nobody needs any more, once after each job; no job may be running.
@@ -517,12 +486,12 @@ class JobRegistry:
             return
         self._is_untidy = False
         if self._latest is not None and (self._latest.trigger, self._latest.state) == ("command", JobState.COMMITTED):
-            self._limits.clear_rollbacks()
-        with self._reporter.reporting_errors():
-            self._report_freed(self._cleaner.tidy(self._pins()))
+            self.limits.clear_rollbacks()
+        with self.reporter.reporting_errors():
+            self._report_freed(self.cleaner.tidy(self.pins()))
         release_free_memory()
 
     def _report_freed(self, freed: Freed) -> None:
         if freed.nbytes:
             removed = [*freed.artefacts, *freed.cached]
-            self._reporter.event("store", state="tidied", removed=list(removed), freed_bytes=freed.nbytes)
+            self.reporter.event("store", state="tidied", removed=list(removed), freed_bytes=freed.nbytes)

@@ -47,7 +47,7 @@ class NewModel:
         if not content and self._staged is not None:  # the delivered one is to be tried all the same
             return
         job = self._jobs.job
-        if content or (job is not None and job.trigger == MODEL):
+        if content or (job is not None and job.tracker.trigger == MODEL):
             self._jobs.abandon(_SUPERSEDED)
         self._expect(content)
 
@@ -83,14 +83,14 @@ class NewModel:
 
         Raises AgentError (`journal.write`).
         """
-        if self._trial is not None and self._trial.is_finished:
+        if self._trial is not None and self._trial.state.is_finished:
             try_again = not self.drop("its trial has ended")  # the job has reported to the sender
             self._trial, self._is_untried, self._try_at_s = None, try_again, time.monotonic() + _RETRY_S
         if self._is_untried and idle and time.monotonic() >= self._try_at_s:
             command, file = (self._staged.progress, self._staged.file) if self._staged is not None else (None, None)
             tracker = self._registry.start(MODEL, {"content": self._content}, command, self._on_failure)
             self._trial, self._is_untried = tracker, False
-            self._jobs.build_reference(tracker, file)
+            self._jobs.start(Job(tracker, model=file))
 
     def _expect(self, content: str) -> None:
         self.drop(_SUPERSEDED)

@@ -15,6 +15,7 @@ import errno
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from agent.collection.selection import HELD_OUT_EVERY
@@ -25,11 +26,10 @@ from agent.config import Config
 from agent.jobs.candidate import JobRequest, write_job
 from agent.jobs.child_process import JobOutcome, JobProcess
 from agent.jobs.headroom import Headroom
-from agent.jobs.job import MODEL, Job, JobState, JobTracker
+from agent.jobs.job import MODEL, Job, JobState
 from agent.jobs.reference import write_reference_job
 from agent.models.engine_service import EngineService
 from agent.monitoring.observer import ObserverThread
-from agent.planning.precision_raise import PrecisionRaise
 from agent.system.board import BoardState
 from agent.system.state_dir import remove_unfinished_builds
 from agent.validation.verdict import MIN_INFORMATIVE
@@ -117,6 +117,7 @@ _OF_THE_BOARD = ("recalibration.memory", "store.room", "store.write")  # errors 
 _COLLECTED_PERCENT = 40  # of the whole job; the child reports the rest
 
 
+@dataclass
 class Recalibration:
     """The one running job, from its request to an accepted candidate. Everything runs in the supervisor's thread.
 
@@ -127,23 +128,16 @@ class Recalibration:
             is reported by the swap.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        service: EngineService,
-        observer: ObserverThread,
-        run_in_main_thread: RunInMainThread,
-        make_room: Callable[[], None],
-        on_candidate: Callable[[Job, JobOutcome], None],
-    ) -> None:
-        self.config = config
-        self._service = service
-        self._observer = observer
-        self._run_in_main_thread = run_in_main_thread
-        self._make_room = make_room
-        self._on_candidate = on_candidate
+    config: Config
+    service: EngineService
+    observer: ObserverThread
+    run_in_main_thread: RunInMainThread
+    make_room: Callable[[], None]
+    on_candidate: Callable[[Job, JobOutcome], None]
+
+    def __post_init__(self) -> None:
         self._board = BoardState()
-        self._headroom = Headroom(config.recalibration.headroom, self._board)  # of this job
+        self._headroom = Headroom(self.config.recalibration.headroom, self._board)  # of this job
         self._child: SupervisedChild | None = None
         self._collecting = CollectionWait(0, 0.0)  # of this job
         self.job: Job | None = None
@@ -157,36 +151,25 @@ class Recalibration:
     def is_collecting(self) -> bool:
         return self.job is not None and self._child is None
 
-    def start(
-        self,
-        trigger: str,
-        tracker: JobTracker,
-        frames: int | None = None,
-        method: str | None = None,
-        raising: PrecisionRaise | None = None,
-        max_loss: float | None = None,
-        merged: Path | None = None,
-    ) -> None:
-        """Start a recalibration; no job may be running. A job that cannot be journaled fails at once.
+    def start(self, job: Job) -> None:
+        """Start a job; no other may be running. One that cannot be journaled fails at once.
 
-        Args:
-            frames, method, max_loss: None: as configured.
-            raising: By how much precision is raised, if at all.
-            merged: A fleet's calibration, which needs frames only for its verdict.
+        A recalibration collects frames first; a fleet's calibration needs them only for its verdict. For a new model
+        the float reference is built, which shows whether the model can be used.
         """
-        calibration = self.config.calibration
-        if merged is not None:
-            frames = (HELD_OUT_EVERY - 1) * self.config.observe.held_out  # by then as many are held out
-        frames, method = frames or calibration.frames, method or calibration.method
-        self._start(Job(trigger, frames, method, tracker, raising, max_loss, merged=merged))
-
-    def build_reference(self, tracker: JobTracker, model: Path | None = None) -> None:
-        """Build the float reference of a new model, which shows whether the model can be used; no job may be running.
-
-        model: a file that is meant for the place of the model's file; None: the model's file as it is now.
-        """
-        calibration = self.config.calibration
-        self._start(Job(MODEL, calibration.frames, calibration.method, tracker, model=model))
+        if job.merged is not None:
+            job.frames = (HELD_OUT_EVERY - 1) * self.config.observe.held_out  # by then as many are held out
+        job.frames = job.frames or self.config.calibration.frames
+        job.method = job.method or self.config.calibration.method
+        self.job = job
+        self._headroom = Headroom(self.config.recalibration.headroom, self._board)
+        self._collecting = CollectionWait(job.frames, self.config.recalibration.timeout_s)
+        try:
+            self.make_room()  # minutes of collecting for a disk that is full anyway help nobody
+            if job.tracker.trigger != MODEL:
+                job.tracker.progress(JobState.COLLECTING.value, 0)
+        except TaredError as error:
+            self._give_up(error)
 
     def tick(self) -> None:
         """Move the job on."""
@@ -208,55 +191,42 @@ class Recalibration:
         else:
             self._give_up(AgentError("swap.stopped", f"the frame path has failed: {error}", "frames", "see the log"))
 
-    def _start(self, job: Job) -> None:
-        self.job = job
-        self._headroom = Headroom(self.config.recalibration.headroom, self._board)
-        self._collecting = CollectionWait(job.frames, self.config.recalibration.timeout_s)
-        try:
-            self._make_room()  # minutes of collecting for a disk that is full anyway help nobody
-            if job.trigger != MODEL:
-                job.advance(JobState.COLLECTING.value, 0)
-        except TaredError as error:
-            self._give_up(error)
-
     def _move(self, job: Job) -> None:
         """Move the job on. Raises TaredError for a job that has to be given up."""
         if self._child is not None:
-            job.note_waiting(self._child.tick())
-        elif job.trigger != MODEL and not self._has_collected(job):
+            job.tracker.report_waiting(self._child.tick())
             return
-        elif job.note_waiting(self._headroom.reason_to_wait()):
+        if job.tracker.trigger != MODEL:
+            collected, informative = self.observer.collection.counts
+            if not self._collecting.has_enough(collected, informative):
+                percent = min(_COLLECTED_PERCENT * collected // job.frames, _COLLECTED_PERCENT - 1)
+                job.tracker.progress(JobState.COLLECTING.value, percent)
+                return
+        reason = self._headroom.reason_to_wait()
+        job.tracker.report_waiting(reason)
+        if reason:
             self._collecting.start_clock()  # frames that have to be collected again by then take their own time
         else:
-            self._make_room()
+            self.make_room()
             self._hand_over(job)
-
-    def _has_collected(self, job: Job) -> bool:
-        """Return True once there are enough frames; else report the progress. Raises as `CollectionWait.has_enough`."""
-        collected, informative = self._observer.collection.counts
-        if self._collecting.has_enough(collected, informative):
-            return True
-        percent = min(_COLLECTED_PERCENT * collected // job.frames, _COLLECTED_PERCENT - 1)
-        job.advance(JobState.COLLECTING.value, percent)
-        return False
 
     def _hand_over(self, job: Job) -> None:
         """Hand the job with the collected frames over to a child process. Raises AgentError."""
-        if job.trigger == MODEL:
-            job.advance(JobState.BUILDING.value, 0)
+        if job.tracker.trigger == MODEL:
+            job.tracker.progress(JobState.BUILDING.value, 0)
             model = job.model or self.config.model.path
             self._start_child(job, "agent.jobs.reference", lambda path: write_reference_job(path, self.config, model))
             return
-        frames, histograms, held_out = self._observer.collection.collected()
-        job.tracker.report_selection(self._observer.collection.selection_report(), self.config.state_dir)
-        job.advance(JobState.CALIBRATING.value, _COLLECTED_PERCENT)
+        frames, histograms, held_out = self.observer.collection.collected()
+        job.tracker.report_selection(self.observer.collection.selection_report(), self.config.state_dir)
+        job.tracker.progress(JobState.CALIBRATING.value, _COLLECTED_PERCENT)
         request = self._job_request(job, frames)
         self._start_child(
             job, "agent.jobs.candidate", lambda path: write_job(path, request, histograms, held_out, job.merged)
         )
 
     def _job_request(self, job: Job, frames: int) -> JobRequest:
-        service, serving = self._service, self._service.calibrated_path
+        service = self.service
         is_raised = service.is_precision_raised or job.raising is not None
         return JobRequest(
             spec=service.model.spec.model_dump(mode="json"),
@@ -265,13 +235,13 @@ class Recalibration:
             threads=self.config.threads,
             plan=service.plan.to_json(),
             raised_from=service.precision_origin if is_raised else "",
-            raising=job.raising.as_dict() if job.raising is not None else None,
+            raising=asdict(job.raising) if job.raising is not None else None,
             dla=self.config.dla,
             method=job.method,
             frames=frames,
             source=", ".join(camera.name for camera in self.config.every_camera),
             state_dir=str(self.config.state_dir),
-            serving=str(serving) if serving else None,
+            serving=None if service.is_degraded else str(service.serving.path),
             max_loss=self.config.recalibration.max_loss if job.max_loss is None else job.max_loss,
             max_slowdown=self.config.recalibration.max_slowdown,
         )
@@ -284,7 +254,7 @@ class Recalibration:
             recalibration.child  no process can be started
         """
         directory = self.config.state_dir / "jobs" / job.tracker.id
-        limits, run = self.config.recalibration, self._run_in_main_thread
+        limits, run = self.config.recalibration, self.run_in_main_thread
         try:
             write(directory)
         except OSError as error:
@@ -313,7 +283,7 @@ class Recalibration:
         """Note the child's progress, unless the job was given up meanwhile."""
         if job is self.job:
             try:
-                job.advance(step, percent)
+                job.tracker.progress(step, percent)
             except AgentError as error:
                 self._give_up(error)
 
@@ -325,9 +295,9 @@ class Recalibration:
         remove_unfinished_builds(self.config.state_dir)
         error = outcome.error
         if error is None:
-            self._on_candidate(job, outcome)
+            self.on_candidate(job, outcome)
             return
-        if job.trigger == MODEL and error.code not in _OF_THE_BOARD:
+        if job.tracker.trigger == MODEL and error.code not in _OF_THE_BOARD:
             found = f"the model's file has changed, and cannot be served: {error.code}: {error.found}"
             error = AgentError(CHANGED, found, error.expected, f"{error.remedy}; what serves goes on until then")
         job.tracker.fail(error)

@@ -1,7 +1,9 @@
 """End the jobs that a crashed or killed process left unfinished, before another job starts.
 
 `CrashRecovery` cleans the state directory and removes a candidate that was on probation, before an engine is chosen to
-serve. Once one serves, `end_unfinished_jobs` decides of each job whether it was committed, and answers its commands.
+serve. While one is chosen, it keeps the job of a start after a change of the runtime: the engine is rebuilt from its
+own calibration. Once one serves, `end_unfinished_jobs` decides of each job whether it was committed, and answers its
+commands.
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ from typing import Any
 from agent.commands.dispatcher import failure
 from agent.common.errors import AgentError
 from agent.contract.commands import CommandResult
-from agent.jobs.job import MODEL, PROVEN, RUNTIME, JobJournal, JobRecord, JobState
+from agent.jobs.job import MODEL, PROVEN, RUNTIME, JobJournal, JobRecord, JobState, JobTracker
 from agent.models.engine_service import reject
 from agent.system.state_dir import remove_leftovers
 from agent.uplink.reporter import Reporter
+from calibrate.errors import TaredError
 from engines.store.artefact import Store
 
 INTERRUPTED = "recalibration.interrupted"
@@ -72,6 +75,9 @@ class CrashRecovery:
                 reject(Store(state_dir), record.artefact or "", rollback)
         # The end of the process took a candidate back, and so has done what an operator's rollback requested.
         self._left_probation = any(record.artefact != self.current for record in on_probation)
+        self._rebuild: JobTracker | None = None
+        self._start_error: TaredError | None = None
+        self._refusal: AgentError | None = None  # of the journal, at the rebuild's first step
 
     @property
     def command_results(self) -> list[CommandResult]:
@@ -90,6 +96,29 @@ class CrashRecovery:
         return last is not None and (
             not last.state.is_finished or (last.raised_error is not None and last.raised_error.code == INTERRUPTED)
         )
+
+    def on_start_error(self, error: TaredError) -> None:
+        """Report an error that `EngineService.start` met; that of an artefact of another runtime starts a job."""
+        self._reporter.error(error)
+        self._start_error = error
+        if error.code == "artefact.runtime" and self._rebuild is None:
+            try:
+                self._rebuild = JobTracker(RUNTIME, self._reporter, self.journal, {"instead_of": self.current})
+                self._rebuild.progress(JobState.BUILDING.value, 0)
+            except AgentError as refusal:  # the engine is rebuilt all the same
+                self._reporter.error(refusal)
+                self._refusal = refusal
+
+    def engine_started(self, artefact: str, degraded: bool) -> None:
+        """End the job of the start, if there is one: this artefact serves; degraded: it is the reference."""
+        if self._rebuild is None:
+            return
+        if degraded and self._start_error is not None:
+            self._rebuild.fail(self._start_error)
+        elif self._rebuild.state is JobState.BUILDING:
+            self._rebuild.succeed({"artefact": artefact})
+        elif self._refusal is not None:
+            self._rebuild.fail(self._refusal)
 
     def end_unfinished_jobs(self, content: str) -> RecoveryResult:
         """End the jobs that have not ended.

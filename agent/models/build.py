@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from agent.models.model import Model, check_calibration
-from calibrate.errors import CalibrationError
 from calibrate.plan import PrecisionPlan
 from engines.calibration import Calibration, save_calibration
 from engines.errors import EngineError
@@ -124,12 +123,8 @@ def build_artefact(
             "int8 or " + " or ".join(backend.precisions),
             "choose another --precision, or build on a board whose runtime has it",
         )
-    if calibration is not None:
+    if calibration is not None or precision == "int8":
         check_calibration(model, calibration)
-    elif precision == "int8" and not model.needs_no_calibration:
-        raise CalibrationError(
-            "calibration.missing", "no calibration", "one, for int8", "make it with 'tared calibrate'"
-        )
     inputs: dict[str, Any] = {  # all that the engine follows from
         "model": model.sha256,
         "precision": precision,

@@ -83,11 +83,6 @@ class EngineService:
         return self.serving_model.plan if self.is_precision_raised else self.model.plan
 
     @property
-    def calibrated_path(self) -> Path | None:
-        """Directory of the artefact in service; None for the reference."""
-        return None if self.is_degraded else self.serving.path
-
-    @property
     def identity(self) -> str:
         """Fingerprint of model, spec, configured plan and runtime. Artefacts of one identity may replace each other."""
         model, backend = self.model, self.backend
@@ -179,6 +174,7 @@ def _was_built_under(artefact: Artefact, plan: PrecisionPlan) -> bool:
     return built_under is None or canonical(built_under) == canonical(plan.essence)
 
 
+@dataclass
 class StartEngine:
     """Choose the calibrated engine that serves first after a start.
 
@@ -189,22 +185,17 @@ class StartEngine:
     2. Where both fail: `current`, else `previous`, rebuilt from its own calibration if only the engine is damaged.
 
     The link then leads to what was built.
+
+    Args:
+        service: Has the artefacts to choose among.
+        on_error: Called with the reason for each artefact that cannot serve.
+        may_build: False if a builder ended the process before. Nothing is rebuilt then; a job's child does it.
     """
 
-    def __init__(
-        self, service: EngineService, on_error: Callable[[TaredError], None], progress: Progress, may_build: bool = True
-    ) -> None:
-        """Choose among the artefacts of `service`.
-
-        Args:
-            on_error: Called with the reason for each artefact that cannot serve.
-            may_build: False if a builder ended the process before. Nothing is rebuilt then; a job's child does it.
-        """
-        self._service = service
-        self._store = service.store
-        self._on_error = on_error
-        self._progress = progress
-        self._may_build = may_build
+    service: EngineService
+    on_error: Callable[[TaredError], None]
+    progress: Progress
+    may_build: bool = True
 
     def load(self) -> LoadedEngine | None:
         """Load the first engine that can serve; None where only the reference can."""
@@ -224,38 +215,38 @@ class StartEngine:
         """Load the artefact that `read` returns for the link, and make the link lead to it; None where it fails."""
         try:
             artefact = read(link)
-            loaded = self._service.load(artefact) if artefact is not None else None
+            loaded = self.service.load(artefact) if artefact is not None else None
         except TaredError as error:
-            self._on_error(error)
+            self.on_error(error)
             failed.setdefault(link, error.code)
             return None
         if loaded is not None:
             try:
-                if self._store.target(link) != loaded.artefact.id:
-                    self._store.replace(link, loaded.artefact)
+                if self.service.store.target(link) != loaded.artefact.id:
+                    self.service.store.replace(link, loaded.artefact)
             except EngineError as error:  # it serves all the same
-                self._on_error(error)
+                self.on_error(error)
         return loaded
 
     def _read(self, link: str) -> Artefact | None:
         """Return the artefact behind a link, rebuilt if it is for another runtime or a plan that is not configured."""
-        artefact = self._store.read(link)
+        artefact = self.service.store.read(link)
         if artefact is None:
             return None
         try:
-            check_runtime(artefact, self._service.backend.describe())
-            if self._service.has_valid_plan(artefact):
+            check_runtime(artefact, self.service.backend.describe())
+            if self.service.has_valid_plan(artefact):
                 return artefact
             log.info("plan=changed artefact=%s step=BUILDING", artefact.id)
         except EngineError as error:
             if error.code != "artefact.runtime":
                 raise
-            self._on_error(error)
+            self.on_error(error)
         return self._rebuild(artefact)
 
     def _salvage(self, link: str) -> Artefact | None:
         """Rebuild the artefact behind a link from its undamaged files."""
-        artefact = self._store.salvage(link)
+        artefact = self.service.store.salvage(link)
         return self._rebuild(artefact) if artefact is not None else None
 
     def _rebuild(self, artefact: Artefact) -> Artefact | None:
@@ -264,24 +255,24 @@ class StartEngine:
         Raises EngineError (`artefact.damaged`) unless the calibration's files are those that the manifest names by
         hash.
         """
-        if not self._may_build:
+        if not self.may_build:
             log.warning("rebuild=skipped artefact=%s reason=the_last_one_was_interrupted", artefact.id)
             return None
         for name in ("calibration.json", "calibration.npz"):
             artefact.read_file(name)
-        service, raised = self._service, self._service.is_raised(artefact)
+        service, raised = self.service, self.service.is_raised(artefact)
 
         def place(inputs: Mapping[str, Any]) -> Path:
-            return artefact.path if fingerprint(inputs) == artefact.id else self._store.place(inputs)
+            return artefact.path if fingerprint(inputs) == artefact.id else self.service.store.place(inputs)
 
         return build_artefact(
             service.model_for(artefact) if raised else service.model,
             service.backend,
             place,
-            self._progress,
+            self.progress,
             calibration=load_calibration(artefact.path / "calibration.json"),
             precision=artefact.manifest["inputs"]["precision"],
-            key=self._store.key,
+            key=self.service.store.key,
             raised_from=service.precision_origin if raised else "",
             instead_of=artefact.id,
         )

@@ -270,14 +270,20 @@ def calibrate(
     )
 
 
-def check_calibration(model: Model, calibration: Calibration) -> None:
-    """Refuse a calibration that does not fit the model.
+def check_calibration(model: Model, calibration: Calibration | None) -> None:
+    """Refuse a calibration that does not fit the model, and none for a model that needs one.
 
     Raises CalibrationError:
+        calibration.missing  there is none
         calibration.plan   it lacks tensors of the model's plan
         calibration.model  it is of another model
         calibration.input  it was made under another input spec
     """
+    if calibration is None:
+        if not model.needs_no_calibration:
+            remedy = "make it with 'tared calibrate'"
+            raise CalibrationError("calibration.missing", "no calibration", "one, for int8", remedy)
+        return
     missing = set(model.needed_taps) - {*calibration.amax, *model.plan.repairs.ranges}
     if missing and calibration.model_sha256 == model.sha256:
         raise CalibrationError(

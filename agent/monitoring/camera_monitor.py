@@ -111,26 +111,22 @@ class PairedFidelityGain:
         return Interval(2.0 * mean.estimate - 1.0, 2.0 * mean.low - 1.0, 2.0 * mean.high - 1.0, mean.n)
 
 
+@dataclass
 class CameraMonitor:
-    """Collect what the observed frames of one camera show. One thread adds frames; any thread may read."""
+    """Collect what the observed frames of one camera show. One thread adds frames; any thread may read.
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        config: Config,
-        collection: SharedCollection,
-        camera: str = "camera",
-        other_cameras: Callable[[], Sequence[Mapping[str, AbsHistogram]]] = tuple,
-    ) -> None:
-        """Args:
+    Args:
         collection: Shared by all cameras of the model.
         other_cameras: Returns the histograms of the newest frames of each other camera.
-        """
-        self._spec = spec
-        self._config = config
-        self._collection = collection
-        self.camera = camera
-        self._other_cameras = other_cameras
+    """
+
+    spec: ModelSpec
+    config: Config
+    collection: SharedCollection
+    camera: str = "camera"
+    other_cameras: Callable[[], Sequence[Mapping[str, AbsHistogram]]] = tuple
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()  # guards everything below
         self._drift: DriftMonitor | None = None
         self._view = ViewMonitor()
@@ -153,8 +149,8 @@ class CameraMonitor:
         The evidence starts from scratch. With `recall` it goes on with what the file has of the same artefact.
         """
         with self._lock:
-            switch_db = self._config.regimes.switch_db
-            self._drift = DriftMonitor(self._config.drift, switch_db, serving, others, self._other_cameras)
+            switch_db = self.config.regimes.switch_db
+            self._drift = DriftMonitor(self.config.drift, switch_db, serving, others, self.other_cameras)
             self._watched = serving.artefact
             self._drift_since = since
             self._settled.start(since)
@@ -204,7 +200,7 @@ class CameraMonitor:
     def state(self, outage: str, spending: Spending) -> CameraState:
         """Return what is known, with the reason why nothing is observed now, if so."""
         with self._lock:
-            collected, informative = self._collection.counts
+            collected, informative = self.collection.counts
             since_start = self._fidelity.since_start
             return CameraState(
                 collected=collected,
@@ -221,7 +217,7 @@ class CameraMonitor:
                 outage=outage,
                 spending=spending,
                 view=self._view.state,
-                nbytes=self._collection.nbytes + (self._drift.nbytes if self._drift else 0),
+                nbytes=self.collection.nbytes + (self._drift.nbytes if self._drift else 0),
                 absent=self.absent,
             )
 
@@ -254,13 +250,13 @@ class CameraMonitor:
             if self._view.state.trouble == FROZEN:
                 return  # the same frame once more shows nothing
             self._nonfinite |= {name for name, h in observation.histograms.items() if h.nonfinite}
-            self._collection.add(served.frame, tensor, observation, reference)
+            self.collection.add(served.frame, tensor, observation, reference)
             drift = self._drift
             if served.engine_id != self._watched or drift is None:
                 return
-            agreement = fidelity(served.result, reference, self._spec.min_sqnr_db)
+            agreement = fidelity(served.result, reference, self.spec.min_sqnr_db)
             if previous is not None:
-                self._paired.add(ts, agreement, fidelity(previous, reference, self._spec.min_sqnr_db))
+                self._paired.add(ts, agreement, fidelity(previous, reference, self.spec.min_sqnr_db))
             value = None if agreement.is_empty else agreement.value
             self._fidelity.add(ts, value)
             self._evidence.note_frame(ts, value)
@@ -269,7 +265,7 @@ class CameraMonitor:
             state = drift.state
             if state.state != "calm" or self._view.state.trouble:
                 self._settled.start(ts)
-            elif state.judged and state.serving_db <= self._config.drift.tolerance_db:
+            elif state.judged and state.serving_db <= self.config.drift.tolerance_db:
                 self._settled.add(ts, value)
 
     def _end_block(self, ts: float, drift: DriftMonitor) -> None:
@@ -289,4 +285,4 @@ class CameraMonitor:
         self._evidence.note_start(ts)
 
     def _alert_collection(self) -> None:
-        (self._collection.calm if self._drift_name == "calm" else self._collection.alert)(self.camera)
+        (self.collection.calm if self._drift_name == "calm" else self.collection.alert)(self.camera)

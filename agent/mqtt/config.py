@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, field_validator
 
-from agent.common.credentials import FileOrCredential, resolve_against
+from agent.common.credentials import FileOrCredential
 from agent.common.schema import Finite, Strict, read_yaml, validate
 from agent.contract.topics import check_name
 from agent.mqtt.endpoint import Endpoint, Protocol, TlsFiles, Transport
@@ -82,11 +82,6 @@ class MqttConfig(Strict):
         fields = self.model_dump(include=set(Endpoint.__dataclass_fields__))
         return Endpoint(**{**fields, "host": self.host or "127.0.0.1", "tls": self.tls})
 
-    def resolve_paths(self, base: Path) -> MqttConfig:
-        """Return the same section, relative paths resolved against the folder `base`."""
-        tls = self.tls.resolve_paths(base) if self.tls is not None else None
-        return self.model_copy(update={"password_file": resolve_against(self.password_file, base), "tls": tls})
-
 
 class _File(BaseModel):
     """The part of a config.yaml that the operator's side reads: the rest may be missing."""
@@ -96,7 +91,7 @@ class _File(BaseModel):
 
 def read_mqtt_config(path: Path) -> MqttConfig:
     """Read the `mqtt` section of a config.yaml and ignore the rest. Raises ConfigError as `load_config`."""
-    return validate(_File, read_yaml(path), str(path)).mqtt.resolve_paths(path.resolve().parent)
+    return validate(_File, read_yaml(path), str(path), path.resolve().parent).mqtt
 
 
 def _host_name() -> str:

@@ -17,7 +17,7 @@ from typing import Any, Literal, NoReturn
 
 from pydantic import ValidationInfo, field_validator
 
-from agent.common.credentials import FileOrCredential, locate, resolve_against
+from agent.common.credentials import FileOrCredential, locate
 from agent.common.errors import AgentError, ConfigError
 from agent.common.schema import Strict
 from engines.store.signing import open_regular
@@ -46,10 +46,6 @@ class TlsFiles(Strict):
         if key_file is not None and info.data.get("cert_file") is None:
             raise ValueError("cert_file beside it")
         return key_file
-
-    def resolve_paths(self, base: Path) -> TlsFiles:
-        """Return the same files, relative paths resolved against the folder `base`."""
-        return self.model_copy(update={name: resolve_against(path, base) for name, path in self})
 
     def context(self) -> ssl.SSLContext:
         """Read the files; TLS 1.2 or later, and the broker's name is always checked.

@@ -9,6 +9,6 @@ Public:
     chart               draw_chart
     command             read_evidence, run_plan
     precision_raise     EXHAUSTED, ObservedScene, PrecisionRaise, PrecisionRaiser
-    report              find_groups, print_explanation, print_plan
+    report              explain, find_groups, print_plan
     search              PlanOptions
 """

@@ -10,7 +10,7 @@ import bisect
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from statistics import median
 from typing import Any, cast
@@ -209,47 +209,36 @@ def check_frames(frames: RandomFrames, start: int, terms: Terms) -> None:
     )
 
 
+@dataclass
 class Certifier:
     """Measure the candidates of one search, each on the same frames in the same random order.
 
     All measurements are kept in the journal. An interrupted trial replays them without an engine, and goes on.
+
+    Args:
+        start: The first place in the random order; earlier frames were used to choose the candidates.
+        reference: Its answers are the truth; an Observer will do.
+        float_engine: The engine to be faster than.
+        deadline: Whether the time is up; then a trial ends after the frame that it has measured.
+
+    Raises as `check_frames`.
     """
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        terms: Terms,
-        frames: RandomFrames,
-        start: int,
-        reference: Engine,
-        float_engine: Engine,
-        journal: Journal,
-        progress: Progress = silent,
-        deadline: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """Check the frames.
+    spec: ModelSpec
+    terms: Terms
+    frames: RandomFrames
+    start: int
+    reference: Engine
+    float_engine: Engine
+    journal: Journal
+    progress: Progress = silent
+    deadline: Callable[[], bool] = lambda: False
+    _truths: dict[int, Prediction] = field(default_factory=dict, init=False)  # by index of the frame
+    _tried: set[str] = field(default_factory=set, init=False)
 
-        Args:
-            start: The first place in the random order; earlier frames were used to choose the candidates.
-            reference: Its answers are the truth; an Observer will do.
-            float_engine: The engine to be faster than.
-            deadline: Whether the time is up; then a trial ends after the frame that it has measured.
-
-        Raises as `check_frames`.
-        """
-        check_frames(frames, start, terms)
-        self._spec = spec
-        self._terms = terms
-        self._frames = frames
-        self._start = start
-        self._reference = reference
-        self._float_engine = float_engine
-        self._journal = journal
-        self._progress = progress
-        self._deadline = deadline
-        self._task = VisionTask(spec, reference.inputs, reference.outputs)
-        self._truths: dict[int, Prediction] = {}  # by index of the frame
-        self._tried: set[str] = set()
+    def __post_init__(self) -> None:
+        check_frames(self.frames, self.start, self.terms)
+        self._task = VisionTask(self.spec, self.reference.inputs, self.reference.outputs)
 
     def try_candidate(self, name: str, plan: str, engine: Engine) -> TrialResult:
         """Measure a candidate until its loss is known well enough, the frames or the time end, or nothing more helps.
@@ -264,34 +253,34 @@ class Certifier:
         (`plan.journal`).
         """
         self._tried.add(plan)
-        if len(self._tried) > self._terms.candidates:
-            raise ValueError(f"the error is split over {self._terms.candidates} candidates, and '{name}' is one more")
-        tally = Tally(self._terms)
+        if len(self._tried) > self.terms.candidates:
+            raise ValueError(f"the error is split over {self.terms.candidates} candidates, and '{name}' is one more")
+        tally = Tally(self.terms)
         with closing(self._measurements(plan, engine)) as measurements:
             for measurement in measurements:
                 tally.add(measurement)
                 doing = f"{name}: loss at most {tally.bound.upper:.3g} on {tally.bound.n} frames"
-                self._progress(min(1.0, tally.bound.n / self._terms.frames_needed), doing)
+                self.progress(min(1.0, tally.bound.n / self.terms.frames_needed), doing)
                 if tally.is_decided:
                     break
-        return tally.result(self._spec, "the time was up" if self._deadline() else "there were no more frames")
+        return tally.result(self.spec, "the time was up" if self.deadline() else "there were no more frames")
 
     def _measurements(self, plan: str, engine: Engine) -> Generator[Measurement, None, None]:
         """Yield the measurements in the journal, then at least one new one, until the time is up."""
         known_frames = 0
-        while (known := self._journal.get(_key(plan, known_frames))) is not None:
+        while (known := self.journal.get(_key(plan, known_frames))) is not None:
             yield Measurement(**cast("dict[str, Any]", known))
             known_frames += 1
-        with closing(self._frames.draw(self._start + known_frames)) as draws:
+        with closing(self.frames.draw(self.start + known_frames)) as draws:
             for number, (index, image) in enumerate(draws, known_frames):
                 tensor, _ = self._task.preprocess(image)
                 if number == known_frames and number < _TIMED:
-                    for warming in (engine, self._float_engine) * _WARM_UP:
+                    for warming in (engine, self.float_engine) * _WARM_UP:
                         warming.infer(tensor)
                 measurement = self._measure(engine, number, index, tensor)
-                self._journal.put(_key(plan, number), asdict(measurement))
+                self.journal.put(_key(plan, number), asdict(measurement))
                 yield measurement
-                if self._deadline():
+                if self.deadline():
                     return
 
     def _measure(self, engine: Engine, number: int, index: int, tensor: Array) -> Measurement:
@@ -299,22 +288,22 @@ class Certifier:
         if number >= _TIMED:
             outputs = engine.infer(tensor)
         else:
-            order = (engine, self._float_engine) if number % 2 == 0 else (self._float_engine, engine)
+            order = (engine, self.float_engine) if number % 2 == 0 else (self.float_engine, engine)
             answered = {timed: _infer_timed(timed, tensor) for timed in order}
             outputs, latency_ms = answered[engine]
-            latencies_ms = latency_ms, answered[self._float_engine][1]
+            latencies_ms = latency_ms, answered[self.float_engine][1]
         truth = self._truth(index, tensor)
         if not all(np.isfinite(output).all() for output in outputs.values()):
             return Measurement(1.0, False, answers(None, truth), latencies_ms)
         served = self._task.decode(outputs, tensor.shape)
-        agreement = fidelity(served, truth, self._spec.min_sqnr_db)
+        agreement = fidelity(served, truth, self.spec.min_sqnr_db)
         return Measurement(1.0 - agreement.value, agreement.is_empty, answers(served, truth), latencies_ms)
 
     def _truth(self, index: int, tensor: Array) -> Prediction:
         """Return the reference's prediction. It is kept for the next candidate, unless raw: those may be large."""
         if index in self._truths:
             return self._truths[index]
-        truth = self._task.decode(self._reference.infer(tensor), tensor.shape)
+        truth = self._task.decode(self.reference.infer(tensor), tensor.shape)
         if not isinstance(truth, Mapping):
             self._truths[index] = truth
         return truth

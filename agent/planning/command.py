@@ -15,23 +15,20 @@ from agent.camera.source import Source, parse_source
 from agent.common.console import progress, say
 from agent.common.errors import AgentError, DatasetError
 from agent.common.state_files import Journal
-from agent.models.model import Model, check_calibration, open_model, read_plan, read_rules
+from agent.models.model import check_calibration, open_model, read_plan, read_rules
 from agent.planning.costs import PlanBuilder
 from agent.planning.frames import RandomFrames
-from agent.planning.result import make_plan, summary
+from agent.planning.result import SCHEMA, make_plan, summary
 from agent.planning.search import PlanOptions, PlanSearch
 from agent.vision.evaluation import evaluate, labelled_images
 from agent.vision.spec import load_model_spec
-from calibrate.errors import CalibrationError
 from calibrate.plan import PrecisionPlan
 from engines.calibration import Calibration, load_calibration
 from engines.interface import Backend, Progress
-from engines.quantise.fusion import fusion_groups, int8_macs_share
-from engines.quantise.placement import place
+from engines.quantise.fusion import fusion_groups
 from engines.store.artefact import fingerprint
 from engines.store.files import replace_files
 
-_SCHEMA = 2  # of the evidence
 _SPENT = "spent"  # in the journal
 
 
@@ -60,10 +57,19 @@ def run_plan(
     """
     _check_output(output)
     source = parse_source(frames)
-    model = _open_model(spec_path)
+    model = open_model(load_model_spec(spec_path))
+    if model.placement.own and all(group.fixed for group in fusion_groups(model.master, model.placement).groups):
+        raise AgentError(
+            "plan.nothing",
+            f"{model.spec.path.name}, which brings its own INT8, and no other layer that may be",
+            "a model with layers to decide about",
+            "build it as it is, with --precision int8 and no calibration",
+        )
     if dataset is not None:
         labelled_images(model.spec, dataset)
-    calibration = _calibration(model, calibration_path)
+    given = load_calibration(calibration_path) if calibration_path and not model.needs_no_calibration else None
+    check_calibration(model, given)
+    calibration = given or Calibration(model.sha256, "the model's own", 0, "", {}, {})
     rules = read_rules(model.spec.precision, model.master, model.placement)
     builder = PlanBuilder(model, calibration, backend)
     search = PlanSearch(builder, rules, RandomFrames(source, options.seed), embedded, options, _stage)
@@ -80,28 +86,12 @@ def run_plan(
             result = search.run(journal)
             labels = _score_labels(search, dataset) if dataset is not None else None
             plan = make_plan(search)
-            facts = {**_identity(builder, plan), "source": source.shown, "held_out": is_held_out, "labels": labels}
+            facts = {"source": source.shown, "held_out": is_held_out, "labels": labels}
             plan = replace(plan, evidence={**plan.evidence, **facts, "seconds": round(seconds(), 3)})
             _write(output, plan)
         if not result.interrupted:
             journal.finish()
     return plan, {**summary(plan), "seconds": plan.evidence["seconds"], "output": str(output)}
-
-
-def _identity(builder: PlanBuilder, plan: PrecisionPlan) -> dict[str, Any]:
-    """Return what identifies the plan: its model, calibration and runtime."""
-    model = builder.model
-    return {
-        "schema": _SCHEMA,
-        "model": model.sha256,
-        "model_name": model.spec.path.name,
-        "spec": model.spec_id,
-        "calibration": builder.calibration.id,
-        "backend": dict(builder.backend.describe()),
-        "float_precision": builder.backend.precisions[-1],
-        "plan": fingerprint(plan.essence),
-        "int8_macs_share": int8_macs_share(model.master, place(model.master, plan)),
-    }
 
 
 @contextmanager
@@ -115,30 +105,6 @@ def _time_spent(journal: Journal, builder: PlanBuilder) -> Iterator[Callable[[],
     finally:
         if journal.size:
             journal.put(_SPENT, {"builds": builder.builds, "seconds": time.monotonic() - started})
-
-
-def _open_model(spec_path: Path) -> Model:
-    model = open_model(load_model_spec(spec_path))
-    if model.placement.own and all(group.fixed for group in fusion_groups(model.master, model.placement).groups):
-        raise AgentError(
-            "plan.nothing",
-            f"{model.spec.path.name}, which brings its own INT8, and no other layer that may be",
-            "a model with layers to decide about",
-            "build it as it is, with --precision int8 and no calibration",
-        )
-    return model
-
-
-def _calibration(model: Model, path: Path | None) -> Calibration:
-    if model.needs_no_calibration:
-        return Calibration(model.sha256, "the model's own", 0, "", {}, {})
-    if path is None:
-        raise CalibrationError(
-            "calibration.missing", "no calibration", "one, for int8", "make it with 'tared calibrate'"
-        )
-    calibration = load_calibration(path)
-    check_calibration(model, calibration)
-    return calibration
 
 
 @contextmanager
@@ -235,7 +201,7 @@ def read_evidence(path: Path) -> Mapping[str, Any]:
     Raises CalibrationError as `read_plan`, AgentError (`plan.evidence`) without any, or with another version's.
     """
     evidence = read_plan(path).evidence
-    if evidence.get("schema") != _SCHEMA:
+    if evidence.get("schema") != SCHEMA:
         found = f"{path}, a plan written by hand" if not evidence else f"{path}, planned by another version of tared"
         raise AgentError("plan.evidence", found, "one that this 'tared plan' wrote", "make it anew")
     return evidence

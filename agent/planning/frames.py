@@ -54,32 +54,23 @@ class RandomFrames:
         Raises CameraError as `read_images` does.
         """
         if self.count is None:
-            return self._draw_live()
+            clock = RandomInterval(_LIVE_PERIOD_S)
+            for ts, image in read_images(self.source):
+                if clock.due(ts):
+                    yield next(self._live_index), image
+            return
         order = np.random.default_rng(self._seed).permutation(self.count)[start:].tolist()
-        return self._draw_files(order) if self.source.kind == "images" else self._draw_video(order)
+        if self.source.kind == "images":
+            for index in order:
+                yield index, self._files.read(self._files.names[index])
+            return
+        for first in range(0, len(order), self._round_size):
+            indices = order[first : first + self._round_size]
+            images = enumerate(itertools.islice(read_images(self.source), max(indices) + 1))
+            picked = {index: image for index, (_, image) in images if index in indices}
+            for index in indices:
+                yield index, picked.pop(index)
 
     @cached_property
     def _files(self) -> ImageFiles:
         return ImageFiles(Path(self.source.location), CameraError)
-
-    def _draw_files(self, order: list[int]) -> Draws:
-        for index in order:
-            yield index, self._files.read(self._files.names[index])
-
-    def _draw_video(self, order: list[int]) -> Draws:
-        for first in range(0, len(order), self._round_size):
-            indices = order[first : first + self._round_size]
-            picked = self._decode(frozenset(indices))
-            for index in indices:
-                yield index, picked.pop(index)
-
-    def _decode(self, indices: frozenset[int]) -> dict[int, Image]:
-        """Return the images of these indices, by one pass over the video."""
-        images = itertools.islice(read_images(self.source), max(indices) + 1)
-        return {index: image for index, (_, image) in enumerate(images) if index in indices}
-
-    def _draw_live(self) -> Draws:
-        clock = RandomInterval(_LIVE_PERIOD_S)
-        for ts, image in read_images(self.source):
-            if clock.due(ts):
-                yield next(self._live_index), image

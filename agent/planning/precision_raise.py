@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,10 +47,6 @@ class PrecisionRaise:
     rung: int
     fidelity: float
     budget_s: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the request in JSON's types."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Show a plan's evidence to people: `print_plan` as tables, `print_explanation` one group in sentences.
+"""Show a plan's evidence to people: `print_plan` as tables, `explain` one group in sentences.
 
 The figures come first, in the digits and units that table, text and chart share.
 """
@@ -104,11 +104,16 @@ def print_plan(evidence: Evidence, console: Console, all_groups: bool = False) -
         facts.add_row(name, Text(fact, overflow="fold"))
     console.print(facts)
     rows = sorted(evidence["groups"], key=lambda group: -group["sensitivity"])  # stable: ties stay in graph order
-    shown = rows if all_groups else [group for group in rows if _is_listed(evidence, group)][:_MOST_ROWS]
+    listed = [
+        group
+        for group in rows
+        if group["precision"] == "float" or group["repairs"] or noise_share(evidence, [group]) >= _LISTED
+    ]
+    shown = rows if all_groups else listed[:_MOST_ROWS]
     console.print()
     console.print(_group_table(evidence, shown))
-    listed = {group["name"] for group in shown}
-    for line in _rest(evidence, [group for group in rows if group["name"] not in listed]):
+    names = {group["name"] for group in shown}
+    for line in _rest(evidence, [group for group in rows if group["name"] not in names]):
         console.print(Text(line))
     if evidence["candidates"]:
         console.print()
@@ -162,10 +167,6 @@ def _latency_fact(evidence: Evidence) -> str:
     if evidence["faster"]:
         return f"{times}: INT8 is {float_ms / ms:.2f} times as fast"
     return f"{times}: INT8 is not faster on this machine, it takes {ms / float_ms:.2f} times as long"
-
-
-def _is_listed(evidence: Evidence, group: Group) -> bool:
-    return group["precision"] == "float" or bool(group["repairs"]) or noise_share(evidence, [group]) >= _LISTED
 
 
 def _group_table(evidence: Evidence, groups: Sequence[Group]) -> Table:
@@ -236,11 +237,6 @@ def _outcome(number: int, candidate: Candidate) -> Iterator[str]:
     yield f"{number} was {'accepted' if trial['accepted'] else 'refused'}: {trial['reason']}"
     for pair in trial["confused"][:_CONFUSIONS]:
         yield f"  it takes '{pair['reference']}' for '{pair['candidate']}' {pair['count']} of {pair['of']} times"
-
-
-def print_explanation(evidence: Evidence, group: str, console: Console) -> None:
-    """Print `explain` on a console."""
-    console.print(Text(explain(evidence, group)))
 
 
 def explain(evidence: Evidence, group: str) -> str:

@@ -6,7 +6,7 @@ The evidence is JSON in plan.json. report.py and chart.py show it to people, `su
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,11 @@ from agent.planning.report import show_share
 from agent.planning.search import PlanSearch, SearchResult
 from calibrate.partition import Partition
 from calibrate.plan import PrecisionPlan, Repairs
-from engines.quantise.fusion import node_macs
+from engines.quantise.fusion import int8_macs_share, node_macs
+from engines.quantise.placement import place
+from engines.store.artefact import fingerprint
 
+SCHEMA = 2  # of the evidence
 _NOT_CERTIFIED = "no plan with INT8 in it was certified"
 
 
@@ -29,7 +32,20 @@ def make_plan(search: PlanSearch) -> PrecisionPlan:
     evidence = _Evidence(search)
     floats = search.plan_of(evidence.chosen, dict(evidence.reasons()))
     repairs = search.builder.repairs if any(evidence.int8) else Repairs()
-    return PrecisionPlan(floats, PrecisionPlan(floats, repairs).effective, evidence.as_dict())
+    plan = PrecisionPlan(floats, PrecisionPlan(floats, repairs).effective)
+    model, builder = search.model, search.builder
+    identity = {
+        "schema": SCHEMA,
+        "model": model.sha256,
+        "model_name": model.spec.path.name,
+        "spec": model.spec_id,
+        "calibration": builder.calibration.id,
+        "backend": dict(builder.backend.describe()),
+        "float_precision": builder.backend.precisions[-1],
+        "plan": fingerprint(plan.essence),
+        "int8_macs_share": int8_macs_share(model.master, place(model.master, plan)),
+    }
+    return replace(plan, evidence={**evidence.as_dict(), **identity})
 
 
 def verdict(search: PlanSearch) -> str:

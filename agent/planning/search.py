@@ -208,28 +208,24 @@ class _TimeIsUpError(Exception):
     """The budget is spent. It ends the search, and nobody outside of it sees it."""
 
 
+@dataclass
 class PlanSearch:
-    """One search. `run` may be interrupted at any point: all measurements are in its journal."""
+    """One search. `run` may be interrupted at any point: all measurements are in its journal.
 
-    def __init__(
-        self,
-        builder: PlanBuilder,
-        rules: Rules,
-        frames: RandomFrames,
-        embedded: Backend,
-        options: PlanOptions,
-        stage: Stage,
-    ) -> None:
-        """builder: for the runtime that will serve. embedded: ONNX Runtime, for what-ifs and the reference."""
-        self.model = builder.model
-        self.builder = builder
-        self.rules = rules
-        self.options = options
+    builder: for the runtime that will serve. embedded: ONNX Runtime, for what-ifs and the reference.
+    """
+
+    builder: PlanBuilder
+    rules: Rules
+    frames: RandomFrames
+    embedded: Backend
+    options: PlanOptions
+    stage: Stage
+
+    def __post_init__(self) -> None:
+        self.model = self.builder.model
         self.result = SearchResult(fusion_groups(self.model.master, self.model.placement))
-        self._frames = frames
-        self._embedded = embedded
         self._journal: Journal
-        self._stage = stage
         self._started = time.monotonic()
 
     @property
@@ -240,7 +236,7 @@ class PlanSearch:
     @cached_property
     def split(self) -> Split:
         """The division of the frames. Raises as `split_frames`."""
-        return split_frames(self._frames, self.options)
+        return split_frames(self.frames, self.options)
 
     def run(self, journal: Journal) -> SearchResult:
         """Search and certify, as far as the budget allows."""
@@ -275,13 +271,13 @@ class PlanSearch:
         return {**self.rules.apply(self.result.grouping.plan(int8.tolist(), reasons)), **self.builder.without_int8}
 
     def _choose_repairs(self) -> None:
-        with self._stage("repairs") as progress:
+        with self.stage("repairs") as progress:
             self.result.chosen = choose_repairs(
                 self.model,
                 self.builder.calibration,
                 self._search_frames,
                 self._what_if,
-                self._embedded,
+                self.embedded,
                 self._journal,
                 self._with_deadline(progress),
             )
@@ -298,7 +294,7 @@ class PlanSearch:
         predicted = np.zeros(len(groups))
         predicted[loud] = [sum(chosen.nsr.get(layer, 0.0) for layer in groups[index].layers) for index in loud]
         result.predicted = predicted
-        with self._stage("sensitivities") as progress:
+        with self.stage("sensitivities") as progress:
             show = self._with_deadline(progress)
             runs = 0
 
@@ -322,7 +318,7 @@ class PlanSearch:
                     result.restored[int(loud[restored])] = all_int8 - others
 
     def _measure_costs(self) -> None:
-        with self._stage("costs") as progress:
+        with self.stage("costs") as progress:
             self.result.costs = find_costs(
                 self.result.grouping,
                 self.rules.floats,
@@ -337,7 +333,7 @@ class PlanSearch:
         result, costs = self.result, self.result.costs
         assert costs is not None
         result.frontier = frontier(as_problem(result.grouping, costs.costs, result.noise, self._fixed()))
-        with self._stage("candidates") as progress:
+        with self.stage("candidates") as progress:
             show = self._with_deadline(progress)
 
             def evaluate(int8: NDArray[np.bool_]) -> WhatIfResult:
@@ -357,12 +353,12 @@ class PlanSearch:
             return
         terms = Terms(self.options.max_loss, self.options.max_confusion, len(candidates))
         with (
-            self._stage("certificate") as progress,
-            closing(self._embedded.load(self.model.master.SerializeToString())) as reference,
+            self.stage("certificate") as progress,
+            closing(self.embedded.load(self.model.master.SerializeToString())) as reference,
             closing(self.builder.load_float(self._with_deadline(progress))) as float_engine,
         ):
             certifier = Certifier(
-                self.model.spec, terms, self._frames, self.split.search, reference, float_engine, self._journal,
+                self.model.spec, terms, self.frames, self.split.search, reference, float_engine, self._journal,
                 progress, self.out_of_time,
             )  # fmt: skip
             self._journal.get_or_compute(_CANDIDATES, lambda: [candidate.as_dict() for candidate in candidates])
@@ -392,14 +388,14 @@ class PlanSearch:
 
     @cached_property
     def _search_frames(self) -> list[Array]:
-        with closing(self._embedded.load(self.model.master.SerializeToString())) as engine:
+        with closing(self.embedded.load(self.model.master.SerializeToString())) as engine:
             task = VisionTask(self.model.spec, engine.inputs, engine.outputs)
-        with closing(self._frames.draw()) as draws:
+        with closing(self.frames.draw()) as draws:
             return [task.preprocess(image)[0].copy() for _, image in islice(draws, self.split.search)]
 
     @cached_property
     def _what_if(self) -> WhatIf:
-        return WhatIf(self.model, self.builder.calibration, self._search_frames, self._embedded)
+        return WhatIf(self.model, self.builder.calibration, self._search_frames, self.embedded)
 
     def _fixed(self) -> NDArray[np.int8]:
         """Per group FREE, or the precision it has by rule, kernel or nature."""

@@ -116,6 +116,7 @@ class Judge:
     Args:
         serving: Directory of the artefact in service; None while the reference engine serves.
         evidence: Goes into the file of a refusal, with the verdict.
+        inputs: The fingerprinted inputs of the artefact whose engine is judged next.
         on_hang: Called in another thread when an inference does not come back; it has to end the process.
     """
 
@@ -129,11 +130,7 @@ class Judge:
     on_hang: Callable[[AgentError], None]
     progress: Progress
     verdict: Verdict | None = field(default=None, init=False)
-    _inputs: Mapping[str, Any] = field(default_factory=dict, init=False)
-
-    def set_inputs(self, inputs: Mapping[str, Any]) -> None:
-        """Set the fingerprinted inputs of the artefact whose engine is judged next."""
-        self._inputs = inputs
+    inputs: Mapping[str, Any] = field(default_factory=dict, init=False)
 
     def __call__(self, engine: Engine) -> Mapping[str, Any]:
         """Return what the manifest of an accepted engine says. Raises `recalibration.refused`, and as `compare`."""
@@ -173,8 +170,8 @@ class Judge:
     def _record_refusal(self, reason: Mapping[str, Any]) -> None:
         """Keep the evidence of a refusal. A disk that refuses to is only logged, so that it hides no refusal."""
         try:
-            evidence = {**self.evidence, "inputs": self._inputs, **reason}
-            record_refusal(self.state_dir, fingerprint(self._inputs), evidence)
+            evidence = {**self.evidence, "inputs": self.inputs, **reason}
+            record_refusal(self.state_dir, fingerprint(self.inputs), evidence)
         except OSError as error:
             log.warning("refusal_not_kept error=%r", error.strerror)
 

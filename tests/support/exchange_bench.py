@@ -19,7 +19,8 @@ from agent.common.schema import validate
 from agent.config import Config
 from agent.contract.messages import Birth
 from agent.control.summary import RunSummary
-from agent.control.swap import EngineSwap, SwapRequest
+from agent.control.swap import EngineSwap
+from agent.jobs.job import JobTracker
 from agent.models.engine_service import EngineService, LoadedEngine
 from agent.monitoring.camera_monitor import CameraStates
 from agent.serving.pipeline import Pipeline
@@ -41,6 +42,11 @@ class Told(list[Any]):
     """A JobTracker that keeps what it hears; `journal` is what it answers to a probation."""
 
     journal: AgentError | None = None
+    trigger = "alarm"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started_s = time.monotonic()
 
     def progress(self, step: str, _percent: int) -> None:
         self.append(("progress", step))
@@ -53,11 +59,8 @@ class Told(list[Any]):
     def succeed(self, result: dict[str, Any]) -> None:
         self.append(("succeed", result["artefact"]))
 
-    def fail(self, error: TaredError) -> None:
-        self.append(("fail", error.code))
-
-    def roll_back(self, error: TaredError) -> None:
-        self.append(("roll_back", error.code))
+    def fail(self, error: TaredError, *, rolled_back: bool = False) -> None:
+        self.append(("roll_back" if rolled_back else "fail", error.code))
 
 
 class Loop:
@@ -103,7 +106,8 @@ class Bench:
         engine = SimpleNamespace(close=lambda: self.closed.append(name))
         loaded = cast(LoadedEngine, SimpleNamespace(artefact=artefact, engine=engine))
         self.pipeline.trial = None
-        self.exchange.start(loaded, SwapRequest(trigger, time.monotonic(), self.report, VERDICT))
+        self.report.trigger = trigger
+        self.exchange.start(loaded, cast(JobTracker, self.report), VERDICT)
         return cast("TrialEvents | None", self.pipeline.trial)
 
     def live(self, trigger: str = "alarm") -> TrialEvents:

@@ -57,15 +57,14 @@ class Desk:
     @property
     def rung(self) -> int | None:
         """Of the running job."""
-        job = self.operations._jobs.job
+        job = self.operations.jobs.job
         return job.raising.rung if job is not None and job.raising is not None else None
 
     def cancel(self) -> None:
         self.operations.stop("the test goes on")
 
     def roll_back(self) -> None:
-        pipeline = self.operations._pipeline
-        rollback = engine_handlers(self.operations, self.service, pipeline)["rollback"]
+        rollback = engine_handlers(self.operations)["rollback"]
         rollback(RollbackArgs(), CommandProgress("c1", self.results.append))
 
 

@@ -52,15 +52,15 @@ class Desk:
         state = replace(self.state, view=view, informative=telling, drift=replace(self.state.drift, **drift))
         for _ in range(times):
             self.operations.tick({"camera": state})
-        job = self.operations._jobs.job
-        return job.trigger if job is not None else ""
+        job = self.operations.jobs.job
+        return job.tracker.trigger if job is not None else ""
 
     def recalibrate(self) -> None:
         assert self.operations.recalibrate(CommandProgress("c1", self.results.append), RecalibrateArgs())
 
     def accept(self) -> None:
         """The running job has built an engine that passed."""
-        job, self.operations._jobs.job = self.operations._jobs.job, None
+        job, self.operations.jobs.job = self.operations.jobs.job, None
         assert job is not None
         self.operations._on_candidate(job, JobOutcome(artefact=self.other.path))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from trouble_bench import Desk, desk
 
-from agent.commands.deliveries import ModelDelivery
+from agent.commands.deliveries import FileReceiver, ModelAdmission, StagedModel
 from agent.commands.dispatcher import CommandProgress
 from agent.commands.releases import Releases
 from agent.common.errors import CommandError
@@ -18,10 +18,10 @@ from agent.daemon.handlers import engine_handlers
 __all__ = ["desk"]  # the fixture
 
 
-def cancelled(at: Desk, delivery: ModelDelivery | None = None) -> CommandResult:
+def cancelled(at: Desk, delivery: FileReceiver[StagedModel] | None = None) -> CommandResult:
     """What becomes of a command to cancel."""
     deliveries = (delivery,) if delivery is not None else ()
-    handlers = engine_handlers(at.operations, at.operations._service, at.operations._pipeline, deliveries)
+    handlers = engine_handlers(at.operations, deliveries)
     answers: list[CommandResult] = []
     handlers["cancel"](CancelArgs(), CommandProgress("c2", answers.append))
     return answers[-1]
@@ -30,9 +30,9 @@ def cancelled(at: Desk, delivery: ModelDelivery | None = None) -> CommandResult:
 def test_a_job_that_waits_for_headroom_can_be_cancelled(desk: Callable[..., Desk]) -> None:
     at = desk()
     assert at.tick() == "alarm"
-    job = at.operations._jobs.job
+    job = at.operations.jobs.job
     assert job is not None
-    job.note_waiting("no memory")
+    job.tracker.report_waiting("no memory")
     assert cancelled(at).status == "SUCCEEDED"
     assert at.tick() == "", "not again at once, though the alarm is still on"
     (record,) = at.journal.records()
@@ -44,7 +44,7 @@ def test_a_candidate_on_probation_can_be_cancelled(desk: Callable[..., Desk]) ->
     at.recalibrate()
     at.accept()
     assert cancelled(at).status == "SUCCEEDED"
-    assert not at.operations.is_swapping
+    assert not at.operations.swap.is_active
     assert [(job.trigger, job.state.value) for job in at.journal.records()] == [
         ("command", "ROLLED_BACK"),
         ("rollback", "COMMITTED"),
@@ -60,8 +60,9 @@ def test_a_model_on_its_way_can_be_cancelled(desk: Callable[..., Desk], tmp_path
     at, results = desk(), list[CommandResult]()
     releases = Releases(None, tmp_path / "releases.json")
     bring = at.operations.new_model.deliver
-    delivery = ModelDelivery(tmp_path / "in", tmp_path / "m.onnx", True, 0, releases, lambda _: None, bring)
-    delivery.start(ModelArgs(sha256="0" * 64, size=1), CommandProgress("m1", results.append), 0.0)
+    admit = ModelAdmission(tmp_path / "m.onnx", True, 0, releases)
+    delivery = FileReceiver(tmp_path / "in", 0, lambda _: None, admit, bring)
+    delivery.start(ModelArgs(sha256="0" * 64, size=1), CommandProgress("m1", results.append))
     assert cancelled(at, delivery).status == "SUCCEEDED"
     assert results[-1].status == "FAILED"
     with pytest.raises(CommandError, match=r"command\.nothing"):

@@ -93,7 +93,7 @@ def test_while_another_candidate_hangs_none_is_tried(bench: Bench) -> None:
 
 @pytest.mark.parametrize(("degraded", "asked"), [(False, ["probation.latency"]), (True, ["keep"])])
 def test_a_first_engine_may_be_slower_than_the_reference(bench: Bench, degraded: bool, asked: list[str]) -> None:
-    cast(Any, bench.exchange)._service.is_degraded = degraded
+    cast(Any, bench.exchange).service.is_degraded = degraded
     bench.answer(100, "old")
     bench.live()
     bench.answer(40, "new", 0.03)

@@ -69,18 +69,18 @@ def test_a_rollback_on_probation_takes_the_candidate_back_and_keeps_what_was_cur
     before = at.operations.summary.artefact
     at.recalibrate()
     at.accept()
-    assert at.operations.is_swapping
+    assert at.operations.swap.is_active
     assert at.tick(state="alarm", serving_db=9.0) == ""  # nothing else is begun meanwhile
-    handlers = engine_handlers(at.operations, at.operations._service, at.operations._pipeline)
+    handlers = engine_handlers(at.operations)
     answers: list[CommandResult] = []
     handlers["rollback"](RollbackArgs(), CommandProgress("c2", answers.append))
     assert [answer.status for answer in answers] == ["ACCEPTED", "IN_PROGRESS", "SUCCEEDED"]
     assert at.results[-1].error is not None
     assert at.results[-1].error.code == "probation.recalled"
     assert at.events("rollback")[-1]["reason"] == "probation.recalled"
-    assert not at.operations.is_swapping
+    assert not at.operations.swap.is_active
     assert at.operations.summary.artefact == before
-    current = at.operations._service.store.read("current")
+    current = at.operations.service.store.read("current")
     assert current is None or current.id != at.other.id
     assert [(job.trigger, job.state.value) for job in at.journal.records()] == [
         ("command", "ROLLED_BACK"),
@@ -103,7 +103,7 @@ def test_after_rollbacks_a_recalibration_that_stays_is_the_word_that_jobs_start_
     at.recalibrate()
     report = at.operations.job
     assert report is not None
-    at.operations._jobs.job = None
+    at.operations.jobs.job = None
     for step in (JobState.COLLECTING, JobState.BUILDING, JobState.VALIDATING):
         report.progress(step.value, 0)
     report.enter_probation(at.other.id)
@@ -119,13 +119,13 @@ def test_a_rollback_that_comes_too_late_for_a_probation_takes_nothing_else_back(
     at = desk(frames=100)
     at.recalibrate()
     at.accept()
-    loop = at.operations._pipeline.loop
+    loop = at.operations.pipeline.loop
     go_back = loop.roll_back
     monkeypatch.setattr(loop, "roll_back", lambda _: False)
     answers: list[CommandResult] = []
     assert at.operations.recall(CommandProgress("c2", answers.append))
     assert not answers[-1].final
-    assert at.operations.is_swapping
+    assert at.operations.swap.is_active
     go_back(AgentError("probation.error", "a", "b", "c"))
     assert answers[-1].status == "SUCCEEDED"
     assert at.journal.records()[-1].state.value == "COMMITTED"
@@ -137,10 +137,10 @@ def test_while_a_candidate_still_hangs_no_job_begins_and_a_command_is_told_why(
     desk: Callable[..., Desk], op: str
 ) -> None:
     at = desk()
-    pipeline = cast(Any, at.operations._pipeline)
+    pipeline = cast(Any, at.operations.pipeline)
     pipeline.is_stuck = True
     assert at.tick(state="alarm", serving_db=9.0) == ""
-    handlers = engine_handlers(at.operations, at.operations._service, pipeline)
+    handlers = engine_handlers(at.operations)
     args = RecalibrateArgs() if op == "recalibrate" else RollbackArgs()
     with pytest.raises(CommandError, match="a candidate that still hangs") as refused:
         handlers[op](args, CommandProgress("c2", lambda _: None))

@@ -33,7 +33,7 @@ def test_low_fidelity_is_only_told_where_the_owner_wants_no_answer(
 ) -> None:
     at = desk(**recalibration)
     at.tick()
-    assert at.operations._jobs.job is None
+    assert at.operations.jobs.job is None
     assert [line.split()[0] for line in at.told] == ["fidelity"]
 
 
@@ -42,7 +42,7 @@ def test_it_takes_part_in_the_daily_cap(desk: Callable[..., Desk]) -> None:
     for _ in range(3):
         at.tick()
         at.cancel()
-    assert at.operations._jobs.job is None
+    assert at.operations.jobs.job is None
     assert len([line for line in at.told if "recalibration.cap" in line]) == 1
     assert any("low fidelity after 1 jobs in a day" in line for line in at.told)
 
@@ -62,8 +62,8 @@ def test_a_first_calibration_is_made_all_the_same(desk: Callable[..., Desk]) -> 
     at = desk(automatic=False)
     at.service.calibration = None
     at.tick(drift=None)
-    assert at.operations._jobs.job is not None
-    assert at.operations._jobs.job.trigger == "first-start"
+    assert at.operations.jobs.job is not None
+    assert at.operations.jobs.job.tracker.trigger == "first-start"
 
 
 def test_what_the_operator_took_back_is_not_raised_again_until_the_owner_says_otherwise(
@@ -107,9 +107,9 @@ def test_a_cooldown_follows_a_rollback_whatever_served(desk: Callable[..., Desk]
 def test_only_a_candidate_that_was_refused_asks_for_more(desk: Callable[..., Desk], code: str, rung: int) -> None:
     at = desk(cooldown_s=0.0)
     at.tick()
-    job = at.operations._jobs.job
+    job = at.operations.jobs.job
     assert job is not None
-    at.operations._jobs._finish(job, JobOutcome(error=AgentError(code, "", "", "")))
+    at.operations.jobs._finish(job, JobOutcome(error=AgentError(code, "", "", "")))
     at.tick()
     assert at.rung == rung
 

@@ -33,11 +33,11 @@ def test_an_alarm_in_a_good_view_names_no_trouble_and_is_answered(desk: Callable
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_no_regime_is_switched_to_for_a_view_in_trouble(desk: Callable[..., Desk], trouble: str) -> None:
     at = desk()
-    serving = at.operations._service.serving.id
+    serving = at.operations.service.serving.id
     at.tick(trouble, state="calm", switch_to=at.other.id)
-    assert at.operations._service.serving.id == serving
+    assert at.operations.service.serving.id == serving
     at.tick(state="calm", switch_to=at.other.id)
-    assert at.operations._service.serving.id == at.other.id
+    assert at.operations.service.serving.id == at.other.id
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
@@ -67,7 +67,7 @@ def test_a_dark_street_with_cars_is_something_to_go_by(
 def test_a_dark_street_with_cars_may_have_its_regime(desk: Callable[..., Desk]) -> None:
     at = desk("detect")
     at.tick("blind", telling=1, state="calm", switch_to=at.other.id)
-    assert at.operations._service.serving.id == at.other.id
+    assert at.operations.service.serving.id == at.other.id
 
 
 def test_what_was_found_by_day_is_no_car_in_the_dark(
@@ -89,7 +89,7 @@ def test_what_was_found_by_day_is_no_car_in_the_dark(
 
 def test_no_regime_is_switched_to_that_another_camera_would_be_left_by(desk: Callable[..., Desk]) -> None:
     at = desk()
-    serving, wanted = at.operations._service.serving.id, at.other.id
+    serving, wanted = at.operations.service.serving.id, at.other.id
     assert at.state.drift is not None
     faithful = replace(at.state.settled, interval=Interval(0.95, 0.93, 0.97, 200))
     calm = replace(at.state, settled=faithful, drift=replace(at.state.drift, state="calm", serving_db=0.5))
@@ -98,6 +98,6 @@ def test_no_regime_is_switched_to_that_another_camera_would_be_left_by(desk: Cal
     left = replace(calm, drift=replace(calm.drift, gains_db={serving: 0.5, wanted: 9.0}))
     suited = replace(calm, drift=replace(calm.drift, gains_db={serving: 0.5, wanted: 1.0}))
     at.operations.tick({"yard": asks, "hall": left})
-    assert at.operations._service.serving.id == serving
+    assert at.operations.service.serving.id == serving
     at.operations.tick({"yard": asks, "hall": suited})
-    assert at.operations._service.serving.id == wanted
+    assert at.operations.service.serving.id == wanted

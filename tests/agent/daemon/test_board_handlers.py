@@ -25,7 +25,7 @@ class Board:
         settings = SimpleNamespace(config=SimpleNamespace(privacy=SimpleNamespace(snapshot=allowed)))
         link = SimpleNamespace(send_snapshot=self.pictures.append)
         newest = SimpleNamespace(frame=frame) if frame is not None else None
-        parts: list[Any] = [settings, SimpleNamespace(feeds={"gate": SimpleNamespace(newest=newest)}), None, link]
+        parts: list[Any] = [settings, SimpleNamespace(feeds={"gate": SimpleNamespace(newest=newest)}), link]
         self._handlers = BoardHandlers(*parts, stop=lambda _reason: None)
 
     def snapshot(self) -> CommandResult:

@@ -17,12 +17,12 @@ __all__ = ["desk"]  # the fixture
 
 
 def order(at: Desk, op: str, args: Any) -> None:
-    handlers = engine_handlers(at.operations, at.service, at.operations._pipeline)
+    handlers = engine_handlers(at.operations)
     handlers[op](args, CommandProgress("c1", at.results.append))
 
 
 def knows(at: Desk, monkeypatch: pytest.MonkeyPatch, *regimes: str) -> None:
-    monkeypatch.setattr(type(at.operations._serving), "regimes", regimes)
+    monkeypatch.setattr(type(at.operations.regimes), "artefacts", regimes)
 
 
 def refusal(at: Desk, regime: str) -> str:
@@ -39,7 +39,7 @@ def test_an_operator_switches_to_a_regime_that_is_known(
     knows(at, monkeypatch, at.raised.id, at.int8.id)
     order(at, "switch", SwitchArgs(regime=at.int8.id))
     assert at.results[0].status == "ACCEPTED"
-    (job,) = at.operations._registry._journal.records()
+    (job,) = at.operations._registry.journal.records()
     assert (job.trigger, job.request["op"], job.artefact) == ("switch", "switch", at.int8.id)
     assert job.command_ids == ("c1",)
     assert not at.operations._limits.may_switch, "no other by itself at once"
@@ -58,7 +58,7 @@ def test_to_what_is_unknown_or_serves_there_is_no_switch(
 def test_a_recalibration_with_a_loss_of_its_own_is_judged_by_it(desk: Callable[..., Desk]) -> None:
     at = desk(max_loss=0.25)
     order(at, "recalibrate", RecalibrateArgs(max_loss=0.75))
-    jobs = at.operations._jobs
+    jobs = at.operations.jobs
     assert jobs.job is not None
     assert jobs._job_request(jobs.job, 8).max_loss == 0.75
     at.cancel()
@@ -77,8 +77,8 @@ def test_what_is_set_is_what_the_next_job_goes_by(desk: Callable[..., Desk]) -> 
     )
     assert at.operations.stopped_by == "recalibration.automatic"
     order(at, "recalibrate", RecalibrateArgs())
-    jobs = at.operations._jobs
+    jobs = at.operations.jobs
     assert jobs.job is not None
     assert jobs._job_request(jobs.job, 8).max_loss == 0.5
-    for reader in (at.operations._triggers, jobs, at.operations._swap, at.operations._changes):
+    for reader in (at.operations._triggers, jobs, at.operations.swap, at.operations._changes):
         assert reader.config.recalibration.max_loss == 0.5

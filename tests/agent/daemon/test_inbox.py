@@ -13,7 +13,7 @@ from brokers import RealBroker, eventually, on_the_air
 from device import TOPICS, Device, payload
 
 from agent.commands.authority import Authority
-from agent.commands.deliveries import ModelDelivery
+from agent.commands.deliveries import FileReceiver, ModelAdmission
 from agent.commands.labels import LabelsInbox
 from agent.commands.log import CommandLog
 from agent.commands.releases import Releases
@@ -50,7 +50,8 @@ class Board:
         path = folder / "settings.json"
         self.settings = Settings(config, path, authority.trusts, lambda _: self.inbox.report(), reporter.error)
         releases = Releases(authority, folder / "releases.json")
-        delivery = ModelDelivery(folder / "incoming", model.path, False, 0, releases, lambda _: None, never_tried)
+        admit = ModelAdmission(model.path, False, 0, releases)
+        delivery = FileReceiver(folder / "incoming", 0, lambda _: None, admit, never_tried)
         labels = LabelsInbox({"front": LiveAccuracy(model.task)}, model, lambda error, _: pytest.fail(str(error)))
         handlers = Device().handlers()
         self.inbox = CommandInbox(link, handlers, self.settings, (delivery,), labels, authority, reporter)

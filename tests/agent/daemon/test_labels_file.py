@@ -13,13 +13,18 @@ from agent.common.errors import ConfigError, DatasetError
 from agent.common.schema import validate
 from agent.contract.messages import Accuracy, CameraTelemetry, Latency
 from agent.control.summary import RunSummary
-from agent.daemon.review import read_classes, read_labels
+from agent.daemon.review import read_labels
 from agent.daemon.summary_table import print_summary
 from agent.monitoring.estimates import Estimate
 from agent.vision.spec import ModelSpec
 from calibrate.evidence import Interval
 
-NAMES = ("cat", "dog")
+
+def spec(**changes: Any) -> ModelSpec:
+    return validate(ModelSpec, {"path": "x.onnx", "task": "classify", **changes}, "test")
+
+
+CLASSES = spec(labels=("cat", "dog"))
 
 
 def write(folder: Path, *lines: str) -> Path:
@@ -30,30 +35,26 @@ def write(folder: Path, *lines: str) -> Path:
 
 def test_classes_are_read_by_id_and_by_name(tmp_path: Path) -> None:
     path = write(tmp_path, '{"frame": 4, "labels": "dog"}', '{"frame": 0, "labels": 0}')
-    assert read_classes(path, NAMES) == {4: 1, 0: 0}
-    assert read_classes(write(tmp_path, '{"frame": 1, "labels": 700}'), ()) == {1: 700}
+    assert read_labels(path, CLASSES) == {4: 1, 0: 0}
+    assert read_labels(write(tmp_path, '{"frame": 1, "labels": 700}'), spec()) == {1: 700}
 
 
 @pytest.mark.parametrize("label", ['"fox"', "2", "-1", "1.0", "null", "{}"])
 def test_a_class_that_is_none_is_refused_with_its_line(tmp_path: Path, label: str) -> None:
     path = write(tmp_path, '{"frame": 0, "labels": 1}', f'{{"frame": 1, "labels": {label}}}')
     with pytest.raises(DatasetError, match=r"labels\.unreadable: .*line 2: ") as caught:
-        read_classes(path, NAMES)
+        read_labels(path, CLASSES)
     assert "a class id or name" in caught.value.expected
 
 
 def test_labels_of_the_other_task_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"labels\.task"):
-        read_classes(write(tmp_path, '{"frame": 0, "labels": []}'), NAMES)
+        read_labels(write(tmp_path, '{"frame": 0, "labels": []}'), CLASSES)
     with pytest.raises(DatasetError, match=r"labels\.unreadable"):
-        read_labels(write(tmp_path, '{"frame": 0, "labels": 3}'))
+        read_labels(write(tmp_path, '{"frame": 0, "labels": 3}'), spec(task="detect", decoder="yolox"))
 
 
 # ---- the owner's word
-
-
-def spec(**changes: Any) -> ModelSpec:
-    return validate(ModelSpec, {"path": "x.onnx", "task": "classify", **changes}, "test")
 
 
 def test_a_classifiers_reference_accuracy_is_the_owners_and_no_part_of_what_engines_are_known_by() -> None:

@@ -139,7 +139,7 @@ def test_an_end_that_cannot_be_journaled_is_told_all_the_same(
     job_desk: JobDeskBench, monkeypatch: pytest.MonkeyPatch, end: str, written: str
 ) -> None:
     """The next start finds it out, from what was written last."""
-    pipeline: Any = job_desk.operations._pipeline
+    pipeline: Any = job_desk.operations.pipeline
     refuse(monkeypatch, end, REFUSALS[0])
     with monkeypatch.context() as patch:
         if end == "ROLLED_BACK":
@@ -216,7 +216,7 @@ def check(job_desk: JobDeskBench, state_dir: Path, serves: str, code: str, end: 
     assert [each.state.value for each in job_desk.journal.records()] == ([end] if end else [])
     assert job_desk.service.serving.id == serves
     assert job_desk.operations.job is None
-    assert not job_desk.operations.is_swapping
+    assert not job_desk.operations.swap.is_active
     assert job_desk.left(state_dir) == []
     job_desk.recalibrate()
     assert job_desk.finals()[-1].status == "SUCCEEDED", job_desk.finals()

@@ -34,7 +34,7 @@ def test_the_same_request_twice_is_one_job(desk: Callable[..., Desk]) -> None:
     for command in ("c1", "c2"):
         heard = [result for result in at.results if result.id == command]
         assert [heard[0].status, heard[1].step, heard[-1].status] == ["ACCEPTED", "COLLECTING", "FAILED"]
-    (job,) = at.operations._registry._journal.records()
+    (job,) = at.operations._registry.journal.records()
     assert (job.command_ids, job.state) == (("c1", "c2"), JobState.CANCELLED)
     assert ask(at, "c4", 64), "a new one, once that is over"
 
@@ -42,18 +42,18 @@ def test_the_same_request_twice_is_one_job(desk: Callable[..., Desk]) -> None:
 def test_a_job_that_has_its_frames_is_not_joined(desk: Callable[..., Desk]) -> None:
     at = desk()
     assert ask(at, "c1", 64)
-    job = at.operations._jobs.job
+    job = at.operations.jobs.job
     assert job is not None
-    at.operations._jobs._advance(job, "CALIBRATING", 40)
+    at.operations.jobs._advance(job, "CALIBRATING", 40)
     assert not ask(at, "c2", 64)
 
 
 def test_a_frame_path_that_fails_fails_the_job(desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch) -> None:
     at = desk()
     assert ask(at, "c1")
-    monkeypatch.setattr(at.operations._pipeline, "error", OSError("no engine"), raising=False)
+    monkeypatch.setattr(at.operations.pipeline, "error", OSError("no engine"), raising=False)
     at.operations.stop("the source has ended")
-    (record,) = at.operations._registry._journal.records()
+    (record,) = at.operations._registry.journal.records()
     assert record.state is JobState.FAILED
     assert record.raised_error is not None
     assert record.raised_error.code == "swap.stopped"
@@ -93,13 +93,13 @@ def test_a_step_that_cannot_be_journaled_ends_the_job(
     assert at.results[-1].error is not None
     assert at.results[-1].error.code == "journal.write"
     assert at.operations.job is None
-    assert at.operations._jobs.job is None
+    assert at.operations.jobs.job is None
 
 
 def test_step_and_percent_are_told_to_the_sender_the_world_and_the_terminal(desk: Callable[..., Desk]) -> None:
     at = desk()
     assert ask(at, "c1")
-    jobs, interval = at.operations._jobs, SimpleNamespace(n=0)
+    jobs, interval = at.operations.jobs, SimpleNamespace(n=0)
     feed = SimpleNamespace(last_ts=1.0, accuracy=SimpleNamespace(estimate=SimpleNamespace(interval=interval)))
     pipeline = SimpleNamespace(feeds={"camera": feed})
     readings = StatusReporter(at.operations.config, at.service, cast(Pipeline, pipeline), None)
@@ -108,7 +108,7 @@ def test_step_and_percent_are_told_to_the_sender_the_world_and_the_terminal(desk
     for step, percent in (("CALIBRATING", 40), ("BUILDING", 50), ("BUILDING", 51), ("BUILDING", 60)):
         jobs._advance(jobs.job, step, percent)
         shown.append(readings.progress_line({"camera": at.state}, at.operations.job, 0).rpartition("  ")[2])
-    jobs.job.note_waiting("thermal zone at 80 C")
+    jobs.job.tracker.report_waiting("thermal zone at 80 C")
     shown.append(readings.progress_line({"camera": at.state}, at.operations.job, 0).rpartition("  ")[2])
     told = [("COLLECTING", 0), ("CALIBRATING", 40), ("BUILDING", 50), ("BUILDING", 60)]  # ten percent after ten percent
     assert [(each.step, each.percent) for each in at.results if each.step] == told
@@ -122,15 +122,15 @@ def test_step_and_percent_are_told_to_the_sender_the_world_and_the_terminal(desk
 def test_a_step_that_cannot_follow_ends_the_job_alone(desk: Callable[..., Desk], step: str) -> None:
     at = desk()
     assert ask(at, "c1")
-    job = at.operations._jobs.job
+    job = at.operations.jobs.job
     assert job is not None
-    at.operations._jobs._advance(job, "BUILDING", 50)
-    assert job.percent == 50
-    at.operations._jobs._advance(job, step, 60)
+    at.operations.jobs._advance(job, "BUILDING", 50)
+    assert job.tracker.as_dict()["percent"] == 50
+    at.operations.jobs._advance(job, step, 60)
     assert at.results[-1].error is not None
     assert at.results[-1].error.code == "recalibration.child"
     assert at.operations.job is None
-    assert at.operations._registry._journal.records()[-1].state is JobState.FAILED
+    assert at.operations._registry.journal.records()[-1].state is JobState.FAILED
 
 
 def test_the_clock_starts_a_job_once(desk: Callable[..., Desk]) -> None:

@@ -24,7 +24,7 @@ def test_a_new_model_supersedes_what_is_under_way(desk: Callable[..., Desk], mon
     at = desk()
     assert ask(at, "c1")
     built: list[Any] = []
-    monkeypatch.setattr(at.operations._jobs, "build_reference", lambda report, _model: built.append(report))
+    monkeypatch.setattr(at.operations.jobs, "start", lambda job: built.append(job.tracker))
     at.operations.new_model.content_changed("another content")
     at.tick()
     at.tick()
@@ -37,13 +37,15 @@ def test_a_new_model_supersedes_what_is_under_way(desk: Callable[..., Desk], mon
 def found_model(at: Desk, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """A new content of the model's file is there; the reports of its trials."""
     built: list[Any] = []
+    start = at.operations.jobs.start
 
-    def build(report: Any, model: Path | None) -> None:
-        built.append(report)
-        at.operations._jobs._start(Job("model", 1, "max", report, model=model))
+    def build(job: Job) -> None:
+        if job.tracker.trigger == "model":
+            built.append(job.tracker)
+        start(job)
 
-    monkeypatch.setattr(at.operations._jobs, "build_reference", build)
-    monkeypatch.setattr(at.operations._jobs, "tick", lambda: None)
+    monkeypatch.setattr(at.operations.jobs, "start", build)
+    monkeypatch.setattr(at.operations.jobs, "tick", lambda: None)
     at.operations.new_model.content_changed("another content")
     return built
 
@@ -79,10 +81,10 @@ def test_a_trial_that_says_nothing_of_the_model_is_repeated_after_a_minute(
     at = desk()
     built = found_model(at, monkeypatch)
     at.tick()
-    job = at.operations._jobs.job
+    job = at.operations.jobs.job
     assert job is not None
     if code:
-        at.operations._jobs._finish(job, JobOutcome(error=AgentError(code, "", "", "")))
+        at.operations.jobs._finish(job, JobOutcome(error=AgentError(code, "", "", "")))
     else:
         at.cancel()
     assert any(told in line for line in at.told)
@@ -113,10 +115,10 @@ class Delivered:
         self.taken_up += 1
 
     def ends(self, **outcome: Any) -> None:
-        job = self.at.operations._jobs.job
+        job = self.at.operations.jobs.job
         assert job is not None
         assert job.model == self.file
-        self.at.operations._jobs._finish(job, JobOutcome(**outcome))
+        self.at.operations.jobs._finish(job, JobOutcome(**outcome))
         self.at.tick()
 
 
@@ -158,7 +160,7 @@ def test_a_delivered_model_is_cancelled_before_its_trial_and_in_it(delivered: De
     assert delivered.results[-1].error is not None
     assert "the operator cancels it" in delivered.results[-1].error.message
     delivered.at.tick()
-    assert delivered.at.operations._jobs.job is None or delivered.at.operations._jobs.job.trigger != "model"
+    assert delivered.at.operations.jobs.job is None or delivered.at.operations.jobs.job.tracker.trigger != "model"
     assert not delivered.file.exists()
     assert delivered.served.read_bytes() == b"before"
 

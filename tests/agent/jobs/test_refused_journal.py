@@ -38,14 +38,14 @@ def test_a_rollback_that_the_journal_does_not_take_changes_nothing(
 ) -> None:
     at = desk(raised_serves=True)
     closed = closings(at, monkeypatch)
-    monkeypatch.setattr(at.operations._serving, "forget", pytest.fail)
+    monkeypatch.setattr(at.operations.regimes, "forget", pytest.fail)
     monkeypatch.setattr(at.operations._attempts, "forbid", pytest.fail)
     refuse_journal(monkeypatch)
     with pytest.raises(AgentError, match=r"journal\.write"):
         at.roll_back()
     assert closed == [at.int8.id]
     assert at.operations._limits.may_start
-    assert not at.operations.is_swapping
+    assert not at.operations.swap.is_active
 
 
 def test_a_switch_that_the_journal_does_not_take_is_none(

@@ -8,8 +8,8 @@ import pytest
 
 from agent.common.errors import AgentError
 from agent.contract.messages import Birth
-from agent.daemon.startup import RuntimeRebuildJob
 from agent.jobs.job import JobJournal, JobState
+from agent.jobs.recovery import CrashRecovery
 from agent.uplink.reporter import Reporter
 
 
@@ -17,8 +17,7 @@ from agent.uplink.reporter import Reporter
 def test_a_job_ends_though_its_first_step_cannot_be_journaled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: bool, end: JobState
 ) -> None:
-    journal = JobJournal(tmp_path / "jobs.sqlite", lambda error: pytest.fail(str(error)))
-    job = RuntimeRebuildJob(journal, Reporter(None, Birth(agent_version="0")), "")
+    past = CrashRecovery(tmp_path, Reporter(None, Birth(agent_version="0")))
 
     def refuse(*_: object, **__: object) -> None:
         raise AgentError("journal.write", "a full disk", "", "")
@@ -26,6 +25,6 @@ def test_a_job_ends_though_its_first_step_cannot_be_journaled(
     with monkeypatch.context() as patched:
         if refuses:
             patched.setattr(JobJournal, "enter", refuse)
-        job.on_error(AgentError("artefact.runtime", "another", "this one", ""))
-    job.engine_started("0123", degraded=False)
-    assert [record.state for record in journal.records()] == [end]
+        past.on_start_error(AgentError("artefact.runtime", "another", "this one", ""))
+    past.engine_started("0123", degraded=False)
+    assert [record.state for record in past.journal.records()] == [end]

@@ -115,7 +115,7 @@ def two_tensors() -> Model:
 def regimes_of(config: Config, folder: Path) -> tuple[CameraMonitor, Regimes, RegimeStore]:
     """A calibration for light 1 in service since capture time 0."""
     monitor, store = monitor_for(config), RegimeStore(folder / "regimes.json", "", 5)
-    regimes = Regimes(config, store, [monitor], monitor._collection)
+    regimes = Regimes(config, store, [monitor], monitor.collection)
     regimes.watch("lit 1", two_tensors(), calibration(), {})
     return monitor, regimes, store
 
@@ -224,7 +224,7 @@ def test_a_warning_begins_a_collection_unless_a_job_waits_for_the_one_there_is(c
     monitor = monitor_for(config)
     monitor.watch(regime(), [], 0.0)
     feed(monitor, range(40))
-    monitor._collection.set_in_use(in_use)
+    monitor.collection.set_in_use(in_use)
     feed(monitor, range(40, 69), light=1 / 16)
     state = monitor.state("", Spending(0.0, 0.0))
     assert state.drift is not None
@@ -258,31 +258,31 @@ def quickly(monitor: CameraMonitor, seconds: range, light: float = 1.0) -> None:
 def test_of_a_scene_that_stands_still_frames_are_chosen_unless_somebody_waits(config: Config) -> None:
     monitor = monitor_for(config)
     quickly(monitor, range(20))
-    chosen = monitor._collection.selection_report().detail()
+    chosen = monitor.collection.selection_report().detail()
     assert chosen["considered"] == 200
     assert chosen["taken"] == pytest.approx(20.0 * 512 * 4 / 3 / 300, abs=3)
     assert chosen["taken"] + chosen["duplicate"] == 200
     assert chosen["classes"] == {"a": chosen["taken"]}
     state = monitor.state("", Spending(0.0, 0.0))
     assert (state.collected, state.informative) == (chosen["taken"] - chosen["held_out"], chosen["held_out"])
-    monitor._collection.restart(hurried=True)
+    monitor.collection.restart(hurried=True)
     quickly(monitor, range(20, 26))
-    assert monitor._collection.selection_report().detail()["taken"] == 60
-    monitor._collection.restart()
+    assert monitor.collection.selection_report().detail()["taken"] == 60
+    monitor.collection.restart()
     quickly(monitor, range(26, 32))
-    assert monitor._collection.selection_report().detail()["taken"] < 30
+    assert monitor.collection.selection_report().detail()["taken"] < 30
 
 
 def test_from_a_warning_on_frames_are_taken_as_they_come(config: Config) -> None:
     monitor = monitor_for(config)
     monitor.watch(regime(), [], 0.0)
     quickly(monitor, range(40))
-    assert monitor._collection.selection_report().detail()["duplicate"] > 200
+    assert monitor.collection.selection_report().detail()["duplicate"] > 200
     quickly(monitor, range(40, 63), light=1 / 16)
     drift = monitor.state("", Spending(0.0, 0.0)).drift
     assert drift is not None
     assert drift.state != "calm"
-    detail = monitor._collection.selection_report().detail()
+    detail = monitor.collection.selection_report().detail()
     assert detail["taken"] == detail["considered"] > 50
 
 
@@ -298,7 +298,7 @@ def test_thumbnails_are_kept_only_for_a_sheet(config: Config) -> None:
     without = config.calibration.model_copy(update={"contact_sheet": False})
     monitor = monitor_for(config.model_copy(update={"calibration": without}))
     quickly(monitor, range(3))
-    assert monitor._collection.selection_report().thumbnails is None
+    assert monitor.collection.selection_report().thumbnails is None
     plain = monitor_for(config)
     quickly(plain, range(60))
-    assert len(plain._collection.selection_report().thumbnails or ()) == 48
+    assert len(plain.collection.selection_report().thumbnails or ()) == 48

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import io
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from plan_evidence import all_float, by_macs, evidence, group, one_group, unmeasured
 from rich.console import Console
 
+from agent.cli.main import main
 from agent.common.errors import AgentError
-from agent.planning.report import explain, print_explanation, print_plan
+from agent.planning.report import explain, print_plan
+from agent.planning.result import SCHEMA
+from calibrate.plan import PrecisionPlan
 
 
 def printed(found: dict[str, Any], width: int = 110, all_groups: bool = False) -> str:
@@ -246,7 +250,9 @@ def test_an_unknown_group_names_its_neighbours() -> None:
         explain(evidence(), "*zzz")
 
 
-def test_the_explanation_is_printed_as_it_is() -> None:
-    text = io.StringIO()
-    print_explanation(evidence(), "head", Console(file=text, width=200))
-    assert text.getvalue() == explain(evidence(), "head") + "\n"
+def test_the_explanation_is_printed_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = {**evidence(), "schema": SCHEMA}
+    found["groups"][0].update(name="conv[0] :smile:", layers=["conv[0] :smile:"])
+    (tmp_path / "plan.json").write_text(PrecisionPlan({}, evidence=found).to_json())
+    assert main(["plan", str(tmp_path / "plan.json"), "--explain", "conv*"]) == 0
+    assert capsys.readouterr().out.split() == explain(found, "conv*").split()
