@@ -126,7 +126,7 @@ def compare(name: str, backend: Backend, advance: Callable[[], object]) -> Row:
         half_int8=median_sqnr_db(mixed, fp32),
         half_int8_to_int8=median_sqnr_db(mixed, int8),
         casts=(added_casts(half, master), added_casts(half_int8, quantised)),
-        floats=(len(half.floats), len(half_int8.floats)),
+        floats=(len(half.float32), len(half_int8.float32)),
     )
 
 

@@ -16,8 +16,8 @@ from typing import Any
 from onnx import load_from_string
 
 from benchmarks.peers import HERE, MODELOPT, ROOT, WORKERS, Peer, PeerError, interpreter
-from engines.graph.existing_qdq import QUANTISE, own_int8
-from engines.graph.topology import COMPUTE_OPS, Topology
+from engines.graph.existing_qdq import own_int8
+from engines.graph.topology import COMPUTE_OPS, QUANTISE, Topology
 from engines.quantise.fusion import node_macs
 from engines.store.artefact import read_artefact
 

@@ -107,7 +107,15 @@ def calibrate_histograms(
             "convolutions or matrix products with constant weights",
             "build it with --precision fp32",
         )
-    _refuse_nonfinite(histograms)
+    broken = {name: h.nonfinite for name, h in histograms.items() if h.nonfinite}
+    if broken:
+        first = next(iter(broken))
+        raise CalibrationError(
+            "calibration.nonfinite",
+            f"NaN or infinite values in {len(broken)} of {len(histograms)} tensors, '{first}' with {broken[first]}",
+            "finite activations",
+            "check the model's weights and the input normalisation of the model spec",
+        )
     shared_by = {name: group for group in shared for name in group}
     groups = {
         tuple(member for member in shared_by.get(name, (name,)) if member in histograms): None for name in histograms
@@ -136,18 +144,6 @@ def _choose_amax(histograms: Sequence[AbsHistogram], method: str, device: Entrop
                 for bins, each in zip(kept, histograms, strict=True)
             ]
     return [histogram_amax(histogram, method) for histogram in histograms]
-
-
-def _refuse_nonfinite(histograms: Mapping[str, AbsHistogram]) -> None:
-    broken = {name: h.nonfinite for name, h in histograms.items() if h.nonfinite}
-    if broken:
-        first = next(iter(broken))
-        raise CalibrationError(
-            "calibration.nonfinite",
-            f"NaN or infinite values in {len(broken)} of {len(histograms)} tensors, '{first}' with {broken[first]}",
-            "finite activations",
-            "check the model's weights and the input normalisation of the model spec",
-        )
 
 
 def check_destination(path: Path) -> None:

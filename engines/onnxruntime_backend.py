@@ -20,7 +20,7 @@ import onnxruntime as ort
 from onnx import ModelProto, NodeProto
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
-from calibrate.histogram import AbsHistogram, abs_histogram, merge
+from calibrate.histogram import AbsHistogram, abs_histogram, merge_into
 from engines.errors import EngineError
 from engines.graph.taps import expose
 from engines.graph.topology import Topology, trial_shape
@@ -280,20 +280,17 @@ class OnnxRuntimeObserver:
         axis.
         """
         histograms: dict[str, AbsHistogram] = {}
-        parts: dict[str, list[Array]] = {name: [] for name in self._outputs}
+        runs: list[dict[str, Array]] = []
         for image in self._images(batch):
             tensors = {self._engine.inputs[0].name: image} | self._engine.infer(image)
-            for tap in self.taps:
-                collected = abs_histogram(tensors[tap].astype(np.float32, copy=False))
-                histograms[tap] = merge(histograms[tap], collected) if tap in histograms else collected
-            for name in self._outputs:
-                parts[name].append(tensors[name])
-        return Observation({name: self._joined(name, part) for name, part in parts.items()}, histograms)
+            taps = {tap: abs_histogram(tensors[tap].astype(np.float32, copy=False)) for tap in self.taps}
+            merge_into(histograms, taps)
+            runs.append({name: tensors[name] for name in self._outputs})
+        return Observation(self._joined(runs), histograms)
 
     def infer(self, batch: Array) -> dict[str, Array]:
         """Return the reference outputs as `observe` does, without the taps."""
-        runs = [self._engine.infer(image, self._outputs) for image in self._images(batch)]
-        return {name: self._joined(name, [run[name] for run in runs]) for name in self._outputs}
+        return self._joined([self._engine.infer(image, self._outputs) for image in self._images(batch)])
 
     def _images(self, batch: Array) -> Iterator[Array]:
         for start in range(0, max(len(batch), 1), self._step):
@@ -302,17 +299,18 @@ class OnnxRuntimeObserver:
     def close(self) -> None:
         self._engine.close()
 
-    def _joined(self, name: str, parts: list[Array]) -> Array:
-        if len(parts) == 1:
-            return parts[0]
-        if not self._engine.batched[name]:
-            raise EngineError(
-                "observer.batch",
-                f"{len(parts)} images, and output '{name}' without a batch axis",
-                "one image at a time for this model",
-                "observe single images",
-            )
-        return np.concatenate(parts)
+    def _joined(self, runs: list[dict[str, Array]]) -> dict[str, Array]:
+        if len(runs) == 1:
+            return runs[0]
+        for name in self._outputs:
+            if not self._engine.batched[name]:
+                raise EngineError(
+                    "observer.batch",
+                    f"{len(runs)} images, and output '{name}' without a batch axis",
+                    "one image at a time for this model",
+                    "observe single images",
+                )
+        return {name: np.concatenate([run[name] for run in runs]) for name in self._outputs}
 
 
 def _spec(value: ort.NodeArg) -> TensorSpec:

@@ -39,7 +39,11 @@ class Gpu:
 
     def __init__(self, ordinal: int = 0) -> None:
         self.driver = _driver()
-        self._device = _device(self.driver, ordinal)
+        count = self.driver.Device.count()
+        if not 0 <= ordinal < count:
+            remedy = "choose one that is there"
+            raise DeviceError("cuda.device", f"{count} CUDA devices", f"a device number {ordinal}", remedy)
+        self._device = self.driver.Device(ordinal)
         self._modules: dict[tuple[str, ...], Any] = {}
         # Of a module: nvcc's, and the driver's for code that it does not take. Other errors come from earlier faults.
         self._refusals = (self.driver.CompileError, self.driver.LogicError, self.driver.RuntimeError)
@@ -203,15 +207,6 @@ def _driver() -> Any:
         remedy = f"{_SEE_IT_RUN}; in a container, pass the device through"
         raise DeviceError("cuda.device", _first_line(error), "a CUDA device", remedy) from error
     return driver
-
-
-def _device(driver: Any, ordinal: int) -> Any:
-    count = driver.Device.count()
-    if not 0 <= ordinal < count:
-        raise DeviceError(
-            "cuda.device", f"{count} CUDA devices", f"a device number {ordinal}", "choose one that is there"
-        )
-    return driver.Device(ordinal)
 
 
 def _first_line(error: Exception) -> str:

@@ -15,6 +15,9 @@ from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 from engines.errors import EngineError
 from engines.graph.topology import (
     COMPUTE_OPS,
+    DEQUANTISE,
+    QDQ_OPS,
+    QUANTISE,
     Topology,
     all_nodes,
     attribute,
@@ -23,8 +26,6 @@ from engines.graph.topology import (
     moves_values,
     number,
 )
-
-QUANTISE, DEQUANTISE = "QuantizeLinear", "DequantizeLinear"
 
 _SYMMETRIC = (
     "export it with symmetric int8 for weights and activations, zero points written out "
@@ -93,7 +94,7 @@ def check_own_quantisation(master: ModelProto) -> None:
     topology = Topology(master)
     in_graph = {id(node) for node in master.graph.node}
     for node in all_nodes(master.graph):
-        if node.op_type not in (QUANTISE, DEQUANTISE):
+        if node.op_type not in QDQ_OPS:
             continue
         if id(node) not in in_graph:
             raise _refused(node, "in the body of a control-flow node", "Q/DQ in the main graph", _EXPLICIT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,11 @@ from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto, external_data_helper, helper
 
 from engines.errors import EngineError
-from engines.graph.topology import TensorType, all_nodes, copy_of, graph_inputs, subgraphs, trial_shape, value_type
+from engines.graph.topology import QDQ_OPS, TensorType, all_nodes, graph_inputs, subgraphs, trial_shape, value_type
 from engines.interface import Array, TensorSpec
 from engines.preprocessing import image_layout
 
 _REEXPORT = "export the model again"
-_QDQ_OPS = ("QuantizeLinear", "DequantizeLinear")
 _INTEGER_OPS = ("DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "QGemm")
 
 
@@ -61,7 +61,7 @@ def trial_image(model: ModelProto, shape: Sequence[int] | None = None) -> Array:
 
 def canonical_hash(model: ModelProto) -> str:
     """Return the SHA-256 (hex) of a model's computation: without doc strings, producer, metadata, inferred shapes."""
-    bare = copy_of(model)
+    bare = deepcopy(model)
     for field in ("doc_string", "producer_name", "producer_version", "model_version", "metadata_props"):
         bare.ClearField(field)
     graph = bare.graph
@@ -113,7 +113,7 @@ def _check_operators(model: ModelProto) -> None:
         operator = f"{domain}.{node.op_type}" if domain else node.op_type
         where = f"operator {operator} in node '{node.name or node.output[0]}'"
         integer = node.op_type in _INTEGER_OPS or node.op_type.startswith("QLinear")
-        if integer or (node.op_type in _QDQ_OPS and domain):
+        if integer or (node.op_type in QDQ_OPS and domain):
             raise EngineError(
                 "model.quantised",
                 where,

@@ -8,6 +8,7 @@ form of a graph only: constants are initialisers, BatchNormalization is folded, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 
 import numpy as np
 import onnx
@@ -23,12 +24,12 @@ from engines.graph.topology import (
     Topology,
     all_nodes,
     attribute,
-    copy_of,
     graph_inputs,
     number,
     replace_nodes,
     value_type,
 )
+from engines.graph.weights import by_output, from_matrix, to_matrix
 from engines.interface import Array
 
 Floats = NDArray[np.float64]
@@ -56,7 +57,7 @@ def prepare(model: ModelProto, run: Run, input_shape: Sequence[int] | None = Non
         model.pass       a pass broke the graph or changed its results
         model.quantised  as `check_own_quantisation`
     """
-    master = copy_of(model)
+    master = deepcopy(model)
     signature = _signature(model)
     for step in PASSES:
         master = step(master)
@@ -67,7 +68,7 @@ def prepare(model: ModelProto, run: Run, input_shape: Sequence[int] | None = Non
         if _signature(master) != signature:
             raise _broken(step.__name__, "other inputs or outputs than before")
     check_own_quantisation(master)
-    _check_equivalent(name_nodes(copy_of(model)), master, run, input_shape)  # runtimes refuse repeated node names
+    _check_equivalent(name_nodes(deepcopy(model)), master, run, input_shape)  # runtimes refuse repeated node names
     return master
 
 
@@ -122,17 +123,13 @@ def constants_to_initializers(model: ModelProto) -> ModelProto:
         else:
             tensor.name = node.output[0]
             graph.initializer.append(tensor)
-    del graph.node[:]
-    graph.node.extend(kept)
-    return model
+    return replace_nodes(model, kept)
 
 
 def _constant(value: AttributeProto) -> TensorProto | None:
     """The tensor of a Constant's attribute; None for strings and sparse tensors, which stay nodes."""
     if value.name == "value":
-        tensor = TensorProto()
-        tensor.CopyFrom(value.t)
-        return tensor
+        return deepcopy(value.t)
     dtype = {
         "value_float": np.float32,
         "value_floats": np.float32,
@@ -236,25 +233,16 @@ def _fold(model: ModelProto, producer: NodeProto, norm: NodeProto, topology: Top
         for candidate in producer.attribute:
             if candidate.name == "beta":
                 candidate.f = 1.0
-    weight = _scaled(value(producer.input[1]), gain, producer)
+    weight = value(producer.input[1])
+    matrix = to_matrix(producer, weight)
+    scaled = from_matrix(producer, matrix * by_output(gain, matrix), weight.shape)
     # New initialisers: other nodes may share the old ones.
     names = (f"{norm.output[0]}.folded_weight", f"{norm.output[0]}.folded_bias")
-    for name, array in zip(names, (weight, (bias - mean) * gain + beta), strict=True):
-        model.graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), name))
+    shifted = ((bias - mean) * gain + beta).astype(np.float32)
+    for name, array in zip(names, (scaled, shifted), strict=True):
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
     producer.input[:] = [producer.input[0], *names]
     producer.output[0] = norm.output[0]
-
-
-def _scaled(weight: Floats, gain: Floats, producer: NodeProto) -> Floats:
-    """Return the weights times the gain of their output channel."""
-    if producer.op_type == "Conv":  # (out, in / groups, ...)
-        return weight * gain.reshape(-1, *[1] * (weight.ndim - 1))
-    if producer.op_type == "Gemm":  # (out, in) when transposed, else (in, out)
-        return weight * (gain[:, None] if attribute(producer, "transB", 0) else gain)
-    # ConvTranspose (in, out / groups, ...): group g of the inputs makes group g of the output channels.
-    groups = int(number(producer, "group", 1))
-    grouped = weight.reshape(groups, -1, *weight.shape[1:])
-    return (grouped * gain.reshape(groups, 1, -1, *[1] * (weight.ndim - 2))).reshape(weight.shape)
 
 
 def fold_integer_biases(model: ModelProto) -> ModelProto:
@@ -309,10 +297,9 @@ def drop_unused(model: ModelProto) -> ModelProto:
             needed.update(node.input)
             kept.append(node)
     initializers = [tensor for tensor in graph.initializer if tensor.name in needed]
-    del graph.node[:], graph.initializer[:], graph.value_info[:]
-    graph.node.extend(reversed(kept))
+    del graph.initializer[:], graph.value_info[:]
     graph.initializer.extend(initializers)
-    return model
+    return replace_nodes(model, reversed(kept))
 
 
 PASSES: tuple[Pass, ...] = (

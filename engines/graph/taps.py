@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from math import prod
 
 from onnx import ModelProto, TensorProto, helper
 
 from engines.errors import EngineError
-from engines.graph.topology import copy_of, graph_inputs, tensor_types
+from engines.graph.topology import graph_inputs, is_float, tensor_types
 
 
 def expose(reference: ModelProto, taps: Sequence[str]) -> ModelProto:
@@ -16,12 +17,11 @@ def expose(reference: ModelProto, taps: Sequence[str]) -> ModelProto:
 
     Raises EngineError (`observer.tap`) for what is no float32 tensor of the graph.
     """
-    graph = copy_of(reference)
+    graph = deepcopy(reference)
     types = tensor_types(reference)
     present = {value.name for value in (*graph.graph.input, *graph.graph.output)}
     for tap in taps:
-        tap_type = types.get(tap)
-        if tap_type is None or tap_type.elem_type != TensorProto.FLOAT:
+        if not is_float(types, tap):
             raise EngineError(
                 "observer.tap",
                 f"tap '{tap}'",
@@ -29,13 +29,13 @@ def expose(reference: ModelProto, taps: Sequence[str]) -> ModelProto:
                 "place the taps on this very graph",
             )
         if tap not in present:
-            graph.graph.output.append(helper.make_tensor_value_info(tap, tap_type.elem_type, None))
+            graph.graph.output.append(helper.make_tensor_value_info(tap, TensorProto.FLOAT, None))
     return graph
 
 
 def element_counts(reference: ModelProto, input_shape: Sequence[int], taps: Sequence[str]) -> Mapping[str, int | None]:
     """Return the number of values in each tap for an input of a shape; None where ONNX cannot infer it."""
-    graph = copy_of(reference)
+    graph = deepcopy(reference)
     image = graph_inputs(graph)[0]
     for dimension, size in zip(image.type.tensor_type.shape.dim, input_shape, strict=True):
         dimension.dim_value = size

@@ -6,7 +6,7 @@ element (ELEMENTWISE_OPS), only move values (MOVEMENT_OPS) or average them.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -14,6 +14,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 Dim = int | str | None  # a size, the name of an open dimension, or unknown
 
+QUANTISE, DEQUANTISE = "QuantizeLinear", "DequantizeLinear"
 COMPUTE_OPS = {"Conv", "ConvTranspose", "Gemm", "MatMul"}
 ELEMENTWISE_OPS = {
     "Relu", "LeakyRelu", "PRelu", "Clip", "Elu", "Selu", "Celu", "Sigmoid", "HardSigmoid", "HardSwish",
@@ -23,6 +24,7 @@ MOVEMENT_OPS = {
     "Concat", "MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Split",
     "Gather", "Pad", "Resize", "DepthToSpace", "SpaceToDepth",
 }  # fmt: skip
+QDQ_OPS = {QUANTISE, DEQUANTISE}
 AVERAGE_OPS = {"AveragePool", "GlobalAveragePool", "ReduceMean"}
 
 
@@ -76,6 +78,11 @@ def tensor_types(model: ModelProto) -> dict[str, TensorType]:
     return types
 
 
+def is_float(types: Mapping[str, TensorType], tensor: str) -> bool:
+    """Return True if a tensor is known to be float32."""
+    return tensor in types and types[tensor].elem_type == TensorProto.FLOAT
+
+
 def value_type(value: ValueInfoProto) -> TensorType:
     """Return the element type and shape that a graph declares for one of its values."""
     tensor = value.type.tensor_type
@@ -85,13 +92,6 @@ def value_type(value: ValueInfoProto) -> TensorType:
     return TensorType(
         tensor.elem_type, tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims)
     )
-
-
-def copy_of(model: ModelProto) -> ModelProto:
-    """Return a copy of a model, which may be changed."""
-    copy = ModelProto()
-    copy.CopyFrom(model)
-    return copy
 
 
 def replace_nodes(model: ModelProto, nodes: Iterable[NodeProto]) -> ModelProto:

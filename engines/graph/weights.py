@@ -47,6 +47,11 @@ def by_input(values: Floats, matrix: Floats) -> Floats:
     return values.reshape(matrix.shape[0], 1, matrix.shape[2], 1)
 
 
+def by_output(values: Floats, matrix: Floats) -> Floats:
+    """Return (groups, outputs, 1, 1) from one value per output channel (channels,), to multiply a matrix with."""
+    return values.reshape(matrix.shape[0], matrix.shape[1], 1, 1)
+
+
 def channel_counts(node: NodeProto, dims: Sequence[int]) -> tuple[int, int]:
     """Return how many channels a layer with a weight of that shape reads, and how many it makes."""
     if node.op_type == "Conv":

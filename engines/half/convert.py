@@ -14,7 +14,8 @@ computes in float16 unless there is a reason:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,14 +27,16 @@ from engines.graph.passes import constants_to_initializers, name_nodes, raise_op
 from engines.graph.topology import (
     COMPUTE_OPS,
     MOVEMENT_OPS,
+    QDQ_OPS,
     Topology,
     all_nodes,
-    copy_of,
     fresh_name,
+    is_float,
+    replace_nodes,
     subgraphs,
     tensor_types,
 )
-from engines.half.ranges import HALF_MAX, QDQ_OPS, beyond_half, scale_fits
+from engines.half.ranges import HALF_MAX, beyond_half, scale_fits
 
 MIN_OPSET = 19  # the first whose Q/DQ takes float16 scales
 MIN_IR_VERSION = 9  # that of opset 19
@@ -50,14 +53,7 @@ _ACTIVATION_OPS = {
     "Relu", "LeakyRelu", "PRelu", "ThresholdedRelu", "Clip", "Elu", "Selu", "Celu", "Sigmoid", "HardSigmoid", "Tanh",
     "Softsign", "Softplus",
 }  # fmt: skip
-_EITHER_TYPE_OPS = {
-    "Shape",
-    "Size",
-    "ArgMax",
-    "ArgMin",
-    "NonZero",
-    "Cast",
-}  # accept either type: no cast is inserted for them
+_EITHER_TYPE_OPS = {"Shape", "Size", "ArgMax", "ArgMin", "NonZero", "Cast"}  # no cast is inserted for them
 _TAIL_OPS = MOVEMENT_OPS | _ACTIVATION_OPS | _EITHER_TYPE_OPS | {
     "Identity", "Expand", "Tile", "Where", "GatherElements", "GatherND", "TopK", "GlobalMaxPool", "ReduceMax",
     "ReduceMin", "Max", "Min", "CenterCropPad", "Trilu",
@@ -67,13 +63,13 @@ _PRODUCT_OPS = COMPUTE_OPS | {"Einsum", "Attention", "RNN", "LSTM", "GRU"}
 
 @dataclass(frozen=True)
 class HalfForm:
-    """model: the typed graph. floats: name of each node that computes in float32 -> the reason in plain words.
+    """model: the typed graph. float32: name of each node that computes in float32 -> the reason in plain words.
 
-    Q/DQ nodes, and nodes without float tensors, are not in `floats`.
+    Q/DQ nodes, and nodes without float tensors, are not in `float32`.
     """
 
     model: ModelProto
-    floats: Mapping[str, str]
+    float32: Mapping[str, str]
 
 
 def half_precision(graph: ModelProto, amax: Mapping[str, float]) -> HalfForm:
@@ -89,7 +85,7 @@ def half_precision(graph: ModelProto, amax: Mapping[str, float]) -> HalfForm:
         model.opset  Q/DQ that cannot be raised to opset 19
         model.half   a form that ONNX's type inference refuses
     """
-    model = copy_of(graph)
+    model = deepcopy(graph)
     if any(node.op_type in QDQ_OPS for node in model.graph.node):
         model = _with_half_scales(model)
         _round_scales(model)
@@ -101,8 +97,8 @@ def half_precision(graph: ModelProto, amax: Mapping[str, float]) -> HalfForm:
         raise EngineError(
             "model.half", str(error), "a graph whose float16 form is valid", "build it in fp32, and report the model"
         ) from error
-    in_order = [node.name for node in model.graph.node if node.name in types.floats]
-    return HalfForm(written, {name: types.floats[name] for name in in_order})
+    in_order = [node.name for node in model.graph.node if node.name in types.float32]
+    return HalfForm(written, {name: types.float32[name] for name in in_order})
 
 
 def _with_half_scales(model: ModelProto) -> ModelProto:
@@ -134,35 +130,49 @@ class HalfTypes:
         self.topology = Topology(model)
         self.types = tensor_types(model)
         self.opset = standard_opset(model)
-        self.floats: dict[str, str] = {}
+        self.float32: dict[str, str] = {}
         image, tail, ranges = self._image_tensors(), self._tail(), beyond_half(model, amax)
         for node in self.topology.nodes:
-            if node.op_type not in QDQ_OPS and self._decides(node):
+            if node.op_type not in QDQ_OPS and self._is_typed(node):
+                makers = [self.topology.producers[name] for name in node.input if name in self.topology.producers]
+                decodes = node.op_type not in _TAIL_OPS or any(maker.name in self.float32 for maker in makers)
                 reason = self._reason(node, image)
-                if reason is None and node.name in tail and self._decodes(node):
+                if reason is None and node.name in tail and decodes:
                     reason = "decoding: past the last convolution or matrix product"
                 reason = reason or ranges.get(node.name)
                 if reason is not None:
-                    self.floats[node.name] = reason
+                    self.float32[node.name] = reason
         self._join_islands()
         self.made: dict[str, int] = dict.fromkeys(self.topology.inputs, FLOAT)
         for node in self.topology.nodes:
             if node.op_type not in QDQ_OPS:
-                for name, parameter in _formal(node.output, self._schema(node), "outputs"):
-                    if self.is_float(name):
-                        self.made[name] = self._type(node, parameter)
+                for _, name, variable in self._floats(node, "output"):
+                    self.made[name] = self._type(node, variable)
 
     def is_float(self, name: str) -> bool:
-        return name in self.types and self.types[name].elem_type == FLOAT
+        return is_float(self.types, name)
 
     def reads(self, node: NodeProto) -> list[tuple[int, str, int]]:
         """Return (input index, tensor, type) for every float32 tensor that a node, no Q or DQ, reads."""
-        found = []
-        for index, (name, parameter) in enumerate(_formal(node.input, self._schema(node), "inputs")):
-            if self.is_float(name):
-                as_it_comes = self.made.get(name, FLOAT) if node.op_type in _EITHER_TYPE_OPS else None
-                found.append((index, name, as_it_comes or self._type(node, parameter)))
-        return found
+        either = node.op_type in _EITHER_TYPE_OPS
+        return [
+            (index, name, self.made.get(name, FLOAT) if either else self._type(node, variable))
+            for index, name, variable in self._floats(node, "input")
+        ]
+
+    def _floats(self, node: NodeProto, side: str) -> list[tuple[int, str, str]]:
+        """Return (index, tensor, type variable) for every float32 tensor on a side of a node, "input" or "output".
+
+        The variable is "" if there is no schema.
+        """
+        schema = self._schema(node)
+        parameters = getattr(schema, f"{side}s") if schema else ()
+        last = len(parameters) - 1  # may be variadic
+        return [
+            (index, name, parameters[min(index, last)].type_str if parameters else "")
+            for index, name in enumerate(getattr(node, side))
+            if self.is_float(name)
+        ]
 
     def _schema(self, node: NodeProto) -> onnx.defs.OpSchema | None:
         try:
@@ -170,23 +180,20 @@ class HalfTypes:
         except onnx.defs.SchemaError:
             return None
 
-    def _type(self, node: NodeProto, parameter: str) -> int:
-        """Return the type of one parameter of a node, by its type variable."""
-        if node.name in self.floats:
-            return FLOAT
-        return HALF if parameter in self._variables(node) else FLOAT
+    def _type(self, node: NodeProto, variable: str) -> int:
+        """Return the type that a type variable of a node stands for."""
+        return HALF if node.name not in self.float32 and variable in self._variables(node) else FLOAT
 
     def _variables(self, node: NodeProto) -> set[str]:
         """Return the type variables that become float16: of the results, or of the operands if there are none.
 
         Others stay: the scales of Resize are float32 by definition, its region of interest holds coordinates.
         """
-        schema = self._schema(node)
-        operands = {parameter for name, parameter in _formal(node.input, schema, "inputs") if self.is_float(name)}
-        results = {parameter for name, parameter in _formal(node.output, schema, "outputs") if self.is_float(name)}
+        operands = {variable for *_, variable in self._floats(node, "input")}
+        results = {variable for *_, variable in self._floats(node, "output")}
         return operands | results if node.op_type == "BatchNormalization" else results or operands
 
-    def _decides(self, node: NodeProto) -> bool:
+    def _is_typed(self, node: NodeProto) -> bool:
         """Return True if a node reads or makes float tensors, and does not accept either type."""
         return any(map(self.is_float, node.output)) or (
             any(map(self.is_float, node.input)) and node.op_type not in _EITHER_TYPE_OPS
@@ -205,7 +212,7 @@ class HalfTypes:
         if node.op_type == "Mul" and node.input[0] == node.input[1]:
             return "squares leave float16's range first"
         allowed = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
-        operands = {parameter for _, parameter in _formal(node.input, schema, "inputs")}
+        operands = {variable for *_, variable in self._floats(node, "input")}
         for variable in self._variables(node):
             made_up = variable not in operands and node.op_type != "Cast"
             if made_up or "tensor(float16)" not in allowed.get(variable, ()):
@@ -243,33 +250,22 @@ class HalfTypes:
                 tail.add(node.name)
         return tail
 
-    def _decodes(self, node: NodeProto) -> bool:
-        makers = [self.topology.producers[name] for name in node.input if name in self.topology.producers]
-        return node.op_type not in _TAIL_OPS or any(maker.name in self.floats for maker in makers)
-
     def _join_islands(self) -> None:
         """Make a node float32 if all its readers accept float32 and all its makers give it (reason 6)."""
         joining = {"QuantizeLinear", *_EITHER_TYPE_OPS}
         candidates = set()
         for node in reversed(self.topology.nodes):
             readers = [reader for name in node.output for reader, _ in self.topology.readers(name)]
-            ready = all(r.name in self.floats or r.name in candidates or r.op_type in joining for r in readers)
-            if ready and self._decides(node) and node.op_type not in (*QDQ_OPS, *_PRODUCT_OPS):
+            ready = all(r.name in self.float32 or r.name in candidates or r.op_type in joining for r in readers)
+            if ready and self._is_typed(node) and node.op_type not in QDQ_OPS | _PRODUCT_OPS:
                 candidates.add(node.name)
         for node in self.topology.nodes:
-            if node.name not in candidates or node.name in self.floats:
+            if node.name not in candidates or node.name in self.float32:
                 continue
             inputs = [name for name in node.input if self.is_float(name) and name not in self.topology.initializers]
             makers = [self.topology.producers.get(name) for name in inputs]  # None: the graph's input
-            if all(maker is None or maker.name in self.floats for maker in makers):
-                self.floats[node.name] = "it lies between tensors that are float32"
-
-
-def _formal(names: Sequence[str], schema: onnx.defs.OpSchema | None, side: str) -> list[tuple[str, str]]:
-    """Return the tensors of a node with the type variables of their parameters; "" if there is no schema."""
-    parameters = getattr(schema, side) if schema else ()
-    last = len(parameters) - 1  # may be variadic
-    return [(name, parameters[min(i, last)].type_str if parameters else "") for i, name in enumerate(names)]
+            if all(maker is None or maker.name in self.float32 for maker in makers):
+                self.float32[node.name] = "it lies between tensors that are float32"
 
 
 def _all_reads(node: NodeProto) -> set[str]:
@@ -307,14 +303,12 @@ class _Writer:
             elif node.output[0] in self.topology.pinned:  # the others are written for their readers
                 self._in_type(node.output[0], FLOAT)
         constants = [constant for tensor in graph.initializer for constant in self._constants(tensor)]
-        del graph.node[:]
-        graph.node.extend(self.nodes)
         del graph.initializer[:]
         graph.initializer.extend(constants)
         for value in graph.value_info:
             if self.types.is_float(value.name):
                 value.type.tensor_type.elem_type = self._own_type(value.name)
-        return self.model
+        return replace_nodes(self.model, self.nodes)
 
     def _reads(self, node: NodeProto) -> list[tuple[int, str, int]]:
         """Return what `HalfTypes.reads` does, Q/DQ included: a scale has the type of its float side."""
@@ -339,8 +333,7 @@ class _Writer:
         return self.names[name, elem_type]
 
     def _write(self, node: NodeProto) -> None:
-        copy = NodeProto()
-        copy.CopyFrom(node)
+        copy = deepcopy(node)
         for index, name, elem_type in self._reads(node):
             copy.input[index] = self._in_type(name, elem_type)
         for index, name in enumerate(node.output):
@@ -363,8 +356,7 @@ class _Writer:
         self.written.add((name, elem_type))
         maker = self.topology.producers.get(name)
         if maker is not None and maker.op_type == "DequantizeLinear":
-            node = NodeProto()
-            node.CopyFrom(maker)
+            node = deepcopy(maker)
             node.name = maker.name if typed == name else fresh_name(f"{maker.name}.float", self.taken)
             node.input[1] = self._in_type(maker.input[1], elem_type)
             node.output[0] = typed

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from calibrate.scale import MIN_SCALE
-from engines.graph.topology import AVERAGE_OPS, COMPUTE_OPS, MOVEMENT_OPS, Topology, attribute, number
+from engines.graph.topology import AVERAGE_OPS, COMPUTE_OPS, MOVEMENT_OPS, QDQ_OPS, Topology, attribute, number
+from engines.graph.weights import to_matrix
 
 Floats = NDArray[np.float64]
 
@@ -22,7 +23,6 @@ HALF_MAX = 65504.0
 HALF_MIN_NORMAL = 2.0**-14
 HEADROOM = 4.0  # frames to come may be brighter than those measured
 INT8_REACH = 128  # QuantizeLinear saturates to [-128, 127]
-QDQ_OPS = ("QuantizeLinear", "DequantizeLinear")
 
 UNIT_OPS = {"Sigmoid", "HardSigmoid", "Tanh", "Erf", "Softsign", "Softmax", "Hardmax", "Sign", "Sin", "Cos"}
 NO_LARGER_OPS = {  # |f(x)| <= |x|
@@ -284,13 +284,6 @@ def absolute_sums(node: NodeProto, weight: Floats, constant: int) -> Floats:
     is, 0 or 1.
     """
     sizes = np.abs(weight)
-    if node.op_type == "Conv":  # (out, in / groups, ...)
-        return np.asarray(sizes.sum(axis=tuple(range(1, weight.ndim))))
-    if node.op_type == "ConvTranspose":  # (in, out / groups, ...): group g of the inputs makes group g of the outputs
-        groups = int(number(node, "group", 1))
-        grouped = sizes.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
-        return np.asarray(grouped.sum(axis=(1, 3))).reshape(-1)
-    if node.op_type == "Gemm":
-        return np.asarray(sizes.sum(axis=1 if attribute(node, "transB", 0) else 0))
-    inner = -1 if constant == 0 or weight.ndim == 1 else -2
-    return np.asarray(sizes.sum(axis=inner))
+    if node.op_type == "MatMul":  # of any rank
+        return np.asarray(sizes.sum(axis=-1 if constant == 0 or weight.ndim == 1 else -2))
+    return np.asarray(to_matrix(node, sizes).sum(axis=(2, 3))).ravel()

@@ -13,6 +13,7 @@ A tensor that the model itself quantises is read through the model's own Dequant
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +26,7 @@ from calibrate.threshold import histogram_amax
 from engines.calibration import Calibration
 from engines.errors import EngineError
 from engines.graph.existing_qdq import own_int8
-from engines.graph.topology import Topology, copy_of, fresh_name
+from engines.graph.topology import Topology, fresh_name, replace_nodes
 from engines.quantise.equalise import equalise, equalised_name, shift_biases
 from engines.quantise.placement import Placement, Weight, place
 
@@ -71,7 +72,7 @@ class _Writer:
     """One rewriting of one graph."""
 
     def __init__(self, master: ModelProto, placement: Placement, clips: Mapping[str, Sequence[float]]) -> None:
-        self.model = copy_of(master)
+        self.model = deepcopy(master)
         self.placement = placement
         self.clips = clips
         self.topology = Topology(master)
@@ -92,19 +93,16 @@ class _Writer:
         for node in graph.node:
             if node.name in written:
                 continue
-            copy = NodeProto()
-            copy.CopyFrom(node)
+            copy = deepcopy(node)
             self._redirect(copy)
             self.nodes.append(copy)
             for tensor in node.output:
                 self._quantise_activation(tensor, scales)
-        del graph.node[:]
-        graph.node.extend(self.nodes)
         read = {name for node in self.nodes for name in node.input} | self.topology.pinned
         kept = [tensor for tensor in graph.initializer if tensor.name in read]
         del graph.initializer[:]
         graph.initializer.extend(kept)
-        return self.model
+        return replace_nodes(self.model, self.nodes)
 
     def _redirect(self, node: NodeProto) -> None:
         """Point the quantised inputs of a node at dequantised tensors."""

@@ -8,6 +8,7 @@ computes the same. `shift_biases` takes back in a layer's bias what quantisation
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +16,8 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from engines.errors import EngineError
 from engines.graph.passes import drop_unused
-from engines.graph.topology import Topology, attribute, copy_of
-from engines.graph.weights import IMAGE_OPS, add_constant, by_input, channel_counts, from_matrix, to_matrix
+from engines.graph.topology import Topology, attribute
+from engines.graph.weights import IMAGE_OPS, add_constant, by_input, by_output, channel_counts, from_matrix, to_matrix
 
 Floats = NDArray[np.float64]
 
@@ -46,7 +47,7 @@ def equalise(
     """
     if not (divisors or offsets):
         return master
-    model = copy_of(master)
+    model = deepcopy(master)
     for node in list(model.graph.node):
         if node.name in divisors:
             divisor = np.asarray(divisors[node.name], np.float64)
@@ -142,7 +143,7 @@ def _divide_outputs(model: ModelProto, topology: Topology, node: NodeProto, divi
     """Divide a layer's outputs per channel, through new initialisers: others may share the old ones."""
     weight = numpy_helper.to_array(topology.initializers[node.input[1]])
     matrix = to_matrix(node, weight)
-    divided = from_matrix(node, matrix / divisor.reshape(matrix.shape[0], matrix.shape[1], 1, 1), weight.shape)
+    divided = from_matrix(node, matrix / by_output(divisor, matrix), weight.shape)
     node.input[1] = add_constant(model, topology, f"{node.name}.divided_weight", divided)
     if len(node.input) > 2 and node.input[2]:
         bias = (numpy_helper.to_array(topology.initializers[node.input[2]]) / divisor).astype(np.float32)
@@ -192,7 +193,7 @@ def shift_biases(master: ModelProto, shifts: Mapping[str, Sequence[float]]) -> M
     """
     if not shifts:
         return master
-    model = copy_of(master)
+    model = deepcopy(master)
     topology = Topology(model)
     for node in topology.nodes:
         if node.name in shifts:

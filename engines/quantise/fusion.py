@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from math import prod
 from types import MappingProxyType
 
-from onnx import ModelProto, NodeProto, TensorProto
+from onnx import ModelProto, NodeProto
 
-from engines.graph.topology import COMPUTE_OPS, ELEMENTWISE_OPS, Topology, attribute, tensor_types
+from engines.graph.topology import COMPUTE_OPS, ELEMENTWISE_OPS, TensorType, Topology, attribute, is_float, tensor_types
 from engines.quantise.equalise import divided_name, equalised_name
 from engines.quantise.placement import Placement
 
@@ -23,26 +23,30 @@ def node_macs(master: ModelProto) -> dict[str, int]:
 
     Open dimensions count as 1, so that shares are right wherever all layers see the same open size.
     """
-    topology = Topology(master)
     types = tensor_types(master)
-
-    def shape(tensor: str) -> tuple[int, ...]:
-        known = types[tensor].shape if tensor in types else None
-        return tuple(size if isinstance(size, int) else 1 for size in known or ())
-
     macs = {}
-    for node in topology.nodes:
+    for node in master.graph.node:
         if node.op_type not in COMPUTE_OPS:
             continue
-        weight = shape(node.input[1])
+        weight = _sizes(types, node.input[1])
         if node.op_type == "Conv":  # each output element: one kernel over the input channels of its group
-            macs[node.name] = prod(shape(node.output[0])[1:]) * prod(weight[1:])
+            macs[node.name] = _elements(types, node.output[0]) * prod(weight[1:])
         elif node.op_type == "ConvTranspose":  # each input element: one kernel over the output channels of its group
-            macs[node.name] = prod(shape(node.input[0])[1:]) * prod(weight[1:])
+            macs[node.name] = _elements(types, node.input[0]) * prod(weight[1:])
         else:
             inner = weight[1 if attribute(node, "transB", 0) else 0] if node.op_type == "Gemm" else weight[-2]
-            macs[node.name] = prod(shape(node.output[0])[1:]) * inner
+            macs[node.name] = _elements(types, node.output[0]) * inner
     return macs
+
+
+def _sizes(types: Mapping[str, TensorType], tensor: str) -> tuple[int, ...]:
+    known = types[tensor].shape if tensor in types else None
+    return tuple(size if isinstance(size, int) else 1 for size in known or ())
+
+
+def _elements(types: Mapping[str, TensorType], tensor: str) -> int:
+    """Return the elements per image; open dimensions count as 1."""
+    return prod(_sizes(types, tensor)[1:])
 
 
 def int8_macs_share(master: ModelProto, placement: Placement) -> float:
@@ -141,9 +145,14 @@ class _Fusion:
             if node.name in self.layer_of:
                 members.setdefault(self._group(node.name), []).append(node.name)
         order = sorted(members, key=self.position.__getitem__)
-        groups = tuple(self._fusion_group(name, members[name]) for name in order)
+        groups = []
+        for name in order:
+            layers = tuple(node for node in members[name] if node in self.first)
+            fixed = "" if name in self.placement.weights else self.placement.floats[name]
+            macs = sum(self.macs[layer] for layer in layers)
+            groups.append(FusionGroup(name, layers, tuple(members[name]), macs, fixed))
         index = {name: i for i, name in enumerate(order)}
-        return Grouping(groups, self._edges(index), self._owners(index), self._quantiser_readers(index))
+        return Grouping(tuple(groups), self._edges(index), self._owners(index), self._quantiser_readers(index))
 
     def _group(self, node: str) -> str:
         return self.first[self.layer_of[node]]
@@ -203,11 +212,6 @@ class _Fusion:
                 first.update({layer: name for layer, known in first.items() if known in joined})
         return first
 
-    def _fusion_group(self, name: str, nodes: list[str]) -> FusionGroup:
-        layers = tuple(node for node in nodes if node in self.first)
-        fixed = "" if name in self.placement.weights else self.placement.floats[name]
-        return FusionGroup(name, layers, tuple(nodes), sum(self.macs[layer] for layer in layers), fixed)
-
     def _edges(self, index: Mapping[str, int]) -> tuple[tuple[int, int, int], ...]:
         """Follow the tensors of every group, through nodes in no group, to the groups that read them."""
         arriving: dict[str, dict[str, int]] = {}  # per tensor: what groups made that it comes from, with the group
@@ -221,16 +225,9 @@ class _Fusion:
                         crossing.setdefault((min(group, here), max(group, here)), set()).add(made)
                 arriving.update({name: {name: here} for name in node.output})
             else:
-                arriving.update({name: sources for name in node.output if self._is_float(name)})
-        return tuple((*pair, sum(map(self._elements, crossing[pair]))) for pair in sorted(crossing))
-
-    def _is_float(self, tensor: str) -> bool:
-        return tensor in self.types and self.types[tensor].elem_type == TensorProto.FLOAT
-
-    def _elements(self, tensor: str) -> int:
-        """Return the elements per image; open dimensions count as 1, as in `node_macs`."""
-        shape = self.types[tensor].shape if tensor in self.types else None
-        return prod(size for size in (shape or ())[1:] if isinstance(size, int))
+                floats = [name for name in node.output if is_float(self.types, name)]
+                arriving.update(dict.fromkeys(floats, sources))
+        return tuple((*pair, sum(_elements(self.types, made) for made in crossing[pair])) for pair in sorted(crossing))
 
     def _owners(self, index: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         owners = {}

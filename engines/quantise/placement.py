@@ -33,20 +33,19 @@ from onnx import ModelProto, NodeProto, TensorProto
 
 from calibrate.plan import ALL_INT8, PrecisionPlan
 from engines.errors import EngineError
-from engines.graph.existing_qdq import DEQUANTISE, QUANTISE, own_int8
+from engines.graph.existing_qdq import own_int8
 from engines.graph.topology import (
     AVERAGE_OPS,
     COMPUTE_OPS,
     ELEMENTWISE_OPS,
     MOVEMENT_OPS,
+    QDQ_OPS,
     Topology,
     channel_axis,
     data_inputs,
     moves_values,
     tensor_types,
 )
-
-_QDQ_OPS = {QUANTISE, DEQUANTISE}
 
 
 @dataclass(frozen=True)
@@ -150,7 +149,7 @@ class _Rules:
         floats = {
             node.name: self._float_reason(node)
             for node in nodes
-            if node.name not in reads and node.name not in self.kept and node.op_type not in _QDQ_OPS
+            if node.name not in reads and node.name not in self.kept and node.op_type not in QDQ_OPS
         }
         read = [node.input[index] for node in nodes for index in self.reads.get(node.name, ())]
         to_scale = [tensor for tensor in dict.fromkeys(read) if tensor not in self.own.pairs]
@@ -213,7 +212,7 @@ class _Rules:
 
     def _apply_plan(self, layers: list[NodeProto]) -> None:
         for node in self.topology.nodes:
-            if node.name in self.plan.floats and (node.name in self.kept or node.op_type in _QDQ_OPS):
+            if node.name in self.plan.floats and (node.name in self.kept or node.op_type in QDQ_OPS):
                 raise EngineError(
                     "plan.node",
                     f"node '{node.name}' in the plan, which the model itself has in INT8",
@@ -231,7 +230,7 @@ class _Rules:
     def _feeding_layers(self) -> set[str]:
         """Return the tensors from which a quantised layer can be reached."""
         feeding: set[str] = set()
-        through = ELEMENTWISE_OPS | MOVEMENT_OPS | AVERAGE_OPS | _QDQ_OPS
+        through = ELEMENTWISE_OPS | MOVEMENT_OPS | AVERAGE_OPS | QDQ_OPS
         for node in reversed(self.topology.nodes):
             if node.name in self.weights or node.name in self.kept:
                 feeding.add(node.input[0])

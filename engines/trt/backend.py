@@ -12,7 +12,6 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,7 +75,7 @@ class TensorRtBackend:
         graph, facts = request.graph, dict[str, Any]()
         if request.precision != "fp32":
             half = half_precision(graph, request.amax)
-            graph, facts["float32"] = half.model, dict(half.floats)
+            graph, facts["float32"] = half.model, dict(half.float32)
         quantised = _quantised(graph)
         try:
             built = self._build(graph, request, progress)
@@ -131,11 +130,16 @@ class TensorRtBackend:
         debug: Sequence[str] = (),
         outputs: Sequence[str] = (),
     ) -> BuiltEngine:
+        timings = None
+        if self._options.cache is not None:  # kernel timings of another release, GPU or power mode would be wrong
+            described = self.describe()
+            name = f"{described['runtime']}-{described['version']}-{fingerprint(described)}.timings"
+            timings = self._options.cache / name
         options = BuilderOptions(
             self._options.target,
             self._options.dla if request.precision != "fp32" else None,  # the accelerators have no FP32
             self._options.best,
-            self._timings(),
+            timings,
             self._options.key,
             None if self._gpu is None or self._gpu.integrated else self._gpu.free_bytes,
         )
@@ -151,13 +155,6 @@ class TensorRtBackend:
             if not self._options.best:
                 return session.layers()
             return with_times(session.layers(), session.layer_times_ms(session.zeros()))
-
-    def _timings(self) -> Path | None:
-        """Return the file of kernel timings, of one release, GPU and power mode: others would be refused, or wrong."""
-        if self._options.cache is None:
-            return None
-        described = self.describe()
-        return self._options.cache / f"{described['runtime']}-{described['version']}-{fingerprint(described)}.timings"
 
 
 @functools.cache

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -92,17 +91,13 @@ def open_release(crossing: bool = False) -> TensorRtRelease:
         raise EngineError(
             "backend.library", f"{module} cannot be loaded: {error}", "TensorRT's libraries beside its bindings", remedy
         ) from error
-    traits = find_release(module, version, candidates)
+    parsed = parse_version(version)
+    rows = (row for row in candidates if row.module == module and row.first <= parsed < row.until)
+    traits = next(rows, None)
     if traits is None:
         remedy = "JetPack 6 or later brings TensorRT 10; JetPack 5 has TensorRT 8, which tared cannot use"
         raise EngineError("backend.version", f"{module} {version}", supported, remedy)
     return TensorRtRelease(trt, traits, version)
-
-
-def find_release(module: str, version: str, releases: Sequence[ReleaseRange] = RELEASES) -> ReleaseRange | None:
-    """Return the row of the table for a version of a module; None if there is none."""
-    parsed = parse_version(version)
-    return next((row for row in releases if row.module == module and row.first <= parsed < row.until), None)
 
 
 def parse_version(text: str) -> Version:

@@ -217,10 +217,10 @@ def assert_well_formed(form: HalfForm, graph: ModelProto) -> None:
     nodes = by_name(form.model)
     assert len(nodes) == len(form.model.graph.node)
     assert {node.name for node in graph.graph.node} <= nodes.keys()
-    assert form.floats.keys() <= {node.name for node in graph.graph.node}
+    assert form.float32.keys() <= {node.name for node in graph.graph.node}
     topology, types = Topology(form.model), tensor_types(form.model)
     for name, found in conv_types(form).items():
-        assert found == {FLOAT if name in form.floats else HALF}
+        assert found == {FLOAT if name in form.float32 else HALF}
     quantised = [node.input[0] for node in topology.nodes if node.op_type == "QuantizeLinear"]
     assert len(quantised) == len(set(quantised))
     added = [node for node in topology.nodes if node.op_type == "Cast" and node.name not in by_name(graph)]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-
 import cv2
 import numpy as np
 import pytest
 from fiber_executor import COMPILER, FiberExecutor
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from kernel_reference import preprocessed, scaled_levels
-from network_inputs import of_size
+from kernel_reference import grey_levels, preprocessed, scaled_levels
 from numpy.typing import NDArray
 
 from agent.vision.detections import Size
@@ -20,7 +17,7 @@ from agent.vision.spec import InputSpec
 from engines.cuda.kernels import DevicePreprocess, KernelGeometry
 from engines.preprocessing import Layout, PixelType
 
-SIDES = st.integers(1, 60)
+SIDES = st.integers(1, 32)
 RESIZES = ["letterbox", "stretch", "pad", "native", "nearest", "rect"]
 NORMALISED = {"mean": (123.7, 116.3, 103.5), "std": (58.4, 57.1, 57.4)}
 
@@ -69,15 +66,15 @@ def test_they_are_equal(
     executor: FiberExecutor, resize: str, anchor: str, color: str, layout: Layout, dtype: PixelType
 ) -> None:
     spec = input_spec(resize=resize, anchor=anchor, color=color, pad=93, **numbers(color, dtype))
-    for frame_height, frame_width in ((1, 1), (1, 37), (41, 1), (40, 60), (37, 53), (32, 48), (31, 49)):
-        check(executor, spec, noise(frame_height, frame_width), (32, 48), layout, dtype)
+    for frame_height, frame_width in ((1, 1), (1, 19), (21, 1), (20, 30), (19, 27), (16, 24), (15, 25)):
+        check(executor, spec, noise(frame_height, frame_width), (16, 24), layout, dtype)
 
 
 def input_spec(**given: object) -> InputSpec:
     return InputSpec.model_validate(given)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     frame_size=st.tuples(SIDES, SIDES),
     size=st.tuples(SIDES, SIDES),
@@ -90,7 +87,7 @@ def input_spec(**given: object) -> InputSpec:
     std=st.one_of(st.floats(0.01, 300.0), st.floats(-300.0, -0.01)),
 )
 @example((1, 1), (1, 1), "stretch", "center", "gray", "NCHW", 1.0, 0.0, 1.0)
-@example((60, 60), (1, 1), "letterbox", "center", "rgb", "NHWC", 1.0, 0.0, -1.0)
+@example((32, 32), (1, 1), "letterbox", "center", "rgb", "NHWC", 1.0, 0.0, -1.0)
 def test_they_are_equal_whatever_the_sizes_and_numbers(
     executor: FiberExecutor, frame_size: Size, size: Size, resize: str, anchor: str, color: str, layout: Layout,
     scale: float, mean: float, std: float,
@@ -103,7 +100,7 @@ def test_they_are_equal_whatever_the_sizes_and_numbers(
 
 def test_the_reference_is_opencv_s_resize() -> None:
     rng = np.random.default_rng(0)
-    for most, _ in itertools.product((6, 60, 400, 1500), range(25)):
+    for most in (*[6] * 25, *[60] * 25, *[400] * 10, 1500, 1500):
         frame_height, frame_width, height, width = rng.integers(1, most, 4)
         frame = noise(frame_height, frame_width)
         resized = cv2.resize(frame, (int(width), int(height)), interpolation=cv2.INTER_LINEAR)
@@ -111,9 +108,8 @@ def test_the_reference_is_opencv_s_resize() -> None:
 
 
 def test_a_grey_level_is_that_of_opencv_for_every_colour() -> None:
-    preprocessor = Preprocessor(InputSpec(color="gray", resize="stretch"), of_size(256, 256, channels=1))
-    green, red = np.meshgrid(np.arange(256, dtype=np.uint8), np.arange(256, dtype=np.uint8))
+    frame = np.empty((256, 256, 3), np.uint8)
+    frame[..., 1], frame[..., 2] = np.meshgrid(np.arange(256), np.arange(256))
     for blue in range(256):
-        frame = np.stack((np.full_like(green, blue), green, red), axis=-1)
-        levels = preprocessed(preprocessor.transform(frame)[0], frame)[0, 0]
-        assert np.array_equal(levels, cv2.cvtColor(frame, cv2.COLOR_BGR2GRAY))
+        frame[..., 0] = blue
+        assert np.array_equal(grey_levels(frame.astype(np.int32)), cv2.cvtColor(frame, cv2.COLOR_BGR2GRAY))

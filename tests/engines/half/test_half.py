@@ -75,7 +75,7 @@ def test_real_models(model_name: str, precision: str, shared_data: Path) -> None
     graph = quantised if precision == "int8" else model
     form = half_precision(graph, amax)
     assert_well_formed(form, graph)
-    assert not conv_types(form).keys() & form.floats.keys()
+    assert not conv_types(form).keys() & form.float32.keys()
     expected, found = run(model, batches), run(form.model, batches)
     if precision == "fp16":
         assert noise_db(expected, found) < -35  # up to 113 convolutions one after another

@@ -103,8 +103,8 @@ def test_what_stays_float32_and_why(make: Callable[[], ModelProto], expected: di
     model = make()
     form = half_precision(model, {})
     assert_well_formed(form, model)
-    assert list(form.floats) == list(expected)  # in graph order
-    for name, reason in form.floats.items():
+    assert list(form.float32) == list(expected)  # in graph order
+    for name, reason in form.float32.items():
         assert expected[name] in reason
     batches = batches_for(model, 4)
     assert noise_db(run(model, batches), run(form.model, batches)) < -45
@@ -122,16 +122,16 @@ def test_a_map_beyond_float16_keeps_its_layers_float32(measured: tuple[str, ...]
     model = loud_net()
     batches = batches_for(model)
     expected = run(model, batches)
-    assert not half_precision(model, {}).floats  # no measurement, no reason
+    assert not half_precision(model, {}).float32  # no measurement, no reason
     assert not np.isfinite(run(half_precision(model, {}).model, batches)["t2"]).all()
     form = half_precision(model, measure(model, batches, measured))
     assert_well_formed(form, model)
-    assert "Conv_t3" not in form.floats
+    assert "Conv_t3" not in form.float32
     assert noise_db(expected, run(form.model, batches)) < -50
     quantised, _ = quantise(model, batches)
     int8 = half_precision(quantised, {})  # the INT8 scale tells
     assert_well_formed(int8, quantised)
-    assert int8.floats.keys() == form.floats.keys() == {"Conv_t0", "Relu_t1", "Conv_t2"}
+    assert int8.float32.keys() == form.float32.keys() == {"Conv_t0", "Relu_t1", "Conv_t2"}
     assert noise_db(expected, run(int8.model, batches)) < -30
 
 
@@ -148,7 +148,7 @@ def test_a_tensor_and_a_weight_that_both_kinds_read_exist_in_both_types() -> Non
     for master_graph, limit in ((model, -60), (graph, -30)):
         form = half_precision(master_graph, amax)
         assert_well_formed(form, master_graph)
-        assert form.floats.keys() - {"Relu_t0"} == {"Conv_t2"}
+        assert form.float32.keys() - {"Relu_t0"} == {"Conv_t2"}
         assert noise_db(run(model, batches), run(form.model, batches)) < limit
     nodes = by_name(form.model)
     assert nodes["Conv_t1"].input[0] == nodes["Conv_t3"].input[0] == "t0.dequantised"

@@ -150,7 +150,7 @@ def test_the_float16_form_computes_what_the_int8_graph_does() -> None:
     frames = frames_for(model)
     graph = quantised_graph(model, PrecisionPlan({}, repairs), calibrated(model, frames)).graph
     form = half_precision(graph, {})
-    assert not form.floats
+    assert not form.float32
     assert noise_db(run_all(graph, frames), run_all(form.model, frames)) < -35.0
 
 
