@@ -41,7 +41,8 @@ REPEAT_S = 2.0
 _MOST_EXPIRY_S = 2**32 - 1  # of an MQTT 5 message (section 3.3.2.3.3)
 
 _DOUBTED_FOR = 3  # times REPEAT_S: how long to wait for another answer after a refusal that may be another command's
-_NOT_TEXT = ("model", "histograms", "calibration")  # ops whose arguments are not typed: hashes, lists of numbers
+FILES = ("model", "calibration")  # ops that deliver a file
+_NOT_TEXT = (*FILES, "histograms")  # ops whose arguments are not typed: hashes, lists of numbers
 _UNPROVEN = ("message.", "command.unsigned", "command.signature", "command.target")
 
 log = logging.getLogger(__package__)
@@ -115,6 +116,20 @@ def file_arguments(file: Path, url: str | None = None, release: Path | None = No
     return arguments
 
 
+def file_arguments_from(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], Path | None]:
+    """Return the arguments of `model` or `calibration`, made of `file=...`, `url=...` and `release=...`.
+
+    Return also the absolute path of the file, unless boards fetch it from `url`. Raises CommandError (`command.args`).
+    """
+    given = dict(arguments)
+    path, url, release = Path(given.pop("file", "")), given.pop("url", None), given.pop("release", None)
+    if given or not path.is_file():
+        found = ", ".join(given) or f"no file {str(path)!r}"
+        raise CommandError("command.args", found, "file=PATH, url=..., release=...", "correct the arguments")
+    parsed = file_arguments(path, url, Path(release) if release else None)
+    return parsed, None if url is not None else path.resolve()
+
+
 def send(
     endpoint: Endpoint,
     topics: Topics,
@@ -144,14 +159,44 @@ def send(
     payload = encode_command(command, signer)
     with MqttClient(endpoint, client_id, SessionOptions(subscriptions=results, backoff=Backoff(0.2, 2.0))) as client:
         wait_connected(client, endpoint, silence_s)
-        latest = None
-        for result in _answers(client, topics, command, payload, silence_s, signer is not None):
-            if file is not None and isinstance(command.args, FileArgs):
-                for chunk in requested_chunks(topics, command.args, file, result):
-                    client.publish(chunk)
+        latest: CommandResult | None = None
+        doubted: CommandResult | None = None
+        unread = ""
+        answered_at = sent_at = doubted_at = time.monotonic()
+        client.publish(command_message(topics, payload, command.expires))
+        while latest is None or not latest.final:
+            now = time.monotonic()
+            if doubted is not None and now - doubted_at > _DOUBTED_FOR * REPEAT_S:
+                yield doubted
+                return
+            if now - answered_at > silence_s:
+                status = "no answer" if latest is None else f"nothing after {latest.status}"
+                found = f"{status} from {topics.fleet}/{topics.device} for {silence_s:.0f} s{unread}"
+                remedy = (
+                    f"see whether it is online: 'tared watch {topics.device}', with the same options for the broker"
+                )
+                raise CommandError("command.no_answer", found, "a result", remedy)
+            if now - max(sent_at, answered_at) >= REPEAT_S:
+                client.publish(command_message(topics, payload, command.expires))
+                sent_at = now
+            try:
+                result = CommandResult.from_json(client.inbox.get(timeout=REPEAT_S).payload)
+            except queue.Empty:
+                continue
+            except MessageError as error:  # its sender must not end what the device does
+                log.warning("result=unreadable id=%s error=%r", command.id, str(error))
+                unread = f", but what cannot be read: {error}"
+                continue
+            if signer is not None and may_answer_forged_command(result):
+                if doubted is None:  # the device is there, and will answer our command too
+                    doubted, doubted_at = result, time.monotonic()
+                    client.publish(command_message(topics, payload, command.expires))
+                continue
+            for chunk in requested_chunks(topics, command.args, file, result) if file is not None else ():
+                client.publish(chunk)
             if result != latest:
-                latest = result
                 yield result
+            latest, doubted, answered_at = result, None, time.monotonic()
 
 
 def wait_connected(client: MqttClient, endpoint: Endpoint, within_s: float) -> None:
@@ -160,45 +205,6 @@ def wait_connected(client: MqttClient, endpoint: Endpoint, within_s: float) -> N
         found = f"no connection to {endpoint.host}:{endpoint.port} ({client.outcome})"
         remedy = "check that it runs, its address, user name and password"
         raise AgentError("broker.unreachable", found, "an MQTT broker", remedy)
-
-
-def _answers(
-    client: MqttClient, topics: Topics, command: Command, payload: bytes, silence_s: float, signed: bool
-) -> Iterator[CommandResult]:
-    """Yield all results, also repeated ones, up to the final one. Raises CommandError as `send`."""
-    latest: CommandResult | None = None
-    doubted: CommandResult | None = None
-    unread = ""
-    answered_at = sent_at = doubted_at = time.monotonic()
-    client.publish(command_message(topics, payload, command.expires))
-    while latest is None or not latest.final:
-        now = time.monotonic()
-        if doubted is not None and now - doubted_at > _DOUBTED_FOR * REPEAT_S:
-            yield doubted
-            return
-        if now - answered_at > silence_s:
-            status = "no answer" if latest is None else f"nothing after {latest.status}"
-            found = f"{status} from {topics.fleet}/{topics.device} for {silence_s:.0f} s{unread}"
-            remedy = f"see whether it is online: 'tared watch {topics.device}', with the same options for the broker"
-            raise CommandError("command.no_answer", found, "a result", remedy)
-        if now - max(sent_at, answered_at) >= REPEAT_S:
-            client.publish(command_message(topics, payload, command.expires))
-            sent_at = now
-        try:
-            result = CommandResult.from_json(client.inbox.get(timeout=REPEAT_S).payload)
-        except queue.Empty:
-            continue
-        except MessageError as error:  # its sender must not end what the device does
-            log.warning("result=unreadable id=%s error=%r", command.id, str(error))
-            unread = f", but what cannot be read: {error}"
-            continue
-        if signed and may_answer_forged_command(result):
-            if doubted is None:  # the device is there, and will answer our command too
-                doubted, doubted_at = result, time.monotonic()
-                client.publish(command_message(topics, payload, command.expires))
-            continue
-        latest, doubted, answered_at = result, None, time.monotonic()
-        yield result
 
 
 def may_answer_forged_command(result: CommandResult) -> bool:
@@ -221,10 +227,10 @@ def command_message(topics: Topics, payload: bytes, expires: float) -> Message:
     return Message(topics.command, payload, expires_s=min(max(left_s, 1), _MOST_EXPIRY_S))
 
 
-def requested_chunks(topics: Topics, args: FileArgs, path: Path, result: CommandResult) -> Iterator[Message]:
+def requested_chunks(topics: Topics, args: Strict, path: Path, result: CommandResult) -> Iterator[Message]:
     """Yield some of the chunks that the device requests with this result, if it does; it requests the rest later."""
-    first = (result.result or {}).get("next")
-    if result.step != RECEIVING or not isinstance(first, int) or not 0 <= first <= args.size:
+    first = (result.result or {}).get("next") if result.step == RECEIVING else None
+    if not isinstance(args, FileArgs) or not isinstance(first, int) or not 0 <= first <= args.size:
         return
     with path.open("rb") as file:
         file.seek(first * MODEL_CHUNK_BYTES)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agent.cli.arguments import number
 
 if TYPE_CHECKING:  # imported when a command runs, as in agent/cli/offline.py
+    from _typeshed import DataclassInstance
+
     from agent.contract.signing import Signer
     from agent.mqtt.config import MqttConfig
     from agent.mqtt.endpoint import Endpoint, TlsFiles
@@ -59,6 +61,11 @@ def run_until_signalled(
             return signalled.is_set() or is_over()
 
         run(stopping)
+
+
+def field_values(options: argparse.Namespace, kind: type[DataclassInstance]) -> dict[str, Any]:
+    """Return the options that are called as fields of a dataclass."""
+    return {each.name: getattr(options, each.name) for each in fields(kind) if hasattr(options, each.name)}
 
 
 def add_broker_options(parser: argparse.ArgumentParser, fleet: str = "default") -> None:

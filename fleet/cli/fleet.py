@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,6 +25,7 @@ from fleet.cli.arguments import (
     add_database_option,
     add_sign_option,
     endpoint_from,
+    field_values,
     fleet_from,
     fleets_from,
     run_until_signalled,
@@ -100,55 +102,47 @@ def _add_merge(actions: Any) -> None:
     merge.add_argument("devices", nargs="*", metavar="DEVICE", help="all that are there within --within")
     merge.add_argument("--select", metavar="CONDITIONS", help="those in --db, as --where of 'devices'")
     merge.add_argument("--db", default="fleet.sqlite", metavar="FILE_OR_URL", help="for --select (fleet.sqlite)")
-    merge.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="calibration.json; boards get the .bundle beside it",
-    )
+    output = "calibration.json; boards get the .bundle beside it"
+    merge.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help=output)
     merge.add_argument("--method", default="entropy", help="as of 'tared calibrate' (entropy)")
-    merge.add_argument("--within", type=number(float, 0.0, 3600.0), default=10.0, metavar="S", help="seconds (10)")
+    seconds = partial(merge.add_argument, metavar="S")
+    seconds("--within", type=number(float, 0.0, 3600.0), default=10.0, help="seconds (10)")
     merge.add_argument("--at-once", type=number(int, 1, 1000), default=16, metavar="N", help="boards that send (16)")
-    merge.add_argument("--timeout", type=number(float, 1.0, 86400.0), default=30.0, metavar="S", help="of silence (30)")
-    merge.add_argument(
-        "--longest", type=number(float, 1.0, 86400.0), default=1800.0, metavar="S", help="for a board in all (1800)"
-    )
-    merge.add_argument(
-        "--uploads", type=Path, metavar="DIR", help="keep there what boards have sent (a temporary folder)"
-    )
+    seconds("--timeout", type=number(float, 1.0, 86400.0), default=30.0, help="of silence (30)")
+    seconds("--longest", type=number(float, 1.0, 86400.0), default=1800.0, help="for a board in all (1800)")
+    uploads = "keep there what boards have sent (a temporary folder)"
+    merge.add_argument("--uploads", type=Path, metavar="DIR", help=uploads)
     add_sign_option(merge)
     add_broker_options(merge)
 
 
 def _add_simulate(actions: Any) -> None:
     simulate = command(actions, "simulate", _simulate, "run boards without cameras against a real broker")
+    seconds = partial(simulate.add_argument, metavar="S")
     simulate.add_argument("--devices", type=number(int, 1, 1_000_000), required=True, metavar="N")
-    simulate.add_argument(
-        "--seconds", type=number(float, 0.1), default=math.inf, metavar="S", help="end after S s (with an interrupt)"
-    )
-    simulate.add_argument("--period", type=number(float, 0.1, 3600.0), default=5.0, metavar="S", help="telemetry's (5)")
-    simulate.add_argument("--ramp", type=number(float, 0.0), metavar="S", help="switch them on over S s (N / 200)")
+    seconds("--seconds", type=number(float, 0.1), default=math.inf, help="end after S s (with an interrupt)")
+    seconds("--period", dest="period_s", type=number(float, 0.1, 3600.0), default=5.0, help="telemetry's (5)")
+    seconds("--ramp", dest="ramp_s", type=number(float, 0.0), help="switch them on over S s (N / 200)")
     simulate.add_argument("--drift", default="", metavar="K=V,...", help="db, after_s, spread_s, ramp_s, groups, day_s")
     shares = "shares crash, restore, no_clock, hostile of boards, duplicate, delay of messages; every_s"
     simulate.add_argument("--faults", default="", metavar="K=V,...", help=shares)
     bad = "new engines that turn out bad: named=SHA256|METHOD|REGIME; first, last: of these boards"
     simulate.add_argument("--bad", default="", metavar="K=V,...", help=bad)
-    simulate.add_argument(
-        "--storm", type=number(float, 0.0), nargs="+", default=[], metavar="S", help="cut all connections after S s"
-    )
+    storms = "cut all connections after S s"
+    seconds("--storm", dest="storms", type=number(float, 0.0), nargs="+", default=[], help=storms)
     skew = "deviation of the boards' clocks (0)"
-    simulate.add_argument("--clock-skew", type=number(float, 0.0), default=0.0, metavar="S", help=skew)
-    simulate.add_argument("--job", type=number(float, 0.01), default=60.0, metavar="S", help="a job's median time (60)")
+    seconds("--clock-skew", dest="clock_skew_s", type=number(float, 0.0), default=0.0, help=skew)
+    seconds("--job", dest="job_s", type=number(float, 0.01), default=60.0, help="a job's median time (60)")
     failures = "share of jobs that fail (0.02)"
     simulate.add_argument("--failures", type=number(float, 0.0, 1.0), default=0.02, metavar="P", help=failures)
-    simulate.add_argument("--no-automatic", action="store_true", help="no board answers an alarm by itself")
+    manual = "no board answers an alarm by itself"
+    simulate.add_argument("--no-automatic", dest="automatic", action="store_false", help=manual)
     trust = "an operator's public key; with one, unsigned commands are refused"
-    simulate.add_argument("--trust", type=Path, action="append", default=[], metavar="PUB", help=trust)
     simulate.add_argument(
-        "--seed", type=number(int, 0), default=0, metavar="N", help="what is drawn follows from it (0)"
+        "--trust", dest="operator_keys", type=Path, action="append", default=[], metavar="PUB", help=trust
     )
+    seed = "what is drawn follows from it (0)"
+    simulate.add_argument("--seed", type=number(int, 0), default=0, metavar="N", help=seed)
     add_broker_options(simulate)
 
 
@@ -325,22 +319,9 @@ def _simulate(options: argparse.Namespace) -> int:
     from fleet.simulator.simulation import Simulation
 
     set_up_logging("error")  # else each of ten thousand boards logs its every connection
-    simulated = SimulationOptions(
-        devices=int(options.devices),
-        fleet=fleet_from(options),
-        period_s=options.period,
-        ramp_s=options.ramp,
-        drift=pairs(Drift(), options.drift),
-        faults=pairs(Faults(), options.faults),
-        bad=pairs(BadEngines(), options.bad),
-        storms=tuple(options.storm),
-        clock_skew_s=options.clock_skew,
-        job_s=options.job,
-        failures=options.failures,
-        automatic=not options.no_automatic,
-        operator_keys=tuple(options.trust),
-        seed=int(options.seed),
-    )
+    parsed = {"drift": pairs(Drift(), options.drift), "faults": pairs(Faults(), options.faults)}
+    parsed |= {"bad": pairs(BadEngines(), options.bad), "fleet": fleet_from(options)}
+    simulated = SimulationOptions(**{**field_values(options, SimulationOptions), **parsed})
     simulation, ends_s = Simulation(endpoint_from(options), simulated), time.monotonic() + options.seconds
     outcome = simulation.outcome
 

@@ -61,14 +61,13 @@ def add_operator(commands: Any) -> None:
 def _send(options: argparse.Namespace) -> int:
     from agent.common.console import progress, set_up_logging
     from agent.contract.topics import Topics
-    from fleet.operator import file_arguments, new_command, send
+    from fleet.operator import FILES, file_arguments_from, new_command, send
 
     set_up_logging("error")  # each failed attempt to connect is a warning; the last one is our error
     pairs: dict[str, Any] = dict(argument.partition("=")[::2] for argument in options.arguments)
     file = None
-    if options.op in ("model", "calibration"):
-        file, release = Path(pairs.pop("file", "")), pairs.pop("release", None)
-        pairs |= file_arguments(file, pairs.pop("url", None), Path(release) if release else None)
+    if options.op in FILES:
+        pairs, file = file_arguments_from(pairs)
     signer = signer_from(options)
     topics = Topics(fleet_from(options), options.device)
     addressee = topics if signer is not None else None

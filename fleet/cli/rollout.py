@@ -10,7 +10,6 @@ import socket
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from fleet.cli.arguments import (
     add_database_option,
     add_sign_option,
     endpoint_from,
+    field_values,
     fleets_from,
     run_until_signalled,
     signer_from,
@@ -125,9 +125,8 @@ def _create(options: argparse.Namespace) -> int:
 
 
 def _spec(options: argparse.Namespace) -> RolloutSpec:
-    """Return the specification: an option of `create` is called as its field, where it has one."""
-    from fleet.operator import as_json
-    from fleet.rollout.spec import FILES, RolloutSpec, file_arguments_from
+    from fleet.operator import FILES, as_json, file_arguments_from
+    from fleet.rollout.spec import RolloutSpec
 
     given: dict[str, Any] = dict(argument.partition("=")[::2] for argument in options.arguments)
     file = None
@@ -135,8 +134,8 @@ def _spec(options: argparse.Namespace) -> RolloutSpec:
         given, file = file_arguments_from(given)
     if options.op == "policy":
         given = {key: as_json(value) for key, value in given.items()}
-    chosen = {each.name: getattr(options, each.name) for each in fields(RolloutSpec) if hasattr(options, each.name)}
-    return RolloutSpec(**{**chosen, "arguments": given, "windows": tuple(options.windows), "file": file})
+    parsed = {"arguments": given, "windows": tuple(options.windows), "file": None if file is None else str(file)}
+    return RolloutSpec(**{**field_values(options, RolloutSpec), **parsed})
 
 
 def _list(options: argparse.Namespace) -> int:

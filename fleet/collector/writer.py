@@ -51,9 +51,10 @@ class BatchWriter:
         states = batch.statuses.keys() | batch.births.keys() | batch.seen
         reporting = {(stream.fleet, stream.device) for stream in {each.stream for each in batch.entries}}
         ids = devices.ids(transaction, states | reporting | {name for name, _, _ in batch.results}, now)
-        # Lock all devices that the batch changes: another collector's batch may change them too.
+        # Another collector's batch may change the same devices: each locks all of its own at once, in one order, so
+        # that no two wait for each other in a circle.
         changing = states | reports.boards_with_new_streams(transaction, batch.entries, ids)
-        devices.lock(transaction, [ids[name] for name in changing])
+        transaction.lookup("devices", ("id",), ("id",), [(ids[name],) for name in changing], lock=True)
         added = reports.insert(transaction, batch.entries, ids, now)
         complete = dict(added.complete)
         for name, (epoch, upto) in reports.positions(transaction, batch.came_online - reporting).items():

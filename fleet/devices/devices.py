@@ -187,13 +187,6 @@ class Devices:
 
         write_with_retries(self._store, write)
 
-    def lock(self, transaction: Transaction, ids: Iterable[int]) -> None:
-        """Lock these devices to the end of the transaction.
-
-        Whoever changes several devices locks all of them at once, in one order: no two wait for each other in a circle.
-        """
-        transaction.lookup("devices", ("id",), ("id",), [(each,) for each in ids], lock=True)
-
 
 def is_late_will(status: Status, session: str | None, state_ts: float | None) -> bool:
     """Return True for the will of an old connection that a newer connection has followed already.

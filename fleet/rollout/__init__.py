@@ -8,13 +8,11 @@ of:
     board_steps  the commands that boards get, and what results make of boards
     sender       commands on their way to boards
 
-`spec` is what an operator requests: boards and limits, the gates (`gates`), and order, waves and hours (`schedule`).
-`schedule` holds waves and time windows together: both say when a board gets its turn, and both are parsed by `spec`
-and used by the stepper.
+`spec` is what an operator requests: the boards, their order, waves and hours, limits, and the gates (`gates`).
 
 Public names:
     register      ALL, WAVE, Overview, RolloutRegister
     controller    LEASE_S, Controller
-    spec          FILES, RolloutSpec, file_arguments_from
+    spec          RolloutSpec
     rows          BoardRow, BoardStage, Rollout, RolloutState, count_words
 """

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from agent.common.errors import AgentError, CommandError
 from agent.common.timing import Backoff
-from agent.contract.commands import CommandResult, FileArgs, Reported
+from agent.contract.commands import CommandResult, Reported
 from agent.contract.messages import Status
 from agent.contract.signing import Signer
 from agent.contract.topics import Topics
@@ -31,9 +31,8 @@ from fleet.operator import file_arguments, may_answer_forged_command, requested_
 from fleet.rollout import rows
 from fleet.rollout.board_steps import parse_result
 from fleet.rollout.rows import Rollout, RolloutState
-from fleet.rollout.schedule import check_zone
 from fleet.rollout.sender import CommandSender
-from fleet.rollout.spec import RolloutSpec
+from fleet.rollout.spec import RolloutSpec, check_zone
 from fleet.rollout.stepper import RolloutStepper
 from fleet.store.transaction import FleetStore, Transaction
 
@@ -174,8 +173,11 @@ class Controller:
                 zones = rows.waiting_zones(transaction, identity, (0, rollout.waves))
             for zone in zones:
                 check_zone(zone)
-            if rollout.state is not RolloutState.UNDOING:  # otherwise no board will request it
-                _check_file(rollout.spec)
+            # While it is undone, no board will request the file.
+            file = None if rollout.state is RolloutState.UNDOING else rollout.spec.file
+            if file is not None and file_arguments(Path(file))["sha256"] != rollout.spec.arguments["sha256"]:
+                remedy = "put it back, or begin another rollout"
+                raise CommandError("rollout.file", f"another content of {file}", "the file of the rollout", remedy)
         except CommandError as error:
             is_new, self._unable[identity] = identity not in self._unable, time.monotonic() + _UNABLE_S
             with self._store.transaction("write") as transaction:
@@ -215,23 +217,20 @@ class Controller:
         for topic, payload, _ in self._queue.pop(_BATCH_BYTES, wait_s, 0.0):
             try:
                 _, _, fleet, device, kind, *rest = topic.decode().split("/")
-                self._receive_one(fleet, device, kind, rest[0] if rest else "", payload)
-            except (MessageError, ValueError) as error:  # noqa: PERF203  of that one, not of all
+                if not payload:  # a retained message is cleared
+                    continue
+                if kind == "status":
+                    is_there = Status.from_json(payload).state in ("online", "degraded")
+                    self._sender.report_presence(fleet, device, is_there)
+                elif kind == "reported":
+                    self._settings[fleet, device] = Reported.from_json(payload)
+                else:
+                    self._receive_result(fleet, device, parse_result(rest[0], payload))
+            except (MessageError, ValueError) as error:
                 log.warning("rollouts=refused topic=%r error=%r", topic[:200], str(error))
 
-    def _receive_one(self, fleet: str, device: str, kind: str, command: str, payload: bytes) -> None:
-        """Handle one message. command: the id in a result's topic. Raises MessageError, ValueError."""
-        if not payload:  # a retained message is cleared
-            return
-        if kind == "status":
-            self._sender.report_presence(fleet, device, Status.from_json(payload).state in ("online", "degraded"))
-        elif kind == "reported":
-            self._settings[fleet, device] = Reported.from_json(payload)
-        else:
-            self._receive_result(fleet, device, parse_result(command, payload))
-
     def _receive_result(self, fleet: str, device: str, result: CommandResult) -> None:
-        if self._sender.find(fleet, device, result.id) is None:
+        if not self._sender.has(fleet, device, result.id):
             return
         if self._signer is not None and may_answer_forged_command(result):
             self._doubts[result.id] += 1
@@ -253,17 +252,7 @@ class Controller:
             return
         self._chunks[result.id] = request, now_s
         try:
-            for chunk in requested_chunks(topics, spec.args, path, result) if isinstance(spec.args, FileArgs) else ():
+            for chunk in requested_chunks(topics, spec.args, path, result):
                 self._client.publish(chunk)
         except OSError as error:
             log.error("file=%s error=%r", path, str(error))
-
-
-def _check_file(spec: RolloutSpec) -> None:
-    """Raise CommandError (`rollout.file`) unless the file is the one that the rollout was made for."""
-    if spec.file is None:
-        return
-    digest = file_arguments(Path(spec.file))["sha256"]
-    if digest != spec.arguments["sha256"]:
-        remedy = "put it back, or begin another rollout"
-        raise CommandError("rollout.file", f"another content of {spec.file}", "the file of the rollout", remedy)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,8 +18,7 @@ from fleet.devices.records import AuditEntry, audit, audit_entries
 from fleet.devices.selection import select
 from fleet.rollout import rows
 from fleet.rollout.rows import BoardRow, BoardStage, Rollout, RolloutState
-from fleet.rollout.schedule import check_zone, order_devices, wave_sizes
-from fleet.rollout.spec import RolloutSpec
+from fleet.rollout.spec import RolloutSpec, check_zone, order_devices, wave_sizes
 from fleet.store.transaction import FleetStore, Row
 
 ZONE_TAG = "tz"
@@ -30,7 +30,7 @@ class Overview:
     """A rollout for people. counts: boards of each wave, by state. records: the oldest first."""
 
     rollout: Rollout
-    counts: dict[int, dict[BoardStage, int]]
+    counts: Mapping[int, Counter[BoardStage]]
     records: Sequence[AuditEntry]
 
 
@@ -79,7 +79,7 @@ class RolloutRegister:
         """Return the rollouts of a fleet, without their records; the newest first."""
         with self._store.transaction("read") as transaction:
             rollouts = rows.all_rollouts(transaction, fleet)
-            return [Overview(each, dict(rows.board_counts(transaction, each.id)), ()) for each in rollouts]
+            return [Overview(each, rows.board_counts(transaction, each.id), ()) for each in rollouts]
 
     def show(self, identity: str) -> tuple[Overview, list[BoardRow], list[Row]]:
         """Return a rollout with its boards, and its commands as `rows.all_commands` has them.
@@ -91,7 +91,7 @@ class RolloutRegister:
             counts = rows.board_counts(transaction, rollout.id)
             boards = rows.boards_of_waves(transaction, rollout.id, 0, rollout.waves)
             commands = rows.all_commands(transaction, rollout.id)
-        return Overview(rollout, dict(counts), audit_entries(self._store, rollout.id)), boards, commands
+        return Overview(rollout, counts, audit_entries(self._store, rollout.id)), boards, commands
 
     def pause(self, identity: str, why: str) -> Rollout:
         """Start no further board, and judge nothing; boards that have a command go on.

@@ -97,11 +97,11 @@ class CommandSender(MessageSource):
                     if not self._by_board[flight.board]:
                         del self._by_board[flight.board]
 
-    def find(self, fleet: str, device: str, identity: str) -> CommandRow | None:
-        """Return the command of this id to this board, if it is on its way."""
+    def has(self, fleet: str, device: str, identity: str) -> bool:
+        """Return True if the command of this id to this board is on its way."""
         with self._lock:
             flight = self._flights.get(identity)
-        return flight.command if flight is not None and flight.board == (fleet, device) else None
+        return flight is not None and flight.board == (fleet, device)
 
     def note_answer(self, identity: str) -> None:
         """Note that the board works on the command; it is repeated after a minute, to learn whether it still does."""

@@ -1,20 +1,30 @@
-"""Specify a rollout: the operation, the boards, the waves and gates, and the time limits."""
+"""Specify a rollout: the operation, the boards, their order, waves and hours, the gates, and the time limits.
+
+Waves are written as `1,5%,25%,100%`, each counted together with those before it. Windows are hours of a board's local
+time, such as `01:00-05:00`.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from functools import cached_property
-from pathlib import Path
+from datetime import datetime, timedelta
+from functools import cache, cached_property
+from itertools import pairwise
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from agent.common.errors import CommandError
 from agent.common.schema import Strict
 from agent.contract.commands import SetArgs
-from fleet.operator import file_arguments, new_command
+from fleet.devices.devices import Device
+from fleet.devices.selection import TAG
+from fleet.operator import new_command
 from fleet.rollout.gates import FAILURES_GATE, Gate, parse_gates
-from fleet.rollout.schedule import RANDOM, Wave, Window, check_order, check_zone, parse_waves, parse_windows
 
 # What may be rolled out, by the contract's ops.
 OPS: Mapping[str, str] = {
@@ -24,8 +34,13 @@ OPS: Mapping[str, str] = {
     "policy": "set",
     "regime": "switch",
 }
-JOBS = frozenset({"recalibrate", "model", "calibration"})  # these take a while, and end in another engine
-FILES = frozenset({"model", "calibration"})
+_JOBS = frozenset({"recalibrate", "model", "calibration"})  # these take a while, and end in another engine
+RANDOM, NAME = "random", "name"  # orders
+
+_WAVE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*")
+_WINDOW = re.compile(r"\s*(\d\d):(\d\d)\s*-\s*(\d\d):(\d\d)\s*")
+_DAY_MIN = 24 * 60
+_LEAST_S = 60.0  # that a window must have left for a command
 
 
 @dataclass(frozen=True)
@@ -75,7 +90,9 @@ class RolloutSpec:
             found = f"valid {self.valid_s:g} s, silent {self.silent_s:g} s, {self.at_once} at once"
             raise CommandError("rollout.time", found, "times above 0, and one board at once", "correct them")
         check_zone(self.timezone)
-        check_order(self.order)
+        if self.order not in (RANDOM, NAME) and not (self.order.startswith(TAG) and len(self.order) > len(TAG)):
+            expected = f"{RANDOM}, {NAME}, or {TAG}NAME"
+            raise CommandError("rollout.order", repr(self.order), expected, "correct --order")
 
     @classmethod
     def from_json(cls, text: str) -> RolloutSpec:
@@ -113,7 +130,7 @@ class RolloutSpec:
 
     @property
     def is_job(self) -> bool:
-        return self.op in JOBS
+        return self.op in _JOBS
 
 
 def policy_arguments(values: Mapping[str, Any]) -> SetArgs:
@@ -131,15 +148,128 @@ def policy_arguments(values: Mapping[str, Any]) -> SetArgs:
         raise CommandError("command.args", " ".join(str(error).split())[:300], expected, "correct them") from None
 
 
-def file_arguments_from(arguments: Mapping[str, str]) -> tuple[dict[str, Any], str | None]:
-    """Return the arguments of `model` or `calibration`, made of `file=...`, `url=...` and `release=...`.
+@dataclass(frozen=True)
+class Wave:
+    """The size of a wave and those before it: a number of boards, or a percentage of all."""
 
-    Return also the absolute path of the file, unless boards fetch it from `url`. Raises CommandError (`command.args`).
+    figure: float
+    is_percent: bool
+
+    def reaches(self, total: int) -> int:
+        """Return how many of `total` boards are done after this wave: rounded up, at least one."""
+        count = math.ceil(self.figure * total / 100.0 - 1e-9) if self.is_percent else int(self.figure)
+        return min(max(1, count), total)
+
+
+def parse_waves(text: str) -> tuple[Wave, ...]:
+    """Parse waves. Raises CommandError (`rollout.waves`) if the text is none, or if the waves do not grow."""
+    waves = []
+    for part in text.split(","):
+        match = _WAVE.fullmatch(part)
+        if match is None:
+            raise _wrong_waves(text, "counts and percentages such as 1,5%,25%,100%")
+        figure, is_percent = float(match[1]), bool(match[2])
+        if not 0.0 < figure <= (100.0 if is_percent else 1e9) or (not is_percent and figure != int(figure)):
+            raise _wrong_waves(text, "counts from 1, percentages above 0% to 100%")
+        waves.append(Wave(figure, is_percent))
+    if any((one.is_percent, one.figure) >= (other.is_percent, other.figure) for one, other in pairwise(waves)):
+        raise _wrong_waves(text, "waves that grow, counts before percentages")
+    return tuple(waves)
+
+
+def wave_sizes(waves: Sequence[Wave], total: int) -> list[int]:
+    """Return how many boards each wave adds; waves that would add none are left out."""
+    reached, added = 0, []
+    for wave in waves:
+        after = wave.reaches(total)
+        if after > reached:
+            added.append(after - reached)
+            reached = after
+    return added
+
+
+def order_devices(devices: Sequence[Device], order: str, seed: str) -> list[Device]:
+    """Return the devices in the order of their turns.
+
+    order: RANDOM, drawn by `seed`; NAME; or `tag.NAME`, by a tag's value such as the number of a ring. Numbers come
+    before words, and devices without the tag come last; those of equal value are drawn.
     """
-    given = dict(arguments)
-    path, url, release = Path(given.pop("file", "")), given.pop("url", None), given.pop("release", None)
-    if given or not path.is_file():
-        found = ", ".join(given) or f"no file {str(path)!r}"
-        raise CommandError("command.args", found, "file=PATH, url=..., release=...", "correct the arguments")
-    parsed = file_arguments(path, url, Path(release) if release is not None else None)
-    return parsed, None if url is not None else str(path.resolve())
+
+    def drawn(device: Device) -> bytes:
+        return hashlib.sha256(f"{seed}/{device.name}".encode()).digest()
+
+    def by_tag(device: Device) -> tuple[bool, float, str, bytes]:
+        value = device.tags.get(order[len(TAG) :])
+        try:
+            return value is None, float(value or ""), "", drawn(device)
+        except ValueError:
+            return value is None, math.inf, value or "", drawn(device)
+
+    if order == RANDOM:
+        return sorted(devices, key=drawn)
+    if order == NAME:
+        return sorted(devices, key=lambda device: device.name)
+    return sorted(devices, key=by_tag)
+
+
+def _wrong_waves(found: str, expected: str) -> CommandError:
+    return CommandError("rollout.waves", repr(found), expected, "correct --waves")
+
+
+@dataclass(frozen=True)
+class Window:
+    """Minutes of a day, from midnight. A window that ends before it begins goes over midnight."""
+
+    begin_min: int
+    end_min: int
+
+    def closes_at(self, now: float, zone: str) -> float | None:
+        """Return when the open window ends; None if it is shut. Unix time in s; zone: an IANA name."""
+        local = datetime.fromtimestamp(now, _zone(zone))
+        minute = local.hour * 60 + local.minute
+        length = (self.end_min - self.begin_min) % _DAY_MIN or _DAY_MIN
+        since = (minute - self.begin_min) % _DAY_MIN
+        if since >= length:
+            return None
+        # Wall-clock arithmetic: if the clocks change in between, the end is still the hour that was named.
+        end = local.replace(second=0, microsecond=0) + timedelta(minutes=length - since)
+        return end.timestamp() if end.timestamp() > now else end.replace(fold=1).timestamp()  # that hour's second time
+
+
+def parse_windows(texts: Sequence[str]) -> tuple[Window, ...]:
+    """Parse windows such as `01:00-05:00`. Raises CommandError (`rollout.window`)."""
+    windows = []
+    for text in texts:
+        match = _WINDOW.fullmatch(text)
+        hours = [int(each) for each in match.groups()] if match else [99, 99, 99, 99]
+        begin, end = hours[0] * 60 + hours[1], hours[2] * 60 + hours[3]
+        if max(hours[1], hours[3]) > 59 or begin >= _DAY_MIN or end > _DAY_MIN:
+            raise CommandError("rollout.window", repr(text), "hours such as 01:00-05:00", "correct --window")
+        windows.append(Window(begin, end % _DAY_MIN))
+    return tuple(windows)
+
+
+def open_until(windows: Sequence[Window], now: float, zone: str) -> float | None:
+    """Return until when a board in this zone may be sent a command: infinity without windows.
+
+    Return None if no window is open, or if less than a minute of it is left. now and the result: Unix time in s.
+    """
+    if not windows:
+        return math.inf
+    end = max((end for each in windows if (end := each.closes_at(now, zone)) is not None), default=now)
+    return end if end - now >= _LEAST_S else None
+
+
+def check_zone(name: str) -> str:
+    """Return the name of a known time zone. Raises CommandError (`rollout.zone`) for any other."""
+    try:
+        return _zone(name).key
+    except (KeyError, ValueError, OSError):  # ZoneInfoNotFoundError is a KeyError
+        expected = "an IANA time zone such as Europe/Berlin"
+        remedy = "correct --timezone or the tag 'tz'; where this machine knows none: pip install tzdata"
+        raise CommandError("rollout.zone", repr(name), expected, remedy) from None
+
+
+@cache
+def _zone(name: str) -> ZoneInfo:
+    return ZoneInfo(name)

@@ -27,9 +27,8 @@ from fleet.rollout import board_steps, rows
 from fleet.rollout.board_steps import Actions, error_code
 from fleet.rollout.gates import GateResult, Standing, judge
 from fleet.rollout.rows import BoardChange, BoardRow, BoardStage, CommandRole, CommandRow, Rollout, RolloutState
-from fleet.rollout.schedule import open_until
 from fleet.rollout.sender import CommandSender
-from fleet.rollout.spec import RolloutSpec
+from fleet.rollout.spec import RolloutSpec, open_until
 from fleet.store.transaction import FleetStore, Transaction
 
 log = logging.getLogger(__package__)

@@ -8,7 +8,7 @@ from asyncio import TimerHandle
 from collections.abc import Callable
 
 from agent.contract.topics import Topics
-from agent.system.clock import unix_s
+from agent.system.board import unix_s
 from fleet.simulator.context import BoardContext, board_name
 from fleet.simulator.daemon import Daemon
 from fleet.simulator.options import BoardOptions, rubbish

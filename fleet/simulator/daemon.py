@@ -14,7 +14,6 @@ from agent.commands.dispatcher import Authorisation, CommandDispatcher
 from agent.commands.log import CommandLog
 from agent.commands.settings import Settings, admit_desired, check_expiry, parse_desired
 from agent.common.errors import AgentError
-from agent.config import Config
 from agent.contract.commands import CommandResult
 from agent.contract.messages import Ack, Birth
 from agent.contract.wire import MessageError
@@ -68,7 +67,7 @@ class Daemon:
             options.config,
             context.folder / "settings.json",
             lambda _: True,
-            self._report_settings,
+            lambda _: self._link.send(self._settings.reported()),
             self._reporter.error,
         )
         self._command_log = (
@@ -174,9 +173,6 @@ class Daemon:
             self._settings.set(desired.values, Authorisation(desired.version, key), whole=True)
         except AgentError as error:
             self._link.send(self._settings.reported(error))
-
-    def _report_settings(self, _config: Config) -> None:
-        self._link.send(self._settings.reported())
 
     def _answer(self, result: CommandResult) -> None:
         if result.final:

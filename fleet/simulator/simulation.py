@@ -119,7 +119,8 @@ class Simulation:
 
         loop.call_soon(start_next)
         for storm_s in options.storms:
-            loop.call_at(self._started_s + storm_s, self._cut_all)
+            for board in self._boards:
+                loop.call_at(self._started_s + storm_s, board.cut)
 
     def _count(self) -> None:
         outcome, up = self.outcome, [board for board in self._boards if board.starts]
@@ -133,10 +134,6 @@ class Simulation:
 
     def _note_time(self, times: list[float]) -> Callable[[], None]:
         return lambda: times.append(time.monotonic() - self._started_s)
-
-    def _cut_all(self) -> None:
-        for board in self._boards:
-            board.cut()
 
 
 def _run_until_all(

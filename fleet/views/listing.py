@@ -149,7 +149,7 @@ def print_rollouts(overviews: Sequence[Overview], console: Console) -> None:
     for each in overviews:
         rollout = each.rollout
         wave = f"{rollout.wave + 1} of {rollout.waves}"
-        boards = count_words(map(Counter, each.counts.values()))
+        boards = count_words(each.counts.values())
         table.add_row(rollout.id, rollout.op, rollout.state.value, wave, boards, _when(rollout.created))
     console.print(table)
 
@@ -162,7 +162,7 @@ def print_rollout(overview: Overview, boards: Sequence[BoardRow], console: Conso
     waves = _table("wave", "boards")
     for wave, counts in sorted(overview.counts.items()):
         here = " <" if wave == rollout.wave and not rollout.state.is_finished else ""
-        waves.add_row(f"{wave + 1}{here}", count_words([Counter(counts)]))
+        waves.add_row(f"{wave + 1}{here}", count_words([counts]))
     console.print(waves)
     notable = [each for each in boards if each.state not in _PLAIN and each.reason]
     if notable:

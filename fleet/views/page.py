@@ -132,7 +132,7 @@ def _rollouts(rollouts: Sequence[Overview], records: Sequence[AuditEntry]) -> It
     yield timeline(dict(list(lanes.items())[-_MOST_LANES:]))
     rows = []
     for overview in rollouts[:_MOST_LANES]:
-        waves = [f"{wave + 1}: {count_words([Counter(counts)])}" for wave, counts in sorted(overview.counts.items())]
+        waves = [f"{wave + 1}: {count_words([counts])}" for wave, counts in sorted(overview.counts.items())]
         rollout = overview.rollout
         rows.append((rollout.id, rollout.op, rollout.state.value, "; ".join(waves)))
     yield _table(["rollout", "op", "state", "boards by wave"], rows)

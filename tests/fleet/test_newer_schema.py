@@ -31,6 +31,7 @@ from fleet.collector.writer import BatchWriter
 from fleet.devices.devices import Device, Devices
 from fleet.devices.facts import facts
 from fleet.devices.records import quarantined
+from fleet.rollout.board_steps import parse_result
 from fleet.rollout.controller import Controller
 from fleet.rollout.register import RolloutRegister
 from fleet.rollout.rows import BoardStage, CommandRole, RolloutState
@@ -243,7 +244,7 @@ def test_a_result_in_a_newer_schema_neither_succeeds_nor_fails(where: str) -> No
                 controller._step()
             (order,) = controller._stepper._open[room.id].values()
             payload = done(order).to_json()[:-1] + b',"schema_version":2}'
-            controller._receive_one("f", "b0", "cmd", order.id, payload)
+            controller._receive_result("f", "b0", parse_result(order.id, payload))
             controller._step()
         assert room.states() == [BoardStage.UNREACHED]
         assert "rollout.schema" in room.rows()[0].reason

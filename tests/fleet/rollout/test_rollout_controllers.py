@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from brokers import RealBroker, eventually
 from databases import where as where
 from rollout_bench import Commands, a_fleet, begin, boards, controlling, ended, overview, swaps
 from simulator_bench import FLEET, topics
+from warm_start import TARED, WarmProcess
 
 from agent.common.errors import AgentError
 from fleet.cli.main import main
@@ -34,16 +34,16 @@ LEASE_S = 1.0
 
 
 @contextlib.contextmanager
-def a_process(broker: RealBroker, where: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "fleet.cli", "fleet", "rollout", "run", "--db", where, "--port", str(broker.port)]
-    with subprocess.Popen(
-        [*command, "--lease", str(LEASE_S), *options], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.send_signal(signal.SIGCONT)
-            process.kill()
+def a_process(broker: RealBroker, where: str) -> Iterator[WarmProcess]:
+    arguments = ["fleet", "rollout", "run", "--db", where, "--port", str(broker.port), "--lease", str(LEASE_S)]
+    with open(os.devnull, "wb") as nowhere:
+        process = WarmProcess(TARED, arguments, nowhere.fileno(), nowhere.fileno())
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+        process.wait()
 
 
 def spec(**overrides: Any) -> RolloutSpec:

@@ -14,8 +14,15 @@ from hypothesis import strategies as st
 from agent.common.errors import CommandError
 from fleet.devices.devices import Device
 from fleet.rollout.gates import FAILURES_GATE, Standing, judge, parse_gates
-from fleet.rollout.schedule import check_zone, open_until, order_devices, parse_waves, parse_windows, wave_sizes
-from fleet.rollout.spec import RolloutSpec
+from fleet.rollout.spec import (
+    RolloutSpec,
+    check_zone,
+    open_until,
+    order_devices,
+    parse_waves,
+    parse_windows,
+    wave_sizes,
+)
 
 
 def device(name: str, **tags: str) -> Device:

@@ -14,10 +14,10 @@ from stored import store_results
 
 from agent.common.errors import CommandError
 from agent.mqtt.endpoint import Endpoint
+from fleet.operator import file_arguments_from
 from fleet.rollout.controller import Controller
 from fleet.rollout.register import RolloutRegister
 from fleet.rollout.rows import BoardStage, CommandRole, RolloutState
-from fleet.rollout.spec import file_arguments_from
 from fleet.store.opening import open_store
 from fleet.store.transaction import FleetStore
 
@@ -178,7 +178,7 @@ def test_to_take_a_model_back_no_controller_needs_its_file(where: str, tmp_path:
     file.write_bytes(b"a model")
     arguments, path = file_arguments_from({"file": str(file)})
     with open_store(where) as store:
-        room = Room(store, spec("model", arguments=arguments, file=path), boards=1)
+        room = Room(store, spec("model", arguments=arguments, file=str(path)), boards=1)
         room.step()
         room.step(done(room.open()["b0"], artefact="e1"))
         room.serves({0: "e1"})
