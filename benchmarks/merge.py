@@ -106,7 +106,7 @@ def encodings(histograms: Sequence[AbsHistogram]) -> Section:
         return [pack(plane) for plane in planes], lambda content: _from_planes(unpack(content))
 
     contenders: dict[str, tuple[list[bytes], Callable[..., object]]] = {
-        f"tared, {'compiled' if rice._LIBRARY is not None else 'NumPy'}, checked": (
+        f"tared, {'compiled' if rice.LIBRARY is not None else 'NumPy'}, checked": (
             [to_bytes(histogram) for histogram in histograms],
             lambda content: from_bytes(content).counts,
         ),

@@ -22,15 +22,13 @@ import struct
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.native import address, load
+from calibrate.native import LIBRARY, address
 
 _BLOCK = 64
 _SAME = 255
 _SIZE = struct.Struct("<I")
 _PADDING = bytes(16)  # the compiled pass may read as much behind the end
 _MAX_TOTAL = 1 << 63  # int64 counts hold fewer values than this together
-
-_LIBRARY = load()
 
 Counts = NDArray[np.int64]
 Words = NDArray[np.uint64]
@@ -65,9 +63,9 @@ def unpack(data: bytes, into: Counts) -> None:
 
     Raises ValueError for bytes of another layout, and for counts that are negative, or 2**63 and more together.
     """
-    if _LIBRARY is None:
+    if LIBRARY is None:
         into[:] = unpack_numpy(data, into.size)
-    elif _LIBRARY.tared_unpack(data + _PADDING, len(data), address(into), into.size):
+    elif LIBRARY.tared_unpack(data + _PADDING, len(data), address(into), into.size):
         raise ValueError("other bytes, or too many counts")
 
 

@@ -29,9 +29,8 @@ FULL_SCALE_DB = 12.0  # gains from here on count as 1 on the e-detector's [0, 1]
 _BETS = (0.1, 0.3, 0.6, 0.95)
 _WEIGHTS = (0.1, 0.1, 0.2, 0.6)  # of the bets: the boldest finds steps, and costs nothing where nothing happens
 _MONTH_S = 30 * 86400.0
-_WARNING_BLOCKS = (
-    100.0  # mean number of blocks to a false warning; a smaller number warns sooner, and more often in vain
-)
+# Mean number of blocks to a false warning. Smaller: warns sooner, and more often in vain.
+_WARNING_BLOCKS = 100.0
 
 
 class EDetector:

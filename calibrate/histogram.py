@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from calibrate.count_codec import exact_sum, pack, unpack
 from calibrate.errors import CalibrationError
-from calibrate.native import address, count, load, scan
+from calibrate.native import LIBRARY, address, count, scan
 
 DEFAULT_BITS = 12
 MIN_BITS, MAX_BITS = 2, 16  # within them 2**(bits - range_exp) is a normal float32, and foreign bytes stay small
@@ -33,7 +33,6 @@ MAX_RANGE_EXP = 128  # 2**128 is the first power of two beyond every finite floa
 _PIECE = 1 << 20
 _LARGEST = float(np.finfo(np.float32).max)
 _MAX_TOTAL = 1 << 63  # int64 counts hold fewer values than this together; the same for those not finite
-_LIBRARY = load()
 
 Counts = NDArray[np.int64]
 
@@ -334,13 +333,13 @@ def _add(into: Counts, counts: Counts, fold: int, room: int) -> int:
 
     Returns -1, and adds nothing, if the total is more than `room`.
     """
-    if _LIBRARY is None:
+    if LIBRARY is None:
         return add_numpy(into, counts, fold, room)
     try:
         source = address(counts)
     except (TypeError, ValueError):  # a read-only array, or one that is not contiguous
         return add_numpy(into, counts, fold, room)
-    return int(_LIBRARY.tared_add(address(into), source, counts.size, fold, room))
+    return int(LIBRARY.tared_add(address(into), source, counts.size, fold, room))
 
 
 def add_numpy(into: Counts, counts: Counts, fold: int, room: int) -> int:

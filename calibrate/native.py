@@ -56,8 +56,8 @@ def address(array: NDArray[np.int64]) -> object:
     return ctypes.byref(_EMPTY.from_buffer(array))  # type: ignore[arg-type]  # an array is a buffer
 
 
-_LIBRARY = load()
-COMPILED = _LIBRARY is not None
+LIBRARY = load()
+COMPILED = LIBRARY is not None
 
 
 def scan(values: Values) -> tuple[float, int]:
@@ -65,10 +65,10 @@ def scan(values: Values) -> tuple[float, int]:
 
     The values must be contiguous, n < 2**31.
     """
-    if _LIBRARY is None:
+    if LIBRARY is None:
         return scan_numpy(values)
     result = np.empty(2, np.int32)
-    _LIBRARY.tared_survey(values.ctypes.data, values.size, result.ctypes.data)
+    LIBRARY.tared_survey(values.ctypes.data, values.size, result.ctypes.data)
     return _float_of(int(result[0])), int(result[1])
 
 
@@ -77,10 +77,10 @@ def count(values: Values, scale: float, bins: int) -> NDArray[np.int64]:
 
     `scale` and `bins` are powers of two. All values must be finite and in the bins; contiguous, n < 2**31.
     """
-    if _LIBRARY is None:
+    if LIBRARY is None:
         return count_numpy(values, scale, bins)
     tables = np.zeros((_TABLES, bins), np.uint32)
-    _LIBRARY.tared_count(values.ctypes.data, values.size, scale, bins, tables.ctypes.data)
+    LIBRARY.tared_count(values.ctypes.data, values.size, scale, bins, tables.ctypes.data)
     counts: NDArray[np.int64] = tables.sum(axis=0, dtype=np.int64)
     return counts
 

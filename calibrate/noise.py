@@ -54,7 +54,8 @@ class Density:
         mass = counts[:bins].astype(np.float64)
         mass[0] -= zeros
         cumulative = np.concatenate(([0.0], np.cumsum(mass)))
-        cuts = _cuts(cumulative)
+        cuts = _cuts_per_octave(bins)
+        cuts = _finer(cuts, np.diff(cumulative[cuts]) > _HEAVY * cumulative[-1])
         self.edges = cuts * np.float64(bin_width)
         if amax > 0.0:
             self.edges[-1] = max(amax, self.edges[-2] + 1e-6 * bin_width)  # on its lower edge, a bin is a point
@@ -104,13 +105,8 @@ def _squared_errors(steps: Floats) -> tuple[Floats, Floats]:
     return rounding, clipping
 
 
-def _cuts(cumulative: Floats) -> NDArray[np.int64]:
-    """Return the bin indices to merge between, from 0 up to the number of bins; `cumulative` is (bins + 1,)."""
-    cuts = _cuts_per_octave(cumulative.size - 1)
-    return _finer(cuts, np.diff(cumulative[cuts]) > _HEAVY * cumulative[-1])
-
-
 def _cuts_per_octave(bins: int) -> NDArray[np.int64]:
+    """Return the bin indices to merge between, from 0 up to `bins`, 1/32 octave apart."""
     octaves = np.arange(bins.bit_length() * _PER_OCTAVE, -1, -1) / _PER_OCTAVE
     cuts = np.rint(bins * np.exp2(-octaves)).astype(np.int64)
     return np.unique(np.concatenate(([0], cuts, [bins - 1])))

@@ -114,7 +114,7 @@ def _equalised(matrix: Floats, read: LayerInput, exponent: float, centred: bool)
     def noise(amax: float) -> float:
         return float(gains @ _channel_noise(samples, _scale(amax), offset_steps(amax)))
 
-    amax = _MARGIN * _best_amax(noise, float((width / divisors).max()))[0]
+    amax = _MARGIN * _best_amax(noise, float((width / divisors).max()))
     weights = weight_noise(scaled, read.variance / np.square(divisors))
     return Equalisation(divisors, offset_steps(amax) * _scale(amax) * divisors, amax, noise(amax) + weights)
 
@@ -129,14 +129,13 @@ def _divisors(width: Floats, exponent: float) -> Floats:
     return divisors
 
 
-def _best_amax(noise: Callable[[float], float], largest: float) -> tuple[float, float]:
-    """Return the amax of least noise, to within 1/16 octave, and that noise."""
-    tried = {amax: noise(amax) for amax in (largest * 2.0**-octaves for octaves in _OCTAVES)}
+def _best_amax(noise: Callable[[float], float], largest: float) -> float:
+    """Return the amax of least noise, to within 1/16 octave."""
+    tried: dict[float, float] = {amax: noise(amax) for amax in (largest * 2.0**-octaves for octaves in _OCTAVES)}
     for octaves in _REFINED:
         best = min(tried, key=tried.__getitem__)
         tried |= {amax: noise(amax) for amax in (best * 2.0**octaves, best * 2.0**-octaves)}
-    best = min(tried, key=tried.__getitem__)
-    return best, tried[best]
+    return min(tried, key=tried.__getitem__)
 
 
 def best_clips(matrix: Floats, variance: Floats) -> Floats:

@@ -190,10 +190,17 @@ class OnnxRuntimeEngine:
 
         Raises EngineError: `engine.batch` (other shape or dtype), `engine.run`, `engine.closed`.
         """
-        session = self._running()
-        self._check(batch)
+        session, spec = self._running(), self.inputs[0]
+        if not spec.accepts(batch.shape) or batch.dtype != spec.dtype:
+            shape = ", ".join("any" if size is None else str(size) for size in spec.shape)
+            raise EngineError(
+                "engine.batch",
+                f"{batch.dtype} {list(batch.shape)}",
+                f"{spec.dtype} [{shape}] for input '{spec.name}'",
+                "preprocess images for this engine's input",
+            )
         try:
-            results: list[Array] = session.run(names, {self.inputs[0].name: batch})
+            results: list[Array] = session.run(names, {spec.name: batch})
         except _FAILURES as error:
             raise _engine_error(error, "engine.run") from error
         return dict(zip(names or (output.name for output in self.outputs), results, strict=True))
@@ -244,17 +251,6 @@ class OnnxRuntimeEngine:
             return ort.InferenceSession(self._model, options, providers=["CPUExecutionProvider"])
         except _FAILURES as error:
             raise _engine_error(error, "engine.graph") from error
-
-    def _check(self, batch: Array) -> None:
-        spec = self.inputs[0]
-        if not spec.accepts(batch.shape) or batch.dtype != spec.dtype:
-            shape = ", ".join("any" if size is None else str(size) for size in spec.shape)
-            raise EngineError(
-                "engine.batch",
-                f"{batch.dtype} {list(batch.shape)}",
-                f"{spec.dtype} [{shape}] for input '{spec.name}'",
-                "preprocess images for this engine's input",
-            )
 
 
 class OnnxRuntimeObserver:

@@ -8,7 +8,6 @@ from engines.interface import Backend, BackendOptions
 
 def open_backend(name: str, options: BackendOptions | None = None) -> Backend:
     """Open a runtime by name. Raises EngineError (`backend.missing`) if it is missing: there is no silent fallback."""
-    options = options or BackendOptions()
     if name == "onnxruntime":
         try:
             from engines.onnxruntime_backend import OnnxRuntimeBackend

@@ -27,27 +27,23 @@ _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: does not wait for what others put o
 
 
 class Gpu:
-    """A GPU's primary context, the one that the CUDA runtime and TensorRT use too; it creates none of its own.
+    """The first GPU's primary context, the one that the CUDA runtime and TensorRT use too; it creates none of its own.
 
     Retained until `close`, which is for the thread that made this: no other can release the context. Any thread may
     make it current. What belongs to it (streams, executors) has to be dropped inside a `with gpu.current()`: elsewhere
     PyCUDA can free it only on the thread that made the Gpu, and on any other leaks it with a warning.
 
     Raises DeviceError: `cuda.pycuda` (not installed), `cuda.driver` (no driver library, or one that fails),
-    `cuda.device` (no such device).
+    `cuda.device` (none that accepts work).
     """
 
-    def __init__(self, ordinal: int = 0) -> None:
+    def __init__(self) -> None:
         self.driver = _driver()
-        count = self.driver.Device.count()
-        if not 0 <= ordinal < count:
-            remedy = "choose one that is there"
-            raise DeviceError("cuda.device", f"{count} CUDA devices", f"a device number {ordinal}", remedy)
-        self._device = self.driver.Device(ordinal)
         self._modules: dict[tuple[str, ...], Any] = {}
         # Of a module: nvcc's, and the driver's for code that it does not take. Other errors come from earlier faults.
         self._refusals = (self.driver.CompileError, self.driver.LogicError, self.driver.RuntimeError)
         try:
+            self._device = self.driver.Device(0)
             self._context = self._device.retain_primary_context()
         except self.driver.Error as error:
             raise DeviceError("cuda.device", _first_line(error), "a GPU that accepts work", _SEE_IT_RUN) from error

@@ -248,18 +248,6 @@ class DeviceHistograms:
         `kernels.alignment`, and as CudaExecutor.launch.
         """
         where = np.array(addresses, np.uint64)
-        self._check(where)
-        rows = self._count(np.arange(where.size), where, stream)
-        amax = _amax(rows)
-        needed = np.array([range_exp_for(float(value)) for value in amax], np.int64)
-        room = self._executor.geometry.tail
-        missed = np.flatnonzero((amax > 0) & ((needed < self._guesses) | (needed > self._guesses + room)))
-        if missed.size:
-            self._guesses[missed] = np.clip(needed[missed] - room // 2, MIN_RANGE_EXP, MAX_RANGE_EXP)
-            rows[missed] = self._count(missed, where, stream)
-        return [self._histogram(row, int(guess)) for row, guess in zip(rows, self._guesses, strict=True)]
-
-    def _check(self, where: NDArray[np.uint64]) -> None:
         if where.shape != self._elements.shape:
             raise ValueError(f"{where.size} addresses for {self._elements.size} tensors")
         crooked = np.flatnonzero(((where % _VECTOR_BYTES != 0) | (where == 0)) & (self._elements > 0))
@@ -270,6 +258,15 @@ class DeviceHistograms:
                 f"device memory on {_VECTOR_BYTES}-byte boundaries, as allocations are",
                 "copy the tensor to an allocation of its own",
             )
+        rows = self._count(np.arange(where.size), where, stream)
+        amax = _amax(rows)
+        needed = np.array([range_exp_for(float(value)) for value in amax], np.int64)
+        room = self._executor.geometry.tail
+        missed = np.flatnonzero((amax > 0) & ((needed < self._guesses) | (needed > self._guesses + room)))
+        if missed.size:
+            self._guesses[missed] = np.clip(needed[missed] - room // 2, MIN_RANGE_EXP, MAX_RANGE_EXP)
+            rows[missed] = self._count(missed, where, stream)
+        return [self._histogram(row, int(guess)) for row, guess in zip(rows, self._guesses, strict=True)]
 
     def _count(self, tensors: NDArray[np.int64], where: NDArray[np.uint64], stream: object | None) -> NDArray[np.int64]:
         """Rows (tensors, geometry.row) of counters of the chosen tensors, by their present guesses."""

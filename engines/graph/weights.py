@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, numpy_helper
 
-from engines.graph.topology import Topology, attribute, number
+from engines.graph.topology import Topology, attribute, fresh_name, number
 
 Floats = NDArray[np.float64]
 
@@ -83,9 +83,8 @@ def groups(node: NodeProto) -> int:
 
 def add_constant(model: ModelProto, topology: Topology, name: str, value: NDArray[np.generic]) -> str:
     """Add a constant to a model, and return its name, which is made unique. topology: of the model."""
-    taken = {tensor.name for tensor in model.graph.initializer}
-    while name in taken or name in topology.producers or name in topology.inputs:
-        name += "_"
+    taken = {*(tensor.name for tensor in model.graph.initializer), *topology.producers, *topology.inputs}
+    name = fresh_name(name, taken)
     model.graph.initializer.append(numpy_helper.from_array(value, name))
     return name
 

@@ -87,7 +87,10 @@ def half_precision(graph: ModelProto, amax: Mapping[str, float]) -> HalfForm:
     """
     model = deepcopy(graph)
     if any(node.op_type in QDQ_OPS for node in model.graph.node):
-        model = _with_half_scales(model)
+        if standard_opset(model) < MIN_OPSET:
+            model = raise_opset(model, MIN_OPSET, ", or build it in fp32: INT8 with float16 needs that opset")
+            model = name_nodes(constants_to_initializers(model))
+            model.ir_version = max(model.ir_version, MIN_IR_VERSION)
         _round_scales(model)
     types = HalfTypes(model, amax)
     written = _Writer(model, types).write()
@@ -99,16 +102,6 @@ def half_precision(graph: ModelProto, amax: Mapping[str, float]) -> HalfForm:
         ) from error
     in_order = [node.name for node in model.graph.node if node.name in types.float32]
     return HalfForm(written, {name: types.float32[name] for name in in_order})
-
-
-def _with_half_scales(model: ModelProto) -> ModelProto:
-    """Return a graph with Q/DQ in an opset that defines them for float16."""
-    if standard_opset(model) >= MIN_OPSET:
-        return model
-    raised = raise_opset(model, MIN_OPSET, ", or build it in fp32: INT8 with float16 needs that opset")
-    raised = name_nodes(constants_to_initializers(raised))
-    raised.ir_version = max(raised.ir_version, MIN_IR_VERSION)
-    return raised
 
 
 def _round_scales(model: ModelProto) -> None:

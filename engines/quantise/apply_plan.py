@@ -94,7 +94,13 @@ class _Writer:
             if node.name in written:
                 continue
             copy = deepcopy(node)
-            self._redirect(copy)
+            for index in self.placement.reads.get(node.name, ()):
+                copy.input[index] = self.dequantised[node.input[index]]
+            weight = self.placement.weights.get(node.name)
+            if weight is not None:
+                if weight not in self.dequantised:
+                    self._quantise_weight(weight, self.clips.get(node.name, (1.0,)))
+                copy.input[1] = self.dequantised[weight]
             self.nodes.append(copy)
             for tensor in node.output:
                 self._quantise_activation(tensor, scales)
@@ -103,16 +109,6 @@ class _Writer:
         del graph.initializer[:]
         graph.initializer.extend(kept)
         return replace_nodes(self.model, self.nodes)
-
-    def _redirect(self, node: NodeProto) -> None:
-        """Point the quantised inputs of a node at dequantised tensors."""
-        for index in self.placement.reads.get(node.name, ()):
-            node.input[index] = self.dequantised[node.input[index]]
-        weight = self.placement.weights.get(node.name)
-        if weight is not None:
-            if weight not in self.dequantised:
-                self._quantise_weight(weight, self.clips.get(node.name, (1.0,)))
-            node.input[1] = self.dequantised[weight]
 
     def _quantise_activation(self, tensor: str, scales: Mapping[str, float]) -> None:
         if tensor in self.own:  # written where the tensor is made, before all its readers

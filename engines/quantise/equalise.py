@@ -105,7 +105,13 @@ def _equalise(model: ModelProto, layer: NodeProto, divisor: Floats, offset: Floa
         add_to_bias(model, topology, layer, (matrix * by_input(offset, matrix)).sum(axis=(2, 3)).ravel())
     if divider is not None:
         _divide_outputs(model, topology, divider, divisor)
-        _rename_source(topology, layer)
+        # The tensor that placement has observed for the layer lies in front of max pooling, which only moves values. It
+        # gets a new name: under the old one a calibration has seen it undivided.
+        tensor = layer.input[0]
+        while topology.producers[tensor].op_type == "MaxPool":
+            tensor = topology.producers[tensor].input[0]
+        reader, index = topology.readers(tensor)[0]
+        topology.producers[tensor].output[0] = reader.input[index] = equalised_name(layer.name)
     else:
         _insert_operations(model, topology, layer, divisor, offset)
     multiplied = from_matrix(layer, matrix * by_input(divisor, matrix), weight.shape)
@@ -148,18 +154,6 @@ def _divide_outputs(model: ModelProto, topology: Topology, node: NodeProto, divi
     if len(node.input) > 2 and node.input[2]:
         bias = (numpy_helper.to_array(topology.initializers[node.input[2]]) / divisor).astype(np.float32)
         node.input[2] = add_constant(model, topology, f"{node.name}.divided_bias", bias)
-
-
-def _rename_source(topology: Topology, layer: NodeProto) -> None:
-    """Name the tensor that placement has observed for the layer: in front of max pooling, which only moves values.
-
-    Under its old name a calibration has seen it undivided.
-    """
-    tensor = layer.input[0]
-    while topology.producers[tensor].op_type == "MaxPool":
-        tensor = topology.producers[tensor].input[0]
-    reader, index = topology.readers(tensor)[0]
-    topology.producers[tensor].output[0] = reader.input[index] = equalised_name(layer.name)
 
 
 def _insert_operations(

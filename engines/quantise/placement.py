@@ -135,8 +135,11 @@ class _Rules:
         for node in layers:
             if self.own.multiplies(node):
                 self.kept[node.name] = None
-            else:
-                self._layer(node)
+            elif reason := self._unquantisable(node):
+                self.floats[node.name] = reason
+            else:  # rule 1; a plan is applied later, so that it cannot shift the other rules
+                rank = len(self.topology.initializers[node.input[1]].dims)
+                self.weights[node.name] = Weight(node.input[1], channel_axis(node, rank))
         self.layers = self._trace_layers()
         self._apply_plan(layers)
         feeding = self._feeding_layers()
@@ -170,16 +173,8 @@ class _Rules:
                     sources.update(dict.fromkeys(node.output, tuple(origins)))
         return sources
 
-    def _layer(self, node: NodeProto) -> None:
-        """Rule 1: layers. A plan is applied later, so that it cannot shift the other rules."""
-        reason = self._unquantisable(node)
-        if reason:
-            self.floats[node.name] = reason
-        else:
-            rank = len(self.topology.initializers[node.input[1]].dims)
-            self.weights[node.name] = Weight(node.input[1], channel_axis(node, rank))
-
     def _unquantisable(self, node: NodeProto) -> str | None:
+        """Return why rule 1 leaves a layer float; None if it does not."""
         weight = self.topology.initializers.get(node.input[1])
         if node.input[1] in self.own.weights:
             return "the model has its weights in INT8, and its input float"

@@ -116,7 +116,12 @@ def read_manifest(directory: Path, key: bytes | None) -> dict[str, Any]:
             "one made with the key of this machine",
             "build the artefact again here, or use the key that it was built with",
         )
-    if not _is_manifest(document):
+    types = {"id": str, "inputs": dict, "files": dict}  # a seal does not promise them: anybody can seal anything
+    if (
+        not all(isinstance(document.get(name), kind) for name, kind in types.items())
+        or not isinstance(document["inputs"].get("backend", {}), dict)
+        or document.get("engine") not in (None, *document["files"])
+    ):
         raise damaged(file)
     return document
 
@@ -142,16 +147,6 @@ def _unseal(file: Path, written: bytes) -> dict[str, Any]:
             "update tared, or build the artefact again with this version",
         )
     return document
-
-
-def _is_manifest(document: Mapping[str, Any]) -> bool:
-    """Return True if everything is there that readers need. A seal does not promise it: anybody can seal anything."""
-    types = {"id": str, "inputs": dict, "files": dict}
-    return (
-        all(isinstance(document.get(name), kind) for name, kind in types.items())
-        and isinstance(document["inputs"].get("backend", {}), dict)
-        and document.get("engine") in (None, *document["files"])
-    )
 
 
 def check_files(directory: Path, files: Mapping[str, str]) -> None:

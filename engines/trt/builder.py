@@ -200,9 +200,24 @@ def _config(
         config.builder_optimization_level = _MOST_LEVEL
         config.avg_timing_iterations = _MOST_TIMINGS
     if options.dla is not None:
-        _use_dla(release, builder, config, options.dla)
+        if not release.has_dla:
+            found = f"DLA core {options.dla} with {release.name}"
+            raise EngineError("engine.dla", found, "a release with DLA support", "build for the GPU")
+        if options.dla >= builder.num_DLA_cores:
+            found = f"DLA core {options.dla} on a board with {builder.num_DLA_cores}"
+            raise EngineError("engine.dla", found, "one of the board's", "choose another, or build for the GPU")
+        config.default_device_type = trt.DeviceType.DLA
+        config.DLA_core = options.dla
+        config.set_flag(trt.BuilderFlag.GPU_FALLBACK)
     if options.target is not None:
-        _build_for(release, config, options.target)
+        members = cast(CrossTensorRt, trt).ComputeCapability.__members__
+        known = {name.lower(): capability for name, capability in members.items() if name.startswith("SM")}
+        if options.target not in known:
+            found = f"target '{options.target}'"
+            raise EngineError("engine.target", found, ", ".join(known), "choose one of them with --target")
+        cross = cast(CrossConfig, config)
+        cross.num_compute_capabilities = 1
+        cross.set_compute_capability(known[options.target], 0)
     for shapes in profiles:
         profile = builder.create_optimization_profile()
         for name, bounds in shapes.items():
@@ -213,29 +228,6 @@ def _config(
     if release.traits.times and options.timing_cache is not None:
         _start_timings(config, options.timing_cache, options.key)
     return config
-
-
-def _use_dla(release: TensorRtRelease, builder: Builder, config: IBuilderConfig, core: int) -> None:
-    if not release.has_dla:
-        raise EngineError(
-            "engine.dla", f"DLA core {core} with {release.name}", "a release with DLA support", "build for the GPU"
-        )
-    if core >= builder.num_DLA_cores:
-        found = f"DLA core {core} on a board with {builder.num_DLA_cores}"
-        raise EngineError("engine.dla", found, "one of the board's", "choose another, or build for the GPU")
-    config.default_device_type = release.trt.DeviceType.DLA
-    config.DLA_core = core
-    config.set_flag(release.trt.BuilderFlag.GPU_FALLBACK)
-
-
-def _build_for(release: TensorRtRelease, config: IBuilderConfig, target: str) -> None:
-    members = cast(CrossTensorRt, release.trt).ComputeCapability.__members__
-    known = {name.lower(): capability for name, capability in members.items() if name.startswith("SM")}
-    if target not in known:
-        raise EngineError("engine.target", f"target '{target}'", ", ".join(known), "choose one of them with --target")
-    cross = cast(CrossConfig, config)
-    cross.num_compute_capabilities = 1
-    cross.set_compute_capability(known[target], 0)
 
 
 def _failure(release: TensorRtRelease, record: LogRecord) -> EngineError:

@@ -116,7 +116,12 @@ class Session:
         for index in range(self.engine.num_optimization_profiles):
             low, best, high = self.engine.get_tensor_profile_shape(self._image.name, index)
             self._ranges.append((tuple(low), tuple(best), tuple(high)))
-        sizes = self._largest()
+        sizes = dict.fromkeys((spec.name for spec in self._tensors), 0)  # bytes at the largest shape of any profile
+        for profile, (_, _, high) in enumerate(self._ranges):
+            self._use_profile(profile)
+            shapes = self._shapes_for(high)
+            for spec in self._tensors:
+                sizes[spec.name] = max(sizes[spec.name], int(np.prod(shapes[spec.name])) * spec.dtype.itemsize)
         self._slots = [Slot(self._gpu, sizes, {self._image.name}, hidden) for _ in range(slots)]
 
     def start(self, batch: Array) -> int:
@@ -295,16 +300,6 @@ class Session:
             )
         return engine
 
-    def _largest(self) -> dict[str, int]:
-        """Return the bytes of every input and output at the largest shape of any profile."""
-        sizes = dict.fromkeys((spec.name for spec in self._tensors), 0)
-        for profile, (_, _, high) in enumerate(self._ranges):
-            self._use_profile(profile)
-            shapes = self._shapes_for(high)
-            for spec in self._tensors:
-                sizes[spec.name] = max(sizes[spec.name], int(np.prod(shapes[spec.name])) * spec.dtype.itemsize)
-        return sizes
-
     def _profile_of(self, shape: Shape, dtype: np.dtype[np.generic]) -> int:
         for index, (low, _, high) in enumerate(self._ranges):
             fits = len(shape) == len(low) and all(a <= b <= c for a, b, c in zip(low, shape, high, strict=True))
@@ -368,7 +363,6 @@ class TensorRtEngine(Session):
         Raises EngineError and DeviceError as `start`.
         """
         with self._gpu.current():
-            image = self.inputs[0]
             self.select(transform.input_shape, np.dtype(transform.dtype))
             slot = self.free_slot()
             assert self._preprocess is not None  # until it is closed, and then `select` has refused
@@ -383,7 +377,7 @@ class TensorRtEngine(Session):
                 memory = self._frames[self._next]
                 np.copyto(memory.array(frame.shape, np.uint8), frame)
                 memory.upload(frame.nbytes, self.stream)
-                self._preprocess.run(transform, memory.address, slot.address(image.name), self.stream)
+                self._preprocess.run(transform, memory.address, slot.address(self._image.name), self.stream)
             return self.enqueue()
 
     def layer_nodes(self) -> Mapping[str, tuple[str, ...]]:

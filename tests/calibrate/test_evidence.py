@@ -44,14 +44,14 @@ def test_expected_growth_under_the_null_is_at_most_one_per_value(history: list[f
 
 def test_false_alarms_stay_within_the_budget_on_the_worst_null() -> None:
     rng = np.random.default_rng(0)
-    n, threshold = 200_000, 1000.0
+    n, threshold = 80_000, 1000.0
     assert alarms((rng.random(n) < TOLERANCE).astype(float), threshold) <= n / threshold
 
 
 def test_dependence_does_not_break_the_budget() -> None:
     """A null that plays against the detector: it gambles as long as the evidence is low and then rests, or reverses."""
     rng = np.random.default_rng(6)
-    n, threshold, count = 200_000, 1000.0, 0
+    n, threshold, count = 80_000, 1000.0, 0
     detector = EDetector(TOLERANCE, threshold, 1.0)
     for draw in rng.random(n):
         low = detector.e_value < 30.0
@@ -102,16 +102,16 @@ def test_impossible_settings_are_refused() -> None:
 
 @pytest.mark.parametrize("mean", [0.5, 0.9, 0.99])
 def test_intervals_miss_the_mean_at_any_time_in_at_most_five_percent_of_runs(mean: float) -> None:
+    """And they are refuted no more often while the mean is what it was."""
     rng = np.random.default_rng(1)
-    misses = 0
-    for _ in range(200):
+    misses = refuted = 0
+    for _ in range(100):
         sequence = ConfidenceSequence(error=0.05)
-        for value in rng.random(300) < mean:
+        for value in rng.random(200) < mean:
             sequence.update(float(value))
-            if not sequence.interval.low <= mean <= sequence.interval.high:
-                misses += 1
-                break
-    assert misses <= 20  # 5 % of 200, with three standard errors on top
+        misses += not sequence.interval.low <= mean <= sequence.interval.high  # never wider: at the end is ever
+        refuted += sequence.refuted
+    assert max(misses, refuted) <= 5
 
 
 def test_intervals_narrow_and_hold_the_estimate() -> None:
@@ -233,21 +233,10 @@ def test_a_mean_that_moved_refutes_the_sequence() -> None:
     assert sequence.refuted
 
 
-def test_a_constant_mean_is_rarely_refuted() -> None:
-    rng = np.random.default_rng(2)
-    refuted = 0
-    for _ in range(100):
-        sequence = ConfidenceSequence()
-        for value in rng.random(300) < 0.9:
-            sequence.update(float(value))
-        refuted += sequence.refuted
-    assert refuted <= 5
-
-
 def test_gains_are_counted_on_a_scale_that_ends_at_12_db() -> None:
     """The worst null: 12 dB or nothing, 3 dB in the mean."""
     rng = np.random.default_rng(3)
-    blocks, count = 200_000, 0
+    blocks, count = 80_000, 0
     detector = DriftDetector(false_alarms_per_30d=1000.0, tolerance_db=3.0, block_s=3.0)
     assert detector.threshold == 864.0
     for large in rng.random(blocks) < 0.25:

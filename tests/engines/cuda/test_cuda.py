@@ -216,12 +216,6 @@ def count_something(geometry: KernelGeometry) -> None:
         DeviceHistograms(executor, [64], [np.dtype(np.float32)]).collect([buffer.address])
 
 
-def test_a_device_that_is_not_there(pycuda: FakePycuda) -> None:
-    assert pycuda.depth == 0
-    with pytest.raises(DeviceError, match=r"cuda\.device: 1 CUDA devices; expected a device number 3"):
-        Gpu(3)
-
-
 def test_no_pycuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(DeviceError, match=r"cuda\.pycuda: no PyCUDA.*pip install 'tared\[jetson\]'"):

@@ -110,7 +110,8 @@ def test_equals_the_histogram_of_the_cpu(executor_for: ExecutorFor, geometry: Ke
         }
         large = tensors(rng, 20_011)
         arrays["wide", 20_011, "float32"], arrays["broken", 20_011, "float16"] = (
-            large["wide"], large["broken"].astype(np.float16)
+            large["wide"],
+            large["broken"].astype(np.float16),
         )
     executor = Counting(able(executor_for(geometry), "abs_histogram"), resident)
     tap = Tap(executor, list(arrays.values()))
