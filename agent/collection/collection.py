@@ -93,11 +93,6 @@ class CalibrationSet:
         return len(self._informative.kept)
 
     @property
-    def nbytes(self) -> int:
-        """Memory of its histograms."""
-        return nbytes(self.histograms)
-
-    @property
     def held_out(self) -> list[Array]:
         """The held-out network inputs (1, C, H, W), of any sizes, the informative ones first."""
         return self._informative.kept + self._empty.kept
@@ -190,7 +185,7 @@ class SharedCollection:
         """Memory of the collection, without the held-out frames."""
         with self._lock:
             thumbnails = sum(each.image.nbytes for each in self._thumbnails.kept) if self._thumbnails else 0
-            return self._set.nbytes + self._selector.nbytes + thumbnails
+            return nbytes(self._set.histograms) + self._selector.nbytes + thumbnails
 
     def selection_report(self) -> SelectionReport:
         """Return how the frames of the collection were chosen."""

@@ -1,21 +1,29 @@
 """Decide whose documents count: an operator's key signs commands, a release key signs the models that may run.
 
 The two roles are separate, as in Uptane (https://uptane.org), where one repository says what exists and another what is
-installed. Somebody with one key alone cannot bring a model of their own onto a board.
+installed. Somebody with one key alone cannot bring a model of their own onto a board. `Authority` holds the keys of
+both; `Releases` decides which models may run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from os.path import lexists
+from pathlib import Path
 from typing import Any
 
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 
-from agent.common.errors import CommandError, ConfigError
+from agent.common.errors import AgentError, CommandError, ConfigError
+from agent.common.state_files import StateFile
 from agent.config import CommandsConfig
+from agent.contract.commands import ModelArgs, Release
 from agent.contract.signing import Keyring
 from agent.contract.topics import Topics
-from agent.system.clock import is_synchronised
+from agent.contract.wire import describe_errors
+from agent.system.board import is_synchronised
+
+_RELEASES_SCHEMA = 1
 
 
 class Authority:
@@ -55,14 +63,14 @@ class Authority:
     @property
     def has_keys(self) -> bool:
         """True if any key is configured."""
-        return bool(len(self.operators) or len(self.releases))
+        return bool(self.operators.ids | self.releases.ids)
 
     @property
     def warning(self) -> str:
         """A warning for the start; empty if there is none."""
         if self.allows_unsigned and not self._local:
             return "commands.unsigned is 'allow': whoever may publish at the broker commands this board"
-        if not self.allows_unsigned and not len(self.operators):
+        if not self.allows_unsigned and not self.operators.ids:
             return "no command is obeyed: there is no key in commands.operator_keys, and the broker is elsewhere"
         return ""
 
@@ -91,14 +99,16 @@ class Authority:
 
         Raises CommandError: `command.unsigned`, `command.signature`, `command.target`.
         """
-        if self.allows_unsigned and (document.get("signature") is None or not len(self.operators)):
+        if self.allows_unsigned and (document.get("signature") is None or not self.operators.ids):
             return ""  # a signature that this board cannot check is treated as none
         if document.get("signature") is None:
             remedy = "sign it with 'tared send --sign KEY', or say 'unsigned: allow' in config.yaml"
             raise CommandError("command.unsigned", "no signature", "one of an operator's key", remedy)
         key = self.operators.signer_id(document)
         if key is None:
-            expected = f"one by an operator's key that this board knows ({len(self.operators)} of them), over all of it"
+            expected = (
+                f"one by an operator's key that this board knows ({len(self.operators.ids)} of them), over all of it"
+            )
             raise CommandError("command.signature", "another signature", expected, "sign it with such a key")
         if document.get("to") != self._to:
             found = f"signed for {str(document.get('to'))[:130]!a}"
@@ -113,3 +123,81 @@ class Authority:
         found = "a clock that follows no time server"
         remedy = "let the board reach one (chrony, systemd-timesyncd), or say 'clock: trusted' in config.yaml"
         raise CommandError("command.clock", found, "one that can tell whether a command has expired", remedy)
+
+
+class Releases:
+    """Check releases, and remember the highest installed version of each key in the file at `path`.
+
+    So an older release, validly signed once, is not a way back to its faults.
+
+    damage: the error of a file that exists and cannot be read. No model is accepted then if releases are required,
+    since any version could be a step back.
+    """
+
+    def __init__(self, authority: Authority | None, path: Path) -> None:
+        """authority: None requires no release. Raises AgentError (`releases.schema`) for the file of a newer tared."""
+        self._authority = authority
+        self.damage: AgentError | None = None
+        # Only `replace` is used, which raises.
+        self._file = StateFile(path, _RELEASES_SCHEMA, "releases.write", lambda _: None)
+        versions = self._file.read(_versions)
+        if versions is None and authority is not None and authority.has_keys and lexists(path):
+            remedy = "put back what it held, or remove it if no older release than the latest can be sent"
+            self.damage = AgentError("releases.damaged", str(path), "the versions that were taken up", remedy)
+        self._versions = versions or {}
+
+    def check(self, args: ModelArgs, now: float) -> tuple[Release, str] | None:
+        """Return the release that allows this model, and the id of its key; None if no release is required.
+
+        now: Unix time in seconds.
+
+        Raises CommandError:
+            command.release     no release, or one of another model or product, by another key, or expired
+            command.rollback    a lower version than one installed before, by a key that is still trusted
+        Raises AgentError: `releases.damaged`.
+        """
+        if self._authority is None or not self._authority.has_keys:
+            return None
+        if self.damage is not None:
+            raise self.damage
+        key = self._authority.releases.signer_id(args.release) if args.release is not None else None
+        if args.release is None or key is None:
+            found = "no release" if args.release is None else "a release with another signature"
+            expected = "one signed by a release key that this board knows, of which an operator's is none"
+            raise CommandError("command.release", found, expected, "make one with 'tared release'")
+        try:
+            release = Release.model_validate(args.release)
+        except ValidationError as error:
+            found = describe_errors(error)
+            raise CommandError("command.release", found, "a release statement", "make a new one") from None
+        if (release.sha256, release.size) != (args.sha256, args.size):
+            found = f"the release of {release.sha256[:12]}, {release.size} bytes"
+            raise CommandError("command.release", found, f"of {args.sha256[:12]}, {args.size} bytes", "send its own")
+        if release.product != self._authority.product:
+            found, expected = (
+                f"a release for {'boards of ' + name if name else 'boards without a product'}"
+                for name in (release.product, self._authority.product)
+            )
+            remedy = "see commands.product, and 'tared release --product'"
+            raise CommandError("command.release", found, expected, remedy)
+        if not release.issued <= release.expires or now >= release.expires:
+            found = f"a release that expired {now - release.expires:.0f} s ago"
+            raise CommandError("command.release", found, "one that is valid", "sign it anew with 'tared release'")
+        trusted = self._authority.releases.ids
+        highest = max((version for known, version in self._versions.items() if known in trusted), default=0)
+        if release.version < highest:
+            found, expected = f"version {release.version}", f"at least {highest}, which was taken up before"
+            raise CommandError("command.rollback", found, expected, "release it anew under a higher version")
+        return release, key
+
+    def record(self, release: Release, key: str) -> None:
+        """Record the release before its model is installed. Raises AgentError (`releases.write`)."""
+        versions = {**self._versions, key: max(release.version, self._versions.get(key, 0))}
+        self._file.replace({"version": release.version, "key": key, "sha256": release.sha256, "versions": versions})
+        self._versions = versions
+
+
+def _versions(document: Mapping[str, Any]) -> dict[str, int]:
+    """Return the highest version of each key. Older files hold only the latest version and its key."""
+    latest = {str(document["key"]): int(document["version"])}
+    return {str(key): int(version) for key, version in document.get("versions", latest).items()}

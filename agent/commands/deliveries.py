@@ -1,8 +1,8 @@
 """Receive the files of the commands `model` and `calibration`, and hand them over to be tried.
 
-`ModelDelivery` and `CalibrationDelivery` decide whether a file may come. A `Transfer` brings it, verifies it in a
-thread of its own, and lets `StagedModel` or `StagedCalibration` make it ready. The receiver of the staged file then
-takes over the command: the result of the trial is the result of the command.
+A `FileReceiver` asks its admission, `ModelAdmission` or `calibration_admission`, whether a file may come. A `Transfer`
+brings it, verifies it in a thread of its own, and lets `StagedModel` or `StagedCalibration` make it ready. The receiver
+of the staged file then takes over the command: the result of the trial is the result of the command.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import os
 import secrets
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
+from agent.commands.authority import Releases
 from agent.commands.dispatcher import CANCELLED, CommandProgress
 from agent.commands.file_transfer import (
     TRANSFER_ERRORS,
@@ -28,7 +30,6 @@ from agent.commands.file_transfer import (
     check_room,
     transfer_error,
 )
-from agent.commands.releases import Releases
 from agent.common.errors import AgentError, CommandError
 from agent.common.main_thread import RunInMainThread
 from agent.contract.commands import CalibrationArgs, FileArgs, ModelArgs
@@ -167,30 +168,26 @@ Staged = StagedModel | StagedCalibration
 S = TypeVar("S", StagedModel, StagedCalibration)
 
 
+@dataclass
 class Transfer:
     """One file on its way, until it has been handed over or has failed.
 
     A file that was put together from pieces and has another SHA-256 is transferred once more, since somebody may have
     forged one of the pieces.
+
+    hand_over: called in the supervisor's thread once the file is staged. Raises OSError, AgentError.
     """
 
-    def __init__(
-        self,
-        partial: PartialFile,
-        staged: Staged,
-        reserve_bytes: int,
-        run_in_main_thread: RunInMainThread,
-        hand_over: Callable[[], None],
-    ) -> None:
-        """hand_over: called in the supervisor's thread once the file is staged. Raises OSError, AgentError."""
-        self.partial = partial
-        self.is_finished = False
-        self._staged = staged
-        self._reserve_bytes = reserve_bytes
-        self._run_in_main_thread = run_in_main_thread
-        self._hand_over = hand_over
-        self._is_second_try = False
-        self._source: HttpDownload | ChunkReceiver | None = None  # None: the file is being verified
+    partial: PartialFile
+    staged: Staged
+    reserve_bytes: int
+    run_in_main_thread: RunInMainThread
+    hand_over: Callable[[], None]
+    is_finished: bool = field(default=False, init=False)
+    _is_second_try: bool = field(default=False, init=False)
+    _source: HttpDownload | ChunkReceiver | None = field(default=None, init=False)  # None: the file is being verified
+
+    def __post_init__(self) -> None:
         self._start()
 
     def receive(self, topic: str, payload: bytes) -> None:
@@ -220,7 +217,7 @@ class Transfer:
         """Raises OSError, AgentError."""
 
         def report_percent(percent: int) -> None:
-            self._run_in_main_thread(lambda: self.partial.progress.update("FETCHING", percent))
+            self.run_in_main_thread(lambda: self.partial.progress.update("FETCHING", percent))
 
         url = self.partial.args.url
         if url is None:
@@ -241,7 +238,7 @@ class Transfer:
         def verify_and_stage() -> bool:
             is_right = self.partial.verify()
             if is_right:
-                self._staged.stage(self._reserve_bytes)
+                self.staged.stage(self.reserve_bytes)
             return is_right
 
         self._run_in_thread(verify_and_stage, self._on_verified)
@@ -249,7 +246,7 @@ class Transfer:
     def _on_verified(self, is_right: bool) -> None:
         """Raises OSError, AgentError."""
         if is_right:
-            self._hand_over()
+            self.hand_over()
             self.is_finished = True
         elif self.partial.is_pieced and not self._is_second_try:
             log.warning("delivery=%s state=another file, begun anew", self.partial.args.sha256[:12])
@@ -266,13 +263,13 @@ class Transfer:
                 result = work()
             except TRANSFER_ERRORS as error:
                 refusal = self.partial.as_agent_error(error)
-                self._run_in_main_thread(lambda: self.fail(refusal))
+                self.run_in_main_thread(lambda: self.fail(refusal))
             else:
-                self._run_in_main_thread(lambda: go_on(result))
+                self.run_in_main_thread(lambda: go_on(result))
 
         def go_on(result: T) -> None:
             if self.is_finished:
-                self._staged.discard()
+                self.staged.discard()
                 return
             try:
                 then(result)
@@ -282,18 +279,47 @@ class Transfer:
         threading.Thread(target=run, name="delivery", daemon=True).start()
 
 
-class FileReceiver:
-    """Receive files of one kind, at most one at a time; called in the supervisor's thread.
+@dataclass
+class FileReceiver(Generic[S]):
+    """Carry out a command that brings a file, at most one at a time; called in the supervisor's thread.
 
     A partial file stays in `folder` and is resumed when the same file is sent again. Other files in it are removed.
+
+    Args:
+        reserve_bytes: Disk space that must stay free.
+        admit: Decides on a command's arguments whether its file may come; raises CommandError or AgentError if not.
+            Returns the function that makes the staged file from the path of the partial one.
+        try_out: Receives a complete file, tries it, and takes over the command.
     """
 
-    def __init__(self, folder: Path, reserve_bytes: int, run_in_main_thread: RunInMainThread) -> None:
-        """reserve_bytes: disk space that must stay free."""
-        self._folder = folder
-        self._reserve_bytes = reserve_bytes
-        self._run_in_main_thread = run_in_main_thread
-        self._transfer: Transfer | None = None
+    folder: Path
+    reserve_bytes: int
+    run_in_main_thread: RunInMainThread
+    admit: Callable[[Any, CommandProgress], Callable[[Path], S]]
+    try_out: Callable[[S], None]
+    _transfer: Transfer | None = field(default=None, init=False)
+
+    def start(self, args: FileArgs, progress: CommandProgress) -> None:
+        """Raises CommandError, AgentError for a file that may not come, or cannot."""
+        if self._transfer is not None and not self._transfer.partial.progress.latest.final:
+            raise CommandError("command.busy", "a file on its way", "none", "wait for its end, then send it again")
+        stage = self.admit(args, progress)
+        part = self.folder / f"{args.sha256}.part"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for other in list(self.folder.iterdir()):
+                gone = not os.path.lexists(other)  # with the one before: the half of a removal that was cut short
+                if not gone and (other != part or other.is_symlink() or not other.is_file()):
+                    remove(other)
+            missing = args.size - (part.stat().st_size if part.exists() else 0)
+            check_room(self.folder, missing, self.reserve_bytes, args.what)
+            staged, partial = stage(part), PartialFile(part, args, progress)
+            self._transfer = Transfer(
+                partial, staged, self.reserve_bytes, self.run_in_main_thread, lambda: self.try_out(staged)
+            )
+        except OSError as error:
+            found = f"{error.filename or self.folder}: {error.strerror}"
+            raise transfer_error(args.what, found, "a folder to write in") from error
 
     def receive(self, topic: str, payload: bytes) -> None:
         """A chunk, as it arrived on model/{sha256}/{n}; ignored if no transfer waits for it."""
@@ -312,103 +338,43 @@ class FileReceiver:
         self._transfer.fail(AgentError(CANCELLED, reason, "a delivery that is left to end", remedy))
         return True
 
-    def _check_idle(self) -> None:
-        """Raises CommandError (`command.busy`)."""
-        if self._transfer is not None and not self._transfer.partial.progress.latest.final:
-            raise CommandError("command.busy", "a file on its way", "none", "wait for its end, then send it again")
 
-    def _start_transfer(
-        self, args: FileArgs, progress: CommandProgress, stage_from: Callable[[Path], S], try_out: Callable[[S], None]
-    ) -> None:
-        """stage_from: makes the staged file from the path of the partial one. Raises AgentError."""
-        part = self._folder / f"{args.sha256}.part"
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            for other in list(self._folder.iterdir()):
-                gone = not os.path.lexists(other)  # with the one before: the half of a removal that was cut short
-                if not gone and (other != part or other.is_symlink() or not other.is_file()):
-                    remove(other)
-            missing = args.size - (part.stat().st_size if part.exists() else 0)
-            check_room(self._folder, missing, self._reserve_bytes, args.what)
-            staged = stage_from(part)
-            self._transfer = Transfer(
-                PartialFile(part, args, progress),
-                staged,
-                self._reserve_bytes,
-                self._run_in_main_thread,
-                lambda: try_out(staged),
-            )
-        except OSError as error:
-            found = f"{error.filename or self._folder}: {error.strerror}"
-            raise transfer_error(args.what, found, "a folder to write in") from error
+def calibration_admission(
+    model: Callable[[], Model],
+) -> Callable[[CalibrationArgs, CommandProgress], Callable[[Path], StagedCalibration]]:
+    """Return the `admit` of the command `calibration`: any file may come. model: returns the served model."""
+    return lambda _args, progress: lambda part: StagedCalibration(part, model(), progress)
 
 
-class CalibrationDelivery(FileReceiver):
-    """Carry out the command `calibration`: receive a merged calibration."""
-
-    def __init__(
-        self,
-        folder: Path,
-        reserve_bytes: int,
-        model: Callable[[], Model],
-        run_in_main_thread: RunInMainThread,
-        try_out: Callable[[StagedCalibration], None],
-    ) -> None:
-        """model: returns the served model. try_out: receives a calibration that fits, and takes over the command."""
-        super().__init__(folder, reserve_bytes, run_in_main_thread)
-        self._model = model
-        self._try_out = try_out
-
-    def start(self, args: CalibrationArgs, progress: CommandProgress) -> None:
-        """Raises CommandError, AgentError."""
-        self._check_idle()
-        self._start_transfer(
-            args, progress, lambda part: StagedCalibration(part, self._model(), progress), self._try_out
-        )
-
-
-class ModelDelivery(FileReceiver):
-    """Carry out the command `model`: receive a new model.
+@dataclass(frozen=True)
+class ModelAdmission:
+    """The `admit` of the command `model`.
 
     Args:
         destination: The file that is served.
         watched: Whether the daemon notices another file there, so that a delivered model would be taken up.
-        reserve_bytes: Disk space that must stay free, in `folder` and at `destination`.
-        try_out: Receives a complete model, tries it before it is installed, and takes over the command.
+        reserve_bytes: Disk space that must stay free at `destination`, too.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        destination: Path,
-        watched: bool,
-        reserve_bytes: int,
-        releases: Releases,
-        run_in_main_thread: RunInMainThread,
-        try_out: Callable[[StagedModel], None],
-    ) -> None:
-        super().__init__(folder, reserve_bytes, run_in_main_thread)
-        self._destination = destination
-        self._watched = watched
-        self._releases = releases
-        self._try_out = try_out
+    destination: Path
+    watched: bool
+    reserve_bytes: int
+    releases: Releases
 
-    def start(self, args: ModelArgs, progress: CommandProgress, now: float) -> None:
-        """now: Unix time in seconds. Raises CommandError, AgentError for a model that may not come, or cannot."""
-        self._check_idle()
-        if not self._watched:
+    def __call__(self, args: ModelArgs, progress: CommandProgress) -> Callable[[Path], StagedModel]:
+        if not self.watched:
             found = "a source that is no live camera, or a model that was not read from a file"
             raise CommandError("command.model", found, "a daemon that takes up a new model", "restart it instead")
-        release = self._releases.check(args, now)
+        release = self.releases.check(args, time.time())
 
         def record_release() -> None:
             if release is not None:
-                self._releases.record(*release)
+                self.releases.record(*release)
 
-        def stage_from(part: Path) -> StagedModel:
-            folder = self._destination.parent
+        def stage(part: Path) -> StagedModel:
+            folder = self.destination.parent
             if folder.stat().st_dev != part.parent.stat().st_dev:  # on one disk it is the same file under two names
-                check_room(folder, args.size, self._reserve_bytes, args.what)
-            return StagedModel(part, self._destination, progress, record_release)
+                check_room(folder, args.size, self.reserve_bytes, args.what)
+            return StagedModel(part, self.destination, progress, record_release)
 
-        self._start_transfer(args, progress, stage_from, self._try_out)
+        return stage

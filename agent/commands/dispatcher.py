@@ -1,26 +1,31 @@
 """Carry out each command once, however often its sender repeats it, and publish its results.
 
-`CommandDispatcher.receive` parses and admits a command, answers it from memory if it is known, and else hands it to the
-handler of its op together with a `CommandProgress`, through which the handler reports. Commands that change something
-are written to the CommandLog before they are carried out.
+`parse_command` makes a command of the bytes of a message, or refuses it with a reason for its sender.
+`CommandDispatcher.receive` admits it, answers it from memory if it is known, and else hands it to the handler of its op
+together with a `CommandProgress`, through which the handler reports. Commands that change something are written to the
+CommandLog before they are carried out.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 
 from agent.commands.authority import Authority
-from agent.commands.log import CommandLog
-from agent.commands.parser import CommandRefused, ReceivedCommand, parse_command
-from agent.common.errors import AgentError
-from agent.contract.commands import OPS, READ_ONLY_OPS, CommandResult, Failure
+from agent.commands.log import MEMORY_S, CommandLog
+from agent.common.errors import AgentError, CommandError
+from agent.contract.commands import OPS, READ_ONLY_OPS, Command, CommandResult, CommandStatus, Failure
+from agent.contract.signing import canonical
+from agent.contract.topics import check_name
+from agent.contract.wire import MAX_PAYLOAD_BYTES, MessageError, describe_errors, read_object
 from agent.mqtt.message import Reply
 from calibrate.errors import TaredError
 
@@ -38,6 +43,32 @@ class Authorisation:
 
     version: int = 1
     key: str = ""
+
+
+class CommandRefused(CommandError):
+    """A command that is not carried out; `command_id` is the sender's id, None if it could not be read."""
+
+    def __init__(self, error: AgentError, command_id: str | None) -> None:
+        super().__init__(error.code, error.found, error.expected, error.remedy)
+        self.command_id = command_id
+
+    @property
+    def status(self) -> CommandStatus:
+        """The status that its sender receives."""
+        return "EXPIRED" if self.code == "command.expired" else "REJECTED"
+
+
+@dataclass(frozen=True)
+class ReceivedCommand:
+    """A command as it arrived.
+
+    key: the id of the operator's key that signed it, empty for an unsigned one. digest: of the content without the
+    signature, whatever its spelling.
+    """
+
+    command: Command
+    key: str
+    digest: str
 
 
 class CommandProgress:
@@ -80,6 +111,7 @@ class CommandProgress:
 Handler = Callable[[Any, CommandProgress], None]
 
 
+@dataclass
 class CommandDispatcher:
     """Hand each new command to the handler of its op; answer a repeated one with its latest result.
 
@@ -94,26 +126,19 @@ class CommandDispatcher:
         reply: Receives each result of a command whose sender named a topic for it.
     """
 
-    def __init__(
-        self,
-        handlers: Mapping[str, Handler],
-        publish: Publish,
-        memory: int = 1000,
-        command_log: CommandLog | None = None,
-        authority: Authority | None = None,
-        reply: Callable[[Reply, CommandResult], None] | None = None,
-    ) -> None:
-        if handlers.keys() != OPS.keys():
-            raise ValueError(f"handlers for {sorted(handlers)}, ops are {sorted(OPS)}")
-        self._handlers = handlers
-        self._publish = publish
-        self._memory = memory
-        self._log = command_log
-        self._authority = authority
-        self._reply = reply
-        # By id, with the command's digest; the digest is empty for a command of an earlier process.
-        self._known: OrderedDict[str, tuple[str, CommandProgress]] = OrderedDict()
-        self._replies: OrderedDict[str, Reply] = OrderedDict()
+    handlers: Mapping[str, Handler]
+    publish: Publish
+    memory: int = 1000
+    command_log: CommandLog | None = None
+    authority: Authority | None = None
+    reply: Callable[[Reply, CommandResult], None] | None = None
+    # By id, with the command's digest; the digest is empty for a command of an earlier process.
+    _known: OrderedDict[str, tuple[str, CommandProgress]] = field(default_factory=OrderedDict, init=False)
+    _replies: OrderedDict[str, Reply] = field(default_factory=OrderedDict, init=False)
+
+    def __post_init__(self) -> None:
+        if self.handlers.keys() != OPS.keys():
+            raise ValueError(f"handlers for {sorted(self.handlers)}, ops are {sorted(OPS)}")
 
     def restore(self, known: Iterable[CommandResult], ended_now: Iterable[CommandResult] = ()) -> None:
         """End the commands that an earlier process left behind, and publish results that the broker may not have.
@@ -128,10 +153,10 @@ class CommandDispatcher:
         results = {result.id: result for result in known} | unpublished
         for result in results.values():
             self._remember("", CommandProgress.from_result(result, self._send))
-        if self._log is not None:
-            for command_id in self._log.unfinished():
-                self._log.end(results.get(command_id) or _interrupted(command_id))
-            for result, reply in self._log.undelivered():
+        if self.command_log is not None:
+            for command_id in self.command_log.unfinished():
+                self.command_log.end(results.get(command_id) or _interrupted(command_id))
+            for result, reply in self.command_log.undelivered():
                 self._remember_reply(result.id, reply)
                 unpublished[result.id] = result
         for result in unpublished.values():
@@ -149,19 +174,19 @@ class CommandDispatcher:
                 command's own topic alone, since its sender could be anybody.
         """
         try:
-            received = parse_command(payload, now, self._authority)
+            received = parse_command(payload, now, self.authority)
             if self._answer_if_known(received, reply):
                 return
             if retained:
                 remedy = "publish commands without the retain flag, and clear the retained one"
-                command_id = received.command.id
-                raise CommandRefused("command.retained", "a retained command", "a fresh one", remedy, command_id)
+                error = CommandError("command.retained", "a retained command", "a fresh one", remedy)
+                raise CommandRefused(error, received.command.id)
             progress = self._accept(received, now, reply)
         except CommandRefused as refusal:
             self._refuse(refusal)
             return
         try:
-            self._handlers[received.command.op](received.command.args, progress)
+            self.handlers[received.command.op](received.command.args, progress)
         except TaredError as error:
             progress.fail(error)
 
@@ -175,15 +200,15 @@ class CommandDispatcher:
             known = self._find(command_id)
         except AgentError as error:
             if received.command.op not in READ_ONLY_OPS:
-                raise CommandRefused.from_error(error, command_id) from None
+                raise CommandRefused(error, command_id) from None
             return False
         if known is None:
             return False
         digest, latest = known
         if digest not in ("", received.digest):
             found, expected = "an id that another command had", "a new one for each command"
-            refusal = CommandRefused("command.reused", found, expected, "send it under a new id", command_id)
-            self._publish_refusal(refusal)
+            reused = CommandError("command.reused", found, expected, "send it under a new id")
+            self._publish_refusal(CommandRefused(reused, command_id))
             return True
         if digest:
             self._remember_reply(command_id, reply)
@@ -194,13 +219,13 @@ class CommandDispatcher:
         """Write down that the command is carried out. Raises CommandRefused as `CommandLog.accept` if it cannot."""
         command = received.command
         publish: Publish = self._send
-        if self._log is not None and command.op not in READ_ONLY_OPS:
+        if self.command_log is not None and command.op not in READ_ONLY_OPS:
             try:
                 issued = command.issued if received.key else None
                 kept = reply if reply is not None and reply.fits else None
-                self._log.accept(command.id, received.digest, command.expires, now, issued, kept)
+                self.command_log.accept(command.id, received.digest, command.expires, now, issued, kept)
             except AgentError as error:
-                raise CommandRefused.from_error(error, command.id) from None
+                raise CommandRefused(error, command.id) from None
             publish = self._send_durably
         log.info("command=%s id=%s key=%s status=ACCEPTED", command.op, command.id, received.key or "none")
         self._replies.pop(command.id, None)  # of a forgotten command that had the same id
@@ -212,7 +237,7 @@ class CommandDispatcher:
     def _find(self, command_id: str) -> tuple[str, CommandResult] | None:
         """Return the digest and the latest result of a command. Raises AgentError (`command.log`)."""
         digest, progress = self._known.get(command_id, ("", None))
-        logged = self._log.find(command_id) if self._log is not None and not digest else None
+        logged = self.command_log.find(command_id) if self.command_log is not None and not digest else None
         if progress is not None:
             return (logged[0] if logged is not None else digest), progress.latest
         return logged
@@ -229,31 +254,31 @@ class CommandDispatcher:
         if known is None:
             self._publish_refusal(refusal)
         else:
-            self._publish(known[1])
+            self.publish(known[1])
 
     def _publish_refusal(self, refusal: CommandRefused) -> None:
         log.warning("command=refused id=%s status=%s error=%r", refusal.command_id, refusal.status, str(refusal))
-        self._publish(CommandResult(id=refusal.command_id or "", status=refusal.status, error=failure(refusal)))
+        self.publish(CommandResult(id=refusal.command_id or "", status=refusal.status, error=failure(refusal)))
 
     def _send(self, result: CommandResult) -> None:
-        self._publish(result)
-        if self._reply is not None and (reply := self._replies.get(result.id)) is not None:
-            self._reply(reply, result)
+        self.publish(result)
+        if self.reply is not None and (reply := self._replies.get(result.id)) is not None:
+            self.reply(reply, result)
 
     def _send_durably(self, result: CommandResult) -> None:
-        if self._log is not None and result.final:
-            self._log.end(result)
+        if self.command_log is not None and result.final:
+            self.command_log.end(result)
         self._send(result)
 
     def _remember(self, digest: str, progress: CommandProgress) -> None:
         self._known[progress.latest.id] = digest, progress
-        if len(self._known) > self._memory:
+        if len(self._known) > self.memory:
             self._known.popitem(last=False)
 
     def _remember_reply(self, command_id: str, reply: Reply | None) -> None:
         if reply is not None and reply.fits:
             self._replies[command_id] = reply
-            if len(self._replies) > self._memory:
+            if len(self._replies) > self.memory:
                 self._replies.popitem(last=False)
 
 
@@ -266,3 +291,79 @@ def _interrupted(command_id: str) -> CommandResult:
     found, expected = "the daemon ended while it was at it", "a daemon that runs until it is done"
     error = AgentError(INTERRUPTED, found, expected, "it may have been done or not: ask for the status first")
     return CommandResult(id=command_id, status="FAILED", error=failure(error))
+
+
+def parse_command(payload: bytes, now: float, authority: Authority | None = None) -> ReceivedCommand:
+    """Parse a message; `now` is Unix time in seconds. authority: None admits everybody.
+
+    Raises CommandRefused, with the command's id where it can be read: `message.too_large`, `.malformed`,
+    `.not_object`, `.too_deep`; `command.unsigned`, `.signature`, `.target`, `.clock`; `command.unknown_op`, `.args`,
+    `.invalid`, `.expired`, `.validity`.
+    """
+    try:
+        document = read_object(payload)
+    except MessageError as error:
+        raise CommandRefused(error, _salvage_id(payload)) from None
+    try:
+        digest = _digest(document)
+        key = authority.admit(document) if authority is not None else ""
+        command = _parse_fields(document)
+        if authority is not None:
+            authority.check_clock()
+        _check_times(command, now)
+    except CommandError as error:
+        raise CommandRefused(error, _valid_id(document.get("id"))) from None
+    return ReceivedCommand(command, key, digest)
+
+
+def _digest(document: dict[str, Any]) -> str:
+    try:
+        return hashlib.sha256(canonical(document)).hexdigest()
+    except ValueError as error:
+        _refuse("invalid", str(error)[:200], "numbers that JSON holds exactly", "correct the sender")
+
+
+def _parse_fields(document: dict[str, Any]) -> Command:
+    op = document.get("op")
+    if not isinstance(op, str) or op not in OPS:
+        found, remedy = f"op {str(op)[:64]!a}", "correct op, or update the agent"
+        _refuse("unknown_op", found, "one of " + ", ".join(OPS), remedy)
+    try:
+        args = OPS[op].model_validate(document.get("args", {}))
+    except ValidationError as error:
+        known = ", ".join(OPS[op].model_fields) or "none"
+        _refuse("args", describe_errors(error), f"the arguments of this op: {known}", "correct args")
+    try:
+        return Command.model_validate({**document, "args": args})
+    except ValidationError as error:
+        expected = "id, op, args, issued, expires and version as the contract has them"
+        _refuse("invalid", describe_errors(error), expected, "correct the sender")
+
+
+def _check_times(command: Command, now: float) -> None:
+    """Check that the command is valid now, and expires before the command log forgets it."""
+    if now >= command.expires:
+        late_s = now - command.expires
+        remedy = "send it anew, or set the clocks of device and sender"
+        _refuse("expired", f"expired {late_s:.1f} s ago by this clock", "a valid command", remedy)
+    valid_s = command.expires - min(command.issued, now)
+    if valid_s > MEMORY_S:
+        expected = f"at most {MEMORY_S / 86_400.0:.0f} days, for so long it is remembered"
+        _refuse("validity", f"valid for {valid_s / 86_400.0:.1f} days", expected, "let it expire sooner")
+
+
+def _refuse(code: str, found: str, expected: str, remedy: str) -> NoReturn:
+    raise CommandError(f"command.{code}", found, expected, remedy) from None
+
+
+def _valid_id(value: object) -> str | None:
+    try:
+        return check_name(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
+
+
+def _salvage_id(payload: bytes) -> str | None:
+    """Return the id in a command that is no readable JSON, so that its sender receives the refusal all the same."""
+    match = re.search(rb'"id"\s{0,8}:\s{0,8}"([^"\\]{1,64})"', payload[:MAX_PAYLOAD_BYTES])
+    return _valid_id(match[1].decode(errors="replace")) if match else None

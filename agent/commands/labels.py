@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,28 +18,24 @@ from calibrate.errors import TaredError
 _SILENCE_S = 60.0  # between two reports of one error code
 
 
+@dataclass
 class LabelsInbox:
-    """Receive labels of the cameras' frames; one thread uses it, the supervisor's.
+    """Receive labels of the cameras' frames, and score them; one thread uses it, the supervisor's.
 
     A refused message is reported at once, further ones with the same error code once a minute: a flood fills no log.
+
+    Args:
+        accuracies: By camera.
+        on_refused: Receives the latest LabelsError or MessageError of a code, and the number of messages refused for it
+            since its last report.
     """
 
-    def __init__(
-        self, accuracies: Mapping[str, LiveAccuracy], spec: ModelSpec, on_refused: Callable[[TaredError, int], None]
-    ) -> None:
-        """Score the labels.
-
-        Args:
-            accuracies: By camera.
-            on_refused: Receives the latest LabelsError or MessageError of a code, and the number of messages refused
-                for it since its last report.
-        """
-        self._accuracies = accuracies
-        self._spec = spec
-        self._on_refused = on_refused
-        self._unreported: Counter[str] = Counter()  # by code
-        self._latest: dict[str, TaredError] = {}  # by code, of those that are unreported
-        self._silent_until: dict[str, float] = {}
+    accuracies: Mapping[str, LiveAccuracy]
+    spec: ModelSpec
+    on_refused: Callable[[TaredError, int], None]
+    _unreported: Counter[str] = field(default_factory=Counter, init=False)  # by code
+    _latest: dict[str, TaredError] = field(default_factory=dict, init=False)  # by code, of those that are unreported
+    _silent_until: dict[str, float] = field(default_factory=dict, init=False)
 
     def receive(self, payload: bytes, now_s: float, retained: bool = False) -> None:
         """Apply a message; `now_s` is monotonic time."""
@@ -53,17 +50,17 @@ class LabelsInbox:
         """Report refused messages whose time has come."""
         for code in [code for code in self._latest if now_s >= self._silent_until.get(code, now_s)]:
             self._silent_until[code] = now_s + _SILENCE_S
-            self._on_refused(self._latest.pop(code), self._unreported.pop(code))
+            self.on_refused(self._latest.pop(code), self._unreported.pop(code))
 
     def _apply(self, payload: bytes, retained: bool) -> None:
         if retained:  # it would label a frame of the same number in every run to come
             remedy = "publish labels without the retain flag, and clear the retained ones"
             raise LabelsError("labels.retained", "retained labels", "fresh ones", remedy)
         message = Labels.from_json(payload)
-        accuracy = self._accuracies.get(message.camera)
+        accuracy = self.accuracies.get(message.camera)
         if accuracy is None:
             found = f"labels of camera {message.camera[:64]!a}"
-            expected = f"of {' or '.join(ascii(camera) for camera in self._accuracies)}"
+            expected = f"of {' or '.join(ascii(camera) for camera in self.accuracies)}"
             raise LabelsError("labels.camera", found, expected, "send them to the device that has this camera")
         truth = self._truth(message.labels)
         if message.frame is not None:
@@ -72,7 +69,7 @@ class LabelsInbox:
             accuracy.label_ts(message.ts, truth)
 
     def _truth(self, labels: int | str | list[LabelledBox]) -> Truth:
-        task = self._spec.task
+        task = self.spec.task
         if task == "classify" and not isinstance(labels, list):
             return self._class_id(labels)
         if task == "detect" and isinstance(labels, list):
@@ -84,7 +81,7 @@ class LabelsInbox:
         raise LabelsError("labels.task", f"{found}, for task {task}", shapes[task], "correct the sender")
 
     def _class_id(self, label: int | str) -> int:
-        names = self._spec.labels
+        names = self.spec.labels
         if isinstance(label, str):
             if label in names:
                 return names.index(label)

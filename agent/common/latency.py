@@ -21,42 +21,33 @@ _REPORTED_OCTAVES = range(9, 23)  # of `cumulative_counts`: upper bounds from ha
 class LatencyHistogram:
     """Percentiles of a duration in constant memory: counts in logarithmic buckets from 1 us up.
 
-    Durations are sorted into the buckets by the hundred, or when a figure is read. The frame path only appends to a
-    list.
+    Durations are sorted into the buckets by the hundred, or when a figure is read. The frame path only adds a number,
+    and appends to a list.
     """
 
     def __init__(self) -> None:
+        self.sum_ns = 0  # of all durations
         self._sorted = np.zeros(_OCTAVES * _BUCKETS_PER_OCTAVE, np.int64)
         self._newest: list[int] = []
-        self._sum_ns = 0
 
     def add(self, duration_ns: int) -> None:
+        self.sum_ns += duration_ns
         self._newest.append(duration_ns)
         if len(self._newest) >= _UNSORTED:
-            self._sort()
+            self._counts()
 
-    @property
-    def sum_ns(self) -> int:
-        """The sum of all durations."""
-        self._sort()
-        return self._sum_ns
-
-    @property
     def _counts(self) -> NDArray[np.int64]:
-        self._sort()
-        return self._sorted
-
-    def _sort(self) -> None:
+        """Return the counts by bucket, once the newest durations are sorted."""
         if self._newest:
             octaves = np.log2(np.maximum(np.array(self._newest, np.float64), _SMALLEST_NS) / _SMALLEST_NS)
             buckets = np.minimum((octaves * _BUCKETS_PER_OCTAVE).astype(np.int64), self._sorted.size - 1)
             self._sorted += np.bincount(buckets, minlength=self._sorted.size)
-            self._sum_ns += sum(self._newest)
             self._newest.clear()
+        return self._sorted
 
     def percentile_ms(self, percent: float) -> float:
         """Return the duration in ms that `percent` of the values do not exceed; 0.0 without values."""
-        counts = self._counts
+        counts = self._counts()
         total = int(counts.sum())
         if total == 0:
             return 0.0
@@ -65,13 +56,13 @@ class LatencyHistogram:
 
     def cumulative_counts(self) -> list[tuple[float, int]]:
         """Return pairs (bound in s, values up to it); the bounds are powers of two of a microsecond."""
-        per_octave = np.cumsum(self._counts.reshape(_OCTAVES, _BUCKETS_PER_OCTAVE).sum(axis=1))
+        per_octave = np.cumsum(self._counts().reshape(_OCTAVES, _BUCKETS_PER_OCTAVE).sum(axis=1))
         return [(2.0**octave * 1e-6, int(per_octave[octave - 1])) for octave in _REPORTED_OCTAVES]
 
     def clear(self) -> None:
         self._sorted[:] = 0
         self._newest.clear()
-        self._sum_ns = 0
+        self.sum_ns = 0
 
 
 @dataclass(frozen=True)
@@ -104,33 +95,14 @@ class LoopTotals:
     latency_sum_s: float
 
 
-class LatencyMeter:
-    """Latency percentiles since the last sample; one thread records, another samples."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._latency = LatencyHistogram()
-
-    def record(self, latency_ns: int) -> None:
-        with self._lock:
-            self._latency.add(latency_ns)
-
-    def sample(self) -> tuple[float, float] | None:
-        """Return the 50th and the 99th percentile in ms, and start again; None where nothing was recorded."""
-        with self._lock:
-            p50, p99 = self._latency.percentile_ms(50.0), self._latency.percentile_ms(99.0)
-            self._latency.clear()
-            return (p50, p99) if p50 else None
-
-
 class LoopMeter:
-    """Counts served frames; latency runs from the frame's arrival to its decoded result.
+    """Counts frames and their latency, from a frame's arrival to its decoded result, or to its last output.
 
     The frame path calls `record`, a reporting thread `sample`; each sample starts a new stretch.
     """
 
-    def __init__(self, dropped: Callable[[], Mapping[str, int]]) -> None:
-        """dropped: returns the frames dropped since the start, by cause."""
+    def __init__(self, dropped: Callable[[], Mapping[str, int]] = dict) -> None:
+        """dropped: returns the frames dropped since the start, by cause; none by default."""
         self._dropped = dropped
         self._lock = threading.Lock()
         self._latency = LatencyHistogram()

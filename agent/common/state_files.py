@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +25,7 @@ from engines.store.files import replace_files
 _FOREIGN = (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError, TaredError)
 # Containers inside each other. Without this limit a file could be read that is too deep to be written again from a
 # deeper call.
-_MOST_DEEP = 32
+_MOST_DEEP = 31
 _JOURNAL_SCHEMA = 1
 
 T = TypeVar("T")
@@ -45,13 +46,20 @@ def parse_state(content: bytes) -> Any:
     later.
     """
     document = json.loads(content, parse_int=_integer)
+    if is_deeper(document, _MOST_DEEP):
+        raise ValueError(f"more than {_MOST_DEEP} containers inside each other")
+    return document
+
+
+def is_deeper(document: object, most: int) -> bool:
+    """Return whether a JSON document has more than `most` containers inside each other."""
     level = [document]
-    for _ in range(_MOST_DEEP):
+    for _ in range(most + 1):
         containers = [node for node in level if isinstance(node, (dict, list))]
         if not containers:
-            return document
+            return False
         level = [child for node in containers for child in (node.values() if isinstance(node, dict) else node)]
-    raise ValueError(f"{_MOST_DEEP} containers inside each other")
+    return True
 
 
 def _integer(digits: str) -> int:
@@ -82,51 +90,45 @@ def count(value: Any) -> int:
     return value
 
 
+@dataclass
 class StateFile:
-    """One JSON object with a schema number. If the disk refuses, that is reported once, and the process goes on."""
+    """One JSON object with a schema number. If the disk refuses, that is reported once, and the process goes on.
 
-    def __init__(
-        self,
-        path: Path | None,
-        schema: int,
-        code: str,
-        on_error: Callable[[AgentError], None],
-        added: Mapping[int, Mapping[str, Any]] | None = None,
-    ) -> None:
-        """Read and write the file at `path`.
+    Args:
+        path: None: nothing is kept.
+        schema: Today's.
+        code: `NAME.write`, of the AgentError for a disk that refuses.
+        on_error: Called once with that error.
+        added: For each older schema that is still read: the keys it did not have yet, with neutral values.
+    """
 
-        Args:
-            path: None: nothing is kept.
-            schema: Today's.
-            code: `NAME.write`, of the AgentError for a disk that refuses.
-            on_error: Called once with that error.
-            added: For each older schema that is still read: the keys it did not have yet, with neutral values.
-        """
-        self._path = path
-        self._added = added or {}
-        self._schema = schema
-        self._code = code
-        self._on_error = on_error
-        self._is_reported = False
+    path: Path | None
+    schema: int
+    code: str
+    on_error: Callable[[AgentError], None]
+    added: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    _is_reported: bool = field(default=False, init=False)
 
     def read(self, parse: Callable[[Mapping[str, Any]], T]) -> T | None:
         """Return the result of `parse`; None if there is no object of a known schema, or `parse` cannot understand it.
 
         Raises AgentError: `NAME.schema`  a newer tared wrote the file (NAME is that of `NAME.write`).
         """
-        path = self._path
+        path = self.path
         if path is None:
             return None
         document: Any = parse_or_none(lambda: parse_state(path.read_bytes()))
         schema = document.get("schema") if isinstance(document, dict) else None
-        if isinstance(schema, int) and schema > self._schema:
+        if isinstance(schema, int) and schema > self.schema:
             raise AgentError(
-                self._code.replace(".write", ".schema"),
+                self.code.replace(".write", ".schema"),
                 f"{path} of schema {schema}",
-                f"schema {self._schema} or an older one",
+                f"schema {self.schema} or an older one",
                 "run the tared that wrote it, or remove the file: it is begun anew",
             )
-        return parse_or_none(lambda: parse(self._upgrade(document)))
+        if schema not in (self.schema, *self.added):
+            return None
+        return parse_or_none(lambda: parse({**document, **self.added.get(schema, {})}))
 
     def write(self, document: Mapping[str, Any]) -> None:
         """Replace the object, all or nothing; report an error once."""
@@ -135,30 +137,23 @@ class StateFile:
         except AgentError as error:
             if not self._is_reported:
                 self._is_reported = True
-                self._on_error(error)
+                self.on_error(error)
 
     def replace(self, document: Mapping[str, Any]) -> None:
         """Replace the object, for callers that cannot go on without. Raises AgentError (`NAME.write`) each time."""
-        if self._path is None:
+        if self.path is None:
             return
         try:
-            replace_files({self._path: (json.dumps({"schema": self._schema, **document}) + "\n").encode()})
+            replace_files({self.path: (json.dumps({"schema": self.schema, **document}) + "\n").encode()})
         except OSError as error:
-            found = f"{self._path}: {error.strerror}"
-            raise AgentError(self._code, found, "a writable state directory", "make room there") from error
-
-    def _upgrade(self, document: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the object with the keys of today's schema. Raises ValueError, LookupError for an unknown schema."""
-        schema = document["schema"]
-        if schema in self._added:
-            return {**document, **self._added[schema]}
-        if schema != self._schema:
-            raise ValueError(f"schema {schema!r}")
-        return document
+            found = f"{self.path}: {error.strerror}"
+            raise AgentError(self.code, found, "a writable state directory", "make room there") from error
 
 
 class Journal:
-    """Values by key in one file of JSON lines, which lives until `finish`.
+    """The newest `values` by key, in one file of JSON lines, which lives until `finish`.
+
+    A value that is removed from `values` leaves the file with the next `shorten`.
 
     A power cut may tear the last line, or lose the last seconds, since not every line is forced to the disk. Lines from
     the first bad one on are dropped; their values have to be computed again.
@@ -175,7 +170,7 @@ class Journal:
         """
         self._path = path
         self._code = code
-        self._values: dict[str, JsonValue] = {}
+        self.values: dict[str, JsonValue] = {}
         self._header = _line({"schema": _JOURNAL_SCHEMA, "identity": identity})
         with self._translating_errors():
             kept = self._load() if path.exists() else 0
@@ -185,41 +180,28 @@ class Journal:
                 else:
                     file.write(self._header)
 
-    @property
-    def size(self) -> int:
-        """The number of keys."""
-        return len(self._values)
-
     def get(self, key: str) -> JsonValue | None:
         """Return the newest value of a key; None without one."""
-        return self._values.get(key)
+        return self.values.get(key)
 
     def put(self, key: str, value: JsonValue) -> None:
         """Append a value. Raises AgentError."""
         with self._translating_errors(), self._path.open("ab") as file:
             file.write(_line([key, value]))
-        self._values[key] = value
-
-    def items(self) -> Iterator[tuple[str, JsonValue]]:
-        """Yield all keys with their newest values, in the order in which the keys were first put."""
-        yield from self._values.items()
-
-    def forget(self, key: str) -> None:
-        """Drop a value; it leaves the file with the next `shorten`."""
-        self._values.pop(key, None)
+        self.values[key] = value
 
     def get_or_compute(self, key: str, compute: Callable[[], T]) -> T:
         """Return the value of a key; compute and append it if it is not known.
 
         The value must be what JSON gives back: lists, no tuples. Raises AgentError.
         """
-        if key not in self._values:
+        if key not in self.values:
             self.put(key, compute())  # type: ignore[arg-type]  # json.dumps refuses what is no JSON
-        return self._values[key]  # type: ignore[return-value]  # what an earlier run computed by the same function
+        return self.values[key]  # type: ignore[return-value]  # what an earlier run computed by the same function
 
     def shorten(self) -> None:
         """Rewrite the file with the newest value of each key only, all or nothing. Raises AgentError."""
-        lines = [_line([key, value]) for key, value in self._values.items()]
+        lines = [_line([key, value]) for key, value in self.values.items()]
         with self._translating_errors():
             replace_files({self._path: b"".join([self._header, *lines])})
 
@@ -238,7 +220,7 @@ class Journal:
             pair = parse_or_none(partial(_parse_line, line))
             if pair is None:
                 break
-            self._values.update([pair])
+            self.values.update([pair])
             kept += len(line)
         return kept
 

@@ -11,6 +11,7 @@ import hashlib
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, ClassVar
 
 from pydantic import Field, JsonValue
@@ -125,14 +126,13 @@ class ChunkHead(Document):
 
 @dataclass(frozen=True)
 class Upload:
-    """All bytes that are sent, with their hash, which identifies them."""
+    """All bytes that are sent; their hash identifies them."""
 
     content: bytes
-    sha256: str
 
-    @classmethod
-    def from_content(cls, content: bytes) -> Upload:
-        return cls(content, hashlib.sha256(content).hexdigest())
+    @cached_property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.content).hexdigest()
 
     @property
     def total(self) -> int:

@@ -98,7 +98,7 @@ class Signer:
 
 
 class Keyring:
-    """The public keys of one role, by id: all that the files hold.
+    """The public keys of one role, all that the files hold. `ids` names those that are trusted today.
 
     Raises ConfigError (`key.unreadable`, `config.credential`).
     """
@@ -106,14 +106,7 @@ class Keyring:
     def __init__(self, paths: Iterable[Path] = ()) -> None:
         keys = [key for path in paths for key in _public_keys(path)]
         self._keys = {key_id(key): key for key in keys}
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    @property
-    def ids(self) -> frozenset[str]:
-        """The ids of the keys that are trusted today."""
-        return frozenset(self._keys)
+        self.ids = frozenset(self._keys)
 
     def signer_id(self, document: Mapping[str, Any]) -> str | None:
         """Return the id of the key that signed this document; None if none of these did."""

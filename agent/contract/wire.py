@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from pydantic import ValidationError
 
 from agent.common.errors import AgentError
+from agent.common.state_files import is_deeper
 
 MAX_PAYLOAD_BYTES = 64 * 1024
 MAX_DEPTH = 16  # containers inside each other
@@ -33,12 +34,12 @@ def read_object(payload: bytes, most_bytes: int = MAX_PAYLOAD_BYTES) -> dict[str
         document = json.loads(
             payload.decode(), object_pairs_hook=_unique_keys, parse_constant=_no_constant, parse_float=_finite
         )
-        depth = _depth(document)
+        too_deep = is_deeper(document, MAX_DEPTH)
     except RecursionError:
-        depth = MAX_DEPTH + 1
+        too_deep = True
     except ValueError as error:
         _refuse("malformed", str(error)[:200], "JSON in UTF-8")
-    if depth > MAX_DEPTH:
+    if too_deep:
         _refuse("too_deep", "JSON nested too deep", f"at most {MAX_DEPTH} levels")
     if not isinstance(document, dict):
         _refuse("not_object", f"a JSON {type(document).__name__}", "a JSON object")
@@ -78,15 +79,3 @@ def _finite(digits: str) -> float:
     if math.isinf(value):
         raise ValueError("a number beyond what a double holds")
     return value
-
-
-def _depth(document: object) -> int:
-    """Count containers inside each other, no further than one past MAX_DEPTH."""
-    depth, level = 0, [document]
-    while depth <= MAX_DEPTH:
-        containers = [node for node in level if isinstance(node, (dict, list))]
-        if not containers:
-            break
-        depth += 1
-        level = [child for node in containers for child in (node.values() if isinstance(node, dict) else node)]
-    return depth

@@ -77,7 +77,7 @@ def _keys(config: Config, service: bool) -> Finding:
         authority = Authority(config.commands, topics, is_loopback(config.mqtt.host))
     except ConfigError as error:
         return _unreadable("keys", error, service)
-    found = f"{len(authority.operators)} of operators, {len(authority.releases)} of releases"
+    found = f"{len(authority.operators.ids)} of operators, {len(authority.releases.ids)} of releases"
     remedy = 'see docs/mqtt.md, "Whose word counts"' if authority.warning else ""
     return Finding("keys", authority.warning or found, not authority.warning, False, remedy)
 

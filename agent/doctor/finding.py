@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from calibrate.errors import TaredError
 
@@ -33,14 +32,6 @@ def attempt(name: str, probe: Callable[[], str], needed: bool = False) -> Findin
         return Finding(name, probe(), True, needed)
     except TaredError as error:
         return Finding(name, error.found, False, needed, error.remedy)
-
-
-def read(path: Path) -> str:
-    """Return a small file's text without the end of line; empty where it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip("\0\n ")
-    except OSError:
-        return ""
 
 
 def gib(size: int) -> str:

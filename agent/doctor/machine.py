@@ -10,10 +10,9 @@ from pathlib import Path
 import psutil
 
 from agent.config import Config, HeadroomConfig, StoreConfig
-from agent.doctor.finding import Finding, gib, read
+from agent.doctor.finding import Finding, gib
 from agent.jobs.headroom import Headroom
-from agent.system.board import BoardState
-from agent.system.clock import is_synchronised
+from agent.system.board import BoardState, is_synchronised, read_text
 from engines.board import board
 
 _MIN_FREE_BYTES = 1 << 30
@@ -46,16 +45,16 @@ def _board() -> Finding:
 
 
 def _system(root: Path) -> Finding:
-    named = re.search(r'^PRETTY_NAME="?([^"\n]+)', read(root / "etc/os-release"), re.MULTILINE)
+    named = re.search(r'^PRETTY_NAME="?([^"\n]+)', read_text(root / "etc/os-release"), re.MULTILINE)
     return Finding("system", named[1] if named else "unknown", True, False)
 
 
 def _jetpack(root: Path) -> Finding:
     """Examine the release of Jetson Linux, which every image has, and the package with CUDA and TensorRT."""
-    release = re.match(r"# R(\d+) \(release\), REVISION: ([\d.]+)", read(root / "etc/nv_tegra_release"))
+    release = re.match(r"# R(\d+) \(release\), REVISION: ([\d.]+)", read_text(root / "etc/nv_tegra_release"))
     package = re.search(
         r"^Package: nvidia-jetpack\nStatus: install ok installed\n(?:.+\n)*?Version: (\S+)",
-        read(root / "var/lib/dpkg/status"),
+        read_text(root / "var/lib/dpkg/status"),
         re.MULTILINE,
     )
     found = f"L4T {release[1]}.{release[2]}" if release else "an unknown release of Jetson Linux"
@@ -77,7 +76,7 @@ def _power_mode(root: Path, state: BoardState) -> Finding:
     if mode is None:
         return Finding("power mode", "unknown", False, False, "sudo nvpmodel -q")
     policies = sorted(root.glob("sys/devices/system/cpu/cpufreq/policy*"))
-    ranges = [(read(policy / "scaling_min_freq"), read(policy / "scaling_max_freq")) for policy in policies]
+    ranges = [(read_text(policy / "scaling_min_freq"), read_text(policy / "scaling_max_freq")) for policy in policies]
     fixed = bool(ranges) and all(low == high != "" for low, high in ranges)
     return Finding("power mode", f"{mode}, clocks {'fixed (jetson_clocks)' if fixed else 'by load'}", True, False)
 

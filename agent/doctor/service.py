@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agent.common.errors import AgentError
-from agent.doctor.finding import Finding, read
+from agent.doctor.finding import Finding
+from agent.system.board import read_text
 from agent.system.service_unit import TARED, SystemdService, unit_text
 from engines.store.signing import NO_KEY
 
@@ -39,11 +40,11 @@ def _unit(root: Path, service: SystemdService, csi: bool) -> Finding:
     if closed := _closed_path(config):
         found = f"{closed} is not for everyone, as the user that it runs as"
         return Finding("service", found, False, False, f"sudo chmod o+{'rx' if closed.is_dir() else 'r'} {closed}")
-    if lacking := _lacking_groups(read(path), root):
+    if lacking := _lacking_groups(read_text(path), root):
         found = f"no group {', '.join(lacking)}, which systemd wants to start it"
         return Finding("service", found, False, False, f"sudo groupadd --system {lacking[0]}")
     try:
-        same = read(path) == unit_text(root, service).strip()
+        same = read_text(path) == unit_text(root, service).strip()
     except AgentError as error:
         return Finding("service", error.found, False, False, error.remedy)
     if csi and not (root / service.drop_ins_path / "csi.conf").exists():
@@ -61,7 +62,7 @@ def _closed_path(config: Path) -> Path | None:
 
 def _lacking_groups(unit: str, root: Path) -> list[str]:
     needed = {name for line in re.findall(r"^SupplementaryGroups=(.*)$", unit, re.MULTILINE) for name in line.split()}
-    return sorted(needed - {line.partition(":")[0] for line in read(root / "etc/group").splitlines()})
+    return sorted(needed - {line.partition(":")[0] for line in read_text(root / "etc/group").splitlines()})
 
 
 def _state(root: Path, service: SystemdService) -> Finding:
@@ -86,7 +87,7 @@ def as_the_service(root: Path, service: SystemdService) -> Iterator[None]:
     It has the credentials that this user may read; root may read all.
     """
     with tempfile.TemporaryDirectory(prefix="tared-doctor-") as folder:
-        for name, file in _LOADED.findall(read(root / service.unit_path)):
+        for name, file in _LOADED.findall(read_text(root / service.unit_path)):
             _provide_credential(root / file.lstrip("/"), Path(folder, name))
         variables = {"STATE_DIRECTORY": str(root / service.state_path), "CREDENTIALS_DIRECTORY": folder}
         previous = {name: os.environ.get(name) for name in variables}

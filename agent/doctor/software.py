@@ -11,7 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from agent.camera.source import WITHOUT_GSTREAMER
-from agent.doctor.finding import Finding, attempt, gib, read
+from agent.doctor.finding import Finding, attempt, gib
+from agent.system.board import read_text
 from calibrate.native import COMPILED
 from engines.cuda.gpu import DRIVER, Gpu, nvcc_path
 from engines.errors import DeviceError
@@ -112,7 +113,7 @@ def _driver(root: Path) -> Finding:
     for name in ("nvidia", "nvgpu"):
         module = root / "sys/module" / name
         if module.is_dir():
-            return Finding("driver", f"{name} {read(module / 'version')}".strip(), True, False)
+            return Finding("driver", f"{name} {read_text(module / 'version')}".strip(), True, False)
     remedy = "nothing to do on a machine without an NVIDIA GPU; else install its driver (JetPack brings it)"
     return Finding("driver", "no NVIDIA driver in the kernel", False, False, remedy)
 

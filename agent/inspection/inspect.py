@@ -78,7 +78,7 @@ def inspect_model(path: Path) -> ModelInspection:
         refusal = str(error)
     facts = read_facts(path)
     head = guess_head(facts)
-    return ModelInspection(path, facts, guess_spec(facts, head), refusal, head.classes)
+    return ModelInspection(path, facts, tuple(guess_spec(facts, head)), refusal, head.classes)
 
 
 def write_spec(inspection: ModelInspection, path: Path, may_overwrite: bool) -> None:

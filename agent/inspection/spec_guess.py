@@ -203,12 +203,8 @@ class Guess:
     reason: str
 
 
-def guess_spec(facts: GraphFacts, head: Head) -> tuple[Guess, ...]:
+def guess_spec(facts: GraphFacts, head: Head) -> Iterator[Guess]:
     """Guess every key of the spec but `path` and, where the graph names no classes, `labels`."""
-    return tuple(_guesses(facts, head))
-
-
-def _guesses(facts: GraphFacts, head: Head) -> Iterator[Guess]:
     convention = CONVENTIONS[head.decoder or head.task]
     yield Guess("task", head.task, head.sureness, head.reason)
     if head.decoder is not None:

@@ -77,7 +77,7 @@ class EvidenceFile:
         with self._writing():
             if self._journal is None and self._path is not None:
                 self._journal = Journal(self._path, self._identity, "memory.write")
-                self._lines = self._journal.size
+                self._lines = len(self._journal.values)
         recalled = self._restore(self._journal, mean) if is_first and self._journal is not None else None
         if not recall or self._engine != engine:
             recalled = None
@@ -87,7 +87,7 @@ class EvidenceFile:
         if self._journal is not None:
             with self._writing():
                 if recalled is None:
-                    self._journal.forget("drift")
+                    self._journal.values.pop("drift", None)
                     self._journal.shorten()  # before the next engine is named: no kill may leave it with this drift
                 self._compact(self._journal, mean)
         return recalled
@@ -111,14 +111,13 @@ class EvidenceFile:
         recalled = parse_or_none(lambda: self._replay(journal, mean))
         if recalled is None:
             mean.restore(empty)  # part of the file may have been replayed
-            for key in [key for key, _ in journal.items()]:
-                journal.forget(key)
+            journal.values.clear()
         return recalled
 
     def _replay(self, journal: Journal, mean: Mean) -> RecalledEvidence:
         """Raises what `parse_or_none` catches for a file that no process has left."""
         kept = cast("Any", journal.get("mean"))
-        rows = {count(int(key.removeprefix(_ROW))): row for key, row in journal.items() if key.startswith(_ROW)}
+        rows = {count(int(key.removeprefix(_ROW))): row for key, row in journal.values.items() if key.startswith(_ROW)}
         engine, first, self._since = str(kept["engine"]), count(kept["next"]), finite(kept["since"])
         mean.restore(kept["state"])
         for number, row in sorted(rows.items()):
@@ -151,10 +150,10 @@ class EvidenceFile:
         """Replace the rows by what they add up to; after a kill in between, `next` says which of them that has."""
         kept: dict[str, Any] = {"engine": self._engine, "since": self._since, "next": self._next, "state": mean.state()}
         journal.put("mean", kept)
-        for key in [key for key, _ in journal.items() if key.startswith(_ROW)]:
-            journal.forget(key)
+        for key in [key for key in journal.values if key.startswith(_ROW)]:
+            del journal.values[key]
         journal.shorten()
-        self._lines = journal.size
+        self._lines = len(journal.values)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

@@ -4,12 +4,11 @@ Reading order:
 
 1. `message`          Message, Reply; MessageSource: where a session takes messages from; Mailbox, Newest
 2. `endpoint`         Endpoint, TlsFiles, is_loopback: a broker, its certificates, TLS errors in words
-3. `protocol`         Negotiation of MQTT 5 or 3.1.1, BrokerLimits, broker errors in words
-4. `connection`       SessionOptions, InFlight, Connection: one connection; the only module that imports paho
-5. `client`           MqttSession, MqttClient: one connection after another, with backoff; MqttClient has a thread
-6. `bulk_receive`     ReceiveQueue, Arrival: thousands of messages a second, for the fleet's collector
-7. `config`           MqttConfig, OutboxConfig, read_mqtt_config: the `mqtt` section of config.yaml
-8. `embedded_broker`  EmbeddedBroker: a broker inside the process, for the sample
+3. `connection`       SessionOptions, InFlight, Connection: one connection; the only module that imports paho
+4. `client`           MqttSession, MqttClient: one connection after another, by MQTT 5 or 3.1.1, with backoff
+5. `bulk_receive`     ReceiveQueue, Arrival: thousands of messages a second, for the fleet's collector
+6. `config`           MqttConfig, OutboxConfig, read_mqtt_config: the `mqtt` section of config.yaml
+7. `embedded_broker`  EmbeddedBroker: a broker inside the process, for the sample
 
 The board uses it through agent/uplink; the fleet uses MqttClient itself.
 """

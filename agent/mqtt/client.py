@@ -1,8 +1,9 @@
 """Keep a session with an MQTT broker: connect, publish and receive, reconnect when a connection is lost.
 
 `MqttSession` does everything but wait: it makes one `Connection` after another, greets the broker, sends what waits and
-sorts what arrives into inboxes. An error ends a connection, never the session. `MqttClient` is a session with a thread
-of its own. The fleet's simulator drives thousands of sessions from one thread instead (fleet/simulator/client.py).
+sorts what arrives into inboxes. An error ends a connection, never the session. `Negotiation` chooses between MQTT 5 and
+3.1.1. `MqttClient` is a session with a thread of its own. The fleet's simulator drives thousands of sessions from one
+thread instead (fleet/simulator/client.py).
 """
 
 from __future__ import annotations
@@ -16,15 +17,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import TypeVar
 
 from agent.common.errors import AgentError
 from agent.common.timing import Backoff
-from agent.mqtt.connection import CONNECT_TIMEOUT_S, Connection, SessionOptions
-from agent.mqtt.endpoint import Endpoint
+from agent.mqtt.connection import CONNECT_TIMEOUT_S, Connection, SessionOptions, Version, VersionReply
+from agent.mqtt.endpoint import Endpoint, Protocol
 from agent.mqtt.message import Mailbox, Message, MessageSource
-from agent.mqtt.protocol import Negotiation
 
 __all__ = ["INBOX_SIZE", "Endpoint", "MqttClient", "MqttSession", "SessionOptions"]
 
@@ -32,10 +31,47 @@ log = logging.getLogger(__package__)
 
 STABLE_S = 10.0  # a connection that lasted this long was a success, and the backoff starts over
 INBOX_SIZE = 100  # messages, for each subscription
+# So many connections by 3.1.1, each after silence to 5, show that the broker does not speak 5.
+_HINTS = 2
 _DEFAULTS = SessionOptions()
 
 SessionT = TypeVar("SessionT", bound="MqttSession")
-ClientT = TypeVar("ClientT", bound="MqttClient")
+
+
+class Negotiation:
+    """Which version the next connection speaks: 5, until the broker has shown that it does not.
+
+    1. A broker that refuses the version does not speak it: 3.1.1 from now on.
+    2. Other brokers hang up (RabbitMQ before 3.13), or wait for more (amqtt 0.12, which reads the properties as the
+       client's name). Then 3.1.1 is tried once; after that has helped twice, 3.1.1 is kept. Once may have been the
+       network.
+    3. A broker that has spoken MQTT 5 before falls back only if it refuses the version.
+    """
+
+    def __init__(self, wish: Protocol) -> None:
+        self.version: Version = "3.1.1" if wish == "3.1.1" else "5"
+        self.fell_back = False  # with the latest connection: the next one is due at once
+        self._open = wish == "auto"
+        self._spoken = False
+        self._hints = 0
+
+    def learn(self, reply: VersionReply, admitted: bool) -> None:
+        """Choose the next version after a connection has ended. admitted: whether the broker accepted us."""
+        self.fell_back = False
+        if not self._open:
+            return
+        if self.version == "5":
+            self._spoken = self._spoken or reply == "spoken"
+            self.fell_back = reply == "refused" or (reply == "silence" and not self._spoken)
+            if self.fell_back:
+                self.version = "3.1.1"
+                self._open = reply != "refused"
+        else:
+            self._hints += admitted
+            if self._hints >= _HINTS:
+                self._open = False
+            else:
+                self.version = "5"
 
 
 class MqttSession(abc.ABC):
@@ -68,23 +104,21 @@ class MqttSession(abc.ABC):
         self._sources: tuple[MessageSource, ...] = (self._mailbox, *options.sources)
         self._dropped_incoming = dict.fromkeys(options.subscriptions, 0)
         self._connection: Connection | None = None
-        self._is_greeted = False  # the present connection is admitted, and `greet` was called
+        self.connected = False  # the broker has admitted us and accepted our subscriptions, and `greet` was called
         self._leaving = False
         self._leave_by = math.inf  # on time.monotonic()
         self._failed = False  # the latest attempt failed, and nothing has worked since
 
-    @abc.abstractmethod
-    def __enter__(self: SessionT) -> SessionT: ...
+    def __enter__(self: SessionT) -> SessionT:
+        self.start()
+        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def connected(self) -> bool:
-        """True if the broker has admitted us and accepted our subscriptions."""
-        return self._is_greeted
+    @abc.abstractmethod
+    def start(self) -> None:
+        """Connect, and keep connected until `close`."""
 
     @property
     def drops(self) -> dict[str, int]:
@@ -132,7 +166,7 @@ class MqttSession(abc.ABC):
         turn(connection)
         self._update_outcome(connection)  # before anybody can see that it is connected
         if connection.admitted_at is not None:
-            if not self._is_greeted:
+            if not self.connected:
                 self._on_connected()
             for source in self._sources:
                 self._send_from(source)
@@ -150,7 +184,7 @@ class MqttSession(abc.ABC):
             source.connection_started()
         if self._options.greet is not None:
             self._options.greet()
-        self._is_greeted = True
+        self.connected = True
         address = self._endpoint.host, self._endpoint.port
         log.info("mqtt=up host=%s port=%d protocol=%s", *address, self._negotiation.version)
 
@@ -176,7 +210,7 @@ class MqttSession(abc.ABC):
             log.warning("mqtt=broken reason=%r", connection.outcome, exc_info=error)
         connection.close()
         self._negotiation.learn(connection.version_reply, connection.admitted_at is not None)
-        self.outcome, self._is_greeted = connection.outcome, False
+        self.outcome, self.connected = connection.outcome, False
         for source in self._sources:
             source.put_back(connection.in_flight.messages_from(source))
         if connection.admitted_at is not None and time.monotonic() - connection.admitted_at >= STABLE_S:
@@ -239,9 +273,8 @@ class MqttClient(MqttSession):
             options.receive_queue.on_progress = self.wake
         self._thread = threading.Thread(target=self._run, name="mqtt", daemon=True)
 
-    def __enter__(self: ClientT) -> ClientT:
+    def start(self) -> None:
         self._thread.start()
-        return self
 
     def wait_connected(self, timeout_s: float) -> bool:
         return self._connected.wait(timeout_s)

@@ -3,12 +3,13 @@
 A connection passes through these steps; each of the first three has CONNECT_TIMEOUT_S:
 
 1. `Connection.open` reaches the broker, with TLS where it is configured, and sends CONNECT with the will.
-2. The broker answers CONNACK. Its limits apply from here on (agent/mqtt/protocol.py). We send SUBSCRIBE.
+2. The broker answers CONNACK. Its limits apply from here on. We send SUBSCRIBE.
 3. The broker answers SUBACK: it has admitted us, and `admitted_at` is set.
 4. Each `turn` moves messages. `InFlight` holds what we have published and the broker has not acknowledged (PUBACK).
 5. The connection ends; `outcome` says why. The session returns to its sources what is still in flight.
 
-This is the only module that imports paho. Its client runs without a thread of its own: `turn` or `handle` drive it.
+This is the only module that imports paho. Its client runs without a thread of its own: `turn` or `handle` drive it. The
+sections named here are those of OASIS MQTT Version 5.0.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from paho.mqtt.client import (
     Client,
@@ -43,18 +44,6 @@ from agent.mqtt.bulk_receive import BulkSocket, PubackPolicy, ReceiveQueue
 from agent.mqtt.endpoint import Endpoint
 from agent.mqtt.endpoint import explain as explain_tls_error
 from agent.mqtt.message import Message, MessageSource
-from agent.mqtt.protocol import (
-    BrokerLimits,
-    LastError,
-    Version,
-    VersionReply,
-    describe_reason,
-    packet_bytes,
-    parse_properties,
-    protocol_error,
-    websocket_error,
-    wrong_port_error,
-)
 
 log = logging.getLogger(__package__)
 
@@ -63,6 +52,14 @@ ACKNOWLEDGE_TIMEOUT_S = 60.0  # between one acknowledgement and the next, while 
 IN_FLIGHT = 20  # messages handed to paho and not yet acknowledged
 _MAX_PACKET_BYTES = 4 * MAX_PAYLOAD_BYTES  # a broker that speaks MQTT 5 sends a board nothing longer
 _UNACKNOWLEDGED = 1000  # messages that a broker may have under way to a client with a receive queue
+Version = Literal["5", "3.1.1"]
+# How the broker reacted to the version in CONNECT:
+#   none     CONNECT was not sent, or the failure has another reason than the version
+#   silence  no CONNACK came
+#   refused  CONNACK refused the version
+#   spoken   CONNACK came in this version, whatever it says otherwise
+VersionReply = Literal["none", "silence", "refused", "spoken"]
+_TAKEN_OVER = "Session taken over"
 _PROTOCOLS = {"3.1.1": MQTTProtocolVersion.MQTTv311, "5": MQTTProtocolVersion.MQTTv5}
 
 
@@ -140,6 +137,20 @@ class InFlight:
         self.answer_by = time.monotonic() + ACKNOWLEDGE_TIMEOUT_S if self._sent else math.inf
 
 
+class _LastError(logging.Handler):
+    """Keep the error that ended a connection: paho only logs it, to the logger that it is given, which is `logger`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.error: OSError | None = None
+        self.logger = logging.Logger("paho", logging.ERROR)  # in no hierarchy: no other handler gets these records
+        self.logger.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        args = record.args if isinstance(record.args, tuple) else ()
+        self.error = next((arg for arg in args if isinstance(arg, OSError)), self.error)
+
+
 class Connection:
     """One connection, which belongs to one thread: call `open`, then `turn` while `alive`, and `close` in any case.
 
@@ -180,7 +191,8 @@ class Connection:
         self._session_s = max(options.session_s, will_delay_s)
         self._goodbye_ends_session = bool(will_delay_s) and not options.session_s
         self._is_board = will is not None
-        self._limits = BrokerLimits()
+        self._most_packet_bytes = math.inf  # this and the next line: what the broker accepts, as its CONNACK says
+        self._may_retain = True
         self._subscribing: int | None = None  # the packet id of the SUBSCRIBE that waits for its answer
         self._answer_by = math.inf
         self._receive = on_message
@@ -188,7 +200,7 @@ class Connection:
         queue = options.receive_queue
         self._puback_policy = PubackPolicy(queue, holds=options.session_s > 0) if queue is not None else None
         self._selector = selectors.DefaultSelector() if wakee is not None else None
-        self._last_error = LastError()
+        self._last_error = _LastError()
         self._client = self._new_client(client_id, will, will_delay_s)
 
     def _new_client(self, client_id: str, will: Message | None, will_delay_s: int) -> Client:
@@ -273,7 +285,9 @@ class Connection:
             else:
                 self._client.connect(*address)
         except WebsocketConnectionError as error:
-            raise websocket_error(endpoint.websocket_path, endpoint.port, error) from None
+            found = f"no websocket at {endpoint.websocket_path} of port {endpoint.port} ({error})"
+            remedy = "correct mqtt.port and mqtt.websocket_path, or set mqtt.transport: tcp"
+            raise AgentError("broker.websocket", found, "a listener for MQTT over websockets", remedy) from None
         except OSError as error:
             tls_error = explain_tls_error(error, in_handshake=True) if endpoint.tls is not None else None
             raise tls_error or error from None
@@ -318,7 +332,7 @@ class Connection:
         ):
             with contextlib.suppress(ConnectionError):  # paho gets the same error below
                 first_bytes = sock.peek(5) if isinstance(sock, BulkSocket) else sock.recv(5, socket.MSG_PEEK)
-                if (error := wrong_port_error(first_bytes)) is not None:
+                if (error := _wrong_port_error(first_bytes)) is not None:
                     self.version_reply = "none"
                     raise error
         self._client.loop_read()
@@ -330,9 +344,9 @@ class Connection:
         network has no room; the source is notified of either.
         """
         length = packet_bytes(message)
-        if length > self._limits.packet_bytes:
+        if length > self._most_packet_bytes:
             line = "mqtt=too_large topic=%s bytes=%d limit=%d remedy='the maximum packet size of the broker'"
-            log.warning(line, message.topic, length, self._limits.packet_bytes)
+            log.warning(line, message.topic, length, self._most_packet_bytes)
             source.refused(message, for_good=True)
             return
         if not message.qos and self._client.want_write():  # paho's queue for these is unbounded
@@ -344,7 +358,7 @@ class Connection:
             ResponseTopic=message.reply_to,
             CorrelationData=message.correlation,
         )
-        retain = message.retain and self._limits.retains
+        retain = message.retain and self._may_retain
         packet_id = self._client.publish(message.topic, message.payload, message.qos, retain, properties).mid
         if message.qos:
             self.in_flight.add(packet_id, message, source)
@@ -383,11 +397,13 @@ class Connection:
         if reason.is_failure:
             is_fixed = self.version_reply == "refused" and self._endpoint.protocol == "5"
             hint = "; set mqtt.protocol: auto" if is_fixed else ""
-            self.outcome = f"refused: {describe_reason(reason, properties)}{hint}"
+            self.outcome = f"refused: {_describe_reason(reason, properties)}{hint}"
             return
-        self._limits = limits = BrokerLimits.from_connack(properties)
-        self.in_flight.most = min(IN_FLIGHT, limits.in_flight)
-        if limits.qos < 1:
+        # A broker's limits (section 3.2.2.3); one that speaks 3.1.1 states none.
+        self.in_flight.most = min(IN_FLIGHT, getattr(properties, "ReceiveMaximum", IN_FLIGHT))
+        self._most_packet_bytes = getattr(properties, "MaximumPacketSize", math.inf)
+        self._may_retain = bool(getattr(properties, "RetainAvailable", True))
+        if getattr(properties, "MaximumQoS", 2) < 1:
             raise AgentError(
                 "broker.limits", "a broker for QoS 0 alone", "QoS 1", "raise the maximum QoS of the broker"
             )
@@ -402,10 +418,10 @@ class Connection:
         self, _client: Client, _: object, packet_id: int, reasons: Sequence[ReasonCode], _properties: Properties | None
     ) -> None:
         if packet_id != self._subscribing:
-            raise protocol_error("a SUBACK that nobody waits for", "one answer to each SUBSCRIBE")
+            raise _protocol_error("a SUBACK that nobody waits for", "one answer to each SUBSCRIBE")
         self._subscribing = None
         if len(reasons) != len(self._subscriptions):
-            raise protocol_error(f"a SUBACK with {len(reasons)} codes", f"{len(self._subscriptions)}")
+            raise _protocol_error(f"a SUBACK with {len(reasons)} codes", f"{len(self._subscriptions)}")
         for topic, reason in zip(self._subscriptions, reasons, strict=True):
             if reason.is_failure:
                 log.warning("mqtt=deaf topic=%s reason=%r remedy=%r", topic, str(reason), "the broker's ACL")
@@ -420,19 +436,25 @@ class Connection:
         try:
             topic = message.topic
         except UnicodeDecodeError as error:
-            raise protocol_error(f"a topic that is no text ({error})", "UTF-8") from None
+            raise _protocol_error(f"a topic that is no text ({error})", "UTF-8") from None
         # amqtt sends a new client the retained messages of everybody's subscriptions.
         subscription = next((each for each in self._subscriptions if topic_matches_sub(each, topic)), None)
         if subscription is not None:
             # One byte too many is kept, so that the reader sees that the payload is too long; 256 MB are not kept.
             payload = bytes(message.payload[: MAX_PAYLOAD_BYTES + 1])
-            properties = parse_properties(message.properties)
-            self._receive(subscription, Message(topic, payload, message.qos, message.retain, *properties))
+            expires_s, reply_to, correlation = (
+                getattr(message.properties, name, None)
+                for name in ("MessageExpiryInterval", "ResponseTopic", "CorrelationData")
+            )
+            if not reply_to or set(reply_to) & set("+#"):  # no topic to publish on
+                reply_to = None
+            received = Message(topic, payload, message.qos, message.retain, expires_s, reply_to, correlation)
+            self._receive(subscription, received)
 
     def _on_publish(
         self, _client: Client, _: object, packet_id: int, reason: ReasonCode, properties: Properties | None
     ) -> None:
-        self.in_flight.acknowledge(packet_id, describe_reason(reason, properties) if reason.is_failure else None)
+        self.in_flight.acknowledge(packet_id, _describe_reason(reason, properties) if reason.is_failure else None)
 
     def _on_disconnect(
         self, _client: Client, _: object, flags: DisconnectFlags, reason: ReasonCode, properties: Properties | None
@@ -443,7 +465,7 @@ class Connection:
             self.outcome = str(tls_error)
             return
         if flags.is_disconnect_packet_from_server:
-            cause = describe_reason(reason, properties)
+            cause = _describe_reason(reason, properties)
         else:  # paho reports the end of the stream as "Unspecified error"
             cause = str(error or reason).replace("Unspecified error", "the broker hung up")
         if self.admitted_at is not None:
@@ -460,3 +482,49 @@ class _BulkClient(Client):
     def _create_socket(self) -> Any:
         """Wrap the socket. paho allows it in no other place."""
         return BulkSocket(super()._create_socket(), has_properties=self._protocol == MQTTProtocolVersion.MQTTv5)
+
+
+def packet_bytes(message: Message) -> int:
+    """Return the length of a message's PUBLISH packet (section 3.3)."""
+    properties = 0 if message.expires_s is None else 5
+    if message.reply_to is not None:
+        properties += 3 + len(message.reply_to.encode())
+    if message.correlation is not None:
+        properties += 3 + len(message.correlation)
+    packet_id = 2 if message.qos else 0
+    rest = 2 + len(message.topic.encode()) + packet_id + _with_length(properties) + len(message.payload)
+    return 1 + _with_length(rest)
+
+
+def _with_length(length: int) -> int:
+    """Return `length` plus the bytes of the variable byte integer that states it (section 1.5.5)."""
+    digits = 1
+    while length >= 1 << 7 * digits:
+        digits += 1
+    return digits + length
+
+
+def _describe_reason(reason: object, properties: object) -> str:
+    """Return a reason code's name, with the broker's own text in ASCII (it may be anything) and a likely cause."""
+    text = getattr(properties, "ReasonString", "")
+    description = f"{reason} ({text[:200]!a})" if text else str(reason)
+    if str(reason) == _TAKEN_OVER:
+        description += "; another client has our name: do two boards have the same mqtt.fleet and mqtt.device, or two "
+        description += "collectors the same --client-id?"
+    return description
+
+
+def _wrong_port_error(first_bytes: bytes) -> AgentError | None:
+    """Return the error for a server that is no MQTT broker on TCP, by its first bytes (`broker.port`), or None."""
+    if first_bytes.startswith(b"\x15\x03"):  # a TLS alert (RFC 8446, 5.1)
+        found, remedy = "a port for TLS", "set mqtt.tls, or mqtt.port to the broker's port without TLS"
+    elif first_bytes.startswith(b"HTTP/"):
+        found, remedy = "a port for HTTP", "set mqtt.transport: websockets, or mqtt.port to the broker's port for TCP"
+    else:
+        return None
+    return AgentError("broker.port", found, "one for MQTT", remedy)
+
+
+def _protocol_error(found: str, expected: str) -> AgentError:
+    """Return the error for a broker that breaks the protocol (`broker.protocol`)."""
+    return AgentError("broker.protocol", found, expected, "update the broker, or use another")

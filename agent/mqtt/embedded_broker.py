@@ -6,15 +6,12 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any
 
 from agent.common.errors import AgentError
 
 _LISTENER = "default"
-_Adopt = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 _START_TIMEOUT_S = 30.0  # amqtt's imports take seconds on a small board
 _FLUSH_TIMEOUT_S = 1.0
 
@@ -42,9 +39,7 @@ class EmbeddedBroker:
         self.port = self._listening.result(_START_TIMEOUT_S)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join()
 
@@ -57,12 +52,28 @@ class EmbeddedBroker:
             self._listening.set_exception(error)
 
     async def _serve(self) -> None:
-        broker, adopt = _new_broker()
+        try:
+            from amqtt.adapters import StreamReaderAdapter, StreamWriterAdapter
+            from amqtt.broker import Broker
+            from amqtt.contexts import BrokerConfig, ListenerConfig, ListenerType
+        except ImportError:
+            raise AgentError(
+                "broker.missing",
+                "no amqtt package of version 0.12 or later",
+                "the package of the embedded broker, or a broker of yours",
+                "pip install 'tared[demo]', or name your broker as mqtt.host in config.yaml",
+            ) from None
+        logging.getLogger("amqtt").setLevel(logging.CRITICAL)  # it reports every lost client as an error
+        logging.getLogger("transitions").setLevel(logging.WARNING)
+        # We listen ourselves, because amqtt does not say which port it got when it has to choose a free one.
+        listeners = {_LISTENER: ListenerConfig(type=ListenerType.EXTERNAL)}
+        plugins: dict[str, Any] = {"amqtt.plugins.authentication.AnonymousAuthPlugin": {}}
+        broker = Broker(BrokerConfig(listeners=listeners, plugins=plugins))
         connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
         async def connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
-                await adopt(reader, writer)
+                await broker.external_connected(StreamReaderAdapter(reader), StreamWriterAdapter(writer), _LISTENER)
             finally:
                 writer.close()
                 with contextlib.suppress(OSError):  # a client that is gone already
@@ -92,31 +103,3 @@ class EmbeddedBroker:
         while connections:
             await asyncio.wait(connections)
         await broker.shutdown()
-
-
-def _new_broker() -> tuple[Any, _Adopt]:
-    """Return an amqtt broker without a socket, and the function that makes it serve a connection."""
-    try:
-        from amqtt.adapters import StreamReaderAdapter, StreamWriterAdapter
-        from amqtt.broker import Broker
-        from amqtt.contexts import BrokerConfig, ListenerConfig, ListenerType
-    except ImportError:
-        raise AgentError(
-            "broker.missing",
-            "no amqtt package of version 0.12 or later",
-            "the package of the embedded broker, or a broker of yours",
-            "pip install 'tared[demo]', or name your broker as mqtt.host in config.yaml",
-        ) from None
-    logging.getLogger("amqtt").setLevel(logging.CRITICAL)  # it reports every lost client as an error
-    logging.getLogger("transitions").setLevel(logging.WARNING)
-    # We listen ourselves, because amqtt does not say which port it got when it has to choose a free one.
-    config = BrokerConfig(
-        listeners={_LISTENER: ListenerConfig(type=ListenerType.EXTERNAL)},
-        plugins={"amqtt.plugins.authentication.AnonymousAuthPlugin": {}},
-    )
-    broker = Broker(config)
-
-    async def adopt(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await broker.external_connected(StreamReaderAdapter(reader), StreamWriterAdapter(writer), _LISTENER)
-
-    return broker, adopt

@@ -11,7 +11,6 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from agent.contract.topics import MAX_TOPIC_BYTES
 
@@ -54,20 +53,23 @@ class Reply:
         return len(self.topic.encode()) <= MAX_TOPIC_BYTES and len(self.correlation or b"") <= _MAX_CORRELATION_BYTES
 
 
-class MessageSource(Protocol):
+class MessageSource:
     """Messages that wait to be published, in order. The caller of `pop` reports what became of each message.
 
-    All methods return at once. The MQTT thread calls all but the ones that fill the source.
+    All methods return at once. The MQTT thread calls all but the ones that fill the source. By default a source ignores
+    what became of its messages: it keeps no copies.
     """
 
     def __len__(self) -> int:
-        """Return how many messages wait for the broker."""
+        """Return how many messages wait for the broker; 0 if the client need not wait for them when it closes."""
+        return 0
 
     def connection_started(self) -> None:
         """Prepare for a new connection."""
 
     def pop(self) -> Message | None:
         """Return the next message; None if nothing is due."""
+        raise NotImplementedError
 
     def delivered(self, message: Message) -> None:
         """Note that the broker has acknowledged the message."""
@@ -79,11 +81,12 @@ class MessageSource(Protocol):
         """Take back messages, the oldest first: the connection ended before the broker acknowledged them."""
 
 
-class Mailbox:
+class Mailbox(MessageSource):
     """A thread-safe MessageSource for messages that are repeated if they are lost.
 
     Retained messages are state: a newer one of a topic replaces the older, none is dropped, and all are due again with
-    each connection. Other messages queue up; beyond `size` the oldest are dropped and counted.
+    each connection. Other messages queue up; beyond `size` the oldest are dropped, and counted in
+    `dropped`.
     """
 
     def __init__(self, size: int = 1000) -> None:
@@ -92,17 +95,12 @@ class Mailbox:
         self._queue: deque[Message] = deque()
         self._state: dict[str, Message] = {}
         self._due: dict[str, Message] = {}  # of the state, what this connection has not carried yet
-        self._dropped = 0
+        self.dropped = 0
 
     def __len__(self) -> int:
         """Return how many messages wait."""
         with self._lock:
             return len(self._due) + len(self._queue)
-
-    @property
-    def dropped(self) -> int:
-        """How many messages were dropped so far."""
-        return self._dropped
 
     def put(self, message: Message) -> None:
         with self._lock:
@@ -125,12 +123,6 @@ class Mailbox:
                 return self._due.pop(next(iter(self._due)))
             return self._queue.popleft() if self._queue else None
 
-    def delivered(self, message: Message) -> None:
-        """Do nothing: no copy is kept."""
-
-    def refused(self, message: Message, for_good: bool) -> None:
-        """Do nothing: no copy is kept."""
-
     def put_back(self, messages: Sequence[Message]) -> None:
         """Return undelivered messages, oldest first, to the front of the queue.
 
@@ -148,7 +140,7 @@ class Mailbox:
     def _trim(self) -> None:
         while len(self._queue) > self._size:
             self._queue.popleft()
-            self._dropped += 1
+            self.dropped += 1
 
 
 class Newest(Mailbox):

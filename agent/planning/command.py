@@ -103,7 +103,7 @@ def _time_spent(journal: Journal, builder: PlanBuilder) -> Iterator[Callable[[],
     try:
         yield lambda: time.monotonic() - started
     finally:
-        if journal.size:
+        if journal.values:
             journal.put(_SPENT, {"builds": builder.builds, "seconds": time.monotonic() - started})
 
 
@@ -121,7 +121,7 @@ def _journal(output: Path, builder: PlanBuilder, source: Source, options: PlanOp
     }
     output.parent.mkdir(parents=True, exist_ok=True)
     journal = Journal(output.with_name(output.name + ".journal"), fingerprint(identity))
-    if journal.size:
+    if journal.values:
         say(f"going on with the search that was interrupted: {_measurements(journal)} measurements are known")
     try:
         yield journal
@@ -129,12 +129,12 @@ def _journal(output: Path, builder: PlanBuilder, source: Source, options: PlanOp
         say(f"{_measurements(journal)} measurements are kept: the same command goes on from there")
         raise
     finally:
-        if not journal.size:
+        if not journal.values:
             journal.finish()
 
 
 def _measurements(journal: Journal) -> int:
-    return journal.size - (journal.get(_SPENT) is not None)
+    return len(journal.values) - (journal.get(_SPENT) is not None)
 
 
 def _stamp(source: Source) -> Any:

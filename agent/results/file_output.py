@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from agent.common.errors import AgentError
-from agent.results.writer import ResultLine
+from agent.results.writer import Output, ResultLine
 
 _PERIOD_S = 1.0  # a line is in the file after so long at most
 _CHUNK_BYTES = 64 * 1024  # so much is written at once, without waiting for the period
@@ -19,7 +19,7 @@ _KEPT_BYTES = 2**20  # while the disk refuses
 _LINE_START = b'{"frame": '  # by which our lines are recognised
 
 
-class ResultsFile:
+class ResultsFile(Output):
     """Append lines; those that the disk refuses are tried again once a second, and the oldest are lost beyond 1 MiB.
 
     When the file is renamed or removed, as log rotation does, a new one of the name is started. Half a line that a
@@ -29,8 +29,7 @@ class ResultsFile:
     name = "file"
 
     def __init__(self, path: Path) -> None:
-        self.dropped = 0
-        self.trouble: AgentError | None = None
+        self.dropped: int = 0
         self._path = path
         self._lines: deque[bytes] = deque()
         self._bytes = 0

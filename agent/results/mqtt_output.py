@@ -8,22 +8,19 @@ from collections.abc import Callable, Mapping
 from itertools import accumulate
 from typing import Any
 
-from agent.common.errors import AgentError
 from agent.contract.wire import MAX_PAYLOAD_BYTES
-from agent.results.writer import ResultLine
+from agent.results.writer import Output, ResultLine
 
 _IDLE_S = 60.0
 
 
-class ResultsTopic:
+class ResultsTopic(Output):
     """Publish a sample: lines between two documents are skipped, and do not count as lost.
 
     `publish` must not wait. One thread at a time.
     """
 
-    name = "mqtt"
-    dropped = None
-    trouble: AgentError | None = None  # a broker that is away is reported elsewhere
+    name = "mqtt"  # without trouble: a broker that is away is reported elsewhere
 
     def __init__(self, publish: Callable[[bytes], object], most_per_s: float) -> None:
         self._publish = publish
@@ -42,12 +39,6 @@ class ResultsTopic:
             self._publish(result_payload(self._newest.pop(next(iter(self._newest))).document))
             self._due_s = now_s + self._period_s
         return self._due_s - now_s if self._newest else _IDLE_S
-
-    def flush(self) -> None:
-        """Do nothing: the rate holds for the last line, too."""
-
-    def close(self) -> None:
-        """Do nothing: nothing is open."""
 
 
 def result_payload(document: Mapping[str, Any], most_bytes: int = MAX_PAYLOAD_BYTES) -> bytes:

@@ -12,8 +12,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from agent.common.errors import AgentError, ConfigError
-from agent.results.writer import ResultLine
+from agent.common.errors import ConfigError
+from agent.results.writer import Output, ResultLine
 
 log = logging.getLogger(__package__)
 
@@ -30,12 +30,7 @@ class _Reader:
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self._connection = connection
-        self._rest = b""
-
-    @property
-    def is_behind(self) -> bool:
-        """True while only a part of a line was sent."""
-        return bool(self._rest)
+        self.rest = b""  # of a line of which only a part was sent
 
     @property
     def is_gone(self) -> bool:
@@ -49,9 +44,9 @@ class _Reader:
 
         Return False where the rest is in the way, and the line is lost. Raises OSError when the reader has gone.
         """
-        if self._rest:
-            self._send(self._rest)
-        if self._rest:
+        if self.rest:
+            self._send(self.rest)
+        if self.rest:
             return not line
         self._send(line)
         return True
@@ -64,21 +59,20 @@ class _Reader:
         if content:
             with suppress(BlockingIOError):
                 sent = self._connection.send(content, socket.MSG_NOSIGNAL)
-        self._rest = content[sent:]
+        self.rest = content[sent:]
 
 
-class ResultsSocket:
+class ResultsSocket(Output):
     """Send every line to each of up to MAX_READERS; a slow reader loses whole lines, and only its own.
 
     `dropped` counts each line once for each reader that lost it. One thread at a time.
     """
 
-    name = "socket"
-    trouble: AgentError | None = None  # all that may fail has failed at the start
+    name = "socket"  # without trouble: all that may fail has failed at the start
 
     def __init__(self, path: Path) -> None:
         """Raises ConfigError (`results.socket`)."""
-        self.dropped = 0
+        self.dropped: int = 0
         self._path = path
         self._readers: list[_Reader] = []
         try:
@@ -98,7 +92,7 @@ class ResultsSocket:
         """Admit new readers, and send the rest of lines. Return the seconds until the next call."""
         self._admit()
         self.flush()
-        return _RETRY_S if any(reader.is_behind for reader in self._readers) else _POLL_S
+        return _RETRY_S if any(reader.rest for reader in self._readers) else _POLL_S
 
     def flush(self) -> None:
         """Send the rest of lines, as far as readers have room."""
@@ -111,7 +105,7 @@ class ResultsSocket:
                 self._path.unlink()
         self._listener.close()
         ends_s = time.monotonic() + _END_S
-        while time.monotonic() < ends_s and any(reader.is_behind for reader in self._readers):
+        while time.monotonic() < ends_s and any(reader.rest for reader in self._readers):
             time.sleep(_RETRY_S)
             self.flush()
         for reader in self._readers:
@@ -120,14 +114,11 @@ class ResultsSocket:
 
     def _push(self, line: bytes) -> None:
         for reader in [*self._readers]:
-            self._push_to(reader, line)
-
-    def _push_to(self, reader: _Reader, line: bytes) -> None:
-        try:
-            if not reader.push(line):
-                self.dropped += 1
-        except OSError:
-            self._remove(reader)
+            try:
+                if not reader.push(line):
+                    self.dropped += 1
+            except OSError:  # noqa: PERF203  (only this reader has gone)
+                self._remove(reader)
 
     def _admit(self) -> None:
         while True:

@@ -7,6 +7,7 @@ socket, an MQTT topic. Each of them implements `Output`. `ResultLine` is what th
 
 from __future__ import annotations
 
+import abc
 import json
 import threading
 import time
@@ -14,11 +15,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from agent.common.errors import AgentError
-from agent.common.latency import LatencyMeter
+from agent.common.latency import LoopMeter
 from agent.config import Config
 from agent.vision.decode import prediction_as_dict
 from agent.vision.spec import ModelSpec
@@ -33,12 +33,9 @@ class ResultLine:
     """One answer of the daemon, encoded by the first output that needs it."""
 
     def __init__(self, served: ServedFrame, spec: ModelSpec) -> None:
+        self.camera = served.frame.camera
         self._served = served
         self._spec = spec
-
-    @property
-    def camera(self) -> str:
-        return self._served.frame.camera
 
     @cached_property
     def document(self) -> dict[str, Any]:
@@ -59,37 +56,39 @@ class ResultLine:
         return json.dumps(self.document).encode() + b"\n"
 
 
-class Output(Protocol):
-    """An output of lines. The writer's thread calls it, and no call may wait for a reader."""
+class Output(abc.ABC):
+    """An output of lines. The writer's thread calls it, and no call may wait for a reader.
 
-    @property
-    def name(self) -> str: ...
+    Attributes:
+        dropped: How many lines the output has lost; None for one that publishes samples.
+        trouble: Why the output fails, while it fails.
+    """
 
-    @property
-    def dropped(self) -> int | None:
-        """How many lines the output has lost; None for one that publishes samples."""
+    name: str
+    dropped: int | None = None
+    trouble: AgentError | None = None
 
-    @property
-    def trouble(self) -> AgentError | None:
-        """Why the output fails, while it fails."""
-
+    @abc.abstractmethod
     def add(self, line: ResultLine) -> None:
         """Accept the next line."""
 
+    @abc.abstractmethod
     def tick(self) -> float:
         """Do what is due. Return the seconds until the next call."""
 
-    def flush(self) -> None:
+    def flush(self) -> None:  # noqa: B027  (an output that publishes samples holds no lines)
         """Write every line that can be written now."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:  # noqa: B027  (nor is anything open)
+        """Write every line, and close what is open."""
 
 
 class ResultsWriter(threading.Thread):
     """A context manager; inside it, every answer that is offered goes to every output.
 
     The frame path calls `offer`, which neither waits nor computes. When the thread cannot keep up, the oldest answers
-    are dropped. `failed` is an exception that has ended the thread; `flush` raises it.
+    are dropped. `failed` is an exception that has ended the thread; `flush` raises it. `on_change(name, error)` is
+    called in the writer's thread when an output fails, with None when it works again.
     """
 
     def __init__(self, config: Config, outputs: Sequence[Output]) -> None:
@@ -102,26 +101,20 @@ class ResultsWriter(threading.Thread):
         self._wake = threading.Event()
         self._flushed = threading.Event()
         self._flush_requested = self._ending = False
-        self._on_change: Callable[[str, AgentError | None], None] = lambda _name, _error: None
+        self.on_change: Callable[[str, AgentError | None], None] = lambda _name, _error: None
         self._troubled: set[str] = set()
         # By camera, from a frame's arrival until every output was handed its line.
-        self.latency = {camera.name: LatencyMeter() for camera in config.every_camera}
+        self.latency = {camera.name: LoopMeter() for camera in config.every_camera}
         self.failed: BaseException | None = None
 
     def __enter__(self) -> ResultsWriter:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ending = True
         self._wake.set()
         self.join(_END_S)
-
-    def watch_outputs(self, on_change: Callable[[str, AgentError | None], None]) -> None:
-        """Call `on_change(name, error)` in the writer's thread when an output fails, with None when it works again."""
-        self._on_change = on_change
 
     def offer(self, served: ServedFrame) -> None:
         """Accept an answer; a sink of the frame path."""
@@ -179,7 +172,7 @@ class ResultsWriter(threading.Thread):
             # Report changes only: a disk that stays full would fill every log and queue.
             if (output.trouble is not None) != (output.name in self._troubled):
                 self._troubled ^= {output.name}
-                self._on_change(output.name, output.trouble)
+                self.on_change(output.name, output.trouble)
         if flushing:
             self._flushed.set()
         return idle_s

@@ -3,8 +3,7 @@
 The modules are independent of each other.
 
 Public names:
-    board         BoardReading, BoardState, health
-    clock         is_synchronised, unix_s
+    board         BoardReading, BoardState, health, is_synchronised, read_text, unix_s
     process       handling_signals, limit_malloc_arenas, notify_service_manager, raise_interrupt, release_free_memory
     service_unit  DROP_INS, InstallStep, SystemdService, TARED, carry_out, need_root, plan_install, plan_uninstall,
                   unit_text

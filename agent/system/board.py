@@ -1,15 +1,17 @@
-"""Read a board's sensors through Linux: temperatures, throttling, power, power mode, memory.
+"""Read a board's sensors through Linux: temperatures, throttling, power, power mode, memory; and its clock.
 
-Everything is read from files that any user may read. A sensor that is absent, switched off, or of another kind of board
-is unknown.
+Everything but the state of the clock (adjtimex(2)) is read from files that any user may read. A sensor that is absent,
+switched off, or of another kind of board is unknown.
 Layouts: Documentation/driver-api/thermal/sysfs-api.rst and Documentation/hwmon of the kernel, and "Platform Power and
 Performance" of NVIDIA's Jetson Linux Developer Guide, releases 32 to 36.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,10 @@ _CONSTANT_ZONES = frozenset({"PMIC-Die"})  # reads 100 degrees on every board th
 # The frequency limit of a power mode is no throttling: `scaling_max_freq` is below the chip's in most modes.
 _THROTTLES = re.compile(r"-throttle-alert$|cpufreq|devfreq|[-_](balanced|heavy|critical)$|^Processor$")
 _WHOLE_BOARD = frozenset({"VDD_IN", "POM_5V_IN"})  # the rail that feeds the others, on modules that measure it
+_TIME_ERROR = 5  # <linux/timex.h>
+_STA_UNSYNC = 0x0040
+# systemd-timesyncd creates this file once it has the time; needed by a service that must not call adjtimex.
+_TIMESYNCD = Path("/run/systemd/timesync/synchronized")
 
 
 @dataclass(frozen=True)
@@ -87,19 +93,19 @@ class BoardState:
 
     def _is_jetson(self) -> bool:
         """Check the device tree, and nvpmodel, which exists on a Jetson only: some trees hold only a code name."""
-        model = _text(self._root / "proc/device-tree/model")
+        model = read_text(self._root / "proc/device-tree/model")
         return re.search(r"jetson|nvidia", model, re.IGNORECASE) is not None or self._power_mode() is not None
 
     def _zones(self) -> Iterator[Zone]:
         for folder in sorted(self._root.glob("sys/class/thermal/thermal_zone*")):
-            name, millidegrees = _text(folder / "type"), _number(folder / "temp")
+            name, millidegrees = read_text(folder / "type"), _number(folder / "temp")
             if name and millidegrees is not None and name not in _CONSTANT_ZONES:
                 yield Zone(name, millidegrees / 1000.0, _limit_c(folder))
 
     def _throttling(self) -> tuple[str, ...] | None:
         states: list[tuple[str, float]] = []
         for folder in sorted(self._root.glob("sys/class/thermal/cooling_device*")):
-            name, state = _text(folder / "type"), _number(folder / "cur_state")
+            name, state = read_text(folder / "type"), _number(folder / "cur_state")
             if state is not None and _THROTTLES.search(name):
                 states.append((name, state))
         return tuple(name for name, state in states if state > 0) if states else None
@@ -112,12 +118,12 @@ class BoardState:
     def _rails(self) -> Iterator[Rail]:
         """Yield the rails as of Jetson Linux 34, where the INA3221 is a hwmon device: mV, mA."""
         for chip in self._root.glob("sys/class/hwmon/hwmon*"):
-            if _text(chip / "name") != "ina3221":
+            if read_text(chip / "name") != "ina3221":
                 continue
             for label in chip.glob("in*_label"):
                 channel = label.name.removeprefix("in").removesuffix("_label")
                 yield from _rail(
-                    _text(label),
+                    read_text(label),
                     _number(chip / f"in{channel}_input"),
                     _number(chip / f"curr{channel}_input"),
                     [_number(chip / f"curr{channel}_{limit}") for limit in ("max", "crit")],
@@ -128,7 +134,7 @@ class BoardState:
         for label in self._root.glob("sys/bus/iio/devices/iio:device*/rail_name_*"):
             chip, channel = label.parent, label.name.removeprefix("rail_name_")
             yield from _rail(
-                _text(label),
+                read_text(label),
                 _number(chip / f"in_voltage{channel}_input"),
                 _number(chip / f"in_current{channel}_input"),
                 [_number(chip / f"{limit}_current_limit_{channel}") for limit in ("warn", "crit")],
@@ -136,11 +142,11 @@ class BoardState:
 
     def _power_mode(self) -> str | None:
         """Return nvpmodel's mode by name, or by number where its configuration does not name it."""
-        number = re.search(r"\d+", _text(self._root / "var/lib/nvpmodel/status"))
+        number = re.search(r"\d+", read_text(self._root / "var/lib/nvpmodel/status"))
         if number is None:
             return None
         mode = int(number[0])
-        named = re.search(rf"<\s*POWER_MODEL\s+ID={mode}\s+NAME=(\S+)", _text(self._root / "etc/nvpmodel.conf"))
+        named = re.search(rf"<\s*POWER_MODEL\s+ID={mode}\s+NAME=(\S+)", read_text(self._root / "etc/nvpmodel.conf"))
         return named[1] if named else str(mode)
 
 
@@ -149,7 +155,7 @@ def _limit_c(zone: Path) -> float | None:
     limits = [
         millidegrees / 1000.0
         for kind in zone.glob("trip_point_*_type")
-        if _text(kind) in _LIMITING_TRIPS
+        if read_text(kind) in _LIMITING_TRIPS
         and (millidegrees := _number(kind.with_name(kind.name.removesuffix("type") + "temp"))) is not None
     ]
     return min((limit for limit in limits if limit >= _LEAST_LIMIT_C), default=None)
@@ -163,7 +169,7 @@ def _rail(name: str, millivolts: float | None, milliamps: float | None, limits: 
     yield Rail(name, millivolts * milliamps / 1e6, milliamps / lowest if lowest else None)
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
     """Return a file's text; empty where it cannot be read: sensors that are off answer EAGAIN or ENODATA."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip("\0\n ")
@@ -172,7 +178,7 @@ def _text(path: Path) -> str:
 
 
 def _number(path: Path) -> float | None:
-    words = _text(path).split()
+    words = read_text(path).split()
     try:
         return float(words[0]) if words else None
     except ValueError:
@@ -201,3 +207,36 @@ def health(board: BoardState | None = None) -> dict[str, float | str | bool]:
     if reading.throttling is not None:
         state["throttling"] = bool(reading.throttling)
     return state
+
+
+class _Timex(ctypes.Structure):
+    """struct timex of a machine with 64-bit longs."""
+
+    _fields_ = (
+        ("modes", ctypes.c_uint),
+        *((name, ctypes.c_long) for name in ("offset", "freq", "maxerror", "esterror")),
+        ("status", ctypes.c_int),
+        *((name, ctypes.c_long) for name in ("constant", "precision", "tolerance", "seconds", "fraction", "tick")),
+        *((name, ctypes.c_long) for name in ("ppsfreq", "jitter")),
+        ("shift", ctypes.c_int),
+        *((name, ctypes.c_long) for name in ("stabil", "jitcnt", "calcnt", "errcnt", "stbcnt")),
+        ("tai", ctypes.c_int),
+        ("_reserved", ctypes.c_int * 11),
+    )
+
+
+def unix_s() -> float:
+    """Return the Unix time of this machine's clock; a simulated board has a clock of its own."""
+    return time.time()
+
+
+def is_synchronised() -> bool:
+    """Return True if the clock follows a time server; False also if unknown.
+
+    A clock that may be wrong by years must not decide whether a command has expired.
+    """
+    state = _Timex()  # with modes 0 the call only reads
+    answer = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(state))
+    if answer < 0:
+        return _TIMESYNCD.exists()
+    return answer != _TIME_ERROR and not state.status & _STA_UNSYNC

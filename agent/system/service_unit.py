@@ -24,7 +24,7 @@ _PRIVATE = (Path("/home"), Path("/root"), Path("/run/user"))  # folders that Pro
 _SHARE = "share/tared/systemd"  # the folder of a wheel's data files
 
 
-@dataclass(frozen=True)
+@dataclass
 class SystemdService:
     """A daemon of this machine: the name of its unit, and the places of its files below the root.
 
@@ -32,6 +32,14 @@ class SystemdService:
     """
 
     name: str = "tared"
+
+    def __post_init__(self) -> None:
+        self.unit = f"{self.name}.service"
+        self.unit_path = _UNITS / self.unit
+        self.drop_ins_path = _UNITS / f"{self.unit}.d"
+        self.link_path = _UNITS / "multi-user.target.wants" / self.unit
+        self.config_path = Path("etc") / self.name / "config.yaml"
+        self.state_path = Path("var/lib") / self.name  # systemd makes it for StateDirectory=
 
     @classmethod
     def from_name(cls, name: str) -> SystemdService:
@@ -48,31 +56,6 @@ class SystemdService:
         is_ours = service.name == "tared" or service.name.startswith("tared-")
         is_own = is_ours and (root / service.config_path).resolve() == path.resolve()
         return service if is_own and (root / service.unit_path).exists() else None
-
-    @property
-    def unit(self) -> str:
-        return f"{self.name}.service"
-
-    @property
-    def unit_path(self) -> Path:
-        return _UNITS / self.unit
-
-    @property
-    def drop_ins_path(self) -> Path:
-        return _UNITS / f"{self.unit}.d"
-
-    @property
-    def link_path(self) -> Path:
-        return _UNITS / "multi-user.target.wants" / self.unit
-
-    @property
-    def config_path(self) -> Path:
-        return Path("etc") / self.name / "config.yaml"
-
-    @property
-    def state_path(self) -> Path:
-        """The folder that systemd makes for StateDirectory=."""
-        return Path("var/lib") / self.name
 
     def with_own_folders(self, unit: str) -> str:
         """Return the text of a shipped unit or drop-in with this service's own folders."""

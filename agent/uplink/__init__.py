@@ -4,11 +4,9 @@ Reading order, with the names that other packages use:
 
 1. `reporter`          Reporter: events and telemetry, as documents of the contract
 2. `outbox`            Outbox: numbers them, keeps them until they have arrived, sends them in order
-3. `outbox_store`      OutboxStore: on the disk, or in memory while the disk refuses; RetentionLimits
-4. `outbox_tables`     OutboxTable, DroppedRanges: the rows in SQLite; SAMPLE, EVENT, ALARM
-5. `link`              MqttLink: status, birth, results of commands, inboxes; the session with the broker
-6. `histogram_sender`  UploadSource: chunks of a calibration's histograms
-7. `home_assistant`    Discovery: announces the board to Home Assistant
+3. `outbox_store`      OutboxStore: its rows on the disk, or in memory while that refuses; SAMPLE, EVENT, ALARM
+4. `link`              MqttLink: status, birth, results of commands, histograms, inboxes; the session with the broker
+5. `home_assistant`    Discovery: announces the board to Home Assistant
 
 What acknowledges a telemetry row:
 

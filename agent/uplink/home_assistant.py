@@ -17,6 +17,7 @@ from typing import Any
 
 from agent.contract.messages import Birth
 from agent.contract.topics import Topics
+from agent.mqtt.config import HomeAssistantConfig
 from agent.mqtt.message import Mailbox, Message
 from engines.store.files import replace_files
 
@@ -29,73 +30,63 @@ _HOTTEST = (
     "{% if name.startswith('temperature_') and (hottest.c is none or value > hottest.c) %}"
     "{% set hottest.c = value %}{% endif %}{% endfor %}{{ hottest.c }}"
 )
-_MEASURED = {"state_class": "measurement", "suggested_display_precision": 1}
 _CAMERA = "CAMERA"
+
+
+def _number(name: str, unit: str, template: str, **more: str) -> dict[str, Any]:
+    """Return a sensor of something measured."""
+    shown = {"name": name, "value_template": template, "unit_of_measurement": unit}
+    return {**shown, "state_class": "measurement", "suggested_display_precision": 1, **more}
+
+
 # Sensors by the document they read. CAMERA stands for the camera's name, as a literal of the template language. An
 # unknown value is none, which Home Assistant shows as unknown.
-_TELEMETRY: Mapping[str, Mapping[str, Any]] = {
-    "up": {
-        "platform": "binary_sensor",
-        "name": "Camera",
-        "value_template": "{{ 'ON' if value_json.cameras[CAMERA].up else 'OFF' }}",
-        "device_class": "connectivity",
-    },
-    "fps": {
-        "name": "Frame rate",
-        "value_template": "{{ value_json.cameras[CAMERA].fps }}",
-        "unit_of_measurement": "fps",
-        **_MEASURED,
-    },
-    "latency": {
-        "name": "Latency p99",
-        "value_template": "{{ value_json.cameras[CAMERA].latency_ms.p99 }}",
-        "device_class": "duration",
-        "unit_of_measurement": "ms",
-        **_MEASURED,
-    },
-    "fidelity": {
-        "name": "Fidelity",
-        "value_template": (
-            "{% set it = value_json.cameras[CAMERA].fidelity | default(none) %}{{ it.estimate * 100 if it else none }}"
+_SENSORS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "telemetry": {
+        "up": {
+            "platform": "binary_sensor",
+            "name": "Camera",
+            "value_template": "{{ 'ON' if value_json.cameras[CAMERA].up else 'OFF' }}",
+            "device_class": "connectivity",
+        },
+        "fps": _number("Frame rate", "fps", "{{ value_json.cameras[CAMERA].fps }}"),
+        "latency": _number(
+            "Latency p99", "ms", "{{ value_json.cameras[CAMERA].latency_ms.p99 }}", device_class="duration"
         ),
-        "unit_of_measurement": "%",
-        **_MEASURED,
+        "fidelity": _number(
+            "Fidelity",
+            "%",
+            "{% set it = value_json.cameras[CAMERA].fidelity | default(none) %}{{ it.estimate * 100 if it else none }}",
+        ),
+        "gain": _number(
+            "Predicted gain",
+            "dB",
+            "{{ (value_json.cameras[CAMERA].drift | default({})).gain_db | default(none) }}",
+        ),
+        "temperature": _number("Temperature", "°C", _HOTTEST, device_class="temperature"),
+        "drift": {
+            "name": "Drift",
+            "value_template": "{{ (value_json.cameras[CAMERA].drift | default({})).state | default(none) }}",
+            "device_class": "enum",
+            "options": ["calm", "warning", "alarm"],
+        },
     },
-    "gain": {
-        "name": "Predicted gain",
-        "value_template": "{{ (value_json.cameras[CAMERA].drift | default({})).gain_db | default(none) }}",
-        "unit_of_measurement": "dB",
-        **_MEASURED,
+    "birth": {
+        "engine": {
+            "name": "Engine",
+            "value_template": "{{ value_json.engine | default(none) }}",
+            "entity_category": "diagnostic",
+        }
     },
-    "temperature": {
-        "name": "Temperature",
-        "value_template": _HOTTEST,
-        "device_class": "temperature",
-        "unit_of_measurement": "°C",
-        **_MEASURED,
+    "status": {
+        "state": {
+            "name": "State",
+            "value_template": "{{ value_json.state }}",
+            "device_class": "enum",
+            "options": ["online", "degraded", "stopping", "offline"],
+            "entity_category": "diagnostic",
+        }
     },
-    "drift": {
-        "name": "Drift",
-        "value_template": "{{ (value_json.cameras[CAMERA].drift | default({})).state | default(none) }}",
-        "device_class": "enum",
-        "options": ["calm", "warning", "alarm"],
-    },
-}
-_BIRTH: Mapping[str, Mapping[str, Any]] = {
-    "engine": {
-        "name": "Engine",
-        "value_template": "{{ value_json.engine | default(none) }}",
-        "entity_category": "diagnostic",
-    }
-}
-_STATUS: Mapping[str, Mapping[str, Any]] = {
-    "state": {
-        "name": "State",
-        "value_template": "{{ value_json.state }}",
-        "device_class": "enum",
-        "options": ["online", "degraded", "stopping", "offline"],
-        "entity_category": "diagnostic",
-    }
 }
 # A command with a random id. Home Assistant's sandbox allows ranges up to 100000.
 _RECALIBRATE = (
@@ -117,9 +108,7 @@ class Discovery(Mailbox):
         cameras: Sequence[str],
         birth: Birth,
         note: Path,
-        *,
-        enabled: bool,
-        prefix: str,
+        config: HomeAssistantConfig,
         button: bool,
     ) -> None:
         """Prepare the announcement, and the removal of earlier ones.
@@ -129,22 +118,21 @@ class Discovery(Mailbox):
             cameras: The names of its cameras.
             birth: What the device is.
             note: A file with the topics under which the board was announced, one per line.
-            enabled: Whether to announce the board.
-            prefix: The prefix of Home Assistant's topics.
+            config: Whether to announce the board, and the prefix of Home Assistant's topics.
             button: Whether to offer a button that recalibrates. Only if commands need no signature: Home Assistant
                 makes none.
         """
         super().__init__()
         self._note = note
         self._announcement: Message | None = None
-        self.prefix = prefix
-        self.birth_topic = f"{prefix}/status" if enabled else ""
+        self.prefix = config.prefix
+        self.birth_topic = f"{self.prefix}/status" if config.enabled else ""
         announced = self._read_note()
-        if enabled:
+        if config.enabled:
             identity = device_id(topics)
             document = describe(topics, identity, cameras, birth, button)
             payload = json.dumps(document, separators=(",", ":")).encode()
-            self._announcement = Message(f"{prefix}/device/{identity}/config", payload, retain=True)
+            self._announcement = Message(f"{self.prefix}/device/{identity}/config", payload, retain=True)
         topic = self._announcement.topic if self._announcement is not None else ""
         for old in announced:
             if old != topic:
@@ -235,9 +223,9 @@ def describe(topics: Topics, identity: str, cameras: Sequence[str], birth: Birth
 def _sensors(topics: Topics, cameras: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return the sensors by key. With several cameras, the sensors of each carry its name."""
     sensors = {}
-    for topic, table in ((topics.telemetry, _TELEMETRY), (topics.birth, _BIRTH), (topics.status, _STATUS)):
+    for document, table in _SENSORS.items():
         for key, fields in table.items():
-            sensor = {"platform": "sensor", "state_topic": topic, **fields}
+            sensor = {"platform": "sensor", "state_topic": getattr(topics, document), **fields}
             if _CAMERA not in fields["value_template"]:
                 sensors[key] = sensor
             elif len(cameras) == 1:

@@ -2,7 +2,7 @@
 
 `MqttLink` gives each inbound topic an inbox, which the supervisor drains, and each kind of outbound message its source:
 the mailbox (status, birth, reported, snapshots), `CommandResults`, the Outbox (telemetry and events), the newest
-detections, and histogram chunks. Nothing here waits for a broker, or needs one.
+detections, and `UploadSource` for a calibration's histograms. Nothing here waits for a broker, or needs one.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import queue
 import threading
 import uuid
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from agent.common.timing import Backoff
 from agent.contract.commands import CommandResult, Reported
@@ -22,12 +22,12 @@ from agent.contract.histograms import Upload
 from agent.contract.messages import Birth, DeviceState, Status
 from agent.contract.topics import HOME_ASSISTANT_PREFIX, Topics, may_reply_to
 from agent.mqtt.client import Endpoint, MqttClient, MqttSession, SessionOptions
-from agent.mqtt.message import Mailbox, Message, Newest, Reply
-from agent.system.clock import unix_s
-from agent.uplink.histogram_sender import OnChunk, UploadSource
+from agent.mqtt.message import Mailbox, Message, MessageSource, Newest, Reply
+from agent.system.board import unix_s
 from agent.uplink.home_assistant import BORN, Discovery
 from agent.uplink.outbox import Outbox
 
+OnChunk = Callable[[int, str], None]  # how many chunks are still to come; which limit of the broker refused one, or ""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -109,12 +109,10 @@ class MqttLink:
         self.send(birth)
 
     def __enter__(self) -> MqttLink:
-        self._client.__enter__()
+        self._client.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -233,3 +231,67 @@ class CommandResults(Mailbox):
     def delivered(self, message: Message) -> None:
         if isinstance(message, _Final):
             self.delivered_ids.put(message.command_id)
+
+
+class UploadSource(MessageSource):
+    """A MessageSource of chunks.
+
+    Telemetry waits for one chunk at most, however slow the network is: the next chunk is due once the broker has the
+    previous one. A chunk that a lost connection carried is sent again. The client does not wait for the rest when it
+    closes: the length is 0 at all times.
+    """
+
+    def __init__(self, topics: Topics) -> None:
+        self._topics = topics
+        self._lock = threading.Lock()
+        self._upload: Upload | None = None
+        self._left: deque[int] = deque()
+        self._sent: int | None = None  # the chunk on its way
+        self._message: Message | None = None  # the message that carries it
+        self._on_chunk: OnChunk = lambda _left, _refusal: None
+
+    def start(self, upload: Upload, numbers: Iterable[int], on_chunk: OnChunk) -> None:
+        """Send these chunks, instead of what is left of an earlier upload.
+
+        on_chunk: called in the MQTT thread, after each chunk.
+        """
+        with self._lock:
+            self._upload, self._left, self._on_chunk = upload, deque(numbers), on_chunk
+            self._sent = self._message = None
+
+    def end(self) -> None:
+        """Send no more chunks."""
+        with self._lock:
+            self._upload = None
+            self._left.clear()
+
+    def pop(self) -> Message | None:
+        with self._lock:
+            if self._upload is None or self._sent is not None or not self._left:
+                return None
+            self._sent = self._left.popleft()
+            topic = self._topics.histogram_chunk(self._upload.name, self._sent)
+            self._message = Message(topic, self._upload.chunk(self._sent))
+            return self._message
+
+    def delivered(self, message: Message) -> None:
+        self._report(message, "")
+
+    def refused(self, message: Message, for_good: bool) -> None:
+        """End the upload: the broker would refuse the next chunk as well."""
+        self.end()
+        self._report(message, "its longest message" if for_good else "its access rules")
+
+    def put_back(self, messages: Sequence[Message]) -> None:
+        with self._lock:
+            if self._message in messages and self._sent is not None and self._upload is not None:
+                self._left.appendleft(self._sent)
+            self._sent = self._message = None
+
+    def _report(self, message: Message, refusal: str) -> None:
+        with self._lock:
+            if message is not self._message:  # of an upload that has ended
+                return
+            self._sent = self._message = None
+            left, on_chunk = len(self._left), self._on_chunk
+        on_chunk(left, refusal)

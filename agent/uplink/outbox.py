@@ -29,10 +29,20 @@ from agent.contract.messages import Dropped
 from agent.contract.topics import Topics
 from agent.contract.wire import MAX_PAYLOAD_BYTES
 from agent.mqtt.config import OutboxConfig
-from agent.mqtt.message import Message
-from agent.system.clock import unix_s
-from agent.uplink.outbox_store import OutboxStore, PendingWrites
-from agent.uplink.outbox_tables import ALARM, EVENT, SAMPLE, START, DroppedRange, Key, OutboxRow, Parcel
+from agent.mqtt.message import Message, MessageSource
+from agent.system.board import unix_s
+from agent.uplink.outbox_store import (
+    ALARM,
+    EVENT,
+    SAMPLE,
+    START,
+    DroppedRange,
+    Key,
+    OutboxRow,
+    OutboxStore,
+    Parcel,
+    PendingWrites,
+)
 
 TELEMETRY = "telemetry"  # the kind of a sample; every other kind is an event's
 WINDOW = 200  # parcels that are due and in memory
@@ -47,7 +57,7 @@ _STILL_MISSING_S = 10.0
 _MOST_EPOCHS = 1000  # whose acks are remembered
 
 
-class Outbox:
+class Outbox(MessageSource):
     """A thread-safe MessageSource of numbered rows; a context manager, in which a thread writes them to the disk.
 
     After the context, all rows that were put in it are on the disk. A caller that has no thread to spend enters no
@@ -126,7 +136,7 @@ class Outbox:
 
         Args:
             kind: TELEMETRY, or the event's kind.
-            rank: SAMPLE, EVENT or ALARM (agent/uplink/outbox_tables.py).
+            rank: SAMPLE, EVENT or ALARM (agent/uplink/outbox_store.py).
             document: Makes the payload from epoch and number.
         """
         with self._changed:
@@ -206,9 +216,6 @@ class Outbox:
             elif parcel is not None:
                 self._resend_at = min(self._resend_at, time.monotonic() + self._silence_s)
                 self._changed.notify()
-
-    def put_back(self, messages: Sequence[Message]) -> None:
-        """Do nothing: with the next connection all that was not acknowledged is due anyway."""
 
     def _confirm(self) -> None:
         """Queue the deletion of what a collector has confirmed, as far as the broker has acknowledged it, too.
@@ -362,7 +369,8 @@ class SendWindow:
         if not self._messages and self._loaded:
             parcel = self._loaded.popleft()
             messages = self._messages_of(parcel)
-            self.furthest = max(self.furthest, parcel.last_key)
+            last = parcel.seq if isinstance(parcel, OutboxRow) else parcel.last
+            self.furthest = max(self.furthest, (parcel.epoch, last))
             sending = _Sending(parcel, len(messages))
             self._sending.update({id(message): sending for message in messages})
             self._messages.extend(messages)

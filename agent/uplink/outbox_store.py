@@ -3,25 +3,39 @@
 `OutboxStore` writes `PendingWrites` in one transaction for each commit, hands out what is due, and decides when a row
 is confirmed: `confirmed by the broker` deletes it, or, if a collector has to confirm, only marks it as sent; the
 collector's ack deletes it. `RetentionLimits` drops what is too old or too much. The outbox's thread is the only user.
+
+Below it, `OutboxTable` holds the numbered messages in SQLite, and the ranges of numbers that will not come. Every
+number of an epoch is in one of the two, until its receiver has confirmed it. The table names in the file are `rows`,
+`runs` (the ranges) and `facts`.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agent.common.database import Database
 from agent.common.errors import AgentError
 from agent.mqtt.config import OutboxConfig
-from agent.system.clock import unix_s
-from agent.uplink.outbox_tables import START, Key, OutboxRow, OutboxTable, Parcel, database, in_memory
+from agent.system.board import unix_s
 
 log = logging.getLogger(__package__)
+
+Key = tuple[int, int]  # epoch, seq
+START: Key = (0, 0)  # before every number
+_END: Key = (2**63 - 1, 2**63 - 1)
+
+# Ranks: when the outbox is full, rows of the lowest rank are dropped first.
+SAMPLE = 0
+EVENT = 1
+ALARM = 2
 
 NO_CLOCK_S = 1_704_067_200.0  # 2024-01-01: a board with an earlier time has not learnt the time yet
 RANGE = "range"  # the kind of a dropped range that was itself forgotten
@@ -33,6 +47,83 @@ _MOST_RANGES = 0.25  # share of the limit for ranges of epochs without rows; the
 _DAY_S = 86400.0
 _AGED_EVERY_S = 3600.0
 _CLOCK_JUMP_S = 60.0  # between two commits: somebody has set the clock
+_RANGE_BYTES = 30  # of a range in the file, without its counts
+_DROPPED_AT_ONCE = 20  # rows, before the size is measured again
+_COLUMNS = {"rows": "epoch, seq, kind, rank, wall, sent, payload", "runs": "epoch, first, last, counts, sent"}
+# One fsync for a commit, and what is committed survives a power cut; the log stays small.
+_PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "wal_autocheckpoint = 100", "journal_size_limit = 1000000")
+_MIGRATIONS = (
+    """
+    CREATE TABLE rows (
+        place INTEGER PRIMARY KEY,
+        epoch INTEGER NOT NULL,
+        seq INTEGER NOT NULL,
+        kind TEXT NOT NULL,
+        rank INTEGER NOT NULL,
+        wall REAL NOT NULL,
+        sent INTEGER NOT NULL,
+        payload BLOB NOT NULL,
+        UNIQUE (epoch, seq)
+    );
+    CREATE TABLE runs (
+        epoch INTEGER NOT NULL,
+        first INTEGER NOT NULL,
+        last INTEGER NOT NULL,
+        counts TEXT NOT NULL,
+        sent INTEGER NOT NULL,
+        PRIMARY KEY (epoch, first)
+    ) WITHOUT ROWID;
+    CREATE INDEX rows_by_rank ON rows (rank, epoch, seq);
+    CREATE TABLE facts (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+    """,
+)
+
+
+@dataclass(frozen=True)
+class OutboxRow:
+    """A numbered message.
+
+    Args:
+        epoch: The start of the daemon that it belongs to.
+        seq: Its number in the epoch, from 1.
+        kind: `telemetry`, or the event's kind.
+        rank: SAMPLE, EVENT or ALARM.
+        wall: Unix time in s at which it was put.
+        payload: The document.
+    """
+
+    epoch: int
+    seq: int
+    kind: str
+    rank: int
+    wall: float
+    payload: bytes
+
+    @property
+    def key(self) -> Key:
+        return self.epoch, self.seq
+
+
+@dataclass(frozen=True)
+class DroppedRange:
+    """Numbers of an epoch, from first to last, that will not come. counts: how many, by kind."""
+
+    epoch: int
+    first: int
+    last: int
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def key(self) -> Key:
+        return self.epoch, self.first
+
+    @property
+    def identity(self) -> tuple[int, int, int]:
+        """Identifies this exact range; it differs from the range that results when a neighbour is merged into it."""
+        return self.epoch, self.first, self.last
+
+
+Parcel = OutboxRow | DroppedRange  # what the broker is sent, and acknowledges, as one
 
 
 @dataclass
@@ -59,33 +150,31 @@ class PendingWrites:
         return bool(self.rows or self.lost or self.delivered or self.refused or self.acks or self.missing)
 
 
+@dataclass(eq=False)
 class OutboxStore:
-    """The rows of the outbox, for one thread at a time.
+    """The rows of the outbox, for one thread at a time. It opens the file, or starts in memory.
+
+    Args:
+        on_error: Receives the error of a disk that refuses, and of a damaged file.
+        clock: Unix time of the board.
 
     Attributes:
         epoch: Of what is put now. It grows once the disk is back and holds a later one.
         dropped: By kind, how many rows were dropped unsent since the start.
         oldest: Key of the oldest row that waits to be confirmed.
         returned: Set when the disk works again: what lies there is due again. The outbox resets it.
+
+    Raises AgentError (`outbox.schema`) for a file of a newer tared.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        config: OutboxConfig,
-        on_error: Callable[[AgentError], None],
-        clock: Callable[[], float] = unix_s,
-    ) -> None:
-        """Open the file, or start in memory.
+    path: Path
+    config: OutboxConfig
+    on_error: Callable[[AgentError], None]
+    clock: Callable[[], float] = unix_s
 
-        on_error receives the error of a disk that refuses, and of a damaged file. clock: Unix time of the board.
-        Raises AgentError (`outbox.schema`) for a file of a newer tared.
-        """
-        self._config = config
-        self._on_error = on_error
-        self._database = database(path)
-        self._clock = clock
-        self._limits = RetentionLimits(config, clock)
+    def __post_init__(self) -> None:
+        self._database = database(self.path)
+        self._limits = RetentionLimits(self.config, self.clock)
         self._reported_code = ""
         self._retry_s = 0.0
         self._at = START  # up to here what is due has been handed out
@@ -100,12 +189,12 @@ class OutboxStore:
         self._return_to_disk()
         self.returned = False
         if self._is_blind:
-            self.epoch = _epoch_after(0, self._clock())
+            self.epoch = _epoch_after(0, self.clock())
 
     @property
     def needs_collector(self) -> bool:
         """True if a collector has to confirm what the broker has acknowledged."""
-        return self._config.confirm == "collector" or (self._config.confirm == "auto" and self._collected)
+        return self.config.confirm == "collector" or (self.config.confirm == "auto" and self._collected)
 
     def due(self, limit: int) -> list[Parcel]:
         """Return the next parcels that the broker has not acknowledged, in order.
@@ -120,13 +209,13 @@ class OutboxStore:
             return []
 
     def _next(self, limit: int) -> list[Parcel]:
-        ranges = self._table.ranges
-        self._ranges_at, ranges.grown = min(self._ranges_at, ranges.grown or self._at), None
-        late: list[Parcel] = [*ranges.due(self._ranges_at, limit, self._at)]
+        table = self._table
+        self._ranges_at, table.grown = min(self._ranges_at, table.grown or self._at), None
+        late: list[Parcel] = [*table.due_ranges(self._ranges_at, limit, self._at)]
         if len(late) == limit:
             self._ranges_at = late[-1].key
             return late
-        due = [*late, *self._table.due(self._at, limit - len(late))]
+        due = [*late, *table.due(self._at, limit - len(late))]
         self._at = self._ranges_at = max([self._at, *(each.key for each in due)])
         return due
 
@@ -156,7 +245,7 @@ class OutboxStore:
             self._table.add(writes.rows)
             self._limits.correct_dates(self._table)
             for (epoch, seq), kind in writes.lost:
-                self._table.ranges.add(epoch, seq, seq, {kind: 1})
+                self._table.add_range(epoch, seq, seq, {kind: 1})
             if self.needs_collector:
                 self._table.mark_sent(writes.delivered)
             else:
@@ -182,7 +271,7 @@ class OutboxStore:
         if oldest is None and epoch == last[0]:
             oldest = last[1] + 1
         if oldest is not None and upto + 1 < oldest:
-            self._table.ranges.add(epoch, upto + 1, oldest - 1, {_FORGOTTEN: oldest - 1 - upto})
+            self._table.add_range(epoch, upto + 1, oldest - 1, {_FORGOTTEN: oldest - 1 - upto})
 
     def _keep_facts(self, table: OutboxTable) -> None:
         table.keep_fact("epoch", self.epoch)
@@ -210,7 +299,7 @@ class OutboxStore:
         except AgentError as error:
             if error.code != f"{self._database.name}.damaged":
                 raise
-            self._on_error(error)
+            self.on_error(error)
             return self._database.connect(any_thread=True)
 
     def _move_to(self, file: OutboxTable) -> None:
@@ -225,7 +314,7 @@ class OutboxStore:
             self._collected = self._collected or file.fact("collected") > 0
             self._keep_facts(file)
         if self._is_blind and self.epoch <= known:
-            self.epoch = _epoch_after(known, self._clock())
+            self.epoch = _epoch_after(known, self.clock())
         self._is_blind = False
 
     def _leave_disk(self, error: AgentError) -> None:
@@ -241,7 +330,7 @@ class OutboxStore:
         self._retry_s = time.monotonic() + _RETRY_S
         if error.code != self._reported_code:
             self._reported_code = error.code
-            self._on_error(error)
+            self.on_error(error)
 
 
 class RetentionLimits:
@@ -282,7 +371,7 @@ class RetentionLimits:
         """Drop rows step by step: each may leave a range behind, and neither may displace the other."""
         dropped: Counter[str] = Counter()
         while True:
-            if forgotten := table.ranges.forget_epochs(current_epoch, round(_MOST_RANGES * self._config.bytes)):
+            if forgotten := table.forget_epochs(current_epoch, round(_MOST_RANGES * self._config.bytes)):
                 log.warning("outbox=forgotten ranges=%d: more starts without a broker than it can tell of", forgotten)
                 dropped[RANGE] += forgotten
             size, enough = table.size_bytes(), round(_ROOM * self._config.bytes)
@@ -303,3 +392,195 @@ def _epoch_after(known: int, now: float) -> int:
     if not known and now < NO_CLOCK_S:
         return 1 + secrets.randbelow(int(NO_CLOCK_S) - 1)
     return max(known + 1, int(now))
+
+
+class OutboxTable:
+    """The rows of one database, and the dropped ranges between them: the numbers that will not come.
+
+    grown: every range that was added, or has grown, since somebody set this to None lies beyond this key.
+    """
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self.db = db
+        self.grown: Key | None = None
+
+    def add(self, rows: Iterable[OutboxRow]) -> None:
+        """Insert new rows, which nobody has been sent."""
+        values = [(row.epoch, row.seq, row.kind, row.rank, row.wall, row.payload) for row in rows]
+        self.db.executemany(
+            "INSERT INTO rows (epoch, seq, kind, rank, wall, sent, payload) VALUES (?, ?, ?, ?, ?, 0, ?)", values
+        )
+
+    def due(self, after: Key, limit: int) -> list[Parcel]:
+        """Return rows and ranges beyond `after` that the broker has not acknowledged, in order."""
+        rows = self.db.execute(
+            "SELECT epoch, seq, kind, rank, wall, payload FROM rows "
+            "WHERE (epoch, seq) > (?, ?) AND sent = 0 ORDER BY epoch, seq LIMIT ?",
+            (*after, limit),
+        )
+        due: list[Parcel] = [OutboxRow(*values) for values in rows]
+        return sorted([*due, *self.due_ranges(after, limit)], key=lambda each: each.key)[:limit]
+
+    def mark_sent(self, parcels: Sequence[Parcel]) -> None:
+        """Note that the broker has acknowledged these; a collector has yet to confirm them."""
+        self._change("UPDATE {table} SET sent = 1", parcels)
+
+    def remove(self, parcels: Sequence[Parcel]) -> None:
+        """Delete parcels that have arrived."""
+        self._change("DELETE FROM {table}", parcels)
+
+    def _change(self, statement: str, parcels: Sequence[Parcel]) -> None:
+        rows = [each.key for each in parcels if isinstance(each, OutboxRow)]
+        ranges = [each.identity for each in parcels if isinstance(each, DroppedRange)]
+        self.db.executemany(f"{statement.format(table='rows')} WHERE epoch = ? AND seq = ?", rows)
+        self.db.executemany(f"{statement.format(table='runs')} WHERE epoch = ? AND first = ? AND last = ?", ranges)
+
+    def forget(self, epoch: int, upto: int) -> None:
+        """Delete everything of an epoch up to a number."""
+        self.db.execute("DELETE FROM rows WHERE epoch = ? AND seq <= ?", (epoch, upto))
+        self.db.execute("DELETE FROM runs WHERE epoch = ? AND last <= ?", (epoch, upto))
+
+    def mark_all_due(self) -> None:
+        """Make due again what only the broker has acknowledged."""
+        for table in ("rows", "runs"):
+            self.db.execute(f"UPDATE {table} SET sent = 0 WHERE sent = 1")
+
+    def oldest_seq(self, epoch: int) -> int | None:
+        """Return the smallest number of an epoch that is still here, also of a range; None without one."""
+        smallest = self.db.execute(
+            "SELECT min(number) FROM (SELECT min(seq) AS number FROM rows WHERE epoch = ? "
+            "UNION ALL SELECT min(first) FROM runs WHERE epoch = ?)",
+            (epoch, epoch),
+        ).fetchone()[0]
+        return int(smallest) if smallest is not None else None
+
+    def oldest_key(self) -> Key | None:
+        """Return the smallest key of all rows."""
+        return self.db.execute("SELECT epoch, seq FROM rows ORDER BY epoch, seq LIMIT 1").fetchone()  # type: ignore[no-any-return]  # sqlite3 knows no types
+
+    def last_epoch(self) -> int:
+        """Return the greatest epoch of any row or range; 0 without one."""
+        (epoch,) = self.db.execute(
+            "SELECT max(coalesce((SELECT max(epoch) FROM rows), 0), coalesce((SELECT max(epoch) FROM runs), 0))"
+        ).fetchone()
+        return int(epoch)
+
+    def size_bytes(self) -> int:
+        """Return the size of the pages in use."""
+        pages, free, size = (
+            self.db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
+        )
+        return int((pages - free) * size)
+
+    def drop_oldest(self, size_bytes: int) -> Counter[str]:
+        """Drop samples before events before alarms, the oldest first, until so much is left; return counts by kind."""
+        dropped: Counter[str] = Counter()
+        while self.size_bytes() > size_bytes:
+            lowest = "SELECT epoch, seq, kind FROM rows WHERE rank = (SELECT min(rank) FROM rows)"
+            keys = self.db.execute(f"{lowest} ORDER BY epoch, seq LIMIT ?", (_DROPPED_AT_ONCE,)).fetchall()
+            if not keys:
+                break
+            dropped += self._drop(keys)
+        return dropped
+
+    def drop_older(self, wall: float) -> Counter[str]:
+        """Drop rows dated before `wall`; return counts by kind."""
+        return self._drop(
+            self.db.execute("SELECT epoch, seq, kind FROM rows WHERE wall < ? ORDER BY epoch, seq", (wall,)).fetchall()
+        )
+
+    def drop(self, rows: Iterable[OutboxRow]) -> Counter[str]:
+        """Drop these rows; return counts by kind."""
+        return self._drop([(row.epoch, row.seq, row.kind) for row in rows])
+
+    def _drop(self, keys: Sequence[tuple[int, int, str]]) -> Counter[str]:
+        """Replace rows by dropped ranges."""
+        dropped: Counter[str] = Counter()
+        for epoch, seq, kind in keys:
+            self.db.execute("DELETE FROM rows WHERE epoch = ? AND seq = ?", (epoch, seq))
+            self.add_range(epoch, seq, seq, {kind: 1})
+            dropped[kind] += 1
+        return dropped
+
+    def shift_dates(self, upto_wall: float, by_s: float) -> None:
+        """Add `by_s` to all dates up to `upto_wall`: the clock was wrong until then."""
+        self.db.execute("UPDATE rows SET wall = wall + ? WHERE wall <= ?", (by_s, upto_wall))
+
+    def set_missing_dates(self, before_wall: float, wall: float) -> None:
+        """Date as of `wall` what is dated before `before_wall`."""
+        self.db.execute("UPDATE rows SET wall = ? WHERE wall < ?", (wall, before_wall))
+
+    def fact(self, name: str) -> int:
+        """Return a stored number; 0 without one."""
+        row = self.db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        return int(row[0]) if row is not None else 0
+
+    def keep_fact(self, name: str, value: int) -> None:
+        """Store a number, which never decreases."""
+        keep = "INSERT INTO facts VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = max(value, excluded.value)"
+        self.db.execute(keep, (name, value))
+
+    def copy_to(self, other: OutboxTable) -> None:
+        """Copy all rows and ranges."""
+        for table, columns in _COLUMNS.items():
+            content = self.db.execute(f"SELECT {columns} FROM {table}").fetchall()
+            places = ", ".join("?" * (columns.count(",") + 1))
+            other.db.executemany(f"INSERT OR REPLACE INTO {table} ({columns}) VALUES ({places})", content)
+
+    def add_range(self, epoch: int, first: int, last: int, counts: Mapping[str, int]) -> None:
+        """Add a range, merged with the ranges that it touches."""
+        neighbours = self.db.execute(
+            "SELECT first, last, counts FROM runs WHERE epoch = ? AND last >= ? AND first <= ?",
+            (epoch, first - 1, last + 1),
+        ).fetchall()
+        total = Counter(counts)
+        for other_first, other_last, other_counts in neighbours:
+            first, last = min(first, other_first), max(last, other_last)
+            total += Counter(json.loads(other_counts))
+        keys = [(epoch, other_first) for other_first, _, _ in neighbours]
+        self.db.executemany("DELETE FROM runs WHERE epoch = ? AND first = ?", keys)
+        self.db.execute("INSERT INTO runs VALUES (?, ?, ?, ?, 0)", (epoch, first, last, json.dumps(total)))
+        before = epoch, first - 1
+        self.grown = before if self.grown is None else min(self.grown, before)
+
+    def due_ranges(self, after: Key, limit: int, upto: Key = _END) -> list[DroppedRange]:
+        """Return ranges that the broker has not acknowledged, with keys beyond `after`, up to `upto`, in order."""
+        ranges = self.db.execute(
+            "SELECT epoch, first, last, counts FROM runs WHERE (epoch, first) > (?, ?) AND (epoch, first) <= (?, ?) "
+            "AND sent = 0 ORDER BY epoch, first LIMIT ?",
+            (*after, *upto, limit),
+        )
+        return [DroppedRange(epoch, first, last, json.loads(counts)) for epoch, first, last, counts in ranges]
+
+    def forget_epochs(self, current_epoch: int, size_bytes: int) -> int:
+        """Limit the size of epochs of which only ranges are left; return how many ranges were deleted.
+
+        If they take more than `size_bytes`, the oldest are deleted until the rest take half of that. `current_epoch` is
+        kept. Nobody misses the others: a collector waits only for numbers that follow a hole, and none will.
+        """
+        alone = "epoch <> ? AND NOT EXISTS (SELECT 1 FROM rows WHERE rows.epoch = runs.epoch)"
+        sizes = self.db.execute(
+            f"SELECT epoch, sum(length(counts) + ?) FROM runs WHERE {alone} GROUP BY epoch ORDER BY epoch DESC",
+            (_RANGE_BYTES, current_epoch),
+        )
+        total, newest = 0, 0
+        for epoch, size in sizes:
+            total += size
+            if not newest and total > size_bytes // 2:
+                newest = epoch
+        if total <= size_bytes:
+            return 0
+        return self.db.execute(f"DELETE FROM runs WHERE epoch <= ? AND {alone}", (newest, current_epoch)).rowcount
+
+
+def database(path: Path) -> Database:
+    """Return the file that keeps the tables."""
+    holds, loss = "what waits for the fleet's collector", "what nobody had collected yet is lost"
+    return Database(path, "outbox", holds, loss, _MIGRATIONS, _PRAGMAS)
+
+
+def in_memory() -> sqlite3.Connection:
+    """Return empty tables in memory, which replace the file while the disk refuses."""
+    db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    db.executescript(_MIGRATIONS[0])
+    return db

@@ -9,11 +9,10 @@ from contextlib import contextmanager
 from pydantic import JsonValue
 
 from agent.contract.messages import Birth, CameraTelemetry, Event, Telemetry
-from agent.system.board import health
-from agent.system.clock import unix_s
+from agent.system.board import health, unix_s
 from agent.uplink.link import MqttLink
 from agent.uplink.outbox import TELEMETRY
-from agent.uplink.outbox_tables import ALARM, EVENT, SAMPLE
+from agent.uplink.outbox_store import ALARM, EVENT, SAMPLE
 from calibrate.errors import TaredError
 
 log = logging.getLogger(__package__)

@@ -6,7 +6,8 @@ from the reference's can turn at most one frame from right to wrong, or back.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import operator
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
@@ -25,11 +26,7 @@ class MatchCounts:
     false_negatives: int = 0
 
     def __add__(self, other: MatchCounts) -> MatchCounts:
-        return MatchCounts(
-            self.true_positives + other.true_positives,
-            self.false_positives + other.false_positives,
-            self.false_negatives + other.false_negatives,
-        )
+        return MatchCounts(*map(operator.add, astuple(self), astuple(other)))
 
     @property
     def f1(self) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any, Protocol
 
@@ -56,30 +56,22 @@ class ServedFrame:
 
         Made once for all who keep it.
         """
-        frame = Frame(self.frame.id, self.frame.ts, self.frame.captured_ns, _NO_IMAGE, self.frame.camera)
-        return ServedFrame(
-            frame, self.engine_id, self.result, self.done_ns, self.inferred_s, self.geometry, self.batch_size
-        )
+        return replace(self, frame=replace(self.frame, image=_NO_IMAGE))
 
 
 class Inference(Protocol):
     """An inference under way."""
 
-    @property
-    def notifies(self) -> bool:
-        """True where the end wakes somebody up at once; else it has to be polled."""
-        ...
+    notifies: bool  # the end wakes somebody up at once; else it has to be polled
 
     @property
     def is_done(self) -> bool: ...
 
     def wait(self, timeout_s: float) -> None:
         """Wait for the end, but no longer than `timeout_s`."""
-        ...
 
     def result(self) -> tuple[Outputs, float, float]:
         """Wait, and return the outputs by name, the start and the end (monotonic s). Raises the inference's error."""
-        ...
 
 
 Submit = Callable[[Callable[[], Outputs]], Inference]

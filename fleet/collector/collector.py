@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from agent.contract.messages import Ack
 from agent.contract.topics import Topics
 from agent.mqtt.bulk_receive import ReceiveQueue
 from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
-from agent.mqtt.message import Message
+from agent.mqtt.message import Message, MessageSource
 from fleet.collector.batch import NUMBERED, RESULTS, STATES, WHOLE, Batch, Part, Reader
 from fleet.collector.writer import BatchWriter, ReportRetention
 from fleet.devices.reports import Gap, Stream
@@ -165,7 +165,7 @@ class Collector:
         log.error("collector=%s error=%r retry_s=%.0f", state, str(error), _RETRY_S)
 
 
-class Acks:
+class Acks(MessageSource):
     """A MessageSource with the newest acknowledgement of each stream; thread-safe.
 
     An acknowledgement that a connection did not carry is not repeated: a board that sends again gets another.
@@ -191,18 +191,6 @@ class Acks:
             stream, upto = self._due.popitem()
         payload = Ack(epoch=stream.epoch, upto=upto).to_json()
         return Message(Topics(stream.fleet, stream.device).ack, payload)
-
-    def connection_started(self) -> None:
-        """Nothing is due again."""
-
-    def delivered(self, message: Message) -> None:
-        """Nothing of it is kept."""
-
-    def refused(self, message: Message, for_good: bool) -> None:
-        """Nothing of it is kept."""
-
-    def put_back(self, messages: Sequence[Message]) -> None:
-        """Nothing of them is kept."""
 
 
 class ReadBatch(NamedTuple):

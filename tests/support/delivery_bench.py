@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 from brokers import eventually
-from device import NOW
 
-from agent.commands.deliveries import ModelDelivery, StagedModel
+from agent.commands.authority import Releases
+from agent.commands.deliveries import FileReceiver, ModelAdmission, StagedModel
 from agent.commands.dispatcher import CommandProgress
-from agent.commands.releases import Releases
 from agent.contract.commands import MODEL_CHUNK_BYTES, CommandResult, ModelArgs
 
 CONTENT = bytes(range(256)) * 400  # 3 chunks and a bit
@@ -24,23 +23,15 @@ SHA = hashlib.sha256(CONTENT).hexdigest()
 class Board:
     """What is delivered comes to `model`, for `try_out` passes all; `end` runs what other threads have posted."""
 
-    def __init__(self, folder: Path, **changes: Any) -> None:
+    def __init__(self, folder: Path, watched: bool = True, reserve_bytes: int = 0) -> None:
         self.model = folder / "served" / "model.onnx"
         self.model.parent.mkdir(exist_ok=True)
         self.model.write_bytes(b"before")
         self.incoming = folder / "state" / "incoming"
         self.results: list[CommandResult] = []
         self._posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        options = {"watched": True, "reserve_bytes": 0, **changes}
-        releases = Releases(None, folder / "releases.json")
-        self.delivery = ModelDelivery(
-            self.incoming,
-            self.model,
-            releases=releases,
-            run_in_main_thread=self._posted.put,
-            try_out=self.try_out,
-            **options,
-        )
+        admit = ModelAdmission(self.model, watched, reserve_bytes, Releases(None, folder / "releases.json"))
+        self.delivery = FileReceiver(self.incoming, reserve_bytes, self._posted.put, admit, self.try_out)
 
     def try_out(self, staged: StagedModel) -> None:
         assert self.model.is_dir() or self.model.read_bytes() == b"before", "not before it has been tried"
@@ -50,7 +41,7 @@ class Board:
 
     def begin(self, url: str | None = None, **changes: Any) -> None:
         args = ModelArgs(**{"sha256": SHA, "size": len(CONTENT), "url": url, **changes})
-        self.delivery.start(args, CommandProgress(f"c{len(self.results)}", self.results.append), NOW)
+        self.delivery.start(args, CommandProgress(f"c{len(self.results)}", self.results.append))
 
     def chunk(self, number: int, sha: str = SHA, content: bytes | None = None) -> None:
         at = number * MODEL_CHUNK_BYTES

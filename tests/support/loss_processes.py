@@ -24,8 +24,7 @@ from agent.mqtt.config import OutboxConfig
 from agent.uplink import outbox as outbox_module
 from agent.uplink.link import MqttLink
 from agent.uplink.outbox import TELEMETRY, Outbox
-from agent.uplink.outbox_store import OutboxStore
-from agent.uplink.outbox_tables import ALARM, EVENT, SAMPLE, Key
+from agent.uplink.outbox_store import ALARM, EVENT, SAMPLE, Key, OutboxStore
 from fleet.collector.collector import Collector
 from fleet.store.opening import open_store
 

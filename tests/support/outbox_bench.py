@@ -15,7 +15,7 @@ from device import TOPICS
 from agent.mqtt.config import OutboxConfig
 from agent.mqtt.message import Message
 from agent.uplink.outbox import Outbox
-from agent.uplink.outbox_tables import ALARM
+from agent.uplink.outbox_store import ALARM
 
 AT_ONCE = {"commit_s": 0.0, "backlog_per_s": 10_000.0}
 

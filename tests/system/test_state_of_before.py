@@ -18,9 +18,9 @@ import pytest
 from device import NOW, Device, payload
 from outbox_bench import numbers, opened, taken
 
+from agent.commands.authority import Releases
 from agent.commands.dispatcher import CommandDispatcher
 from agent.commands.log import CommandLog
-from agent.commands.releases import Releases
 from agent.commands.settings import Settings
 from agent.config import Config
 from agent.contract.commands import CommandResult

@@ -30,7 +30,7 @@ def _server() -> None:
 
 def read(url: str, transport: Transport, count: int) -> tuple[int, int]:
     """The height and width of the last of so many frames, read while the server comes up."""
-    source = replace(parse_source(url), requested=CaptureSettings(transport))
+    source = replace(parse_source(url), requested=CaptureSettings(transport=transport))
     shapes: list[tuple[int, ...]] = []
 
     def is_read() -> bool:
@@ -57,7 +57,7 @@ def test_it_comes_by_the_transport_that_is_asked_for(transport: Transport) -> No
     camera = RtspCamera()
     with camera.running():
         read(camera.url, "tcp", 1)
-        frames = read_images(replace(parse_source(camera.url), requested=CaptureSettings(transport)))
+        frames = read_images(replace(parse_source(camera.url), requested=CaptureSettings(transport=transport)))
         for _ in islice(frames, 5):
             pass
         assert bool(psutil.Process().net_connections("udp")) == (transport == "udp")

@@ -16,7 +16,7 @@ from agent.common.errors import ConfigError
 from agent.contract.commands import CommandResult
 from agent.mqtt.endpoint import is_loopback
 from agent.mqtt.message import Reply
-from agent.system.clock import is_synchronised
+from agent.system.board import is_synchronised
 
 __all__ = ["board"]  # the fixture
 

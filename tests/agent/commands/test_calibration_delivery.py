@@ -16,7 +16,7 @@ from job_bench import JobDeskBench, ScriptedChild, job_desk, two_engines
 from worlds import SPEC
 from zoo import residual_net
 
-from agent.commands.deliveries import CalibrationDelivery, StagedCalibration
+from agent.commands.deliveries import FileReceiver, StagedCalibration, calibration_admission
 from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import AgentError, CommandError
 from agent.contract.commands import MODEL_CHUNK_BYTES, CalibrationArgs, CommandResult
@@ -52,8 +52,9 @@ class Board:
     reserve_bytes: int = 0
 
     def __post_init__(self) -> None:
-        self.delivery = CalibrationDelivery(
-            self.folder / "incoming", self.reserve_bytes, lambda: self.model, self.posted.put, self.tried.append
+        admit = calibration_admission(lambda: self.model)
+        self.delivery = FileReceiver(
+            self.folder / "incoming", self.reserve_bytes, self.posted.put, admit, self.tried.append
         )
 
     def begin(self, content: bytes) -> str:

@@ -30,7 +30,7 @@ from agent.contract.wire import MAX_PAYLOAD_BYTES
 from agent.mqtt.config import OutboxConfig
 from agent.mqtt.message import Reply
 from agent.uplink.outbox import Outbox
-from agent.uplink.outbox_tables import EVENT
+from agent.uplink.outbox_store import EVENT
 
 _SLOWEST_S = 2.0  # of this thread, not of the disk, for one message; the largest of them take milliseconds
 

@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from brokers import eventually
 from delivery_bench import CONTENT, SHA, Board, board
 
 from agent.commands import deliveries, file_transfer
+from agent.commands.deliveries import ModelAdmission
 from agent.commands.dispatcher import CommandProgress
 from agent.commands.file_transfer import HttpDownload, PartialFile
 from agent.common.errors import AgentError
@@ -215,7 +217,8 @@ def test_without_hard_links_it_is_copied_where_there_is_room(
 def test_the_other_disk_is_looked_at_before_anything_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     board, usage = Board(tmp_path), shutil.disk_usage(tmp_path)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as other:  # a disk of its own
-        board.delivery._destination = Path(other) / "model.onnx"
+        assert isinstance(board.delivery.admit, ModelAdmission)
+        board.delivery.admit = replace(board.delivery.admit, destination=Path(other) / "model.onnx")
         full = usage._replace(free=len(CONTENT) - 1)
         monkeypatch.setattr(shutil, "disk_usage", lambda path: full if path == Path(other) else usage)
         with pytest.raises(AgentError, match=other):

@@ -11,7 +11,7 @@ import pytest
 from authority_bench import Board, board
 from device import NOW
 
-from agent.commands.releases import Releases
+from agent.commands.authority import Releases
 from agent.common.errors import AgentError, CommandError
 from agent.contract.commands import ModelArgs
 

@@ -13,7 +13,7 @@ import pytest
 from agent.commands.log import CommandLog
 from agent.common.database import Database
 from agent.jobs.job import JobJournal
-from agent.uplink import outbox_tables
+from agent.uplink import outbox_store
 from fleet.store.sqlite import SqliteStore
 
 _FULL, _EXTRA = 2, 3  # of PRAGMA synchronous
@@ -40,7 +40,7 @@ def test_each_file_is_written_so_that_a_power_cut_takes_no_commit_back(tmp_path:
     store, commands = SqliteStore(tmp_path / "fleet"), CommandLog(tmp_path / "commands", refused)
     jobs = JobJournal(tmp_path / "jobs", refused)
     store.close()
-    outbox = outbox_tables.database(tmp_path / "outbox")
+    outbox = outbox_store.database(tmp_path / "outbox")
     settings = {}
     for database in (outbox, store._database, commands._database, jobs._database):
         with closing(database.connect()) as db:

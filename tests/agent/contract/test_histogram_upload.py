@@ -15,7 +15,7 @@ from agent.contract.histograms import MAX_UPLOAD_BYTES, Facts, Upload, read_chun
 from agent.contract.topics import Topics
 from agent.contract.wire import MAX_PAYLOAD_BYTES, MessageError
 from agent.mqtt.message import Message
-from agent.uplink.histogram_sender import UploadSource
+from agent.uplink.link import UploadSource
 from calibrate.histogram import abs_histogram
 
 HISTOGRAMS = counted(frames_of(0, values=500))
@@ -69,14 +69,14 @@ def test_one_tensor_twice_and_none_at_all_are_refused() -> None:
 
 def test_chunks_are_of_the_upload_that_they_name() -> None:
     content = np.random.default_rng(0).bytes(2 * HISTOGRAM_CHUNK_BYTES + 7)
-    upload = Upload.from_content(content)
+    upload = Upload(content)
     pieces = [read_chunk(upload.name, str(number), upload.chunk(number)) for number in range(upload.total)]
     assert b"".join(piece for _, _, piece in pieces) == content
     assert {(head.sha256, head.total) for head, _, _ in pieces} == {(upload.sha256, 3)}
     assert max(len(upload.chunk(number)) for number in range(3)) < 48 * 1024
 
 
-SOUND = Upload.from_content(bytes(HISTOGRAM_CHUNK_BYTES + 1))
+SOUND = Upload(bytes(HISTOGRAM_CHUNK_BYTES + 1))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_hostile_chunks_are_refused(name: str, number: str, payload: bytes) -> N
 
 
 def test_an_upload_of_the_most_bytes_has_the_most_chunks() -> None:
-    assert Upload(bytes(MAX_UPLOAD_BYTES), "0" * 64).total == MAX_HISTOGRAM_CHUNKS
+    assert Upload(bytes(MAX_UPLOAD_BYTES)).total == MAX_HISTOGRAM_CHUNKS
 
 
 class Sending:
@@ -113,7 +113,7 @@ class Sending:
     def __init__(self) -> None:
         self.source = UploadSource(TOPICS)
         self.told: list[tuple[int, str]] = []
-        self.upload = Upload.from_content(bytes(3 * HISTOGRAM_CHUNK_BYTES))
+        self.upload = Upload(bytes(3 * HISTOGRAM_CHUNK_BYTES))
         self.source.start(self.upload, range(3), lambda left, refusal: self.told.append((left, refusal)))
 
     def take(self, number: int) -> Message:

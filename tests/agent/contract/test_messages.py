@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.commands.parser import CommandRefused, parse_command
+from agent.commands.dispatcher import CommandRefused, parse_command
 from agent.common.errors import ConfigError
 from agent.common.timing import Backoff
 from agent.contract.commands import Command, CommandResult, Failure, RecalibrateArgs

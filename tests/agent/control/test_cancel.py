@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from trouble_bench import Desk, desk
 
+from agent.commands.authority import Releases
 from agent.commands.deliveries import FileReceiver, ModelAdmission, StagedModel
 from agent.commands.dispatcher import CommandProgress
-from agent.commands.releases import Releases
 from agent.common.errors import CommandError
 from agent.contract.commands import CancelArgs, CommandResult, ModelArgs
 from agent.daemon.handlers import engine_handlers

@@ -16,8 +16,7 @@ from agent.config import PrivacyConfig
 from agent.contract.commands import CommandResult, HistogramsArgs
 from agent.contract.histograms import Upload, read_facts, read_upload
 from agent.daemon.handlers import HistogramUpload
-from agent.uplink.histogram_sender import OnChunk
-from agent.uplink.link import MqttLink
+from agent.uplink.link import MqttLink, OnChunk
 from engines.calibration import Calibration
 
 CALIBRATION = calibration_of(counted(frames_of(0)))

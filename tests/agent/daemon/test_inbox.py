@@ -12,11 +12,10 @@ import pytest
 from brokers import RealBroker, eventually, on_the_air
 from device import TOPICS, Device, payload
 
-from agent.commands.authority import Authority
+from agent.commands.authority import Authority, Releases
 from agent.commands.deliveries import FileReceiver, ModelAdmission
 from agent.commands.labels import LabelsInbox
 from agent.commands.log import CommandLog
-from agent.commands.releases import Releases
 from agent.commands.settings import Settings
 from agent.config import CommandsConfig, Config
 from agent.contract.commands import CommandResult, Reported

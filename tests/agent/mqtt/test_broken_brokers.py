@@ -11,7 +11,7 @@ import pytest
 from brokers import eventually, on_the_air, report
 from fake_broker import FakeBroker, admit, packet_from
 
-from agent.commands.parser import CommandRefused, parse_command
+from agent.commands.dispatcher import CommandRefused, parse_command
 from agent.common.timing import Backoff
 from agent.contract.messages import Birth
 from agent.contract.topics import Topics

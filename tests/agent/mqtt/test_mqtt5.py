@@ -15,9 +15,9 @@ from fake_broker import FakeBroker, admit, packet_from, publish
 from mqtt_clients import connected, impatient, told
 
 from agent.contract.messages import Birth
+from agent.mqtt.connection import packet_bytes
 from agent.mqtt.endpoint import Protocol
 from agent.mqtt.message import Message
-from agent.mqtt.protocol import packet_bytes
 
 BIRTH = Birth(agent_version="1.2.3")
 pytestmark = pytest.mark.usefixtures("no_thread_left")

@@ -15,8 +15,8 @@ from mqtt_clients import impatient, told
 
 from agent.contract.messages import Birth
 from agent.mqtt import connection as connection_module
+from agent.mqtt.client import Negotiation
 from agent.mqtt.endpoint import Endpoint
-from agent.mqtt.protocol import Negotiation
 
 BIRTH = Birth(agent_version="1.2.3")
 pytestmark = pytest.mark.usefixtures("no_thread_left")

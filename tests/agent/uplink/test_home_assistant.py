@@ -19,16 +19,16 @@ import pytest
 import yaml
 from brokers import RealBroker, eventually, free_port
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from worlds import make_world
+from worlds import World
 
-from agent.commands.parser import parse_command
+from agent.commands.dispatcher import parse_command
 from agent.common.errors import ConfigError
 from agent.common.timing import Backoff
 from agent.config import load_config
 from agent.contract.messages import Birth, CameraTelemetry, FidelityReport, Latency, Status, Telemetry
 from agent.contract.topics import Topics
 from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
-from agent.mqtt.config import OutboxConfig
+from agent.mqtt.config import HomeAssistantConfig, OutboxConfig
 from agent.mqtt.message import Message
 from agent.uplink.home_assistant import Discovery, describe, device_id
 from agent.uplink.link import MqttLink
@@ -213,9 +213,8 @@ class Board:
 
     def link(self, enabled: bool = True, topics: Topics = TOPICS) -> MqttLink:
         outbox = Outbox(Path(":memory:"), topics, OutboxConfig(commit_s=0.0))
-        discovery = Discovery(
-            topics, ["front"], BIRTH, self._note, enabled=enabled, prefix="homeassistant", button=True
-        )
+        config = HomeAssistantConfig(enabled=enabled)
+        discovery = Discovery(topics, ["front"], BIRTH, self._note, config, button=True)
         return MqttLink(self.endpoint, topics, BIRTH, outbox, Backoff(0.05, 0.2), discovery)
 
     def retained(self) -> list[str]:
@@ -259,16 +258,14 @@ def test_it_is_announced_retained_and_again_whenever_home_assistant_is_born(boar
 
 @pytest.mark.slow
 @pytest.mark.broker
-def test_its_button_recalibrates_a_daemon(any_broker: RealBroker, tmp_path: Path) -> None:
+def test_its_button_recalibrates_a_daemon(any_broker: RealBroker, calibrated_world: World) -> None:
     """The daemon announces itself, and does what the button that it announced says."""
-    world = make_world(tmp_path, lambda _: 0.5, 400.0, camera={"source": "clip.avi", "speed": 10})
-    mqtt = {"host": any_broker.host, "port": any_broker.port, "device": "board", "home_assistant": {"enabled": True}}
-    world.config["mqtt"] = mqtt
+    world = calibrated_world
+    world.change(mqtt={"host": any_broker.host, "port": any_broker.port, "home_assistant": {"enabled": True}})
     subscriptions = ["homeassistant/device/+/config", f"{TOPICS.command}/+/result"]
     with MqttClient(any_broker.endpoint, "ha", SessionOptions(subscriptions=subscriptions)) as home, world.running():
         announced = json.loads(home.inboxes[subscriptions[0]].get(timeout=60.0).payload)
         check_rules(announced)
-        eventually(lambda: (world.state_dir / "current").is_symlink(), 60.0)
         button = announced["components"]["recalibrate"]
         home.publish(Message(button["command_topic"], render(button["command_template"]).encode()))
         assert json.loads(home.inboxes[subscriptions[1]].get(timeout=30.0).payload)["status"] == "ACCEPTED"

@@ -14,7 +14,7 @@ from outbox_bench import collect, numbers, opened, put, stored, taken
 from agent.mqtt.message import Message
 from agent.uplink import outbox_store
 from agent.uplink.outbox import TELEMETRY, WINDOW
-from agent.uplink.outbox_tables import ALARM, EVENT, SAMPLE
+from agent.uplink.outbox_store import ALARM, EVENT, SAMPLE
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
 

@@ -14,7 +14,7 @@ from outbox_bench import opened, put, stored, taken
 from agent.uplink import outbox as outbox_module
 from agent.uplink import outbox_store
 from agent.uplink.outbox import TELEMETRY
-from agent.uplink.outbox_tables import SAMPLE
+from agent.uplink.outbox_store import SAMPLE
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
 

@@ -18,7 +18,7 @@ from agent.common.errors import AgentError
 from agent.uplink import outbox as outbox_module
 from agent.uplink import outbox_store
 from agent.uplink.outbox import TELEMETRY
-from agent.uplink.outbox_tables import ALARM, SAMPLE
+from agent.uplink.outbox_store import ALARM, SAMPLE
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
 

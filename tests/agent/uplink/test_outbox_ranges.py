@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.mqtt.config import OutboxConfig
-from agent.uplink.outbox_store import OutboxStore, PendingWrites
-from agent.uplink.outbox_tables import ALARM, EVENT, DroppedRange, OutboxRow
+from agent.uplink.outbox_store import ALARM, EVENT, DroppedRange, OutboxRow, OutboxStore, PendingWrites
 
 BYTES = 100_000
 FIRST = 1000  # an epoch

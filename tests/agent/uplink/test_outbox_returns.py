@@ -12,8 +12,7 @@ from brokers import eventually
 from outbox_bench import numbers, opened, put, taken
 
 from agent.uplink import outbox_store
-from agent.uplink.outbox_store import NO_CLOCK_S
-from agent.uplink.outbox_tables import OutboxTable, in_memory
+from agent.uplink.outbox_store import NO_CLOCK_S, OutboxTable, in_memory
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
 

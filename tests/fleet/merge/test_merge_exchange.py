@@ -23,7 +23,7 @@ from agent.contract.topics import Topics
 from agent.mqtt.client import MqttClient, SessionOptions
 from agent.mqtt.endpoint import Endpoint
 from agent.mqtt.message import Message
-from agent.uplink import histogram_sender
+from agent.uplink import link as link_module
 from calibrate.histogram import AbsHistogram, abs_histogram
 from engines.calibration import load_calibration
 from fleet.cli.main import main
@@ -37,6 +37,7 @@ pytestmark = pytest.mark.broker
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merge_exchange, "REPEAT_S", 0.2)
+    monkeypatch.setattr("fleet.operator.REPEAT_S", 0.2)
 
 
 def exchange_with(endpoint: Endpoint, folder: Path, silence_s: float = 10.0) -> MergeExchange:
@@ -95,7 +96,7 @@ def test_who_is_asked_may_be_chosen_by_what_the_store_knows(
     assert "fleet.nobody" in capsys.readouterr().err
 
 
-class Lossy(histogram_sender.UploadSource):
+class Lossy(link_module.UploadSource):
     """Every third chunk is lost behind the broker's acknowledgement, the first time."""
 
     lost: set[int]
@@ -131,9 +132,9 @@ def test_a_board_that_goes_while_it_sends_is_asked_again_when_it_is_back(
     mosquitto: RealBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exchange = exchange_with(mosquitto.endpoint, tmp_path)
-    take, given = histogram_sender.UploadSource.pop, list[Message]()
+    take, given = link_module.UploadSource.pop, list[Message]()
 
-    def taking(source: histogram_sender.UploadSource) -> Message | None:
+    def taking(source: link_module.UploadSource) -> Message | None:
         message = take(source) if len(given) != 2 else None
         if message is not None:
             given.append(message)
@@ -143,7 +144,7 @@ def test_a_board_that_goes_while_it_sends_is_asked_again_when_it_is_back(
                 given.append(message)
         return message
 
-    monkeypatch.setattr(histogram_sender.UploadSource, "pop", taking)
+    monkeypatch.setattr(link_module.UploadSource, "pop", taking)
     with board(mosquitto.endpoint, "b", calibration_of(noisy(0))):
         exchange.gather(["b"], 0.0)
     assert set(exchange.inbox.complete) == {"b"}
