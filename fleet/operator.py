@@ -156,29 +156,25 @@ def send(
     """
     client_id = f"tared-operator-{uuid.uuid4().hex}"
     results = [topics.result(command.id)]
-    payload = encode_command(command, signer)
     with MqttClient(endpoint, client_id, SessionOptions(subscriptions=results, backoff=Backoff(0.2, 2.0))) as client:
         wait_connected(client, endpoint, silence_s)
         latest: CommandResult | None = None
         doubted: CommandResult | None = None
-        unread = ""
-        answered_at = sent_at = doubted_at = time.monotonic()
-        client.publish(command_message(topics, payload, command.expires))
+        unread, doubted_at = "", 0.0
+        sending = RepeatedCommand(client, topics, command, signer)
         while latest is None or not latest.final:
             now = time.monotonic()
             if doubted is not None and now - doubted_at > _DOUBTED_FOR * REPEAT_S:
                 yield doubted
                 return
-            if now - answered_at > silence_s:
+            if now - sending.answered_s > silence_s:
                 status = "no answer" if latest is None else f"nothing after {latest.status}"
                 found = f"{status} from {topics.fleet}/{topics.device} for {silence_s:.0f} s{unread}"
                 remedy = (
                     f"see whether it is online: 'tared watch {topics.device}', with the same options for the broker"
                 )
                 raise CommandError("command.no_answer", found, "a result", remedy)
-            if now - max(sent_at, answered_at) >= REPEAT_S:
-                client.publish(command_message(topics, payload, command.expires))
-                sent_at = now
+            sending.repeat_if_due()
             try:
                 result = CommandResult.from_json(client.inbox.get(timeout=REPEAT_S).payload)
             except queue.Empty:
@@ -190,13 +186,39 @@ def send(
             if signer is not None and may_answer_forged_command(result):
                 if doubted is None:  # the device is there, and will answer our command too
                     doubted, doubted_at = result, time.monotonic()
-                    client.publish(command_message(topics, payload, command.expires))
+                    sending.send()
                 continue
             for chunk in requested_chunks(topics, command.args, file, result) if file is not None else ():
                 client.publish(chunk)
             if result != latest:
                 yield result
-            latest, doubted, answered_at = result, None, time.monotonic()
+            latest, doubted = result, None
+            sending.note_answer()
+
+
+class RepeatedCommand:
+    """A command to one board, sent at once, and again after each REPEAT_S of silence.
+
+    answered_s: when the board last answered, or else got the command; monotonic.
+    """
+
+    def __init__(self, client: MqttClient, topics: Topics, command: Command, signer: Signer | None) -> None:
+        self.id = command.id
+        self._client, self._topics, self._expires = client, topics, command.expires
+        self._payload = encode_command(command, signer)
+        self.answered_s = time.monotonic()
+        self.send()
+
+    def send(self) -> None:
+        self._client.publish(command_message(self._topics, self._payload, self._expires))
+        self._sent_s = time.monotonic()
+
+    def repeat_if_due(self) -> None:
+        if time.monotonic() - max(self._sent_s, self.answered_s) >= REPEAT_S:
+            self.send()
+
+    def note_answer(self) -> None:
+        self.answered_s = time.monotonic()
 
 
 def wait_connected(client: MqttClient, endpoint: Endpoint, within_s: float) -> None:

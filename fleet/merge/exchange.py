@@ -24,16 +24,8 @@ from agent.contract.topics import Topics
 from agent.contract.wire import MessageError
 from agent.mqtt.bulk_receive import ReceiveQueue
 from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
-from agent.mqtt.message import Message
 from fleet.merge.inbox import AnnouncedUpload, UploadInbox
-from fleet.operator import (
-    REPEAT_S,
-    command_message,
-    encode_command,
-    may_answer_forged_command,
-    new_command,
-    wait_connected,
-)
+from fleet.operator import REPEAT_S, RepeatedCommand, may_answer_forged_command, new_command, wait_connected
 from fleet.untrusted import Warnings
 
 log = logging.getLogger(__package__)
@@ -52,17 +44,13 @@ _TEMPORARY = ("command.busy", "command.interrupted")  # refusals after which a n
 class _PendingUpload:
     """A board that has been sent a command. Times are monotonic.
 
-    active_s: when the board was last heard, or else got its first command. until_s: when it is given up in any case.
-    command: None while a new one is not due yet (`pause_until_s`). sent_s: when the command was last sent.
+    until_s: when it is given up in any case. command: None while a new one is not due yet (`pause_until_s`).
     """
 
     topics: Topics
-    active_s: float
     until_s: float
     rounds: int = 0
-    command: Message | None = None
-    command_id: str = ""
-    sent_s: float = 0.0
+    command: RepeatedCommand | None = None
     pause_until_s: float = 0.0
 
 
@@ -140,8 +128,7 @@ class MergeExchange:
 
     def _start(self, device: str) -> None:
         try:
-            now_s = time.monotonic()
-            self._pending[device] = _PendingUpload(Topics(self._fleet, device), now_s, now_s + self._most_s)
+            self._pending[device] = _PendingUpload(Topics(self._fleet, device), time.monotonic() + self._most_s)
         except AgentError as error:
             self.failed[device] = str(error)
             return
@@ -154,24 +141,20 @@ class MergeExchange:
         to = pending.topics if self._signer is not None else None
         command = new_command("histograms", arguments, time.time(), _VALID_S, to)
         pending.rounds += 1
-        pending.command_id = command.id
-        pending.command = command_message(pending.topics, encode_command(command, self._signer), command.expires)
-        pending.sent_s = time.monotonic()
-        self._client.publish(pending.command)
+        pending.command = RepeatedCommand(self._client, pending.topics, command, self._signer)
 
     def _repeat(self, now_s: float) -> None:
         """Repeat the commands of silent boards, and give up boards that took too long."""
         for device, pending in list(self._pending.items()):
-            if now_s - pending.active_s > self._silence_s:
+            command = pending.command
+            if command is not None and now_s - command.answered_s > self._silence_s:
                 self._fail(device, f"silent for {self._silence_s:.0f} s")
             elif now_s > pending.until_s:
                 self._fail(device, f"not all of it in {self._most_s:.0f} s, though it was not silent")
-            elif pending.command is None:
-                if now_s >= pending.pause_until_s:
-                    self._send_command(device)
-            elif now_s - max(pending.active_s, pending.sent_s) >= REPEAT_S:
-                pending.sent_s = now_s
-                self._client.publish(pending.command)
+            elif command is not None:
+                command.repeat_if_due()
+            elif now_s >= pending.pause_until_s:
+                self._send_command(device)
 
     def _receive(self, until_s: float) -> None:
         while (left_s := until_s - time.monotonic()) > 0.0:
@@ -191,8 +174,9 @@ class MergeExchange:
         pending = self._pending.get(device)
         if pending is None:
             return
-        if kind == "cmd" and rest[0] == pending.command_id:
-            pending.active_s = time.monotonic()
+        command = pending.command
+        if kind == "cmd" and command is not None and rest[0] == command.id:
+            command.note_answer()
             self._receive_result(device, pending, payload)
         elif kind == "histograms":
             try:
@@ -202,9 +186,10 @@ class MergeExchange:
                     raise
                 self._retry(device, pending, str(error))
                 return
-            pending.active_s = time.monotonic()
             if is_complete:
                 del self._pending[device]
+            elif command is not None:
+                command.note_answer()
 
     def _receive_result(self, device: str, pending: _PendingUpload, payload: bytes) -> None:
         """Raises MessageError, except for a newer tared's result: that board has no other to give, and has failed."""
@@ -231,7 +216,7 @@ class MergeExchange:
         if pending.rounds >= _ROUNDS:
             self._fail(device, why)
         else:
-            pending.command, pending.command_id = None, ""
+            pending.command = None
             pending.pause_until_s = time.monotonic() + REPEAT_S
 
     def _fail(self, device: str, why: str) -> None:

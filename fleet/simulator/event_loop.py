@@ -24,7 +24,7 @@ Action = Callable[[], None]
 class Loop(asyncio.SelectorEventLoop):
     """asyncio's loop, used by callbacks alone; a context manager. Its clock is the monotonic time.
 
-    An exception in a callback ends `run`, which raises it.
+    An exception in a callback ends `run_until`, which raises it.
     """
 
     def __init__(self) -> None:
