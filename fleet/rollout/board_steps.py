@@ -6,6 +6,8 @@ a final result makes of the board. A command without a result in time gets one m
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 from agent.common.schema import Strict
@@ -147,6 +149,24 @@ def change_by_result(
         state = BoardStage.WAITING if may_retry and spec.windows else BoardStage.UNREACHED
         return BoardChange(board.device, state, reason, due=now + _pause_s(0))
     return BoardChange(board.device, BoardStage.FAILED, reason)
+
+
+def refuse_key(
+    change: BoardChange, command: CommandRow, any_accepted: bool, can_sign: bool, may_retry: bool
+) -> tuple[BoardChange, bool]:
+    """Return the change for a board that refuses a command for its signature, and whether the rollout has to halt.
+
+    If no board has accepted our key, the key is wrong: the rollout halts, and the board waits. Otherwise this board
+    alone knows another key.
+
+    Args:
+        any_accepted: Whether any board has accepted a command of the rollout.
+        can_sign: Whether commands from now on are signed.
+    """
+    is_signed = "signature" in json.loads(command.payload)
+    is_our_fault = not is_signed or not any_accepted
+    stage = BoardStage.WAITING if is_our_fault and may_retry else BoardStage.UNREACHED
+    return replace(change, state=stage), is_our_fault and (is_signed or not can_sign)
 
 
 def _success(board: BoardRow, command: CommandRow, result: CommandResult, spec: RolloutSpec) -> BoardChange:

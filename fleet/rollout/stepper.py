@@ -42,6 +42,8 @@ _KEY_REMEDY = (
     "or begin another rollout without this board"
 )
 
+CommandsById = Mapping[str, CommandRow]  # by their ids
+ResultsById = Mapping[str, CommandResult]  # by the ids of their commands
 ReportedSettings = Mapping[tuple[str, str], Reported]  # what boards last reported, by fleet and device
 
 
@@ -84,7 +86,7 @@ class RolloutStepper:
         self._unsent: dict[str, set[str]] = {}  # by rollout, commands that were never sent and will not be
         self._collected_s: dict[str, float] = {}  # by rollout, when collected results were last searched
 
-    def step(self, identity: str, results: Mapping[str, CommandResult]) -> tuple[Rollout | None, bool]:
+    def step(self, identity: str, results: ResultsById) -> tuple[Rollout | None, bool]:
         """Take one step.
 
         Return the rollout after it, None if the lease is lost; and whether more is to be done at once.
@@ -109,7 +111,7 @@ class RolloutStepper:
         """Return True if this is an open command of the rollout."""
         return command in self._open.get(identity, {})
 
-    def _step(self, identity: str, results: Mapping[str, CommandResult]) -> tuple[Rollout | None, bool]:
+    def _step(self, identity: str, results: ResultsById) -> tuple[Rollout | None, bool]:
         now = time.time()
         with self._store.transaction("write") as transaction:
             rollout = self._renew_lease(transaction, identity)
@@ -134,23 +136,25 @@ class RolloutStepper:
         self._send(plan.rollout, [*new, *plan.new_commands])
         if plan.next == "judge":
             return self._judge(plan.rollout), False
-        return (self._act(plan), True) if plan.next else (plan.rollout, plan.rollout != rollout)
+        return (self._act(plan), True) if plan.boards else (plan.rollout, plan.rollout != rollout)
 
     def _renew_lease(self, transaction: Transaction, identity: str) -> Rollout | None:
         """Renew the lease, and return the rollout as it is now; None if the lease is lost."""
         now = time.time()
         return rows.renew_lease(transaction, identity, self._owner, now, now + self._lease_s)
 
-    def _working(self, rollout: Rollout, commands: Mapping[str, CommandRow]) -> set[int]:
+    def _working(self, rollout: Rollout, commands: CommandsById) -> set[int]:
         """Return the boards that carry out a command, as far as is known.
 
         A board that is away does not. While the rollout is undone, only boards that have said so do.
         """
-        doing = [each for each in commands.values() if each.role is CommandRole.DO]
-        if rollout.state is RolloutState.UNDOING:
-            return {each.device for each in doing if each.accepted is not None}
-        away = {each.device for each in doing if self._sender.is_away(rollout.fleet, each.name)}
-        return {each.device for each in doing if each.accepted is not None or each.device not in away}
+        is_undone = rollout.state is RolloutState.UNDOING
+        return {
+            each.device
+            for each in commands.values()
+            if each.role is CommandRole.DO
+            and (each.accepted is not None or not (is_undone or self._sender.is_away(rollout.fleet, each.name)))
+        }
 
     def _collected(self, identity: str) -> dict[str, CommandResult]:
         """Return results that a collector has stored, now and then: they may have reached nobody else."""
@@ -162,12 +166,7 @@ class RolloutStepper:
         return {result.id: result for result in results if result.status in ("SUCCEEDED", "FAILED")}
 
     def _apply_results(
-        self,
-        transaction: Transaction,
-        rollout: Rollout,
-        known: Mapping[str, CommandRow],
-        results: Mapping[str, CommandResult],
-        now: float,
+        self, transaction: Transaction, rollout: Rollout, known: CommandsById, results: ResultsById, now: float
     ) -> tuple[dict[str, CommandRow], set[int], str]:
         """Store the results of open commands, and what they make of boards.
 
@@ -178,15 +177,7 @@ class RolloutStepper:
             known: The open commands, by id.
             results: The newest results, by command.
         """
-        came = {key: results[key] for key in known if key in results}
-        started = {key for key, each in came.items() if known[key].accepted is None and not each.final}
-        rows.mark_accepted(transaction, started, now)
-        still_open = {key: replace(each, accepted=now) if key in started else each for key, each in known.items()}
-        final = {key: each for key, each in came.items() if each.final}
-        for key, command in still_open.items():
-            overdue = board_steps.overdue_result(command, now, rollout.spec.deadline_s)
-            if key not in final and overdue is not None:
-                final[key] = overdue
+        still_open, final = self._sort_results(transaction, rollout, known, results, now)
         timed_out, halt_reason = set[int](), ""
         if not final:
             return still_open, timed_out, halt_reason
@@ -196,26 +187,38 @@ class RolloutStepper:
         for key, result in final.items():
             command = still_open.pop(key)
             board, is_do, code = boards[command.device], command.role is CommandRole.DO, error_code(result)
-            may_retry = command.role is CommandRole.UNDO or rollout.state is not RolloutState.UNDOING
-            change = board_steps.change_by_result(board, command, result, rollout.spec, may_retry, now)
-            if change is not None and is_do and code in board_steps.OF_OUR_KEY:
-                # If no board has accepted our key, the key is wrong: the rollout halts, and the board waits. Otherwise
-                # this board alone knows another key.
-                is_signed = "signature" in json.loads(command.payload)
-                is_our_fault = not is_signed or not any_accepted
-                state = BoardStage.WAITING if is_our_fault and may_retry else BoardStage.UNREACHED
-                change = replace(change, state=state)
-                if is_our_fault and (is_signed or self._signer is None):
-                    halt_reason = f"{command.name}: {change.reason}; {_KEY_REMEDY}"
-            if change is not None and (schema := newer.get(command.device)) is not None:
-                change = board_steps.unreadable_board(board, command.role, schema)
-            if change is not None:
-                changes.append(change)
             if is_do and code == board_steps.UNFINISHED:
                 timed_out.add(command.device)
+            may_retry = command.role is CommandRole.UNDO or rollout.state is not RolloutState.UNDOING
+            change = board_steps.change_by_result(board, command, result, rollout.spec, may_retry, now)
+            if change is None:
+                continue
+            if is_do and code in board_steps.OF_OUR_KEY:
+                can_sign = self._signer is not None
+                change, must_halt = board_steps.refuse_key(change, command, any_accepted, can_sign, may_retry)
+                if must_halt:
+                    halt_reason = f"{command.name}: {change.reason}; {_KEY_REMEDY}"
+            if (schema := newer.get(command.device)) is not None:
+                change = board_steps.unreadable_board(board, command.role, schema)
+            changes.append(change)
         rows.change_boards(transaction, rollout.id, changes, now)
         rows.mark_ended(transaction, final.values(), now)
         return still_open, timed_out, halt_reason
+
+    def _sort_results(
+        self, transaction: Transaction, rollout: Rollout, known: CommandsById, results: ResultsById, now: float
+    ) -> tuple[dict[str, CommandRow], dict[str, CommandResult]]:
+        """Return the open commands, noting which are accepted now; and the final results, also for overdue commands."""
+        came = {key: results[key] for key in known if key in results}
+        started = {key for key, each in came.items() if known[key].accepted is None and not each.final}
+        rows.mark_accepted(transaction, started, now)
+        commands = {key: replace(each, accepted=now) if key in started else each for key, each in known.items()}
+        final = {key: each for key, each in came.items() if each.final}
+        for key, command in commands.items():
+            overdue = board_steps.overdue_result(command, now, rollout.spec.deadline_s)
+            if key not in final and overdue is not None:
+                final[key] = overdue
+        return commands, final
 
     def _cancel(
         self, transaction: Transaction, rollout: Rollout, boards: Collection[int], now: float
@@ -254,7 +257,7 @@ class RolloutStepper:
             waiting = rows.waiting_zones(transaction, rollout.id, span)
             zones = [zone for zone in waiting if open_until(spec.parsed_windows, now, zone) is not None]
         boards = rows.due_boards(transaction, rollout.id, span, BoardStage.WAITING, now, room, zones)
-        return _Plan(rollout, next="do", boards=boards) if boards else _Plan(rollout)
+        return _Plan(rollout, next="do", boards=boards)
 
     def _plan_undo(self, transaction: Transaction, rollout: Rollout, working: Collection[int], now: float) -> _Plan:
         """Cancel what boards still do, and send changed boards back; finish when all of that is done."""
@@ -273,7 +276,7 @@ class RolloutStepper:
         room = min(rollout.spec.at_once - everywhere[BoardStage.UNDOING], _AT_ONCE)
         span = rollout.undo_from, rollout.waves - 1
         boards = rows.due_boards(transaction, rollout.id, span, BoardStage.DONE, now, max(0, room))
-        return _Plan(rollout, new, "undo", boards) if boards else _Plan(rollout, new)
+        return _Plan(rollout, new, "undo", boards)
 
     def _apply_verdict(self, transaction: Transaction, rollout: Rollout, findings: Sequence[GateResult]) -> Rollout:
         """Move the rollout to the next wave, to the end, or back, as the gates say."""
