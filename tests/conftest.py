@@ -18,6 +18,7 @@ import engines  # noqa: F401  # before anything imports ONNX Runtime, which woul
 from agent.common.console import ConsoleHandler
 
 pytest_plugins = [
+    "worlds",  # first: the others import it
     "bench",
     "brokers",
     "databases",

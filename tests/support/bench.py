@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import resource
 import shutil
 import subprocess
 import sys
@@ -28,17 +27,6 @@ from fleet.cli.main import main
 CLIP_FRAMES = 12  # of clip.avi
 COMMAND_LINE = [sys.executable, "-m", "fleet.cli"]
 ERROR = re.compile(r"error: (?P<code>[a-z_-]+\.[a-z_-]+): .+; expected .+; .+", re.DOTALL)
-
-
-def tared(*arguments: object, file_bytes: int | None = None) -> subprocess.CompletedProcess[str]:
-    """The command line as a process of its own; no file may grow past `file_bytes`, as on a disk that is full."""
-
-    def full_disk() -> None:
-        if file_bytes is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
-
-    command = [*COMMAND_LINE, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, preexec_fn=full_disk)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -1,10 +1,8 @@
-"""A job's child process run in the test's own."""
+"""A job's child process, and what it is given."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
+from warm_start import TalkingProcess
 from worlds import SPEC
 from zoo import residual_net
 
@@ -65,6 +64,8 @@ def request(model: Model, folder: Path, serving: Path | None = None, **changes: 
 
 
 def run_child(directory: Path) -> list[dict[str, object]]:
-    command = [sys.executable, "-m", "agent.jobs.candidate", str(directory)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    """`python -m agent.jobs.candidate`: all that it says."""
+    child = TalkingProcess([str(directory)], "import runpy; runpy.run_module('agent.jobs.candidate', None, '__main__')")
+    output, errors = child.communicate(timeout=60.0)
+    assert child.wait() == 0, errors
+    return [json.loads(line) for line in output.splitlines()]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 from collections.abc import Iterator
 
 from places import TEST_PATH
+from warm_start import WarmProcess
 
 from agent.mqtt.endpoint import Endpoint
 
@@ -25,11 +24,12 @@ with on_the_air(endpoint, Topics("fleet", "board"), Birth(agent_version="child")
 
 
 @contextlib.contextmanager
-def child_on_the_air(endpoint: Endpoint) -> Iterator[subprocess.Popen[bytes]]:
+def child_on_the_air(endpoint: Endpoint) -> Iterator[WarmProcess]:
     """It dies with the context, if not before."""
     arguments = str(endpoint.port), TEST_PATH, endpoint.protocol, str(endpoint.will_delay_s)
-    with subprocess.Popen([sys.executable, "-c", _CHILD, *arguments]) as child:
-        try:
-            yield child
-        finally:
-            child.kill()
+    child = WarmProcess(arguments, source=_CHILD)
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.wait()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +11,7 @@ from typing import Any
 
 from brokers import RealBroker, Watcher
 from device import TOPICS
+from warm_start import WarmProcess
 
 from agent.contract.commands import CommandResult
 from agent.contract.messages import Status
@@ -61,13 +60,14 @@ def online(board: MqttClient, watcher: Watcher, times: int = 1) -> None:
 
 
 @contextmanager
-def a_process(broker: RealBroker, where: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "fleet.cli", "fleet", "collect", "--db", where, "--port", str(broker.port)]
-    with subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+def a_process(broker: RealBroker, where: str, *options: str) -> Iterator[WarmProcess]:
+    arguments = ["fleet", "collect", "--db", where, "--port", str(broker.port), *options]
+    process = WarmProcess(arguments)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from brokers import RealBroker
+from warm_start import WarmProcess
 from worlds import World
 
 from agent.contract.topics import Topics
@@ -68,7 +69,7 @@ sys.exit(main())
 class Life:
     """One process of the daemon, from its start to its end."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | WarmProcess
     log: Path
     broker: RealBroker
 
@@ -85,16 +86,16 @@ class Life:
         while not until():
             assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.02)
 
 
 @contextmanager
 def living(world: World, scene: Path, broker: RealBroker, name: str, **observe: float) -> Iterator[Life]:
     """The daemon, alive until the end of the block, and then killed."""
     world.config["observe"].update(observe)
-    _, _, _, *arguments = world.command()
     log = world.folder / f"{name}.log"
     with log.open("wb") as file:
-        command = [sys.executable, "-c", PLAYER, str(scene), *arguments]
+        command = [sys.executable, "-c", PLAYER, str(scene), *world.arguments()]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=file)
     try:
         yield Life(process, log, broker)

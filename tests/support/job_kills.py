@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ import yaml
 from brokers import RealBroker
 from daemon_life import LIMIT_S, PLAYER, TOPICS, Life
 from onnx import numpy_helper
+from warm_start import WarmProcess
 from worlds import World
 
 from agent.contract.commands import CommandResult
@@ -46,11 +45,10 @@ class Case:
     @contextmanager
     def living(self, name: str, driver: str = "") -> Iterator[Life]:
         """The daemon, alive until the end of the block at most. driver: Python that its process runs before it."""
-        _, _, _, *arguments = self.world.command()
         log = self.world.folder / f"{name}.log"
         with log.open("wb") as file, self.output(name).open("wb") as output:
-            command = [sys.executable, "-c", driver + PLAYER, str(self.scene), *arguments]
-            process = subprocess.Popen(command, stdout=output, stderr=file)
+            arguments = [str(self.scene), *self.world.arguments()]
+            process = WarmProcess(arguments, output.fileno(), file.fileno(), driver + PLAYER)
         try:
             yield Life(process, log, self.broker)
         finally:

@@ -52,7 +52,7 @@ class Board:
     @contextmanager
     def living(self, name: str) -> Iterator[Life]:
         """The daemon, without the right to pass over file permissions; killed where it still lives at the end."""
-        _, _, _, *arguments = self.world.command()
+        arguments = self.world.arguments()
         log, libc = self.world.folder / f"{name}.log", ctypes.CDLL(None)
 
         def bound_by_permissions() -> None:

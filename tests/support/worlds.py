@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import json
 import re
-import signal
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,7 +20,9 @@ from typing import Any
 import cv2
 import numpy as np
 import onnx
+import pytest
 import yaml
+from warm_start import TalkingProcess, cold_tared
 from zoo import residual_net
 
 from agent.camera.source import is_live
@@ -56,44 +59,48 @@ class World:
         if is_live(self.config["camera"]["source"]):
             self.config["camera"].pop("speed", None)
 
-    def command(self, *arguments: str) -> list[str]:
-        """`tared run` in this world, the daemon as users start it."""
-        (self.folder / "config.yaml").write_text(yaml.safe_dump(self.config))
-        return [sys.executable, "-m", "fleet.cli", "run", "-c", str(self.folder / "config.yaml"), "--json", *arguments]
+    def copy(self, folder: Path, **changes: Mapping[str, Any]) -> World:
+        """This world in a folder of its own, with all that daemons have left in it. changes: as `change`."""
+        shutil.copytree(self.folder, folder, symlinks=True)
+        twin = World(folder, copy.deepcopy(self.config))
+        twin.change(**changes)
+        return twin
 
-    def run(
-        self, *arguments: str, until: str = "", before: Callable[[], None] | None = None
-    ) -> tuple[dict[str, Any], str]:
+    def arguments(self, *more: str) -> list[str]:
+        """Those of `tared run` in this world."""
+        (self.folder / "config.yaml").write_text(yaml.safe_dump(self.config))
+        return ["run", "-c", str(self.folder / "config.yaml"), "--json", *more]
+
+    def command(self, *more: str) -> list[str]:
+        """`tared run` in this world, as users start it."""
+        return [sys.executable, "-m", "fleet.cli", *self.arguments(*more)]
+
+    def run(self, *more: str, until: str = "", file_bytes: int | None = None) -> tuple[dict[str, Any], str]:
         """Run to the end, or until a line matches; the summary, and what was said on stderr.
 
         What takes its time, as a swap does, is waited for with `until` and frames in plenty: how many pass meanwhile is
         the machine's affair. Fails unless the exit code is 0.
         """
-        return run_until(self.command(*arguments), until, before)
+        on_fakes = self.config.get("backend") == "tensorrt"  # of TensorRT, which are found at the interpreter's start
+        arguments = self.arguments(*more)
+        return run_until(cold_tared(arguments) if on_fakes else TalkingProcess(arguments, file_bytes=file_bytes), until)
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[subprocess.Popen[str]]:
+    def running(self) -> Iterator[TalkingProcess]:
         """The daemon as a process; killed at the end if it still runs."""
-        process = subprocess.Popen(self.command(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGKILL)
-            process.communicate()
+        with TalkingProcess(self.arguments()) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
 
 
-def run_until(
-    command: list[str], until: str = "", before: Callable[[], None] | None = None
-) -> tuple[dict[str, Any], str]:
+def run_until(tared: TalkingProcess | subprocess.Popen[str], until: str = "") -> tuple[dict[str, Any], str]:
     """As World.run, for another `tared run`. until: a regular expression; SIGTERM follows its first match."""
     said: list[str] = []
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, preexec_fn=before) as process:
+    with tared as process:
         limit = threading.Timer(_LIMIT_S, process.kill)
         limit.start()
-        assert process.stdout is not None
-        assert process.stderr is not None
         waiting = bool(until)
         for line in process.stderr:
             said.append(line)
@@ -101,6 +108,7 @@ def run_until(
                 waiting = False
                 process.terminate()
         summary = process.stdout.read()
+        process.wait()
         limit.cancel()
     errors = "".join(said)
     assert process.returncode == 0, errors
@@ -129,6 +137,19 @@ def make_world(folder: Path, light: Callable[[float], float], seconds: float, **
     world = World(folder, config)
     world.change(**changes)
     return world
+
+
+@pytest.fixture(scope="session")
+def calibrated_once(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """A steady light, to which a daemon has calibrated its engine; not to be changed."""
+    world = make_world(tmp_path_factory.mktemp("calibrated") / "world", lambda _: 0.5, 400.0)
+    world.run(until=FIRST_COMMIT)
+    return world
+
+
+@pytest.fixture
+def calibrated_world(calibrated_once: World, tmp_path: Path) -> World:
+    return calibrated_once.copy(tmp_path / "calibrated")
 
 
 def write_clip(path: Path, light: Callable[[float], float], frames: int) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +13,7 @@ import cv2
 import numpy as np
 import pytest
 from brokers import RealBroker, Watcher, eventually
+from warm_start import tared
 from worlds import World, make_world
 
 from agent.cli.main import EXIT_RESTART
@@ -130,8 +129,7 @@ def test_a_daemon_with_keys_obeys_its_operators_alone(tmp_path: Path, mosquitto:
         birth = watcher.expect(TOPICS.birth)
         assert birth["commands"] == {"operator_keys": [identity], "release_keys": [], "unsigned": False}
         eventually(lambda: code(order(mosquitto, "status")) == "command.unsigned", 30.0)
-        tared = [sys.executable, "-m", "fleet.cli", "send", "board", "status", "--port", str(mosquitto.port), "--json"]
-        told = subprocess.run([*tared, "--sign", str(private)], capture_output=True, text=True, check=True)
+        told = tared("send", "board", "status", "--port", mosquitto.port, "--json", "--sign", private)
         assert json.loads(told.stdout)["result"]["degraded"] in (True, False)
         command = new_command("status", {}, time.time(), to=Topics("default", "other"))
         (result,) = send(mosquitto.endpoint, TOPICS, command, silence_s=20.0, signer=Signer(private))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import socket
 import stat
@@ -84,13 +83,11 @@ def results(broker: RealBroker, op: str, **arguments: str) -> list[CommandResult
 
 
 @pytest.mark.broker
-def test_an_operator_recalibrates_and_rolls_back(tmp_path: Path, any_broker: RealBroker) -> None:
-    world = long_night(tmp_path, any_broker)
-    store = Store(world.state_dir)
-    with world.running():
-        eventually(lambda: store.read("current") is not None, 30.0)
-        first = store.read("current")
-
+def test_an_operator_recalibrates_and_rolls_back(calibrated_world: World, any_broker: RealBroker) -> None:
+    calibrated_world.change(camera={"speed": 10}, mqtt=mqtt(any_broker))
+    store = Store(calibrated_world.state_dir)
+    first = store.read("current")
+    with calibrated_world.running():
         heard = results(any_broker, "recalibrate", frames="24", method="max")
         statuses = [result.status for result in heard]
         assert statuses[0] == "ACCEPTED"
@@ -150,35 +147,31 @@ def test_an_unreachable_broker_does_not_stop_the_video(tmp_path: Path) -> None:
     assert "mqtt=down" in errors
 
 
-def test_a_restart_serves_what_was_current_and_a_damaged_one_falls_back(tmp_path: Path) -> None:
-    world = make_world(tmp_path, lambda _: 0.5, 400.0)
-    first, _ = world.run(until=FIRST_COMMIT)
+def test_a_restart_serves_what_was_current_and_a_damaged_one_falls_back(calibrated_world: World) -> None:
+    world, first = calibrated_world, (calibrated_world.state_dir / "current").resolve()
     again, _ = world.run("--frames", "20")
-    assert again["artefact"] == first["artefact"]
+    assert again["artefact"] == str(first)
     assert again["swaps"] == []
     assert again["frames"] == 20
 
-    engine = Path(first["artefact"]) / "engine.onnx"
+    engine = first / "engine.onnx"
     engine.write_bytes(engine.read_bytes()[:-1])
     rebuilt, errors = world.run("--frames", "20")
-    assert (rebuilt["artefact"], rebuilt["swaps"]) == (first["artefact"], [])
+    assert (rebuilt["artefact"], rebuilt["swaps"]) == (str(first), [])
     assert "artefact.damaged" in errors
     assert "engine.onnx" in errors
 
     for name in ("engine.onnx", "calibration.json"):
         (engine.parent / name).write_bytes(b"")
     fallen, errors = world.run("--frames", "20")
-    assert fallen["artefact"] != first["artefact"]
+    assert fallen["artefact"] != str(first)
     assert "calibration.json" in errors
 
 
 @pytest.mark.parametrize(("most_bytes", "code"), [(6_000, "journal.write"), (34_000, "recalibration.disk")])
 def test_a_full_disk_costs_the_job_and_not_the_video(tmp_path: Path, most_bytes: int, code: str) -> None:
-    def small_files() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
-
     world = make_world(tmp_path, lambda _: 0.5, 400.0, observe={"held_out": 128}, calibration={"frames": 200})
-    summary, said = world.run(until=code, before=small_files)
+    summary, said = world.run(until=code, file_bytes=most_bytes)
     assert said.count("journal.write:") <= 1
     assert summary["dropped"] == {}
     assert summary["swaps"] == []

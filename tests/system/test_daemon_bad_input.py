@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,9 +14,10 @@ from typing import Any
 import onnx
 import psutil
 import pytest
-from bench import Bench, classifier, contents, fill, small_file_system, tared
+from bench import Bench, classifier, contents, fill, small_file_system
 from brokers import RealBroker, Watcher, eventually, free_port
-from worlds import FIRST_COMMIT, World, make_world
+from warm_start import tared
+from worlds import World, make_world
 
 from agent.contract.commands import CommandResult
 from agent.contract.topics import Topics
@@ -172,12 +174,14 @@ def test_a_full_file_system_costs_the_job_and_the_engine_serves_on(tmp_path: Pat
         recalibrate_while_full(world, any_broker, full=lambda: fill(disk / "ballast"), room=(disk / "ballast").unlink)
 
 
-def test_a_daemon_that_starts_on_a_full_disk_serves_the_engine_that_was_current(tmp_path: Path) -> None:
-    world = make_world(tmp_path, lambda _: 0.5, 400.0, mqtt={"host": "127.0.0.1", "port": free_port()})
-    with small_file_system(world.state_dir) as disk:
-        (swap,) = world.run(until=FIRST_COMMIT)[0]["swaps"]
+def test_a_daemon_that_starts_on_a_full_disk_serves_the_engine_that_was_current(calibrated_world: World) -> None:
+    world, current = calibrated_world, current_id(calibrated_world)
+    world.change(mqtt={"host": "127.0.0.1", "port": free_port()})
+    world.config["state_dir"] = "disk"
+    with small_file_system(world.folder / "disk") as disk:
+        shutil.copytree(world.state_dir, disk, symlinks=True, dirs_exist_ok=True)
         fill(disk / "ballast")
         summary, errors = world.run("--frames", "20")
         assert (summary["frames"], summary["swaps"]) == (20, [])
-        assert summary["artefact"].endswith(swap["artefact"])
+        assert summary["artefact"].endswith(f"disk/artefacts/{current}")
         assert "code='outbox.write'" in errors

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
 import yaml
 from brokers import RealBroker, Watcher, eventually
+from warm_start import tared
 from worlds import FIRST_COMMIT, SPEC, World, make_world
 
 from agent.contract.topics import Topics
@@ -25,7 +25,7 @@ def steady(folder: Path, seconds: float = 400.0, **changes: object) -> World:
 
 def refused(world: World) -> str:
     """Run a daemon that must not start: what it said."""
-    done = subprocess.run(world.command(), capture_output=True, text=True, timeout=60, check=False)
+    done = tared(*world.arguments())
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
@@ -66,14 +66,13 @@ def test_impatient_signals_still_end_in_a_summary(tmp_path: Path) -> None:
     assert "Traceback" not in errors
 
 
-def test_other_preprocessing_does_not_serve_with_the_old_scales(tmp_path: Path) -> None:
-    world = steady(tmp_path)
-    first, _ = world.run(until=FIRST_COMMIT)
+def test_other_preprocessing_does_not_serve_with_the_old_scales(calibrated_world: World) -> None:
+    before = (calibrated_world.state_dir / "current").resolve()
     changed = {**SPEC, "input": {"color": "rgb", "resize": "stretch", "scale": 1 / 255}}
-    (tmp_path / "model.yaml").write_text(yaml.safe_dump(changed))
-    again, errors = world.run("--frames", "20")
+    (calibrated_world.folder / "model.yaml").write_text(yaml.safe_dump(changed))
+    again, errors = calibrated_world.run("--frames", "20")
     assert "calibration.input" in errors
-    assert again["artefact"] != first["artefact"]
+    assert again["artefact"] != str(before)
 
 
 def test_a_store_that_cannot_be_changed_does_not_stop_the_new_engine(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-import subprocess
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from brokers import RealBroker
 from troubled_board import Board, calibrated_board, codes, copied, stop
+from warm_start import tared
 from worlds import FIRST_COMMIT, make_world
 
 from agent.jobs.job import JobJournal
@@ -95,7 +95,7 @@ def test_a_journal_of_a_newer_tared_is_refused_and_left_alone(tmp_path: Path, jo
     with closing(sqlite3.connect(journal)) as db:
         db.execute("PRAGMA user_version = 99")
     content = journal.read_bytes()
-    done = subprocess.run(world.command(), capture_output=True, text=True, timeout=60.0, check=False)
+    done = tared(*world.arguments())
     assert done.returncode == 2
     assert "error: journal.schema: " in done.stderr
     assert "Traceback" not in done.stderr

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from bench import fill, small_file_system
 from brokers import RealBroker, eventually
+from warm_start import TalkingProcess
 from worlds import World, make_world
 
 from agent.contract.commands import CommandResult
@@ -63,7 +64,7 @@ def refused_while(world: World, broker: RealBroker, broken: Callable[[], object]
     return serving
 
 
-def stopped(process: subprocess.Popen[str]) -> str:
+def stopped(process: TalkingProcess) -> str:
     """End a daemon as systemd does: what it had said."""
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=30.0)

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +12,7 @@ import pytest
 import yaml
 from brokers import RealBroker, Watcher, eventually
 from listening import Listening
-from worlds import FIRST_COMMIT, FPS, SPEC, World, make_world
+from worlds import FPS, SPEC, World, make_world, write_clip
 
 from agent.config import load_config
 from agent.contract.messages import Birth
@@ -28,6 +24,7 @@ from agent.mqtt.message import Message
 from agent.uplink.link import MqttLink
 from agent.vision.detections import Detections, LabelledBoxes
 from engines.registry import open_backend
+from fleet.cli.main import main
 from fleet.operator import new_command, send
 
 TOPICS = Topics("default", "board")
@@ -35,22 +32,13 @@ REFERENCE_ACCURACY = 0.9
 
 
 @pytest.fixture(scope="module")
-def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[World, list[str]]:
-    """A world with an INT8 engine in its store, and what that engine answers to the frames of the clip."""
-    world = make_world(tmp_path_factory.mktemp("labels"), lambda _: 0.5, 200.0)
-    artefact = world.run(until=FIRST_COMMIT)[0]["artefact"]
-    results = world.folder / "results.jsonl"
-    command = [sys.executable, "-m", "fleet.cli", "infer", artefact, "--frames", str(world.folder / "clip.avi")]
-    subprocess.run([*command, "-o", str(results)], check=True, capture_output=True, timeout=60)
-    return world, [json.loads(line)["label"] for line in results.read_text().splitlines()]
-
-
-def copy_of(world: World, folder: Path, **changes: Mapping[str, object]) -> World:
-    """The world in a folder of its own; changes: sections of config.yaml to update."""
-    shutil.copytree(world.folder, folder, symlinks=True)
-    copy = World(folder, {**world.config})
-    copy.change(**changes)
-    return copy
+def answers(calibrated_once: World, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What the engine of the calibrated world answers to the first frames of its clip."""
+    folder = tmp_path_factory.mktemp("answers")
+    write_clip(folder / "clip.avi", lambda _: 0.5, 400)
+    command = ["infer", calibrated_once.state_dir / "current", "--frames", folder / "clip.avi", "-o", folder / "told"]
+    assert main([*map(str, command)]) == 0
+    return [json.loads(line)["label"] for line in (folder / "told").read_text().splitlines()]
 
 
 def labelled(answers: list[str], frames: int) -> dict[int, str]:
@@ -84,9 +72,9 @@ def label(client: MqttClient, retain: bool = False, **fields: Any) -> None:
 @pytest.mark.trial
 @pytest.mark.broker
 def test_labels_over_mqtt_give_the_accuracy_of_the_engine_in_service(
-    tmp_path: Path, any_broker: RealBroker, calibrated: tuple[World, list[str]]
+    tmp_path: Path, any_broker: RealBroker, calibrated_once: World, answers: list[str]
 ) -> None:
-    world = copy_of(calibrated[0], tmp_path / "world", mqtt=mqtt(any_broker), camera={"speed": 10})
+    world = calibrated_once.copy(tmp_path / "world", mqtt=mqtt(any_broker), camera={"speed": 10})
     spec = {**SPEC, "reference_accuracy": REFERENCE_ACCURACY}  # which no engine depends on
     (world.folder / "model.yaml").write_text(yaml.safe_dump(spec))
     with (
@@ -101,7 +89,7 @@ def test_labels_over_mqtt_give_the_accuracy_of_the_engine_in_service(
         assert sample["fidelity_hour"]["n"] >= sample["fidelity"]["n"]
         eventually(lambda: frames_served(any_broker) >= 20)
         assert labeller.wait_connected(10.0)
-        for frame, name in labelled(calibrated[1], 20).items():
+        for frame, name in labelled(answers, 20).items():
             place = {"ts": frame / FPS} if frame % 2 else {"frame": frame}
             label(labeller, **place, labels=name if frame % 3 else SPEC["labels"].index(name))
         while (accuracy := camera(watcher, "accuracy")["accuracy"])["n"] < 20:
@@ -114,9 +102,9 @@ def test_labels_over_mqtt_give_the_accuracy_of_the_engine_in_service(
 @pytest.mark.trial
 @pytest.mark.broker
 def test_bad_labels_are_told_once_and_the_video_goes_on(
-    tmp_path: Path, any_broker: RealBroker, calibrated: tuple[World, list[str]]
+    tmp_path: Path, any_broker: RealBroker, calibrated_once: World, answers: list[str]
 ) -> None:
-    world = copy_of(calibrated[0], tmp_path / "world", mqtt=mqtt(any_broker), camera={"speed": 10})
+    world = calibrated_once.copy(tmp_path / "world", mqtt=mqtt(any_broker), camera={"speed": 10})
     bad: dict[str, dict[str, Any]] = {
         "labels.camera": {"camera": "south", "frame": 0, "labels": 1},
         "labels.unknown": {"frame": 10**9, "labels": 1},
@@ -139,11 +127,11 @@ def test_bad_labels_are_told_once_and_the_video_goes_on(
                 assert "; expected " in event["message"]
             for _ in range(300):
                 vandal.publish(Message(TOPICS.labels, b"\xff nonsense"))
-            label(vandal, frame=5, labels=calibrated[1][5])
+            label(vandal, frame=5, labels=answers[5])
             served = frames_served(any_broker)
             eventually(lambda: frames_served(any_broker) > served)
             while "accuracy" not in camera(watcher):
-                label(vandal, frame=5, labels=calibrated[1][5])  # the flood may have pushed it out
+                label(vandal, frame=5, labels=answers[5])  # the flood may have pushed it out
             process.terminate()
             _, errors = process.communicate(timeout=20.0)
         vandal.publish(Message(TOPICS.labels, b"", retain=True))
@@ -154,11 +142,11 @@ def test_bad_labels_are_told_once_and_the_video_goes_on(
 
 @pytest.mark.broker
 def test_the_labels_file_of_a_recording_is_scored_frame_by_frame(
-    tmp_path: Path, any_broker: RealBroker, calibrated: tuple[World, list[str]]
+    tmp_path: Path, any_broker: RealBroker, calibrated_once: World, answers: list[str]
 ) -> None:
     changes = {"mqtt": mqtt(any_broker), "camera": {"speed": 10, "labels": "labels.jsonl"}}
-    world = copy_of(calibrated[0], tmp_path / "world", **changes)
-    lines = [json.dumps({"frame": f, "labels": name}) for f, name in labelled(calibrated[1], 400).items()]
+    world = calibrated_once.copy(tmp_path / "world", **changes)
+    lines = [json.dumps({"frame": f, "labels": name}) for f, name in labelled(answers, 400).items()]
     (world.folder / "labels.jsonl").write_text("\n".join(lines))
     with Watcher(any_broker.endpoint) as watcher:
         summary, errors = world.run("--frames", "600")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from places import FAKE_MACHINE_PATH
 from plan_world import MACS, journal, plan_world, planner
+from warm_start import tared
 from worlds import ALARM_COMMIT, FIRST_COMMIT, SPEC, World, make_world
 from zoo import residual_net
 
@@ -91,6 +91,6 @@ def test_a_plan_survives_a_new_runtime(tmp_path: Path, plan: PrecisionPlan, fake
 
 def test_a_plan_of_another_model_stops_the_start(tmp_path: Path, plan: PrecisionPlan) -> None:
     world = world_under(tmp_path / "world", replace(plan, floats={"Conv_t77": ""}))
-    done = subprocess.run(world.command(), capture_output=True, text=True, timeout=60, check=False)
+    done = tared(*world.arguments())
     assert done.returncode == 2
     assert "plan.node: node 'Conv_t77' in the plan" in done.stderr

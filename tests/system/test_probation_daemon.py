@@ -80,7 +80,7 @@ sys.exit(main())
 
 
 def driven(world: World, faults: str, *arguments: str) -> list[str]:
-    _, _, _, *rest = world.command(*arguments)
+    rest = world.arguments(*arguments)
     return [sys.executable, "-c", CASES + MAIN, faults, *rest]
 
 
@@ -145,7 +145,7 @@ class Camera:
         new.replace(self.scene)
 
     def command(self, faults: str, *arguments: str) -> list[str]:
-        _, _, _, *rest = self.world.command(*arguments)
+        rest = self.world.arguments(*arguments)
         return [sys.executable, "-c", CASES + PLAYER, faults, str(self.scene), *rest]
 
     @property

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from brokers import free_port
 from lab import ASL, PERSON, Lab
+from warm_start import TalkingProcess
 from worlds import FIRST_COMMIT, run_until
 
 from engines.store.artefact import read_artefact
@@ -32,8 +32,7 @@ def test_the_daemon_serves_a_users_own_model_and_video(
         "mqtt": {"host": "127.0.0.1", "port": free_port()},
     }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    command = [sys.executable, "-m", "fleet.cli", "run", "-c", str(tmp_path / "config.yaml"), "--json"]
-    summary, _ = run_until(command, FIRST_COMMIT)
+    summary, _ = run_until(TalkingProcess(["run", "-c", str(tmp_path / "config.yaml"), "--json"]), FIRST_COMMIT)
     assert summary["dropped"] == {}
     (swap,) = summary["swaps"]
     assert swap["fidelity"] >= 0.9

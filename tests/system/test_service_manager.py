@@ -25,7 +25,7 @@ class Installed:
     switches: Path
 
     def command(self) -> list[str]:
-        _, _, _, *arguments = self.world.command()
+        arguments = self.world.arguments()
         return [sys.executable, "-c", DRIVER, str(self.switches), str(self.world.folder / "clip.avi"), *arguments]
 
     def keep(self, **timeouts: float) -> ServiceManager:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from worlds import FIRST_COMMIT, make_world
+from worlds import FIRST_COMMIT, World
 
 from engines.store.artefact import Store
 from engines.store.signing import CREDENTIAL
@@ -15,10 +15,9 @@ KEY = bytes(range(32))
 
 @pytest.mark.slow
 def test_an_unsigned_engine_is_replaced_and_a_signed_one_served(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    calibrated_world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = make_world(tmp_path / "world", lambda _: 0.5, 400.0)
-    unsigned, _ = world.run(until=FIRST_COMMIT)
+    world = calibrated_world
     (tmp_path / "credentials").mkdir()
     (tmp_path / "credentials" / CREDENTIAL).write_bytes(KEY)
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path / "credentials"))
@@ -33,4 +32,3 @@ def test_an_unsigned_engine_is_replaced_and_a_signed_one_served(
     current = Store(world.state_dir, KEY).read("current")
     assert current is not None
     assert str(current.path) == signed["artefact"]
-    assert len(unsigned["swaps"]) == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import cv2
 import psutil
 import pytest
 from bench import (
-    COMMAND_LINE,
     Bench,
     build,
     calibrate,
@@ -21,9 +19,9 @@ from bench import (
     fill,
     picture,
     small_file_system,
-    tared,
 )
 from brokers import eventually
+from warm_start import TalkingProcess, tared
 from zoo import Net
 
 from fleet.cli.main import main
@@ -128,9 +126,7 @@ def test_an_interrupted_job_ends_with_one_line_and_leaves_no_trace(
 ) -> None:
     job = slow_job(bench, command)
     before = contents(bench.folder)
-    process = subprocess.Popen(
-        [*COMMAND_LINE, *map(str, job)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = TalkingProcess([*map(str, job)])
     eventually(lambda: any(file.path.endswith("long.avi") for file in psutil.Process(process.pid).open_files()))
     process.send_signal(number)
     output, errors = process.communicate(timeout=10.0)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from bench import Bench, build, calibrate, tared
+from bench import Bench, build, calibrate
+from warm_start import tared
 from worlds import SPEC
 
 from engines.trt import release

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bench import CLIP_FRAMES, COMMAND_LINE, Bench, picture, strict
-from brokers import RealBroker, eventually, free_port
-from worlds import SPEC, make_world
+from bench import CLIP_FRAMES, Bench, picture, strict
+from brokers import RealBroker, Watcher, free_port
+from warm_start import tared
+from worlds import SPEC, World
 from zoo import Net
 
+from agent.contract.topics import Topics
 from engines.calibration import load_calibration
 from engines.store.artefact import read_artefact
 
@@ -136,25 +138,21 @@ def test_run_tells_what_the_run_was(bench: Bench) -> None:
     assert (told["frames"], told["dropped"], told["alarms"], told["accuracy"]) == (CLIP_FRAMES, {}, [], {})
     assert told["latency_ms"].keys() >= {"p50", "p99"}
     assert read_artefact(Path(told["artefact"]))
-    table = subprocess.run(
-        [part for part in bench.world.command("--frames", "5") if part != "--json"],
-        capture_output=True, text=True, timeout=60, check=True,
-    ).stdout  # fmt: skip
+    table = tared(*(word for word in bench.world.arguments("--frames", "5") if word != "--json")).stdout
     assert re.search(r"frames +\S* *5\b", table)
     assert "{" not in table
 
 
 @pytest.mark.broker
-def test_send_follows_a_command_to_its_end(tmp_path: Path, any_broker: RealBroker) -> None:
-    world = make_world(tmp_path, lambda _: 0.5, 400.0, camera={"source": "clip.avi", "speed": 10})
-    world.config["mqtt"] = {"host": any_broker.host, "port": any_broker.port, "device": "board"}
+def test_send_follows_a_command_to_its_end(calibrated_world: World, any_broker: RealBroker) -> None:
+    world = calibrated_world
+    world.change(camera={"speed": 10}, mqtt={"host": any_broker.host, "port": any_broker.port})
 
     def send(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [*COMMAND_LINE, "send", "board", *arguments, "--port", str(any_broker.port), "--timeout", "10"]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return tared("send", "board", *arguments, "--port", any_broker.port, "--timeout", 10)
 
-    with world.running():
-        eventually(lambda: (world.state_dir / "current").is_symlink(), 30.0)
+    with Watcher(any_broker.endpoint) as watcher, world.running():
+        watcher.expect(Topics("default", "board").telemetry)
         done = send("status", "--json")
         assert (done.returncode, done.stderr) == (0, "")
         told = strict(done.stdout)

@@ -7,18 +7,18 @@ https://prometheus.io/docs/practices/naming/.
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import psutil
 import pytest
-from brokers import RealBroker, eventually, free_port
+from brokers import RealBroker, Watcher, eventually, free_port
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_values import scrape, value
-from worlds import World, make_world
+from worlds import World
 
 from agent.common.errors import ConfigError
 from agent.common.latency import LatencyHistogram, LoopMeter
+from agent.contract.topics import Topics
 from agent.daemon.prometheus import serve_metrics
 
 _NO_BASE_UNIT = re.compile(r"_(milliseconds|ms|microseconds|us|minutes|hours|kilobytes|kb|mb|percent|fahrenheit)(_|$)")
@@ -49,11 +49,9 @@ def problems(families: list[Metric], text: str) -> list[str]:
 
 
 @pytest.fixture
-def scraped(tmp_path: Path) -> World:
-    world = make_world(tmp_path, lambda _: 0.5, 400.0, camera={"source": "clip.avi", "speed": 10})
-    world.config["mqtt"] = {"host": "127.0.0.1", "port": 1, "device": "board"}
-    world.config["metrics"] = {"port": free_port()}
-    return world
+def scraped(calibrated_world: World) -> World:
+    calibrated_world.change(metrics={"port": free_port()}, mqtt={"host": "127.0.0.1", "port": 1})
+    return calibrated_world
 
 
 @pytest.mark.slow
@@ -94,15 +92,13 @@ def test_a_running_daemon_is_scraped(scraped: World) -> None:
 
 
 @pytest.mark.slow
-def test_without_a_port_nothing_listens(scraped: World) -> None:
-    scraped.config["metrics"] = {"port": None}
-    seen: list[int] = []
-
-    with scraped.running() as process:
-        eventually(lambda: (scraped.state_dir / "current").is_symlink(), 60.0)
+@pytest.mark.broker
+def test_without_a_port_nothing_listens(calibrated_world: World, any_broker: RealBroker) -> None:
+    calibrated_world.change(metrics={"port": None}, mqtt={"host": any_broker.host, "port": any_broker.port})
+    with Watcher(any_broker.endpoint) as watcher, calibrated_world.running() as process:
+        watcher.expect(Topics("default", "board").telemetry)
         listening = [each for each in psutil.Process(process.pid).net_connections() if each.status == "LISTEN"]
-        seen = [each.laddr.port for each in listening]
-    assert seen == []
+    assert listening == []
 
 
 def test_the_rules_notice_bad_names() -> None:

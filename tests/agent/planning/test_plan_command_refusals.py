@@ -6,10 +6,10 @@ import json
 
 import numpy as np
 import onnx
-from bench import tared
 from onnx import ModelProto
 from plan_bench import Place
 from plan_world import two_branches
+from warm_start import tared
 from zoo import Net
 
 

@@ -19,7 +19,7 @@ import pytest
 import yaml
 from brokers import RealBroker, eventually, free_port
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from worlds import World
+from worlds import World, make_world
 
 from agent.commands.dispatcher import parse_command
 from agent.common.errors import ConfigError

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import random
 import signal
 import time
@@ -17,7 +16,7 @@ from brokers import RealBroker, eventually
 from databases import where as where
 from rollout_bench import Commands, a_fleet, begin, boards, controlling, ended, overview, swaps
 from simulator_bench import FLEET, topics
-from warm_start import TARED, WarmProcess
+from warm_start import WarmProcess
 
 from agent.common.errors import AgentError
 from fleet.cli.main import main
@@ -36,8 +35,7 @@ LEASE_S = 1.0
 @contextlib.contextmanager
 def a_process(broker: RealBroker, where: str) -> Iterator[WarmProcess]:
     arguments = ["fleet", "rollout", "run", "--db", where, "--port", str(broker.port), "--lease", str(LEASE_S)]
-    with open(os.devnull, "wb") as nowhere:
-        process = WarmProcess(TARED, arguments, nowhere.fileno(), nowhere.fileno())
+    process = WarmProcess(arguments)
     try:
         yield process
     finally:
