@@ -142,7 +142,7 @@ def test_plans_for_200_groups_are_near_the_exact_optimum() -> None:
 
 
 def test_labels_by_rule_are_kept() -> None:
-    for seed in range(6):
+    for seed in range(5):
         rng = np.random.default_rng(seed)
         net = replace(network(seed), fixed=rng.choice([FREE, FLOAT, INT8], 14, p=[0.6, 0.2, 0.2]).astype(np.int8))
         times, noises = every_plan(net)
@@ -223,9 +223,9 @@ def test_parallel_edges_add_up_and_loops_cost_nothing() -> None:
     twice = problem(2, [(0, 1), (1, 0)], boundary=np.array([0.6, 0.6]), fixed=fixed)
     assert fastest(once, 0.0).int8.tolist() == [False, True]
     assert fastest(twice, 0.0).int8.tolist() == [False, False]
-    net = network(0)
-    loops = np.concatenate((net.edges, np.arange(14).repeat(2).reshape(14, 2)))
-    looped = replace(net, edges=loops, boundary=np.concatenate((net.boundary, np.full(14, 9.0))))
+    net = network(0, 8)
+    loops = np.concatenate((net.edges, np.arange(8).repeat(2).reshape(8, 2)))
+    looped = replace(net, edges=loops, boundary=np.concatenate((net.boundary, np.full(8, 9.0))))
     assert [plan.time for plan in frontier(looped)] == [plan.time for plan in frontier(net)]
 
 

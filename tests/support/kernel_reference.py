@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,12 +81,17 @@ def preprocessed(transform: ImageTransform, frame: NDArray[np.uint8]) -> NDArray
     inside_y, inside_x = (y >= 0) & (y < len(scaled)), (x >= 0) & (x < scaled.shape[1])
     canvas[np.ix_(inside_y, inside_x)] = scaled[np.ix_(y[inside_y], x[inside_x])]
     if transform.color == "gray":
-        levels = (canvas @ np.array([3735, 19235, 9798]) + (1 << 14) >> 15)[np.newaxis]
+        levels = grey_levels(canvas)[np.newaxis]
     else:
         levels = canvas.transpose(2, 0, 1)[:: -1 if transform.color == "rgb" else 1]
     gain, bias = (np.array(v, np.float32).reshape(-1, 1, 1) for v in (transform.gain, transform.bias))
     image = (levels.astype(np.float32) * gain + bias)[np.newaxis].astype(transform.dtype)
     return image if transform.layout == "NCHW" else np.ascontiguousarray(image.transpose(0, 2, 3, 1))
+
+
+def grey_levels(levels: NDArray[np.signedinteger[Any]]) -> NDArray[np.signedinteger[Any]]:
+    """OpenCV's grey of BGR levels (..., 3): weights of 15 bits, rounded to the nearest."""
+    return 3735 * levels[..., 0] + 19235 * levels[..., 1] + 9798 * levels[..., 2] + (1 << 14) >> 15
 
 
 def scaled_levels(frame: NDArray[np.uint8], height: int, width: int) -> NDArray[np.int64]:

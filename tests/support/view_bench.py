@@ -12,21 +12,22 @@ from numpy.typing import NDArray
 from agent.monitoring.view import ViewMonitor
 
 Image = NDArray[np.uint8]
-NOISE = np.random.default_rng(0).normal(0.0, 2.0, (64, 120, 160, 3)).astype(np.float32)
+Scene = NDArray[np.float32]
+NOISE = np.random.default_rng(0).normal(0.0, 2.0, (64, 36, 64, 3)).astype(np.float32)
 
 
 @cache
-def scene(seed: int = 0) -> NDArray[np.float64]:
-    """Something to see: patches of other brightness with edges between them, (120, 160)."""
+def scene(seed: int = 0) -> Scene:
+    """Something to see: patches of other brightness with edges between them, (36, 64)."""
     rng = np.random.default_rng(seed)
-    patches = cv2.resize(rng.uniform(30.0, 220.0, (8, 12)), (160, 120), interpolation=cv2.INTER_NEAREST)
-    return patches + cv2.resize(rng.uniform(-20.0, 20.0, (30, 40)), (160, 120))
+    patches = cv2.resize(rng.uniform(30.0, 220.0, (8, 12)), (64, 36), interpolation=cv2.INTER_NEAREST)
+    return (patches + cv2.resize(rng.uniform(-20.0, 20.0, (9, 16)), (64, 36))).astype(np.float32)
 
 
-def camera(number: int, of: NDArray[np.float64], light: float = 1.0, blur: float = 0.0) -> Image:
+def camera(number: int, of: Scene, light: float = 1.0, blur: float = 0.0) -> Image:
     """A frame of a scene, with noise that its neighbours do not have."""
     seen = cv2.GaussianBlur(of, (0, 0), blur) if blur else of
-    return (seen[..., np.newaxis] * light + NOISE[number % len(NOISE)]).clip(0.0, 255.0).astype(np.uint8)
+    return (seen[..., np.newaxis] * np.float32(light) + NOISE[number % len(NOISE)]).clip(0, 255).astype(np.uint8)
 
 
 def watched(change: Callable[[int], Image], frames: int = 60) -> ViewMonitor:

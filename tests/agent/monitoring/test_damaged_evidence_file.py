@@ -46,12 +46,12 @@ def test_a_file_of_another_version_or_that_cannot_be_read_is_begun_anew(path: Pa
     path.write_text(kept + line + "\n" if line.startswith("[") else line + kept[kept.index("\n") :])
     again = Process(path)
     assert again.recalled is None
-    assert (again.record.since_start.interval.n, again.record.hour.interval.n) == (0, 0)
+    assert (again.record.since_start.estimate.interval.n, again.record.hour.estimate.interval.n) == (0, 0)
     again.frame(2.0, 0.5)
-    assert Process(path).record.since_start.interval.n == 1
+    assert Process(path).record.since_start.estimate.interval.n == 1
 
 
-@settings(ONE_FILE, max_examples=200)
+@settings(ONE_FILE, max_examples=80)
 @given(data=st.data())
 def test_whatever_is_in_the_file_the_daemon_starts_and_remembers(path: Path, data: st.DataObject) -> None:
     """The files of fidelity and of accuracy, some of their lines spoilt: what is taken up can be gone on with."""
@@ -78,8 +78,8 @@ def test_whatever_is_in_the_file_the_daemon_starts_and_remembers(path: Path, dat
         again.add(ts, 1.0)
         evidence.note_frame(ts, 1.0)
     evidence.note_block({"e": 2})
-    for estimate in (again.since_start, again.hour) if isinstance(again, FidelityRecord) else (again.estimate,):
-        assert 0.0 <= estimate.interval.low <= estimate.interval.high <= 1.0
+    for part in (again.since_start, again.hour) if isinstance(again, FidelityRecord) else (again,):
+        assert 0.0 <= part.estimate.interval.low <= part.estimate.interval.high <= 1.0
     third = type(mean)()
     assert EvidenceFile(path, SOURCE, unexpected).start("day", 20.0, recall=True, mean=third) is not None
     assert third.state() == again.state()

@@ -132,20 +132,20 @@ def test_an_observer_that_fails_slowly_for_ever_takes_no_more_than_the_share(
     budget, free, tried = made(), 0.0, 0
     watch(budget, well_s * FPS)
     budget.set_pace(alert)
-    for second in range(well_s, 4 * 86400):
+    for second in range(well_s, 86400):
         budget.earn(INFERENCE_S * FPS)
         if second >= free and budget.due(float(second)):
             budget.spend(slow_s, failed=True)
             tried += 1
             free = second + slow_s + 30.0
     assert budget.spent_share == pytest.approx(0.02, rel=0.05)
-    assert tried * slow_s > 0.9 * 0.02 * 4 * 86400 * INFERENCE_S * FPS
+    assert tried * slow_s > 0.9 * 0.02 * 86400 * INFERENCE_S * FPS
 
 
 @pytest.mark.parametrize("slow_s", [1.0, 10.0])
 def test_one_slow_observation_in_ten_takes_no_more_than_the_share_either(slow_s: float) -> None:
     budget, tried = made(), 0
-    for second in range(4 * 86400):
+    for second in range(86400):
         budget.earn(INFERENCE_S * FPS)
         if budget.due(float(second)):
             tried += 1
@@ -162,8 +162,8 @@ def test_after_an_end_of_slow_failures_the_scene_is_looked_at_as_before() -> Non
         budget.earn(INFERENCE_S * FPS)
         if budget.due(float(ts)):
             budget.spend(10.0, failed=True)
-    watch(budget, 4 * HOUR, ts * FPS)
-    assert len(watch(budget, HOUR, ts * FPS + 4 * HOUR)) == pytest.approx(normal, rel=0.1)
+    watch(budget, 2 * HOUR, ts * FPS)
+    assert len(watch(budget, HOUR, ts * FPS + 2 * HOUR)) == pytest.approx(normal, rel=0.1)
     assert budget.debt_s == 0.0
 
 

@@ -148,7 +148,7 @@ def test_time_that_nobody_saw_is_no_rest() -> None:
 def test_alarms_stay_within_the_budget_where_blocks_vary_and_gains_are_tolerable() -> None:
     """The gain over scales of frames before, of scenes that wander, is 2.5 dB in the mean; a block's own is 4."""
     alarms = 0
-    for seed in range(20):
+    for seed in range(4):
         rng, judge = np.random.default_rng(seed), evidence()
         wander = np.cumsum(rng.normal(0.0, 0.05, 40_000))
         wander -= np.linspace(0.0, wander[-1], wander.size)
@@ -159,4 +159,4 @@ def test_alarms_stay_within_the_budget_where_blocks_vary_and_gains_are_tolerable
             if judge.detector.drift_detected:
                 alarms += 1
                 judge.detector.reset()
-    assert alarms <= 3  # in 28 device-days, of which one is allowed in 30
+    assert alarms == 0  # in 5.5 device-days, where one is allowed in 30

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from trial_bench import TIMED, WARM_UP, Clock, Compute, MakeTrialBench, NumpyEngine, digit, misread, read_digits
+from trial_bench import (
+    TIMED,
+    WARM_UP,
+    Clock,
+    Compute,
+    MakeTrialBench,
+    NumpyEngine,
+    digit,
+    misread,
+    read_digits,
+    write_video,
+)
 
 from agent.planning.certificate import Terms
 from engines.interface import Array
@@ -37,28 +50,29 @@ def by_digit(clock: Clock, compute: Compute) -> Compute:
     return timed
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("frame", [0, 1, *np.random.default_rng(0).integers(2, 200, 3).tolist()])
 def test_an_interrupted_trial_goes_on_where_it_was(
-    trial_bench: MakeTrialBench, engine_clock: Clock, frame: int
+    trial_bench: MakeTrialBench, engine_clock: Clock, tmp_path: Path
 ) -> None:
-    terms = Terms(0.08, 0.2, 1)
+    """At the first frames, while latencies are measured, and after; then nothing of it is measured again."""
+    digits = [6 if number % 32 == 0 else number % 6 for number in range(240)]
+    video = write_video(tmp_path / "short.avi", digits, [number % 50 == 7 for number in range(240)])
+    terms = Terms(0.12, 0.25, 1)
     compute = by_digit(engine_clock, misread(lambda number, marked: marked or number == 6, 8))
-    whole = trial_bench(terms)
+    whole = trial_bench(terms, video)
     expected, runs = whole.trial(compute)
-    assert runs - WARM_UP > 200  # a frame each
-    whole.journal.finish()
+    assert runs - WARM_UP > 100  # a frame each
+    for frame in (0, 1, 29, TIMED, 97):
+        whole.journal.finish()
+        interrupted = trial_bench(terms, video)
+        with pytest.raises(Interrupted):
+            interrupted.trial(failing(compute, WARM_UP + frame))
+        resumed = trial_bench(terms, video)
+        trial, rest = resumed.trial(compute)
+        assert trial == expected
+        assert rest == runs - frame - (WARM_UP if frame >= TIMED else 0)
+        assert resumed.reference.runs == whole.reference.runs - frame
 
-    interrupted = trial_bench(terms)
-    with pytest.raises(Interrupted):
-        interrupted.trial(failing(compute, WARM_UP + frame))
-    resumed = trial_bench(terms)
-    trial, rest = resumed.trial(compute)
-    assert trial == expected
-    assert rest == runs - frame - (WARM_UP if frame >= TIMED else 0)
-    assert resumed.reference.runs == whole.reference.runs - frame
-
-    replayed, none = trial_bench(terms).trial(compute)
+    replayed, none = trial_bench(terms, video).trial(compute)
     assert (replayed, none) == (expected, 0)
 
 

@@ -136,20 +136,25 @@ def test_numbers_are_those_of_the_spec(color: str) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("color", "dtype"), [("rgb", "float32"), ("bgr", "uint8"), ("gray", "float32")])
 def test_nothing_is_allocated_for_a_frame(resize: str, layout: Layout, color: str, dtype: PixelType) -> None:
-    """Beyond the small objects of a call; a row of the smallest picture here has more bytes."""
+    """Beyond the small objects of a call; a row of the smallest picture here has more bytes.
+
+    All threads are counted, and that of pytest-xdist takes in the next tests meanwhile: once, and not at every try.
+    """
     spec = given_spec(color, dtype, resize=resize)
     preprocess = Preprocessor(spec, of_size(96, 2048, spec.channels, layout, dtype))
     frames = [noise(90, 1900), noise(80, 2000)]  # two cameras that take turns
     for frame in frames * 2:
         preprocess(frame)
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
-        tracemalloc.reset_peak()
-        for frame in frames * 20:
-            preprocess(frame)
-        after, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak - before < 2000
-    assert after - before < 1000
+    tries = []
+    for _ in range(3):
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            tracemalloc.reset_peak()
+            for frame in frames * 8:
+                preprocess(frame)
+            after, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        tries.append((peak - before, after - before))
+    assert any(most < 2000 and left < 1000 for most, left in tries), tries

@@ -20,6 +20,7 @@ from zoo import Net, image, residual_net
 from agent.models.model import open_model
 from agent.vision.spec import load_model_spec
 from calibrate.plan import ALL_INT8, PrecisionPlan
+from engines import onnxruntime_backend
 from engines.errors import EngineError
 from engines.interface import Array, BuildRequest, ProfiledEngine
 from engines.onnxruntime_backend import kernel_times_ms, nodes_by_kernel
@@ -34,6 +35,7 @@ from engines.trt.layers import Layer, nodes_by_layer
 # ---- ONNX Runtime
 
 
+RUNS = 6  # of an engine, in each profile
 Sample = tuple[Grouping, Callable[[PrecisionPlan], ProfiledEngine], Costs, Array]
 
 
@@ -134,9 +136,13 @@ def test_kernels_are_matched_by_their_tensors_or_their_names() -> None:
     }
 
 
-@pytest.fixture(scope="module")
-def sample() -> Sample:
-    """The sample detector with its measured costs."""
+@pytest.fixture
+def sample(monkeypatch: pytest.MonkeyPatch) -> Sample:
+    """The sample detector with its measured costs.
+
+    What else the machine does adds to a layer's time, never the same: the least of its runs is what the layer takes.
+    """
+    monkeypatch.setattr(onnxruntime_backend, "median", min)
     model = open_model(load_model_spec(ROOT / "examples" / "street" / "model.yaml"))
     grouping = fusion_groups(model.master, model.placement)
     batch = np.zeros(model.input_shape, np.float32)
@@ -144,12 +150,10 @@ def sample() -> Sample:
     def build(plan: PrecisionPlan) -> ProfiledEngine:
         return profiled(quantised(model.master, plan))
 
-    return grouping, build, measure_costs(grouping, build, batch, runs=10), batch
+    return grouping, build, measure_costs(grouping, build, batch, runs=RUNS), batch
 
 
-def test_an_unseen_plan_takes_what_the_costs_say(
-    sample: Sample,
-) -> None:
+def test_an_unseen_plan_takes_what_the_costs_say(sample: Sample) -> None:
     grouping, build, costs, batch = sample
     assert costs.source == "measured"
     assert costs.residual < 0.2
@@ -164,7 +168,7 @@ def test_an_unseen_plan_takes_what_the_costs_say(
         closing(engine(nothing)) as plain,
     ):  # side by side: no clock is the same twice
         ratios = [
-            sum(mixed.layer_times_ms(batch, 10).values()) / sum(plain.layer_times_ms(batch, 10).values())
+            sum(mixed.layer_times_ms(batch, RUNS).values()) / sum(plain.layer_times_ms(batch, RUNS).values())
             for _ in range(5)
         ]
     predicted = costs.total_ms(grouping, labels) / costs.total_ms(grouping, nothing)

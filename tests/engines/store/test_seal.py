@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 import json
 import os
 import tempfile
@@ -104,12 +105,13 @@ def test_what_is_no_signature_is_refused(artefact: Path, signature: object) -> N
 
 
 @pytest.mark.parametrize("key", [KEY, None])
-def test_every_flipped_bit_of_a_manifest_is_found(artefact: Path, key: bytes | None) -> None:
+def test_a_flipped_bit_of_any_byte_of_a_manifest_is_found(artefact: Path, key: bytes | None) -> None:
+    """Each bit in turn, and in every byte the one that makes a small letter a capital."""
     file = artefact / MANIFEST
     whole = file.read_bytes()
-    for position in range(8 * len(whole)):
+    for position, bit in itertools.chain(*(((at, at % 8), (at, 5)) for at in range(len(whole)))):
         flipped = bytearray(whole)
-        flipped[position // 8] ^= 1 << position % 8
+        flipped[position] ^= 1 << bit
         file.write_bytes(flipped)
         with pytest.raises(EngineError, match=r"artefact\.damaged: .*/manifest\.json is not what was written"):
             read_manifest(artefact, key)
@@ -138,7 +140,7 @@ def test_the_signature_of_another_artefact_is_refused(tmp_path: Path, artefact: 
         read_artefact(path)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=120)
 @given(leaf=st.sampled_from(leaves(MANIFEST_BODY)), value=JSON)
 def test_any_field_changed_and_resealed_is_refused_with_a_key(leaf: tuple[str, ...], value: Any) -> None:
     changed = changed_at(MANIFEST_BODY, leaf, value)
@@ -157,7 +159,7 @@ def test_any_field_changed_and_resealed_is_refused_with_a_key(leaf: tuple[str, .
         assert refusal.value.code in codes.get(leaf[0], {"artefact.signature"})
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=120)
 @given(leaf=st.sampled_from([(name,) for name in BARE] + leaves(BARE)), value=JSON)
 def test_no_resealed_manifest_crashes_its_reader(leaf: tuple[str, ...], value: Any) -> None:
     changed = changed_at(BARE, leaf, value)
@@ -174,7 +176,7 @@ def test_no_resealed_manifest_crashes_its_reader(leaf: tuple[str, ...], value: A
             check_runtime(artefact, {"runtime": "none"})
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(document=st.dictionaries(st.text().filter(lambda name: name not in {"seal", "signature"}), JSON))
 def test_a_sealed_document_reads_back_as_it_was(document: dict[str, Any]) -> None:
     document = {**document, **MANIFEST_BODY}
