@@ -25,6 +25,18 @@ _CONSTANT_ZONES = frozenset({"PMIC-Die"})  # reads 100 degrees on every board th
 # The frequency limit of a power mode is no throttling: `scaling_max_freq` is below the chip's in most modes.
 _THROTTLES = re.compile(r"-throttle-alert$|cpufreq|devfreq|[-_](balanced|heavy|critical)$|^Processor$")
 _WHOLE_BOARD = frozenset({"VDD_IN", "POM_5V_IN"})  # the rail that feeds the others, on modules that measure it
+# The INA3221, a hwmon device as of Jetson Linux 34, and up to 32 an IIO device: the names of its channels, and the
+# files of each with mV, mA and limits, some of which have a unit.
+_RAILS = (
+    ("sys/class/hwmon/hwmon*/in*_label", "in{}_input", "curr{}_input", "curr{}_max", "curr{}_crit"),
+    (
+        "sys/bus/iio/devices/iio:device*/rail_name_*",
+        "in_voltage{}_input",
+        "in_current{}_input",
+        "warn_current_limit_{}",
+        "crit_current_limit_{}",
+    ),
+)
 _TIME_ERROR = 5  # <linux/timex.h>
 _STA_UNSYNC = 0x0040
 # systemd-timesyncd creates this file once it has the time; needed by a service that must not call adjtimex.
@@ -87,7 +99,7 @@ class BoardState:
             zones=tuple(self._zones()),
             throttling=self._throttling(),
             over_current_events=self._over_current_events(),
-            rails=tuple(sorted((*self._rails(), *self._older_rails()), key=lambda rail: rail.name)),
+            rails=tuple(sorted(self._rails(), key=lambda rail: rail.name)),
             power_mode=self._power_mode(),
         )
 
@@ -116,29 +128,16 @@ class BoardState:
         return sum(known) if known else None
 
     def _rails(self) -> Iterator[Rail]:
-        """Yield the rails as of Jetson Linux 34, where the INA3221 is a hwmon device: mV, mA."""
-        for chip in self._root.glob("sys/class/hwmon/hwmon*"):
-            if read_text(chip / "name") != "ina3221":
-                continue
-            for label in chip.glob("in*_label"):
-                channel = label.name.removeprefix("in").removesuffix("_label")
-                yield from _rail(
-                    read_text(label),
-                    _number(chip / f"in{channel}_input"),
-                    _number(chip / f"curr{channel}_input"),
-                    [_number(chip / f"curr{channel}_{limit}") for limit in ("max", "crit")],
-                )
-
-    def _older_rails(self) -> Iterator[Rail]:
-        """Yield the rails up to Jetson Linux 32, where it is an IIO device: mV, mA, some limits with their unit."""
-        for label in self._root.glob("sys/bus/iio/devices/iio:device*/rail_name_*"):
-            chip, channel = label.parent, label.name.removeprefix("rail_name_")
-            yield from _rail(
-                read_text(label),
-                _number(chip / f"in_voltage{channel}_input"),
-                _number(chip / f"in_current{channel}_input"),
-                [_number(chip / f"{limit}_current_limit_{channel}") for limit in ("warn", "crit")],
-            )
+        """Yield the rails that are connected (not "NC") and on; the sum of their shunt voltages is none of them."""
+        for labels, *files in _RAILS:
+            for label in self._root.glob(labels):
+                name, channel = read_text(label), re.sub(r"\D", "", label.name)
+                millivolts, milliamps, *limits = (_number(label.with_name(file.format(channel))) for file in files)
+                is_other_chip = "hwmon" in labels and read_text(label.with_name("name")) != "ina3221"
+                if is_other_chip or name in ("", "NC") or millivolts is None or milliamps is None:
+                    continue
+                lowest = min((limit for limit in limits if limit is not None and limit > 0), default=None)
+                yield Rail(name, millivolts * milliamps / 1e6, milliamps / lowest if lowest else None)
 
     def _power_mode(self) -> str | None:
         """Return nvpmodel's mode by name, or by number where its configuration does not name it."""
@@ -159,14 +158,6 @@ def _limit_c(zone: Path) -> float | None:
         and (millidegrees := _number(kind.with_name(kind.name.removesuffix("type") + "temp"))) is not None
     ]
     return min((limit for limit in limits if limit >= _LEAST_LIMIT_C), default=None)
-
-
-def _rail(name: str, millivolts: float | None, milliamps: float | None, limits: list[float | None]) -> Iterator[Rail]:
-    """Yield a rail, unless it is not connected ("NC"), off, or the sum of the others' shunt voltages."""
-    if not name or name == "NC" or millivolts is None or milliamps is None:
-        return
-    lowest = min((limit for limit in limits if limit is not None and limit > 0), default=None)
-    yield Rail(name, millivolts * milliamps / 1e6, milliamps / lowest if lowest else None)
 
 
 def read_text(path: Path) -> str:

@@ -246,8 +246,7 @@ class UploadSource(MessageSource):
         self._lock = threading.Lock()
         self._upload: Upload | None = None
         self._left: deque[int] = deque()
-        self._sent: int | None = None  # the chunk on its way
-        self._message: Message | None = None  # the message that carries it
+        self._message: Message | None = None  # on its way; it carries the first chunk of those that are left
         self._on_chunk: OnChunk = lambda _left, _refusal: None
 
     def start(self, upload: Upload, numbers: Iterable[int], on_chunk: OnChunk) -> None:
@@ -257,7 +256,7 @@ class UploadSource(MessageSource):
         """
         with self._lock:
             self._upload, self._left, self._on_chunk = upload, deque(numbers), on_chunk
-            self._sent = self._message = None
+            self._message = None
 
     def end(self) -> None:
         """Send no more chunks."""
@@ -267,11 +266,10 @@ class UploadSource(MessageSource):
 
     def pop(self) -> Message | None:
         with self._lock:
-            if self._upload is None or self._sent is not None or not self._left:
+            if self._upload is None or self._message is not None or not self._left:
                 return None
-            self._sent = self._left.popleft()
-            topic = self._topics.histogram_chunk(self._upload.name, self._sent)
-            self._message = Message(topic, self._upload.chunk(self._sent))
+            topic = self._topics.histogram_chunk(self._upload.name, self._left[0])
+            self._message = Message(topic, self._upload.chunk(self._left[0]))
             return self._message
 
     def delivered(self, message: Message) -> None:
@@ -282,16 +280,16 @@ class UploadSource(MessageSource):
         self.end()
         self._report(message, "its longest message" if for_good else "its access rules")
 
-    def put_back(self, messages: Sequence[Message]) -> None:
+    def put_back(self, messages: Sequence[Message]) -> None:  # noqa: ARG002  (only one was on its way)
         with self._lock:
-            if self._message in messages and self._sent is not None and self._upload is not None:
-                self._left.appendleft(self._sent)
-            self._sent = self._message = None
+            self._message = None
 
     def _report(self, message: Message, refusal: str) -> None:
         with self._lock:
             if message is not self._message:  # of an upload that has ended
                 return
-            self._sent = self._message = None
+            self._message = None
+            if self._left:  # the upload goes on
+                self._left.popleft()
             left, on_chunk = len(self._left), self._on_chunk
         on_chunk(left, refusal)

@@ -103,8 +103,8 @@ class Lossy(link_module.UploadSource):
 
     def pop(self) -> Message | None:
         message = super().pop()
-        if message is not None and self._sent is not None and self._sent % 3 == 1 and self._sent not in self.lost:
-            self.lost.add(self._sent)
+        if message is not None and self._left[0] % 3 == 1 and self._left[0] not in self.lost:
+            self.lost.add(self._left[0])
             return Message("nowhere", b"")
         return message
 
