@@ -30,4 +30,4 @@ def test_a_thousand_boards_come_back_to_a_broker_that_was_killed(tmp_path: Path)
     assert missing == 0
     for times in (course.dials, course.arrivals):
         seconds = Counter(int(at_s) for at_s in times)
-        assert max(seconds.values()) < 300, seconds  # at once they would be a thousand
+        assert max(seconds.values()) < 500, seconds  # at once they would be a thousand; on a quiet machine 150 are
