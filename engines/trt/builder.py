@@ -150,7 +150,7 @@ def build_engine(
             done.wait(_SIGNALS_S)
     if build_progress.stopped is not None:
         raise build_progress.stopped
-    return results[0]
+    return results[0]  # there is one, since nothing stopped the builder
 
 
 def _build(

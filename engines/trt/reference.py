@@ -92,7 +92,7 @@ class OutputProbe(Session):
         """Count the taps that are inputs or outputs, of a batch that is done and still in its slot."""
         with self._gpu.current():
             for tap in self._visible:
-                self._count(sight, tap, self.device_address(ticket, tap), self._shapes[tap])
+                self._count(sight, tap, self._slots[ticket].address(tap), self._shapes[tap])
 
     def _count(self, sight: Sight, tap: str, address: int, shape: tuple[int, ...]) -> None:
         """Count float32 values on the device; waits for the stream. The guess of a range is kept per tap and size."""

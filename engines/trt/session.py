@@ -220,10 +220,6 @@ class Session:
             spec.name: slot.memory[spec.name].array(slot.shapes[spec.name], spec.dtype).copy() for spec in self.outputs
         }
 
-    def device_address(self, ticket: int, name: str) -> int:
-        """Return the device address of an input or output of a started batch; valid until the slot is used again."""
-        return self._slots[ticket].address(name)
-
     def zeros(self) -> Array:
         """Return a batch of zeros of the shape that the first profile is tuned for."""
         return np.zeros(self._ranges[0][1], self._image.dtype)
