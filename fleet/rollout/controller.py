@@ -173,9 +173,10 @@ class Controller:
                 zones = rows.waiting_zones(transaction, identity, (0, rollout.waves))
             for zone in zones:
                 check_zone(zone)
+            spec = rollout.spec
             # While it is undone, no board will request the file.
-            file = None if rollout.state is RolloutState.UNDOING else rollout.spec.file
-            if file is not None and file_arguments(Path(file))["sha256"] != rollout.spec.arguments["sha256"]:
+            file = None if rollout.state is RolloutState.UNDOING else spec.file
+            if file is not None and file_arguments(Path(file))["sha256"] != spec.arguments["sha256"]:
                 remedy = "put it back, or begin another rollout"
                 raise CommandError("rollout.file", f"another content of {file}", "the file of the rollout", remedy)
         except CommandError as error:

@@ -236,12 +236,17 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(
 def test_a_rollout_of_a_newer_tared_is_left_alone_and_the_others_go_on(mosquitto: RealBroker, tmp_path: Path) -> None:
     where = str(tmp_path / "db")
     with a_fleet(mosquitto, where, 1):
-        strange, known = begin(where, spec(waves="100%")), begin(where, spec(waves="100%"))
+        strange, undone, known = (begin(where, spec(waves="100%")) for _ in range(3))
         with open_store(where) as store, store.transaction("write") as transaction:
             newer = json.dumps({**json.loads(spec().to_json()), "blue_green": True})
-            transaction.execute("UPDATE rollouts SET spec = ? WHERE id = ?", (newer, strange))
+            transaction.execute("UPDATE rollouts SET spec = ? WHERE id IN (?, ?)", (newer, strange, undone))
+            transaction.execute("UPDATE rollouts SET state = 'UNDOING' WHERE id = ?", (undone,))
         with controlling(mosquitto, where):
             assert ended(where, known).rollout.state is RolloutState.COMPLETED
+        for each in (strange, undone):
+            seen = overview(where, each)
+            assert seen.rollout.lease_until == 0.0  # released
+            assert [record.what for record in seen.records] == ["created", "left to another controller"]
     at = ["--db", where]
     for words in (["list", "--fleet", "simulated"], ["show", strange], ["abort", strange]):
         assert main(["fleet", "rollout", *words, *at]) == 0
