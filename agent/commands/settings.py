@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,47 +38,45 @@ _BOUNDS = {"mqtt.telemetry_period_s": (0.5, 3600.0)}
 _SCHEMA = 1
 
 
+@dataclass(eq=False)
 class Settings:
-    """`config` is the configuration in force: config.yaml, overlaid with the values that were set."""
+    """The configuration in force: config.yaml, overlaid with the values in the file at `path`.
 
-    def __init__(
-        self,
-        config: Config,
-        path: Path,
-        trusts: Callable[[str], bool],
-        on_change: Callable[[Config], None],
-        on_error: Callable[[AgentError], None],
-    ) -> None:
-        """Apply the values in the file at `path`.
+    Values are ignored if they are unreadable, no longer allowed, or set by a key that is no longer trusted.
 
-        Values are ignored if they are unreadable, no longer allowed, or set by a key that is no longer trusted.
+    Args:
+        base: As config.yaml has it. `config` is the configuration in force.
+        trusts: Returns whether earlier documents of a key still count.
+        on_change: Receives each new configuration.
+        on_error: Receives the errors of the file.
 
-        Args:
-            trusts: Returns whether earlier documents of a key still count.
-            on_change: Receives each new configuration.
-            on_error: Receives the errors of the file.
+    Raises AgentError (`settings.schema`) for the file of a newer tared.
+    """
 
-        Raises AgentError (`settings.schema`) for the file of a newer tared.
-        """
-        self._base = self.config = config
-        self._trusts = trusts
-        self._on_change = on_change
+    base: Config
+    path: Path
+    trusts: Callable[[str], bool]
+    on_change: Callable[[Config], None]
+    on_error: Callable[[AgentError], None]
+
+    def __post_init__(self) -> None:
+        self.config = self.base
         self._values: dict[str, JsonValue] = {}
         self._signers: dict[str, str] = {}  # by name of the value: the key that has set it, empty for none
         self._versions: dict[str, int] = {}  # the highest version of each key
-        self._file = StateFile(path, _SCHEMA, "settings.write", on_error)
+        self._file = StateFile(self.path, _SCHEMA, "settings.write", self.on_error)
         self._file.read(self._restore)
         for key, value in list(self._values.items()):
             try:
                 self.config = _with(self.config, {key: value})
             except CommandError as error:  # noqa: PERF203  (only this value does not fit config.yaml any more)
-                on_error(error)
+                self.on_error(error)
                 del self._values[key], self._signers[key]
 
     @property
     def version(self) -> int:
         """The highest version set by a key that is still trusted; 0 without any."""
-        return max((version for key, version in self._versions.items() if self._trusts(key)), default=0)
+        return max((version for key, version in self._versions.items() if self.trusts(key)), default=0)
 
     def reported(self, error: AgentError | None = None) -> Reported:
         """Return the values in force; error: the reason for which the newest `desired` is not."""
@@ -103,7 +102,7 @@ class Settings:
             if key not in LIVE:
                 found, expected = f"the key '{key[:64]}'", "one of " + ", ".join(LIVE)
                 raise CommandError("command.set", found, expected, "change config.yaml, and restart the daemon")
-        config = _with(self._base, requested)
+        config = _with(self.base, requested)
         signers = {key: authorisation.key if key in values else self._signers[key] for key in requested}
         versions = {
             **self._versions,
@@ -112,7 +111,7 @@ class Settings:
         latest = {"version": authorisation.version, "key": authorisation.key}
         self._file.replace({**latest, "values": requested, "signers": signers, "versions": versions})
         self._values, self._signers, self._versions, self.config = requested, signers, versions, config
-        self._on_change(config)
+        self.on_change(config)
 
     def _restore(self, document: Mapping[str, Any]) -> None:
         """Older files hold only the latest key and version, which count for all values."""
@@ -121,7 +120,7 @@ class Settings:
         stored = dict(document.get("signers", {}))
         signers = {key: str(stored.get(key, latest)) for key in values}
         versions = {str(key): int(each) for key, each in document.get("versions", {latest: version}).items()}
-        revoked = [key for key in values if not self._trusts(signers[key])]
+        revoked = [key for key in values if not self.trusts(signers[key])]
         if revoked:
             log.warning("settings=dropped keys=%s reason='set by a key that is trusted no more'", ",".join(revoked))
         self._values = {key: value for key, value in values.items() if key not in revoked}

@@ -249,8 +249,7 @@ def _evaluate_classifier(engine: Engine, spec: ModelSpec, images: ClassifiedImag
     vision = VisionTask(spec, engine.inputs, outputs)
     correct = 0
     for image, class_id in images:
-        tensor, _ = vision.preprocess(image)
-        prediction = vision.decode(engine.infer(tensor))
+        prediction, _ = vision.infer(engine, image)
         assert isinstance(prediction, Classification)
         correct += prediction.class_id == class_id
     return Evaluation(spec.task, len(images), {"top1": correct / len(images)})
@@ -261,8 +260,7 @@ def _evaluate_detector(engine: Engine, spec: ModelSpec, images: DetectionImages)
     vision = VisionTask(all_scores, engine.inputs, engine.outputs)
     precision = AveragePrecision()
     for image, truth in images:
-        tensor, geometry = vision.preprocess(image)
-        detections = vision.decode(engine.infer(tensor))
+        detections, geometry = vision.infer(engine, image)
         assert isinstance(detections, Detections)
         precision.add(replace(detections, boxes=geometry.to_frame(detections.boxes)), truth)
     by_threshold = precision.by_threshold()
