@@ -223,15 +223,15 @@ def test_parallel_edges_add_up_and_loops_cost_nothing() -> None:
     twice = problem(2, [(0, 1), (1, 0)], boundary=np.array([0.6, 0.6]), fixed=fixed)
     assert fastest(once, 0.0).int8.tolist() == [False, True]
     assert fastest(twice, 0.0).int8.tolist() == [False, False]
-    net = network(0, 8)
-    loops = np.concatenate((net.edges, np.arange(8).repeat(2).reshape(8, 2)))
-    looped = replace(net, edges=loops, boundary=np.concatenate((net.boundary, np.full(8, 9.0))))
+    net = network(0, 20)
+    loops = np.concatenate((net.edges, np.arange(20).repeat(2).reshape(20, 2)))
+    looped = replace(net, edges=loops, boundary=np.concatenate((net.boundary, np.full(20, 9.0))))
     assert [plan.time for plan in frontier(looped)] == [plan.time for plan in frontier(net)]
 
 
 def test_equal_noises_fill_a_budget_as_far_as_their_exact_sum_allows() -> None:
     """Three times 0.1 is more than 0.3: the plans that miss by the last bit do not hide the others."""
-    for seed in range(4):
+    for seed in range(5, 9):  # in the first and the last the miss is what hides the best plan
         net = replace(network(seed), noise=np.full(14, 0.1))
         times, noises = every_plan(net)
         for budget in (0.3, 0.6, 0.8):

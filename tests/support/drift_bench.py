@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 from agent.config import DriftConfig
@@ -19,6 +21,7 @@ def scene(brightness: float, seed: int) -> dict[str, AbsHistogram]:
     return {"image": abs_histogram(signal.astype(np.float32)), "t1": abs_histogram((signal * 7.0).astype(np.float32))}
 
 
+@cache
 def calibration(brightness: float = 1.0, method: str = "entropy") -> Calibration:
     frames = [scene(brightness, 12345 + number) for number in range(8)]
     together = {name: merge_all(frame[name] for frame in frames) for name in frames[0]}

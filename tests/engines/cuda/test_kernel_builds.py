@@ -16,7 +16,7 @@ from engines.cuda.kernels import KernelGeometry, kernel_source
 
 NVCC = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
 ARCHITECTURES = ["sm_75", "sm_87", "sm_90", "sm_110"]  # oldest that nvcc 13 knows; Orin; Hopper; Thor
-OTHERS = [KernelGeometry(11, 4, 128), KernelGeometry(13), KernelGeometry(13, 0, 256), KernelGeometry(12, 1, 1024)]
+OTHERS = [KernelGeometry(13, 0, 256), KernelGeometry(12, 1, 1024)]  # of many registers for a thread, and of few
 SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
 

@@ -65,8 +65,16 @@ def release(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def bindings(release: str, tmp_path_factory: pytest.TempPathFactory) -> Bindings:
-    return probe("tensorrt_bindings", environment(release, tmp_path_factory.mktemp("stubs")))
+def variables(release: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a process with this release, under both its names."""
+    folder = tmp_path_factory.mktemp("release")
+    package(folder, "from tensorrt_bindings import *\nfrom tensorrt_bindings import __version__\n")
+    return environment(release, folder / "stubs", folder)
+
+
+@pytest.fixture(scope="module")
+def bindings(variables: dict[str, str]) -> Bindings:
+    return probe("tensorrt_bindings", variables)
 
 
 def test_every_release_has_what_is_used(bindings: Bindings) -> None:
@@ -127,21 +135,17 @@ def test_callbacks_take_what_the_bindings_hand_them(bindings: Bindings) -> None:
             assert found[name][member.name].startswith(f"{member.name}(self: ")
 
 
-def test_the_release_of_true_bindings(release: str, tmp_path: Path) -> None:
+def test_the_release_of_true_bindings(release: str, variables: dict[str, str], tmp_path: Path) -> None:
     major = release.partition(".")[0]
-    package(tmp_path, "from tensorrt_bindings import *\nfrom tensorrt_bindings import __version__\n")
-    known = open_in_a_process(environment(release, tmp_path / "stubs", tmp_path))
+    known = open_in_a_process(variables)
     assert known == [f"tensorrt {release}", f"tensorrt {major}.x", release == "10.3.0"]
-    unlinked = {**environment(release, tmp_path / "stubs", tmp_path), "LD_LIBRARY_PATH": str(tmp_path)}
-    code, found = open_in_a_process(unlinked)
+    code, found = open_in_a_process({**variables, "LD_LIBRARY_PATH": str(tmp_path)})
     assert code == "backend.library"
     assert f".so.{major}: cannot open shared object file" in found
 
 
-def test_bindings_for_which_cuda_does_not_start(release: str, tmp_path: Path) -> None:
+def test_bindings_for_which_cuda_does_not_start(variables: dict[str, str]) -> None:
     """The stub's null pointer is what TensorRT gives where the driver is too old for it."""
-    package(tmp_path, "from tensorrt_bindings import *\nfrom tensorrt_bindings import __version__\n")
-    variables = environment(release, tmp_path / "stubs", tmp_path)
     assert open_in_a_process(variables, _START) == ["backend.cuda", "backend.cuda"]
 
 

@@ -28,7 +28,7 @@ from engines.quantise.placement import place
 from engines.trt.backend import TensorRtBackend
 from engines.trt.layers import layers_from_json
 
-PROFILE = ({"image": ShapeRange((1, 16, 16, 16), (1, 16, 32, 32), (2, 16, 64, 96))},)
+PROFILE = ({"image": ShapeRange((1, 16, 16, 16), (1, 16, 32, 32), (2, 16, 40, 48))},)
 LEAST_DB = {"fp32": 40.0, "fp16": 35.0, "int8": 30.0}  # like ONNX Runtime on the same graph; INT8 in FP16 accumulates
 
 
@@ -101,7 +101,7 @@ def test_every_shape_of_a_profile(backend: TensorRtBackend) -> None:
     request = BuildRequest(wide_model(), profiles=PROFILE)
     rng = np.random.default_rng(0)
     with closing(backend.load(backend.build(request).engine)) as engine:
-        for shape in ((1, 16, 16, 16), (2, 16, 64, 96), (1, 16, 17, 33), (1, 16, 32, 32)):
+        for shape in ((1, 16, 16, 16), (2, 16, 40, 48), (1, 16, 17, 33), (1, 16, 32, 32)):
             batch = rng.normal(size=shape).astype(np.float32)
             (expected,), (found,) = run(wide_model(), batch).values(), engine.infer(batch).values()
             assert sqnr_db(expected, found) > LEAST_DB["fp32"]
@@ -123,7 +123,7 @@ def test_taps_are_counted_at_any_size(backend: TensorRtBackend) -> None:
     reference = OnnxRuntimeBackend().observer(request, taps)
     rng = np.random.default_rng(0)
     with closing(backend.observer(request, taps)) as observer:
-        for shape in ((1, 16, 16, 16), (1, 16, 64, 96), (1, 16, 17, 33), (1, 16, 40, 20), (2, 16, 32, 32)):
+        for shape in ((1, 16, 16, 16), (1, 16, 40, 48), (1, 16, 17, 33), (2, 16, 32, 20)):
             batch = rng.normal(size=shape).astype(np.float32)
             check_alike(observer.observe(batch).histograms, reference.observe(batch).histograms)
             (expected,), (found,) = run(wide_model(), batch).values(), observer.infer(batch).values()
