@@ -71,18 +71,14 @@ Method = Annotated[str, AfterValidator(_known_method)]
 
 
 def _time_of_day(value: object) -> object:
-    """Undo YAML 1.1, which reads 23:30 without quotes as the number 23 * 60 + 30."""
-    minutes = type(value) is int and 0 <= value < 24 * 60
-    return f"{value // 60:02}:{value % 60:02}" if minutes and isinstance(value, int) else value
-
-
-def _known_time(text: str) -> str:
-    if not re.fullmatch(r"([01]\d|2[0-3]):[0-5]\d", text, re.ASCII):
+    if type(value) is int and 0 <= value < 24 * 60:  # YAML 1.1 reads 23:30 without quotes as 23 * 60 + 30
+        return f"{value // 60:02}:{value % 60:02}"
+    if isinstance(value, str) and not re.fullmatch(r"([01]\d|2[0-3]):[0-5]\d", value, re.ASCII):
         raise ValueError("a time of day like '03:00'")
-    return text
+    return value
 
 
-TimeOfDay = Annotated[str, BeforeValidator(_time_of_day), AfterValidator(_known_time)]
+TimeOfDay = Annotated[str, BeforeValidator(_time_of_day)]
 
 
 class ObserveConfig(Strict):

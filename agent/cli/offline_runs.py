@@ -20,7 +20,7 @@ from typing import Any
 from agent.camera.reader import Image, read_images, source_length
 from agent.camera.source import Source, parse_source
 from agent.collection.collection import CalibrationSet
-from agent.common.console import Task, progress, say
+from agent.common.console import progress, say, stage
 from agent.common.errors import AgentError
 from agent.common.latency import LatencyHistogram
 from agent.common.schema import validate
@@ -33,7 +33,7 @@ from agent.vision.task import VisionTask
 from calibrate.plan import ALL_INT8
 from calibrate.threshold import parse_method
 from engines.calibration import check_destination, load_calibration, save_calibration
-from engines.interface import Backend, Engine, Progress
+from engines.interface import Backend, Engine
 from engines.store.artefact import check_runtime, read_artefact
 
 
@@ -55,8 +55,8 @@ def run_calibrate(
     source = parse_source(frames)
     model = open_model(load_model_spec(spec_path))
     collection = CalibrationSet(held_out_size=0)
-    with progress("preparing", 100) as bar:
-        observer = backend.observer(model.reference, model.placement.taps, _percent(bar))
+    with stage("preparing") as show:
+        observer = backend.observer(model.reference, model.placement.taps, show)
     with closing(observer), progress("calibrating", min(count, source_length(source) or count)) as bar:
         task = VisionTask(model.spec, observer.inputs, observer.outputs)
         for image in _spread(source, count):
@@ -100,12 +100,12 @@ def run_build(
     if precision == "int8" and (warning := slower_here(plan, backend.describe())):
         say(f"warning: {warning}")
     destination = output or Path(f"{spec_path.stem}-{precision}")
-    with progress("building", 100) as bar:
+    with stage("building") as show:
         artefact = build_artefact(
             model,
             backend,
             lambda _: destination,
-            _percent(bar),
+            show,
             calibration=calibration,
             precision=precision,
             key=key,
@@ -178,15 +178,10 @@ def open_engine(target: Path, backend: Backend, key: bytes | None = None) -> Ite
             yield engine, spec
         return
     model = open_model(load_model_spec(target))
-    with progress("preparing", 100) as bar:
-        built = backend.build(model.reference, _percent(bar))
+    with stage("preparing") as show:
+        built = backend.build(model.reference, show)
     with closing(backend.load(built.engine)) as engine:
         yield engine, model.spec
-
-
-def _percent(bar: Task) -> Progress:
-    """Return a callback that shows a backend's progress in percent."""
-    return lambda fraction, doing: bar.update(round(100 * fraction), doing)
 
 
 def _spread(source: Source, count: int) -> Iterator[Image]:

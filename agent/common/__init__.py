@@ -4,7 +4,7 @@ Reading order: errors and schema (every configuration goes through them), timing
 needed.
 
 Public names:
-    console      Task, progress, say, say_error, set_up_logging
+    console      Task, progress, stage, say, say_error, set_up_logging
     credentials  FileOrCredential, locate
     database     Database
     errors       AgentError, CameraError, CommandError, ConfigError, DatasetError

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -69,6 +69,13 @@ def progress(title: str, total: int | None = None) -> Iterator[Task]:
     ]
     with Progress(*columns, console=console) as bar:
         yield Task(title, total, bar)
+
+
+@contextmanager
+def stage(title: str) -> Iterator[Callable[[float, str], None]]:
+    """Show the progress of the block in percent; yield the function that takes the share done, and a note."""
+    with progress(title, 100) as bar:
+        yield lambda fraction, doing: bar.update(round(100 * fraction), doing)
 
 
 def say(text: str, priority: int = _NOTICE) -> None:

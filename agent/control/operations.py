@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -44,6 +45,7 @@ from engines.store.retention import Pins, StoreCleaner
 _RETRY_S = 60.0  # before another attempt to start a job, after the journal has refused one
 
 
+@dataclass
 class Operations:
     """Decides and acts.
 
@@ -56,22 +58,18 @@ class Operations:
         new_model: The model to serve next, if there is one.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        service: EngineService,
-        pipeline: Pipeline,
-        reporter: Reporter,
-        run_in_main_thread: RunInMainThread,
-        journal: JobJournal,
-    ) -> None:
-        self.config = config
-        self.service = service
-        self.pipeline = pipeline
-        self._reporter = reporter
+    config: Config
+    service: EngineService
+    pipeline: Pipeline
+    reporter: Reporter
+    run_in_main_thread: RunInMainThread
+    journal: JobJournal
+
+    def __post_init__(self) -> None:
+        config, service, pipeline, reporter = self.config, self.service, self.pipeline, self.reporter
 
         def report_error(error: AgentError) -> None:
-            run_in_main_thread(lambda: reporter.error(error))
+            self.run_in_main_thread(lambda: reporter.error(error))
 
         def kept_path(name: str) -> Path | None:
             return config.state_dir / name if pipeline.is_live else None  # each play of a recording starts from scratch
@@ -91,14 +89,14 @@ class Operations:
             config.probation.rollbacks_per_day,
             report_error,
         )
-        self._schedule = Schedule(config.recalibration.schedule, answered_times(journal))
+        self._schedule = Schedule(config.recalibration.schedule, answered_times(self.journal))
         self._triggers = Triggers(
             config, service, self._limits, self._attempts, self._schedule, reporter.error, self._on_view_changed
         )
         cleaner = StoreCleaner(service.store, config.store.keep, config.store.reserve_bytes)
-        self._registry = JobRegistry(reporter, journal, self._limits, cleaner, self._pins)
+        self._registry = JobRegistry(reporter, self.journal, self._limits, cleaner, self._pins)
         self.jobs = Recalibration(
-            config, service, observer, run_in_main_thread, self._registry.make_room, self._on_candidate
+            config, service, observer, self.run_in_main_thread, self._registry.make_room, self._on_candidate
         )
         self.new_model = NewModel(self.jobs, self._registry)
         self.swap = EngineSwap(
@@ -107,7 +105,7 @@ class Operations:
             pipeline,
             reporter,
             self.summary,
-            run_in_main_thread,
+            self.run_in_main_thread,
             self._engine_changed,
             self._on_rolled_back,
         )
@@ -128,7 +126,7 @@ class Operations:
     @property
     def _idle(self) -> bool:
         """True while a job may start. While an engine still hangs no other could be tried, so none is built."""
-        return self.job is None and not self.swap.is_active and not self.pipeline.is_stuck
+        return self.job is None and not self.swap.is_active and not self.pipeline.loop.is_stuck
 
     def start(self, rolled_back: int) -> None:
         """Report and watch the engine that serves at the start.
@@ -146,10 +144,10 @@ class Operations:
         self.swap.tick(states)
         self._changes.report_changes(states)
         if not self.swap.is_active:  # a candidate on probation teaches nothing
-            with self._reporter.reporting_errors():
+            with self.reporter.reporting_errors():
                 learnt = self.regimes.learn_if_proved(states, self.pipeline.last_ts)
                 if learnt:
-                    self._reporter.event("regime", artefact=learnt, known=len(self.regimes.artefacts))
+                    self.reporter.event("regime", artefact=learnt, known=len(self.regimes.artefacts))
         if self._idle:
             self._registry.tidy()
         if time.monotonic() >= self._retry_s:
@@ -167,7 +165,7 @@ class Operations:
                 self._start_job(trigger)
         except AgentError as error:
             self._retry_s = time.monotonic() + _RETRY_S
-            self._reporter.error(error)
+            self.reporter.error(error)
 
     def stop(self, reason: str) -> None:
         """Cancel the running job, and the probation of a candidate."""
@@ -209,11 +207,11 @@ class Operations:
         elif service.calibration is not None:
             artefact, calibration, model = service.serving.id, service.calibration, service.serving_model
         else:
-            self._reporter.serves(service.serving.id, None)
+            self.reporter.serves(service.serving.id, None)
             self.regimes.unwatch()
             return
-        self._reporter.serves(artefact, calibration.id)
-        with self._reporter.reporting_errors():
+        self.reporter.serves(artefact, calibration.id)
+        with self.reporter.reporting_errors():
             self.regimes.watch(artefact, model, calibration, since, recall)
 
     def _on_view_changed(self) -> None:
@@ -230,7 +228,7 @@ class Operations:
             loaded = self.service.load(self.service.store.find(identity))
         except TaredError as error:
             self._limits.pause_switches()
-            self._reporter.error(error, trigger="switch")
+            self.reporter.error(error, trigger="switch")
             self._forget_regime(identity)
             return
         tracker = self._registry.start_with_engine(loaded.engine, "switch", {"artefact": identity})
@@ -257,7 +255,7 @@ class Operations:
                 monitor.reset_view()
 
     def _forget_regime(self, artefact: str) -> None:
-        with self._reporter.reporting_errors():
+        with self.reporter.reporting_errors():
             self.regimes.forget(artefact)
 
     def _on_rolled_back(self, artefact: str) -> None:

@@ -95,7 +95,8 @@ class Triggers:
         """Return the regime that one camera's scene needs, if no other camera's scene is worse under it; else empty."""
         tolerance_db = self.config.drift.tolerance_db
         for regime in filter(None, (drift.switch_to for drift in drifts)):
-            if not any(drift.is_worse_under(regime, tolerance_db) for drift in drifts):
+            # A scene is worse under it than under the engine in service, and not well.
+            if not any(drift.gains_db.get(regime, 0.0) > max(tolerance_db, drift.serving_db) for drift in drifts):
                 return regime
         return ""
 

@@ -153,7 +153,7 @@ def _check_not_swapping(operations: Operations) -> None:
 
 
 def _check_not_stuck(operations: Operations) -> None:
-    if operations.pipeline.is_stuck:
+    if operations.pipeline.loop.is_stuck:
         found = "a candidate that still hangs, with the memory that it holds"
         raise CommandError("command.busy", found, "none", "wait for its end, or restart the daemon")
 

@@ -6,7 +6,7 @@ metrics without a value.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
@@ -21,8 +21,12 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from agent.common.errors import ConfigError
-from agent.daemon.status import DaemonSnapshot
+from agent.control.operations import Operations
 from agent.jobs.job import JobState
+from agent.monitoring.camera_monitor import CameraStates
+from agent.serving.pipeline import Feed
+from agent.system.board import health
+from agent.uplink.link import MqttLink
 
 _DRIFT = ("calm", "warning", "alarm")
 
@@ -34,21 +38,23 @@ class PrometheusExporter(Collector):
     """
 
     def __init__(self) -> None:
-        self._snapshot: Callable[[], DaemonSnapshot] | None = None
+        self._source: tuple[Operations, MqttLink | None] | None = None
 
-    def set_source(self, snapshot: Callable[[], DaemonSnapshot]) -> None:
-        """Take all further metrics from this function."""
-        self._snapshot = snapshot
+    def set_source(self, operations: Operations, link: MqttLink | None) -> None:
+        """Take all further metrics from this run of the daemon."""
+        self._source = operations, link
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""
-        if self._snapshot is None:
+        if self._source is None:
             return
-        now = self._snapshot()
-        yield from _frames(now)
-        yield from _quality(now)
-        yield from _work(now)
-        yield from _board(now)
+        operations, link = self._source
+        states = operations.pipeline.observer.states()
+        yield from _frames(operations.pipeline.feeds)
+        yield from _quality({camera: state for camera, state in states.items() if not state.outage})
+        yield from _work(operations, states)
+        yield from _mqtt(link)
+        yield from _board(health())
 
 
 @contextmanager
@@ -71,79 +77,84 @@ def serve_metrics(host: str, port: int) -> Iterator[PrometheusExporter]:
         thread.join()
 
 
-def _frames(now: DaemonSnapshot) -> Iterator[Metric]:
+def _frames(feeds: Mapping[str, Feed]) -> Iterator[Metric]:
+    loops = {camera: feed.run_meter.totals() for camera, feed in feeds.items()}
     there = GaugeMetricFamily("tared_camera_up", "Whether the camera gives frames now.", labels=["camera"])
-    for camera in now.cameras:
-        there.add_metric([camera.name], float(camera.up))
+    for camera, feed in feeds.items():
+        there.add_metric([camera], float(feed.is_up))
     yield there
     served = CounterMetricFamily("tared_frames", "Frames served since the daemon began.", labels=["camera"])
-    for camera in now.cameras:
-        served.add_metric([camera.name], camera.loop.frames)
+    for camera, loop in loops.items():
+        served.add_metric([camera], loop.frames)
     yield served
     dropped = CounterMetricFamily(
         "tared_dropped_frames", "Frames that nobody was served, by cause.", labels=["camera", "cause"]
     )
-    for camera in now.cameras:
-        for cause, count in sorted(camera.loop.dropped.items()):
-            dropped.add_metric([camera.name, cause], count)
+    for camera, loop in loops.items():
+        for cause, count in sorted(loop.dropped.items()):
+            dropped.add_metric([camera, cause], count)
     yield dropped
     latency = HistogramMetricFamily(
         "tared_frame_latency_seconds", "From a frame's arrival to its decoded result.", labels=["camera"]
     )
-    for camera in now.cameras:
-        buckets = [(f"{bound_s:.7g}", count) for bound_s, count in camera.loop.latency_buckets]
-        latency.add_metric([camera.name], [*buckets, ("+Inf", camera.loop.frames)], camera.loop.latency_sum_s)
+    for camera, loop in loops.items():
+        buckets = [(f"{bound_s:.7g}", count) for bound_s, count in loop.latency_buckets]
+        latency.add_metric([camera], [*buckets, ("+Inf", loop.frames)], loop.latency_sum_s)
     yield latency
 
 
-def _quality(now: DaemonSnapshot) -> Iterator[Metric]:
-    """Yield the metrics of observed cameras only."""
+def _quality(observed: CameraStates) -> Iterator[Metric]:
     fidelity = GaugeMetricFamily(
         "tared_fidelity_ratio", "Estimated agreement with the float reference.", labels=["camera", "bound"]
     )
-    for camera in now.cameras:
-        for bound in ("estimate", "low", "high") if camera.fidelity is not None else ():
-            fidelity.add_metric([camera.name, bound], getattr(camera.fidelity, bound))
+    for camera, state in observed.items():
+        for bound in ("estimate", "low", "high") if state.fidelity.n else ():
+            fidelity.add_metric([camera, bound], getattr(state.fidelity, bound))
     yield fidelity
     gain = GaugeMetricFamily(
         "tared_drift_predicted_gain_db", "Noise that a recalibration would save now.", labels=["camera"]
     )
     drift = StateSetMetricFamily("tared_drift_state", "Whether the scene has left the calibration.", labels=["camera"])
-    for camera in now.cameras:
-        if camera.drift is not None:
-            gain.add_metric([camera.name], camera.drift.gain_db)
-            drift.add_metric([camera.name], {state: state == camera.drift.state for state in _DRIFT})
+    for camera, state in observed.items():
+        if state.drift is not None:
+            gain.add_metric([camera], state.drift.gain_db)
+            drift.add_metric([camera], {name: name == state.drift.state for name in _DRIFT})
     yield gain
     yield drift
 
 
-def _work(now: DaemonSnapshot) -> Iterator[Metric]:
+def _work(operations: Operations, states: CameraStates) -> Iterator[Metric]:
+    service, job = operations.service, operations.job
     engine = InfoMetricFamily("tared_engine", "The engine in service.")
-    engine.add_metric([], {"artefact": now.engine, "degraded": str(now.degraded).lower()})
+    engine.add_metric([], {"artefact": service.serving.id, "degraded": str(service.is_degraded).lower()})
     yield engine
-    job = StateSetMetricFamily("tared_job_state", "Where the running job is; none is 1 while there is none.")
-    here = now.job.value if now.job is not None else "none"
-    states = ["none", *(state.value for state in JobState if not state.is_finished)]
-    job.add_metric([], {state: state == here for state in states})
-    yield job
-    observed = GaugeMetricFamily("tared_observer_up", "Whether frames are observed now.", labels=["camera"])
-    for camera in now.cameras:
-        observed.add_metric([camera.name], float(camera.observed))
-    yield observed
+    steps = StateSetMetricFamily("tared_job_state", "Where the running job is; none is 1 while there is none.")
+    here = job.state.value if job is not None else "none"
+    steps.add_metric(
+        [], {step: step == here for step in ("none", *(each.value for each in JobState if not each.is_finished))}
+    )
+    yield steps
+    up = GaugeMetricFamily("tared_observer_up", "Whether frames are observed now.", labels=["camera"])
+    for camera, state in states.items():
+        up.add_metric([camera], float(not state.outage))
+    yield up
+
+
+def _mqtt(link: MqttLink | None) -> Iterator[Metric]:
     lost = CounterMetricFamily(
         "tared_mqtt_dropped_messages", "Messages that fell out of a full queue.", labels=["cause"]
     )
-    for cause, count in sorted(now.mqtt_dropped.items()):
+    for cause, count in sorted(link.drops.items() if link is not None else ()):
         lost.add_metric([cause], count)
     yield lost
     connected = GaugeMetricFamily("tared_mqtt_connected", "Whether the broker has admitted this device.")
-    connected.add_metric([], float(now.mqtt_connected))
+    connected.add_metric([], float(link is not None and link.connected))
     yield connected
 
 
-def _board(now: DaemonSnapshot) -> Iterator[Metric]:
+def _board(health: Mapping[str, float | str | bool]) -> Iterator[Metric]:
     heat = GaugeMetricFamily("tared_board_temperature_celsius", "Of a sensor of the board.", labels=["sensor"])
-    for name, value in sorted(now.health.items()):
+    for name, value in sorted(health.items()):
         if name.startswith("temperature_"):
             heat.add_metric([name.removeprefix("temperature_").removesuffix("_c")], float(value))
     yield heat
@@ -153,5 +164,5 @@ def _board(now: DaemonSnapshot) -> Iterator[Metric]:
         "throttling": ("tared_board_throttling", "Whether heat slows the board down."),
     }
     for key, (name, text) in gauges.items():
-        if key in now.health:
-            yield GaugeMetricFamily(name, text, value=float(now.health[key]))
+        if key in health:
+            yield GaugeMetricFamily(name, text, value=float(health[key]))

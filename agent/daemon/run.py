@@ -17,9 +17,9 @@ from agent.common.errors import AgentError, CameraError, ConfigError
 from agent.config import Config
 from agent.contract.messages import Birth
 from agent.contract.topics import Topics
+from agent.control.operations import Operations
 from agent.control.summary import RunSummary
 from agent.daemon.review import Panel, read_labels, review
-from agent.daemon.status import DaemonSnapshot
 from agent.daemon.supervisor import Supervisor
 from agent.jobs.job import MODEL
 from agent.models.model import Model, open_model, read_plan, slower_here
@@ -91,7 +91,7 @@ def _run(config: Config, frame_limit: int, labels: Mapping[str, Mapping[int, Tru
             supervisor = Supervisor(
                 config, model, backend, link, birth, frame_limit, labels, content, authority, results
             )
-            set_metrics_source(supervisor.snapshot)
+            set_metrics_source(supervisor.operations, link)
             return supervisor.run()
 
         summary = serve()
@@ -183,10 +183,10 @@ def _open_link(config: Config, birth: Birth, authority: Authority) -> Iterator[M
 
 
 @contextmanager
-def _open_metrics(config: Config) -> Iterator[Callable[[Callable[[], DaemonSnapshot]], None]]:
+def _open_metrics(config: Config) -> Iterator[Callable[[Operations, MqttLink | None], None]]:
     """Yield `PrometheusExporter.set_source`; without metrics.port nothing is loaded, and nothing happens."""
     if config.metrics.port is None:
-        yield lambda _: None
+        yield lambda *_: None
         return
     from agent.daemon.prometheus import serve_metrics
 

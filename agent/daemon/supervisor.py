@@ -11,11 +11,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from agent.commands.authority import Authority
+from agent.commands.authority import Authority, Releases
 from agent.commands.deliveries import FileReceiver, ModelAdmission, calibration_admission
 from agent.commands.dispatcher import Handler
 from agent.commands.labels import LabelsInbox
-from agent.commands.releases import Releases
 from agent.commands.settings import Settings
 from agent.common.console import Task, progress
 from agent.common.errors import CameraError
@@ -27,7 +26,7 @@ from agent.control.operations import Operations
 from agent.control.summary import CameraSummary, RunSummary
 from agent.daemon.handlers import BoardHandlers, HistogramUpload, engine_handlers, set_log_level
 from agent.daemon.inbox import CommandInbox
-from agent.daemon.status import DaemonSnapshot, StatusReporter
+from agent.daemon.status import StatusReporter
 from agent.jobs.job import MODEL
 from agent.jobs.recovery import CrashRecovery
 from agent.models.engine_service import EngineService
@@ -78,14 +77,8 @@ class StartupProgress:
         if percent // 10 == self._reported:
             return
         self._reported = percent // 10
-
-        def report() -> None:
-            self.reporter.event("job", trigger="start", step="BUILDING", percent=percent, engine=self.title)
-
-        if self.run_in_main_thread is None:
-            report()
-        else:
-            self.run_in_main_thread(report)
+        run = self.run_in_main_thread or (lambda report: report())
+        run(lambda: self.reporter.event("job", trigger="start", step="BUILDING", percent=percent, engine=self.title))
 
 
 class Supervisor:
@@ -152,13 +145,13 @@ class Supervisor:
         )
         self._results = results
         if results is not None:
-            results.watch_outputs(
-                lambda name, error: self._main_thread.put(lambda: self._on_part("results", error, output=name))
+            results.on_change = lambda name, error: self._main_thread.put(
+                lambda: self._on_part("results", error, output=name)
             )
-        self._status = StatusReporter(config, self._service, self._pipeline, results)
-        self._operations = Operations(
+        self.operations = Operations(
             config, self._service, self._pipeline, reporter, self._main_thread.put, past.journal
         )
+        self._status = StatusReporter(self.operations, results)
         watched = self._pipeline.is_live and bool(content)
         self._watch = ModelWatch(model.spec.path, content, self._on_model) if watched else None
         recovered = past.end_unfinished_jobs(content)
@@ -188,18 +181,18 @@ class Supervisor:
             reserve_bytes,
             run_in_main_thread,
             ModelAdmission(config.model.path, watched, reserve_bytes, releases),
-            self._operations.new_model.deliver,
+            self.operations.new_model.deliver,
         )
         calibrations = FileReceiver(
             config.state_dir / "incoming_calibration",
             reserve_bytes,
             run_in_main_thread,
             calibration_admission(lambda: self._service.serving_model),
-            self._operations.try_calibration,
+            self.operations.try_calibration,
         )
         deliveries = (models, calibrations)
         handlers: dict[str, Handler] = {
-            **engine_handlers(self._operations, deliveries),
+            **engine_handlers(self.operations, deliveries),
             **BoardHandlers(settings, self._pipeline, link, self._stop).handlers,
             "histograms": HistogramUpload(config.privacy, self._service, link, run_in_main_thread).start,
             "model": models.start,
@@ -212,7 +205,7 @@ class Supervisor:
 
         Raises what stopped the frame path, after everything else has been stopped cleanly.
         """
-        self._operations.start(self._rolled_back)
+        self.operations.start(self._rolled_back)
         if self._watch is not None:
             self._watch.start()
         with handling_signals(self._on_signal):
@@ -230,7 +223,7 @@ class Supervisor:
                     if self._link is not None:
                         self._link.set_state("stopping")
                 self._pipeline.stop()
-                self._operations.stop(self._stop_reason or "the source has ended")
+                self.operations.stop(self._stop_reason or "the source has ended")
                 if self._inbox is not None:
                     self._inbox.stop(self._stop_reason or "the source has ended")
             self._pipeline.join()
@@ -238,24 +231,22 @@ class Supervisor:
                 self._results.flush()
             self._receive()  # a swap that only the end of the stream completed
             self._apply_labels()
-        return self._summarise(self._operations.summary)
-
-    def snapshot(self) -> DaemonSnapshot:
-        """Return the daemon's state now; any thread may call it."""
-        return self._status.snapshot(self._operations.job, self._link)
+        return self._summarise(self.operations.summary)
 
     def _serve(self, bar: Task) -> None:
         """Serve until the frames have ended, and the candidate whose frames had all been collected by then."""
         pinged = published_degraded = None
-        while self._pipeline.error is None and not self._stop_reason and not self._results_failed:
-            if not self._pipeline.is_running and not self._operations.jobs.is_building:
+        while self._pipeline.error is None and not self._stop_reason:
+            if self._results is not None and self._results.failed is not None:
+                break
+            if not self._pipeline.loop.is_alive() and not self.operations.jobs.is_building:
                 break
             self._receive()
             self._apply_labels()
             self._pipeline.poll()
             states = self._pipeline.observer.states()
-            self._operations.tick(states)
-            if self._operations.new_model.is_usable:
+            self.operations.tick(states)
+            if self.operations.new_model.is_usable:
                 self._stop(MODEL)
             if self._pipeline.pulse != pinged:
                 pinged = self._pipeline.pulse
@@ -263,7 +254,7 @@ class Supervisor:
             if self._link is not None and self._service.is_degraded != published_degraded:
                 published_degraded = self._service.is_degraded
                 self._link.set_state("degraded" if published_degraded else "online")
-            line = self._status.progress_line(states, self._operations.job, self._built_percent)
+            line = self._status.progress_line(states, self._built_percent)
             bar.update(self._pipeline.served, line)
             if self._telemetry.due(time.monotonic()):
                 self._reporter.telemetry(self._status.telemetry(states), self._results_dropped)
@@ -291,10 +282,6 @@ class Supervisor:
     def _results_dropped(self) -> Mapping[str, int]:
         return self._results.dropped if self._results is not None else {}
 
-    @property
-    def _results_failed(self) -> bool:
-        return self._results is not None and self._results.failed is not None
-
     def _apply_labels(self) -> None:
         """Apply recorded labels to the frames answered since the last call, and report labels that were refused."""
         for camera, labels in self._recorded_labels.items():
@@ -319,7 +306,7 @@ class Supervisor:
             set_log_level(config.log_level)
         self._config = config
         self._telemetry.set_period(config.mqtt.telemetry_period_s, time.monotonic())
-        self._operations.configure(config)
+        self.operations.configure(config)
         if self._inbox is not None:
             self._inbox.report()
 
@@ -342,7 +329,7 @@ class Supervisor:
             self._reporter.event(part, **detail, state="back")
 
     def _on_model(self, content: str) -> None:
-        self._main_thread.put(lambda: self._operations.new_model.content_changed(content))
+        self._main_thread.put(lambda: self.operations.new_model.content_changed(content))
 
     def _on_building(self, percent: int, _doing: str) -> None:
         self._built_percent = percent

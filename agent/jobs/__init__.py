@@ -14,5 +14,5 @@ new_model       NewModel
 recovery        CrashRecovery, RecoveryResult
 
 The child process: `child_process` (JobProcess, JobOutcome: both ends of the pipe) runs `background`, which runs
-`candidate` or `reference` with low priority.
+`candidate` with low priority: a candidate, or the reference of a new model.
 """

@@ -22,11 +22,12 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _FIRST_TO_GO = "1000"  # oom_score_adj(5): where memory runs out, this process goes and never the video
 
 
-def give_way(nice: int) -> None:
+def main() -> None:
     """Use only the CPU and disk time that the frame path leaves, and end with the thread that started this process.
 
     Refusals of the kernel are ignored: a container may forbid any of these calls, and the work can be done without.
     """
+    nice, parent, module = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     # The signal also ends a process that is stopped, which could never notice that nobody reads its pipe any more.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     with contextlib.suppress(OSError):
@@ -35,12 +36,6 @@ def give_way(nice: int) -> None:
         os.setpriority(os.PRIO_PROCESS, 0, max(nice, os.getpriority(os.PRIO_PROCESS, 0)))
     with contextlib.suppress(OSError, psutil.Error):
         psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
-
-
-def main() -> None:
-    """Entry point."""
-    nice, parent, module = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    give_way(nice)
     sys.argv = sys.argv[3:]
     if os.getppid() == parent:  # else the parent died before PR_SET_PDEATHSIG was set
         runpy.run_module(module, run_name="__main__", alter_sys=True)

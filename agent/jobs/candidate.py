@@ -1,7 +1,8 @@
-"""Calibrate, build and judge one candidate in a child process.
+"""Calibrate, build and judge one candidate in a child process; or build a new model's float reference there.
 
-`python -m agent.jobs.candidate JOB_DIRECTORY` reads what the daemon collected, and reports as agent.jobs.child_process
-defines it. A builder that crashes or exhausts the memory takes this process down, never the video.
+`python -m agent.jobs.candidate JOB_DIRECTORY` reads what the daemon has written there, and reports as
+agent.jobs.child_process defines it. A builder that crashes or exhausts the memory takes this process down, never the
+video. Whether a new model can be used is found out by building its float reference, which the daemon then loads.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,15 +20,18 @@ from typing import Any, NoReturn
 import numpy as np
 
 from agent.common.errors import AgentError
-from agent.config import backend_options
+from agent.config import Config, backend_options
 from agent.contract.histograms import read_facts, read_upload
 from agent.jobs.child_process import Emit, JobOutcome, run_child
 from agent.models.build import build_artefact
-from agent.models.model import Model, calibrate, open_model
+from agent.models.model import Model, calibrate, open_model, read_plan
 from agent.planning.precision_raise import ObservedScene, PrecisionRaise, PrecisionRaiser
 from agent.validation.comparison import HeldOut
 from agent.validation.verdict import MIN_INFORMATIVE, NO_WORSE, RAISED_GAIN, Judge, VerdictLimits
+from agent.vision.output_checks import check_batch
+from agent.vision.preprocess import network_input
 from agent.vision.spec import ModelSpec
+from agent.vision.task import VisionTask
 from calibrate.errors import CalibrationError
 from calibrate.histogram import AbsHistogram
 from calibrate.plan import ALL_INT8, PrecisionPlan
@@ -39,6 +44,7 @@ from engines.store.signing import find_key
 # Every fourth held-out frame is used to try which layers to raise, and is not used to judge the candidate.
 _TRIED_EVERY = 4
 _MERGED = "merged.upload"
+_REFERENCE = "reference.json"  # the request for the reference of a new model, in the place of job.json
 
 
 @dataclass(frozen=True)
@@ -188,5 +194,52 @@ def _without_int8(model: Model, backend: Backend, serving: str | None, key: byte
     return known if all(manifest["inputs"].get(name) == value for name, value in here.items()) else {}
 
 
+def write_reference_job(directory: Path, config: Config, model: Path) -> None:
+    """Write a job for the child; `directory` must not exist yet. model: the file to try."""
+    directory.mkdir(parents=True)
+    request = {
+        "spec": {**config.model.model_dump(mode="json"), "path": str(model)},
+        "plan": str(config.plan) if config.plan else None,
+        "backend": config.backend,
+        "threads": config.threads,
+        "dla": config.dla,
+        "batch": config.batch.frames,
+        "state_dir": str(config.state_dir),
+    }
+    (directory / _REFERENCE).write_text(json.dumps(request), encoding="utf-8")
+
+
+def build_reference(directory: Path, emit: Emit) -> JobOutcome:
+    """Build the reference, and infer one frame.
+
+    Raises TaredError for a file that is no model, or a model that this daemon could not serve.
+    """
+    request = json.loads((directory / _REFERENCE).read_text(encoding="utf-8"))
+    emit({"step": "BUILDING", "percent": 0})
+    key, state = find_key(), Path(request["state_dir"])
+    backend = open_backend(request["backend"], backend_options(state, request["threads"], request["dla"]))
+    plan = read_plan(Path(request["plan"])) if request["plan"] else ALL_INT8
+    spec = ModelSpec.model_validate(request["spec"])
+    artefact = build_artefact(
+        open_model(spec, plan),
+        backend,
+        Store(state, key).place,
+        lambda fraction, _: emit({"step": "BUILDING", "percent": round(100 * fraction)}),
+        calibration=None,
+        precision=backend.precisions[0],
+        key=key,
+    )
+    with closing(backend.load(artefact.read_engine())) as engine:
+        check_batch(request["batch"], engine, spec)
+        height, width = network_input(spec, engine.inputs[0]).min_size
+        task = VisionTask(spec, engine.inputs, engine.outputs)
+        task.infer(engine, np.zeros((height, width, 3), np.uint8))
+    return JobOutcome(artefact.path)
+
+
+def _work(directory: Path, emit: Emit) -> JobOutcome:
+    return (build_reference if (directory / _REFERENCE).exists() else run_job)(directory, emit)
+
+
 if __name__ == "__main__":
-    raise SystemExit(run_child(run_job))
+    raise SystemExit(run_child(_work))

@@ -93,6 +93,7 @@ _WEIGH_EVERY = 4  # polls: going through all descendants takes time
 _NICE = 10
 
 
+@dataclass
 class JobProcess:
     """`python -m MODULE DIRECTORY`, niced by background.py; its job has been written to the directory.
 
@@ -108,32 +109,30 @@ class JobProcess:
         memory_bytes: Resident memory that it may take, with all that it starts; None: half of the board's. Beyond, it
             is killed, and the outcome is the error `recalibration.memory`. The address space is not limited, because
             CUDA reserves many times what it uses.
+
+    Raises OSError when no process can be started, or no thread to follow it.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        on_progress: Callable[[str, int], None],
-        on_outcome: Callable[[JobOutcome], None],
-        module: str = "agent.jobs.candidate",
-        nice: int = _NICE,
-        memory_bytes: int | None = None,
-    ) -> None:
-        """Start the process. Raises OSError when no process can be started, or no thread to follow it."""
-        self._directory = directory
-        self._on_progress = on_progress
-        self._on_outcome = on_outcome
-        self._memory_bytes = psutil.virtual_memory().total // 2 if memory_bytes is None else memory_bytes
+    directory: Path
+    on_progress: Callable[[str, int], None]
+    on_outcome: Callable[[JobOutcome], None]
+    module: str = "agent.jobs.candidate"
+    nice: int = _NICE
+    memory_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        self._most_bytes = psutil.virtual_memory().total // 2 if self.memory_bytes is None else self.memory_bytes
         self._over_limit: AgentError | None = None
-        self._stderr = directory / "stderr"
+        self._stderr = self.directory / "stderr"
         self._signals = threading.Lock()  # held while the process id is certain to be this process's
         self._reaped = False
         self._ended = threading.Event()
+        command = ["-m", "agent.jobs.background", str(self.nice), str(os.getpid()), self.module, str(self.directory)]
         with self._stderr.open("wb") as errors:
             # It has its own session. So a Ctrl-C in the terminal reaches the daemon alone, which ends the child itself,
             # and one signal reaches all that the child starts.
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "agent.jobs.background", str(nice), str(os.getpid()), module, str(directory)],
+                [sys.executable, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -186,11 +185,11 @@ class JobProcess:
             if poll % _WEIGH_EVERY:
                 continue
             used_bytes = _resident_bytes(self._process.pid)
-            if used_bytes > self._memory_bytes:
+            if used_bytes > self._most_bytes:
                 self._over_limit = AgentError(
                     "recalibration.memory",
                     f"the candidate process took {used_bytes / 2**20:.0f} MiB of memory",
-                    f"at most {self._memory_bytes / 2**20:.0f} MiB",
+                    f"at most {self._most_bytes / 2**20:.0f} MiB",
                     f"raise recalibration.memory_bytes, or {_FREE_MEMORY}",
                 )
                 self._signal(signal.SIGKILL)
@@ -211,8 +210,8 @@ class JobProcess:
         finally:
             status = self._reap()
             outcome = outcome or JobOutcome(error=self._over_limit or self._death(status))
-            shutil.rmtree(self._directory, ignore_errors=True)
-            self._on_outcome(outcome)
+            shutil.rmtree(self.directory, ignore_errors=True)
+            self.on_outcome(outcome)
 
     def _read_messages(self) -> JobOutcome | None:
         """Read all lines; return the outcome, if there is one. Raises one of _NO_MESSAGE."""
@@ -225,7 +224,7 @@ class JobProcess:
                     percent = int(message["percent"])
                     if not 0 <= percent <= 100:
                         raise ValueError(f"{percent} percent")
-                    self._on_progress(str(message["step"]), percent)
+                    self.on_progress(str(message["step"]), percent)
                 elif message:
                     outcome = JobOutcome.from_message(message)
         return outcome

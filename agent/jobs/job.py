@@ -104,7 +104,7 @@ class JobRecord:
         request: What was requested.
         command_ids: The commands that requested it.
         artefact: Id of the artefact that was put on probation.
-        error: Code, found, expected and remedy of a job that failed.
+        error: The error of a job that failed.
         result: The result that its commands get.
     """
 
@@ -114,13 +114,8 @@ class JobRecord:
     command_ids: tuple[str, ...]
     state: JobState
     artefact: str | None
-    error: Mapping[str, str] | None
+    error: AgentError | None
     result: Mapping[str, Any] | None
-
-    @property
-    def raised_error(self) -> AgentError | None:
-        """The error as it was raised."""
-        return AgentError(**self.error) if self.error is not None else None
 
 
 class JobJournal:
@@ -156,7 +151,9 @@ class JobJournal:
         now = time.time()
         row = (job, trigger, json.dumps(request), json.dumps(command_ids), JobState.REQUESTED.value, now, now)
         columns = "id, trigger, request, command_ids, state, created_wall, updated_wall"
-        self._record(job, JobState.REQUESTED, f"INSERT INTO jobs ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        with self._database.transaction("write") as db:
+            db.execute(f"INSERT INTO jobs ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            db.execute(f"DELETE FROM jobs WHERE number <= (SELECT max(number) - {_MOST_JOBS} FROM jobs)")
 
     def enter(
         self,
@@ -177,7 +174,15 @@ class JobJournal:
             "UPDATE jobs SET state = ?, artefact = coalesce(?, artefact), error = ?, result = ?, updated_wall = ? "
             "WHERE id = ?"
         )
-        self._record(job, state, update, row)
+        with self._database.transaction("write") as db:
+            present = db.execute("SELECT state FROM jobs WHERE id = ?", (job,)).fetchone()
+            if present is None:
+                raise self._database.access_error(
+                    "write", f"no job {job}: the journal was started from scratch meanwhile"
+                )
+            if not JobState(present[0]).may_become(state):
+                raise ValueError(f"job {job} cannot go from {present[0]} to {state.value}")
+            db.execute(update, row)
 
     def join(self, job: str, command_ids: Sequence[str]) -> None:
         """Record all commands that the job carries out. Raises AgentError (`journal.write`)."""
@@ -188,20 +193,6 @@ class JobJournal:
         """Return all jobs in the journal, the newest last. Raises AgentError (`journal.read`)."""
         with self._database.transaction("read") as db:
             return [_parse(row) for row in db.execute(f"SELECT {_COLUMNS} FROM jobs ORDER BY number")]
-
-    def _record(self, job: str, state: JobState, statement: str, row: Sequence[Any]) -> None:
-        """Write a job's new state durably, all of it or nothing."""
-        with self._database.transaction("write") as db:
-            if state is not JobState.REQUESTED:
-                present = db.execute("SELECT state FROM jobs WHERE id = ?", (job,)).fetchone()
-                if present is None:
-                    raise self._database.access_error(
-                        "write", f"no job {job}: the journal was started from scratch meanwhile"
-                    )
-                if not JobState(present[0]).may_become(state):
-                    raise ValueError(f"job {job} cannot go from {present[0]} to {state.value}")
-            db.execute(statement, row)
-            db.execute(f"DELETE FROM jobs WHERE number <= (SELECT max(number) - {_MOST_JOBS} FROM jobs)")
 
 
 def _read_all(db: sqlite3.Connection) -> list[JobRecord]:
@@ -215,10 +206,6 @@ def _read_all(db: sqlite3.Connection) -> list[JobRecord]:
 def _parse(row: Sequence[Any]) -> JobRecord:
     """Raises what `parse_or_none` catches for a row that no journal has written."""
     job, trigger, request, command_ids, state, artefact, error, result = row
-    error = json.loads(error) if error is not None else None
-    if error is not None:
-        AgentError(**error)
-    result = json.loads(result) if result is not None else None
     return JobRecord(
         job,
         trigger,
@@ -226,8 +213,8 @@ def _parse(row: Sequence[Any]) -> JobRecord:
         tuple(json.loads(command_ids)),
         JobState(state),
         artefact,
-        error,
-        result,
+        AgentError(**json.loads(error)) if error is not None else None,
+        json.loads(result) if result is not None else None,
     )
 
 
@@ -238,39 +225,35 @@ def _json(value: Mapping[str, Any] | None) -> str | None:
 _JOINABLE = (JobState.REQUESTED, JobState.COLLECTING)
 
 
+@dataclass
 class JobTracker:
-    """One job. Each state is in the journal before it is reported, and before anything of it is started."""
+    """One job. Each state is in the journal before it is reported, and before anything of it is started.
 
-    def __init__(
-        self,
-        trigger: str,
-        reporter: Reporter,
-        journal: JobJournal,
-        request: Mapping[str, Any],
-        command: CommandProgress | None = None,
-        on_failure: Callable[[TaredError], None] = lambda _: None,
-    ) -> None:
-        """Start tracking a job that is REQUESTED.
+    Start tracking a job that is REQUESTED.
 
-        Args:
-            request: What was requested, for the journal.
-            command: The command that requested the job, if any.
-            on_failure: Called with the error of a job that failed; not for one that was cancelled.
+    Args:
+        request: What was requested, for the journal.
+        command: The command that requested the job, if any.
+        on_failure: Called with the error of a job that failed; not for one that was cancelled.
 
-        Raises AgentError (`journal.write`); there is no job then.
-        """
+    Raises AgentError (`journal.write`); there is no job then.
+    """
+
+    trigger: str
+    reporter: Reporter
+    journal: JobJournal
+    request: Mapping[str, Any]
+    command: CommandProgress | None = None
+    on_failure: Callable[[TaredError], None] = lambda _: None
+
+    def __post_init__(self) -> None:
         self.id = uuid.uuid4().hex[:12]
-        self.trigger = trigger
-        self.request = dict(request)
         self.state = JobState.REQUESTED
         self.started_s = time.monotonic()
         self._percent = 0
         self._reason = ""
-        self._reporter = reporter
-        self._on_failure = on_failure
-        self._commands = [command] if command is not None else []
-        self._journal = journal
-        journal.start(self.id, trigger, self.request, self._command_ids)
+        self._commands = [self.command] if self.command is not None else []
+        self.journal.start(self.id, self.trigger, self.request, self._command_ids)
 
     @property
     def description(self) -> str:
@@ -286,7 +269,7 @@ class JobTracker:
         """Carry out one more command that requests the same. Raises AgentError (`journal.write`)."""
         self._commands.append(command)
         try:
-            self._journal.join(self.id, self._command_ids)
+            self.journal.join(self.id, self._command_ids)
         except AgentError:
             self._commands.remove(command)
             raise
@@ -307,16 +290,16 @@ class JobTracker:
             found = f"a job at {self.state.value} that goes to {step}"
             raise AgentError("recalibration.child", found, "one step after the other", "see the log, try again")
         if is_new:
-            self._journal.enter(self.id, state)
+            self.journal.enter(self.id, state)
         self.state, self._percent = state, percent
         level = logging.INFO if is_new else logging.DEBUG
-        self._reporter.event("job", level, trigger=self.trigger, step=step, percent=percent)
+        self.reporter.event("job", level, trigger=self.trigger, step=step, percent=percent)
         for command in self._commands:
             command.update(step, percent)
 
     def enter_probation(self, artefact_id: str) -> None:
         """Record that the candidate is about to serve. Raises AgentError (`journal.write`): then it must not."""
-        self._journal.enter(self.id, JobState.PROBATION, artefact=artefact_id)
+        self.journal.enter(self.id, JobState.PROBATION, artefact=artefact_id)
         self.state = JobState.PROBATION
         self._report_state(artefact=artefact_id)
         for command in self._commands:
@@ -334,7 +317,7 @@ class JobTracker:
     def report_selection(self, selection: SelectionReport, state_dir: Path) -> None:
         """Report how the frames were chosen, as an event and in the state directory."""
         self._report_state(percent=self._percent, selection=selection.detail())
-        selection.write(state_dir, self._reporter.error)
+        selection.write(state_dir, self.reporter.error)
 
     def succeed(self, result: dict[str, Any]) -> None:
         """End the job as COMMITTED: `current` has moved to its engine."""
@@ -353,8 +336,8 @@ class JobTracker:
         if self.state is JobState.CANCELLED:
             self._report_state(message=error.found)
         else:
-            self._reporter.error(error, trigger=self.trigger, step=self.state.value)
-            self._on_failure(error)
+            self.reporter.error(error, trigger=self.trigger, step=self.state.value)
+            self.on_failure(error)
         for command in self._commands:
             command.fail(error)
 
@@ -363,15 +346,15 @@ class JobTracker:
         return [command.latest.id for command in self._commands]
 
     def _report_state(self, **detail: Any) -> None:
-        self._reporter.event("job", trigger=self.trigger, step=self.state.value, **detail)
+        self.reporter.event("job", trigger=self.trigger, step=self.state.value, **detail)
 
     def _record_end(self, state: JobState, **outcome: Any) -> None:
         """Journal the end. Where that fails it is reported all the same; the next start finds the job again."""
         self.state = state
         try:
-            self._journal.enter(self.id, state, **outcome)
+            self.journal.enter(self.id, state, **outcome)
         except AgentError as error:
-            self._reporter.error(error, trigger=self.trigger)
+            self.reporter.error(error, trigger=self.trigger)
 
 
 @dataclass

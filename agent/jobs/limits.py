@@ -11,6 +11,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ _DAY_S = 86_400.0
 _STEP_S = 1.0  # a clock that moved by more was set, and not only slewed
 
 
+@dataclass
 class AutomationLimits:
     """Limits for jobs and switches that the daemon starts by itself.
 
@@ -39,30 +41,27 @@ class AutomationLimits:
     clock has been set. A time from the future counts as now: whatever a clock was set to, a restart makes nothing wait
     longer than its own pause, or a day. A time that lies ahead by more than a day is dropped: on a board that starts
     without the time it would count as now at every boot.
+
+    It starts with the limits of earlier processes. A file that cannot be parsed is started from scratch.
+
+    Args:
+        path: The file; None keeps nothing over a restart, as for a recording.
+        on_error: Called with ROLLBACK_LOOP, and once for a disk that refuses.
+
+    Raises AgentError (`restraint.schema`) for the file of a newer tared.
     """
 
-    def __init__(
-        self,
-        path: Path | None,
-        per_day: int,
-        job_pause_s: float,
-        switch_pause_s: float,
-        rollbacks_per_day: int,
-        on_error: Callable[[AgentError], None],
-    ) -> None:
-        """Read the limits of earlier processes. A file that cannot be parsed is started from scratch.
+    path: Path | None
+    per_day: int
+    job_pause_s: float
+    switch_pause_s: float
+    rollbacks_per_day: int
+    on_error: Callable[[AgentError], None]
 
-        Args:
-            path: The file; None keeps nothing over a restart, as for a recording.
-            on_error: Called with ROLLBACK_LOOP, and once for a disk that refuses.
-
-        Raises AgentError (`restraint.schema`) for the file of a newer tared.
-        """
-        self._file = StateFile(path, _SCHEMA, "restraint.write", on_error, _ADDED)
-        self._on_error = on_error
-        self._job_pause_s, self._switch_pause_s = job_pause_s, switch_pause_s
-        self._jobs_s: deque[float] = deque(maxlen=per_day)  # monotonic times, as all below
-        self._rollbacks_s: deque[float] = deque(maxlen=rollbacks_per_day)
+    def __post_init__(self) -> None:
+        self._file = StateFile(self.path, _SCHEMA, "restraint.write", self.on_error, _ADDED)
+        self._jobs_s: deque[float] = deque(maxlen=self.per_day)  # monotonic times, as all below
+        self._rollbacks_s: deque[float] = deque(maxlen=self.rollbacks_per_day)
         self._failed_s = self._switched_s = -math.inf
         self._ahead_s = time.time() - time.monotonic()  # of the wall clock, when it was last compared
         if self._file.read(self._restore) is not None:
@@ -80,13 +79,13 @@ class AutomationLimits:
     def may_start(self) -> bool:
         """True if a job may start by itself."""
         self._follow_clock()
-        return not self.in_rollback_loop and time.monotonic() - self._failed_s >= self._job_pause_s
+        return not self.in_rollback_loop and time.monotonic() - self._failed_s >= self.job_pause_s
 
     @property
     def may_switch(self) -> bool:
         """True if a switch of regimes may start by itself."""
         self._follow_clock()
-        return not self.in_rollback_loop and time.monotonic() - self._switched_s >= self._switch_pause_s
+        return not self.in_rollback_loop and time.monotonic() - self._switched_s >= self.switch_pause_s
 
     @property
     def below_daily_cap(self) -> bool:
@@ -132,7 +131,7 @@ class AutomationLimits:
         found = f"{len(self._rollbacks_s)} candidates rolled back in a day"
         remedy = "see the rollback events; command a recalibration once their cause is removed"
         expected = "candidates that stay: none starts by itself any more"
-        self._on_error(AgentError(ROLLBACK_LOOP, found, expected, remedy))
+        self.on_error(AgentError(ROLLBACK_LOOP, found, expected, remedy))
 
     def _follow_clock(self) -> None:
         """Write the file again if the wall clock was set."""

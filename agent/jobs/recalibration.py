@@ -23,11 +23,10 @@ from agent.commands.dispatcher import CANCELLED
 from agent.common.errors import AgentError
 from agent.common.main_thread import RunInMainThread
 from agent.config import Config
-from agent.jobs.candidate import JobRequest, write_job
+from agent.jobs.candidate import JobRequest, write_job, write_reference_job
 from agent.jobs.child_process import JobOutcome, JobProcess
 from agent.jobs.headroom import Headroom
 from agent.jobs.job import MODEL, Job, JobState
-from agent.jobs.reference import write_reference_job
 from agent.models.engine_service import EngineService
 from agent.monitoring.observer import ObserverThread
 from agent.system.board import BoardState
@@ -95,21 +94,17 @@ class CollectionWait:
         if counts == (self._frames, MIN_INFORMATIVE):
             return True
         if time.monotonic() > self._deadline_s:
-            raise self._timeout(*counts)
+            found, remedy = f"{counts[0]} of {self._frames} frames", "see the camera, ask for fewer frames"
+            if counts[0] == self._frames:
+                found = f"nothing is seen on the frames but on {counts[1]} of those that judge"
+                remedy = "wait until something is to be seen"
+            found = f"{JobState.COLLECTING.value}: {found}, and no more for {self._timeout_s:.0f} s"
+            remedy = f"{remedy}, or raise recalibration.timeout_s"
+            raise AgentError("recalibration.timeout", found, "frames to go by", remedy)
         if any(now > last for now, last in zip(counts, self._counts, strict=True)):
             self.start_clock()
         self._counts = counts
         return False
-
-    def _timeout(self, frames: int, informative: int) -> AgentError:
-        if frames < self._frames:
-            found, remedy = f"{frames} of {self._frames} frames", "see the camera, ask for fewer frames"
-        else:
-            found = f"nothing is seen on the frames but on {informative} of those that judge"
-            remedy = "wait until something is to be seen"
-        found = f"{JobState.COLLECTING.value}: {found}, and no more for {self._timeout_s:.0f} s"
-        remedy = f"{remedy}, or raise recalibration.timeout_s"
-        return AgentError("recalibration.timeout", found, "frames to go by", remedy)
 
 
 CHANGED = "model.changed"  # error of a new model that cannot be served
@@ -215,15 +210,13 @@ class Recalibration:
         if job.tracker.trigger == MODEL:
             job.tracker.progress(JobState.BUILDING.value, 0)
             model = job.model or self.config.model.path
-            self._start_child(job, "agent.jobs.reference", lambda path: write_reference_job(path, self.config, model))
+            self._start_child(job, lambda path: write_reference_job(path, self.config, model))
             return
         frames, histograms, held_out = self.observer.collection.collected()
         job.tracker.report_selection(self.observer.collection.selection_report(), self.config.state_dir)
         job.tracker.progress(JobState.CALIBRATING.value, _COLLECTED_PERCENT)
         request = self._job_request(job, frames)
-        self._start_child(
-            job, "agent.jobs.candidate", lambda path: write_job(path, request, histograms, held_out, job.merged)
-        )
+        self._start_child(job, lambda path: write_job(path, request, histograms, held_out, job.merged))
 
     def _job_request(self, job: Job, frames: int) -> JobRequest:
         service = self.service
@@ -246,7 +239,7 @@ class Recalibration:
             max_slowdown=self.config.recalibration.max_slowdown,
         )
 
-    def _start_child(self, job: Job, module: str, write: Callable[[Path], None]) -> None:
+    def _start_child(self, job: Job, write: Callable[[Path], None]) -> None:
         """Write the job, and start the child process on it.
 
         Raises AgentError:
@@ -266,9 +259,8 @@ class Recalibration:
                 directory,
                 lambda step, percent: run(lambda: self._advance(job, step, percent)),
                 lambda outcome: run(lambda: self._finish(job, outcome)),
-                module,
-                limits.nice,
-                limits.memory_bytes,
+                nice=limits.nice,
+                memory_bytes=limits.memory_bytes,
             )
         except OSError as error:
             shutil.rmtree(directory, ignore_errors=True)

@@ -86,7 +86,7 @@ class CrashRecovery:
             result
             for job in self._records
             if job.state.is_finished
-            for result in _results(job.command_ids, job.state, job.raised_error, job.result)
+            for result in _results(job.command_ids, job.state, job.error, job.result)
         ]
 
     @property
@@ -94,7 +94,7 @@ class CrashRecovery:
         """True if the process ended or was killed while it last built for a changed runtime."""
         last = next((record for record in reversed(self._records) if record.trigger == RUNTIME), None)
         return last is not None and (
-            not last.state.is_finished or (last.raised_error is not None and last.raised_error.code == INTERRUPTED)
+            not last.state.is_finished or (last.error is not None and last.error.code == INTERRUPTED)
         )
 
     def on_start_error(self, error: TaredError) -> None:

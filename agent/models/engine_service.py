@@ -149,10 +149,6 @@ class EngineService:
         """Return True if the artefact leaves more float than the configured plan, from which it was raised."""
         return bool(artefact.manifest["inputs"].get("raised_from") == self.precision_origin)
 
-    def has_valid_plan(self, artefact: Artefact) -> bool:
-        """Return True if the artefact is of the configured plan, of a plan raised from it, or of none."""
-        return self.is_raised(artefact) or _was_built_under(artefact, self.model.plan)
-
     def commit(self, loaded: LoadedEngine) -> None:
         """Make the artefact the one in service and `current` in the store: it has passed its probation.
 
@@ -235,7 +231,7 @@ class StartEngine:
             return None
         try:
             check_runtime(artefact, self.service.backend.describe())
-            if self.service.has_valid_plan(artefact):
+            if self.service.is_raised(artefact) or _was_built_under(artefact, self.service.model.plan):
                 return artefact
             log.info("plan=changed artefact=%s step=BUILDING", artefact.id)
         except EngineError as error:

@@ -31,7 +31,7 @@ def content_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-class ModelWatch:
+class ModelWatch(threading.Thread):
     """A thread that polls the model's file.
 
     It calls `on_change(content)` in that thread once for each new content. An empty string says that the file holds the
@@ -39,7 +39,8 @@ class ModelWatch:
     """
 
     def __init__(self, path: Path, serving: str, on_change: Callable[[str], None], poll_s: float = POLL_S) -> None:
-        """Watch `path`. serving: the content that is served, as `content_of` returns it."""
+        """Watch `path` from `start` on. serving: the content that is served, as `content_of` returns it."""
+        super().__init__(name="model-watch", daemon=True)
         self._path = path
         self._serving = self._reported = serving
         self._on_change = on_change
@@ -48,18 +49,14 @@ class ModelWatch:
         self._last_stamp: Stamp = ()  # at the last poll
         self._read_stamp: Stamp = ()  # of the content that was read last
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="model-watch", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
 
     def stop(self) -> None:
         """End the thread; waits for the file that it is just reading."""
         self._ended.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        if self.is_alive():
+            self.join()
 
-    def _run(self) -> None:
+    def run(self) -> None:
         while not self._ended.wait(self._poll_s):
             self._poll()
 

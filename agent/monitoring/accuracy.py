@@ -157,12 +157,15 @@ class LiveAccuracy:
     """
 
     def __init__(self, task: str, answers: RecentAnswers | None = None) -> None:
-        """task: of the model spec; raw outputs have no labels, and are not kept."""
+        """Args:
+        task: Of the model spec; raw outputs have no labels, and are not kept.
+        answers: Keeps those that labels may still come for.
+        """
         self._keeps = task != "raw"
         self._unnamed = NO_BOXES if task == "detect" else None  # the truth of a recording's frame without labels
         self._arriving: deque[ServedFrame] = deque(maxlen=_ARRIVING)
         self._lock = threading.Lock()  # guards all below; the frame path never takes it
-        self._answers = answers if answers is not None else RecentAnswers()
+        self.answers = answers if answers is not None else RecentAnswers()
         self._mean = SinceStartBySecond()
         self._evidence = EvidenceFile(None)
         self._engine_id: str | None = None
@@ -182,13 +185,13 @@ class LiveAccuracy:
         """Score the answer to a frame. Raises LabelsError: `labels.late`, `labels.unknown`."""
         with self._lock:
             self._receive()
-            self._score(self._answers.at_frame(frame), truth)
+            self._score(self.answers.at_frame(frame), truth)
 
     def label_ts(self, ts: float, truth: Truth) -> None:
         """As label_frame, for the frame captured at `ts` in seconds, or the nearest within half a frame interval."""
         with self._lock:
             self._receive()
-            self._score(self._answers.at_ts(ts), truth)
+            self._score(self.answers.at_ts(ts), truth)
 
     def label_recorded(self, labels: Mapping[int, Truth]) -> None:
         """Score every answer since the last call by the labels of a recording, by frame number.
@@ -197,16 +200,11 @@ class LiveAccuracy:
         """
         with self._lock:
             self._receive()
-            for answer in reversed(list(self._answers.after(self._recorded_to))):
+            for answer in reversed(list(self.answers.after(self._recorded_to))):
                 self._recorded_to = answer.frame
                 truth = labels.get(answer.frame, self._unnamed)
                 if truth is not None:
                     self._score(answer, truth)
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of the answers that labels may still come for, about."""
-        return self._answers.nbytes
 
     @property
     def estimate(self) -> Estimate:
@@ -222,7 +220,7 @@ class LiveAccuracy:
                 recall = self._engine_id is None
                 self._engine_id, self._first_frame = answer.engine_id, answer.frame
                 self._evidence.start(answer.engine_id, answer.ts, recall, self._mean)
-            self._answers.add(answer)
+            self.answers.add(answer)
 
     def _score(self, answer: RecentAnswer, truth: Truth) -> None:
         if answer.labelled:

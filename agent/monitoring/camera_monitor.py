@@ -201,7 +201,7 @@ class CameraMonitor:
         """Return what is known, with the reason why nothing is observed now, if so."""
         with self._lock:
             collected, informative = self.collection.counts
-            since_start = self._fidelity.since_start
+            since_start = self._fidelity.since_start.estimate
             return CameraState(
                 collected=collected,
                 informative=informative,
@@ -210,7 +210,7 @@ class CameraMonitor:
                 fidelity=since_start.interval,
                 fidelity_since=since_start.since,
                 empty_frames=since_start.empty,
-                fidelity_hour=self._fidelity.hour,
+                fidelity_hour=self._fidelity.hour.estimate,
                 settled=self._settled.estimate,
                 gain=self._paired.gain,
                 nonfinite=tuple(sorted(self._nonfinite)),

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from functools import partial, reduce
 from math import inf
 from typing import Any, Generic, TypeVar
@@ -86,6 +86,7 @@ class RecentScales(Generic[Block, Scales]):
         self.merged, self.scales, self._frames = None, None, 0
 
 
+@dataclass
 class RecalibrationEvidence(Generic[Block, Scales]):
     """Feed a drift detector with the gain that a recalibration would have on each block of frames.
 
@@ -98,17 +99,14 @@ class RecalibrationEvidence(Generic[Block, Scales]):
     newest frames' scales do not suit them either, the scene has just changed, and what was seen before is dropped.
     """
 
-    def __init__(
-        self,
-        detector: DriftDetector,
-        tolerance_db: float,
-        merge: Callable[[Block, Block], Block],
-        best: Callable[[Block], Scales],
-    ) -> None:
-        self.detector = detector
-        self.recent = RecentScales(merge, best)
+    detector: DriftDetector
+    tolerance_db: float
+    merge: Callable[[Block, Block], Block]
+    best: Callable[[Block], Scales]
+
+    def __post_init__(self) -> None:
+        self.recent = RecentScales(self.merge, self.best)
         self.warns = False
-        self._tolerance_db = tolerance_db
         self._suspicious = 0  # blocks in a row
         self._close_s = self._unsuspected_s = inf  # since more frames were first wanted; since the latest suspicion
         self._rest_s, self._warned_s = _REST_S[0], 0.0
@@ -130,7 +128,7 @@ class RecalibrationEvidence(Generic[Block, Scales]):
         """
         if gain_db is not None:
             self.detector.update(gain_db)
-        self._suspicious = self._suspicious + 1 if own_db > self._tolerance_db else 0
+        self._suspicious = self._suspicious + 1 if own_db > self.tolerance_db else 0
         is_suspicious = self._suspicious >= _IN_A_ROW
         seconds = min(seconds, UNSEEN_S)
         self._close_s += seconds
@@ -143,7 +141,7 @@ class RecalibrationEvidence(Generic[Block, Scales]):
         warned = self.warns
         self.warns = self.detector.warning_detected or (warned and self.detector.e_value >= _WARNING_ENDS)
         self._warned_s = self._warned_s + seconds if warned and self.warns else 0.0
-        if is_suspicious and gain_db is not None and own_db - gain_db > self._tolerance_db:
+        if is_suspicious and gain_db is not None and own_db - gain_db > self.tolerance_db:
             self.recent.restart()
         self.recent.add(block, frames)
 
@@ -216,11 +214,8 @@ class DriftState:
     closely: bool
     gains_db: Mapping[str, float]
 
-    def is_worse_under(self, artefact: str, tolerance_db: float) -> bool:
-        """Return whether another regime would suit this scene worse than the one in service, and not well."""
-        return self.gains_db.get(artefact, 0.0) > max(tolerance_db, self.serving_db)
 
-
+@dataclass
 class DriftMonitor:
     """Watch one calibration in service, and compare it with other regimes.
 
@@ -232,36 +227,33 @@ class DriftMonitor:
     The gain over the best of the regimes feeds a drift detector with the configured tolerance and false-alarm budget.
     A second detector decides when to switch: it is fed with how much less noise the quietest regime would have than
     the one in service, but no more than that one would gain, for a regime that fits is not left.
-    """
 
-    def __init__(
-        self,
-        config: DriftConfig,
-        switch_db: float,
-        serving: Regime,
-        others: Sequence[Regime] = (),
-        other_cameras: Callable[[], Sequence[Mapping[str, AbsHistogram]]] = tuple,
-    ) -> None:
-        """Args:
+    Args:
         config: Tolerance, length of a block and false-alarm budget.
         switch_db: By how many dB another regime has to be ahead.
         serving: The calibration in service.
         others: The other known regimes.
-        other_cameras: Returns the histograms of the newest frames of each other camera that shares the
-            calibration: a recalibration has to suit all of them.
-        """
-        self._other_cameras = other_cameras
-        self._tolerance_db, self._switch_db = config.tolerance_db, switch_db
-        self._detector = DriftDetector(config.false_alarms_per_30d, config.tolerance_db, config.block_s)
+        other_cameras: Returns the histograms of the newest frames of each other camera that shares the calibration: a
+            recalibration has to suit all of them.
+    """
+
+    config: DriftConfig
+    switch_db: float
+    serving: Regime
+    others: InitVar[Sequence[Regime]] = ()
+    other_cameras: Callable[[], Sequence[Mapping[str, AbsHistogram]]] = tuple
+
+    def __post_init__(self, others: Sequence[Regime]) -> None:
+        self._detector = DriftDetector(self.config.false_alarms_per_30d, self.config.tolerance_db, self.config.block_s)
         # No method of this object: in a circle with its evidence, old histograms would stay for a hundred engines.
-        self._best_scales = partial(_best_scales, other_cameras)
-        self._evidence = RecalibrationEvidence(self._detector, config.tolerance_db, merged, self._best_scales)
-        self._ahead = DriftDetector(_SWITCHES_PER_30D, switch_db, config.block_s)
+        self._best_scales = partial(_best_scales, self.other_cameras)
+        self._evidence = RecalibrationEvidence(self._detector, self.config.tolerance_db, merged, self._best_scales)
+        self._ahead = DriftDetector(_SWITCHES_PER_30D, self.switch_db, self.config.block_s)
         self._block: dict[str, AbsHistogram] = {}
         self._frames = 0  # of the block
-        self._blocks = Blocks(config.block_s)
+        self._blocks = Blocks(self.config.block_s)
         self._gains_db: dict[str, float] = {}  # by artefact, in the latest block
-        self._serving, self._quietest = serving, serving
+        self._quietest = self.serving
         self._clipping_share = 0.0
         self._onset_ts: float | None = None
         self._calm_s = 0.0
@@ -269,14 +261,14 @@ class DriftMonitor:
 
     def compare(self, others: Sequence[Regime]) -> None:
         """Replace the other regimes; one that leaves everything float is ignored, for it has no gain."""
-        self._regimes = (self._serving, *(regime for regime in others if regime.weights))
-        self._weights = [regime.weights_compared_with(self._serving) for regime in self._regimes]
+        self._regimes = (self.serving, *(regime for regime in others if regime.weights))
+        self._weights = [regime.weights_compared_with(self.serving) for regime in self._regimes]
         pairs = zip(self._regimes, self._weights, strict=True)
         self._baselines_db = [regime.baseline_db(weights) for regime, weights in pairs]
         artefacts = {regime.artefact for regime in self._regimes}
         self._gains_db = {artefact: gain for artefact, gain in self._gains_db.items() if artefact in artefacts}
         if self._quietest.artefact not in artefacts:
-            self._quietest = self._serving
+            self._quietest = self.serving
 
     @property
     def nbytes(self) -> int:
@@ -290,8 +282,8 @@ class DriftMonitor:
 
     @property
     def state(self) -> DriftState:
-        serving = self._serving.artefact
-        switches = self._ahead.drift_detected and self._quietest is not self._serving
+        serving = self.serving.artefact
+        switches = self._ahead.drift_detected and self._quietest is not self.serving
         return DriftState(
             judged=serving in self._gains_db,
             gain_db=min(self._gains_db.values(), default=0.0),
@@ -344,7 +336,7 @@ class DriftMonitor:
 
         Raises CalibrationError: `drift.tensors` for histograms of another model.
         """
-        if self._serving.weights and histograms.keys().isdisjoint(self._serving.weights):
+        if self.serving.weights and histograms.keys().isdisjoint(self.serving.weights):
             raise CalibrationError(
                 "drift.tensors",
                 f"histograms of {len(histograms)} tensors, such as {sorted(histograms)[:1]}",
@@ -365,7 +357,7 @@ class DriftMonitor:
         # 1. The scales of each regime; 2. those of the newest frames before it; 3. its own best ones, which are the
         # last row of the noise anyway unless other cameras have to be suited as well.
         recent = self._evidence.recent.scales
-        own = self._best_scales(self._block) if self._other_cameras() else None
+        own = self._best_scales(self._block) if self.other_cameras() else None
         sets = [regime.scales for regime in self._regimes]
         candidates = [scales for scales in (recent, own) if scales is not None]
         noise = tensor_noise(self._block, [*sets, *candidates])
@@ -378,11 +370,11 @@ class DriftMonitor:
         self._evidence.update(self._block, self._frames, seconds, own_db, None if recent is None else gain_db)
         self._clipping_share = present[0].clipping / present[0].total if present[0].total > 0.0 else 0.0
 
-        if own_db <= self._tolerance_db:
+        if own_db <= self.config.tolerance_db:
             self._onset_ts = None
         else:
             self._onset_ts = started_ts if self._onset_ts is None else min(started_ts, self._onset_ts)
-        self._calm_s = self._calm_s + min(seconds, UNSEEN_S) if gain_db <= self._tolerance_db else 0.0
+        self._calm_s = self._calm_s + min(seconds, UNSEEN_S) if gain_db <= self.config.tolerance_db else 0.0
         if self._detector.drift_detected and self._calm_s >= _CALM_S:
             self._detector.reset()  # nobody acted on the alarm, and its cause has long gone
             self._evidence.warns = False
@@ -390,8 +382,8 @@ class DriftMonitor:
         quietest = min(range(len(present)), key=lambda index: present[index].total)
         self._quietest = self._regimes[quietest]
         ahead_db = present[quietest].gain_db(present[0]) if present[quietest].total > 0.0 else FULL_SCALE_DB
-        ahead_db = min(ahead_db, self._gains_db[self._serving.artefact])
-        if self._ahead.drift_detected and ahead_db <= self._switch_db:
+        ahead_db = min(ahead_db, self._gains_db[self.serving.artefact])
+        if self._ahead.drift_detected and ahead_db <= self.switch_db:
             self._ahead.reset()  # nobody could switch, and it is no longer worth it
         self._ahead.update(ahead_db)
 

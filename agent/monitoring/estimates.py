@@ -205,28 +205,20 @@ class FidelityRecord:
     """The fidelity of observed frames: since the last start, over the last hour whatever served, and frame by frame."""
 
     def __init__(self) -> None:
-        self._since_start, self._hour = SinceStart(), LastHour()
+        self.since_start, self.hour = SinceStart(), LastHour()
         self._history = array("d")  # by turns capture times and values: as pairs of objects they would be a megabyte
 
     def start(self, since: float) -> None:
         """Start over at capture time `since`, for another engine or another scene; the hour goes on."""
-        self._since_start.start(since)
+        self.since_start.start(since)
 
     def add(self, ts: float, value: float | None) -> None:
         """Add the fidelity of a frame of capture time `ts`; None for one on which no engine found anything."""
-        self._since_start.add(ts, value)
-        self._hour.add(ts, value)
+        self.since_start.add(ts, value)
+        self.hour.add(ts, value)
         if value is not None:
             self._history.extend((ts, value))
             del self._history[: -2 * _HISTORY]
-
-    @property
-    def since_start(self) -> Estimate:
-        return self._since_start.estimate
-
-    @property
-    def hour(self) -> Estimate:
-        return self._hour.estimate
 
     @property
     def history(self) -> list[tuple[float, float]]:
@@ -234,13 +226,13 @@ class FidelityRecord:
         return list(zip(self._history[::2], self._history[1::2], strict=True))
 
     def state(self) -> dict[str, Any]:
-        return {"since_start": self._since_start.state(), "hour": self._hour.state()}
+        return {"since_start": self.since_start.state(), "hour": self.hour.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         hour = LastHour()
         hour.restore(state["hour"])
-        self._since_start.restore(state["since_start"])
-        self._hour = hour
+        self.since_start.restore(state["since_start"])
+        self.hour = hour
 
 
 def mean_interval(total: float, n: int, error: float = _ERROR) -> Interval:

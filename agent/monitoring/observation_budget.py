@@ -48,13 +48,8 @@ class ObservationBudget:
         self._random = random.Random(0)
         self._is_alert = self._on_credit = False
         self._tokens_s = self._needed_s = 0.0  # normal pace: an observation is due when the first reaches the second
-        self._debt_s = self._usual_s = 0.0
+        self.debt_s = self._usual_s = 0.0  # spent ahead of the earnings, being repaid; what one usually takes
         self._inferred_s = self._spent_s = 0.0
-
-    @property
-    def debt_s(self) -> float:
-        """Seconds spent ahead of the earnings, being repaid."""
-        return self._debt_s
 
     @property
     def spent_share(self) -> float:
@@ -69,8 +64,8 @@ class ObservationBudget:
         """Count the inference time of a frame."""
         self._inferred_s += inferred_s
         earned_s = (self._share or 0.0) * inferred_s
-        repaid_s = min(self._debt_s, earned_s if self._is_exhausted else _REPAID * earned_s)
-        self._debt_s -= repaid_s
+        repaid_s = min(self.debt_s, earned_s if self._is_exhausted else _REPAID * earned_s)
+        self.debt_s -= repaid_s
         self._tokens_s = min(self._tokens_s + earned_s - repaid_s, _SAVED * self._usual_s)
 
     def spend(self, observed_s: float, failed: bool = False) -> None:
@@ -79,7 +74,7 @@ class ObservationBudget:
         if self._share is not None:
             paid_s = 0.0 if self._on_credit else min(observed_s, _SLOW * self._usual_s)
             self._tokens_s -= paid_s
-            self._debt_s += observed_s - paid_s
+            self.debt_s += observed_s - paid_s
             if not self._on_credit:
                 self._needed_s = self._random.uniform(-0.5, 0.5) * paid_s
         if not failed:  # the first observation warms up, and is no measure for long
@@ -90,7 +85,7 @@ class ObservationBudget:
         """Say whether a frame of capture time `ts` is observed."""
         if self._is_exhausted:
             return False
-        is_quick = self._is_alert and (self._share is None or self._debt_s < self._burst * self._usual_s)
+        is_quick = self._is_alert and (self._share is None or self.debt_s < self._burst * self._usual_s)
         if self._share is not None and not is_quick and self._tokens_s < self._needed_s:
             return False
         period_s = self._alert_period_s if is_quick else self._period_s
@@ -103,7 +98,7 @@ class ObservationBudget:
 
     @property
     def _is_exhausted(self) -> bool:
-        return self._debt_s > _EXHAUSTED * self._burst * self._usual_s
+        return self.debt_s > _EXHAUSTED * self._burst * self._usual_s
 
 
 # Seconds after which a camera that delivers nothing is passed over, or so many times its last gap if that is longer.

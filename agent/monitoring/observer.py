@@ -164,7 +164,11 @@ class ObserverThread(threading.Thread):
 
     def run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-        self._remove_unwanted_sheet()
+        if not self._config.calibration.contact_sheet:  # not only from the next calibration on
+            try:
+                remove_sheet(self._config.state_dir)
+            except OSError as error:
+                log.warning("event=observer problem=%r", f"the contact sheet cannot be removed: {error.strerror}")
         try:
             with ExitStack() as stack:
                 observer, task = self._open(stack)
@@ -176,15 +180,6 @@ class ObserverThread(threading.Thread):
             self.error = error
         finally:
             self._tried.set()
-
-    def _remove_unwanted_sheet(self) -> None:
-        """Apply `calibration.contact_sheet: false` from the start on, not from the next calibration."""
-        if self._config.calibration.contact_sheet:
-            return
-        try:
-            remove_sheet(self._config.state_dir)
-        except OSError as error:
-            log.warning("event=observer problem=%r", f"the contact sheet cannot be removed: {error.strerror}")
 
     def _open(self, stack: ExitStack) -> tuple[Observer, VisionTask]:
         """Open the observer, attempt by attempt; the stack closes it. Raises _Stopped, and final errors."""

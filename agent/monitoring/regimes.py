@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -91,19 +91,19 @@ def _regime(row: Any) -> Regime:
     return Regime(artefact, scales, weights, own)
 
 
+@dataclass
 class Regimes:
     """Tell each camera's drift monitor what serves and what else is known; learn what serves once it has proved sound.
 
     Runs in the supervisor's thread.
     """
 
-    def __init__(
-        self, config: Config, store: RegimeStore, monitors: Collection[CameraMonitor], collection: SharedCollection
-    ) -> None:
-        self._config = config
-        self._store = store
-        self._monitors = monitors
-        self._collection = collection
+    config: Config
+    store: RegimeStore
+    monitors: Collection[CameraMonitor]
+    collection: SharedCollection
+
+    def __post_init__(self) -> None:
         self._serving: Regime | None = None
         self._unwanted: set[str] = set()
         self._restart_dwelling()
@@ -111,7 +111,7 @@ class Regimes:
     @property
     def artefacts(self) -> tuple[str, ...]:
         """The artefacts of the regimes that are kept, by id."""
-        return tuple(regime.artefact for regime in self._store.known)
+        return tuple(regime.artefact for regime in self.store.known)
 
     def watch(
         self,
@@ -135,17 +135,17 @@ class Regimes:
         weights = tap_weights(model, calibration)
         self._serving = Regime.from_calibration(artefact, calibration, model.scales(calibration), weights)
         self._restart_dwelling()
-        self._collection.restart()
-        for monitor in self._monitors:
+        self.collection.restart()
+        for monitor in self.monitors:
             monitor.watch(self._serving, self._others(), since.get(monitor.camera, 0.0), recall)
         if artefact in self.artefacts:
-            self._store.learn(self._serving)
+            self.store.learn(self._serving)
 
     def unwatch(self) -> None:
         """Stop watching: the reference serves, which has no scales that could be wrong."""
         self._serving = None
         self._restart_dwelling()
-        for monitor in self._monitors:
+        for monitor in self.monitors:
             monitor.unwatch()
 
     def learn_if_proved(self, states: CameraStates, now_ts: float) -> str:
@@ -159,33 +159,33 @@ class Regimes:
         """
         self._dwell(states, now_ts)
         serving = self._serving
-        if serving is None or serving in self._store.known or serving.artefact in self._unwanted:
+        if serving is None or serving in self.store.known or serving.artefact in self._unwanted:
             return ""
-        least, fidelities = self._config.regimes.fidelity, [state.fidelity for state in states.values()]
+        least, fidelities = self.config.regimes.fidelity, [state.fidelity for state in states.values()]
         is_faithful = any(each.low >= least for each in fidelities) and all(each.high >= least for each in fidelities)
-        if self._dwelt_s < self._config.regimes.dwell_s or not is_faithful:
+        if self._dwelt_s < self.config.regimes.dwell_s or not is_faithful:
             return ""
-        self._store.learn(serving)
+        self.store.learn(serving)
         return serving.artefact
 
     def forget(self, artefact: str) -> None:
         """Remove an artefact that cannot serve any more, or is not to. Raises AgentError (`regimes.write`)."""
         self._unwanted.add(artefact)
-        self._store.forget(artefact)
+        self.store.forget(artefact)
         if self._serving is not None:
-            for monitor in self._monitors:
+            for monitor in self.monitors:
                 monitor.compare(self._others())
 
     def _others(self) -> list[Regime]:
         serving = self._serving.artefact if self._serving is not None else None
-        return [regime for regime in self._store.known if regime.artefact != serving]
+        return [regime for regime in self.store.known if regime.artefact != serving]
 
     def _restart_dwelling(self) -> None:
         self._dwelt_s, self._seen_ts = 0.0, math.inf
 
     def _dwell(self, states: CameraStates, now_ts: float) -> None:
         """Count capture time as long as all is well. A gap, or a step of the clock, counts for `_STEP_S` at most."""
-        tolerance_db = self._config.drift.tolerance_db
+        tolerance_db = self.config.drift.tolerance_db
         judged = [
             (state.drift, state.view) for state in states.values() if state.drift is not None and state.drift.judged
         ]

@@ -5,10 +5,11 @@ hardly changes the ranges of a network's values. From a frame come `FrameFeature
 a `TroubleDetector` for each trouble gathers the evidence; `_NewViewpoint` decides when a moved view has become the
 usual one; `ViewMonitor` puts them together.
 
-A frozen picture is also detected in the capture thread, by `FreezeDetector` of agent/camera/stream_health.py, which
-reopens the camera. The check here does not replace it, nor the other way round. Here all frames that are observed
-count: recordings, cameras with `frozen_s: null`, and streams of which nobody reports how a frame was coded (GStreamer).
-There only frames count that were coded by themselves, for an encoder of video repeats to the bit what hardly changes.
+A frozen picture is detected in two places, and neither replaces the other. `FreezeDetector` of
+agent/camera/stream_health.py runs in the capture thread and reopens the camera. It counts only frames that were coded
+by themselves, because a video encoder repeats to the bit what hardly changes. The check here counts every observed
+frame. So it also covers recordings, cameras with `frozen_s: null`, and streams that do not report how a frame was coded
+(GStreamer).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from agent.camera.source import Source, parse_source
-from agent.common.console import progress, say
+from agent.common.console import say, stage
 from agent.common.errors import AgentError, DatasetError
 from agent.common.state_files import Journal
 from agent.models.model import check_calibration, open_model, read_plan, read_rules
@@ -24,7 +24,7 @@ from agent.vision.evaluation import evaluate, labelled_images
 from agent.vision.spec import load_model_spec
 from calibrate.plan import PrecisionPlan
 from engines.calibration import Calibration, load_calibration
-from engines.interface import Backend, Progress
+from engines.interface import Backend
 from engines.quantise.fusion import fusion_groups
 from engines.store.artefact import fingerprint
 from engines.store.files import replace_files
@@ -72,7 +72,7 @@ def run_plan(
     calibration = given or Calibration(model.sha256, "the model's own", 0, "", {}, {})
     rules = read_rules(model.spec.precision, model.master, model.placement)
     builder = PlanBuilder(model, calibration, backend)
-    search = PlanSearch(builder, rules, RandomFrames(source, options.seed), embedded, options, _stage)
+    search = PlanSearch(builder, rules, RandomFrames(source, options.seed), embedded, options, stage)
     is_held_out = calibration.source != Path(source.shown).name
     if not search.is_decided:
         say(search.split.description)
@@ -146,12 +146,6 @@ def _stamp(source: Source) -> Any:
     return [[str(file), (status := file.stat()).st_size, status.st_mtime_ns] for file in files]
 
 
-@contextmanager
-def _stage(name: str) -> Iterator[Progress]:
-    with progress(name, 100) as bar:
-        yield lambda fraction, doing: bar.update(round(100 * fraction), doing)
-
-
 def _score_labels(search: PlanSearch, dataset: Path) -> dict[str, Any] | None:
     """Return the task's own scores on labelled images, of the float engine and the plan; None if the time is up."""
     if search.out_of_time():
@@ -171,7 +165,7 @@ def _score_labels(search: PlanSearch, dataset: Path) -> dict[str, Any] | None:
 
 def _score(builder: PlanBuilder, floats: Mapping[str, str] | None, dataset: Path) -> dict[str, float]:
     engine = builder.load_float() if floats is None else builder.load(floats)
-    with closing(engine), _stage(f"{'float' if floats is None else 'the plan'} on labels"):
+    with closing(engine), stage(f"{'float' if floats is None else 'the plan'} on labels"):
         return dict(evaluate(engine, builder.model.spec, dataset).scores)
 
 

@@ -95,20 +95,6 @@ class Split:
         )
 
 
-def split_frames(frames: RandomFrames, options: PlanOptions) -> Split:
-    """Divide the frames.
-
-    Raises AgentError (`plan.frames`) if there are too few for any certificate, CameraError as the source does.
-    """
-    count = frames.count
-    search = SEARCH_FRAMES if count is None else min(SEARCH_FRAMES, max(_FEWEST, count // 4))
-    left = None if count is None else count - search
-    terms = [Terms(options.max_loss, options.max_confusion, n) for n in range(MAX_CANDIDATES, 0, -1)]
-    chosen = next((each for each in terms if left is None or each.frames_needed <= left), terms[-1])
-    check_frames(frames, search, chosen)
-    return Split(search, left, chosen)
-
-
 @dataclass(frozen=True)
 class Candidate:
     """A plan worth building: which groups are INT8, and its answers on the search frames."""
@@ -235,8 +221,17 @@ class PlanSearch:
 
     @cached_property
     def split(self) -> Split:
-        """The division of the frames. Raises as `split_frames`."""
-        return split_frames(self.frames, self.options)
+        """The division of the frames.
+
+        Raises AgentError (`plan.frames`) if there are too few for any certificate, CameraError as the source does.
+        """
+        count, options = self.frames.count, self.options
+        search = SEARCH_FRAMES if count is None else min(SEARCH_FRAMES, max(_FEWEST, count // 4))
+        left = None if count is None else count - search
+        terms = [Terms(options.max_loss, options.max_confusion, n) for n in range(MAX_CANDIDATES, 0, -1)]
+        chosen = next((each for each in terms if left is None or each.frames_needed <= left), terms[-1])
+        check_frames(self.frames, search, chosen)
+        return Split(search, left, chosen)
 
     def run(self, journal: Journal) -> SearchResult:
         """Search and certify, as far as the budget allows."""
@@ -348,8 +343,8 @@ class PlanSearch:
         result.candidates = chosen if kept is None else [Candidate.from_dict(row) for row in kept]
 
     def _certify(self) -> None:
-        candidates = self.result.candidates
-        if not candidates:
+        candidates, costs = self.result.candidates, self.result.costs
+        if not candidates or costs is None:
             return
         terms = Terms(self.options.max_loss, self.options.max_confusion, len(candidates))
         with (
@@ -367,18 +362,14 @@ class PlanSearch:
                 with closing(self.builder.load(floats, self._with_deadline(progress))) as engine:
                     plan = fingerprint(self.builder.plan(floats).essence)
                     trial = certifier.try_candidate(f"candidate {number}", plan, engine)
-                    self.result.trials.append(self._refused_if_slow(trial))
+                # INT8 can be faster on this machine where its times were measured; then a candidate has to be.
+                if trial.accepted and not costs.why and not trial.is_faster:
+                    times = f"{trial.latency_ms:.3g} ms, which is not faster than {trial.latency_float_ms:.3g} ms"
+                    trial = replace(trial, accepted=False, reason=f"{times} in float; {trial.reason}")
+                self.result.trials.append(trial)
                 if self.result.accepted is not None:
                     return
                 self._check_time()
-
-    def _refused_if_slow(self, trial: TrialResult) -> TrialResult:
-        """Return the trial; refused if INT8 can be faster on this machine, and this candidate is not."""
-        assert self.result.costs is not None
-        if not trial.accepted or self.result.costs.why or trial.is_faster:
-            return trial
-        slow = f"{trial.latency_ms:.3g} ms, which is not faster than {trial.latency_float_ms:.3g} ms in float"
-        return replace(trial, accepted=False, reason=f"{slow}; {trial.reason}")
 
     def _evaluate(self, int8: NDArray[np.bool_], frames: int | None = None) -> WhatIfResult:
         """Answer the first `frames` search frames, or all, with these groups in INT8."""

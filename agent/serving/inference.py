@@ -326,7 +326,7 @@ class FrameLoop(threading.Thread):
 
     @property
     def is_stuck(self) -> bool:
-        """True if an engine that was on trial still hangs in its thread."""
+        """True if an engine that was on trial still hangs in its thread, with the memory that it holds."""
         return self._left_behind is not None and self._left_behind.is_stuck
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -38,11 +38,6 @@ READY_S = 2.0  # a reference engine that is only loaded is ready by then; the vi
 _WAIT_S = 0.2  # for the observer, between two calls of `waiting`
 _KEPT = ("evidence", "accuracy")  # files of each live camera, by the start of their names
 JOIN_S = 10.0  # for all threads together, longer than any frame takes; one that still runs then is a daemon thread
-
-
-def keeps_every_frame(camera: CameraConfig, source: Source) -> bool:
-    """Return whether the camera waits until its frame is fetched, so that every frame is answered."""
-    return camera.policy == "every-frame" or (camera.policy == "auto" and not source.live)
 
 
 def total_frames(sources: Sequence[Source], limit: int) -> int | None:
@@ -90,7 +85,7 @@ class Feed:
         self.capture = CaptureThread(
             source, slot, camera.speed, frame_limit, self._changed, camera.silence_s, camera.name
         )
-        self._slot = slot
+        self.slot = slot
         self._beat, self._beaten_s = self.capture.beat, time.monotonic()
 
     @property
@@ -121,11 +116,6 @@ class Feed:
         """Accuracy by labels; None without any."""
         estimate = self.accuracy.estimate
         return estimate if estimate.interval.n else None
-
-    @property
-    def dropped(self) -> Mapping[str, int]:
-        """Frames that were not served, by cause."""
-        return self._slot.dropped
 
     def _changed(self, error: CameraError | None) -> None:
         self.lost = error.code if error is not None else ""
@@ -177,9 +167,12 @@ class Pipeline:
         Raises ConfigError as `check_batch`.
         """
         cameras = config.every_camera
-        self._scheduler = RoundRobinScheduler(
-            [keeps_every_frame(camera, source) for camera, source in zip(cameras, sources, strict=True)]
-        )
+        # Whether each camera waits until its frame is fetched, so that every frame is answered.
+        keep_every = [
+            camera.policy == "every-frame" or (camera.policy == "auto" and not source.live)
+            for camera, source in zip(cameras, sources, strict=True)
+        ]
+        self._scheduler = RoundRobinScheduler(keep_every)
         only_recording = len(sources) == 1 and not sources[0].live  # whose error ends the run, which reports it
         on_change = (lambda *_: None) if only_recording else on_camera
         rows = zip(cameras, sources, self._scheduler.slots, strict=True)
@@ -231,11 +224,6 @@ class Pipeline:
         return {name: feed.last_ts if only is None else only for name, feed in self.feeds.items()}
 
     @property
-    def is_running(self) -> bool:
-        """True if frames are still being served."""
-        return self.loop.is_alive()
-
-    @property
     def error(self) -> BaseException | None:
         """The error that stopped a thread. A recording that cannot be read ends its own feed alone, if there is another
         one."""
@@ -264,7 +252,7 @@ class Pipeline:
     @property
     def dropped(self) -> Counter[str]:
         """Frames of all cameras that were not served, by cause."""
-        return sum((Counter(feed.dropped) for feed in self.feeds.values()), Counter[str]())
+        return sum((Counter(feed.slot.dropped) for feed in self.feeds.values()), Counter[str]())
 
     def keep_evidence(self, state_dir: Path, on_error: Callable[[AgentError], None]) -> None:
         """Keep the evidence on live cameras over a restart; a recording that is played again is new evidence.
@@ -283,17 +271,12 @@ class Pipeline:
         if kept:
             remove_other_files(state_dir, _KEPT, kept, on_error)
 
-    @property
-    def is_stuck(self) -> bool:
-        """True if a candidate still hangs, with the memory that it holds; no other one is tried out meanwhile."""
-        return self.loop.is_stuck
-
     def start_trial(self, engine_id: str, engine: Engine, events: TrialEvents) -> None:
         """Try a candidate out, as `FrameLoop.start_trial` does.
 
         Raises AgentError (`probation.stuck`), with the engine closed, while an earlier candidate hangs.
         """
-        if self.is_stuck:
+        if self.loop.is_stuck:
             engine.close()
             found = "a candidate that still hangs, with the memory that it holds"
             raise AgentError(

@@ -133,6 +133,7 @@ def quantile_bounds(ordered: NDArray[np.float64], share: float) -> tuple[float, 
     return (float(ordered[low]) if low >= 0 else 0.0), (float(ordered[high]) if high < n else math.inf)
 
 
+@dataclass
 class Probation:
     """Compare a candidate with the previous engine, from its first frame on.
 
@@ -145,41 +146,36 @@ class Probation:
     2. Fidelity: compared with the previous engine on the same frames; a first engine's with the reference, to which it
        may lose `max_loss`. The interval is a confidence sequence: all evaluations together refuse a candidate that
        loses no more than it may in 2.5 % of probations at most, for each camera.
-    """
 
-    def __init__(
-        self,
-        config: ProbationConfig,
-        record: AnswerRecord,
-        candidate: str,
-        previous: str,
-        max_loss: float,
-        *,
-        first: bool = False,
-    ) -> None:
-        """Args:
+    Args:
         config: How long it lasts, and how much slower the candidate may be.
         record: Counts the answers of both engines.
         candidate: Id of the candidate.
         previous: Id of the engine whose place it takes.
         max_loss: The loss of fidelity that is accepted.
         first: It takes the place of the float reference, whose latency is no measure for it.
-        """
-        record.start(candidate, previous)
-        self._config = config
-        self._record = record
-        self._candidate = candidate
-        self._previous_s = np.empty(0) if first else record.times_s(previous)
-        self._may_lose = max_loss if first else _NO_WORSE
+    """
+
+    config: ProbationConfig
+    record: AnswerRecord
+    candidate: str
+    previous: str
+    max_loss: float
+    first: bool = False
+
+    def __post_init__(self) -> None:
+        self.record.start(self.candidate, self.previous)
+        self._previous_s = np.empty(0) if self.first else self.record.times_s(self.previous)
+        self._may_lose = self.max_loss if self.first else _NO_WORSE
 
     @property
     def frames(self) -> int:
         """Frames that the candidate has answered."""
-        return self._record.frames(self._candidate)
+        return self.record.frames(self.candidate)
 
     @property
     def seconds(self) -> float:
-        return self._record.seconds(self._candidate)
+        return self.record.seconds(self.candidate)
 
     @property
     def is_finished(self) -> bool:
@@ -188,17 +184,17 @@ class Probation:
         A camera of few frames would take hours for as many: there it lasts for ten times the seconds.
         """
         frames, seconds = max(1, self.frames), self.seconds
-        if frames >= self._config.frames:
-            return seconds >= self._config.seconds
-        return frames >= _FEWEST and self._config.seconds > 0.0 and seconds >= _PATIENCE * self._config.seconds
+        if frames >= self.config.frames:
+            return seconds >= self.config.seconds
+        return frames >= _FEWEST and self.config.seconds > 0.0 and seconds >= _PATIENCE * self.config.seconds
 
     @property
     def late_frames(self) -> int:
         """Newest frames that took longer than the previous engine's 99th percentile, by more than is allowed."""
         if not self._previous_s.size:
             return 0
-        limit_s = self._config.max_slowdown * float(np.quantile(self._previous_s, 0.99))
-        return int((self._record.times_s(self._candidate) > limit_s).sum())
+        limit_s = self.config.max_slowdown * float(np.quantile(self._previous_s, 0.99))
+        return int((self.record.times_s(self.candidate) > limit_s).sum())
 
     @property
     def judges_p99(self) -> bool:
@@ -212,11 +208,11 @@ class Probation:
 
         gains: of its fidelity over the previous engine's, on each camera where that is a measure for it.
         """
-        times_s = self._record.times_s(self._candidate)
+        times_s = self.record.times_s(self.candidate)
         if min(times_s.size, self._previous_s.size) >= _FEWEST:
             for share in (0.5, 0.99):
                 at_least_s = quantile_bounds(times_s, share)[0]
-                at_most_s = self._config.max_slowdown * quantile_bounds(self._previous_s, share)[1]
+                at_most_s = self.config.max_slowdown * quantile_bounds(self._previous_s, share)[1]
                 if at_least_s > at_most_s:
                     found = f"p{100 * share:g} of inference at least {1e3 * at_least_s:.2f} ms"
                     remedy = "look at what else the machine does, or raise probation.max_slowdown"

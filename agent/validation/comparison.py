@@ -115,7 +115,11 @@ class _PairedRun:
 
     def run(self, held_out: HeldOut) -> Comparison:
         try:
-            self._warm_up(held_out[:1])
+            for tensor in held_out[:1]:  # a first inference takes up to five times as long
+                started = time.perf_counter()
+                self._reference.infer(tensor)
+                self._slowest_ms = (time.perf_counter() - started) * 1e3
+                self._infer_in_turn(tensor)
             most = largest_batch(self._engines[0], self._spec)
             self._rows = row_faults(lambda batch: self._infer(0, batch)[0], held_out, most)
             for tensor in held_out:
@@ -134,14 +138,6 @@ class _PairedRun:
             self._faults,
             self._rows,
         )
-
-    def _warm_up(self, held_out: HeldOut) -> None:
-        """Infer once, because a first inference takes up to five times as long."""
-        for tensor in held_out:
-            started = time.perf_counter()
-            self._reference.infer(tensor)
-            self._slowest_ms = (time.perf_counter() - started) * 1e3
-            self._infer_in_turn(tensor)
 
     def _compare(self, tensor: Array) -> None:
         started = time.perf_counter()

@@ -21,7 +21,7 @@ from calibrate.confusion import Pair, confused_pairs
 # 0.1, which such pairs kept from ending: a candidate that misreads 40 % of a class of 10 % was refused for a limit of
 # 20 % in 65 of them (15 otherwise). One that misreads 10 % was never refused, and kept from ending in 7.
 _SUSPECT = 2
-_ERROR = 0.05  # of `ConfusionCounts.confused`: the probability that a pair is named by chance
+_ERROR = 0.05  # of `newly_confused`: the probability that a pair is named by chance
 
 # The reference's class of an object, and the served class; None where the object was not detected.
 Answer = tuple[int, int | None]
@@ -125,28 +125,24 @@ class Disagreement:
 
 
 class ConfusionCounts(Disagreement):
-    """Counts the answers of one engine frame by frame, with the frames in which it loses a class."""
+    """Counts the answers of one engine frame by frame.
+
+    Attributes:
+        wrong: Reference class -> frames in which an object of it is misread or not detected.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._wrong: Counter[int] = Counter()
+        self.wrong: Counter[int] = Counter()
 
     def add(self, frame: Sequence[Answer]) -> None:
         """Count the `answers` of one frame."""
         super().add(frame)
-        self._wrong.update({reference for reference, served in frame if served != reference})
-
-    def confused_pairs(self, tolerance: float) -> tuple[Pair, ...]:
-        """Return the pairs of classes whose rate is above `tolerance` in (0, 1), with a probability of 95 %."""
-        return confused_pairs(self.counts, self.totals, tolerance, _ERROR)
+        self.wrong.update({reference for reference, served in frame if served != reference})
 
     def share(self, reference: int, served: int) -> float:
         """Return the share of the frames with class `reference` in which `served` is the answer."""
         return self.counts.get((reference, served), 0) / max(self.totals[reference], 1)
-
-    def frames_wrong(self, reference: int) -> int:
-        """Return the number of frames in which an object of class `reference` is misread or not detected."""
-        return self._wrong[reference]
 
 
 def newly_confused(candidate: ConfusionCounts, serving: ConfusionCounts | None, tolerance: float) -> tuple[Pair, ...]:
@@ -157,10 +153,10 @@ def newly_confused(candidate: ConfusionCounts, serving: ConfusionCounts | None, 
     """
     return tuple(
         pair
-        for pair in candidate.confused_pairs(tolerance)
+        for pair in confused_pairs(candidate.counts, candidate.totals, tolerance, _ERROR)
         if serving is None
         or (
             serving.share(pair.reference, pair.candidate) <= tolerance
-            and serving.frames_wrong(pair.reference) < candidate.frames_wrong(pair.reference)
+            and serving.wrong[pair.reference] < candidate.wrong[pair.reference]
         )
     )

@@ -48,7 +48,7 @@ class ScriptedChild:
         directory: Path,
         on_progress: Callable[[str, int], None],
         on_outcome: Callable[[JobOutcome], None],
-        *_: object,
+        **_: object,
     ) -> None:
         self.directory, self.on_progress, self.on_outcome = directory, on_progress, on_outcome
         self.ended = False

@@ -71,7 +71,7 @@ class Desk:
 class Loop:
     """A frame path on which every engine serves at once, and is kept, or taken back, as is wished."""
 
-    is_committing = False
+    is_committing = is_stuck = False
 
     def start_trial(self, _identity: str, engine: Any, events: TrialEvents) -> None:
         engine.close()
@@ -95,7 +95,6 @@ def frame_path() -> dict[str, Any]:
         "record": AnswerRecord(live=True),
         "dropped": Counter(),
         "error": None,
-        "is_stuck": False,
         "keep_evidence": lambda *_: None,
         "serving_since": lambda ts: {"camera": ts or 0.0},
     }

@@ -138,7 +138,7 @@ def test_while_a_candidate_still_hangs_no_job_begins_and_a_command_is_told_why(
 ) -> None:
     at = desk()
     pipeline = cast(Any, at.operations.pipeline)
-    pipeline.is_stuck = True
+    pipeline.loop.is_stuck = True
     assert at.tick(state="alarm", serving_db=9.0) == ""
     handlers = engine_handlers(at.operations)
     args = RecalibrateArgs() if op == "recalibrate" else RollbackArgs()
@@ -146,5 +146,5 @@ def test_while_a_candidate_still_hangs_no_job_begins_and_a_command_is_told_why(
         handlers[op](args, CommandProgress("c2", lambda _: None))
     assert refused.value.code == "command.busy"
     assert at.journal.records() == []
-    pipeline.is_stuck = False
+    pipeline.loop.is_stuck = False
     assert at.tick(state="alarm", serving_db=9.0) == "alarm"

@@ -192,21 +192,23 @@ def fail_at_once(_identity: str, engine: Engine, events: TrialEvents) -> None:
 
 def refuse(monkeypatch: pytest.MonkeyPatch, state: str, refusal: Exception) -> None:
     """The journal cannot be opened, once, when this state is written."""
-    record = JobJournal._record
+    name = "start" if state == "REQUESTED" else "enter"
+    write = getattr(JobJournal, name)
 
     def connect(*_: object, **__: object) -> None:
         raise refusal
 
-    def recording(journal: JobJournal, job: str, entered: JobState, *more: Any) -> None:
-        if entered.value != state:
-            record(journal, job, entered, *more)
+    def writing(journal: JobJournal, job: str, entered: Any, *more: Any, **outcome: Any) -> None:
+        """entered: by `enter`, the state."""
+        if name == "enter" and entered.value != state:
+            write(journal, job, entered, *more, **outcome)
             return
-        monkeypatch.setattr(JobJournal, "_record", record)
+        monkeypatch.setattr(JobJournal, name, write)
         with monkeypatch.context() as patch:
             patch.setattr(job_journal.sqlite3, "connect", connect)
-            record(journal, job, entered, *more)
+            write(journal, job, entered, *more, **outcome)
 
-    monkeypatch.setattr(JobJournal, "_record", recording)
+    monkeypatch.setattr(JobJournal, name, writing)
 
 
 def check(job_desk: JobDeskBench, state_dir: Path, serves: str, code: str, end: str) -> None:

@@ -42,7 +42,7 @@ def test_what_was_written_is_there_for_the_next_process(path: Path) -> None:
         ("c1", "c2"),
     )
     assert (a.state, a.artefact, a.result, a.error) == (JobState.COMMITTED, "0123", {"artefact": "0123"}, None)
-    assert (b.state, str(b.raised_error)) == (JobState.FAILED, str(WHY))
+    assert (b.state, str(b.error)) == (JobState.FAILED, str(WHY))
 
 
 def test_a_state_that_cannot_follow_is_not_written(path: Path) -> None:

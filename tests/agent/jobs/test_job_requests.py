@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from device import NOW, Device, payload
@@ -19,7 +19,6 @@ from agent.contract.messages import Birth
 from agent.daemon.status import StatusReporter
 from agent.jobs.job import JobJournal, JobState
 from agent.jobs.recovery import CrashRecovery
-from agent.serving.pipeline import Pipeline
 from agent.uplink.reporter import Reporter
 
 __all__ = ["desk"]  # the fixture
@@ -55,9 +54,9 @@ def test_a_frame_path_that_fails_fails_the_job(desk: Callable[..., Desk], monkey
     at.operations.stop("the source has ended")
     (record,) = at.operations._registry.journal.records()
     assert record.state is JobState.FAILED
-    assert record.raised_error is not None
-    assert record.raised_error.code == "swap.stopped"
-    assert "no engine" in record.raised_error.found
+    assert record.error is not None
+    assert record.error.code == "swap.stopped"
+    assert "no engine" in record.error.found
 
 
 def test_a_journal_that_takes_no_job_is_told_of_once(
@@ -101,15 +100,15 @@ def test_step_and_percent_are_told_to_the_sender_the_world_and_the_terminal(desk
     assert ask(at, "c1")
     jobs, interval = at.operations.jobs, SimpleNamespace(n=0)
     feed = SimpleNamespace(last_ts=1.0, accuracy=SimpleNamespace(estimate=SimpleNamespace(interval=interval)))
-    pipeline = SimpleNamespace(feeds={"camera": feed})
-    readings = StatusReporter(at.operations.config, at.service, cast(Pipeline, pipeline), None)
+    cast(Any, at.operations.pipeline).feeds = {"camera": feed}
+    readings = StatusReporter(at.operations, None)
     assert jobs.job is not None
     shown = []
     for step, percent in (("CALIBRATING", 40), ("BUILDING", 50), ("BUILDING", 51), ("BUILDING", 60)):
         jobs._advance(jobs.job, step, percent)
-        shown.append(readings.progress_line({"camera": at.state}, at.operations.job, 0).rpartition("  ")[2])
+        shown.append(readings.progress_line({"camera": at.state}, 0).rpartition("  ")[2])
     jobs.job.tracker.report_waiting("thermal zone at 80 C")
-    shown.append(readings.progress_line({"camera": at.state}, at.operations.job, 0).rpartition("  ")[2])
+    shown.append(readings.progress_line({"camera": at.state}, 0).rpartition("  ")[2])
     told = [("COLLECTING", 0), ("CALIBRATING", 40), ("BUILDING", 50), ("BUILDING", 60)]  # ten percent after ten percent
     assert [(each.step, each.percent) for each in at.results if each.step] == told
     events = [f"job {{'trigger': 'command', 'step': '{step}', 'percent': {percent}}}" for step, percent in told]

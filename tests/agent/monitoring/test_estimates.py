@@ -153,10 +153,10 @@ def test_the_record_keeps_the_hour_when_the_swap_starts_anew() -> None:
     record.start(10.0)
     for ts in range(10, 20):
         record.add(float(ts), None if ts % 2 == 0 else 1.0)
-    assert (record.since_start.interval.n, record.since_start.interval.estimate) == (5, 1.0)
-    assert (record.since_start.empty, record.since_start.since) == (5, 10.0)
-    assert (record.hour.interval.n, record.hour.empty) == (15, 5)
-    assert record.hour.interval.estimate == pytest.approx(1 / 3)
+    assert (record.since_start.estimate.interval.n, record.since_start.estimate.interval.estimate) == (5, 1.0)
+    assert (record.since_start.estimate.empty, record.since_start.estimate.since) == (5, 10.0)
+    assert (record.hour.estimate.interval.n, record.hour.estimate.empty) == (15, 5)
+    assert record.hour.estimate.interval.estimate == pytest.approx(1 / 3)
     assert record.history == [(float(ts), float(ts >= 10)) for ts in [*range(10), 11, 13, 15, 17, 19]]
 
 
@@ -196,7 +196,7 @@ def test_another_process_goes_on_as_if_it_were_one(kind: type, restarts: tuple[i
         parts.restore(kept)
         assert parts.state() == whole.state()
     if kind is FidelityRecord:
-        assert (parts.since_start, parts.hour) == (whole.since_start, whole.hour)
+        assert (parts.since_start.estimate, parts.hour.estimate) == (whole.since_start.estimate, whole.hour.estimate)
     else:
         assert parts.estimate == whole.estimate
 
