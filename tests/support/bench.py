@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from agent.camera.source import parse_source
 from fleet.cli.main import main
 
 CLIP_FRAMES = 12  # of clip.avi
-COMMAND_LINE = [sys.executable, "-m", "fleet.cli"]
 ERROR = re.compile(r"error: (?P<code>[a-z_-]+\.[a-z_-]+): .+; expected .+; .+", re.DOTALL)
 
 

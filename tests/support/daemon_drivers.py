@@ -7,28 +7,44 @@ from __future__ import annotations
 
 import signal
 
-# A write of the journal, by the state that is entered, its moment, and the job's trigger.
+# around_writes(around): each write of a job's state is done by around(state, trigger, write) instead.
+_AROUND_WRITES = """
+from agent.jobs.job import JobJournal
+
+
+def around_writes(around):
+    start, enter = JobJournal.start, JobJournal.enter
+
+    def starting(journal, job, trigger, *more):
+        around("REQUESTED", trigger, lambda: start(journal, job, trigger, *more))
+
+    def entering(journal, job, state, **more):
+        trigger = next(each.trigger for each in journal.records() if each.id == job)
+        around(state.value, trigger, lambda: enter(journal, job, state, **more))
+
+    JobJournal.start, JobJournal.enter = starting, entering
+
+
+"""
+
 _AT_WRITE = """
 import os, signal
 
-from agent.jobs.job import JobJournal
 from agent.models.model_watch import ModelWatch
 
 ModelWatch.__init__.__defaults__ = (0.2,)  # seconds between two looks
-record = JobJournal._record
 
 
-def recording(journal, job, entered, statement, row):
-    kind = row[1] if entered == "REQUESTED" else next(each.trigger for each in journal.records() if each.id == job)
-    here = (entered.value, kind) == ({state!r}, {trigger!r})
+def dying(state, trigger, write):
+    here = (state, trigger) == ({state!r}, {trigger!r})
     if here and {moment!r} == "before":
         os.kill(os.getpid(), {number})
-    record(journal, job, entered, statement, row)
+    write()
     if here and {moment!r} == "after":
         os.kill(os.getpid(), {number})
 
 
-JobJournal._record = recording
+around_writes(dying)
 """
 
 # A child runs this before its work; "-m" lets a next daemon know it for a job's.
@@ -92,46 +108,40 @@ true_time, ahead_s = time.time, 0.0
 time.time = lambda: true_time() + ahead_s
 
 
-def setting(record):
-    def recording(journal, job, entered, *more):
-        global ahead_s
-        record(journal, job, entered, *more)
-        if entered.value == {state!r}:
-            ahead_s = {ahead_s!r}
-
-    return recording
+def jumping(state, _trigger, write):
+    global ahead_s
+    write()
+    if state == {state!r}:
+        ahead_s = {ahead_s!r}
 
 
-from agent.jobs.job import JobJournal
-
-JobJournal._record = setting(JobJournal._record)
+around_writes(jumping)
 """
 
 _REFUSED_WRITE = """
 import sqlite3, types
 
 from agent.common import database
-from agent.jobs import job as job_journal
 
-record, refused = job_journal.JobJournal._record, []
+refused = []
 
 
 def connect(*_, **__):
     raise sqlite3.OperationalError("disk I/O error")
 
 
-def recording(journal, job, entered, *more):
-    if entered.value != {state!r} or refused:
-        return record(journal, job, entered, *more)
-    refused.append(job)
+def refusing(state, _trigger, write):
+    if state != {state!r} or refused:
+        return write()
+    refused.append(state)
     database.sqlite3 = types.SimpleNamespace(**{{**vars(sqlite3), "connect": connect}})
     try:
-        record(journal, job, entered, *more)
+        write()
     finally:
         database.sqlite3 = sqlite3
 
 
-job_journal.JobJournal._record = recording
+around_writes(refusing)
 """
 
 _ONCE = """
@@ -156,7 +166,7 @@ def once(owner, name, instead):
         setattr(owner, name, true)
         if isinstance(instead, Exception):
             raise instead
-        return true(*instead(*words), **more)
+        return instead(true, *words, **more)
 
     setattr(owner, name, first)
 
@@ -178,8 +188,8 @@ DAEMON_FAULTS = {
     "room": "StoreCleaner, 'ensure_room', EngineError('store.room', 'none', 'some', 'make some')",
     "delay": "Headroom, 'reason_to_wait', AgentError('headroom.delay', 'hot', 'cool', 'cool it')",
     "pause": "Headroom, 'reason_to_pause', AgentError('headroom.pause', 'hot', 'cool', 'cool it')",
-    "memory": "recalibration, 'JobProcess', lambda *words: (*words[:-1], 1)",
-    "timeout": "recalibration, 'SupervisedChild', lambda *words: (*words[:-1], 0.0)",
+    "memory": "recalibration, 'JobProcess', lambda true, *words, **_: true(*words[:3], memory_bytes=1)",
+    "timeout": "recalibration, 'SupervisedChild', lambda true, *words: true(*words[:-1], 0.0)",
     "candidate": "operations, 'read_artefact', EngineError('artefact.damaged', 'a damaged one', 'a whole one', 'none')",
     "promote": "Store, 'promote', EngineError('store.write', 'No space left on device', 'room', 'make some')",
 }
@@ -224,7 +234,7 @@ Judge.__call__ = judge
 
 def at_write(moment: str, state: str, trigger: str, number: int = signal.SIGKILL) -> str:
     """Sends itself the signal right before, or right after, a job's state is journaled."""
-    return _AT_WRITE.format(moment=moment, state=state, trigger=trigger, number=int(number))
+    return _AROUND_WRITES + _AT_WRITE.format(moment=moment, state=state, trigger=trigger, number=int(number))
 
 
 def in_child(source: str, first: bool) -> str:
@@ -239,12 +249,12 @@ def child_killed(moment: str, step: str) -> str:
 
 def clock_jumps(state: str, ahead_s: float) -> str:
     """From when a job is first in this state on, the wall clock is ahead by so much."""
-    return _CLOCK.format(state=state, ahead_s=ahead_s)
+    return _AROUND_WRITES + _CLOCK.format(state=state, ahead_s=ahead_s)
 
 
 def write_refused(state: str) -> str:
     """The journal's disk fails once, when a job is to be in this state."""
-    return _REFUSED_WRITE.format(state=state)
+    return _AROUND_WRITES + _REFUSED_WRITE.format(state=state)
 
 
 def other_runtime() -> str:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
+import sysconfig
+import tempfile
 from pathlib import Path
 
 import cv2
 import pytest
 
 PYTHON = "/usr/bin/python3"  # the one that Debian's packages are for
+PACKAGES = sysconfig.get_path("purelib")  # ours, of which it can use those that are for its version too
 FOLLOWS_SIZES = pytest.mark.skipif(
     tuple(int(part) for part in cv2.__version__.split(".")[:2]) < (4, 13),
     reason="OpenCV until 4.12 repeats the last picture where the size changes",
@@ -26,8 +30,11 @@ def require_gstreamer(module: str) -> None:
 
 def require_opencv() -> None:
     """The same of an OpenCV that reads its pipelines."""
-    asked = "import cv2, re; assert re.search('GStreamer: +YES', cv2.getBuildInformation())"
-    _require(asked, "no OpenCV with GStreamer: apt-get install python3-opencv, see `make rtsp`")
+    asked = (
+        "import cv2, re, sys; assert re.search('GStreamer: +YES', cv2.getBuildInformation()); "
+        f"sys.path.append({PACKAGES!r}); import pydantic"
+    )
+    _require(asked, "no OpenCV with GStreamer: apt-get install python3-opencv, see `make rtsp`; or another Python's")
 
 
 def _require(asked: str, message: str) -> None:
@@ -41,8 +48,16 @@ def _require(asked: str, message: str) -> None:
 
 def make_video(kind: str, path: Path) -> Path:
     """A file of `video_maker.py`; skips where GStreamer has no such encoder."""
-    done = subprocess.run([PYTHON, str(_MAKER), kind, str(path)], capture_output=True, text=True, check=False)
-    if done.returncode != 0 and "no element" in done.stderr and os.environ.get("TARED_REQUIRE_RTSP") != "1":
-        pytest.skip(f"GStreamer cannot make {kind}: {done.stderr.splitlines()[-1]}")
-    assert done.returncode == 0, done.stderr
+    path.write_bytes(_video(kind, path.suffix))
     return path
+
+
+@functools.cache  # some tenths of a second of work, a few 10 kB each
+def _video(kind: str, suffix: str) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"video{suffix}"
+        done = subprocess.run([PYTHON, str(_MAKER), kind, str(path)], capture_output=True, text=True, check=False)
+        if done.returncode != 0 and "no element" in done.stderr and os.environ.get("TARED_REQUIRE_RTSP") != "1":
+            pytest.skip(f"GStreamer cannot make {kind}: {done.stderr.splitlines()[-1]}")
+        assert done.returncode == 0, done.stderr
+        return path.read_bytes()

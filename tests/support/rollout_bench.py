@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from brokers import RealBroker, eventually
 from collector_bench import collecting
 from simulator_bench import FLEET, simulating, topics, wait_for_collector
@@ -18,6 +19,7 @@ from agent.contract.signing import Signer
 from agent.mqtt.bulk_receive import ReceiveQueue
 from agent.mqtt.client import MqttClient, SessionOptions
 from fleet.devices.devices import Devices
+from fleet.rollout import controller, stepper
 from fleet.rollout.controller import Controller
 from fleet.rollout.register import Overview, RolloutRegister
 from fleet.rollout.rows import BoardStage
@@ -41,16 +43,20 @@ def a_fleet(broker: RealBroker, where: str, devices: int, **overrides: Any) -> I
 
 @contextmanager
 def controlling(broker: RealBroker, where: str, signer: Signer | None = None) -> Iterator[Controller]:
+    """It looks for rollouts, and judges again, more often than a fleet of thousands could bear."""
     stopping = threading.Event()
-    made = Controller(broker.endpoint, open_store(where), "controller", signer)
+    made = Controller(broker.endpoint, open_store(where), "controller", signer, lease_s=5.0)
     thread = threading.Thread(target=made.run, args=(stopping.is_set,), name="controller")
-    thread.start()
-    try:
-        yield made
-    finally:
-        stopping.set()
-        thread.join(20.0)
-        assert not thread.is_alive()
+    with pytest.MonkeyPatch.context() as quick:
+        quick.setattr(stepper, "_JUDGE_EVERY_S", 0.5)
+        quick.setattr(controller, "_IDLE_S", 0.25)
+        thread.start()
+        try:
+            yield made
+        finally:
+            stopping.set()
+            thread.join(20.0)
+            assert not thread.is_alive()
 
 
 class Commands:

@@ -114,12 +114,6 @@ class TalkingProcess(WarmProcess):
         return output, errors
 
 
-def cold_tared(arguments: Sequence[str]) -> subprocess.Popen[str]:
-    """As TalkingProcess, from the interpreter's start on."""
-    command = [sys.executable, "-m", "fleet.cli", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
 def tared(*arguments: object, file_bytes: int | None = None) -> subprocess.CompletedProcess[str]:
     """Run `tared` to its end, as a process of its own."""
     words = [*map(str, arguments)]
@@ -176,7 +170,7 @@ def _wait_to_be_forked(starts: socket.socket) -> str:
     os.environ.clear()
     os.environ.update(start.environment)
     os.chdir(start.folder)
-    sys.path[0] = start.folder  # as for `python -c`
+    sys.path[:1] = [start.folder, *filter(None, start.environment.get("PYTHONPATH", "").split(os.pathsep))]
     sys.argv = ["-c", *start.arguments]
     if start.file_bytes is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (start.file_bytes, start.file_bytes))

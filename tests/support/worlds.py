@@ -8,7 +8,6 @@ import functools
 import json
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
@@ -22,7 +21,7 @@ import numpy as np
 import onnx
 import pytest
 import yaml
-from warm_start import TalkingProcess, cold_tared
+from warm_start import TalkingProcess
 from zoo import residual_net
 
 from agent.camera.source import is_live
@@ -81,9 +80,7 @@ class World:
         What takes its time, as a swap does, is waited for with `until` and frames in plenty: how many pass meanwhile is
         the machine's affair. Fails unless the exit code is 0.
         """
-        on_fakes = self.config.get("backend") == "tensorrt"  # of TensorRT, which are found at the interpreter's start
-        arguments = self.arguments(*more)
-        return run_until(cold_tared(arguments) if on_fakes else TalkingProcess(arguments, file_bytes=file_bytes), until)
+        return run_until(TalkingProcess(self.arguments(*more), file_bytes=file_bytes), until)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[TalkingProcess]:
@@ -95,7 +92,7 @@ class World:
                 process.kill()
 
 
-def run_until(tared: TalkingProcess | subprocess.Popen[str], until: str = "") -> tuple[dict[str, Any], str]:
+def run_until(tared: TalkingProcess, until: str = "") -> tuple[dict[str, Any], str]:
     """As World.run, for another `tared run`. until: a regular expression; SIGTERM follows its first match."""
     said: list[str] = []
     with tared as process:

@@ -93,7 +93,7 @@ def test_the_video_does_not_wait_for_a_reference_that_has_to_be_built(daemon: Da
     def built(observer: Observer, progress: Progress) -> Observer:
         for percent in range(0, 101, 5):
             progress(percent / 100, "Timing graph nodes")
-            time.sleep(0.2)
+            time.sleep(0.1)
         return observer
 
     daemon.link.enough = lambda: daemon.link.events("swap")

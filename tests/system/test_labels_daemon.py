@@ -144,7 +144,7 @@ def test_bad_labels_are_told_once_and_the_video_goes_on(
 def test_the_labels_file_of_a_recording_is_scored_frame_by_frame(
     tmp_path: Path, any_broker: RealBroker, calibrated_once: World, answers: list[str]
 ) -> None:
-    changes = {"mqtt": mqtt(any_broker), "camera": {"speed": 10, "labels": "labels.jsonl"}}
+    changes = {"mqtt": mqtt(any_broker), "camera": {"labels": "labels.jsonl"}}
     world = calibrated_once.copy(tmp_path / "world", **changes)
     lines = [json.dumps({"frame": f, "labels": name}) for f, name in labelled(answers, 400).items()]
     (world.folder / "labels.jsonl").write_text("\n".join(lines))

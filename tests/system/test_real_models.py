@@ -67,7 +67,7 @@ def test_ultraface_finds_the_43_faces_of_nine_photos(lab: Lab) -> None:
 def test_ultraface_in_int8_agrees_with_float_on_clips_it_was_not_calibrated_on(lab: Lab) -> None:
     for clip in ("book", "no", "walk", "yes"):
         agreements = list(fidelities(lab, "ultraface", ASL.format(clip)))
-        assert len(agreements) > 60
+        assert len(agreements) > 30
         assert not any(agreement.is_empty for agreement in agreements)  # a face in every frame
         assert np.mean([agreement.value for agreement in agreements]) >= 0.95
 
@@ -105,12 +105,12 @@ def labels_of(target: Path, images: list[np.ndarray]) -> list[set[str]]:
 
 
 def fidelities(lab: Lab, name: str, clip: str) -> Iterator[Fidelity]:
-    """Per frame, how far the INT8 artefact says what the float reference says."""
+    """Per frame, of every second one, how far the INT8 artefact says what the float reference says."""
     backend = open_backend("onnxruntime", BackendOptions(threads=2))
     spec_path, artefact = targets(lab, name)
     with open_engine(spec_path, backend) as (reference, spec), open_engine(artefact, backend) as (engine, _):
         task = VisionTask(spec, reference.inputs, reference.outputs)
-        for _, image in read_images(parse_source(str(lab.data / clip))):
+        for image in first_frames(lab, clip, every=2):
             tensor, _ = task.preprocess(image)
             yield fidelity(task.decode(engine.infer(tensor)), task.decode(reference.infer(tensor)))
 

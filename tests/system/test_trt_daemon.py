@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from places import FAKE_MACHINE_PATH
+from warm_start import TalkingProcess
 from worlds import ALARM_COMMIT, FIRST_COMMIT, World, make_world
 
 from engines.store.artefact import Store
@@ -79,24 +78,31 @@ def test_another_release_builds_its_engine_anew_from_the_same_calibration(
     check(mistakes, 4)
 
 
-def test_the_commands_without_a_daemon(tmp_path: Path, mistakes: Path) -> None:
+_COMMANDS = """
+import sys
+from fleet.cli.main import main
 
+for command in sys.argv[1:]:
+    assert main([*command.split(), "--backend", "tensorrt", "--json"]) == 0
+"""
+
+
+def test_the_commands_without_a_daemon(tmp_path: Path, mistakes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     board(tmp_path, seconds=2.0)
-
-    def tared(*arguments: object) -> dict[str, object]:
-        command = [sys.executable, "-m", "fleet.cli", *map(str, arguments), "--backend", "tensorrt", "--json"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stderr
-        told: dict[str, object] = json.loads(done.stdout)
-        return told
-
-    assert tared("calibrate", "model.yaml", "--frames", "clip.avi", "-o", "calibration.json")["frames"] == 20
-    assert tared("build", "model.yaml", "--calibration", "calibration.json", "-o", "engine")["int8_macs_share"] == 1.0
-    assert tared("infer", "engine", "--frames", "clip.avi", "-o", "results.jsonl")["frames"] == 20
-    layers = tared("inspect", "engine", "--layers", "--time")["layers"]
-    assert isinstance(layers, list)
-    assert any(layer["time_ms"] is not None for layer in layers)
-    check(mistakes, 4)
+    monkeypatch.chdir(tmp_path)
+    commands = [
+        "calibrate model.yaml --frames clip.avi -o calibration.json",
+        "build model.yaml --calibration calibration.json -o engine",
+        "infer engine --frames clip.avi -o results.jsonl",
+        "inspect engine --layers --time",
+    ]
+    process = TalkingProcess(commands, _COMMANDS)
+    output, errors = process.communicate(timeout=60.0)
+    assert process.wait() == 0, errors
+    calibrated, built, inferred, inspected = map(json.loads, output.splitlines())
+    assert (calibrated["frames"], built["int8_macs_share"], inferred["frames"]) == (20, 1.0, 20)
+    assert any(layer["time_ms"] is not None for layer in inspected["layers"])
+    check(mistakes, 1)
 
 
 def test_a_recording_waits_for_the_reference_that_has_to_be_built(

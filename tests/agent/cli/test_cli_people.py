@@ -7,10 +7,11 @@ import importlib.metadata
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from bench import CLIP_FRAMES, COMMAND_LINE, Bench, strict
+from bench import CLIP_FRAMES, Bench, strict
 from brokers import free_port
 from worlds import make_world
 
@@ -61,9 +62,10 @@ def test_progress_is_plain_lines_on_stderr_where_that_is_no_terminal(tmp_path: P
 
 def test_progress_is_a_bar_on_stderr_where_that_is_a_terminal(bench: Bench) -> None:
     leader, follower = os.openpty()
-    infer = ["infer", str(bench / "artefact"), "--frames", str(bench / "clip.avi"), "--json"]
+    words = ["infer", str(bench / "artefact"), "--frames", str(bench / "clip.avi"), "--json"]
+    command = [sys.executable, "-m", "fleet.cli", *words]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
-    with subprocess.Popen([*COMMAND_LINE, *infer], stdout=subprocess.PIPE, stderr=follower, env=environment) as job:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=follower, env=environment) as job:
         os.close(follower)
         shown = b""
         with contextlib.suppress(OSError):  # raised once the other end is closed

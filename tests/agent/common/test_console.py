@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from warm_start import TARED, WarmProcess
 from worlds import World, make_world
 
 from agent.common import console
@@ -21,18 +22,17 @@ SAYING = (
 )
 
 
-def run(command: list[str], log: Path, connected: bool) -> str:
+def run(arguments: list[str], log: Path, connected: bool, source: str = TARED) -> str:
     """With stderr as systemd leaves it: JOURNAL_STREAM names the file, or one that stderr is not connected with."""
-    with log.open("wb") as file:
+    with log.open("wb") as file, pytest.MonkeyPatch.context() as environment:
         here = os.fstat(file.fileno())
-        stream = f"{here.st_dev}:{here.st_ino + (not connected)}"
-        environment = {**os.environ, "JOURNAL_STREAM": stream}
-        subprocess.run(command, stderr=file, stdout=subprocess.DEVNULL, env=environment, timeout=120, check=False)
+        environment.setenv("JOURNAL_STREAM", f"{here.st_dev}:{here.st_ino + (not connected)}")
+        WarmProcess(arguments, stderr=file.fileno(), source=source).wait(120.0)
     return log.read_text()
 
 
-def say_in(log: Path, source: str, connected: bool = True) -> list[str]:
-    return run([sys.executable, "-c", SAYING + source], log, connected).splitlines()
+def say_in(log: Path, source: str) -> list[str]:
+    return run([], log, connected=True, source=SAYING + source).splitlines()
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def world(tmp_path: Path) -> World:
 
 @pytest.mark.slow
 def test_a_daemon_in_the_journal_says_lines_with_priorities_and_no_progress(world: World, tmp_path: Path) -> None:
-    said = run(world.command("--frames", "150"), tmp_path / "log", connected=True)
+    said = run(world.arguments("--frames", "150"), tmp_path / "log", connected=True)
     assert "event=swap" in said
     assert all(re.match(r"<[2-7]>\S", line) for line in said.splitlines()), said
     assert not re.search(r"serving: |\d\d:\d\d:\d\d", said)
@@ -52,7 +52,7 @@ def test_a_daemon_in_the_journal_says_lines_with_priorities_and_no_progress(worl
 
 @pytest.mark.slow
 def test_elsewhere_it_says_what_it_always_has(world: World, tmp_path: Path) -> None:
-    said = run(world.command("--frames", "150"), tmp_path / "log", connected=False)
+    said = run(world.arguments("--frames", "150"), tmp_path / "log", connected=False)
     assert re.search(r"^serving: \d+/150 ", said, re.MULTILINE)
     assert re.search(r"^level=INFO at=agent.uplink event=swap ", said, re.MULTILINE)
     assert not re.search(r"^<", said, re.MULTILINE)
@@ -74,7 +74,7 @@ def test_every_line_of_a_traceback_has_its_priority(tmp_path: Path) -> None:
 
 
 def test_what_ends_the_program_is_an_error(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "fleet.cli", "run", "-c", str(tmp_path / "gone.yaml")]
+    command = ["run", "-c", str(tmp_path / "gone.yaml")]
     assert run(command, tmp_path / "log", connected=True).startswith("<3>error: config.missing: ")
     assert run(command, tmp_path / "log", connected=False).startswith("error: config.missing: ")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from brokers import eventually
 from results_bench import CONFIG, detections, frames_of, line, served
-from worlds import make_world
+from worlds import World
 
 from agent.common.errors import ConfigError
 from agent.results.file_output import ResultsFile
@@ -181,19 +181,19 @@ def test_a_reader_that_hangs_costs_the_others_nothing(tmp_path: Path, path: Path
 
 
 @pytest.mark.slow
-def test_the_daemon_serves_on_while_a_reader_hangs_and_removes_its_socket(tmp_path: Path) -> None:
-    path = tmp_path / "results.sock"
-    results = {"socket": "results.sock", "file": "results.jsonl"}
-    world = make_world(tmp_path, lambda _: 0.5, 600.0, camera={"source": "clip.avi", "speed": 50}, results=results)
-    with world.running() as process:
+def test_the_daemon_serves_on_while_a_reader_hangs_and_removes_its_socket(calibrated_world: World) -> None:
+    folder = calibrated_world.folder
+    path, lines = folder / "results.sock", folder / "results.jsonl"
+    calibrated_world.change(camera={"speed": 50}, results={"socket": path.name, "file": lines.name})
+    with calibrated_world.running() as process:
         eventually(path.exists, 60.0)
         with connected(path) as reader:
-            eventually(lambda: results_lines(tmp_path / "results.jsonl") >= 1500, 60.0)
+            eventually(lambda: results_lines(lines) >= 1500, 60.0)
             process.send_signal(signal.SIGTERM)
             said, errors = process.communicate(timeout=60.0)
             assert process.returncode == 0, errors
             assert frames_of(to_the_end(reader))[:100] == list(range(100))
     summary = json.loads(said)
-    assert summary["frames"] == results_lines(tmp_path / "results.jsonl") + summary["results_dropped"]["file"]
+    assert summary["frames"] == results_lines(lines) + summary["results_dropped"]["file"]
     assert summary["results_dropped"]["socket"] > 0
     assert not path.exists()

@@ -195,7 +195,7 @@ def test_fidelity_surely_below_the_engine_before_ends_it_and_all_its_frames_suff
 def test_a_candidate_as_good_as_the_engine_before_is_condemned_in_one_probation_of_forty_at_most() -> None:
     rng, condemned = np.random.default_rng(2), 0
     watch, _ = probation()
-    for _ in range(200):
+    for _ in range(100):
         beside = PairedFidelityGain()
         for second, (candidate, before) in enumerate(rng.random((200, 2)) < 0.8):
             for _neighbour in range(5):  # right and wrong together
@@ -203,7 +203,7 @@ def test_a_candidate_as_good_as_the_engine_before_is_condemned_in_one_probation_
             if watch.objection([beside.gain]) is not None:
                 condemned += 1
                 break
-    assert condemned <= 10
+    assert condemned <= 5  # of neighbours that count for themselves 54 are
 
 
 def test_a_scene_that_is_hard_for_both_speaks_against_neither_and_one_that_only_one_reads_does() -> None:

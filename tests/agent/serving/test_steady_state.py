@@ -31,7 +31,7 @@ from agent.vision.task import ServedFrame, VisionTask
 from engines.interface import silent
 from engines.registry import open_backend
 
-SIDE = 256  # of the network input, 768 KiB as float32
+SIDE = 160  # of the network input, 300 KiB as float32
 WARM, FRAMES = 100, 300
 
 

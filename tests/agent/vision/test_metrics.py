@@ -225,7 +225,7 @@ def test_fastestdet_on_coco(shared_data: Path) -> None:
     assert result.scores["map"] == pytest.approx(0.2009, abs=FIGURE)
 
 
-@pytest.mark.slow
+@pytest.mark.trial
 def test_fastestdet_unclipped_has_the_published_baseline(shared_data: Path) -> None:
     """SOURCES.md's figures, mAP50 0.3191 and mAP 0.1874, let boxes hang over the edge of the frame."""
     path = shared_data / "det_fastestdet_352_coco80_fp32.onnx"

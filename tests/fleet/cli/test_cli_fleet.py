@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
-from bench import COMMAND_LINE
 from brokers import RealBroker, eventually, on_the_air, report, running_mosquitto
 from certificates import Authority
+from warm_start import TalkingProcess, tared
 
 from agent.common.errors import ConfigError
 from agent.contract.messages import Birth
@@ -102,14 +101,10 @@ def test_a_password_that_everybody_could_read_is_warned_of(
 @pytest.mark.broker
 def test_whoever_reads_what_is_watched_may_leave(any_broker: RealBroker) -> None:
     """As `head -1` does."""
-    command = [*COMMAND_LINE, "watch", "--port", str(any_broker.port)]
-    pipe = subprocess.PIPE
     with (
         on_the_air(any_broker.endpoint, Topics("default", "board"), Birth(agent_version="0")) as link,
-        subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as watching,
+        TalkingProcess(["watch", "--port", str(any_broker.port)]) as watching,
     ):
-        assert watching.stdout is not None
-        assert watching.stderr is not None
         assert json.loads(watching.stdout.readline())["device"] == "board"
         watching.stdout.close()
 
@@ -124,8 +119,7 @@ def test_whoever_reads_what_is_watched_may_leave(any_broker: RealBroker) -> None
 
 def send(port: int, *arguments: object) -> str:
     """What `tared send` says of its failure; all of these fail, for no board answers."""
-    command = [*COMMAND_LINE, "send", "board", "status", "--port", str(port), "--timeout", "2", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = tared("send", "board", "status", "--port", port, "--timeout", 2, *arguments)
     assert done.returncode == 2, done.stdout
     return done.stderr
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from brokers import RealBroker, Watcher, eventually
 from collector_bench import ONLINE, STREAM, alarm, collecting, report
 from device import TOPICS
 from stored import Reports
+from warm_start import TalkingProcess
 
 from agent.common.errors import AgentError
 from agent.mqtt.client import MqttClient
@@ -185,11 +184,11 @@ def test_while_its_disk_is_full_nothing_is_acknowledged(
 
 @pytest.mark.broker
 def test_the_command_collects_until_it_is_ended_and_tells_what_it_has(any_broker: RealBroker, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "fleet.cli", "fleet", "collect", "--port", str(any_broker.port), "--json"]
+    collect = ["fleet", "collect", "--port", str(any_broker.port), "--db", str(tmp_path / "db"), "--json"]
     with (
         Watcher(any_broker.endpoint) as watcher,
         MqttClient(any_broker.endpoint, "board") as board,
-        subprocess.Popen([*command, "--db", str(tmp_path / "db")], stdout=subprocess.PIPE, text=True) as process,
+        TalkingProcess(collect) as process,
     ):
         board.publish(ONLINE)
         watcher.expect(TOPICS.ack, epoch=0)

@@ -89,6 +89,7 @@ def test_after_a_bad_wave_went_back_an_abort_takes_the_good_one_back_too(mosquit
     assert boards(where, identity, BoardStage.UNDONE) == names(0, 1, 2, 3)
 
 
+@IN_EACH
 def test_too_many_failures_stop_a_wave_before_it_is_through(mosquitto: RealBroker, where: str) -> None:
     with a_fleet(mosquitto, where, 20, failures=1.0), Commands(mosquitto) as commands, controlling(mosquitto, where):
         identity = begin(where, quick(waves="100%", at_once=3, gates="failures<=10%"))

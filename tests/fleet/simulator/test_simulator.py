@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +13,7 @@ from brokers import Mosquitto, RealBroker, Watcher, eventually
 from collector_bench import collecting
 from simulator_bench import FLEET, ask, simulating, topics, wait_for_collector
 from stored import Reports
+from warm_start import tared
 
 from agent.common.errors import ConfigError
 from agent.contract.messages import Birth, Event, Telemetry
@@ -256,11 +255,8 @@ def test_more_boards_than_a_process_may_have_files_are_refused_before_any_connec
 
 
 def test_the_command_simulates_and_tells(mosquitto: RealBroker) -> None:
-    command = [sys.executable, "-m", "fleet.cli", "fleet", "simulate", "--devices", "5", "--seconds", "2", "--json"]
-    done = subprocess.run(
-        [*command, "--port", str(mosquitto.port), "--period", "0.2"], capture_output=True, text=True, timeout=60.0
-    )
-    told = json.loads(done.stdout)
+    wanted = ["--devices", 5, "--seconds", 2, "--period", 0.2, "--port", mosquitto.port]
+    told = json.loads(tared("fleet", "simulate", *wanted, "--json").stdout)
     assert (told["devices"], told["connected"], told["admitted"]) == (5, 5, 5)
     assert told["made"] >= 20
 
