@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import numpy as np
 import pytest
 from brokers import RealBroker, Watcher, eventually
 from warm_start import tared
-from worlds import World, make_world
+from worlds import World
 
 from agent.cli.main import EXIT_RESTART
 from agent.contract.commands import CommandResult
@@ -27,12 +25,11 @@ from fleet.operator import new_command, send
 TOPICS = Topics("default", "board")
 
 
-@contextmanager
-def board(folder: Path, broker: RealBroker, **changes: Any) -> Iterator[World]:
+@pytest.fixture(name="board")
+def board_fixture(calibrated_world: World, mosquitto: RealBroker) -> World:
     """A long night, in which nothing happens but what is ordered."""
-    camera = {"source": "clip.avi", "speed": 10}
-    mqtt = {"host": broker.host, "port": broker.port}
-    yield make_world(folder, lambda _: 0.5, 400.0, camera=camera, mqtt=mqtt, **changes)
+    calibrated_world.change(camera={"speed": 10}, mqtt={"host": mosquitto.host, "port": mosquitto.port})
+    return calibrated_world
 
 
 def order(broker: RealBroker, op: str, version: int | None = None, **arguments: Any) -> CommandResult:
@@ -46,9 +43,9 @@ def code(result: CommandResult) -> str:
 
 @pytest.mark.slow
 @pytest.mark.broker
-def test_what_is_set_holds_at_once_and_after_a_restart_on_command(tmp_path: Path, mosquitto: RealBroker) -> None:
-    with board(tmp_path, mosquitto) as world, Watcher(mosquitto.endpoint) as watcher:
-        with world.running() as process:
+def test_what_is_set_holds_at_once_and_after_a_restart_on_command(board: World, mosquitto: RealBroker) -> None:
+    with Watcher(mosquitto.endpoint) as watcher:
+        with board.running() as process:
             assert watcher.expect(TOPICS.reported)["version"] == 0
             result = order(mosquitto, "set", 7, **{"recalibration.automatic": "false", "log_level": "debug"})
             assert result.result is not None
@@ -66,7 +63,7 @@ def test_what_is_set_holds_at_once_and_after_a_restart_on_command(tmp_path: Path
             assert order(mosquitto, "restart").status == "SUCCEEDED"
             _, errors = process.communicate(timeout=20.0)
             assert process.returncode == EXIT_RESTART, errors
-        with world.running():
+        with board.running():
             reported = watcher.expect(TOPICS.reported, version=7)
             assert reported["values"]["recalibration.automatic"] is False
             with MqttClient(mosquitto.endpoint, "desires") as fleet:
@@ -83,23 +80,19 @@ def test_what_is_set_holds_at_once_and_after_a_restart_on_command(tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.broker
-def test_another_telemetry_period_counts_from_now_on(tmp_path: Path, mosquitto: RealBroker) -> None:
-    with board(tmp_path, mosquitto) as world, Watcher(mosquitto.endpoint) as watcher:
-        world.config["mqtt"]["telemetry_period_s"] = 3600.0
-        with world.running():
-            assert order(mosquitto, "set", **{"mqtt.telemetry_period_s": "0.5"}).status == "SUCCEEDED"
-            first, second = (watcher.expect(TOPICS.telemetry) for _ in range(2))
-            assert second["seq"] > first["seq"]
+def test_another_telemetry_period_counts_from_now_on(board: World, mosquitto: RealBroker) -> None:
+    board.change(mqtt={"telemetry_period_s": 3600.0})
+    with Watcher(mosquitto.endpoint) as watcher, board.running():
+        assert order(mosquitto, "set", **{"mqtt.telemetry_period_s": "0.5"}).status == "SUCCEEDED"
+        first, second = (watcher.expect(TOPICS.telemetry) for _ in range(2))
+        assert second["seq"] > first["seq"]
 
 
 @pytest.mark.slow
 @pytest.mark.broker
-def test_a_snapshot_is_the_newest_frame_where_the_owner_lets_it_go(tmp_path: Path, mosquitto: RealBroker) -> None:
-    with (
-        board(tmp_path, mosquitto, privacy={"snapshot": True}) as world,
-        Watcher(mosquitto.endpoint) as watcher,
-        world.running() as process,
-    ):
+def test_a_snapshot_is_the_newest_frame_where_the_owner_lets_it_go(board: World, mosquitto: RealBroker) -> None:
+    board.change(privacy={"snapshot": True})
+    with Watcher(mosquitto.endpoint) as watcher, board.running() as process:
         watcher.expect(TOPICS.telemetry)
         result = order(mosquitto, "snapshot").result
         assert result is not None
@@ -119,13 +112,10 @@ def test_a_snapshot_is_the_newest_frame_where_the_owner_lets_it_go(tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.broker
-def test_a_daemon_with_keys_obeys_its_operators_alone(tmp_path: Path, mosquitto: RealBroker) -> None:
+def test_a_daemon_with_keys_obeys_its_operators_alone(board: World, mosquitto: RealBroker, tmp_path: Path) -> None:
     private, public, identity = new_key(tmp_path / "ann")
-    with (
-        board(tmp_path / "board", mosquitto, commands={"operator_keys": [str(public)], "clock": "trusted"}) as world,
-        Watcher(mosquitto.endpoint) as watcher,
-        world.running(),
-    ):
+    board.change(commands={"operator_keys": [str(public)], "clock": "trusted"})
+    with Watcher(mosquitto.endpoint) as watcher, board.running():
         birth = watcher.expect(TOPICS.birth)
         assert birth["commands"] == {"operator_keys": [identity], "release_keys": [], "unsigned": False}
         eventually(lambda: code(order(mosquitto, "status")) == "command.unsigned", 30.0)
