@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
-from agent.camera.source import CaptureSettings, Framing, Source, is_live, parse_source
+from agent.camera.source import (
+    CaptureSettings,
+    Decoder,
+    Flip,
+    Framing,
+    PixelFormat,
+    Source,
+    Transport,
+    is_live,
+    parse_source,
+)
 from agent.camera.stream_health import SILENCE_S
 from agent.common.errors import CameraError
-from agent.common.schema import Finite, LocalPath, in_folder
+from agent.common.schema import Finite, LocalPath, Strict, in_folder
 
 
 def _frozen_seconds(value: object) -> object:
@@ -33,6 +43,7 @@ def _locate(source: str, info: ValidationInfo) -> str:
     return source if is_live(source) else str(in_folder(Path(source), info))
 
 
+Pixels = Annotated[int, Field(ge=16, le=16384)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]  # of the picture's width or height
 Region = Annotated[tuple[Share, Share, Share, Share], AfterValidator(_spans)]
 Polygon = Annotated[tuple[tuple[Share, Share], ...], Field(min_length=3)]
@@ -42,13 +53,21 @@ FrozenSeconds = Annotated[float | Literal["auto"] | None, BeforeValidator(_froze
 _KEYS_OF_SOME_KINDS = {"speed", "silence_s", "frozen_s", "labels"}
 
 
-class CameraConfig(CaptureSettings):
+class CameraConfig(Strict):
     """One camera: where its frames come from, and what is requested of it."""
 
     name: str = "camera"
     source: Annotated[str, AfterValidator(_locate)]
     policy: Literal["auto", "freshest", "every-frame"] = "auto"
     speed: Finite = Field(default=1.0, ge=0.0)
+    transport: Transport = "tcp"
+    decoder: Decoder = "ffmpeg"
+    decode_threads: int = Field(default=1, ge=1, le=16)
+    pixel_format: PixelFormat | None = None
+    width: Pixels | None = None
+    height: Pixels | None = None
+    fps: Annotated[Finite, Field(ge=1.0, le=240.0)] | None = None
+    flip: Flip = "none"
     silence_s: Finite = Field(default=SILENCE_S, ge=0.2, le=20.0)
     frozen_s: FrozenSeconds = "auto"
     labels: LocalPath | None = None
@@ -67,7 +86,7 @@ class CameraConfig(CaptureSettings):
         source = parse_source(self.source)
         for key, value in self.model_dump(include=_KEYS_OF_SOME_KINDS, exclude_defaults=True).items():
             source.check_accepts(key, value)
-        settings = CaptureSettings(**self.model_dump(include=set(CaptureSettings.model_fields)))
+        settings = CaptureSettings(**{field.name: getattr(self, field.name) for field in fields(CaptureSettings)})
         source = replace(source, requested=settings)
         frozen_s = source.usual_frozen_s if self.frozen_s == "auto" else self.frozen_s
         return replace(source, frozen_s=frozen_s, framing=Framing(self.region, self.masks))

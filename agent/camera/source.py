@@ -9,24 +9,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 from urllib.parse import unquote, urlsplit
-
-from pydantic import Field
 
 from agent.common.errors import CameraError
 from agent.common.redaction import redact, redact_location
-from agent.common.schema import Finite, Strict
 from engines.board import is_jetson
 
 Transport = Literal["tcp", "udp"]
 Decoder = Literal["ffmpeg", "gstreamer"]
 PixelFormat = Literal["mjpg", "yuyv"]
 Flip = Literal["none", "clockwise", "counterclockwise", "rotate-180", "horizontal", "vertical"]
-Pixels = Annotated[int, Field(ge=16, le=16384)]
 
 _KIND_BY_SCHEME = {
     "rtsp": "rtsp",
@@ -79,7 +75,8 @@ class Framing:
 WHOLE = Framing()
 
 
-class CaptureSettings(Strict):
+@dataclass(frozen=True)
+class CaptureSettings:
     """The settings requested of a camera and its driver; None leaves one to them.
 
     Args:
@@ -96,15 +93,12 @@ class CaptureSettings(Strict):
 
     transport: Transport = "tcp"
     decoder: Decoder = "ffmpeg"
-    decode_threads: int = Field(default=1, ge=1, le=16)
+    decode_threads: int = 1
     pixel_format: PixelFormat | None = None
-    width: Pixels | None = None
-    height: Pixels | None = None
-    fps: Annotated[Finite, Field(ge=1.0, le=240.0)] | None = None
+    width: int | None = None
+    height: int | None = None
+    fps: float | None = None
     flip: Flip = "none"
-
-
-DEFAULTS = CaptureSettings()
 
 
 @dataclass(frozen=True)
@@ -121,16 +115,17 @@ class Source:
 
     kind: str
     location: str = field(repr=False)
-    requested: CaptureSettings = DEFAULTS
+    requested: CaptureSettings = CaptureSettings()
     frozen_s: float | None = None
     framing: Framing = WHOLE
 
     def __post_init__(self) -> None:
         """Raises CameraError (`camera.option`) for a setting that has no effect on such a source."""
-        changed = self.requested.model_dump(exclude_defaults=True)
-        for key, value in changed.items():
-            self.check_accepts(key, value)
-        if self.requested.decoder == "gstreamer" and "decode_threads" in changed:
+        for setting in fields(CaptureSettings):
+            value = getattr(self.requested, setting.name)
+            if value != setting.default:
+                self.check_accepts(setting.name, value)
+        if self.requested.decoder == "gstreamer" and self.requested.decode_threads != CaptureSettings.decode_threads:
             found = f"camera.decode_threads: {self.requested.decode_threads} beside camera.decoder: gstreamer"
             raise CameraError("camera.option", found, "one of them: they are FFmpeg's threads", "leave one of them out")
 
@@ -143,7 +138,7 @@ class Source:
 
     def check_accepts_mjpeg(self) -> None:
         """Raises CameraError (`camera.option`) for settings of a decoder: MJPEG is read picture by picture."""
-        if "decode_threads" in self.requested.model_dump(exclude_defaults=True):
+        if self.requested.decode_threads != CaptureSettings.decode_threads:
             found = f"camera.decode_threads: {self.requested.decode_threads} for {self.shown}, which sends MJPEG"
             raise CameraError("camera.option", found, "a stream that FFmpeg decodes", "leave the key out")
 

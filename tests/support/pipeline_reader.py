@@ -1,8 +1,8 @@
-"""`python3 pipeline_reader.py PACKAGES SOURCE FRAMES SILENCE_S [TRANSPORT]`: our own capture thread for so many frames.
+"""`python3 pipeline_reader.py SOURCE FRAMES SILENCE_S [TRANSPORT]`: our own capture thread, until so many frames came.
 
 For the system's Python, whose OpenCV has GStreamer as JetPack's does, and PyPI's has not. It prints a line of JSON for
-each frame, {"frame", "shape", "bgr"}, and for each loss and return, {"lost"}: the error's code, or null. PACKAGES: a
-folder with what that Python lacks. TRANSPORT: of RTSP, for GStreamer to decode.
+each frame, {"frame", "shape", "bgr"}, and for each loss and return, {"lost"}: the error's code, or null. TRANSPORT: of
+RTSP, for GStreamer to decode.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import sys
 import threading
 import time
 from dataclasses import replace
-
-sys.path.append(sys.argv.pop(1))  # behind its own OpenCV and NumPy
 
 from agent.camera.capture import CaptureThread, Frame, FrameSlot
 from agent.camera.source import CaptureSettings, parse_source

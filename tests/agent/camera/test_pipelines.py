@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from brokers import eventually
-from gstreamer import PACKAGES, PYTHON, require_gstreamer, require_opencv
+from gstreamer import PYTHON, require_gstreamer, require_opencv
 from places import ROOT, SUPPORT
 from rtsp_camera import RtspCamera
 
@@ -62,7 +62,7 @@ class Reader:
 @contextmanager
 def reading(source: str, frames: int = 0, silence_s: float = 2.0, transport: str = "") -> Iterator[Reader]:
     """frames: after which it ends; 0: never. transport: of RTSP."""
-    command = [PYTHON, str(READER), PACKAGES, source, str(frames), str(silence_s), *filter(None, [transport])]
+    command = [PYTHON, str(READER), source, str(frames), str(silence_s), *filter(None, [transport])]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
@@ -135,7 +135,7 @@ def test_one_that_stalls_is_silent_within_two_seconds_and_is_back_with_its_frame
 
 def test_one_that_cannot_be_opened_is_told_as_such() -> None:
     with reading(f"gst:v4l2src device=/dev/nothing ! {BGR}") as reader:
-        eventually(lambda: reader.losses == ["camera.open"], 30.0)
+        eventually(lambda: reader.losses[:1] == ["camera.open"], 30.0)
         assert reader.frames == []
 
 
