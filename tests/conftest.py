@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -29,6 +30,11 @@ pytest_plugins = [
     "trial_bench",
     "trt_world",
 ]
+
+
+# Four tests share two cores: how long an example takes says nothing of it.
+hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("busy")
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from places import ROOT
 from pydantic.fields import FieldInfo
@@ -294,7 +294,6 @@ def test_a_job_has_the_time_to_collect(folder: Path, sections: dict[str, Any]) -
     load_config(write(folder, MINIMAL | sections | {"recalibration": {"timeout_s": 901}}))
 
 
-@settings(deadline=None)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

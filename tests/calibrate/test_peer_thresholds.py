@@ -113,7 +113,7 @@ def tvm_by_its_rules(counts: Counts, half_width: int) -> float:
 
 
 @pytest.mark.parametrize(("rules", "definition"), [(ONNXRUNTIME, onnxruntime_by_its_rules), (TVM, tvm_by_its_rules)])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), bins=st.integers(128, 420), density=st.sampled_from([0.02, 0.3, 1.0]))
 def test_smoothed_prefix_sums_give_the_divergence_of_the_rules(rules, definition, data, bins, density) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
@@ -141,7 +141,7 @@ def ppq_by_its_rules(counts: Counts) -> int:
     return min(losses, key=losses.__getitem__)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32), bins=st.sampled_from([512, 2048]), decay=st.floats(0.005, 0.3))
 def test_ppq_by_its_rules(seed: int, bins: int, decay: float) -> None:
     rng = np.random.default_rng(seed)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -33,7 +33,6 @@ def compiled(data: bytes, size: int) -> Counts:
     return found
 
 
-@settings(deadline=None)  # a machine that is busy pauses it
 @given(counts)
 @example(np.array([(1 << 63) - 1], np.int64))
 @example(np.zeros(4096, np.int64))
@@ -48,7 +47,6 @@ def test_what_was_packed_comes_back_from_both_passes(values: Counts) -> None:
         assert np.array_equal(unpack(rice.pack(values), values.size), values)
 
 
-@settings(deadline=None)  # as above
 @given(counts, sizes, st.data())
 def test_both_passes_take_and_refuse_the_same(values: Counts, size: int, data: st.DataObject) -> None:
     packed = bytearray(rice.pack(values))

@@ -61,7 +61,7 @@ names = st.text(min_size=1, max_size=12).filter(lambda name: not name.endswith("
 values = hnp.arrays(np.float32, st.integers(0, 60), elements=st.floats(width=32, allow_nan=False, allow_infinity=False))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @given(st.dictionaries(names, values, min_size=1, max_size=4), st.sampled_from(METHODS), st.integers(1, 2**40), names)
 def test_what_is_saved_is_loaded_bit_by_bit(
     tmp_path: Path, tensors: dict[str, np.ndarray], method: str, frames: int, source: str
@@ -72,7 +72,7 @@ def test_what_is_saved_is_loaded_bit_by_bit(
     assert equal(load_calibration(tmp_path / "c.json"), written)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(names, hnp.arrays(np.float32, 20, elements=st.floats(width=32)), min_size=1, max_size=3))
 def test_histograms_come_back_whatever_they_counted(tmp_path: Path, tensors: dict[str, np.ndarray]) -> None:
     histograms = {name: abs_histogram(x) for name, x in tensors.items()}

@@ -41,7 +41,7 @@ def remembered(world: World, engine: str) -> Remembered:
     memory = EvidenceFile(copy, "rtsp://camera", lambda error: pytest.fail(str(error)))
     recalled = memory.start(engine, 0.0, recall=True, mean=record)
     assert recalled is not None
-    return Remembered(recalled, record.since_start.interval.n)
+    return Remembered(recalled, record.since_start.estimate.interval.n)
 
 
 @dataclass

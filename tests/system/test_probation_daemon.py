@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from daemon_life import LIMIT_S, PLAYER
+from warm_start import TARED, TalkingProcess
 from worlds import World, make_world, run_until
 
 LONG = {"frames": 100_000, "seconds": 0.0}
@@ -72,16 +71,10 @@ def load_case(self, artefact):
 EngineService.load = load_case
 """
 
-MAIN = """
-from fleet.cli.main import main
 
-sys.exit(main())
-"""
-
-
-def driven(world: World, faults: str, *arguments: str) -> list[str]:
-    rest = world.arguments(*arguments)
-    return [sys.executable, "-c", CASES + MAIN, faults, *rest]
+def driven(world: World, faults: str) -> TalkingProcess:
+    """The daemon of this world; faults: of the engines that it loads, one after the other."""
+    return TalkingProcess([faults, *world.arguments()], CASES + TARED)
 
 
 def world_of(folder: Path, **probation: Any) -> World:
@@ -144,9 +137,9 @@ class Camera:
         new.write_text(str(self.folder / light / "clip.avi"))
         new.replace(self.scene)
 
-    def command(self, faults: str, *arguments: str) -> list[str]:
-        rest = self.world.arguments(*arguments)
-        return [sys.executable, "-c", CASES + PLAYER, faults, str(self.scene), *rest]
+    def driven(self, faults: str, *more: str) -> TalkingProcess:
+        """As `driven`, on this camera."""
+        return TalkingProcess([faults, str(self.scene), *self.world.arguments(*more)], CASES + PLAYER)
 
     @property
     def artefacts(self) -> set[str]:
@@ -163,7 +156,7 @@ def ids(said: str, event: str) -> list[str]:
 @pytest.mark.trial
 def test_a_slow_first_inference_is_forgiven_and_what_a_signal_ends_leaves_the_store(tmp_path: Path) -> None:
     camera = Camera(tmp_path, **LONG, deadline_s=1.0)
-    summary, said = run_until(camera.command("late"), "event=swap")
+    summary, said = run_until(camera.driven("late"), "event=swap")
     assert "step='CANCELLED'" in said
     assert (summary["swaps"], summary["rollbacks"]) == ([], [])
     assert sum(summary["dropped"].values()) < 100, said  # of 150 that came while it rehearsed
@@ -179,12 +172,11 @@ def test_a_slow_first_inference_is_forgiven_and_what_a_signal_ends_leaves_the_st
 def test_what_a_power_cut_ends_starts_with_the_calibrated_engine_before_and_counts(tmp_path: Path) -> None:
     camera = Camera(tmp_path, frames=40, seconds=1.0)
     said = []
-    with subprocess.Popen(camera.command("none,kill"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+    with camera.driven("none,kill") as process:
         limit = threading.Timer(LIMIT_S, process.terminate)
         limit.start()
-        assert process.stderr is not None
         for line in process.stderr:
-            said.append(line.decode())
+            said.append(line)
             if "event=commit" in said[-1]:
                 camera.see("day")
         limit.cancel()
@@ -194,7 +186,7 @@ def test_what_a_power_cut_ends_starts_with_the_calibrated_engine_before_and_coun
     committed, candidate = ids(log, "job trigger='[a-z-]+' step='PROBATION'")
     assert ids(log, "commit") == [committed]
     assert candidate in camera.artefacts
-    again, told = run_until(camera.command("none", "--frames", "10"))
+    again, told = run_until(camera.driven("none", "--frames", "10"))
     assert Path(again["artefact"]).name == committed
     assert (camera.world.state_dir / "current").readlink().name == committed
     assert "step='ROLLED_BACK'" in told

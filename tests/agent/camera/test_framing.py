@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 import pytest
 from camera_pictures import picture
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from worlds import make_world
 
@@ -60,7 +60,6 @@ def test_nothing_asked_nothing_done() -> None:
 shares = st.floats(0.0, 1.0)
 
 
-@settings(deadline=None)
 @given(
     size=st.tuples(st.integers(1, 40), st.integers(1, 40)),
     region=st.tuples(shares, shares, shares, shares).filter(lambda r: r[0] < r[2] and r[1] < r[3]),

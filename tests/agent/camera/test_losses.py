@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.camera.stream_health import FrameLossCounter
@@ -25,7 +25,6 @@ def times(numbers: list[int]) -> list[float]:
     return [number * PERIOD_S for number in numbers]
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(st.sets(st.integers(40, 390), max_size=30), st.floats(-0.05, 0.05), st.floats(0.0, 1e9))
 def test_what_is_missing_from_a_steady_stream_is_counted(lost: set[int], jitter: float, since_s: float) -> None:
     """Whatever its clock says; up to four gaps one behind the other."""

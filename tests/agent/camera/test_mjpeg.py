@@ -16,7 +16,7 @@ from threading import Thread
 import cv2
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mjpeg_server import MjpegServer, grey
 
@@ -47,7 +47,6 @@ def split(wire: bytes, sizes: list[int]) -> list[bytes | None]:
     return found
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.sampled_from([1.0, 1.0, 0.8, 0.04])), max_size=5),
     st.sampled_from([b"\r\n--frame\r\nContent-Type: image/jpeg\r\n\r\n", b"", b"\r\n--a\r\nContent-Length: 5\r\n\r\n"]),

@@ -74,7 +74,7 @@ def test_whatever_there_is_to_see_fills_a_calibration_in_time(look: Look, hurrie
 
 
 @given(seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_no_mixture_of_scenes_starves_it(seed: int) -> None:
     """Lights and classes that come and go, twins of what was there before, and a clock that is set back."""
     rng = np.random.default_rng(seed)

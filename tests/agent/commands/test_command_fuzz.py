@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from device import NOW, TOPICS, payload
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.commands.authority import Authority
@@ -164,7 +164,7 @@ def _in_time(board: Board, content: bytes, retained: bool) -> None:
     pytest.fail(f"slow: {content[:100]!r}, {len(content)} bytes")
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=400)
 @given(content=PAYLOADS, retained=st.booleans())
 def test_anything_is_answered_or_passed_over(board: Board, content: bytes, retained: bool) -> None:
     _in_time(board, content, retained)
@@ -172,7 +172,7 @@ def test_anything_is_answered_or_passed_over(board: Board, content: bytes, retai
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@settings(max_examples=100_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100_000)
 @given(content=PAYLOADS, retained=st.booleans())
 def test_anything_is_answered_or_passed_over_for_long(board: Board, content: bytes, retained: bool) -> None:
     _in_time(board, content, retained)
@@ -224,7 +224,7 @@ def test_a_flood_takes_no_memory(board: Board) -> None:
     assert after - before < 120_000
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     topic=st.one_of(
         st.text(max_size=30),

@@ -14,11 +14,13 @@ import pytest
 from brokers import RealBroker, Watcher
 from device import TOPICS
 from places import SUPPORT
+from warm_start import WarmProcess
 
 from agent.contract.commands import CommandResult
 from fleet import operator
 
 _DEVICE = SUPPORT / "command_device.py"
+_RUN_DEVICE = f"import runpy; runpy.run_path({str(_DEVICE)!r}, run_name='__main__')"
 
 
 class MortalDevice:
@@ -26,7 +28,7 @@ class MortalDevice:
 
     def __init__(self, broker: RealBroker, folder: Path, seed: int) -> None:
         self.kills = 0
-        self._command = [sys.executable, str(_DEVICE), str(broker.port), str(folder)]
+        self._arguments = [str(broker.port), str(folder)]
         self._random = random.Random(seed)
         self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -41,9 +43,9 @@ class MortalDevice:
 
     def _run(self) -> None:
         while not self._leaving.is_set():
-            process = subprocess.Popen(self._command)
-            # It needs about a second to be there: half of them die on the way, half at work.
-            self._leaving.wait(self._random.uniform(0.5, 2.5))
+            process = WarmProcess(self._arguments, source=_RUN_DEVICE)
+            # It needs some tenths of a second to be there: some of them die on the way, most at work.
+            self._leaving.wait(self._random.uniform(0.1, 2.0))
             process.kill()
             process.wait()
             self.kills += 1

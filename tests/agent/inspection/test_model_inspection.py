@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bench import Bench
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from image_fronts import fronted
 from lab import SPECS
@@ -210,7 +210,6 @@ def test_a_grey_image_has_one_mean(tmp_path: Path) -> None:
 LABELS = st.lists(st.text(min_size=1) | st.sampled_from(["no", "null", "a: b", "# c"]), min_size=1, max_size=CLASSES)
 
 
-@settings(deadline=None)
 @given(LABELS)
 def test_names_in_the_metadata_become_labels(tmp_path_factory: pytest.TempPathFactory, names: list[str]) -> None:
     folder = tmp_path_factory.mktemp("named")

@@ -9,7 +9,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from model_families import family, yunet
 from plain_decoders import around, cells
@@ -37,7 +37,6 @@ def same(found: Detections, expected: list[Row]) -> None:
     assert np.allclose(found.boxes, np.array([box for box, _, _ in expected]).reshape(-1, 4), rtol=1e-4, atol=1e-2)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 40), st.integers(1, 5), st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.3, 0.95]))
 def test_yolov5(rows: int, classes: int, seed: int, threshold: float) -> None:
     output = np.random.default_rng(seed).random((rows, 5 + classes), np.float32)
@@ -80,7 +79,6 @@ def naive_nanodet(
 @pytest.mark.parametrize(
     ("name", "strides", "offset"), [("nanodet", (8, 16, 32), 0.5), ("nanodet-plus", (8, 16, 32, 64), 0.0)]
 )
-@settings(deadline=None)
 @given(SIDES, SIDES, st.integers(1, 4), st.sampled_from([7, 10, 15]), st.booleans(), st.integers(0, 2**32 - 1))
 def test_nanodet(
     name: str,
@@ -107,7 +105,6 @@ def test_nanodet(
     same(BUILTIN_DECODERS[name](outputs, (height, width), 0.6), expected)
 
 
-@settings(deadline=None)
 @given(SIDES, SIDES, st.integers(0, 2**32 - 1), st.permutations(["cls", "obj", "bbox", "kps"]))
 def test_yunet(height: int, width: int, seed: int, order: list[str]) -> None:
     random = np.random.default_rng(seed)

@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 import onnxruntime
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.camera.images import ImageFiles
@@ -125,7 +125,6 @@ def naive_ap(images: list[tuple[Detections, LabelledBoxes]], threshold: float) -
     return sum(at) / 101
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_ap_agrees_with_its_definition(seed: int) -> None:
     generator = np.random.default_rng(seed)

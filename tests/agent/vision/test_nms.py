@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from plain_decoders import Row, iou, suppressed
 
@@ -37,7 +37,6 @@ def check(found: Detections, threshold: float, nms: str, most: int = 1000) -> No
     assert as_rows(suppress_overlaps(found, threshold, most, nms == "agnostic")) == expected
 
 
-@settings(deadline=None)
 @given(INTEGERS, THRESHOLDS, st.sampled_from(["per-class", "agnostic"]), st.sampled_from([3, 1000]))
 def test_it_agrees_with_the_naive_one(
     rows: list[tuple[float, float, float, float, int, int]], threshold: float, nms: str, most: int
@@ -45,7 +44,6 @@ def test_it_agrees_with_the_naive_one(
     check(detections(rows), threshold, nms, most)
 
 
-@settings(deadline=None)
 @given(REALS, st.floats(0.05, 0.95), st.sampled_from(["per-class", "agnostic"]))
 def test_it_agrees_on_boxes_of_any_size_and_place(
     rows: list[tuple[float, float, float, float, int, int]], threshold: float, nms: str
@@ -57,7 +55,6 @@ def test_it_agrees_on_boxes_of_any_size_and_place(
     check(found, threshold, nms)
 
 
-@settings(deadline=None)
 @given(INTEGERS, st.integers(0, 30))
 def test_the_best_come_first_and_equals_in_their_order(
     rows: list[tuple[float, float, float, float, int, int]], most: int

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import plain_decoders as plain
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lab import CIFAR_TEST, COCO, FACES, SPECS
 
@@ -37,7 +37,6 @@ def check(found: Detections, rows: list[plain.Row]) -> None:
     assert plain.same(rows, found.boxes, found.classes, found.scores)
 
 
-@settings(deadline=None)
 @given(SIDES, SIDES, st.integers(1, 5), SEEDS, LEAST)
 def test_yolox(height: int, width: int, classes: int, seed: int, least: float) -> None:
     random, size = np.random.default_rng(seed), (height, width)
@@ -47,7 +46,6 @@ def test_yolox(height: int, width: int, classes: int, seed: int, least: float) -
     check(found_by("yolox", size, least, output=output), plain.yolox(output, size, least))
 
 
-@settings(deadline=None)
 @given(st.integers(1, 5), st.integers(1, 60), SEEDS, LEAST)
 def test_yolov8(classes: int, more: int, seed: int, least: float) -> None:
     output = np.random.default_rng(seed).random((4 + classes, 4 + classes + more), np.float32)
@@ -55,7 +53,6 @@ def test_yolov8(classes: int, more: int, seed: int, least: float) -> None:
     check(found_by("yolov8", (320, 320), least, output0=output), plain.yolov8(output, (320, 320), least))
 
 
-@settings(deadline=None)
 @given(st.integers(1, 50), SEEDS, LEAST)
 def test_end2end(count: int, seed: int, least: float) -> None:
     random = np.random.default_rng(seed)
@@ -64,7 +61,6 @@ def test_end2end(count: int, seed: int, least: float) -> None:
     check(found_by("end2end", (320, 320), least, out=output), plain.end2end(output, (320, 320), least))
 
 
-@settings(deadline=None)
 @given(SIDES, SIDES, st.integers(1, 5), st.integers(1, 50), SEEDS, LEAST)
 def test_ssd(height: int, width: int, classes: int, count: int, seed: int, least: float) -> None:
     random, size = np.random.default_rng(seed), (height, width)
@@ -72,7 +68,6 @@ def test_ssd(height: int, width: int, classes: int, count: int, seed: int, least
     check(found_by("ssd", size, least, boxes=boxes, scores=scores), plain.ssd(boxes, scores, size, least))
 
 
-@settings(deadline=None)
 @given(SIDES, SIDES, st.integers(1, 5), st.integers(1, 9), st.integers(1, 9), SEEDS, LEAST)
 def test_fastestdet(height: int, width: int, classes: int, rows: int, columns: int, seed: int, least: float) -> None:
     random, size = np.random.default_rng(seed), (height, width)
@@ -81,7 +76,6 @@ def test_fastestdet(height: int, width: int, classes: int, rows: int, columns: i
     check(found_by("fastestdet", size, least, out=output), plain.fastestdet(output, size, least))
 
 
-@settings(deadline=None)
 @given(st.integers(2, 9), SEEDS)
 def test_classify(classes: int, seed: int) -> None:
     logits = np.random.default_rng(seed).normal(0, 5, (1, classes)).astype(np.float32)

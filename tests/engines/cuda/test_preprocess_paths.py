@@ -74,7 +74,7 @@ def input_spec(**given: object) -> InputSpec:
     return InputSpec.model_validate(given)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     frame_size=st.tuples(SIDES, SIDES),
     size=st.tuples(SIDES, SIDES),

@@ -139,7 +139,7 @@ def assert_within(values: dict[str, Images], bounds: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("step", STEPS)
 @given(seed=st.integers(0, 2**32 - 1), scale=st.floats(0.01, 100))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_no_operator_exceeds_its_bound(step: str, seed: int, scale: float) -> None:
     model = chain([step], seed)
     image = (np.random.default_rng(seed).normal(size=SHAPE) * scale).astype(np.float32)
@@ -155,7 +155,7 @@ def test_no_operator_exceeds_its_bound(step: str, seed: int, scale: float) -> No
     measured=st.integers(0, 2**24 - 1),
     quantised=st.booleans(),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_no_chain_exceeds_its_bounds(steps: list[str], seed: int, measured: int, quantised: bool) -> None:
     """Whichever of its tensors are measured, and with INT8 in between: for images up to HEADROOM times as bright."""
     model = chain(steps, seed)
