@@ -13,8 +13,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SAMPLE := var/sample
-# Of the tests, for two cores: a test waits for half of its time, for a process, a network or a clock.
+# For two cores: a test waits for half of its time, for a process, a network or a clock; a trial for a third.
 WORKERS ?= 4
+TRIAL_WORKERS ?= 3
 # The tests start hundreds of processes: what Python has compiled once and kept, each need not compile again.
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
@@ -36,7 +37,7 @@ check: $(VENV)/.test
 	$(BIN)/lint-imports
 
 trials: $(VENV)/.test broker postgres
-	@$(BIN)/python -m pytest -m "trial and not soak" -n $(WORKERS) --dist worksteal --durations 40
+	@$(BIN)/python -m pytest -m "trial and not soak" -n $(TRIAL_WORKERS) --dist worksteal --durations 40
 
 soak: $(VENV)/.test broker
 	$(BIN)/python -m pytest -m soak

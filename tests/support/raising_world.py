@@ -43,8 +43,8 @@ def collapsing_net() -> ModelProto:
 def raising_world(
     folder: Path, max_loss: float, precision: Mapping[str, Sequence[str]] | None = None, light: float = 0.5
 ) -> World:
-    """Dark frames and bright ones in turn. A `max_loss` of 1 lets its first INT8 engine serve, whatever it loses."""
-    world = make_world(folder, lambda ts: light * (0.4 if round(ts * FPS) % 2 else 1.0), 900.0)
+    """A dark frame, then three bright ones. A `max_loss` of 1 lets its first INT8 engine serve, whatever it loses."""
+    world = make_world(folder, lambda ts: light * (1.0 if round(ts * FPS) % 4 else 0.4), 900.0)
     onnx.save(collapsing_net(), folder / "model.onnx")
     (folder / "model.yaml").write_text(yaml.safe_dump({**SPEC, "precision": dict(precision or {})}))
     world.config["observe"]["period_s"] = 0.2

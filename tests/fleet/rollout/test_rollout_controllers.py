@@ -80,6 +80,16 @@ def test_beside_another_controller_each_board_is_told_once(mosquitto: RealBroker
     assert {device: len(ids) for device, ids in sent.items()} == {topics(each).device: 1 for each in range(6)}
 
 
+def is_stopped(process: WarmProcess, where: str, owner: str | None) -> bool:
+    """Stop a controller between two transactions: within one it would go on holding its locks."""
+    process.send_signal(signal.SIGSTOP)
+    with contextlib.suppress(AgentError), open_store(where) as store, store.transaction("write") as transaction:
+        if rows.free_rollouts(transaction, owner or "", 0.0):
+            return True
+    process.send_signal(signal.SIGCONT)
+    return False
+
+
 @pytest.mark.trial
 def test_a_controller_that_stood_still_finds_its_rollout_taken_and_leaves_it(mosquitto: RealBroker, where: str) -> None:
     with a_fleet(mosquitto, where, 6, job_s=1.0), Commands(mosquitto) as commands:
