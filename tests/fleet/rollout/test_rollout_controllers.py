@@ -96,8 +96,8 @@ def test_a_controller_that_stood_still_finds_its_rollout_taken_and_leaves_it(mos
         identity = begin(where, spec(waves="2,100%"))
         with a_process(mosquitto, where) as process:
             eventually(lambda: len(commands.sent_ids("recalibrate")) == 2, 30.0)
-            process.send_signal(signal.SIGSTOP)
             first = overview(where, identity).rollout.lease_owner
+            eventually(lambda: is_stopped(process, where, first), 30.0)
             with controlling(mosquitto, where):
                 eventually(lambda: overview(where, identity).rollout.lease_owner != first, 30.0)
                 process.send_signal(signal.SIGCONT)
