@@ -155,7 +155,7 @@ def test_it_serves_calibrates_hangs_and_serves_again(service: Service, any_broke
     with Watcher(any_broker.endpoint) as watcher:
         started = service.machine.systemctl("start", "tared.service")
         assert started.returncode == 0, started.stderr + service.log.read_text()
-        main = psutil.Process(_outside())
+        main = psutil.Process(_outside(service))
         child = _child(service, main)
         assert (child.nice(), child.ionice().ioclass) == (10, psutil.IOPRIO_CLASS_IDLE)
         assert Path(f"/proc/{child.pid}/oom_score_adj").read_text() == "1000\n"
@@ -214,12 +214,14 @@ Environment=PYTHONPATH={ROOT} PYTHONDONTWRITEBYTECODE=1
     assert [told[text] for text in said] == ["4", "6", "3"]
 
 
-def _outside() -> int:
-    """The service's main process by its id out here: the one that runs its driver."""
+def _outside(service: Service) -> int:
+    """The service's main process by its id out here: the one that runs its driver, and sees its switches."""
     (pid,) = [
         each.pid
         for each in psutil.process_iter(["cmdline", "uids"])
-        if "/run/world/driver.py" in (each.info["cmdline"] or []) and each.info["uids"].real != 0
+        if "/run/world/driver.py" in (each.info["cmdline"] or [])
+        and each.info["uids"].real != 0
+        and Path(f"/proc/{each.pid}/root/run/switches").samefile(service.switches)
     ]
     return pid
 
