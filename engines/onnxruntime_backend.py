@@ -162,7 +162,7 @@ class OnnxRuntimeBackend:
         self,
         request: BuildRequest,
         taps: Sequence[str],
-        progress: Progress = silent,  # noqa: ARG002
+        progress: Progress = silent,  # noqa: ARG002  (a session opens at once)
     ) -> OnnxRuntimeObserver:
         """Raises EngineError: `observer.tap` (not a float32 tensor of the graph), and as `load`."""
         return OnnxRuntimeObserver(request.graph, taps, self._threads)

@@ -68,7 +68,7 @@ class MessageSource:
         """Prepare for a new connection."""
 
     def pop(self) -> Message | None:
-        """Return the next message; None if nothing is due."""
+        """Return the next message; None if nothing is due. Each source has its own."""
         raise NotImplementedError
 
     def delivered(self, message: Message) -> None:

@@ -189,8 +189,8 @@ def _report(pid: int, told: int, *others: int) -> None:
 
 if __name__ == "__main__":
     import agent.daemon.run  # noqa: F401  # what all need, so that none imports it again
-    import engines.onnxruntime_backend  # noqa: F401
-    import fleet.cli.main  # noqa: F401
+    import engines.onnxruntime_backend  # noqa: F401  # as above
+    import fleet.cli.main  # noqa: F401  # as above
 
     gc.freeze()  # what all share is copied by none
     exec(_wait_to_be_forked(socket.socket(fileno=int(sys.argv[1]))), {"__name__": "__main__"})

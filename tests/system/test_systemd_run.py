@@ -221,7 +221,7 @@ def _outside(service: Service) -> int:
         for each in psutil.process_iter(["cmdline", "uids"])
         if "/run/world/driver.py" in (each.info["cmdline"] or [])
         and each.info["uids"].real != 0
-        and Path(f"/proc/{each.pid}/root/run/switches").samefile(service.switches)
+        and Path("/proc", str(each.pid), "root", "run", "switches").samefile(service.switches)
     ]
     return pid
 
