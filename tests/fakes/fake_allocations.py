@@ -25,14 +25,19 @@ def allocate(nbytes: int) -> Array:
 
 
 class Allocation:
-    """pycuda.driver.DeviceAllocation: freed by `free`, or when it is dropped."""
+    """pycuda.driver.DeviceAllocation: freed by `free`, or when it is dropped.
+
+    The finalizer hangs on an array, which the garbage collector does not track. It would call that of a tracked object
+    before the object's owner in the same garbage has had its `__del__`, which may keep the object after all.
+    """
 
     def __init__(self, fake: FakePycuda, nbytes: int) -> None:
         fake.work("mem_alloc", None)
         memory = allocate(nbytes)
         self._fake, self._address = fake, memory.ctypes.data
         fake.alive[self._address] = memory
-        self._drop = weakref.finalize(self, _give_back, fake, fake.alive, self._address)
+        self._owned = memory[:]
+        self._drop = weakref.finalize(self._owned, _give_back, fake, fake.alive, self._address)
         self._drop.atexit = False
 
     def __int__(self) -> int:
