@@ -1,4 +1,4 @@
-"""Two hundred recalibrations of one daemon, one after the other: it is then as it was."""
+"""Recalibrations of one daemon, one after the other: it is then as it was."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from agent.contract.commands import CommandResult
 from agent.jobs.job import JobJournal, JobState
 from fleet.operator import new_command, send
 
-JOBS = 200
 WARM_UP = 20  # jobs after which all that is kept for good is there
 ANSWERED = 12_000  # frames after which the memory of answers, for which labels may come, is full
 SAMPLES = 10  # jobs whose median counts, at either end
@@ -50,7 +49,7 @@ for number in range(100_000):
 from fleet.cli.main import main
 """
 
-pytestmark = [pytest.mark.trial, pytest.mark.broker, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(1800)]
 
 
 @dataclass
@@ -107,8 +106,9 @@ def fill_log(path: Path) -> None:
         db.commit()
 
 
-def test_two_hundred_recalibrations_leave_nothing_behind(
-    tmp_path: Path, any_broker: RealBroker, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("jobs", [pytest.param(50, marks=pytest.mark.trial), pytest.param(200, marks=pytest.mark.soak)])
+def test_recalibrations_leave_nothing_behind(
+    jobs: int, tmp_path: Path, any_broker: RealBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sleeps, starts = "    def read(self):\n        time.sleep(0.02)", "\nfrom fleet.cli.main import main\n"
     assert sleeps in PLAYER
@@ -140,7 +140,7 @@ def test_two_hundred_recalibrations_leave_nothing_behind(
         slower.write_text("0.02")
         slower.replace(pace)  # at once: the camera reads it all the time
         process = psutil.Process(life.process.pid)
-        for _ in range(WARM_UP + JOBS):
+        for _ in range(WARM_UP + jobs):
             command = new_command("recalibrate", {"frames": "8"}, time.time())
             *_, last = send(any_broker.endpoint, TOPICS, command, silence_s=60.0)
             assert last.status == "SUCCEEDED", last
