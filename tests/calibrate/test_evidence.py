@@ -100,7 +100,9 @@ def test_impossible_settings_are_refused() -> None:
         EDetector(0.5, 10.0, 20.0)
 
 
-@pytest.mark.parametrize("mean", [0.5, 0.9, 0.99])
+@pytest.mark.parametrize(
+    "mean", [pytest.param(0.5, marks=pytest.mark.trial), 0.9, pytest.param(0.99, marks=pytest.mark.trial)]
+)
 def test_intervals_miss_the_mean_at_any_time_in_at_most_five_percent_of_runs(mean: float) -> None:
     """And they are refuted no more often while the mean is what it was."""
     rng = np.random.default_rng(1)

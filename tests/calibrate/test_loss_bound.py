@@ -75,7 +75,9 @@ def drawn(rng: np.random.Generator) -> np.ndarray:
     return rng.permutation(np.repeat([1.0, 0.5, 0.0], [10, 10, 280]))
 
 
-@pytest.mark.parametrize("losses", [coins, fractions, drawn])
+@pytest.mark.parametrize(
+    "losses", [pytest.param(coins, marks=pytest.mark.trial), fractions, pytest.param(drawn, marks=pytest.mark.trial)]
+)
 def test_bounds_ever_miss_the_mean_in_at_most_their_share_of_runs(losses: Losses) -> None:
     rng = np.random.default_rng(1)
     runs, error = 60, 0.1

@@ -202,6 +202,7 @@ def test_what_is_as_large_as_may_be_is_quickly_read(board: Board, content: bytes
     _in_time(board, content, False)
 
 
+@pytest.mark.trial
 def test_a_flood_takes_no_memory(board: Board) -> None:
     """Of new ids, unreadable ones and good ones: what is remembered is bounded."""
 

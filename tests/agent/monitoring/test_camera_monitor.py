@@ -201,6 +201,7 @@ def traced() -> Iterator[Callable[[], int]]:
     tracemalloc.stop()
 
 
+@pytest.mark.trial
 def test_all_that_is_known_of_a_large_network_takes_less_than_16_mb(config: Config, traced: Callable[[], int]) -> None:
     """Beside the held-out frames."""
     frames = [crowd(1.0, seed) for seed in range(2)]
