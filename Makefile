@@ -13,9 +13,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SAMPLE := var/sample
-# For two cores: a test waits for half of its time, for a process, a network or a clock; a trial for a third.
+# For two cores: tests and trials wait for half of their time, for a process, a network or a clock.
 WORKERS ?= 4
-TRIAL_WORKERS ?= 3
+TRIAL_WORKERS ?= 4
 # The tests start hundreds of processes: what Python has compiled once and kept, each need not compile again.
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
