@@ -162,6 +162,15 @@ class BatchConfig(Strict):
         return wait_s
 
 
+class PlanningConfig(Strict):
+    """The measured search of a job for layers that have to stay float.
+
+    budget_s: seconds of the child process; the noise that is not measured by then is predicted.
+    """
+
+    budget_s: Finite = Field(default=120.0, ge=0.0, le=86400.0)
+
+
 class ProbationConfig(Strict):
     """The trial of a candidate engine on live frames before it becomes current."""
 
@@ -205,6 +214,7 @@ class Config(Strict):
     drift: DriftConfig = DriftConfig()
     regimes: RegimesConfig = RegimesConfig()
     recalibration: RecalibrationConfig = Field(default=RecalibrationConfig(), validate_default=True)
+    planning: PlanningConfig = PlanningConfig()
     probation: ProbationConfig = ProbationConfig()
     store: StoreConfig = StoreConfig()
     mqtt: MqttConfig = Field(default_factory=MqttConfig)

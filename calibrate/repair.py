@@ -100,6 +100,20 @@ def equalisation(matrix: Floats, read: LayerInput, centred: bool) -> Equalisatio
     return min(candidates, key=lambda candidate: candidate.noise)
 
 
+def equalised_amax(matrix: Floats, read: LayerInput, divisors: Floats, offsets: Floats) -> float:
+    """Return the range of an input that is divided and offset already, (channels,) each: of least noise, and a margin.
+
+    For other frames than those that the divisors were found on.
+    """
+    scaled = read.scaled(divisors, offsets)
+    gains = _by_input(matrix * divisors.reshape(matrix.shape[0], 1, matrix.shape[2], 1))
+
+    def noise(amax: float) -> float:
+        return float(gains @ _channel_noise(scaled.samples, _scale(amax)))
+
+    return _MARGIN * _best_amax(noise, float(scaled.amax.max()))
+
+
 def _equalised(matrix: Floats, read: LayerInput, exponent: float, centred: bool) -> Equalisation:
     width = (read.high - read.low) / 2.0 if centred else read.amax
     divisors = _divisors(width, exponent)

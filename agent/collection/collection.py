@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from agent.camera.capture import Frame
@@ -27,6 +28,8 @@ from engines.interface import Array, Observation
 # calibrates.
 _STRETCH, _LONGEST_STRETCH = 4, 16
 _STRETCH_SHARE = 16  # a stretch is one part in so many of all frames so far
+
+_SAMPLED = 16  # frames of the calibration whose inputs are kept: repairs are proposed from them
 
 T = TypeVar("T")
 
@@ -74,9 +77,12 @@ class CalibrationSet:
     """What a calibration is made of: histograms of many frames, and a few held-out network inputs.
 
     Held-out frames never enter the histograms: a candidate is not judged on the very frames that it was calibrated
-    on, and most of the later ones have no neighbour in time among those either. No other frame is kept. Three quarters
+    on, and most of the later ones have no neighbour in time among those either. Three quarters
     of the held-out frames are *informative*: the reference found something on them. On the others a candidate can only
     show that it finds nothing either.
+
+    Of the frames in the histograms a few inputs are kept too, a sample over all their time, from which repairs are
+    proposed. They are never among those that judge.
     """
 
     def __init__(self, held_out_size: int) -> None:
@@ -84,6 +90,7 @@ class CalibrationSet:
         self.frames = 0
         self._informative = Reservoir[Array](held_out_size - held_out_size // 4)
         self._empty = Reservoir[Array](held_out_size // 4)
+        self._sample = Reservoir[Array](_SAMPLED)
         self._holds_out = held_out_size > 0
         self._hold_out = {True: HoldOut(), False: HoldOut()}  # by whether informative
 
@@ -97,13 +104,34 @@ class CalibrationSet:
         """The held-out network inputs (1, C, H, W), of any sizes, the informative ones first."""
         return self._informative.kept + self._empty.kept
 
+    @property
+    def sample(self) -> list[Array]:
+        """Network inputs (1, C, H, W) of some of the frames in the histograms."""
+        return self._sample.kept
+
     def add(self, tensor: Array, histograms: Mapping[str, AbsHistogram], informative: bool = True) -> None:
         """Add an observed frame: its network input (1, C, H, W) and its histograms by tap."""
         if self._holds_out and self._hold_out[informative].next():
             (self._informative if informative else self._empty).offer(tensor.copy)
             return
         self.frames += 1
+        self._sample.offer(tensor.copy)
         merge_into(self.histograms, histograms)
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What a job calibrates, plans and judges with.
+
+    frames: how many are in the histograms, which are by tap.
+    held_out: network inputs (1, C, H, W), of any sizes, that are not in the histograms, the informative ones first.
+    sample: network inputs of some that are.
+    """
+
+    frames: int
+    histograms: dict[str, AbsHistogram]
+    held_out: list[Array]
+    sample: list[Array]
 
 
 def shown_classes(reference: Prediction) -> frozenset[int]:
@@ -194,7 +222,8 @@ class SharedCollection:
             counts = self._selector.counts
             return SelectionReport(counts, counts.taken - self._set.frames, self._spec.label, thumbnails)
 
-    def collected(self) -> tuple[int, dict[str, AbsHistogram], list[Array]]:
-        """Return a copy: the number of frames in the histograms, histograms by tap, held-out network inputs."""
+    def collected(self) -> Collected:
+        """Return a copy of what a job needs."""
         with self._lock:
-            return self._set.frames, dict(self._set.histograms), list(self._set.held_out)
+            collected = self._set
+            return Collected(collected.frames, dict(collected.histograms), collected.held_out, list(collected.sample))

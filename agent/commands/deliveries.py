@@ -342,7 +342,7 @@ class FileReceiver(Generic[S]):
 def calibration_admission(
     model: Callable[[], Model],
 ) -> Callable[[CalibrationArgs, CommandProgress], Callable[[Path], StagedCalibration]]:
-    """Return the `admit` of the command `calibration`: any file may come. model: returns the served model."""
+    """Return the `admit` of the command `calibration`: any file may come. model: returns the one that is observed."""
     return lambda _args, progress: lambda part: StagedCalibration(part, model(), progress)
 
 

@@ -212,7 +212,7 @@ class Operations:
             return
         self.reporter.serves(artefact, calibration.id)
         with self.reporter.reporting_errors():
-            self.regimes.watch(artefact, model, calibration, since, recall)
+            self.regimes.watch(artefact, service.watched(model), calibration, since, recall)
 
     def _on_view_changed(self) -> None:
         if not self.jobs.is_collecting:
@@ -331,7 +331,7 @@ class Operations:
         self.jobs.abandon("the operator rolls back")
         tracker = self._registry.start_with_engine(loaded.engine, "rollback", {"op": "rollback"}, command)
         self._limits.pause_jobs()
-        if self.service.is_precision_raised and self.service.plan.floats.keys() - loaded.model.plan.floats.keys():
+        if self.service.plan.floats.keys() - loaded.model.plan.floats.keys():
             self._attempts.forbid(loaded.artefact.id)
         self._forget_regime(self.service.serving.id)
         self.swap.start(loaded, tracker)

@@ -284,7 +284,7 @@ class HistogramUpload:
             raise CommandError("command.histograms", found, "one of this board's own frames", remedy)
         serving = self.service.serving.id
         if self._upload is None or self._artefact != serving:
-            model = self.service.serving_model
+            model = self.service.model  # whose tensors are observed
             facts = Facts(
                 model=calibration.model_sha256,
                 observed=model.observed_id,

@@ -187,7 +187,7 @@ class Supervisor:
             config.state_dir / "incoming_calibration",
             reserve_bytes,
             run_in_main_thread,
-            calibration_admission(lambda: self._service.serving_model),
+            calibration_admission(lambda: self._service.model),
             self.operations.try_calibration,
         )
         deliveries = (models, calibrations)

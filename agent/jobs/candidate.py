@@ -11,7 +11,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,14 +19,15 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from agent.collection.collection import Collected
 from agent.common.errors import AgentError
 from agent.config import Config, backend_options
 from agent.contract.histograms import read_facts, read_upload
 from agent.jobs.child_process import Emit, JobOutcome, run_child
 from agent.models.build import build_artefact
 from agent.models.model import Model, calibrate, open_model, read_plan
+from agent.planning.ladder import REFUSED, Ladder, LadderOptions, Scene
 from agent.planning.precision_raise import ObservedScene, PrecisionRaise, PrecisionRaiser
-from agent.validation.comparison import HeldOut
 from agent.validation.verdict import MIN_INFORMATIVE, NO_WORSE, RAISED_GAIN, Judge, VerdictLimits
 from agent.vision.output_checks import check_batch
 from agent.vision.preprocess import network_input
@@ -36,14 +37,14 @@ from calibrate.errors import CalibrationError
 from calibrate.histogram import AbsHistogram
 from calibrate.plan import ALL_INT8, PrecisionPlan
 from engines.calibration import Calibration, load_histograms, save_histograms
-from engines.interface import Array, Backend, BackendOptions
+from engines.interface import Array, Backend, BackendOptions, Progress
 from engines.registry import open_backend
 from engines.store.artefact import Store, read_artefact
 from engines.store.signing import find_key
 
-# Every fourth held-out frame is used to try which layers to raise, and is not used to judge the candidate.
+# Every fourth held-out frame is used to try repairs and plans, and is not used to judge the candidate.
 _TRIED_EVERY = 4
-_MERGED = "merged.upload"
+_MERGED, _HELD_OUT, _SAMPLE = "merged.upload", "held_out.npy", "sample.npy"
 _REFERENCE = "reference.json"  # the request for the reference of a new model, in the place of job.json
 
 
@@ -55,8 +56,10 @@ class JobRequest:
         serving: Directory of the artefact in service; None while the reference engine serves.
         max_loss, max_slowdown: See VerdictLimits. A candidate with more layers float than the engine in service may
             always be slower by MORE_FLOAT_SLOWDOWN.
-        plan: As PrecisionPlan.to_json returns it.
-        raised_from: As for `build_artefact`, of the plan or of the plan that it is raised to.
+        plan: The configured plan, whose tensors were observed; as PrecisionPlan.to_json returns it.
+        start: The plan in service, with which planning begins; empty: the configured one.
+        origin: EngineService.precision_origin, for an artefact of another plan than the configured one.
+        planning_s: As LadderOptions.budget_s.
         raising: The fields of PrecisionRaise; None: precision is not raised.
     """
 
@@ -71,7 +74,9 @@ class JobRequest:
     serving: str | None
     max_loss: float
     plan: str = ALL_INT8.to_json()
-    raised_from: str = ""
+    start: str = ""
+    origin: str = ""
+    planning_s: float = 120.0
     raising: dict[str, Any] | None = None
     dla: int | None = None
     max_slowdown: float = 1.25
@@ -80,8 +85,7 @@ class JobRequest:
 def write_job(
     directory: Path,
     request: JobRequest,
-    histograms: Mapping[str, AbsHistogram],
-    held_out: HeldOut,
+    collected: Collected,
     merged: Path | None = None,
 ) -> None:
     """Write a job for the child; `directory` must not exist yet. merged: the fleet's calibration that is tried."""
@@ -89,18 +93,19 @@ def write_job(
     if merged is not None:
         shutil.copyfile(merged, directory / _MERGED)
     (directory / "job.json").write_text(json.dumps(asdict(request)), encoding="utf-8")
-    save_histograms(histograms, directory / "histograms.npz")
-    with (directory / "held_out.npy").open("wb") as file:  # one array after the other: their shapes may differ
-        for tensor in held_out:
-            with io.BytesIO() as buffer:
-                np.save(buffer, tensor)  # saving straight to the file would not notice a disk that fills up
-                file.write(buffer.getbuffer())
+    save_histograms(collected.histograms, directory / "histograms.npz")
+    _write_frames(directory / _HELD_OUT, collected.held_out)
+    _write_frames(directory / _SAMPLE, collected.sample)
 
 
 def run_job(directory: Path, emit: Emit) -> JobOutcome:
-    """Calibrate, build and judge. Raises TaredError; `recalibration.refused` if the candidate is not good enough."""
+    """Calibrate; then plan, build and judge, one plan after the other, until an engine is accepted.
+
+    Raises TaredError; `recalibration.refused` if none is good enough.
+    """
     request = JobRequest(**json.loads((directory / "job.json").read_text(encoding="utf-8")))
-    emit({"step": "CALIBRATING", "percent": 40})
+    steps = _Steps(emit)
+    steps.progress("CALIBRATING", 40, 40)(0.0, "calibrating")
     key, state = find_key(), Path(request.state_dir)
     backend = open_backend(request.backend, backend_options(state, request.threads, request.dla))
     model = open_model(ModelSpec.model_validate(request.spec), PrecisionPlan.from_json(request.plan))
@@ -113,52 +118,92 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
         )
     histograms = load_histograms(directory / "histograms.npz")
     calibration = _calibration(model, backend, directory / _MERGED, histograms, request)
-    held_out: list[Array] = []
-    with (directory / "held_out.npy").open("rb") as file:
+    held_out = _read_frames(directory / _HELD_OUT)
+    scene = Scene(calibration, _read_frames(directory / _SAMPLE), held_out[MIN_INFORMATIVE::_TRIED_EVERY])
+    del held_out[MIN_INFORMATIVE::_TRIED_EVERY]
+    without_int8 = _without_int8(model, backend, request.serving, key)
+    start = PrecisionPlan.from_json(request.start or request.plan)
+    embedded = open_backend("onnxruntime", BackendOptions(request.threads))
+    planning, options = steps.progress("PLANNING", 40, 50), LadderOptions(request.max_loss, request.planning_s)
+    ladder = Ladder(model, start, scene, without_int8, embedded, options, planning)
+    if request.raising is None:
+        plans = ladder.plans()
+    else:
+        observed = ObservedScene(histograms, calibration, scene.tried)
+        raiser = PrecisionRaiser(model.with_plan(ladder.start), observed, without_int8, embedded, planning)
+        plans = iter([raiser.plan(PrecisionRaise(**request.raising))])
+    least_gain = -NO_WORSE if request.raising is None else RAISED_GAIN
+    store = Store(state, key)
+    refused: AgentError | None = None
+    for plan in plans:
+        judge = Judge(
+            model.with_plan(plan),
+            backend,
+            request.serving,
+            held_out,
+            VerdictLimits(request.max_loss, request.max_slowdown, least_gain),
+            state,
+            {"calibration": calibration.id, "source": request.source, "ladder": ladder.report()},
+            lambda error: _end(emit, error),
+            steps.progress("VALIDATING", 80, 90),
+        )
+        try:
+            artefact = build_artefact(
+                judge.model,
+                backend,
+                judge.noting_inputs(store.place),
+                steps.progress("BUILDING", 50, 80),
+                calibration=calibration,
+                judge=judge,
+                key=key,
+                without_int8=without_int8,
+                planned_from="" if plan.essence == model.plan.essence else request.origin,
+            )
+            return JobOutcome(artefact.path, judge.verdict)
+        except AgentError as error:
+            if request.raising is not None or error.code != REFUSED or not judge.is_refused_for_precision:
+                raise
+            ladder.note(error.found)
+            refused = error
+    raise ladder.refusal(refused)
+
+
+class _Steps:
+    """Reports the steps of a job, which never go back: further plans are built and judged in the step of the first."""
+
+    _ORDER = ("CALIBRATING", "PLANNING", "BUILDING", "VALIDATING")
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._step, self._percent = 0, 0
+
+    def progress(self, step: str, begin: int, end: int) -> Progress:
+        """Return what reports the progress of a step, which goes from `begin` to `end` percent of the job."""
+
+        def show(fraction: float, _: str) -> None:
+            self._step = max(self._step, self._ORDER.index(step))
+            self._percent = max(self._percent, begin + round((end - begin) * fraction))
+            self._emit({"step": self._ORDER[self._step], "percent": self._percent})
+
+        return show
+
+
+def _write_frames(path: Path, frames: Sequence[Array]) -> None:
+    """Write one array after the other: their shapes may differ. Raises OSError."""
+    with path.open("wb") as file:
+        for tensor in frames:
+            with io.BytesIO() as buffer:
+                np.save(buffer, tensor)  # saving straight to the file would not notice a disk that fills up
+                file.write(buffer.getbuffer())
+
+
+def _read_frames(path: Path) -> list[Array]:
+    frames: list[Array] = []
+    with path.open("rb") as file:
         end = os.fstat(file.fileno()).st_size
         while file.tell() < end:
-            held_out.append(np.load(file, allow_pickle=False))
-    without_int8 = _without_int8(model, backend, request.serving, key)
-    if request.raising is not None:
-        scene = ObservedScene(histograms, calibration, held_out[MIN_INFORMATIVE::_TRIED_EVERY])
-        del held_out[MIN_INFORMATIVE::_TRIED_EVERY]
-        raiser = PrecisionRaiser(
-            model,
-            scene,
-            without_int8,
-            open_backend("onnxruntime", BackendOptions(request.threads)),
-            lambda fraction, _: emit({"step": "PLANNING", "percent": 40 + round(10 * fraction)}),
-        )
-        model = model.with_plan(raiser.plan(PrecisionRaise(**request.raising)))
-    judge = Judge(
-        model,
-        backend,
-        request.serving,
-        held_out,
-        VerdictLimits(request.max_loss, request.max_slowdown, -NO_WORSE if request.raising is None else RAISED_GAIN),
-        state,
-        {"calibration": calibration.id, "source": request.source},
-        lambda error: _end(emit, error),
-        lambda fraction, _: emit({"step": "VALIDATING", "percent": 80 + round(10 * fraction)}),
-    )
-    store = Store(state, key)
-
-    def place(inputs: Mapping[str, Any]) -> Path:
-        judge.inputs = inputs
-        return store.place(inputs)
-
-    artefact = build_artefact(
-        model,
-        backend,
-        place,
-        lambda fraction, _: emit({"step": "BUILDING", "percent": 50 + round(30 * fraction)}),
-        calibration=calibration,
-        judge=judge,
-        key=key,
-        without_int8=without_int8,
-        raised_from=request.raised_from,
-    )
-    return JobOutcome(artefact.path, judge.verdict)
+            frames.append(np.load(file, allow_pickle=False))
+    return frames
 
 
 def _calibration(

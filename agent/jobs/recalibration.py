@@ -212,22 +212,23 @@ class Recalibration:
             model = job.model or self.config.model.path
             self._start_child(job, lambda path: write_reference_job(path, self.config, model))
             return
-        frames, histograms, held_out = self.observer.collection.collected()
+        collected = self.observer.collection.collected()
         job.tracker.report_selection(self.observer.collection.selection_report(), self.config.state_dir)
         job.tracker.progress(JobState.CALIBRATING.value, _COLLECTED_PERCENT)
-        request = self._job_request(job, frames)
-        self._start_child(job, lambda path: write_job(path, request, histograms, held_out, job.merged))
+        request = self._job_request(job, collected.frames)
+        self._start_child(job, lambda path: write_job(path, request, collected, job.merged))
 
     def _job_request(self, job: Job, frames: int) -> JobRequest:
         service = self.service
-        is_raised = service.is_precision_raised or job.raising is not None
         return JobRequest(
             spec=service.model.spec.model_dump(mode="json"),
             model_sha256=service.model.sha256,
             backend=self.config.backend,
             threads=self.config.threads,
-            plan=service.plan.to_json(),
-            raised_from=service.precision_origin if is_raised else "",
+            plan=service.model.plan.to_json(),
+            start=service.plan.to_json(),
+            origin=service.precision_origin,
+            planning_s=self.config.planning.budget_s,
             raising=asdict(job.raising) if job.raising is not None else None,
             dla=self.config.dla,
             method=job.method,

@@ -97,7 +97,7 @@ def build_artefact(
     judge: Judge | None = None,
     key: bytes | None = None,
     without_int8: Mapping[str, str] | None = None,
-    raised_from: str = "",
+    planned_from: str = "",
     instead_of: str = "",
 ) -> Artefact:
     """Build an engine under the model's plan, and write it with everything that it was made of.
@@ -111,7 +111,7 @@ def build_artefact(
             raises, there is no artefact.
         key: Signs the artefact.
         without_int8: As for `build_int8`.
-        raised_from: EngineService.precision_origin if the model's plan was raised from the configured one.
+        planned_from: EngineService.precision_origin if a job found the model's plan, beginning with the configured one.
         instead_of: Id of an artefact that is rebuilt. It stays in its place until the new one is complete.
 
     Raises CalibrationError, and EngineError; `backend.precision` when the runtime has no such float type.
@@ -137,8 +137,8 @@ def build_artefact(
         inputs["calibration"] = {"id": calibration.id, "method": calibration.method}
     if precision == "int8":
         inputs["plan"] = model.plan.essence
-        if raised_from:
-            inputs["raised_from"] = raised_from
+        if planned_from:
+            inputs["raised_from"] = planned_from  # the name that earlier releases wrote
 
     def judged(engine: bytes) -> Mapping[str, Any]:
         if judge is None:

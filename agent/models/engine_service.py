@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +46,10 @@ class EngineService:
     Without a calibrated artefact the float reference serves: the camera is never blind, the state is degraded.
 
     Attributes:
-        model: The model under the configured plan.
-        serving_model: The model under the plan of the artefact in service. Precision may have been raised from the
-            configured plan, so that more layers are float. Such an artefact serves, and is rebuilt, as long as the
-            configured plan and rules stay the same.
+        model: The model under the configured plan, whose tensors are observed.
+        serving_model: The model under the plan of the artefact in service, which a job may have found, beginning with
+            the configured one. Such an artefact serves, and is rebuilt, as long as the configured plan and rules stay
+            the same.
         serving: The artefact in service.
         calibration: Its calibration; None while the reference serves.
     """
@@ -68,19 +68,19 @@ class EngineService:
 
     @property
     def precision_origin(self) -> str:
-        """Fingerprint of the configured plan and precision rules, from which a raised plan was raised."""
+        """Fingerprint of the configured plan and precision rules, with which the planning of jobs begins."""
         rules = self.model.spec.precision.model_dump(mode="json")
         return fingerprint({"plan": self.model.plan.essence, "rules": rules})
 
     @property
     def is_precision_raised(self) -> bool:
         """True while the artefact in service leaves more float than the configured plan."""
-        return self.is_raised(self.serving)
+        return bool(self.plan.floats.keys() - self.model.plan.floats.keys())
 
     @property
     def plan(self) -> PrecisionPlan:
-        """The plan of the next engine: the raised plan while one serves, else the configured one."""
-        return self.serving_model.plan if self.is_precision_raised else self.model.plan
+        """The plan with which the next job begins: that of the artefact in service, or else the configured one."""
+        return self.serving_model.plan if self.is_planned(self.serving) else self.model.plan
 
     @property
     def identity(self) -> str:
@@ -145,9 +145,15 @@ class EngineService:
                 return known
         return self.model.with_plan(PrecisionPlan.from_json(artefact.read_file("plan.json").decode()))
 
-    def is_raised(self, artefact: Artefact) -> bool:
-        """Return True if the artefact leaves more float than the configured plan, from which it was raised."""
+    def is_planned(self, artefact: Artefact) -> bool:
+        """Return True if a job found the artefact's plan, beginning with the configured one."""
         return bool(artefact.manifest["inputs"].get("raised_from") == self.precision_origin)
+
+    def watched(self, model: Model) -> Model:
+        """Return the model of an engine as it is observed: a job's plan may divide what is observed undivided."""
+        if model.observed_id == self.model.observed_id:
+            return model
+        return self.model.with_plan(replace(self.model.plan, floats=model.plan.floats, evidence=model.plan.evidence))
 
     def commit(self, loaded: LoadedEngine) -> None:
         """Make the artefact the one in service and `current` in the store: it has passed its probation.
@@ -231,7 +237,7 @@ class StartEngine:
             return None
         try:
             check_runtime(artefact, self.service.backend.describe())
-            if self.service.is_raised(artefact) or _was_built_under(artefact, self.service.model.plan):
+            if self.service.is_planned(artefact) or _was_built_under(artefact, self.service.model.plan):
                 return artefact
             log.info("plan=changed artefact=%s step=BUILDING", artefact.id)
         except EngineError as error:
@@ -256,22 +262,34 @@ class StartEngine:
             return None
         for name in ("calibration.json", "calibration.npz"):
             artefact.read_file(name)
-        service, raised = self.service, self.service.is_raised(artefact)
+        service = self.service
+        model = service.model_for(artefact) if service.is_planned(artefact) else self._configured(artefact)
 
         def place(inputs: Mapping[str, Any]) -> Path:
             return artefact.path if fingerprint(inputs) == artefact.id else self.service.store.place(inputs)
 
         return build_artefact(
-            service.model_for(artefact) if raised else service.model,
+            model,
             service.backend,
             place,
             self.progress,
             calibration=load_calibration(artefact.path / "calibration.json"),
             precision=artefact.manifest["inputs"]["precision"],
             key=self.service.store.key,
-            raised_from=service.precision_origin if raised else "",
+            planned_from="" if model is service.model else service.precision_origin,
             instead_of=artefact.id,
         )
+
+    def _configured(self, artefact: Artefact) -> Model:
+        """Return the model under the configured plan, with the repairs that a job found for the artefact's.
+
+        The owner's plan has its own repairs. Rules have none, and what they leave in INT8 needs the repairs as before.
+        """
+        model = self.service.model
+        if model.plan.repairs or model.plan.evidence or "raised_from" not in artefact.manifest["inputs"]:
+            return model
+        repairs = PrecisionPlan.from_json(artefact.read_file("plan.json").decode()).repairs
+        return model.with_plan(replace(model.plan, repairs=repairs)) if repairs else model
 
 
 def reject(store: Store, identity: str, rollback: Mapping[str, Any]) -> None:

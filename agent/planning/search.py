@@ -273,7 +273,7 @@ class PlanSearch:
                 self._search_frames,
                 self._what_if,
                 self.embedded,
-                self._journal,
+                self._journal.get_or_compute,
                 self._with_deadline(progress),
             )
         self.builder.repairs = self.result.chosen.repairs

@@ -11,7 +11,7 @@ are suppressed: which of two neighbours survives the suppression is chance.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.common.state_files import Journal
 from agent.models.model import Model
 from agent.vision.decode import RawOutputs
 from agent.vision.detections import Detections, iou_matrix
@@ -41,6 +40,7 @@ _TRIED_FRAMES = 12
 _HOPELESS = 0.5  # noise to signal at a layer's output: in INT8 it would drown the effect of repairs elsewhere
 
 Frames = Sequence[Array]
+Remember = Callable[[str, Callable[[], float]], float]
 
 
 @dataclass(frozen=True)
@@ -187,10 +187,15 @@ def choose_repairs(
     frames: Sequence[Array],
     what_if: WhatIf,
     runtime: Backend,
-    journal: Journal,
+    remember: Remember,
     progress: Progress,
 ) -> RepairChoice:
-    """Propose repairs from the channels that the frames show, and try each kind by leaving it out."""
+    """Propose repairs from the channels that the frames show, and try each kind by leaving it out.
+
+    Args:
+        frames: Those that propose; `what_if` has those that try.
+        remember: Returns the number of a name, which it computes if it is not known.
+    """
     topology = Topology(model.master)
     layers = [node for node in topology.nodes if node.name in model.placement.weights]
     statistics = observe_channels(
@@ -210,7 +215,8 @@ def choose_repairs(
             continue
         progress(0.5 + 0.5 * number / len(FAMILIES), f"trying the network without {family}")
         without = propose([other for other in kept if other != family])
-        better, worse = (_divergence(model, each, what_if, journal) for each in (proposal, without))
+        hopeless = _hopeless(proposal) & _hopeless(without)
+        better, worse = (_divergence(model, each, hopeless, what_if, remember) for each in (proposal, without))
         tried[family] = {"layers": layers_of, "divergence": better, "without": worse, "kept": better < worse}
         if better >= worse:
             kept.remove(family)
@@ -219,9 +225,14 @@ def choose_repairs(
     return RepairChoice(proposal.repairs, proposal.after, proposal.notes, tried)
 
 
-def _divergence(model: Model, proposal: Proposal, what_if: WhatIf, journal: Journal) -> float:
-    """Return the divergence of the network in INT8, but for the layers that no repair saves."""
-    hopeless = {layer: "hopeless" for layer, nsr in proposal.after.items() if nsr > _HOPELESS}
-    plan = PrecisionPlan({**model.plan.floats, **hopeless}, proposal.repairs)
-    key = f"repairs {' '.join(sorted(proposal.repairs.as_dict()))}"
-    return float(journal.get_or_compute(key, lambda: what_if.evaluate(plan, _TRIED_FRAMES).divergence))
+def _hopeless(proposal: Proposal) -> frozenset[str]:
+    return frozenset(layer for layer, nsr in proposal.after.items() if nsr > _HOPELESS)
+
+
+def _divergence(
+    model: Model, proposal: Proposal, hopeless: frozenset[str], what_if: WhatIf, remember: Remember
+) -> float:
+    """Return the divergence of the network in INT8, but for the layers that neither of two proposals saves."""
+    plan = PrecisionPlan({**model.plan.floats, **dict.fromkeys(hopeless, "hopeless")}, proposal.repairs)
+    key = f"repairs {' '.join(sorted(proposal.repairs.as_dict()))} without {' '.join(sorted(hopeless))}"
+    return float(remember(key, lambda: what_if.evaluate(plan, _TRIED_FRAMES).divergence))

@@ -148,6 +148,20 @@ class Judge:
             )
         return {"verdict": verdict.as_dict()}
 
+    @property
+    def is_refused_for_precision(self) -> bool:
+        """True if the last engine was refused for how well it answers alone: one with more layers float may do."""
+        return self.verdict is not None and {"confusion", "fidelity"}.issuperset(self.verdict.failed)
+
+    def noting_inputs(self, place: Callable[[Mapping[str, Any]], Path]) -> Callable[[Mapping[str, Any]], Path]:
+        """Return `place`, which notes the inputs of the artefact whose engine is judged next."""
+
+        def noting(inputs: Mapping[str, Any]) -> Path:
+            self.inputs = inputs
+            return place(inputs)
+
+        return noting
+
     def _limits(self) -> VerdictLimits:
         """Return the limits; a candidate has more time if it has layers float that are INT8 in service."""
         if self.serving is None:

@@ -24,6 +24,7 @@ from calibrate.repair import (
     activation_noise,
     best_clips,
     equalisation,
+    equalised_amax,
     output_shift,
     weight_noise,
 )
@@ -191,6 +192,23 @@ def propose_repairs(
     families: the kinds of repairs that may be proposed.
     """
     return _RepairSearch(master, placement, calibration, statistics).proposal(families)
+
+
+def repaired_ranges(
+    master: ModelProto, repairs: Repairs, statistics: Mapping[str, LayerStatistics]
+) -> dict[str, float]:
+    """Return the amax of the tensor that a divided layer reads, by the tensor's name, for all layers with statistics.
+
+    statistics: of layers with divisors, as `observe_channels` returns them.
+    """
+    topology = Topology(master)
+    ranges = {}
+    for layer in (node for node in topology.nodes if node.name in statistics):
+        matrix = to_matrix(layer, numpy_helper.to_array(topology.initializers[layer.input[1]]))
+        divisors = np.asarray(repairs.divisors[layer.name], np.float64)
+        offsets = np.asarray(repairs.offsets.get(layer.name, np.zeros_like(divisors)), np.float64)
+        ranges[equalised_name(layer.name)] = equalised_amax(matrix, statistics[layer.name].read, divisors, offsets)
+    return ranges
 
 
 class _RepairSearch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -14,11 +15,12 @@ from warm_start import TalkingProcess
 from worlds import SPEC
 from zoo import residual_net
 
+from agent.collection.collection import Collected
 from agent.jobs.candidate import JobRequest
 from agent.models.model import Model, open_model
 from agent.vision.spec import ModelSpec
 from calibrate.histogram import AbsHistogram, merge
-from engines.interface import Backend
+from engines.interface import Array, Backend
 from engines.registry import open_backend
 
 
@@ -45,6 +47,12 @@ def observed(model: Model, backend: Backend, tensors: list[NDArray[np.float32]])
             for name, histogram in observer.observe(tensor).histograms.items():
                 merged[name] = merge(merged[name], histogram) if name in merged else histogram
     return merged
+
+
+def collected(
+    model: Model, backend: Backend, calibrating: list[NDArray[np.float32]], held_out: Sequence[Array]
+) -> Collected:
+    return Collected(len(calibrating), observed(model, backend, calibrating), list(held_out), list(calibrating[:8]))
 
 
 def request(model: Model, folder: Path, serving: Path | None = None, **changes: object) -> JobRequest:

@@ -16,7 +16,7 @@ from operations_bench import frame_path, stored
 from raising_world import collapsing_net, observer_state, observing
 from worlds import SPEC
 
-from agent.collection.collection import SharedCollection
+from agent.collection.collection import Collected, SharedCollection
 from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import AgentError
 from agent.common.schema import validate
@@ -34,6 +34,7 @@ from agent.monitoring.camera_monitor import CameraState
 from agent.serving.pipeline import Pipeline
 from agent.uplink.reporter import Reporter
 from calibrate.histogram import AbsHistogram
+from engines.interface import Array
 from engines.registry import open_backend
 from engines.store.artefact import Artefact, Store
 
@@ -146,7 +147,8 @@ def job_desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_engines: Path)
     observer = observing(config, state)
     seen = {"tap": AbsHistogram(np.ones(8, np.int64), 0, 0.5, 0, 0)}
     monkeypatch.setattr(SharedCollection, "counts", (100, 100))
-    monkeypatch.setattr(SharedCollection, "collected", lambda _: (100, seen, [np.zeros((1, 3, 8, 8), np.float32)]))
+    held_out: list[Array] = [np.zeros((1, 3, 8, 8), np.float32)]
+    monkeypatch.setattr(SharedCollection, "collected", lambda _: Collected(100, seen, held_out, []))
     pipeline = SimpleNamespace(is_live=True, observer=observer, last_ts=0.0, **frame_path())
     journal = JobJournal(config.state_dir / "jobs.sqlite", lambda error: pytest.fail(str(error)))
     operations = Operations(config, service, cast(Pipeline, pipeline), reporter, lambda function: function(), journal)

@@ -141,7 +141,7 @@ def stored(config: Config) -> tuple[EngineService, Sequence[Artefact]]:
     service = EngineService(model, backend, store)
     raised = model.with_plan(PrecisionPlan({COLLAPSES: "raised"}))
     artefacts = [
-        build_artefact(under, backend, store.place, silent, calibration=calibration, raised_from=origin)
+        build_artefact(under, backend, store.place, silent, calibration=calibration, planned_from=origin)
         for under, origin in ((model, ""), (raised, service.precision_origin))
     ]
     for artefact in artefacts:

@@ -1,4 +1,4 @@
-"""A small world whose model INT8 destroys though every scale is right: two channels of one tensor, a thousand apart."""
+"""A small world whose model INT8 destroys though every scale is right: two halves of one tensor, a thousand apart."""
 
 from __future__ import annotations
 
@@ -22,19 +22,24 @@ from agent.monitoring.drift import DriftMonitor, Regime
 from agent.monitoring.estimates import Estimate
 from calibrate.evidence import Interval
 
-COLLAPSES = "Conv_t2"  # reads the tensor whose quiet channel is less than half a step
+COLLAPSES = "Conv_t3"  # reads the tensor whose quiet half is less than half a step
 PRECISION_COMMIT = "event=commit .*trigger='precision'"
 
 
-def collapsing_net() -> ModelProto:
-    """Says class 1 of a bright image and class 0 of a dark one; in INT8 always class 0."""
+def collapsing_net(kernel: int = 1) -> ModelProto:
+    """Says class 1 of a bright image and class 0 of a dark one; in INT8 always class 0, whatever is repaired.
+
+    kernel: side of the first layer's, which is odd: how much work the layer is that INT8 suits.
+    """
     net = Net()
-    loud = np.zeros((2, 3, 1, 1), np.float32)
-    loud[0], loud[1] = 1000.0 / 3.0, 1.0 / 3.0
-    pair = net.node("Relu", net.node("Conv", "image", net.constant(loud)))
-    quiet = np.array([0.0, 1.0], np.float32).reshape(1, 2, 1, 1)
-    level = net.node("Relu", net.node("Conv", pair, net.constant(quiet)))
-    pooled = net.node("Flatten", net.node("GlobalAveragePool", level))
+    inside = 1.0 - (kernel // 2) * (kernel // 2 + 1) / (8.0 * kernel)  # of the kernel's rows, on the average
+    first = net.constant(np.full((1, 3, kernel, kernel), 1.0 / (3.0 * (inside * kernel) ** 2), np.float32))
+    level = net.node("Conv", "image", first, pads=[kernel // 2] * 4)
+    loud = net.node("Mul", level, net.constant(np.array(1000.0, np.float32)))
+    pair = net.node("Concat", level, loud, axis=2)
+    taken = net.node("Conv", pair, net.constant(np.ones((1, 1, 1, 1), np.float32)))
+    height = [net.constant(np.array([value], np.int64)) for value in (0, 8, 2)]
+    pooled = net.node("Flatten", net.node("GlobalAveragePool", net.node("Slice", taken, *height)))
     bright = np.array([[0.0], [1.0], [0.0], [0.0], [0.0]], np.float32)
     bias = np.array([0.17, 0.0, -9.0, -9.0, -9.0], np.float32)
     return net.model(net.node("Gemm", pooled, net.constant(bright), net.constant(bias), transB=1))

@@ -77,8 +77,8 @@ def test_low_fidelity_is_told_once_and_raises_precision(story: Story) -> None:
     artefact = current(story.raised)
     ((layer, why),) = plan_of(artefact).floats.items()
     assert layer == COLLAPSES
-    assert re.fullmatch(r"raised: made 100 % of the noise while fidelity was 0\.\d\d", why)
-    assert artefact.manifest["inputs"]["plan"] == {"floats": [COLLAPSES]}
+    assert re.fullmatch(r"raised: made (100|99\.\d) % of the noise while fidelity was 0\.\d\d", why)
+    assert artefact.manifest["inputs"]["plan"]["floats"] == [COLLAPSES]
     assert 0.0 < artefact.manifest["int8_macs_share"] < 1.0
 
 
@@ -114,7 +114,7 @@ def test_what_is_forced_into_int8_stays_so_and_that_nothing_helps_is_told_once(s
     assert said.count("code='recalibration.refused'") >= 1
     assert said.count("code='precision.exhausted'") == said.count("event=fidelity") == 1
     assert summary["swaps"] == []
-    assert current(world.state_dir).id == current(story.int8).id
+    assert plan_of(current(world.state_dir)).essence == plan_of(current(story.int8)).essence
 
 
 # ---- the store, without a daemon around it
@@ -158,10 +158,10 @@ def test_what_serves_is_under_its_own_plan_and_the_owners_is_kept(story: Story, 
     assert previous is not None
     loaded = service.load(previous)
     with closing(loaded.engine):
-        assert loaded.model is service.model
+        assert dict(loaded.model.plan.floats) == {}
         service.commit(loaded)
     assert not service.is_precision_raised
-    assert service.serving_model is service.model
+    assert service.plan.essence == loaded.model.plan.essence
 
 
 def test_another_runtime_gets_it_under_the_raised_plan(story: Story, state: Path) -> None:
@@ -175,7 +175,7 @@ def test_another_runtime_gets_it_under_the_raised_plan(story: Story, state: Path
 
 @pytest.mark.parametrize(
     ("plan", "rules"),
-    [(PrecisionPlan({"Gemm_t6": "the owner's"}), {}), (PrecisionPlan(), {"force_int8": [COLLAPSES]})],
+    [(PrecisionPlan({"Gemm_t7": "the owner's"}), {}), (PrecisionPlan(), {"force_int8": [COLLAPSES]})],
     ids=["plan", "rules"],
 )
 def test_another_word_of_the_owner_replaces_it(
@@ -183,7 +183,8 @@ def test_another_word_of_the_owner_replaces_it(
 ) -> None:
     service, _ = start(state, model_under(story, plan, **rules))
     assert not service.is_precision_raised
-    assert service.plan.essence == service.serving.manifest["inputs"]["plan"] == plan.essence
-    assert "raised_from" not in service.serving.manifest["inputs"]
+    assert service.plan.essence == service.serving.manifest["inputs"]["plan"]
+    assert dict(service.plan.floats) == dict(plan.floats)
+    assert service.plan.repairs == plan_of(current(story.raised)).repairs
     again, _ = start(state, model_under(story, PrecisionPlan()))
     assert not again.is_precision_raised  # it is no more than the owner's word again

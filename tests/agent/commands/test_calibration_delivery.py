@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx
 import pytest
 from brokers import eventually
-from candidate_bench import backend, frames, model, observed, request, run_child
+from candidate_bench import backend, collected, frames, model, observed, request, run_child
 from job_bench import JobDeskBench, ScriptedChild, job_desk, two_engines
 from worlds import SPEC
 from zoo import residual_net
@@ -131,8 +131,8 @@ def test_the_child_takes_its_scales_and_says_of_how_many_boards(model: Model, ba
     histograms = observed(model, backend, elsewhere)
     merged = tmp_path / "merged"
     merged.write_bytes(merged_by_a_fleet(model, histograms))
-    own = observed(model, backend, here[:4])
-    write_job(tmp_path / "job", request(model, tmp_path, method="entropy"), own, here[16:], merged)
+    own = collected(model, backend, here[:4], here[16:])
+    write_job(tmp_path / "job", request(model, tmp_path, method="entropy"), own, merged)
     outcome = JobOutcome.from_message(run_child(tmp_path / "job")[-1])
     assert outcome.artefact is not None, outcome.error
     found = load_calibration(outcome.artefact / "calibration.json")

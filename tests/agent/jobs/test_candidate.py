@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 from candidate_bench import backend as backend
-from candidate_bench import frames, observed, request, run_child
+from candidate_bench import collected, frames, observed, request, run_child
 from candidate_bench import model as model
 
 from agent.jobs.candidate import JobRequest, write_job
@@ -55,7 +55,7 @@ def test_an_engine_that_answers_nan_has_no_fidelity(model: Model, backend: Backe
 
 def test_the_child_builds_judges_and_stores(model: Model, backend: Backend, tmp_path: Path) -> None:
     tensors = frames(24)
-    write_job(tmp_path / "job", request(model, tmp_path), observed(model, backend, tensors[:16]), tensors[16:])
+    write_job(tmp_path / "job", request(model, tmp_path), collected(model, backend, tensors[:16], tensors[16:]))
     *progress, last = run_child(tmp_path / "job")
     outcome = JobOutcome.from_message(last)
     assert (progress[0]["step"], progress[-1]["step"]) == ("CALIBRATING", "VALIDATING")
@@ -79,10 +79,10 @@ def test_the_engine_in_service_is_asked_about_the_same_frames(model: Model, back
     tensors = frames(40)
     serving = stale(model, backend, tmp_path)
     job = request(model, tmp_path, serving)
-    write_job(tmp_path / "job", job, observed(model, backend, tensors[:16]), tensors[16:])
+    write_job(tmp_path / "job", job, collected(model, backend, tensors[:16], tensors[16:]))
     found = JobOutcome.from_message(run_child(tmp_path / "job")[-1]).verdict
     assert found is not None
-    assert found.frames == 24
+    assert found.frames == 19  # five try repairs
     assert found.fidelity_serving is not None
     assert found.fidelity >= found.fidelity_serving
     assert found.latency_serving_ms is not None
@@ -98,9 +98,9 @@ def broken_requests(model: Model, folder: Path) -> Iterator[tuple[JobRequest, st
 
 def test_what_fails_is_told_in_parts_and_leaves_no_artefact(model: Model, backend: Backend, tmp_path: Path) -> None:
     tensors = frames(24)
-    histograms = observed(model, backend, tensors[:16])
+    seen = collected(model, backend, tensors[:16], tensors[16:])
     for number, (job, code) in enumerate(broken_requests(model, tmp_path)):
-        write_job(tmp_path / str(number), job, histograms, tensors[16:])
+        write_job(tmp_path / str(number), job, seen)
         outcome = run_child(tmp_path / str(number))[-1]
         error = outcome["error"]
         assert isinstance(error, dict)

@@ -16,6 +16,7 @@ from worlds import SPEC
 from zoo import residual_net
 
 import engines.trt.backend as tensorrt_backend
+from agent.collection.collection import Collected
 from agent.config import backend_options
 from agent.jobs.candidate import JobRequest, run_job, write_job
 from agent.jobs.child_process import JobOutcome
@@ -72,7 +73,7 @@ class Bench:
             method=name, frames=8, source="morning", state_dir=str(self.folder / "state"), serving=str(serving),
             max_loss=0.9,
         )  # fmt: skip
-        write_job(self.folder / name, request, self.histograms, self.frames[8:])
+        write_job(self.folder / name, request, Collected(8, self.histograms, self.frames[8:], self.frames[:8]))
         told: list[Mapping[str, Any]] = []
         outcome: JobOutcome = run_job(self.folder / name, told.append)
         assert outcome.artefact is not None

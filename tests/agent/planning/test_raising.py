@@ -119,7 +119,7 @@ def test_without_frames_or_time_the_prediction_decides(tmp_path: Path) -> None:
 
 def test_a_layer_that_becomes_float_needs_its_repair_no_more(tmp_path: Path) -> None:
     """What the observer of the owner's plan sees is enough for the raised one."""
-    repairs = Repairs(divisors={COLLAPSES: (1000.0, 1.0)})
+    repairs = Repairs(divisors={COLLAPSES: (1000.0,)})
     model = model_of(tmp_path, collapsing_net(), keep_float=["Gemm"]).with_plan(PrecisionPlan({}, repairs))
     scene = scene_of(model)
     found = PrecisionRaiser(model, scene, {}, open_backend("onnxruntime"), silent)
@@ -128,7 +128,7 @@ def test_a_layer_that_becomes_float_needs_its_repair_no_more(tmp_path: Path) -> 
     assert raised.placement.taps != model.placement.taps
     store = Store(tmp_path / "state")
     backend = open_backend("onnxruntime")
-    artefact = build_artefact(raised, backend, store.place, silent, calibration=scene.calibration, raised_from="it")
+    artefact = build_artefact(raised, backend, store.place, silent, calibration=scene.calibration, planned_from="it")
     assert artefact.manifest["inputs"]["raised_from"] == "it"
     assert COLLAPSES not in plan.effective.divisors
     assert tap_weights(raised, scene.calibration)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from zoo import Net
 
 from agent.camera.capture import Frame
+from agent.collection.collection import Collected
 from agent.common.schema import validate
 from agent.config import Config
 from agent.jobs.candidate import JobRequest, write_job
@@ -148,7 +149,7 @@ def config_of(model: Model) -> Config:
     return validate(Config, content, "test")
 
 
-def observed_in_turn(model: Model, frames: int) -> tuple[int, dict[str, AbsHistogram], list[NDArray[np.float32]]]:
+def observed_in_turn(model: Model, frames: int) -> Collected:
     """What an ObserverThread has collected after so many frames of sizes that take turns."""
     reference = partial(open_backend("onnxruntime").observer, model.reference, model.placement.taps)
     thread = ObserverThread(reference, model.spec, config_of(model), lambda error: pytest.fail(f"{error}"))
@@ -176,14 +177,14 @@ def job_of(model: Model, folder: Path) -> JobRequest:
 
 
 def test_a_candidate_is_judged_on_held_out_frames_of_many_sizes(model: Model, tmp_path: Path) -> None:
-    frames, histograms, held_out = observed_in_turn(model, 32)
-    assert (frames, len(held_out)) == (24, 8)
-    assert {tensor.shape[2:] for tensor in held_out} == set(SIZES.values())
-    write_job(tmp_path / "job", job_of(model, tmp_path), histograms, held_out)
+    collected = observed_in_turn(model, 32)
+    assert (collected.frames, len(collected.held_out), len(collected.sample)) == (24, 8, 16)
+    assert {tensor.shape[2:] for tensor in collected.held_out} == set(SIZES.values())
+    write_job(tmp_path / "job", job_of(model, tmp_path), collected)
     command = [sys.executable, "-m", "agent.jobs.candidate", str(tmp_path / "job")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     outcome = JobOutcome.from_message(json.loads(done.stdout.splitlines()[-1]))
     assert outcome.error is None, outcome.error
     assert outcome.verdict is not None
     verdict = outcome.verdict
-    assert (verdict.accepted, verdict.frames, verdict.empty_frames, verdict.fidelity) == (True, 8, 0, 1.0)
+    assert (verdict.accepted, verdict.frames, verdict.empty_frames, verdict.fidelity) == (True, 7, 0, 1.0)

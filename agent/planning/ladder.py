@@ -1,0 +1,322 @@
+"""Find the plans that a job tries, the fastest first: all INT8 with repairs, then ever more float where INT8 is loud.
+
+    ladder = Ladder(model, start, scene, without_int8, embedded, LadderOptions(max_loss=0.1, budget_s=120.0), progress)
+    for plan in ladder.plans():    # the next one once an engine of the last was refused
+        ...
+    ladder.refusal(error)          # none was accepted: what was measured, and what would help
+
+1. The first plan. A plan that served before is tried with ranges of today's frames; else each kind of repair is tried,
+   and kept where it helps.
+2. If that loses too much on the frames that try plans, or its engine is refused, the noise of each group of layers is
+   measured, and the frontier of work and noise gives the plans that follow.
+
+Frames of the calibration propose, held-out frames try, and the verdict has others again: a repair is never judged on
+the frames that it was made for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.common.errors import AgentError
+from agent.models.model import Model, read_rules
+from agent.planning.costs import as_problem, labels
+from agent.planning.search import ladder
+from agent.planning.what_if import RepairChoice, WhatIf, WhatIfResult, choose_repairs
+from calibrate.partition import FLOAT, frontier
+from calibrate.plan import PrecisionPlan, Repairs
+from calibrate.sensitivity import Block, measure_blocks, share_out
+from engines.calibration import Calibration
+from engines.graph.topology import Topology
+from engines.interface import Array, Backend, Progress
+from engines.quantise.apply_plan import observed_graph
+from engines.quantise.costs import macs_costs
+from engines.quantise.fusion import Grouping, fusion_groups, int8_macs_share, node_macs
+from engines.quantise.placement import place
+from engines.quantise.repairs import observe_channels, repaired_ranges
+
+REFUSED = "recalibration.refused"
+FOUND_BY = "job"  # in the evidence of a plan
+_RUNS = 48  # of the network, to measure which groups make the noise
+_RUN_FRAMES = 8  # for each of them
+_EQUALLY_FAST = 0.05  # relative difference in multiply-accumulates below which the quieter plan is taken
+_MOST_ENGINES = 4  # of plans that the search found: each is built and judged
+_LOUDEST = 3  # groups that a refusal names
+_TELLING = 5  # frames with something on them, of which fewer refuse no plan: the verdict has more
+_LEFT_FLOAT = "left float by the job: {:.2g} of the noise"
+
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What plans are made from and tried on.
+
+    sample: network inputs (1, C, H, W) of the calibration's own frames, over all its time.
+    tried: others, which were held out.
+    """
+
+    calibration: Calibration
+    sample: Sequence[Array]
+    tried: Sequence[Array]
+
+
+@dataclass(frozen=True)
+class LadderOptions:
+    """max_loss: the largest accepted 1 - fidelity. budget_s: for measuring; the rest is predicted."""
+
+    max_loss: float
+    budget_s: float
+
+
+@dataclass
+class Tried:
+    """One plan: what it loses on the frames that try plans, and the share of multiply-accumulates that it has in INT8.
+
+    offered: whether an engine of it was to be built. outcome: of that, in words.
+    """
+
+    name: str
+    plan: PrecisionPlan
+    loss: float
+    int8_macs_share: float
+    offered: bool = False
+    outcome: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it in JSON's types, without the plan."""
+        share, loss = round(self.int8_macs_share, 4), round(self.loss, 4)
+        return {"plan": self.name, "int8_macs_share": share, "loss": loss, "outcome": self.outcome}
+
+
+class Ladder:
+    """The plans of one job.
+
+    Attributes:
+        tried: The plans so far, in their order.
+        choice: The repairs that were tried, and why they were kept; None where a plan of before is tried.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        start: PrecisionPlan,
+        scene: Scene,
+        without_int8: Mapping[str, str],
+        embedded: Backend,
+        options: LadderOptions,
+        progress: Progress,
+    ) -> None:
+        """Prepare the search; nothing is measured yet.
+
+        Args:
+            model: Under the configured plan, whose tensors were observed.
+            start: The plan in service; the configured one where none is.
+            without_int8: Nodes that are float for want of an INT8 kernel, each with the reason.
+            embedded: ONNX Runtime, on which plans are tried.
+        """
+        self.tried: list[Tried] = []
+        self.choice: RepairChoice | None = None
+        self._model = model
+        self._given = start
+        self._scene = scene
+        self._without_int8 = without_int8
+        self._embedded = embedded
+        self._options = options
+        self._progress = progress
+        self._began_s = time.monotonic()
+        self._groups: list[dict[str, Any]] = []
+        rules = read_rules(model.spec.precision, model.master, place(model.master))
+        self._floats, self._forced = {**rules.floats, **without_int8}, rules.int8
+
+    def plans(self) -> Iterator[PrecisionPlan]:
+        """Yield plans to build; ask for the next one only once an engine of the last was refused.
+
+        The last one is the quietest of all, if none keeps the loss on the frames that try plans.
+
+        Raises EngineError and CalibrationError as the graph passes do, for a plan of another model among others.
+        """
+        first = self._first_plan()
+        tried, suits = self._try("all that may be INT8" if first.repairs else "plain INT8", first)
+        if suits:
+            yield self._offered(tried)
+        if self._may_search(first):
+            yield from self._searched(first.repairs)
+
+    def report(self) -> dict[str, Any]:
+        """Return in JSON's types what was tried and measured: plans, repairs, and the noise of each group of layers."""
+        repairs = {name: dict(row) for name, row in self.choice.tried.items()} if self.choice is not None else {}
+        return {
+            "tried": [each.as_dict() for each in self.tried],
+            "repairs": repairs,
+            "sensed": bool(self._groups),
+            "groups": self._groups,
+            "seconds": round(time.monotonic() - self._began_s, 3),
+        }
+
+    def note(self, outcome: str) -> None:
+        """Note what became of the engine of the plan that was yielded last."""
+        offered = [each for each in self.tried if each.offered]
+        offered[-1].outcome = outcome
+
+    def refusal(self, last: AgentError | None) -> AgentError:
+        """Return the error of a job of which no engine was accepted. last: the last refusal."""
+        expected = last.expected if last is not None else "a plan whose loss is within recalibration.max_loss"
+        if last is not None and not self._groups:
+            return last
+        found = "; ".join(
+            f"{each.name}: {each.outcome or f'loss {each.loss:.3f} on the frames that try plans'}"
+            for each in self.tried
+        )
+        loudest = sorted(self._groups, key=lambda group: -group["sensitivity"])[:_LOUDEST]
+        total = sum(group["sensitivity"] for group in self._groups) or 1.0
+        named = ", ".join(f"'{each['name']}' ({100.0 * each['sensitivity'] / total:.0f} %)" for each in loudest)
+        remedy = f"the layers that make the noise are {named}; retrain them, or accept more with recalibration.max_loss"
+        return AgentError(REFUSED, f"no plan of {len(self.tried)} was accepted. {found}", expected, remedy)
+
+    # ---- the first plan
+
+    @cached_property
+    def start(self) -> PrecisionPlan:
+        """The plan to begin with; divided tensors that were not observed have the ranges of today's sample."""
+        start, master = self._given, self._model.master
+        unseen = start.repairs.divisors.keys() - self._model.plan.repairs.divisors.keys()
+        if not unseen:
+            return start
+        layers = [node for node in Topology(master).nodes if node.name in unseen]
+        statistics = observe_channels(master, layers, self._scene.sample, self._embedded)
+        ranges = {**start.repairs.ranges, **repaired_ranges(master, start.repairs, statistics)}
+        return replace(start, repairs=replace(start.repairs, ranges=ranges))
+
+    @cached_property
+    def _what_if(self) -> WhatIf:
+        return WhatIf(self._model, self._scene.calibration, self._scene.tried, self._embedded)
+
+    def _first_plan(self) -> PrecisionPlan:
+        self._progress(0.0, "choosing repairs")
+        if self._given.repairs or self._given.evidence:
+            return self.start
+        return PrecisionPlan(self._model.plan.floats, self._new_repairs())
+
+    def _new_repairs(self) -> Repairs:
+        self.choice = choose_repairs(
+            self._model,
+            self._scene.calibration,
+            self._scene.sample,
+            self._what_if,
+            self._embedded,
+            lambda _, compute: compute(),
+            lambda fraction, doing: self._progress(0.5 * fraction, doing),
+        )
+        return self.choice.repairs
+
+    def _try(self, name: str, plan: PrecisionPlan) -> tuple[Tried, bool]:
+        """Return the plan as tried, and whether an engine of it may do. A few frames refuse nothing."""
+        answer = self._what_if.evaluate(self._with_missing(plan))
+        share = int8_macs_share(self._model.master, place(self._model.master, self._with_missing(plan)))
+        tried = Tried(name, plan, answer.loss, share)
+        self.tried.append(tried)
+        return tried, answer.telling < _TELLING or answer.loss <= self._options.max_loss
+
+    def _with_missing(self, plan: PrecisionPlan) -> PrecisionPlan:
+        return replace(plan, floats={**plan.floats, **self._without_int8})
+
+    # ---- further plans
+
+    def _may_search(self, first: PrecisionPlan) -> bool:
+        return bool((self._labels(self._grouping(first.repairs)) != FLOAT).any())
+
+    def _grouping(self, repairs: Repairs) -> Grouping:
+        observed = observed_graph(self._model.master, PrecisionPlan({}, repairs))
+        return fusion_groups(observed, place(observed))
+
+    def _labels(self, grouping: Grouping) -> NDArray[np.int8]:
+        return labels(grouping, self._floats, self._forced)
+
+    def _searched(self, repairs: Repairs) -> Iterator[PrecisionPlan]:
+        """Measure the noise of the groups; yield the plans of the frontier that keep the loss, the fastest first."""
+        grouping = self._grouping(repairs)
+        noise, blocks = self._measure(grouping, repairs)
+        self._groups = self._described(grouping, noise, blocks)
+        problem = as_problem(grouping, macs_costs(grouping), noise, self._labels(grouping))
+        engines = 0
+        for number, partition in enumerate(ladder(frontier(problem), _EQUALLY_FAST), start=1):
+            self._progress(0.9, f"trying plan {number} of the search")
+            plan = self._plan(grouping, partition.int8, noise, repairs)
+            if plan.essence in [each.plan.essence for each in self.tried]:
+                continue
+            tried, suits = self._try(f"plan {number} of the search", plan)
+            if suits:
+                engines += 1
+                yield self._offered(tried)
+            if engines == _MOST_ENGINES:
+                return
+        quietest = min(self.tried, key=lambda tried: tried.loss)
+        if not quietest.offered:  # on the frames of the verdict, or compared with the engine in service, it may do
+            yield self._offered(quietest)
+
+    def _measure(self, grouping: Grouping, repairs: Repairs) -> tuple[NDArray[np.float64], Sequence[Block]]:
+        """Return what each group adds to the divergence (n,), and the blocks that there was time to measure."""
+        free = np.flatnonzero(self._labels(grouping) != FLOAT)
+        nsr = self.choice.nsr if self.choice is not None else {}
+        predicted = np.array([sum(nsr.get(layer, 0.0) for layer in group.layers) for group in grouping.groups])
+        if not predicted.any():
+            predicted = np.array([float(group.macs) for group in grouping.groups])
+        runs = 0
+
+        def measure(members: Sequence[int]) -> float | None:
+            nonlocal runs
+            if time.monotonic() - self._began_s >= self._options.budget_s:
+                return None
+            runs += 1
+            self._progress(0.5 + 0.4 * min(1.0, runs / _RUNS), "finding the groups that make the noise")
+            int8 = np.zeros(len(grouping.groups), np.bool_)
+            int8[free[list(members)]] = True
+            return self._evaluate(PrecisionPlan(grouping.plan(int8.tolist(), ""), repairs)).divergence
+
+        blocks = measure_blocks(predicted[free], measure, _RUNS)
+        noise = np.zeros(len(grouping.groups))
+        noise[free] = share_out(predicted[free], blocks)
+        return noise, [Block(tuple(free[list(each.members)].tolist()), each.divergence) for each in blocks]
+
+    def _evaluate(self, plan: PrecisionPlan) -> WhatIfResult:
+        return self._what_if.evaluate(self._with_missing(plan), _RUN_FRAMES)
+
+    def _plan(self, grouping: Grouping, int8: Flags, noise: NDArray[np.float64], repairs: Repairs) -> PrecisionPlan:
+        shares = noise / max(float(noise.sum()), 1e-30)
+        reasons = {group.name: _LEFT_FLOAT.format(share) for group, share in zip(grouping.groups, shares, strict=True)}
+        floats = grouping.plan(int8.tolist(), reasons)
+        kept = {layer: reason for layer, reason in floats.items() if layer not in self._forced}
+        return PrecisionPlan({**kept, **self._floats}, repairs)
+
+    def _described(
+        self, grouping: Grouping, noise: NDArray[np.float64], blocks: Sequence[Block]
+    ) -> list[dict[str, Any]]:
+        """Return per group its layers, share of the work, and noise; as the evidence of `tared plan` names them."""
+        macs = max(sum(node_macs(self._model.master).values()), 1)
+        alone = {block.members[0] for block in blocks if len(block.members) == 1}
+        return [
+            {
+                "name": group.name,
+                "layers": list(group.layers),
+                "macs_share": group.macs / macs,
+                "sensitivity": float(noise[index]),
+                "measured": index in alone,
+            }
+            for index, group in enumerate(grouping.groups)
+        ]
+
+    def _offered(self, tried: Tried) -> PrecisionPlan:
+        """Return the plan with what led to it as evidence, except one that the owner wrote."""
+        tried.offered = True
+        if tried.plan.evidence and tried.plan.evidence.get("by") != FOUND_BY:
+            return tried.plan
+        known = {"by": FOUND_BY, "model": self._model.sha256, "calibration": self._scene.calibration.id}
+        return replace(tried.plan, evidence={**known, **self.report()})

@@ -1,0 +1,160 @@
+"""The plans that a job tries: which come first, what brings the next one, and what is said when none will do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from raising_world import COLLAPSES, collapsing_net
+from worlds import SPEC
+from zoo import Net
+
+from agent.common.errors import AgentError
+from agent.models.model import Model, calibrate, open_model
+from agent.planning.ladder import Ladder, LadderOptions, Scene
+from agent.vision.spec import ModelSpec
+from calibrate.histogram import AbsHistogram, merge_into
+from calibrate.plan import PrecisionPlan, Repairs
+from engines.interface import silent
+from engines.quantise.equalise import equalised_name
+from engines.registry import open_backend
+
+OPTIONS = LadderOptions(max_loss=0.1, budget_s=60.0)
+AS_IT_IS = PrecisionPlan(evidence={"by": "a person"})  # plain INT8, without repairs
+
+
+def model_of(folder: Path, graph: onnx.ModelProto, **precision: list[str]) -> Model:
+    onnx.save(graph, folder / "model.onnx")
+    return open_model(ModelSpec.model_validate({**SPEC, "path": folder / "model.onnx", "precision": precision}))
+
+
+def frames(count: int = 24) -> list[NDArray[np.float32]]:
+    """Dark images and bright ones in turn."""
+    rng = np.random.default_rng(0)
+    return [(rng.uniform(size=(1, 3, 8, 8)) * (0.2 if n % 2 else 0.5)).astype(np.float32) for n in range(count)]
+
+
+def scene_of(model: Model) -> Scene:
+    images = frames()
+    histograms: dict[str, AbsHistogram] = {}
+    with closing(open_backend("onnxruntime").observer(model.reference, model.placement.taps)) as observer:
+        for image in images[:16]:
+            merge_into(histograms, observer.observe(image).histograms)
+    return Scene(calibrate(model, histograms, "max", 16, "test"), images[:8], images[16:])
+
+
+def ladder_of(
+    model: Model,
+    start: PrecisionPlan | None = None,
+    without_int8: Mapping[str, str] | None = None,
+    options: LadderOptions = OPTIONS,
+) -> Ladder:
+    runtime = open_backend("onnxruntime")
+    return Ladder(model, start or model.plan, scene_of(model), without_int8 or {}, runtime, options, silent)
+
+
+def channels_net() -> onnx.ModelProto:
+    """Two channels of one tensor, a thousand apart, of which the quiet one decides: a repair saves it in INT8."""
+    net = Net()
+    loud = np.zeros((2, 3, 1, 1), np.float32)
+    loud[0], loud[1] = 1000.0 / 3.0, 1.0 / 3.0
+    pair = net.node("Relu", net.node("Conv", "image", net.constant(loud)))
+    quiet = np.array([0.0, 1.0], np.float32).reshape(1, 2, 1, 1)
+    level = net.node("Relu", net.node("Conv", pair, net.constant(quiet)))
+    pooled = net.node("Flatten", net.node("GlobalAveragePool", level))
+    bright = np.array([[0.0], [1.0], [0.0], [0.0], [0.0]], np.float32)
+    bias = np.array([0.17, 0.0, -9.0, -9.0, -9.0], np.float32)
+    return net.model(net.node("Gemm", pooled, net.constant(bright), net.constant(bias), transB=1))
+
+
+def test_a_layer_that_a_repair_saves_stays_int8(tmp_path: Path) -> None:
+    model = model_of(tmp_path, channels_net())
+    plain, found = ladder_of(model, AS_IT_IS), ladder_of(model)
+    assert next(plain.plans(), None) is not None
+    assert plain.tried[0].loss == 0.5
+    plan = next(found.plans())
+    assert plan.floats == {}
+    assert "Conv_t2" in plan.repairs.divisors
+    assert [(each.loss, each.int8_macs_share) for each in found.tried] == [(0.0, 1.0)]
+    assert plan.evidence["repairs"]["divisors"]["kept"]
+    assert plan.evidence["tried"] == [
+        {"plan": "all that may be INT8", "int8_macs_share": 1.0, "loss": 0.0, "outcome": ""}
+    ]
+
+
+def test_a_layer_that_no_repair_saves_is_left_float_and_the_others_are_not(tmp_path: Path) -> None:
+    found = ladder_of(model_of(tmp_path, collapsing_net(7)))
+    (plan,) = found.plans()  # all INT8 loses too much on the frames that try plans, and is not even built
+    assert "Conv_t0" not in plan.floats
+    assert plan.floats[COLLAPSES] == "left float by the job: 1 of the noise"
+    assert [each.loss for each in found.tried] == [0.5, 0.0]
+    loudest = max(plan.evidence["groups"], key=lambda group: group["sensitivity"])
+    assert (loudest["name"], loudest["measured"]) == (COLLAPSES, True)
+
+
+def test_a_plan_that_suits_brings_others_only_once_its_engine_is_refused(tmp_path: Path) -> None:
+    model = model_of(tmp_path, collapsing_net(7))
+    found = ladder_of(model, options=LadderOptions(max_loss=0.6, budget_s=60.0))
+    plans = found.plans()
+    first = next(plans)
+    assert (first.floats, len(found.tried)) == ({}, 1)
+    found.note("refused on its frames")
+    second = next(plans)
+    assert COLLAPSES in second.floats
+    assert second.evidence["tried"][0]["outcome"] == "refused on its frames"
+
+
+def test_without_time_the_noise_is_predicted(tmp_path: Path) -> None:
+    found = ladder_of(model_of(tmp_path, collapsing_net(7)), options=LadderOptions(max_loss=0.1, budget_s=0.0))
+    plans = list(found.plans())
+    assert plans
+    assert not any(group["measured"] for group in plans[-1].evidence["groups"])
+
+
+def test_what_the_owner_forces_into_int8_is_named_when_no_plan_will_do(tmp_path: Path) -> None:
+    found = ladder_of(model_of(tmp_path, collapsing_net(7), force_int8=[COLLAPSES]))
+    refused = AgentError("recalibration.refused", "loss 0.5", "less", "none")
+    for plan in found.plans():
+        assert COLLAPSES not in plan.floats
+        found.note("loss 0.5 on its frames")
+    error = found.refusal(refused)
+    assert error.code == "recalibration.refused"
+    assert "all that may be INT8: loss 0.5 on its frames" in error.found
+    assert f"'{COLLAPSES}' (100 %)" in error.remedy
+    assert "recalibration.max_loss" in error.remedy
+
+
+def test_what_has_no_kernel_or_is_kept_float_is_never_int8(tmp_path: Path) -> None:
+    model = model_of(tmp_path, collapsing_net(7), keep_float=["Gemm"])
+    found = ladder_of(model, without_int8={COLLAPSES: "no kernel"})
+    plan = next(found.plans())
+    assert "Gemm_t7" in plan.floats
+    assert (found.tried[0].loss, found.tried[0].int8_macs_share < 1.0) == (0.0, True)
+
+
+def test_the_plan_of_the_job_before_comes_first_with_ranges_of_todays_frames(tmp_path: Path) -> None:
+    model = model_of(tmp_path, channels_net())
+    earlier = next(ladder_of(model).plans())
+    tensor = equalised_name("Conv_t2")
+    stale = Repairs.from_dict({**earlier.repairs.as_dict(), "ranges": {tensor: 1e6}})
+    found = ladder_of(model, PrecisionPlan(earlier.floats, stale, earlier.evidence))
+    again = next(found.plans())
+    assert found.choice is None
+    assert again.repairs.divisors == earlier.repairs.divisors
+    assert again.repairs.ranges[tensor] == pytest.approx(earlier.repairs.ranges[tensor], rel=0.2)
+    assert found.tried[0].loss == 0.0
+
+
+def test_a_plan_of_the_owners_search_is_tried_as_it_is_and_one_by_hand_with_repairs(tmp_path: Path) -> None:
+    by_hand = PrecisionPlan({"Gemm_t6": "by hand"})
+    model = model_of(tmp_path, channels_net()).with_plan(by_hand)
+    searched = PrecisionPlan(by_hand.floats, evidence={"verdict": "certified"})
+    as_it_is, repaired = ladder_of(model, searched, options=LadderOptions(0.6, 0.0)), ladder_of(model)
+    assert next(as_it_is.plans()) is searched
+    plan = next(repaired.plans())
+    assert (dict(plan.floats), bool(plan.repairs)) == (dict(by_hand.floats), True)
