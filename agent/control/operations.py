@@ -15,7 +15,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from agent.commands.deliveries import StagedCalibration
@@ -27,12 +26,13 @@ from agent.contract.commands import RecalibrateArgs
 from agent.control.events import StateChangeReporter
 from agent.control.summary import RunSummary
 from agent.control.swap import EngineSwap
-from agent.control.triggers import Schedule, Trigger, Triggers, answered_times
+from agent.control.triggers import Hindrance, Schedule, Trigger, Triggers, answered_times
 from agent.jobs.child_process import JobOutcome
 from agent.jobs.job import MODEL, Job, JobJournal, JobRegistry, JobTracker
 from agent.jobs.limits import ROLLBACK_LOOP, AutomationLimits, PrecisionAttempts
 from agent.jobs.new_model import NewModel
 from agent.jobs.recalibration import Recalibration
+from agent.jobs.refusal import RefusalMemory, settings_id
 from agent.models.engine_service import EngineService, LoadedEngine
 from agent.monitoring.camera_monitor import CameraStates
 from agent.monitoring.regimes import Regimes, RegimeStore
@@ -81,6 +81,7 @@ class Operations:
         observer = pipeline.observer
         self.regimes = Regimes(config, store, observer.monitors.values(), observer.collection)
         self._attempts = PrecisionAttempts(kept_path("attempts.json"), service.precision_origin, report_error)
+        self._refusals = RefusalMemory(kept_path("refusal.json"), report_error)
         self._limits = AutomationLimits(
             kept_path("restraint.json"),
             config.recalibration.per_day,
@@ -91,7 +92,14 @@ class Operations:
         )
         self._schedule = Schedule(config.recalibration.schedule, answered_times(self.journal))
         self._triggers = Triggers(
-            config, service, self._limits, self._attempts, self._schedule, reporter.error, self._on_view_changed
+            config,
+            service,
+            self._limits,
+            self._attempts,
+            self._schedule,
+            self._refusals,
+            reporter.error,
+            self._on_view_changed,
         )
         cleaner = StoreCleaner(service.store, config.store.keep, config.store.reserve_bytes)
         self._registry = JobRegistry(reporter, self.journal, self._limits, cleaner, self._pins)
@@ -117,6 +125,11 @@ class Operations:
         if not self.config.recalibration.automatic:
             return "recalibration.automatic"
         return ROLLBACK_LOOP if self._limits.in_rollback_loop else ""
+
+    @property
+    def held_back(self) -> Hindrance | None:
+        """What holds back the job or switch that is due; None where none is due, or one is under way."""
+        return self._triggers.held_back
 
     @property
     def job(self) -> JobTracker | None:
@@ -152,7 +165,8 @@ class Operations:
             self._registry.tidy()
         if time.monotonic() >= self._retry_s:
             self._start_what_is_due(states)
-        closely = any(state.drift is not None and state.drift.closely for state in states.values())
+        compared = [drift for state in states.values() for drift in (state.drift, state.since_refusal)]
+        closely = any(drift is not None and drift.closely for drift in compared)
         self.pipeline.observer.set_pace(alert=self.jobs.is_collecting or closely or self.swap.is_active)
         self.pipeline.observer.collection.set_in_use(self.jobs.is_collecting)
         self.jobs.tick()
@@ -178,16 +192,35 @@ class Operations:
         if trigger.kind == "switch":
             self._switch(trigger.request["artefact"])
             return
-        on_failure = None
-        if trigger.raising is not None:
-            on_failure = partial(self._attempts.note_failure, self.service.serving.id)
-        tracker = self._registry.start(trigger.kind, trigger.request, on_failure=on_failure)
-        if trigger.kind != "first-start":  # a camera without an engine of its own has to get one
-            self._limits.count_job()
-        self.jobs.start(Job(tracker, raising=trigger.raising))
+        registry = self._registry
+        tracker = registry.start(trigger.kind, trigger.request, on_failure=lambda error: self._on_failure(job, error))
+        job = Job(tracker, raising=trigger.raising)
+        self._limits.count_job()
+        self.jobs.start(job)
         if trigger.kind == "schedule":
             self._schedule.mark_answered(trigger.request["due"])
+        if trigger.kind == "schedule" or self._refusals.standing is not None:  # no frame of the refused job's scene
             self.pipeline.observer.collection.restart()
+
+    def _on_failure(self, job: Job, error: TaredError) -> None:
+        """Note what must not be tried again, or not before something has changed."""
+        if job.raising is not None:
+            self._attempts.note_failure(job.tracker.request["for"], error)
+        elif job.attempt is not None and self._refusals.note(job.attempt, error):
+            self._compare_with_refused()
+
+    def _settings_changed(self) -> None:
+        """Find out whether the latest refusal holds for the present engine and settings."""
+        settings = settings_id(self.config, self.service)
+        if settings != self._refusals.settings:
+            self._refusals.settings = settings
+            self._compare_with_refused()
+
+    def _compare_with_refused(self) -> None:
+        """Let each camera compare its scene with that of the refused job from now on, if a refusal stands."""
+        refusal = self._refusals.standing
+        for monitor in self.pipeline.observer.monitors.values():
+            monitor.compare_with_refused(refusal.attempt.scene if refusal is not None else None)
 
     def _pins(self) -> Pins:
         return {"loaded": (self.service.serving.id,), "regime": self.regimes.artefacts}
@@ -202,6 +235,7 @@ class Operations:
         """
         service = self.service
         self._changes.reset()
+        self._settings_changed()
         if candidate is not None:
             artefact, calibration, model = candidate.artefact.id, candidate.calibration, candidate.model
         elif service.calibration is not None:
@@ -215,6 +249,7 @@ class Operations:
             self.regimes.watch(artefact, service.watched(model), calibration, since, recall)
 
     def _on_view_changed(self) -> None:
+        self._compare_with_refused()  # the evidence since the refusal is of another view
         if not self.jobs.is_collecting:
             self.pipeline.observer.collection.restart()
 
@@ -267,6 +302,7 @@ class Operations:
         """Apply a configuration that differs only in the keys that `Settings` can set."""
         for each in (self, self._triggers, self.jobs, self.swap, self._changes):
             each.config = config
+        self._settings_changed()
 
     def recalibrate(self, command: CommandProgress, args: RecalibrateArgs) -> bool:
         """Recalibrate with fresh frames, by command; False while another job runs.
@@ -279,8 +315,9 @@ class Operations:
             return True
         if not self._idle:
             return False
-        tracker = self._registry.start("command", request, command)
-        self.jobs.start(Job(tracker, args.frames or 0, args.method or "", max_loss=args.max_loss))
+        tracker = self._registry.start("command", request, command, lambda error: self._on_failure(job, error))
+        job = Job(tracker, args.frames or 0, args.method or "", max_loss=args.max_loss)
+        self.jobs.start(job)
         self.pipeline.observer.collection.restart(hurried=True)
         return True
 

@@ -1,6 +1,6 @@
-"""Decide which job is due: the triggers of jobs, and the schedule.
+"""Decide which job is due: the triggers of jobs, what holds them back, and the schedule.
 
-`Triggers.next_due` is polled with the observer's states. It answers with the first of these that holds:
+`Triggers.next_due` is polled with the observer's states. It answers with the first of these that nothing holds back:
 
 1. a first calibration, while the float reference serves;
 2. a switch to a known regime, whose scales fit a scene that has drifted;
@@ -8,19 +8,23 @@
 4. a recalibration, for a time of the schedule;
 5. a raise of precision, where `is_low` says that the fidelity is too low although the scales fit the scene: then INT8
    itself costs the fidelity. PrecisionAttempts (agent.jobs.limits) says which level is next.
+
+A `Hindrance` holds a trigger back: limits, a view that shows nothing, or a refusal since which nothing has changed.
+A time of the schedule is the owner's word, so no refusal holds it back.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from agent.common.errors import AgentError
 from agent.config import Config
 from agent.jobs.job import JobJournal
-from agent.jobs.limits import AutomationLimits, PrecisionAttempts
+from agent.jobs.limits import ROLLBACK_LOOP, AutomationLimits, PrecisionAttempts
+from agent.jobs.refusal import RefusalMemory
 from agent.models.engine_service import EngineService
 from agent.monitoring.camera_monitor import CameraState, CameraStates
 from agent.monitoring.drift import DriftState
@@ -45,6 +49,29 @@ class Trigger:
     raising: PrecisionRaise | None = None
 
 
+@dataclass(frozen=True)
+class Hindrance:
+    """The reason why a job that is due does not start by itself.
+
+    Args:
+        code: For programs: a configuration key, or an error code.
+        found: The reason, as a clause.
+        remedy: As in an error.
+    """
+
+    code: str
+    found: str
+    remedy: str
+
+
+_CAUSES = {
+    "first-start": "a first start",
+    "alarm": "an alarm",
+    "schedule": "a time of the schedule",
+    "precision": "low fidelity",
+}
+
+
 @dataclass
 class Triggers:
     """Decides by the observer's states and the configured rules which job is due.
@@ -53,6 +80,8 @@ class Triggers:
         config: May be replaced.
         on_error: Called once when a job is due after too many in a day.
         on_view_changed: Called when a camera's view has changed, so that the collected frames are of another one.
+
+    `held_back` says why the most urgent trigger of the latest poll starts nothing; None where there is none.
     """
 
     config: Config
@@ -60,36 +89,75 @@ class Triggers:
     limits: AutomationLimits
     attempts: PrecisionAttempts
     schedule: Schedule
+    refusals: RefusalMemory
     on_error: Callable[[AgentError], None]
     on_view_changed: Callable[[], None]
+    held_back: Hindrance | None = field(default=None, init=False)
     _is_cap_reported: bool = field(default=False, init=False)
     _troubles: dict[str, str] = field(default_factory=dict, init=False)  # of each camera's view, at the last poll
 
     def next_due(self, states: CameraStates, idle: bool) -> Trigger | None:
         """Return the trigger that is due now; None if there is none, or the daemon is not idle."""
         same_view = self._are_same_views(states)
-        # Otherwise there is nothing to collect.
-        sees = any(not state.outage and state.view.trouble != FROZEN for state in states.values())
-        if not (idle and sees and same_view and self.limits.may_start):
-            return None
+        self.held_back = None
+        for trigger in self._wanted(states) if idle else ():
+            hindrance = self._hindrance(trigger, states)
+            if hindrance is None:
+                return trigger if same_view else None
+            self.held_back = self.held_back or hindrance
+        return None
+
+    def _wanted(self, states: CameraStates) -> Iterator[Trigger]:
+        """Yield what asks for a job or a switch, the most urgent first."""
         if self.service.is_degraded:
-            return Trigger("first-start")
-        if not self.config.recalibration.automatic:
-            return None
-        present = (state for state in states.values() if not state.absent)
-        judged = [state for state in present if state.drift is not None and self._shows_scene(state)]
-        if not judged:
-            return None
-        drifts = [state.drift for state in judged if state.drift is not None]
-        switch_to = self._switch_to(drifts)
-        if switch_to and self.limits.may_switch:
-            return Trigger("switch", {"artefact": switch_to})
-        if any(drift.state == "alarm" for drift in drifts):
-            return Trigger("alarm") if self._may_start_job("an alarm") else None
-        due = self.schedule.due(time.time())
+            yield Trigger("first-start")
+        alarming = [state for state in states.values() if _alarms(state)]
+        judged = [
+            state
+            for state in states.values()
+            if not state.absent and state.drift is not None and self._shows_scene(state)
+        ]
+        switch_to = self._switch_to([state.drift for state in judged if state.drift is not None])
+        if switch_to:
+            yield Trigger("switch", {"artefact": switch_to})
+        if alarming:
+            yield Trigger("alarm")
+        due = self.schedule.due(time.time()) if judged or self.service.is_degraded else ""
         if due:
-            return Trigger("schedule", {"due": due}) if self._may_start_job("a time of the schedule") else None
-        return self._raise_precision(judged)
+            yield Trigger("schedule", {"due": due})
+        raising = self._raise_precision(judged)
+        if raising is not None:
+            yield raising
+
+    def _hindrance(self, trigger: Trigger, states: CameraStates) -> Hindrance | None:
+        """Return what holds this trigger back; None where it may start."""
+        recalibration, kind = self.config.recalibration, trigger.kind
+        if not recalibration.automatic and kind != "first-start":
+            return Hindrance("recalibration.automatic", "recalibration.automatic is false", "recalibrate by command")
+        outages = [state.outage for state in states.values() if state.outage]
+        if len(outages) == len(states):
+            return Hindrance("observer", f"no frame is observed: {outages[0]}", "wait, or see the observer's error")
+        if not any(not state.outage and state.view.trouble != FROZEN for state in states.values()):
+            return _trouble(states.values())
+        if not self.limits.may_start:
+            return _pause(self.limits)
+        if kind == "switch":
+            found, remedy = "regimes were switched a moment ago", f"wait {self.config.regimes.cooldown_s:g} s"
+            return None if self.limits.may_switch else Hindrance("regimes.cooldown", found, remedy)
+        alarming = [state for state in states.values() if _alarms(state)]
+        if kind == "alarm" and not any(self._shows_scene(state) for state in alarming):
+            return _trouble(alarming)
+        refusal = self.refusals.standing if kind in ("first-start", "alarm") else None
+        if refusal is not None and not any(self._has_changed(state) for state in states.values()):
+            found = f"a candidate was refused, and nothing has changed since: {refusal.error.found}"
+            remedy = f"{refusal.error.remedy}; or change the settings, or recalibrate by command"
+            return Hindrance("recalibration.unchanged", found, remedy)
+        return self._cap(kind)
+
+    def _has_changed(self, state: CameraState) -> bool:
+        """Return True if this camera's scene is not that of the refused job any more, by an alarm's evidence."""
+        since = state.since_refusal
+        return since is not None and since.state == "alarm" and not state.absent and self._shows_scene(state)
 
     def _switch_to(self, drifts: Sequence[DriftState]) -> str:
         """Return the regime that one camera's scene needs, if no other camera's scene is worse under it; else empty."""
@@ -107,7 +175,7 @@ class Triggers:
         if not recalibration.raise_precision or state is None:
             return None
         level = self.attempts.next_level(serving)
-        if not level or not self._may_start_job("low fidelity"):
+        if not level:
             return None
         fidelity, budget_s = state.settled.interval.estimate, _RANKED_WITHIN * recalibration.timeout_s
         return Trigger("precision", {"rung": level, "for": serving}, raising=PrecisionRaise(level, fidelity, budget_s))
@@ -134,18 +202,39 @@ class Triggers:
         self.on_view_changed()
         return False
 
-    def _may_start_job(self, reason: str) -> bool:
-        """Return False, and report it once, if there were too many jobs today: the scene needs a person's attention."""
+    def _cap(self, kind: str) -> Hindrance | None:
+        """Return a hindrance, and report it once, if there were too many jobs today: the scene needs a person."""
         if self.limits.below_daily_cap:
             self._is_cap_reported = False
-            return True
-        if self._is_cap_reported:
-            return False
-        self._is_cap_reported = True
-        per_day = self.config.recalibration.per_day
-        found, remedy = f"{reason} after {per_day} jobs in a day", "look at the scene, or raise the cap"
-        self.on_error(AgentError("recalibration.cap", found, "a scene that settles", remedy))
-        return False
+            return None
+        found = f"{_CAUSES[kind]} after {self.config.recalibration.per_day} jobs in a day"
+        hindrance = Hindrance("recalibration.cap", found, "look at the scene, or raise the cap")
+        if not self._is_cap_reported:
+            self._is_cap_reported = True
+            self.on_error(AgentError(hindrance.code, hindrance.found, "a scene that settles", hindrance.remedy))
+        return hindrance
+
+
+def _alarms(state: CameraState) -> bool:
+    return not state.absent and state.drift is not None and state.drift.state == "alarm"
+
+
+def _trouble(states: Iterable[CameraState]) -> Hindrance:
+    """Return the hindrance of views of which none shows the scene."""
+    trouble = next(state.view.trouble for state in states if state.view.trouble)
+    remedy = "see the camera; if it is meant to look so, recalibrate by command"
+    return Hindrance(f"view.{trouble}", f"the view is {trouble}", remedy)
+
+
+def _pause(limits: AutomationLimits) -> Hindrance:
+    """Return the hindrance of limits under which nothing may start now."""
+    if limits.in_rollback_loop:
+        found = "too many candidates were rolled back in a day"
+        return Hindrance(
+            ROLLBACK_LOOP, found, "see the rollback events; recalibrate by command once their cause is gone"
+        )
+    found = f"a job failed less than {limits.job_pause_s:g} s ago"
+    return Hindrance("recalibration.cooldown", found, "wait for recalibration.cooldown_s to pass")
 
 
 _ENOUGH = 128  # frames: two minutes at the usual pace of observation

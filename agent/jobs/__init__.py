@@ -1,13 +1,14 @@
 """Jobs: from a trigger to an accepted candidate. A recalibration, a new model, a switch or a rollback is a job.
 
-A job starts by itself if control.triggers has one due, AutomationLimits allow it, control.operations is idle, and the
-store has room. Its child process starts once Headroom allows.
+A job starts by itself if control.triggers has one due, AutomationLimits and RefusalMemory allow it, control.operations
+is idle, and the store has room. Its child process starts once Headroom allows.
 
 Reading order: `job` (states, journal, tracker, registry), `recalibration` (the job's way), `candidate` (the
 child process's work). A job's states between "verdict" and "current" belong to agent.control.swap.
 
 job             JobState, JobJournal, JobRecord, JobTracker, Job, JobRegistry, MODEL, PROVEN, RUNTIME
 limits          AutomationLimits, PrecisionAttempts, ROLLBACK_LOOP
+refusal         RefusalMemory, Refusal, Attempt
 recalibration   Recalibration, CollectionWait, SupervisedChild
 headroom        Headroom
 new_model       NewModel

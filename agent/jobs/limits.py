@@ -173,7 +173,7 @@ class AutomationLimits:
 _ATTEMPTS_SCHEMA = 1
 _MOST_ARTEFACTS = 100
 # The errors that judge a candidate: by its verdict, as its child compared it, or on probation.
-_REFUSED = (
+REFUSED = (
     *(f"recalibration.{reason}" for reason in ("refused", "deadline", "crash")),
     *(f"probation.{reason}" for reason in ("fidelity", "latency", "output", "error", "hang")),
 )
@@ -221,7 +221,7 @@ class PrecisionAttempts:
         refused = self._refused.get(artefact, 0)
         if error.code in (EXHAUSTED, _RECALLED):
             self._note(artefact, None)
-        elif error.code in _REFUSED and refused is not None:
+        elif error.code in REFUSED and refused is not None:
             self._note(artefact, refused + 1)
 
     def forbid(self, artefact: str) -> None:

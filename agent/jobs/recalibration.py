@@ -27,7 +27,9 @@ from agent.jobs.candidate import JobRequest, write_job, write_reference_job
 from agent.jobs.child_process import JobOutcome, JobProcess
 from agent.jobs.headroom import Headroom
 from agent.jobs.job import MODEL, Job, JobState
+from agent.jobs.refusal import Attempt, settings_id
 from agent.models.engine_service import EngineService
+from agent.monitoring.drift import Regime
 from agent.monitoring.observer import ObserverThread
 from agent.system.board import BoardState
 from agent.system.state_dir import remove_unfinished_builds
@@ -215,6 +217,9 @@ class Recalibration:
         collected = self.observer.collection.collected()
         job.tracker.report_selection(self.observer.collection.selection_report(), self.config.state_dir)
         job.tracker.progress(JobState.CALIBRATING.value, _COLLECTED_PERCENT)
+        if job.raising is None and job.merged is None:
+            settings = settings_id(self.config, self.service, job.frames, job.method, job.max_loss)
+            job.attempt = Attempt(settings, Regime.from_scene(collected.histograms))
         request = self._job_request(job, collected.frames)
         self._start_child(job, lambda path: write_job(path, request, collected, job.merged))
 

@@ -48,6 +48,7 @@ class CameraState:
     informative: Held-out frames beside them on which the reference found something.
     drift: None while nothing is calibrated.
     drift_since: Capture time at which drift.state was reached.
+    since_refusal: How far the scene is from that of the job that was refused; None where none is to be compared.
     fidelity: Of the frames since `fidelity_since` on which either engine found something.
     empty_frames: Frames since then on which neither found anything.
     fidelity_hour: Over the last hour, whatever served.
@@ -65,6 +66,7 @@ class CameraState:
     informative: int
     drift: DriftState | None
     drift_since: float
+    since_refusal: DriftState | None
     fidelity: Interval
     fidelity_since: float
     empty_frames: int
@@ -129,6 +131,7 @@ class CameraMonitor:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()  # guards everything below
         self._drift: DriftMonitor | None = None
+        self._since_refusal: DriftMonitor | None = None
         self._view = ViewMonitor()
         self._watched = ""
         self._drift_name, self._drift_since = "calm", 0.0
@@ -149,8 +152,7 @@ class CameraMonitor:
         The evidence starts from scratch. With `recall` it goes on with what the file has of the same artefact.
         """
         with self._lock:
-            switch_db = self.config.regimes.switch_db
-            self._drift = DriftMonitor(self.config.drift, switch_db, serving, others, self.other_cameras)
+            self._drift = self._drift_from(serving, others)
             self._watched = serving.artefact
             self._drift_since = since
             self._settled.start(since)
@@ -181,6 +183,11 @@ class CameraMonitor:
             if self._drift is not None:
                 self._drift.compare(others)
 
+    def compare_with_refused(self, scene: Regime | None) -> None:
+        """Start to compare the scene with that of a refused job, whatever serves; None ends it."""
+        with self._lock:
+            self._since_refusal = self._drift_from(scene) if scene is not None else None
+
     def reset_view(self) -> None:
         """Take the present view as the usual one: the operator says that it is how it is meant to be."""
         with self._lock:
@@ -189,7 +196,7 @@ class CameraMonitor:
     @property
     def recent(self) -> Mapping[str, AbsHistogram]:
         """The histograms of the newest frames; empty while nothing is watched."""
-        drift = self._drift  # which another thread may take away meanwhile
+        drift = self._drift or self._since_refusal  # which another thread may take away meanwhile
         return drift.recent if drift is not None and not self.absent else {}
 
     @property
@@ -207,6 +214,7 @@ class CameraMonitor:
                 informative=informative,
                 drift=self._drift.state if self._drift else None,
                 drift_since=self._drift_since,
+                since_refusal=self._since_refusal.state if self._since_refusal else None,
                 fidelity=since_start.interval,
                 fidelity_since=since_start.since,
                 empty_frames=since_start.empty,
@@ -217,7 +225,7 @@ class CameraMonitor:
                 outage=outage,
                 spending=spending,
                 view=self._view.state,
-                nbytes=self.collection.nbytes + (self._drift.nbytes if self._drift else 0),
+                nbytes=self.collection.nbytes + sum(each.nbytes for each in (self._drift, self._since_refusal) if each),
                 absent=self.absent,
             )
 
@@ -251,6 +259,8 @@ class CameraMonitor:
                 return  # the same frame once more shows nothing
             self._nonfinite |= {name for name, h in observation.histograms.items() if h.nonfinite}
             self.collection.add(served.frame, tensor, observation, reference)
+            if self._since_refusal is not None:
+                self._since_refusal.update(ts, observation.histograms)
             drift = self._drift
             if served.engine_id != self._watched or drift is None:
                 return
@@ -267,6 +277,9 @@ class CameraMonitor:
                 self._settled.start(ts)
             elif state.judged and state.serving_db <= self.config.drift.tolerance_db:
                 self._settled.add(ts, value)
+
+    def _drift_from(self, regime: Regime, others: Sequence[Regime] = ()) -> DriftMonitor:
+        return DriftMonitor(self.config.drift, self.config.regimes.switch_db, regime, others, self.other_cameras)
 
     def _end_block(self, ts: float, drift: DriftMonitor) -> None:
         """Note a block that ended at capture time `ts`. An alarm begins another scene, and so does its end."""

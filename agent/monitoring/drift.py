@@ -172,6 +172,21 @@ class Regime:
         own = {name: (present, least) for name, (present, least) in zip(noise.names, totals, strict=True)}
         return cls(artefact, dict(scales), dict(weights), own)
 
+    @classmethod
+    def from_scene(cls, histograms: Mapping[str, AbsHistogram]) -> Regime:
+        """Return the regime that suits these frames best; no artefact is built for it, and every tensor adds the same.
+
+        Watching it says how far a later scene is from this one, in dB.
+        """
+        scales = best_scales(histograms)
+        noise = tensor_noise(histograms, [scales])
+        totals = noise.ratios.sum(axis=2).tolist()
+        own = {
+            name: (present, least) for name, (present, least) in zip(noise.names, totals, strict=True) if least > 0.0
+        }
+        weights = {name: 1.0 / present for name, (present, _) in own.items()}
+        return cls("scene", {name: scales[name] for name in own}, weights, own)
+
     def weights_compared_with(self, serving: Regime) -> dict[str, float]:
         """Return its weights, taken from the engine in service where that has them: noise has to count alike."""
         return {name: serving.weights.get(name, own) for name, own in self.weights.items()}

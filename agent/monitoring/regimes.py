@@ -72,11 +72,11 @@ def _state_file(path: Path) -> StateFile:
 
 
 def _regimes(document: Mapping[str, Any]) -> tuple[Regime, ...]:
-    return tuple(map(_regime, document["regimes"]))
+    return tuple(map(parse_regime, document["regimes"]))
 
 
-def _regime(row: Any) -> Regime:
-    """Parse one regime. Raises ValueError and the like for figures that no `learn` has written."""
+def parse_regime(row: Any) -> Regime:
+    """Parse one regime, as asdict wrote it. Raises ValueError and the like for figures that no `learn` has written."""
     artefact = row["artefact"]
     if not re.fullmatch(r"[\w-]{1,64}", artefact, re.ASCII):  # it names a folder in the store
         raise ValueError("a name that no artefact has")

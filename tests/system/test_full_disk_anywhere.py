@@ -28,6 +28,7 @@ SITES = {
     "current": "store.write",
     "evidence.jsonl, accuracy.jsonl": "memory.write",
     "restraint.json": "restraint.write",
+    "refusal.json": "refusal.write",
     "regimes.json": "regimes.write",
     "selection.json, selection.png": "selection.write",
     "refused/ID.json": "refusal_not_kept",
@@ -36,7 +37,7 @@ SITES = {
 }
 NO_ROOM = "store.room"  # what a job is refused for that would have to build where nothing is left
 # Met by chance alone here: see below, tests/agent/jobs/test_restraint.py and tests/engines/store/test_refusals.py.
-ELSEWHERE = {"store.write", "restraint.write", "refusal_not_kept"}
+ELSEWHERE = {"store.write", "restraint.write", "refusal.write", "refusal_not_kept"}
 BYTES = (0, 8192, 16384, 24576, 40960, 57344, 81920, 131072)
 FILES = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12)
 

@@ -304,3 +304,24 @@ def test_thumbnails_are_kept_only_for_a_sheet(config: Config) -> None:
     plain = monitor_for(config)
     quickly(plain, range(26))
     assert len(plain.collection.selection_report().thumbnails or ()) == 48
+
+
+@pytest.mark.parametrize(("light", "state"), [(1.0, "calm"), (1 / 16, "alarm")])
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_a_scene_is_compared_with_that_of_a_refused_job_whatever_serves(
+    config: Config, light: float, state: str, calibrated: bool
+) -> None:
+    """The float reference serves without any calibration that could drift."""
+    monitor = monitor_for(config)
+    if calibrated:
+        monitor.watch(regime(1 / 16), [], 0.0)
+    frames = [scene(1.0, 12345 + number) for number in range(8)]
+    monitor.compare_with_refused(
+        Regime.from_scene({name: merge_all(each[name] for each in frames) for name in frames[0]})
+    )
+    feed(monitor, range(300), light=light)
+    since = monitor.state("", Spending(0.0, 0.0)).since_refusal
+    assert since is not None
+    assert since.state == state
+    monitor.compare_with_refused(None)
+    assert monitor.state("", Spending(0.0, 0.0)).since_refusal is None

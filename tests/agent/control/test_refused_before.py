@@ -1,0 +1,215 @@
+"""Nothing is repeated in vain: after a refusal no job begins by itself until something has changed, or someone asks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from job_bench import JobDeskBench, ScriptedChild, job_desk, two_engines
+
+import agent.control.triggers as triggers_module
+import agent.jobs.limits as limits_module
+from agent.commands.dispatcher import CommandProgress
+from agent.common.errors import AgentError
+from agent.contract.commands import RecalibrateArgs
+from agent.control.operations import Operations
+from agent.jobs.child_process import JobOutcome
+from agent.jobs.refusal import RefusalMemory
+from agent.monitoring.camera_monitor import CameraState
+from calibrate.errors import TaredError
+
+__all__ = ["job_desk", "two_engines"]  # fixtures
+
+MINUTE, DAY = 60.0, 86_400.0
+REFUSED = AgentError("recalibration.refused", "a loss of 0.45", "at most 0.1", "raise recalibration.max_loss")
+FULL = AgentError("recalibration.disk", "a full disk", "room", "free some")
+
+
+class Board:
+    """A board without a calibration whose jobs all end with `outcome`, and a clock that a test moves on."""
+
+    def __init__(self, at: JobDeskBench, monkeypatch: pytest.MonkeyPatch, **recalibration: Any) -> None:
+        self.at, self.outcome = at, REFUSED
+        self.now_s, self.restarts = 1000.0, 0
+        clock = SimpleNamespace(monotonic=lambda: self.now_s, time=lambda: 1.7e9 + self.now_s, localtime=None)
+        monkeypatch.setattr(limits_module, "time", clock)
+        monkeypatch.setattr(type(at.operations.pipeline.observer.collection), "restart", self._restart)
+        at.service.calibration = None
+        self.state = replace(at.state, drift=None)
+        self.configure(automatic=True, **recalibration)
+
+    @property
+    def operations(self) -> Operations:
+        return self.at.operations
+
+    @property
+    def jobs(self) -> list[str]:
+        return [record.trigger for record in self.at.journal.records()]
+
+    def configure(self, **recalibration: Any) -> None:
+        config = self.operations.config
+        changed = config.recalibration.model_copy(update=recalibration)
+        calibration = config.calibration.model_copy(update={"frames": 8})
+        self.operations.configure(config.model_copy(update={"recalibration": changed, "calibration": calibration}))
+
+    def pass_s(self, seconds: float, state: CameraState | None = None) -> None:
+        """Look once a minute; a child that works is done by the next look."""
+        until_s = self.now_s + seconds
+        while self.now_s < until_s:
+            self.now_s += MINUTE
+            self.operations.tick({"camera": state or self.state})
+            if self.operations.jobs.is_building:
+                ScriptedChild.latest.ends_with(JobOutcome(error=self.outcome))
+
+    def moved(self) -> CameraState:
+        """What is observed once the scene is another one than that of the refusal."""
+        since = self.at.state.drift
+        assert since is not None
+        return replace(self.state, since_refusal=replace(since, state="alarm"))
+
+    def reboot(self) -> None:
+        """The same board with a new process."""
+        before = self.operations
+        self.at.operations = Operations(
+            before.config, before.service, before.pipeline, before.reporter, before.run_in_main_thread, before.journal
+        )
+        self.operations.start(0)
+
+    def _restart(self, *_: object, **__: object) -> None:
+        self.restarts += 1
+
+
+@pytest.fixture
+def board(job_desk: JobDeskBench, monkeypatch: pytest.MonkeyPatch) -> Board:
+    return Board(job_desk, monkeypatch)
+
+
+def test_a_model_that_no_plan_suits_is_refused_once_and_24_hours_pass_without_a_second_job(board: Board) -> None:
+    board.pass_s(DAY)
+    assert board.jobs == ["first-start"]
+    (record,) = board.at.journal.records()
+    assert record.error is not None
+    assert (record.state.value, record.error.found) == ("FAILED", "a loss of 0.45")
+    held_back = board.operations.held_back
+    assert held_back is not None
+    assert (held_back.code, "a loss of 0.45" in held_back.found) == ("recalibration.unchanged", True)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_scene_that_has_changed_is_tried_with_frames_of_its_own(board: Board, restarts: bool) -> None:
+    board.pass_s(DAY)
+    if restarts:
+        board.reboot()
+    board.pass_s(DAY)
+    assert len(board.jobs) == 1
+    known = board.restarts
+    board.pass_s(MINUTE, board.moved())
+    assert board.jobs == ["first-start", "first-start"]
+    assert board.restarts == known + 1
+    board.pass_s(DAY)
+    assert len(board.jobs) == 2
+
+
+def test_a_scene_that_shows_nothing_is_no_other_scene(board: Board) -> None:
+    board.pass_s(DAY)
+    covered = board.moved()
+    board.pass_s(DAY, replace(covered, view=replace(covered.view, trouble="blind")))
+    assert len(board.jobs) == 1
+
+
+def test_what_was_seen_under_a_cover_is_forgotten_with_it(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    board.pass_s(MINUTE)
+    compared: list[object] = []
+    (monitor,) = board.operations.pipeline.observer.monitors.values()
+    monkeypatch.setattr(monitor, "compare_with_refused", compared.append)
+    covered = replace(board.state, view=replace(board.state.view, trouble="blind"))
+    for state, times in ((board.state, 0), (covered, 1), (covered, 1), (board.state, 2)):
+        board.pass_s(MINUTE, state)
+        assert len(compared) == times
+    assert None not in compared
+
+
+@pytest.mark.parametrize(
+    ("changes", "jobs"),
+    [({"max_loss": 0.5}, 2), ({"max_slowdown": 2.0}, 2), ({"per_day": 5}, 1), ({"max_loss": 0.1}, 1)],
+)
+def test_other_settings_are_tried_and_those_that_no_candidate_depends_on_are_not(
+    board: Board, changes: dict[str, float], jobs: int
+) -> None:
+    board.pass_s(DAY)
+    board.configure(**changes)
+    board.pass_s(DAY)
+    assert len(board.jobs) == jobs
+
+
+def test_a_new_runtime_is_tried(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    board.pass_s(DAY)
+    monkeypatch.setattr(board.at.service.backend, "flags", lambda: {"version": "another"}, raising=False)
+    board.reboot()
+    board.pass_s(DAY)
+    assert len(board.jobs) == 2
+
+
+def test_who_asks_is_answered_by_command_and_by_schedule(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    board.pass_s(DAY)
+    answer = CommandProgress("c1", lambda _: None)
+    assert board.operations.recalibrate(answer, RecalibrateArgs())
+    board.pass_s(DAY)
+    assert board.jobs == ["first-start", "command"]
+    due = iter(["2026-01-31 03:00"])
+    monkeypatch.setattr(triggers_module.Schedule, "due", lambda *_: next(due, ""))
+    board.pass_s(DAY)
+    assert board.jobs == ["first-start", "command", "schedule"]
+
+
+def test_a_commands_own_settings_say_nothing_of_the_configured_ones(board: Board) -> None:
+    board.outcome = FULL
+    board.pass_s(MINUTE)
+    board.outcome = REFUSED
+    assert board.operations.recalibrate(CommandProgress("c1", lambda _: None), RecalibrateArgs(method="max"))
+    board.pass_s(MINUTE)
+    board.pass_s(DAY)
+    assert board.jobs == ["first-start", "command", "first-start"]
+
+
+def test_what_does_not_judge_a_candidate_is_tried_again_after_each_pause_up_to_the_daily_cap(board: Board) -> None:
+    board.outcome = FULL
+    board.pass_s(1200.0)
+    assert len(board.jobs) == 2
+    board.pass_s(DAY / 2)
+    assert len(board.jobs) == 8
+    held_back = board.operations.held_back
+    assert held_back is not None
+    assert held_back.code == "recalibration.cap"
+
+
+def test_an_alarm_whose_cure_was_refused_waits_for_another_scene_too(board: Board) -> None:
+    board.at.service.start(pytest.fail).close()
+    board.reboot()
+    assert board.at.state.drift is not None
+    board.state = replace(board.state, drift=replace(board.at.state.drift, state="alarm", serving_db=9.0))
+    board.pass_s(DAY)
+    assert board.jobs == ["alarm"]
+    board.pass_s(MINUTE, board.moved())
+    assert board.jobs == ["alarm", "alarm"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"schema": 1}', '{"schema": 1, "settings": "x", "scene": {}, "error": {}}']
+)
+def test_a_damaged_file_is_started_from_scratch(board: Board, text: str) -> None:
+    board.pass_s(DAY)
+    (board.operations.config.state_dir / "refusal.json").write_text(text)
+    board.reboot()
+    board.pass_s(DAY)
+    assert len(board.jobs) == 2
+
+
+def test_a_file_of_a_newer_tared_is_refused_by_name(board: Board) -> None:
+    path = board.operations.config.state_dir / "refusal.json"
+    path.write_text('{"schema": 2}')
+    with pytest.raises(TaredError, match=r"refusal\.schema: .*refusal\.json of schema 2; expected schema 1"):
+        RefusalMemory(path, pytest.fail)
+    assert path.read_text() == '{"schema": 2}'
