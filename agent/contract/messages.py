@@ -78,12 +78,14 @@ class Status(Document):
             one's.
         boot_id: Tells a restarted board from a restarted agent.
         ts: Unix time in seconds; in a will, of the start of the connection.
+        reason: Why the device is degraded, or why a job that is due does not start, in a sentence with the remedy.
     """
 
     state: DeviceState
     session: str
     boot_id: str
     ts: float
+    reason: str | None = None
 
 
 class Birth(Document):
@@ -181,13 +183,22 @@ class CameraTelemetry(Document):
 
 
 class Telemetry(Document):
-    """A periodic sample. `(epoch, seq)` numbers the telemetry and events of a device together, without gaps."""
+    """A periodic sample. `(epoch, seq)` numbers the telemetry and events of a device together, without gaps.
+
+    Args:
+        degraded: Why the float reference serves, in a sentence with the remedy.
+        held_back: The same for a job that is due, and does not start or go on.
+        held_back_code: The reason for programs: a configuration key, or an error code.
+    """
 
     epoch: Epoch
     seq: Number
     ts: float
     cameras: dict[str, CameraTelemetry]
     health: dict[str, JsonValue] = {}
+    degraded: str | None = None
+    held_back: str | None = None
+    held_back_code: str | None = None
 
 
 class Event(Document):

@@ -24,7 +24,7 @@ from agent.common.main_thread import RunInMainThread
 from agent.config import Config
 from agent.contract.commands import RecalibrateArgs
 from agent.control.events import StateChangeReporter
-from agent.control.summary import RunSummary
+from agent.control.summary import JobSummary, RunSummary
 from agent.control.swap import EngineSwap
 from agent.control.triggers import Hindrance, Schedule, Trigger, Triggers, answered_times
 from agent.jobs.child_process import JobOutcome
@@ -129,7 +129,21 @@ class Operations:
     @property
     def held_back(self) -> Hindrance | None:
         """What holds back the job or switch that is due; None where none is due, or one is under way."""
+        if self.pipeline.loop.is_stuck:
+            found = "a candidate that was taken back still hangs"
+            return Hindrance("probation.hang", found, "restart the daemon, which frees what it holds")
         return self._triggers.held_back
+
+    @property
+    def last_error(self) -> TaredError | None:
+        """The error with which the latest job ended; None if it ended well, or none has ended."""
+        return self._registry.last_error
+
+    @property
+    def job_summaries(self) -> tuple[JobSummary, ...]:
+        """The jobs of this process, the newest last."""
+        jobs = self._registry.started
+        return tuple(JobSummary(job.trigger, job.state.value, str(job.error) if job.error else "") for job in jobs)
 
     @property
     def job(self) -> JobTracker | None:

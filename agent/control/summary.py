@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -94,6 +94,15 @@ class Rollback:
 
 
 @dataclass(frozen=True)
+class JobSummary:
+    """A job of the run: what asked for it, the state in which it ended, and why; the reason is empty for success."""
+
+    trigger: str
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class CameraSummary:
     """The part of one camera in a run."""
 
@@ -111,11 +120,12 @@ class RunSummary:
     """One run of the daemon.
 
     `stopped_by` names the signal that ended it. `loop` is of all cameras together. Fidelity and its history are of the
-    least faithful camera.
+    least faithful camera. `degraded` and `held_back` are the sentences of agent.control.reasons, as of the end.
     """
 
     artefact: str
-    calibrated: bool = False
+    degraded: str = ""
+    held_back: str = ""
     stopped_by: str = ""
     last_ts: float = 0.0
     loop: LoopSample | None = None
@@ -127,6 +137,7 @@ class RunSummary:
     live_accuracy: Estimate | None = None  # since the last swap, by labels that were sent, or lie next to the recording
     fidelity_history: list[tuple[float, float]] = field(default_factory=list)
     accuracy: dict[str, dict[str, Score]] = field(default_factory=dict)
+    jobs: Sequence[JobSummary] = ()
     results_dropped: Mapping[str, int] = field(default_factory=dict)  # lines, by the output that lost them
     cameras: Mapping[str, CameraSummary] = field(default_factory=dict)  # by name, where there are several
 
@@ -158,4 +169,7 @@ class RunSummary:
             **({"results_dropped": dict(self.results_dropped)} if self.results_dropped else {}),
             **({"cameras": {name: each.as_dict() for name, each in self.cameras.items()}} if self.cameras else {}),
             "artefact": self.artefact,
+            "degraded": self.degraded or None,
+            **({"held_back": self.held_back} if self.held_back else {}),
+            "jobs": [asdict(job) for job in self.jobs],
         }

@@ -134,11 +134,19 @@ class Triggers:
         recalibration, kind = self.config.recalibration, trigger.kind
         if not recalibration.automatic and kind != "first-start":
             return Hindrance("recalibration.automatic", "recalibration.automatic is false", "recalibrate by command")
-        outages = [state.outage for state in states.values() if state.outage]
-        if len(outages) == len(states):
-            return Hindrance("observer", f"no frame is observed: {outages[0]}", "wait, or see the observer's error")
+        outage = outage_hindrance(states)
+        if outage is not None:
+            return outage
         if not any(not state.outage and state.view.trouble != FROZEN for state in states.values()):
             return _trouble(states.values())
+        refusal = self.refusals.standing if kind in ("first-start", "alarm") else None
+        changed = [state for state in states.values() if _has_changed(state)]
+        if refusal is not None and changed and not any(self._shows_scene(state) for state in changed):
+            return _trouble(changed)
+        if refusal is not None and not changed:
+            found = f"a candidate was refused, and nothing has changed since: {refusal.error.found}"
+            remedy = f"{refusal.error.remedy}; or change the settings, or recalibrate by command"
+            return Hindrance("recalibration.unchanged", found, remedy)
         if not self.limits.may_start:
             return _pause(self.limits)
         if kind == "switch":
@@ -147,17 +155,7 @@ class Triggers:
         alarming = [state for state in states.values() if _alarms(state)]
         if kind == "alarm" and not any(self._shows_scene(state) for state in alarming):
             return _trouble(alarming)
-        refusal = self.refusals.standing if kind in ("first-start", "alarm") else None
-        if refusal is not None and not any(self._has_changed(state) for state in states.values()):
-            found = f"a candidate was refused, and nothing has changed since: {refusal.error.found}"
-            remedy = f"{refusal.error.remedy}; or change the settings, or recalibrate by command"
-            return Hindrance("recalibration.unchanged", found, remedy)
         return self._cap(kind)
-
-    def _has_changed(self, state: CameraState) -> bool:
-        """Return True if this camera's scene is not that of the refused job any more, by an alarm's evidence."""
-        since = state.since_refusal
-        return since is not None and since.state == "alarm" and not state.absent and self._shows_scene(state)
 
     def _switch_to(self, drifts: Sequence[DriftState]) -> str:
         """Return the regime that one camera's scene needs, if no other camera's scene is worse under it; else empty."""
@@ -215,8 +213,21 @@ class Triggers:
         return hindrance
 
 
+def outage_hindrance(states: CameraStates) -> Hindrance | None:
+    """Return the hindrance of an observer that observes nothing; None while it observes a camera."""
+    outages = [state.outage for state in states.values() if state.outage]
+    if not outages or len(outages) < len(states):
+        return None
+    return Hindrance("observer", f"no frame is observed: {outages[0]}", "wait, or see the observer's error")
+
+
 def _alarms(state: CameraState) -> bool:
     return not state.absent and state.drift is not None and state.drift.state == "alarm"
+
+
+def _has_changed(state: CameraState) -> bool:
+    """Return True if this camera's scene is not that of the refused job any more, by an alarm's evidence."""
+    return not state.absent and state.since_refusal is not None and state.since_refusal.state == "alarm"
 
 
 def _trouble(states: Iterable[CameraState]) -> Hindrance:

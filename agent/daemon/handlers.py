@@ -36,6 +36,7 @@ from agent.contract.commands import (
 )
 from agent.contract.histograms import MAX_UPLOAD_BYTES, Facts, Upload, write_upload
 from agent.control.operations import Operations
+from agent.control.reasons import explain
 from agent.models.engine_service import EngineService
 from agent.monitoring.camera_monitor import CameraState, least_faithful
 from agent.results.snapshot import annotate, encode_jpeg
@@ -67,12 +68,15 @@ def _status(operations: Operations, _args: StatusArgs, progress: CommandProgress
     """Of several cameras, the state of the least faithful one stands at the top level too."""
     service, pipeline = operations.service, operations.pipeline
     states, job = pipeline.observer.states(), operations.job
-    camera = least_faithful(states)
+    camera, reasons = least_faithful(states), explain(operations, states)
     cameras: dict[str, JsonValue] = {name: _camera_status(pipeline.feeds[name], states[name]) for name in states}
     progress.succeed(
         {
             "engine": service.serving.id,
             "degraded": service.is_degraded,
+            "degraded_reason": reasons.degraded or None,
+            "held_back": reasons.held_back or None,
+            "held_back_code": reasons.code or None,
             "raised": service.is_precision_raised,
             "frames": pipeline.served,
             **_camera_status(pipeline.feeds[camera], states[camera]),

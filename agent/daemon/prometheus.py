@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 
 from agent.common.errors import ConfigError
 from agent.control.operations import Operations
+from agent.control.reasons import explain
 from agent.jobs.job import JobState
 from agent.monitoring.camera_monitor import CameraStates
 from agent.serving.pipeline import Feed
@@ -128,6 +129,15 @@ def _work(operations: Operations, states: CameraStates) -> Iterator[Metric]:
     engine = InfoMetricFamily("tared_engine", "The engine in service.")
     engine.add_metric([], {"artefact": service.serving.id, "degraded": str(service.is_degraded).lower()})
     yield engine
+    reasons = explain(operations, states)
+    degraded = InfoMetricFamily("tared_degraded", "Why the float reference serves; absent while an INT8 engine does.")
+    if reasons.degraded:
+        degraded.add_metric([], {"reason": reasons.degraded})
+    yield degraded
+    held_back = InfoMetricFamily("tared_job_held_back", "Why a job that is due does not start; absent while none is.")
+    if reasons.held_back:
+        held_back.add_metric([], {"code": reasons.code, "reason": reasons.held_back})
+    yield held_back
     steps = StateSetMetricFamily("tared_job_state", "Where the running job is; none is 1 while there is none.")
     here = job.state.value if job is not None else "none"
     steps.add_metric(

@@ -77,8 +77,10 @@ def _rows(summary: RunSummary) -> Iterator[tuple[str, str]]:
         yield "results lost", ", ".join(f"{count} by {output}" for output, count in summary.results_dropped.items())
     if summary.stopped_by:
         yield "stopped by", summary.stopped_by
-    if not summary.calibrated:
-        yield "calibration", "none: the float reference served (degraded); the log says why"
+    if summary.degraded:
+        yield "degraded", summary.degraded
+    elif summary.held_back:
+        yield "held back", summary.held_back
     yield "artefact", summary.artefact
 
 

@@ -23,6 +23,7 @@ from agent.common.timing import PeriodicTimer
 from agent.config import Config
 from agent.contract.messages import Birth
 from agent.control.operations import Operations
+from agent.control.reasons import explain
 from agent.control.summary import CameraSummary, RunSummary
 from agent.daemon.handlers import BoardHandlers, HistogramUpload, engine_handlers, set_log_level
 from agent.daemon.inbox import CommandInbox
@@ -235,7 +236,7 @@ class Supervisor:
 
     def _serve(self, bar: Task) -> None:
         """Serve until the frames have ended, and the candidate whose frames had all been collected by then."""
-        pinged = published_degraded = None
+        pinged = None
         while self._pipeline.error is None and not self._stop_reason:
             if self._results is not None and self._results.failed is not None:
                 break
@@ -251,13 +252,13 @@ class Supervisor:
             if self._pipeline.pulse != pinged:
                 pinged = self._pipeline.pulse
                 notify_service_manager("WATCHDOG=1")
-            if self._link is not None and self._service.is_degraded != published_degraded:
-                published_degraded = self._service.is_degraded
-                self._link.set_state("degraded" if published_degraded else "online")
+            reasons = explain(self.operations, states)
+            if self._link is not None:
+                self._link.set_state("degraded" if self._service.is_degraded else "online", reasons.sentence)
             line = self._status.progress_line(states, self._built_percent)
             bar.update(self._pipeline.served, line)
             if self._telemetry.due(time.monotonic()):
-                self._reporter.telemetry(self._status.telemetry(states), self._results_dropped)
+                self._reporter.telemetry(self._status.telemetry(states), self._results_dropped, reasons.as_dict())
         self._receive()
 
     def _summarise(self, summary: RunSummary) -> RunSummary:
@@ -274,7 +275,9 @@ class Supervisor:
         summary.live_accuracy = cameras[camera].live_accuracy
         summary.cameras = cameras if len(cameras) > 1 else {}
         summary.stopped_by = self._stop_reason
-        summary.calibrated = not self._service.is_degraded
+        reasons = explain(self.operations, states)
+        summary.degraded, summary.held_back = reasons.degraded, reasons.held_back
+        summary.jobs = self.operations.job_summaries
         summary.results_dropped = self._results_dropped
         return summary
 

@@ -13,6 +13,7 @@ import logging
 import sqlite3
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -250,11 +251,17 @@ class JobTracker:
     def __post_init__(self) -> None:
         self.id = uuid.uuid4().hex[:12]
         self.state = JobState.REQUESTED
+        self.error: TaredError | None = None
         self.started_s = time.monotonic()
         self._percent = 0
         self._reason = ""
         self._commands = [self.command] if self.command is not None else []
         self.journal.start(self.id, self.trigger, self.request, self._command_ids)
+
+    @property
+    def waits(self) -> str:
+        """Why the job stands still for want of headroom; empty while it goes on."""
+        return self._reason
 
     @property
     def description(self) -> str:
@@ -332,6 +339,7 @@ class JobTracker:
 
         rolled_back: it ends as ROLLED_BACK, because the previous engine serves again.
         """
+        self.error = error
         state = JobState.CANCELLED if error.code == CANCELLED else JobState.FAILED
         self._record_end(JobState.ROLLED_BACK if rolled_back else state, error=error)
         if self.state is JobState.CANCELLED:
@@ -389,7 +397,7 @@ class Job:
 class JobRegistry:
     """Starts jobs, one at a time, and tidies up when a job has ended. Runs in the supervisor's thread.
 
-    pins: returns the artefacts that must stay in the store, by role.
+    pins: returns the artefacts that must stay in the store, by role. `started`: the newest jobs of this process.
     """
 
     reporter: Reporter
@@ -397,13 +405,30 @@ class JobRegistry:
     limits: AutomationLimits
     cleaner: StoreCleaner
     pins: Callable[[], Pins]
-    _latest: JobTracker | None = field(default=None, init=False)
+    started: deque[JobTracker] = field(default_factory=lambda: deque(maxlen=_MOST_JOBS), init=False)
     _is_untidy: bool = field(default=True, init=False)  # this start, or the previous process, may have left something
+
+    def __post_init__(self) -> None:
+        try:
+            self._error_before = next((record.error for record in self.journal.records()[-1:]), None)
+        except AgentError:  # reported when it was opened
+            self._error_before = None
 
     @property
     def job(self) -> JobTracker | None:
         """The running job, also while its candidate is on probation."""
-        return self._latest if self._latest is not None and not self._latest.state.is_finished else None
+        latest = self._latest
+        return latest if latest is not None and not latest.state.is_finished else None
+
+    @property
+    def last_error(self) -> TaredError | None:
+        """The error with which the latest job ended, in this process or the one before; None if it ended well."""
+        latest = self._latest
+        return latest.error if latest is not None else self._error_before
+
+    @property
+    def _latest(self) -> JobTracker | None:
+        return self.started[-1] if self.started else None
 
     def start(
         self,
@@ -426,9 +451,9 @@ class JobRegistry:
             if on_failure is not None:
                 on_failure(error)
 
-        self._latest = JobTracker(trigger, self.reporter, self.journal, request, command, failed)
+        self.started.append(JobTracker(trigger, self.reporter, self.journal, request, command, failed))
         self._is_untidy = True
-        return self._latest
+        return self.started[-1]
 
     def start_with_engine(
         self, engine: Engine, trigger: str, request: Mapping[str, Any], command: CommandProgress | None = None
@@ -472,7 +497,8 @@ class JobRegistry:
         if not self._is_untidy:
             return
         self._is_untidy = False
-        if self._latest is not None and (self._latest.trigger, self._latest.state) == ("command", JobState.COMMITTED):
+        latest = self._latest
+        if latest is not None and (latest.trigger, latest.state) == ("command", JobState.COMMITTED):
             self.limits.clear_rollbacks()
         with self.reporter.reporting_errors():
             self._report_freed(self.cleaner.tidy(self.pins()))

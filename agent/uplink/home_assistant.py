@@ -31,6 +31,7 @@ _HOTTEST = (
     "{% set hottest.c = value %}{% endif %}{% endfor %}{{ hottest.c }}"
 )
 _CAMERA = "CAMERA"
+_MOST_CHARACTERS = 255  # of a state; Home Assistant refuses a longer one
 
 
 def _number(name: str, unit: str, template: str, **more: str) -> dict[str, Any]:
@@ -85,7 +86,12 @@ _SENSORS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "device_class": "enum",
             "options": ["online", "degraded", "stopping", "offline"],
             "entity_category": "diagnostic",
-        }
+        },
+        "reason": {
+            "name": "Reason",
+            "value_template": f"{{{{ (value_json.reason | default(''))[:{_MOST_CHARACTERS}] or none }}}}",
+            "entity_category": "diagnostic",
+        },
     },
 }
 # A command with a random id. Home Assistant's sandbox allows ranges up to 100000.

@@ -75,6 +75,7 @@ class MqttLink:
         self._birth_topic = discovery.birth_topic if discovery is not None else ""
         self._lock = threading.Lock()  # state and session change together with the status in the mailbox
         self._state: DeviceState = "degraded"
+        self._reason = ""
         self._session = ""
         self._clock = clock
         self._boot_id = boot_id or _boot_id()
@@ -129,12 +130,12 @@ class MqttLink:
         """The result of the latest attempt to connect, in words."""
         return self._client.outcome
 
-    def set_state(self, state: DeviceState) -> None:
-        """Publish the device's state if it has changed, and repeat it with every later connection."""
+    def set_state(self, state: DeviceState, reason: str = "") -> None:
+        """Publish the device's state and its reason if they have changed, and repeat them with every connection."""
         with self._lock:
-            if state != self._state:
-                self._state = state
-                self._client.publish(self._status(state))
+            if (state, reason) != (self._state, self._reason):
+                self._state, self._reason = state, reason
+                self._client.publish(self._status(state, reason))
 
     def send(self, message: Birth | Reported | CommandResult) -> None:
         """Publish a document of the contract on its topic."""
@@ -188,10 +189,11 @@ class MqttLink:
 
     def _greet(self) -> None:
         with self._lock:
-            self._client.publish(self._status(self._state))
+            self._client.publish(self._status(self._state, self._reason))
 
-    def _status(self, state: DeviceState) -> Message:
-        status = Status(state=state, session=self._session, boot_id=self._boot_id, ts=self._clock())
+    def _status(self, state: DeviceState, reason: str = "") -> Message:
+        ts = self._clock()
+        status = Status(state=state, session=self._session, boot_id=self._boot_id, ts=ts, reason=reason or None)
         return Message(self.topics.status, status.to_json(), qos=1, retain=True)
 
 

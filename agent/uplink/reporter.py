@@ -63,9 +63,17 @@ class Reporter:
             self.error(error)
 
     def telemetry(
-        self, cameras: Mapping[str, CameraTelemetry], results_dropped: Mapping[str, int] | None = None
+        self,
+        cameras: Mapping[str, CameraTelemetry],
+        results_dropped: Mapping[str, int] | None = None,
+        reasons: Mapping[str, str | None] | None = None,
     ) -> None:
-        """Report a sample of the cameras and the board's health. results_dropped: lines of results lost, by output."""
+        """Report a sample of the cameras and the board's health.
+
+        Args:
+            results_dropped: Lines of results lost, by output.
+            reasons: The fields of Telemetry that say why the board is degraded, and what holds a job back.
+        """
         if self._link is None:
             return
         state: dict[str, JsonValue] = {**self.health(), "mqtt_dropped": sum(self._link.drops.values())}
@@ -77,7 +85,9 @@ class Reporter:
         self._link.outbox.put(
             TELEMETRY,
             SAMPLE,
-            lambda epoch, seq: Telemetry(epoch=epoch, seq=seq, ts=ts, cameras=dict(cameras), health=state).to_json(),
+            lambda epoch, seq: Telemetry(
+                epoch=epoch, seq=seq, ts=ts, cameras=dict(cameras), health=state, **reasons or {}
+            ).to_json(),
         )
 
 

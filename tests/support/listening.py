@@ -54,8 +54,9 @@ class Listening:
             self._ended = True
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def set_state(self, state: str) -> None:
-        self.states.append(state)
+    def set_state(self, state: str, _reason: str = "") -> None:
+        if self.states[-1:] != [state]:
+            self.states.append(state)
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         return [message for message in self.sent if message.get("kind") == kind]

@@ -117,6 +117,8 @@ def test_a_scene_that_shows_nothing_is_no_other_scene(board: Board) -> None:
     covered = board.moved()
     board.pass_s(DAY, replace(covered, view=replace(covered.view, trouble="blind")))
     assert len(board.jobs) == 1
+    assert board.operations.held_back is not None
+    assert board.operations.held_back.code == "view.blind"
 
 
 def test_what_was_seen_under_a_cover_is_forgotten_with_it(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:

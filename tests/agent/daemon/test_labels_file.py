@@ -94,7 +94,7 @@ def test_telemetry_tells_accuracy_and_its_bound_only_where_they_are_known() -> N
 
 
 def test_the_summary_tells_live_accuracy_where_it_was_measured() -> None:
-    summary = RunSummary("store/artefacts/a", calibrated=True)
+    summary = RunSummary("store/artefacts/a")
     assert "live_accuracy" not in summary.as_dict()
     summary.live_accuracy = Estimate(Interval(0.91, 0.85, 0.96, 250), empty=7, since=12.0)
     told = {"estimate": 0.91, "low": 0.85, "high": 0.96, "n": 250, "empty": 7}

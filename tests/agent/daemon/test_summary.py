@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 from agent.common.latency import LoopSample
-from agent.control.summary import Alarm, RunSummary, Score, Swap
+from agent.control.summary import Alarm, JobSummary, RunSummary, Score, Swap
 from agent.daemon.review import REFERENCE
 from agent.daemon.summary_table import print_summary, sparkline
 from agent.vision.fidelity import MatchCounts
@@ -20,7 +20,7 @@ def test_a_sparkline_shows_means_over_time_and_bridges_gaps() -> None:
 
 
 def story() -> RunSummary:
-    summary = RunSummary("store/artefacts/b", calibrated=True, last_ts=300.0)
+    summary = RunSummary("store/artefacts/b", last_ts=300.0)
     summary.loop = LoopSample(3000, {"stale": 4}, 59.7, 3.1, 6.7)
     summary.swaps = [Swap(50.0, "aaaa", "first-start", 8.0, 0.98, None), Swap(200.0, "bbbb", "alarm", 3.0, 0.99, 0.6)]
     summary.alarms = [Alarm(185.0, 120.0, 11.5, 1e6)]
@@ -58,8 +58,27 @@ def test_the_periods_are_the_first_light_and_the_last() -> None:
     assert summary.periods() == []
 
 
-def test_a_run_without_a_calibration_says_so() -> None:
+def printed(summary: RunSummary) -> str:
     text = io.StringIO()
-    print_summary(RunSummary("store/artefacts/r", stopped_by="SIGTERM"), Console(file=text, width=120))
-    assert "degraded" in text.getvalue()
-    assert "SIGTERM" in text.getvalue()
+    print_summary(summary, Console(file=text, width=120))
+    return text.getvalue()
+
+
+def test_a_run_without_a_calibration_says_why_in_a_sentence() -> None:
+    why = "the float reference serves, because the view is blind; see the camera"
+    summary = RunSummary("store/artefacts/r", stopped_by="SIGTERM", degraded=why, held_back="the view is blind")
+    text = printed(summary)
+    assert why in text
+    assert "held back" not in text
+    assert "SIGTERM" in text
+    assert "held back" in printed(RunSummary("store/artefacts/r", held_back="the view is blind"))
+
+
+def test_the_printed_object_has_the_reason_and_the_jobs() -> None:
+    refused = JobSummary("first-start", "FAILED", "recalibration.refused: a loss of 0.45")
+    document = RunSummary("store/artefacts/r", degraded="it is so", jobs=[refused]).as_dict()
+    assert document["degraded"] == "it is so"
+    assert document["jobs"] == [
+        {"trigger": "first-start", "state": "FAILED", "reason": "recalibration.refused: a loss of 0.45"}
+    ]
+    assert RunSummary("store/artefacts/r").as_dict()["degraded"] is None

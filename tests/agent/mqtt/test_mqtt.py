@@ -132,10 +132,13 @@ def test_a_state_that_is_no_news_is_not_published(broker: RealBroker) -> None:
             link.set_state(state)
             watcher.expect(TOPICS.status, state=state)
             link.set_state(state)
+        for _ in range(2):
+            link.set_state("degraded", "the view is blind; see the camera")
         report(link)
         watcher.expect(TOPICS.event, seq=1)  # what waits is sent state before news: a repetition would be here
-    told = [json.loads(message.payload)["state"] for message in watcher.seen if message.topic == TOPICS.status]
-    assert told == states
+    statuses = [json.loads(message.payload) for message in watcher.seen if message.topic == TOPICS.status]
+    assert [status["state"] for status in statuses] == [*states, "degraded"]
+    assert [status.get("reason") for status in statuses] == [None, None, None, "the view is blind; see the camera"]
 
 
 @pytest.mark.broker

@@ -154,7 +154,13 @@ def test_sensors_show_what_telemetry_tells() -> None:
     }
     assert shown(BIRTH.to_json(), TOPICS.birth) == {"engine": "abc"}
     status = Status(state="degraded", session="", boot_id="", ts=0.0)
-    assert shown(status.to_json(), TOPICS.status) == {"state": "degraded"}
+    assert shown(status.to_json(), TOPICS.status) == {"state": "degraded", "reason": "None"}
+
+
+def test_the_reason_shows_as_far_as_a_state_may_be_long() -> None:
+    why = "the float reference serves, because " + 30 * "a candidate was refused; "
+    status = Status(state="degraded", session="", boot_id="", ts=0.0, reason=why)
+    assert shown(status.to_json(), TOPICS.status)["reason"] == why[:255].strip()
 
 
 def test_a_camera_that_is_lost_shows_as_not_connected() -> None:

@@ -1,0 +1,91 @@
+"""Say why the board is degraded, and what keeps a job from starting: one sentence each, with its remedy.
+
+`explain` makes the sentences. The command `status`, the topic `status`, telemetry, metrics, Home Assistant and the
+summary all show the same ones. A sentence names no figure that changes from moment to moment, so that it is published
+and counted once for each state of affairs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agent.control.operations import Operations
+from agent.control.triggers import Hindrance, outage_hindrance
+from agent.jobs.job import JobState, JobTracker
+from agent.monitoring.camera_monitor import CameraStates
+from agent.validation.verdict import MIN_INFORMATIVE
+from calibrate.errors import TaredError
+
+
+@dataclass(frozen=True)
+class Reasons:
+    """Sentences for people, and a code for programs; each is empty where there is nothing to say.
+
+    Args:
+        degraded: Why the float reference serves.
+        held_back: Why a job that is due does not start, or does not go on.
+        code: Of what holds it back: a configuration key, or an error code.
+    """
+
+    degraded: str = ""
+    held_back: str = ""
+    code: str = ""
+
+    def as_dict(self) -> dict[str, str | None]:
+        """Return the reasons as `status` and telemetry have them; None where there is nothing to say."""
+        return {
+            "degraded": self.degraded or None,
+            "held_back": self.held_back or None,
+            "held_back_code": self.code or None,
+        }
+
+    @property
+    def sentence(self) -> str:
+        """The one to show where there is room for one."""
+        return self.degraded or self.held_back
+
+
+def explain(operations: Operations, states: CameraStates) -> Reasons:
+    """Return the reasons as of now."""
+    job, error = operations.job, operations.last_error
+    hindrance = _job_hindrance(operations, states) if job is not None else operations.held_back
+    if hindrance is not None and error is not None and hindrance.code in _AFTER_FAILURES:
+        hindrance = Hindrance(
+            hindrance.code, f"{hindrance.found}: {error.found}", f"{error.remedy}; {hindrance.remedy}"
+        )
+    degraded = _degraded(job, hindrance, error) if operations.service.is_degraded else ""
+    if hindrance is None:
+        return Reasons(degraded)
+    return Reasons(degraded, f"{hindrance.found}; {hindrance.remedy}", hindrance.code)
+
+
+_AFTER_FAILURES = ("recalibration.cooldown", "recalibration.cap")  # hindrances whose cause is the last job's error
+
+
+def _degraded(job: JobTracker | None, hindrance: Hindrance | None, error: TaredError | None) -> str:
+    if hindrance is not None:
+        found, remedy = hindrance.found, hindrance.remedy
+    elif job is not None:
+        found, remedy = f"the job that builds an engine is at {job.state.value}", "wait for its end"
+    elif error is not None:
+        found, remedy = f"the last job made no engine: {error.found}", error.remedy
+    else:
+        found, remedy = "no job has started yet", "wait for the first frames"
+    return f"the float reference serves, because {found}; {remedy}"
+
+
+def _job_hindrance(operations: Operations, states: CameraStates) -> Hindrance | None:
+    """Return what keeps the running job from going on."""
+    if operations.job is not None and operations.job.waits:
+        remedy = "cool the board, end other work on it, or change recalibration.headroom"
+        return Hindrance("headroom", "the job waits for headroom on the board", remedy)
+    job = operations.jobs.job
+    if job is None or job.tracker.state is not JobState.COLLECTING:
+        return None
+    collected, informative = operations.pipeline.observer.collection.counts
+    if collected < job.frames or informative >= MIN_INFORMATIVE:
+        return outage_hindrance(states)
+    troubles = sorted({state.view.trouble for state in states.values() if state.view.trouble})
+    view = f" (the view is {', '.join(troubles)})" if troubles else ""
+    found = f"the job waits for frames on which something is seen{view}"
+    return Hindrance("collection", found, "see the camera, or wait until something is to be seen")
