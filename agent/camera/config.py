@@ -50,7 +50,7 @@ Polygon = Annotated[tuple[tuple[Share, Share], ...], Field(min_length=3)]
 FrozenSeconds = Annotated[float | Literal["auto"] | None, BeforeValidator(_frozen_seconds)]
 
 # Keys that fit some kinds of source only; those of `CaptureSettings` are checked by `Source` itself.
-_KEYS_OF_SOME_KINDS = {"speed", "silence_s", "frozen_s", "labels"}
+_KEYS_OF_SOME_KINDS = {"speed", "loop", "silence_s", "frozen_s", "labels"}
 
 
 class CameraConfig(Strict):
@@ -60,6 +60,7 @@ class CameraConfig(Strict):
     source: Annotated[str, AfterValidator(_locate)]
     policy: Literal["auto", "freshest", "every-frame"] = "auto"
     speed: Finite = Field(default=1.0, ge=0.0)
+    loop: bool = False
     transport: Transport = "tcp"
     decoder: Decoder = "ffmpeg"
     decode_threads: int = Field(default=1, ge=1, le=16)
@@ -89,4 +90,4 @@ class CameraConfig(Strict):
         settings = CaptureSettings(**{field.name: getattr(self, field.name) for field in fields(CaptureSettings)})
         source = replace(source, requested=settings)
         frozen_s = source.usual_frozen_s if self.frozen_s == "auto" else self.frozen_s
-        return replace(source, frozen_s=frozen_s, framing=Framing(self.region, self.masks))
+        return replace(source, frozen_s=frozen_s, framing=Framing(self.region, self.masks), loop=self.loop)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import cv2
@@ -41,6 +42,8 @@ def read_images(
 ) -> Iterator[tuple[float, Image]]:
     """Yield (capture time in s, image) until the source ends: Unix time for cameras, media time for recordings.
 
+    A source with `loop` never ends: its recording begins again, and the capture times go on rising.
+
     A file that ends before its time is logged with `truncated_s`.
 
     Args:
@@ -57,13 +60,30 @@ def read_images(
         camera.lost    a camera has ended its stream
         images.*       a folder or zip is bad, see ImageFiles
     """
-    if source.kind == "images":
-        pictures = _read_folder(source, reading)
-    else:
-        read = _read_http if source.kind == "http" else _read_capture if source.live else _read_file
-        pictures = read(source, silence_s, reading or StreamState())
-    for ts, image in pictures:
+    read_once = partial(_read_once, source, silence_s, reading)
+    for ts, image in _repeat(read_once) if source.loop else read_once():
         yield ts, apply_mask_and_crop(image, source.framing)
+
+
+def _read_once(source: Source, silence_s: float, reading: StreamState | None) -> Iterator[tuple[float, Image]]:
+    if source.kind == "images":
+        return _read_folder(source, reading)
+    read = _read_http if source.kind == "http" else _read_capture if source.live else _read_file
+    return read(source, silence_s, reading or StreamState())
+
+
+def _repeat(read_once: Callable[[], Iterator[tuple[float, Image]]]) -> Iterator[tuple[float, Image]]:
+    """Yield a recording's pictures again and again. Between two plays lies the mean time between two of its frames."""
+    ahead_s = 0.0
+    while True:
+        first_ts = ts = 0.0
+        frames = 0
+        for ts, image in read_once():
+            first_ts = first_ts if frames else ts
+            frames += 1
+            yield ahead_s + ts, image
+        period_s = (ts - first_ts) / (frames - 1) if frames > 1 else _IMAGE_PERIOD_S
+        ahead_s += ts - first_ts + period_s
 
 
 def apply_mask_and_crop(image: Image, framing: Framing) -> Image:
@@ -200,8 +220,8 @@ def _read_file(source: Source, silence_s: float, reading: StreamState) -> Iterat
 
 
 def source_length(source: Source) -> int | None:
-    """Return how many frames a file claims to have, for progress displays; None for cameras and where it is unknown."""
-    if source.live:
+    """Return how many frames a file claims to have; None for what has no end, and where it is unknown."""
+    if source.live or source.loop:
         return None
     if source.kind == "images":
         return len(ImageFiles(Path(source.location), CameraError))
@@ -209,7 +229,7 @@ def source_length(source: Source) -> int | None:
 
 
 def source_seconds(source: Source) -> float | None:
-    """Return how long a file claims to play, in s of media time; None for cameras and where it is unknown."""
+    """Return how long a file claims to play, in s of media time; None for what has no end, and where it is unknown."""
     frames = source_length(source)
     if frames is None:
         return None

@@ -37,6 +37,7 @@ _LIVE_KINDS = tuple(dict.fromkeys(_KIND_BY_SCHEME.values()))
 _RECORDINGS = ("video", "images")
 _KINDS_BY_KEY = {
     "speed": _RECORDINGS,
+    "loop": _RECORDINGS,
     "labels": _RECORDINGS,
     "silence_s": _LIVE_KINDS,
     "frozen_s": _LIVE_KINDS,
@@ -111,6 +112,7 @@ class Source:
         requested: what is requested of the camera and its driver.
         frozen_s: seconds for which a camera may repeat a picture bit by bit before it counts as lost; None: no limit.
         framing: applied to every picture, for every reader.
+        loop: of a recording: begun again at its end, for ever.
     """
 
     kind: str
@@ -118,6 +120,7 @@ class Source:
     requested: CaptureSettings = CaptureSettings()
     frozen_s: float | None = None
     framing: Framing = WHOLE
+    loop: bool = False
 
     def __post_init__(self) -> None:
         """Raises CameraError (`camera.option`) for a setting that has no effect on such a source."""

@@ -12,6 +12,7 @@ Everything in here runs in the supervisor's thread.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -194,6 +195,14 @@ class Operations:
         except AgentError as error:
             self._retry_s = time.monotonic() + _RETRY_S
             self.reporter.error(error)
+
+    def end_collection(self) -> bool:
+        """Let the running job make do with the frames there are, and start no other; True while it goes on.
+
+        Called once no more frames will come.
+        """
+        self._retry_s = math.inf
+        return self.jobs.end_collection()
 
     def stop(self, reason: str) -> None:
         """Cancel the running job, and the probation of a candidate."""

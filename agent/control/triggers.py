@@ -139,14 +139,9 @@ class Triggers:
             return outage
         if not any(not state.outage and state.view.trouble != FROZEN for state in states.values()):
             return _trouble(states.values())
-        refusal = self.refusals.standing if kind in ("first-start", "alarm") else None
-        changed = [state for state in states.values() if _has_changed(state)]
-        if refusal is not None and changed and not any(self._shows_scene(state) for state in changed):
-            return _trouble(changed)
-        if refusal is not None and not changed:
-            found = f"a candidate was refused, and nothing has changed since: {refusal.error.found}"
-            remedy = f"{refusal.error.remedy}; or change the settings, or recalibrate by command"
-            return Hindrance("recalibration.unchanged", found, remedy)
+        vain = self._refused_before(states) if kind in ("first-start", "alarm") else None
+        if vain is not None:
+            return vain
         if not self.limits.may_start:
             return _pause(self.limits)
         if kind == "switch":
@@ -156,6 +151,18 @@ class Triggers:
         if kind == "alarm" and not any(self._shows_scene(state) for state in alarming):
             return _trouble(alarming)
         return self._cap(kind)
+
+    def _refused_before(self, states: CameraStates) -> Hindrance | None:
+        """Return a hindrance if a job was refused, and neither the settings nor what the cameras show has changed."""
+        refusal = self.refusals.standing
+        if refusal is None:
+            return None
+        changed = [state for state in states.values() if _has_changed(state)]
+        if changed:
+            return None if any(self._shows_scene(state) for state in changed) else _trouble(changed)
+        found = f"a candidate was refused, and nothing has changed since: {refusal.error.found}"
+        remedy = f"{refusal.error.remedy}; or change the settings, or recalibrate by command"
+        return Hindrance("recalibration.unchanged", found, remedy)
 
     def _switch_to(self, drifts: Sequence[DriftState]) -> str:
         """Return the regime that one camera's scene needs, if no other camera's scene is worse under it; else empty."""

@@ -10,7 +10,8 @@ from contextlib import ExitStack, closing, contextmanager
 from importlib.metadata import version
 
 from agent.camera.opencv import check_readable
-from agent.camera.reader import source_seconds
+from agent.camera.reader import source_length, source_seconds
+from agent.collection.selection import HELD_OUT_EVERY
 from agent.commands.authority import Authority
 from agent.common.console import say
 from agent.common.errors import AgentError, CameraError, ConfigError
@@ -36,6 +37,7 @@ from agent.system.state_dir import lock_state_dir
 from agent.uplink.home_assistant import Discovery
 from agent.uplink.link import MqttLink
 from agent.uplink.outbox import Outbox
+from agent.validation.verdict import MIN_INFORMATIVE
 from agent.vision.detections import LabelledBoxes
 from calibrate.errors import TaredError
 from calibrate.plan import ALL_INT8
@@ -45,6 +47,8 @@ from engines.store.artefact import read_artefact
 from engines.store.signing import find_key
 
 _COLLECTED_WITHIN = 0.25  # of a recording; the rest shows the engine that comes of it
+_SAFELY = 0.8  # of the frames that a recording has for a calibration: on a busy machine fewer are observed
+_FEWEST = (HELD_OUT_EVERY - 1) * MIN_INFORMATIVE  # frames, before which too few are held out for a verdict
 
 
 def run_daemon(config: Config, frame_limit: int = 0) -> RunSummary:
@@ -106,7 +110,7 @@ def _run(config: Config, frame_limit: int, labels: Mapping[str, Mapping[int, Tru
     camera = config.every_camera[0]
     boxes = {frame: truth for frame, truth in labels.get(camera.name, {}).items() if isinstance(truth, LabelledBoxes)}
     reviewed = config.model.task == "detect" and camera.name in labels and len(config.every_camera) == 1
-    if reviewed and not summary.stopped_by and summary.periods():
+    if reviewed and not camera.loop and not summary.stopped_by and summary.periods():
         ids = dict.fromkeys(swap.artefact for swap in summary.swaps)
         artefacts = [read_artefact(config.state_dir / "artefacts" / identity, find_key()) for identity in ids]
         try:
@@ -120,10 +124,13 @@ def _run(config: Config, frame_limit: int, labels: Mapping[str, Mapping[int, Tru
 def _fit_to_recordings(config: Config) -> Config:
     """Let frames for the calibration be collected within a quarter of the longest recording, if that is shorter.
 
-    Raises CameraError if the only recording cannot be read. Of several, the feed of the unreadable one reports it.
+    A recording that is too short for a calibration is named, with the settings that would do. Raises CameraError if the
+    only recording cannot be read. Of several, the feed of the unreadable one reports it.
     """
+    sources = [camera.to_source() for camera in config.every_camera]
     try:
-        lengths_s = [source_seconds(camera.to_source()) for camera in config.every_camera]
+        lengths_s = [source_seconds(source) for source in sources]
+        frames = sum(source_length(source) or 0 for source in sources)
     except CameraError:
         if len(config.every_camera) == 1:
             raise
@@ -131,8 +138,30 @@ def _fit_to_recordings(config: Config) -> Config:
     known_s = [length_s for length_s in lengths_s if length_s is not None and length_s > 0.0]
     if len(known_s) < len(lengths_s):
         return config
+    if shortage := shortage_of_frames(config, frames, max(known_s)):
+        say(f"warning: {shortage}")
     within_s = min(config.calibration.within_s, _COLLECTED_WITHIN * max(known_s))
     return config.model_copy(update={"calibration": config.calibration.model_copy(update={"within_s": within_s})})
+
+
+def shortage_of_frames(config: Config, frames: int, length_s: float) -> str:
+    """Return what a calibration needs and recordings do not have, with the settings that would do; empty if they do.
+
+    Args:
+        frames: In all recordings together.
+        length_s: Of the longest, in s of media time.
+    """
+    calibration, calibrating = config.calibration, 1.0 - 1.0 / HELD_OUT_EVERY
+    usable = int(calibrating * min(frames, length_s / config.observe.alert_period_s))
+    if calibration.frames <= usable:
+        return ""
+    enough = int(_SAFELY * usable)
+    found = (
+        f"a calibration needs {calibration.frames} frames over {calibration.within_s:g} s, this recording has "
+        f"{length_s:.0f} s, in which at most {usable} are observed for it"
+    )
+    smaller = f"set calibration: {{frames: {enough}}}, or " if enough >= _FEWEST else "set "
+    return f"{found}; {smaller}camera.loop: true"
 
 
 def _open_model(config: Config) -> tuple[str, Model]:

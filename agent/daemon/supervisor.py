@@ -167,6 +167,7 @@ class Supervisor:
             self._inbox = self._open_inbox(link, settings, authority, watched)
             self._inbox.restore(past.command_results, recovered.results)
         self._total = total_frames(sources, frame_limit)
+        self._has_whole_recordings = not frame_limit and not self._pipeline.is_live
 
     def _open_inbox(
         self, link: MqttLink, settings: Settings, authority: Authority | None, watched: bool
@@ -235,12 +236,12 @@ class Supervisor:
         return self._summarise(self.operations.summary)
 
     def _serve(self, bar: Task) -> None:
-        """Serve until the frames have ended, and the candidate whose frames had all been collected by then."""
+        """Serve until the frames have ended, and the job that had enough of them for a verdict."""
         pinged = None
         while self._pipeline.error is None and not self._stop_reason:
             if self._results is not None and self._results.failed is not None:
                 break
-            if not self._pipeline.loop.is_alive() and not self.operations.jobs.is_building:
+            if not self._pipeline.loop.is_alive() and not self._goes_on_without_frames():
                 break
             self._receive()
             self._apply_labels()
@@ -260,6 +261,12 @@ class Supervisor:
             if self._telemetry.due(time.monotonic()):
                 self._reporter.telemetry(self._status.telemetry(states), self._results_dropped, reasons.as_dict())
         self._receive()
+
+    def _goes_on_without_frames(self) -> bool:
+        """Return True while a job needs no more frames; one that collects makes do with those of a recording."""
+        if self._has_whole_recordings:
+            return self.operations.end_collection()
+        return self.operations.jobs.is_building
 
     def _summarise(self, summary: RunSummary) -> RunSummary:
         """Fill in what the frames have shown. With several cameras, fidelity is that of the least faithful one."""

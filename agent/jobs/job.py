@@ -238,7 +238,7 @@ class JobTracker:
         command: The command that requested the job, if any.
         on_failure: Called with the error of a job that failed; not for one that was cancelled.
 
-    Raises AgentError (`journal.write`); there is no job then.
+    `error` is the one with which the job ended. Raises AgentError (`journal.write`); there is no job then.
     """
 
     trigger: str
@@ -321,6 +321,11 @@ class JobTracker:
         if bool(reason) != bool(self._reason):
             self._report_state(percent=self._percent, waits=reason or "no more")
         self._reason = reason
+
+    def report_shortage(self, collected: int, needed: int) -> None:
+        """Report that the frames have ended, and that the job goes on with those there are."""
+        message = f"the recording has ended: the job goes on with {collected} of {needed} frames"
+        self._report_state(percent=self._percent, message=message)
 
     def report_selection(self, selection: SelectionReport, state_dir: Path) -> None:
         """Report how the frames were chosen, as an event and in the state directory."""

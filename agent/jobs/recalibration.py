@@ -177,6 +177,28 @@ class Recalibration:
         except TaredError as error:
             self._give_up(error)
 
+    def end_collection(self) -> bool:
+        """Let a job that collects go on with the frames there are, since no more will come, or give it up.
+
+        Return True while the job goes on without frames: with enough for a verdict, or with a child at work.
+        """
+        if self._child is not None:
+            return True
+        job = self.job
+        if job is None or job.tracker.trigger == MODEL:
+            return False
+        collected, informative = self.observer.collection.counts
+        if not collected or informative < MIN_INFORMATIVE:
+            found = f"the recording has ended, with something seen on {informative} of the frames that judge"
+            remedy = "play it in a loop (camera.loop: true), or a longer one"
+            self._give_up(AgentError("recalibration.frames", found, f"{MIN_INFORMATIVE} at least", remedy))
+            return False
+        if collected < job.frames:
+            job.tracker.report_shortage(collected, job.frames)
+            job.frames = collected
+            self._collecting = CollectionWait(collected, self.config.recalibration.timeout_s)
+        return True
+
     def abandon(self, reason: str) -> None:
         """Cancel the job, whatever it is doing, for this reason."""
         self._give_up(AgentError(CANCELLED, reason, "a job that is left to end", "start it again"))

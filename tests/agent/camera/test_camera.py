@@ -7,6 +7,7 @@ import sys
 import threading
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
@@ -209,6 +210,33 @@ def test_capture_can_be_stopped_while_it_waits_for_a_reader(video: Path) -> None
     thread.stop()
     thread.join(5.0)
     assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("kind", ["video", "images"])
+def test_a_recording_in_a_loop_goes_on_with_rising_times_and_numbers(video: Path, tmp_path: Path, kind: str) -> None:
+    place = video
+    if kind == "images":
+        place = tmp_path / "images"
+        place.mkdir()
+        for number in range(COUNT):
+            cv2.imwrite(str(place / f"{number:02}.png"), picture(number))
+    source = replace(parse_source(str(place)), loop=True)
+    assert source_length(source) is source_seconds(source) is None
+    turns = RoundRobinScheduler([True])
+    (slot,) = turns.slots
+    thread = CaptureThread(source, slot, 0.0, 3 * COUNT - 1, lambda _: None)
+    thread.start()
+    seen = []
+    while (taken := turns.next_frame()) is not None:
+        seen.append((taken.id, round(taken.ts, 3), round(float(taken.image.mean()) / 20)))
+    assert seen == [(number, number / 10, number % COUNT) for number in range(3 * COUNT - 1)]
+    assert dict(slot.dropped) == {}
+
+
+def test_a_single_picture_in_a_loop_is_a_stream(tmp_path: Path) -> None:
+    cv2.imwrite(str(tmp_path / "one.png"), picture(1))
+    pictures = read_images(replace(parse_source(str(tmp_path)), loop=True))
+    assert [round(next(pictures)[0], 3) for _ in range(4)] == [0.0, 0.1, 0.2, 0.3]
 
 
 def test_speed_paces_a_file(video: Path) -> None:

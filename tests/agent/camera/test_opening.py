@@ -207,6 +207,7 @@ def test_what_this_opencv_can_never_open_is_refused_at_the_start(
         ("csi:0", {"decode_threads": 2}, r"camera\.decode_threads: 2 for a source of kind csi,"),
         ("http://a/b", {"decoder": "gstreamer"}, r"camera\.decoder: gstreamer for a source of kind http, .*rtsp"),
         ("rtsp://a/b", {"decoder": "gstreamer", "decode_threads": 2}, r"camera\.decode_threads: 2 beside camera"),
+        ("csi:0", {"loop": True}, r"camera\.loop: True for .*kind csi, 0; .*video or images"),
         ("csi:0", {"speed": 0}, r"camera\.speed: 0\.0 for .*kind csi, 0; .*video or images"),
         (
             "rtsp://a/b",

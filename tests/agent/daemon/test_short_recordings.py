@@ -1,0 +1,38 @@
+"""A recording that is too short for a calibration: named before its first frame, with the settings that would do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from worlds import SPEC
+
+from agent.common.schema import validate
+from agent.config import Config
+from agent.daemon.run import shortage_of_frames
+
+
+def config_of(**sections: Any) -> Config:
+    return validate(Config, {"model": SPEC, "camera": {"source": "clip.avi"}, **sections}, "test")
+
+
+def test_the_shortage_names_what_is_needed_what_there_is_and_what_would_do() -> None:
+    assert shortage_of_frames(config_of(), 300, 10.0) == (
+        "a calibration needs 512 frames over 300 s, this recording has 10 s, in which at most 37 are observed for it; "
+        "set calibration: {frames: 29}, or camera.loop: true"
+    )
+
+
+@pytest.mark.parametrize(("frames", "length_s", "enough"), [(300, 10.0, 29), (40, 400.0, 24)])
+def test_the_settings_that_would_do_do(frames: int, length_s: float, enough: int) -> None:
+    """Whether the recording is short, or its frames are rare."""
+    assert f"set calibration: {{frames: {enough}}}" in shortage_of_frames(config_of(), frames, length_s)
+    assert shortage_of_frames(config_of(calibration={"frames": enough}), frames, length_s) == ""
+
+
+def test_of_what_is_too_short_for_any_verdict_only_a_loop_makes_enough() -> None:
+    assert shortage_of_frames(config_of(), 60, 2.0).endswith("; set camera.loop: true")
+
+
+def test_what_is_long_enough_is_not_named() -> None:
+    assert shortage_of_frames(config_of(), 5000, 200.0) == ""
