@@ -60,6 +60,9 @@ class SimulatedHandlers:
         status: dict[str, Any] = {
             "engine": engines.serving.id,
             "degraded": False,
+            "degraded_reason": None,
+            "held_back": None,
+            "held_back_code": None,
             "raised": False,
             "frames": round(30.0 * t_s),
             "camera": CAMERA,
