@@ -166,14 +166,14 @@ def test_who_asks_is_answered_by_command_and_by_schedule(board: Board, monkeypat
     assert board.jobs == ["first-start", "command", "schedule"]
 
 
-def test_a_commands_own_settings_say_nothing_of_the_configured_ones(board: Board) -> None:
+def test_a_command_with_settings_of_its_own_neither_adds_a_refusal_nor_replaces_one(board: Board) -> None:
     board.outcome = FULL
     board.pass_s(MINUTE)
     board.outcome = REFUSED
-    assert board.operations.recalibrate(CommandProgress("c1", lambda _: None), RecalibrateArgs(method="max"))
-    board.pass_s(MINUTE)
-    board.pass_s(DAY)
-    assert board.jobs == ["first-start", "command", "first-start"]
+    for command in ("c1", "c2"):
+        assert board.operations.recalibrate(CommandProgress(command, lambda _: None), RecalibrateArgs(method="max"))
+        board.pass_s(DAY)
+    assert board.jobs == ["first-start", "command", "first-start", "command"]
 
 
 def test_what_does_not_judge_a_candidate_is_tried_again_after_each_pause_up_to_the_daily_cap(board: Board) -> None:
