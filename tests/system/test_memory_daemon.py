@@ -70,7 +70,7 @@ def place(tmp_path: Path, any_broker: RealBroker) -> Place:
         observe={"period_s": 0.05, "alert_period_s": 0.05},
         drift={"block_s": 0.2, "false_alarms_per_30d": 1000.0},
         regimes={"dwell_s": 1.0, "fidelity": 0.0},
-        recalibration={"per_day": 1},
+        recalibration={"per_day": 2},  # the first start, and one alarm
         mqtt={"host": any_broker.host, "port": any_broker.port},
     )
     made = Place(world, clips, tmp_path / "scene", any_broker)
