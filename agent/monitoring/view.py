@@ -24,7 +24,11 @@ from calibrate.evidence import EDetector
 
 _LEARNING = 24  # observed frames from which the usual view is learnt: a minute or more
 _ROWS, _COLUMNS = 9, 16  # of the layout
-_CROP = 256  # pixels a side, in the middle, in which sharpness is measured
+_CROP = 512  # pixels a side, in the middle, in which sharpness is measured, at half the size
+# Pixels at half the size: the reach of fine detail; that of coarse detail, which blur hardly changes; the distance of
+# the lines that are compared, over which noise is not alike.
+_FINE, _COARSE, _APART = 1, 8, 2
+_NOISE_ERRORS = 3.0  # standard errors: noise alone hardly ever seems to have so much detail
 _DARK = 8.0  # of 255: mean of a covered lens, or of a night without a lamp
 _FLAT = 3.0  # of 255: standard deviation over the layout, below which there is nothing to see
 _BLURRED = 0.5  # of the sharpness that the view had
@@ -50,24 +54,20 @@ class FrameFeatures:
 
     luminance: Mean, in [0, 255].
     layout: Mean luminance of the cells of a coarse grid, (9, 16).
-    sharpness: Mean absolute Laplacian of the middle of the frame, over the standard deviation there: light cancels.
+    sharpness: Fine detail in the middle of the frame, over coarse detail there: light and noise cancel. In [0, inf).
+    noise_floor: The sharpness that the noise of this frame can feign; a lower one is no evidence of detail.
     """
 
     luminance: float
     layout: Layout
     sharpness: float
+    noise_floor: float
 
     @classmethod
     def from_image(cls, image: NDArray[np.uint8]) -> FrameFeatures:
         """image: BGR uint8 (H, W, 3)."""
         layout = _grid(image)
-        height, width = image.shape[:2]
-        top, left = max(0, (height - _CROP) // 2), max(0, (width - _CROP) // 2)
-        middle: NDArray[np.float64] = image[top : top + _CROP, left : left + _CROP].mean(axis=2)
-        neighbours = middle[:-2, 1:-1] + middle[2:, 1:-1] + middle[1:-1, :-2] + middle[1:-1, 2:]
-        laplacian = 4.0 * middle[1:-1, 1:-1] - neighbours
-        sharpness = float(np.abs(laplacian).mean() / max(float(middle.std()), 1.0)) if laplacian.size else 0.0
-        return cls(float(layout.mean()), layout, sharpness)
+        return cls(float(layout.mean()), layout, *_sharpness(image))
 
     @property
     def is_blind(self) -> bool:
@@ -111,25 +111,39 @@ class TroubleDetector:
 
 
 class _Baseline:
-    """The usual view: the median of its first frames; from then on the layout follows, for light comes and goes."""
+    """The usual view: the median of its first frames; from then on the layout follows, for light comes and goes.
+
+    The sharpness is that of the first frames whose noise does not hide it, and 0 until there are enough of them. In a
+    night so noisy that its frames cannot show a blur, nothing is learnt of the lens. Its sharpness is learnt from the
+    first frames that can show it, mostly by daylight. A lens that blurs before then is not noticed: no frame has shown
+    how it was.
+    """
 
     def __init__(self) -> None:
         self._first: list[FrameFeatures] = []
+        self._sharpness: list[float] = []
         self.features: FrameFeatures | None = None
         self.is_steady = True
 
     def learn(self, features: FrameFeatures) -> None:
         """Add one of the first frames; `features` are known after the last of them."""
         self._first.append(features)
+        sharpness = self._learn_sharpness(features)
         if len(self._first) == _LEARNING:
             layout = np.median([each.layout for each in self._first], axis=0)
-            sharpness = float(np.median([each.sharpness for each in self._first]))
             self.is_steady = float(np.median([_alike(each.layout, layout) for each in self._first])) > _STEADY
-            self.features, self._first = FrameFeatures(float(layout.mean()), layout, sharpness), []
+            self.features, self._first = FrameFeatures(float(layout.mean()), layout, sharpness, 0.0), []
 
     def follow(self, features: FrameFeatures, usual: FrameFeatures) -> None:
         layout = usual.layout + _FOLLOWED * (features.layout - usual.layout)
-        self.features = FrameFeatures(float(layout.mean()), layout, usual.sharpness)
+        sharpness = usual.sharpness or self._learn_sharpness(features)
+        self.features = FrameFeatures(float(layout.mean()), layout, sharpness, 0.0)
+
+    def _learn_sharpness(self, features: FrameFeatures) -> float:
+        """Add a frame if it would show a blur; return the usual sharpness, 0 while it is not known."""
+        if features.noise_floor < _BLURRED * features.sharpness:
+            self._sharpness.append(features.sharpness)
+        return float(np.median(self._sharpness)) if len(self._sharpness) == _LEARNING else 0.0
 
 
 class _NewViewpoint:
@@ -168,7 +182,7 @@ class ViewMonitor:
     - The layout is compared with the usual one of late, since light comes and goes.
     - The sharpness is compared with that of the first frames, since dirt comes slowly.
     - A frame counts for or against a trouble only where it can show it: a dark frame says nothing of where the camera
-      looks, and a frame of another view says nothing of the lens.
+      looks; a frame of another view, or one whose noise could hide a blur, says nothing of the lens.
     - A view that was moved and has stood still since for an hour or so becomes the usual one, with its sharpness; it
       has been reported as moved. Blur never becomes usual by itself.
     """
@@ -208,11 +222,11 @@ class ViewMonitor:
 
     def _compare(self, features: FrameFeatures, usual: FrameFeatures) -> None:
         alike = _alike(features.layout, usual.layout) if self._usual.is_steady else 1.0
-        sharpness = features.sharpness / max(usual.sharpness, 1e-6)
         relit = abs(np.log2(max(features.luminance, 1.0) / max(usual.luminance, 1.0))) > _RELIT
         moved = alike < _MOVED and (self._detectors[MOVED].holds or not relit)  # dusk puts no camera back
         self._count(MOVED, moved, luminance=features.luminance, alike=alike)
-        if alike >= _MOVED:
+        if alike >= _MOVED and features.noise_floor < _BLURRED * usual.sharpness:
+            sharpness = features.sharpness / usual.sharpness
             self._count(BLURRED, sharpness < _BLURRED, alike=alike, sharpness=sharpness)
         if not moved:
             self._usual.follow(features, usual)
@@ -235,6 +249,55 @@ def _alike(layout: Layout, other: Layout) -> float:
     deviations = [each - each.mean() for each in (layout, other)]
     scale = float(np.prod([np.sqrt(np.square(each).sum()) for each in deviations]))
     return float((deviations[0] * deviations[1]).sum()) / scale if scale > 0.0 else 1.0
+
+
+def _sharpness(image: NDArray[np.uint8]) -> tuple[float, float]:
+    """Return the sharpness of the middle of a frame, and the sharpness that its noise can feign; 0 for a tiny frame.
+
+    Sharpness is fine detail over coarse detail, and either is the root of a power. Noise adds to a power. So detail is
+    not squared, but multiplied with what lies two lines on: edges run on from line to line, and noise does not. In the
+    mean it cancels, however strong it is, and even where it grows with the light. At half the size, and two lines
+    apart, so does most of the noise that a colour filter or an encoder has smeared.
+    """
+    half = _half_size(image)
+    if half.shape[0] <= 2 * _COARSE or half.shape[1] <= 2 * _COARSE:
+        return 0.0, 0.0
+    fine, noise, products = _detail(half, _FINE)
+    coarse, _, _ = _detail(half, _COARSE)
+    # Second differences of white noise overlap: their products vary as if there were half as many.
+    error = noise * np.sqrt(2.0 / products)
+    sharpness, noise_floor = np.sqrt(np.maximum([fine, _NOISE_ERRORS * error], 0.0) / max(coarse, 1.0))
+    return float(sharpness), float(noise_floor)
+
+
+def _detail(half: NDArray[np.float32], reach: int) -> tuple[float, float, int]:
+    """Compare second differences over `reach` pixels with those two lines on, along rows and along columns.
+
+    Return the mean power that both lines share, the mean power that they do not, and the number of products in a mean.
+    """
+    shared, power, products = 0.0, 0.0, 0
+    for lines in (half, half.T):
+        bends = lines[:, 2 * reach :] + lines[:, : -2 * reach] - 2.0 * lines[:, reach:-reach]
+        shared += _dot(bends[:-_APART], bends[_APART:])
+        power += _dot(bends[_APART:], bends[_APART:])
+        products += bends[_APART:].size
+    return shared / products, (power - shared) / products, products
+
+
+def _half_size(image: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Return the luminance of the middle of a frame at half its size, at most (256, 256), in [0, 255]."""
+    height, width = image.shape[:2]
+    rows, columns = (min(size, _CROP) // 2 for size in (height, width))
+    top, left = height // 2 - rows, width // 2 - columns
+    middle = image[top : top + 2 * rows, left : left + 2 * columns]
+    pairs = np.add(middle[::2], middle[1::2], dtype=np.uint16).reshape(rows, columns, 6)
+    half: NDArray[np.float32] = sum(pairs[..., column] for column in range(6)) / np.float32(12.0)
+    return half
+
+
+def _dot(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
+    """Return the sum of products. BLAS would take threads for it."""
+    return float(np.einsum("ij,ij->", a, b))
 
 
 def _grid(image: NDArray[np.uint8]) -> Layout:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from view_bench import Image, Scene, camera, scene, watched
+from view_bench import DAY, NIGHT, WIDTH, Conditions, Image, Scene, camera, scene, taken, troubles, watched
 
+from agent.camera.reader import read_images
+from agent.camera.source import parse_source
 from agent.monitoring.view import FrameFeatures, TroubleDetector, ViewMonitor
 
 
@@ -33,7 +39,7 @@ def test_a_dawn_that_turns_all_layout_over_is_no_trouble() -> None:
 
 
 def test_a_lamp_that_goes_on_moves_no_camera() -> None:
-    lit = scene() * 0.6 + np.where(np.arange(64) > 32, np.float32(120.0), np.float32(0.0))
+    lit = scene() * 0.6 + np.where(np.arange(WIDTH) > WIDTH // 2, np.float32(120.0), np.float32(0.0))
     view = watched(lambda number: camera(number, lit), 100)
     assert view.state.trouble == ""
 
@@ -99,19 +105,74 @@ def test_what_cannot_be_seen_ends_no_trouble() -> None:
     assert blurred.state.trouble == "blurred"
 
 
+NOISES = [0.0, 0.005, 0.01, 0.015, 0.02]
+
+
+def pictures() -> list[Image]:
+    """A scene as a camera of usual size shows it, (288, 512, 3); twice, or it would be frozen."""
+    lines = cv2.resize(scene(), (512, 288), interpolation=cv2.INTER_NEAREST)
+    return [np.repeat((lines + more).clip(0, 255).astype(np.uint8)[..., np.newaxis], 3, axis=2) for more in (0, 1)]
+
+
+def sharpness(conditions: Conditions) -> float:
+    return float(np.median([FrameFeatures.from_image(taken(pictures()[0], conditions, n)).sharpness for n in range(5)]))
+
+
+@pytest.mark.parametrize("light", [DAY, replace(NIGHT, noise=0.0)], ids=["day", "night"])
+@pytest.mark.parametrize("shot", [False, True], ids=["gaussian", "shot"])
+@pytest.mark.parametrize("noise", NOISES[1:])
+def test_noise_is_no_sharpness(light: Conditions, shot: bool, noise: float) -> None:
+    noisy = replace(light, noise=noise, shot=shot)
+    assert sharpness(noisy) == pytest.approx(sharpness(light), rel=0.05)
+    assert sharpness(replace(noisy, blur=3.0)) < 0.4 * sharpness(light)
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_noise_that_comes_or_goes_with_the_light_is_no_blur_and_hides_none(noise: float) -> None:
+    night, blurred_day = replace(NIGHT, noise=noise), Conditions(noise=noise, blur=3.0)
+    assert troubles(pictures(), night, DAY, replace(DAY, blur=3.0)) == ["", "", "blurred"]
+    assert troubles(pictures(), DAY, night, blurred_day) == ["", "", "blurred"]
+
+
+def test_a_night_whose_noise_would_hide_a_blur_says_nothing_of_the_lens() -> None:
+    noisy = Conditions(light=0.15, noise=0.15)
+    assert FrameFeatures.from_image(taken(pictures()[0], noisy, 0)).sharpness > 0.0
+    blurred = replace(DAY, blur=3.0)
+    assert troubles(pictures(), noisy, DAY, blurred) == ["", "", "blurred"]  # the lens is learnt by daylight
+    assert troubles(pictures(), DAY, replace(noisy, blur=3.0), blurred) == ["", "", "blurred"]
+    assert troubles(pictures(), DAY, blurred, noisy, DAY) == ["", "blurred", "blurred", ""]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vid_face_asl_walk_640x480.mkv",
+        "vid_one_by_one_person_768x432.mp4",
+        "vid_vehicle_surveillance_640x352.mp4",
+    ],
+)
+def test_real_clips_are_blurred_where_the_lens_is_and_not_where_noise_comes_or_goes(
+    name: str, shared_data: Path
+) -> None:
+    clip = [image for _, image in islice(read_images(parse_source(str(shared_data / name))), 0, 200, 20)]
+    noisy = replace(DAY, noise=0.02)
+    assert troubles(clip, NIGHT, DAY, replace(noisy, blur=2.0)) == ["", "", "blurred"]
+    assert troubles(clip, DAY, NIGHT, noisy, replace(DAY, blur=2.0)) == ["", "", "", "blurred"]
+
+
 SETTLED = 9 + 24 + 512  # observed frames: until it is believed, until the other view is known, until it is usual
 
 
 def test_a_moved_view_that_stands_still_becomes_the_usual_one_with_its_sharpness() -> None:
-    elsewhere = scene(5) + np.random.default_rng(0).uniform(-30.0, 30.0, (36, 64)).astype(np.float32)  # gravel
+    elsewhere = scene(5, 12, 21)  # gravel
     view = watched(lambda number: camera(number, elsewhere), SETTLED - 2)
     assert view.state.trouble == "moved"
     for number in range(SETTLED + 28, SETTLED + 78):
         view.update(float(number), camera(number, elsewhere))
     assert view.state.trouble == ""
     for number in range(SETTLED + 78, SETTLED + 98):
-        view.update(float(number), camera(number, elsewhere, blur=0.7))
-    assert view.state.trouble == "blurred"  # though it is as sharp as the first view was
+        view.update(float(number), camera(number, elsewhere, blur=2.0))
+    assert view.state.trouble == "blurred"  # though the first view, as sharp as this, would not be
     for number in range(SETTLED + 98, SETTLED + 118):
         view.update(float(number), camera(number, scene()))
     assert view.state.trouble == "moved"
