@@ -49,6 +49,7 @@ class Calibration:
     frames: frames observed; source: where they came from, for people.
     preprocessing: how frames became network inputs, the `input` of the model spec; other preprocessing, other scales.
     merged: of which boards a fleet has merged it; empty for a board's own.
+    check: how its INT8 graph answered on a few of its frames, in JSON's types; empty where nobody looked.
     """
 
     model_sha256: str
@@ -59,6 +60,7 @@ class Calibration:
     amax: Mapping[str, float]
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
     merged: Mapping[str, Any] = field(default_factory=dict)
+    check: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
@@ -176,6 +178,7 @@ def save_calibration(calibration: Calibration, path: Path) -> None:
         "preprocessing": dict(calibration.preprocessing),
         "tensors": tensors,
         **({"merged": dict(calibration.merged)} if calibration.merged else {}),
+        **({"check": dict(calibration.check)} if calibration.check else {}),
     }
     histograms = _packed(calibration.histograms)
     document["seal"] = _seal(document, histograms)
@@ -205,6 +208,7 @@ def load_calibration(path: Path) -> Calibration:
             {str(name): float(entry["amax"]) for name, entry in document["tensors"].items()},
             dict(document["preprocessing"]),
             dict(document.get("merged", {})),
+            dict(document.get("check", {})),
         )
     except OSError as error:
         raise _unreadable(f"{error.filename}: {error.strerror}") from error

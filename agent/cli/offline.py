@@ -54,6 +54,7 @@ def add_offline(commands: Any) -> None:
     build = command(commands, "build", _build, "build an engine into an artefact")
     build.add_argument("model", type=Path, metavar="MODEL.yaml")
     build.add_argument("--calibration", type=Path, metavar="FILE", help="needed for int8")
+    build.add_argument("--frames", metavar="SRC", help="check int8 on these, not by what 'tared calibrate' has seen")
     precision = build.add_mutually_exclusive_group()
     precision.add_argument(
         "--precision", choices=("int8", "fp16", "fp32"), help="int8 with a calibration, else the fastest float"
@@ -154,6 +155,7 @@ def _build(options: argparse.Namespace) -> int:
         _open_backend(options, target=options.target, dla=options.dla, best=options.best),
         precision=options.precision,
         plan_path=options.plan,
+        frames=options.frames,
         key=_key(options),
     )
     return print_result(options, result)

@@ -10,39 +10,45 @@ import errno
 import json
 import os
 import resource
+import shlex
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from agent.camera.reader import Image, read_images, source_length
 from agent.camera.source import Source, parse_source
-from agent.collection.collection import CalibrationSet
+from agent.collection.collection import CalibrationSet, Reservoir
 from agent.common.console import progress, say, stage
 from agent.common.errors import AgentError
 from agent.common.latency import LatencyHistogram
 from agent.common.schema import validate
 from agent.models.build import build_artefact
-from agent.models.model import calibrate, open_model, read_plan, slower_here
+from agent.models.model import Model, calibrate, open_model, read_plan, slower_here
+from agent.planning.quick_check import CHECKED_FRAMES, QuickCheck, quick_check
 from agent.vision.decode import prediction_as_dict
 from agent.vision.evaluation import evaluate
 from agent.vision.spec import ModelSpec, load_model_spec
 from agent.vision.task import VisionTask
+from calibrate.errors import TaredError
 from calibrate.plan import ALL_INT8
 from calibrate.threshold import parse_method
-from engines.calibration import check_destination, load_calibration, save_calibration
-from engines.interface import Backend, Engine
-from engines.store.artefact import check_runtime, read_artefact
+from engines.calibration import Calibration, check_destination, load_calibration, save_calibration
+from engines.interface import Array, Backend, Engine, Progress
+from engines.registry import open_backend
+from engines.store.artefact import Artefact, check_runtime, fingerprint, read_artefact
 
 
 def run_calibrate(
     spec_path: Path, frames: str, count: int, method: str, output: Path, backend: Backend
 ) -> dict[str, Any]:
-    """Observe frames, choose the INT8 scales, and write calibration.json and .npz.
+    """Observe frames, choose the INT8 scales, and write calibration.json and .npz; then check INT8 on a few frames.
 
-    Memory is constant: one frame and one set of histograms, however many frames there are.
+    Memory is constant: a few frames and one set of histograms, however many frames there are. The file keeps the result
+    of the check, for `run_build`, and no frame.
 
     Args:
         frames: A source, as `parse_source` understands it.
@@ -54,7 +60,7 @@ def run_calibrate(
     started = time.monotonic()
     source = parse_source(frames)
     model = open_model(load_model_spec(spec_path))
-    collection = CalibrationSet(held_out_size=0)
+    collection, kept = CalibrationSet(held_out_size=0), Reservoir[Array](CHECKED_FRAMES)
     with stage("preparing") as show:
         observer = backend.observer(model.reference, model.placement.taps, show)
     with closing(observer), progress("calibrating", min(count, source_length(source) or count)) as bar:
@@ -62,15 +68,25 @@ def run_calibrate(
         for image in _spread(source, count):
             tensor, _ = task.preprocess(image)
             collection.add(tensor, observer.observe(tensor).histograms)
+            kept.offer(tensor.copy)
             bar.update(collection.frames)
     calibration = calibrate(model, collection.histograms, method, collection.frames, Path(source.shown).name, backend)
     save_calibration(calibration, output)
+
+    def check_and_keep(show: Progress) -> QuickCheck:
+        check = quick_check(model, calibration, kept.kept, show)
+        save_calibration(replace(calibration, check={**_conditions(model), "result": check.as_dict()}), output)
+        return check
+
+    command = _plan_command(spec_path, output, source.shown, backend)
+    check = _checked(check_and_keep, "the calibration's own frames", command)
     return {
         "tensors": len(calibration.amax),
         "frames": calibration.frames,
         "seconds": round(time.monotonic() - started, 3),
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "output": str(output),
+        **({"check": check.as_dict()} if check is not None else {}),
     }
 
 
@@ -82,21 +98,28 @@ def run_build(
     *,
     precision: str | None = None,
     plan_path: Path | None = None,
+    frames: str | None = None,
     key: bytes | None = None,
 ) -> dict[str, Any]:
-    """Build an engine into an artefact directory.
+    """Build an engine into an artefact directory; then check it, where it is INT8 of a calibration.
 
     Args:
         output: The directory; None: `SPEC-PRECISION` in the working directory.
         precision: None: int8 with a calibration or a plan, else the runtime's fastest float.
         plan_path: A plan names the nodes that stay float; None: all are INT8.
+        frames: A source, as `parse_source` understands it, to check the engine on; None: by the check that
+            `run_calibrate` has kept, if it was of the same plan and spec.
         key: Signs the artefact.
     """
     started = time.monotonic()
+    source = parse_source(frames) if frames is not None else None
     plan = read_plan(plan_path) if plan_path else ALL_INT8
     calibration = load_calibration(calibration_path) if calibration_path else None
     model = open_model(load_model_spec(spec_path), plan)
     precision = precision or ("int8" if calibration or plan_path else backend.precisions[-1])
+    if source is not None and (precision != "int8" or calibration is None):
+        found = f"--frames with precision {precision}" if precision != "int8" else "--frames without --calibration"
+        raise AgentError("cli.arguments", found, "INT8 of a calibration, to check on them", "leave --frames out")
     if precision == "int8" and (warning := slower_here(plan, backend.describe())):
         say(f"warning: {warning}")
     destination = output or Path(f"{spec_path.stem}-{precision}")
@@ -110,6 +133,10 @@ def run_build(
             precision=precision,
             key=key,
         )
+    check = None
+    if precision == "int8" and calibration_path is not None and calibration is not None:
+        command = _plan_command(spec_path, calibration_path, source.shown if source is not None else "SRC", backend)
+        check = _check_build(artefact, model, calibration, source, command)
     return {
         "artefact": str(artefact.path),
         "id": artefact.id,
@@ -117,7 +144,72 @@ def run_build(
         "int8_macs_share": round(artefact.manifest["int8_macs_share"], 4),
         "engine_bytes": artefact.manifest["engine_bytes"],
         "seconds": round(time.monotonic() - started, 3),
+        **({"check": check.as_dict()} if check is not None else {}),
     }
+
+
+def _check_build(
+    artefact: Artefact, model: Model, calibration: Calibration, source: Source | None, command: str
+) -> QuickCheck | None:
+    """Check the INT8 of an artefact on a source, or by what the calibration has kept. command: as for `_checked`."""
+
+    def check(show: Progress) -> QuickCheck:
+        floats = {**model.plan.floats, **artefact.manifest["without_int8"]}
+        built = model.with_plan(replace(model.plan, floats=floats))
+        if source is None:
+            return _kept_check(built, calibration)
+        return quick_check(built, calibration, _network_inputs(built, source), show)
+
+    return _checked(check, source.shown if source is not None else "the calibration's own frames", command)
+
+
+def _checked(make: Callable[[Progress], QuickCheck], frames: str, command: str) -> QuickCheck | None:
+    """Make a check and print its result; if that fails, print why and return None.
+
+    Args:
+        frames: What is checked on, for people.
+        command: What helps where fidelity is low.
+    """
+    try:
+        with stage("checking") as show:
+            check = make(show)
+    except Exception as error:  # the work is done and written: a check must not make a failure of it
+        reason = str(error) if isinstance(error, TaredError) else f"{type(error).__name__}: {error}"
+        say(f"check: not made: {reason}")
+        return None
+    remedy = f"; low: '{command}' finds a plan that loses less" if check.is_low else ""
+    say(f"check: on {frames}: {check.text}{remedy}")
+    return check
+
+
+def _kept_check(model: Model, calibration: Calibration) -> QuickCheck:
+    """Return the check that a calibration has kept.
+
+    Raises AgentError: `check.other`  it was made under another plan or spec, or there is none
+    """
+    if any(calibration.check.get(name) != value for name, value in _conditions(model).items()):
+        found = "a check of another plan or model spec" if calibration.check else "a calibration without a check"
+        raise AgentError("check.other", found, "a check of this plan and this spec", "add --frames SRC")
+    return QuickCheck.from_dict(calibration.check["result"])
+
+
+def _conditions(model: Model) -> dict[str, str]:
+    """Return what a check of a calibration follows from, in JSON's types."""
+    return {"plan": fingerprint(model.plan.essence), "spec": model.spec_id}
+
+
+def _network_inputs(model: Model, source: Source) -> list[Array]:
+    """Return the network inputs (1, C, H, W) of a few frames of a source, evenly spaced."""
+    with closing(open_backend("onnxruntime").load(model.master.SerializeToString())) as engine:
+        task = VisionTask(model.spec, engine.inputs, engine.outputs)
+    return [task.preprocess(image)[0].copy() for image in _spread(source, CHECKED_FRAMES)]
+
+
+def _plan_command(spec_path: Path, calibration_path: Path, frames: str, backend: Backend) -> str:
+    plan_path = calibration_path.with_name("plan.json")
+    words = ["tared", "plan", spec_path, "--calibration", calibration_path, "--frames", frames, "-o", plan_path]
+    runtime = [] if backend.name == "onnxruntime" else ["--backend", backend.name]
+    return shlex.join([*map(str, words), *runtime])
 
 
 def run_infer(

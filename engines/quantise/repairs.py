@@ -69,13 +69,16 @@ def observe_channels(
     frames: Sequence[Array],
     runtime: Backend,
     progress: Progress = silent,
+    pass_bytes: int = _PASS_BYTES,
 ) -> dict[str, LayerStatistics]:
     """Run the frames, network inputs (1, C, H, W), and keep statistics of every layer's input and output.
+
+    The frames are run several times where one pass would expose tensors of more than `pass_bytes`, at least a layer's.
 
     Layers that read one tensor share its samples. Raises EngineError as the runtime does.
     """
     statistics: dict[str, LayerStatistics] = {}
-    for part in _passes(reference, layers, frames[0].shape):
+    for part in _passes(reference, layers, frames[0].shape, pass_bytes):
         tensors = tuple(dict.fromkeys(name for node in part for name in (node.input[0], node.output[0])))
         with closing(runtime.load(expose(reference, tensors).SerializeToString())) as engine:
             collectors = {node.name: _Collector(node, len(frames)) for node in part}
@@ -89,7 +92,9 @@ def observe_channels(
     return statistics
 
 
-def _passes(reference: ModelProto, layers: Sequence[NodeProto], shape: Sequence[int]) -> Iterator[list[NodeProto]]:
+def _passes(
+    reference: ModelProto, layers: Sequence[NodeProto], shape: Sequence[int], pass_bytes: int
+) -> Iterator[list[NodeProto]]:
     """Yield the layers in parts whose tensors fit into memory together."""
     names = [name for node in layers for name in (node.input[0], node.output[0])]
     inputs = Topology(reference).inputs
@@ -98,7 +103,7 @@ def _passes(reference: ModelProto, layers: Sequence[NodeProto], shape: Sequence[
     taken = 0
     for node in layers:
         need = sum(4 * (sizes.get(name) or prod(shape)) for name in (node.input[0], node.output[0]))
-        if part and taken + need > _PASS_BYTES:
+        if part and taken + need > pass_bytes:
             yield part
             part, taken = [], 0
         part.append(node)

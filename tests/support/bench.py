@@ -55,11 +55,15 @@ class Bench:
         return self.folder / name
 
     def json(self, *arguments: object) -> dict[str, Any]:
-        """The object a command prints with --json; on stderr it says nothing, since these jobs are short."""
+        """The object a command prints with --json; on stderr it says its check alone, since these jobs are short."""
+        return self.json_and_check(*arguments)[0]
+
+    def json_and_check(self, *arguments: object) -> tuple[dict[str, Any], str]:
+        """The object that a command prints with --json, and its check; empty for commands without one."""
         assert main([*map(str, arguments), "--json"]) == 0
         output, errors = self.heard()
-        assert errors == ""
-        return strict(output)
+        assert re.fullmatch(r"(check: .+\n)?", errors)
+        return strict(output), errors.rstrip("\n")
 
     def text(self, *arguments: object) -> str:
         """What a command prints for people."""

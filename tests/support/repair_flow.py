@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,10 +37,10 @@ def calibrated(model: ModelProto, frames: Frames, method: str = "max") -> Calibr
     )
 
 
-def observed(model: ModelProto, frames: Frames) -> dict[str, LayerStatistics]:
+def observed(model: ModelProto, frames: Frames, **options: Any) -> dict[str, LayerStatistics]:
     weights = place(model).weights
     layers = [node for node in model.graph.node if node.name in weights]
-    return observe_channels(model, layers, frames, RUNTIME)
+    return observe_channels(model, layers, frames, RUNTIME, **options)
 
 
 def proposed(model: ModelProto, frames: Frames, families: Sequence[str] = FAMILIES, method: str = "max") -> Proposal:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from half_zoo import run as run_all
 from repair_flow import frames_for, observed
 from zoo import Net, residual_net
 
-import engines.quantise.repairs
 from engines.graph.taps import expose
 from engines.quantise.placement import place
 
 
-def test_statistics_are_those_of_the_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statistics_are_those_of_the_tensors() -> None:
     model = residual_net((1, 3, 32, 32))
     frames = frames_for(model, 5)
     statistics = observed(model, frames)
@@ -32,8 +30,7 @@ def test_statistics_are_those_of_the_tensors(monkeypatch: pytest.MonkeyPatch) ->
         assert (found.read.samples >= found.read.low[:, np.newaxis]).all()
         assert (found.read.samples <= found.read.high[:, np.newaxis]).all()
         np.testing.assert_allclose(found.read.variance, read.var(axis=1), rtol=0.3)  # of a sample
-    monkeypatch.setattr(engines.quantise.repairs, "_PASS_BYTES", 1)  # a pass for each layer
-    for name, again in observed(model, frames).items():
+    for name, again in observed(model, frames, pass_bytes=1).items():  # a pass for each layer
         np.testing.assert_array_equal(again.read.samples, statistics[name].read.samples)
         np.testing.assert_array_equal(again.variance, statistics[name].variance)
 

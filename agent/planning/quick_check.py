@@ -1,0 +1,112 @@
+"""Check an INT8 graph on a few frames at the end of `tared calibrate` and `tared build`: a glance, no certificate.
+
+The graph is simulated on ONNX Runtime, as for a what-if, so that the check needs neither the target runtime nor its
+builder. The worst tensor is found through the weights that read it, since a tensor's own noise misses the ones that
+ruin a network: a few small channels under one scale that large weights amplify again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from agent.models.model import Model
+from agent.planning.what_if import WhatIf
+from engines.calibration import Calibration
+from engines.graph.topology import Topology
+from engines.interface import Array, Progress
+from engines.quantise.repairs import observe_channels, propose_repairs
+from engines.registry import open_backend
+
+CHECKED_FRAMES = 12  # of a network input of (3, 640, 640) they take 59 MB
+_CHANNEL_FRAMES = 4  # of them, for the worst tensor: enough to find one that ruins a network
+_PASS_BYTES = 32 << 20  # of exposed tensors at a time: a check should take little more memory than calibrating
+_LOW_FIDELITY = 0.9  # the least that a daemon accepts by default, 1 - recalibration.max_loss
+_LOW_DB = 0.0  # noise as large as the signal: one such layer ruins a network
+
+
+@dataclass(frozen=True)
+class QuickCheck:
+    """What a glance at a few frames has shown.
+
+    Args:
+        frames: Frames that were run.
+        informative: Those of them on which either engine found anything.
+        fidelity: Mean over the informative frames, in [0, 1]; None without one.
+        worst_tensor: The quantised tensor whose noise is largest behind the layer that reads it; empty without any.
+        worst_layer: That layer.
+        worst_db: Signal to noise at its output if it alone is INT8, in dB, predicted; None without a worst tensor.
+    """
+
+    frames: int
+    informative: int
+    fidelity: float | None
+    worst_tensor: str
+    worst_layer: str
+    worst_db: float | None
+
+    @property
+    def is_low(self) -> bool:
+        """True if the engine would hardly be accepted."""
+        lows = ((self.fidelity, _LOW_FIDELITY), (self.worst_db, _LOW_DB))
+        return any(value is not None and value < low for value, low in lows)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the check in JSON's types."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> QuickCheck:
+        """Read what `as_dict` returned."""
+        return cls(**document)
+
+    @property
+    def text(self) -> str:
+        """The check in one sentence, for people."""
+        if self.fidelity is None:
+            shown = f"fidelity to float unknown, none of {self.frames} frames shows anything"
+        else:
+            some = "" if self.informative == self.frames else f"{self.informative} of "
+            shown = f"fidelity to float {self.fidelity:.3f}, {some}{self.frames} frames, simulated"
+        if self.worst_db is None:
+            return shown
+        return f"{shown}; worst tensor '{self.worst_tensor}', {self.worst_db:.1f} dB behind '{self.worst_layer}'"
+
+
+def quick_check(model: Model, calibration: Calibration, frames: Sequence[Array], progress: Progress) -> QuickCheck:
+    """Compare the INT8 graph of a model under its plan with the float reference.
+
+    Args:
+        frames: Network inputs (1, C, H, W), at least one.
+
+    Raises EngineError as ONNX Runtime and `quantised_graph` do.
+    """
+    runtime = open_backend("onnxruntime")
+    progress(0.0, "answering in float and in INT8")
+    answers = WhatIf(model, calibration, frames, runtime).evaluate(model.plan)
+    nodes = Topology(model.observed).nodes
+    layers = [node for node in nodes if node.name in model.placement.weights and node.name not in model.plan.floats]
+    noise: Mapping[str, float] = {}
+    if layers:
+        statistics = observe_channels(
+            model.observed,
+            layers,
+            frames[:_CHANNEL_FRAMES],
+            runtime,
+            lambda done, doing: progress(0.5 + 0.5 * done, doing),
+            pass_bytes=_PASS_BYTES,
+        )
+        noise = propose_repairs(model.observed, model.placement, calibration, statistics, families=()).before
+    worst = max(noise, key=noise.__getitem__, default="")
+    has_worst = noise.get(worst, 0.0) > 0.0
+    return QuickCheck(
+        len(frames),
+        answers.telling,
+        round(1.0 - answers.loss, 4) if answers.telling else None,
+        next(node.input[0] for node in layers if node.name == worst) if has_worst else "",
+        worst if has_worst else "",
+        round(-10.0 * float(np.log10(noise[worst])), 1) if has_worst else None,
+    )
