@@ -8,7 +8,7 @@ regression of its own, by non-negative least squares (Lawson & Hanson, "Solving 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -38,12 +38,19 @@ class CostFit:
         neighbour that is never INT8 is part of the group's time in INT8.
     boundary: (m,), in addition where the ends of an edge differ.
     residual: the root mean square, over designs, of (fitted - measured) / measured total.
+    weights: (d, n), of the designs' times in `saving`; 0 for a group that was only seen in one type.
     """
 
     time_int8: Floats
     time_float: Floats
     boundary: Floats
     residual: float
+    weights: Floats
+
+    @property
+    def saving(self) -> Floats:
+        """The time that INT8 saves in each group, (n,); negative where INT8 is slower."""
+        return self.time_float - self.time_int8
 
 
 def designs(free: Labels, edges: Edges, seed: int = 0) -> Labels:
@@ -89,53 +96,95 @@ def fit_costs(labels: Labels, times: Floats, edges: Edges) -> CostFit:
     for number, (i, j) in enumerate(edges):
         incident[i].append(number)
         incident[j].append(number)
+    weights = np.zeros(times.shape)
     for group in range(n):
         near = incident[group]
-        time_int8[group], time_float[group], shares = _regress(labels[:, group], cut[:, near], times[:, group])
-        boundary[near] += shares
+        fit, weights[:, group] = _regress(labels[:, group], cut[:, near], times[:, group])
+        time_int8[group], time_float[group] = fit[:2]
+        boundary[near] += fit[2:]
     fitted = total(time_int8, time_float, boundary, edges, labels)
     measured = times.sum(axis=1)
     relative = (fitted - measured) / np.where(measured > 0.0, measured, 1.0)
-    return CostFit(time_int8, time_float, boundary, float(np.sqrt(np.mean(relative**2))))
+    return CostFit(time_int8, time_float, boundary, float(np.sqrt(np.mean(relative**2))), weights)
 
 
-def _regress(own: Labels, cut: Floats, times: Floats) -> tuple[float, float, Floats]:
-    """Fit one group: its times in INT8 and in float, and its shares of its boundaries."""
+def _regress(own: Labels, cut: Floats, times: Floats) -> tuple[Floats, Floats]:
+    """Fit one group: its times in INT8 and float, then its shares of its boundaries; and the weights (d,) of `saving`.
+
+    The weights are those of plain least squares on the boundaries that the fit found to cost something.
+    """
     edges = cut.shape[1]
     design = np.column_stack((own, ~own, cut)).astype(np.float64)
     ridge = np.column_stack((np.zeros((edges, 2)), np.sqrt(_RIDGE) * np.eye(edges)))
-    fit, _ = nnls(np.concatenate((design, ridge)), np.concatenate((times, np.zeros(edges))))
-    if not own.any():
-        fit[0] = fit[1]
-    elif own.all():
-        fit[1] = fit[0]
-    return float(fit[0]), float(fit[1]), fit[2:]
+    stacked = np.concatenate((design, ridge))
+    fit, _ = nnls(stacked, np.concatenate((times, np.zeros(edges))))
+    if not own.any() or own.all():
+        fit[:2] = fit[:2].max()
+        return fit, np.zeros(own.size)
+    used = np.flatnonzero((fit > 0.0) | (np.arange(fit.size) < 2))
+    solution = np.linalg.pinv(stacked[:, used])[:, : own.size]
+    return fit, solution[1] - solution[0]
 
 
-def is_noise(labels: Labels, repeats: Sequence[Floats]) -> bool:
-    """Return True if the differences between INT8 and float are no larger than the spread of the repeats explains.
+@dataclass(frozen=True)
+class Noise:
+    """How far the times of designs are off by chance.
 
-    labels: designs (d, n).
-    repeats: per design its repeated measurements (r, n), r >= 2.
+    A busy machine disturbs for seconds: the repeats of one design are then all wrong by the same, and agree. So the
+    noise is taken from one engine, too, which was measured beside every design, as if it were a design of its own.
 
-    Compares the sum over groups of the squared difference of means with its expectation under chance, the sum of its
-    squared standard errors: the two are equal on average when the types cost the same.
+    rounds: per design its repeated times (r, n), r >= 2; those of that engine first.
+    wander: (b, n), that engine's time beside each of the other designs, over its mean, less 1; none if b < 2.
+    passes: how often every design was built and measured. Their mean is used.
     """
-    weights = [_balance(labels[:, group]) for group in range(labels.shape[1])]
-    means = np.array([values.mean(axis=0) for values in repeats])
-    errors = np.array([values.var(axis=0, ddof=1) / len(values) for values in repeats])
-    seen = [(group, weight) for group, weight in enumerate(weights) if weight is not None]
-    difference = sum((weight @ means[:, group]) ** 2 for group, weight in seen)
-    chance = sum(weight**2 @ errors[:, group] for group, weight in seen)
-    return bool(seen) and bool(difference <= _SIGNAL * chance)
+
+    rounds: Sequence[Floats]
+    wander: Floats
+    passes: int = 1
+
+    def error(self, weights: Floats) -> float:
+        """Return the standard error of the sum over designs and groups of weights (d, n) times the times."""
+        return float(np.sqrt(self._variance(weights, lambda parts: parts.sum(axis=1, keepdims=True))[0]))
+
+    def errors(self, weights: Floats) -> Floats:
+        """Return the standard error of each group's own sum over designs, (n,)."""
+        errors: Floats = np.sqrt(self._variance(weights, lambda parts: parts))
+        return errors
+
+    def _variance(self, weights: Floats, reduce: Callable[[Floats], Floats]) -> Floats:
+        """Sum over designs the variances of `reduce` of the weighted times (r, n)."""
+        variance = np.zeros(1)
+        for number, (row, values) in enumerate(zip(weights, self.rounds, strict=True)):
+            variance = variance + reduce(values * row).var(axis=0, ddof=1) / len(values)
+            if number and len(self.wander) > 1:
+                at_each_moment = self.wander * np.median(values, axis=0) * row
+                variance = variance + reduce(at_each_moment).var(axis=0, ddof=1) / self.passes
+        return variance
 
 
-def _balance(own: Labels) -> Floats | None:
-    """Return the designs' weights in the mean of INT8 less that of float; None for a group seen in one type only."""
-    count = int(own.sum())
-    if count in (0, own.size):
-        return None
-    return np.where(own, 1.0 / count, -1.0 / (own.size - count))
+def wander(passes: Sequence[Floats]) -> Floats:
+    """Return the `wander` of a Noise from one engine's times (b, n) at several moments of each pass.
+
+    A group that happened to be steady is taken to wander as much as the middle one does: a few moments show little.
+    """
+    times = np.concatenate(passes)
+    if len(times) < 2:
+        return times
+    mean = times.mean(axis=0)
+    moved = times / np.where(mean > 0.0, mean, 1.0) - (mean > 0.0)
+    own = moved.std(axis=0)
+    usual = float(np.median(own[own > 0.0])) if own.any() else 0.0
+    widened: Floats = moved * np.maximum(1.0, usual / np.where(own > 0.0, own, 1.0))
+    return widened
+
+
+def is_noise(savings: Floats, errors: Floats) -> bool:
+    """Return True if the groups' savings (n,) are no larger than their standard errors explain.
+
+    Compares the sum over groups of the squared saving with its expectation under chance, the sum of the squared
+    errors: the two are equal on average when the types cost the same.
+    """
+    return bool(np.square(savings).sum() <= _SIGNAL * np.square(errors).sum())
 
 
 def spread(repeats: Sequence[Floats]) -> float:

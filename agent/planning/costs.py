@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -100,16 +100,18 @@ def find_costs(
     journal: Journal,
     progress: Progress,
     source: str = "measured",
+    has_time: Callable[[float], bool] = lambda _seconds: True,
 ) -> GroupCosts:
     """Measure the groups on designed engines; use multiply-accumulates if INT8 saves no time, or none can be measured.
 
-    floats: layers that stay float in every design. source: "macs" measures nothing.
+    floats: layers that stay float in every design. source: "macs" measures nothing. has_time: whether a noisy
+    measurement may be repeated, which takes so many seconds.
     """
     if source == "macs":
         return GroupCosts(macs_costs(grouping), "asked for")
-    costs = _measured(grouping, floats, builder, batch, journal, progress)
+    costs = _measured(grouping, floats, builder, batch, journal, progress, has_time)
     if costs.source != "measured":
-        return GroupCosts(costs, "the measured times are noise: INT8 and float cannot be told apart by them")
+        return GroupCosts(costs, costs.doubt)
     fixed = labels(grouping, {**floats, **builder.without_int8}, {})
     best = fastest(as_problem(grouping, costs, np.zeros(len(fixed)), fixed), np.inf).time + costs.fixed_ms
     all_float = float(costs.float_ms.sum()) + costs.fixed_ms
@@ -118,7 +120,8 @@ def find_costs(
     all_int8 = costs.total_ms(grouping, fixed != FLOAT)
     times = f"{all_int8:.3g} ms all INT8, {all_float:.3g} ms all float"
     why = f"INT8 is not faster on this machine: {times}; so the plan is for one where it is"
-    return GroupCosts(replace(macs_costs(grouping), noise=costs.noise, builds=costs.builds), why)
+    counted = replace(macs_costs(grouping), noise=costs.noise, builds=costs.builds, passes=costs.passes)
+    return GroupCosts(counted, why)
 
 
 def _measured(
@@ -128,6 +131,7 @@ def _measured(
     batch: Array,
     journal: Journal,
     progress: Progress,
+    has_time: Callable[[float], bool],
 ) -> Costs:
     """Return the measured costs, from the journal if it has them; note the layers without INT8 kernels."""
     layers = {layer for group in grouping.groups for layer in group.layers}
@@ -153,14 +157,14 @@ def _measured(
 
     def measured() -> dict[str, Any]:
         free = labels(grouping, {**floats, **builder.without_int8}, {}) != FLOAT
-        costs = measure_costs(grouping, build, batch, show, free=free)
+        costs = measure_costs(grouping, build, batch, show, free=free, has_time=has_time)
         values = {name: np.asarray(value).tolist() for name, value in asdict(costs).items()}
         return {**values, "without_int8": dict(builder.without_int8)}
 
-    known = dict(journal.get_or_compute("costs", measured))
+    known = dict(journal.get_or_compute("group costs", measured))
     builder.without_int8 |= known.pop("without_int8")
     arrays = {name: np.array(known[name], np.float64) for name in ("int8_ms", "float_ms", "boundary_ms")}
-    return Costs(**{**known, **arrays})
+    return Costs(**{**known, **arrays, "by_macs": np.array(known["by_macs"], np.bool_)})
 
 
 def labels(grouping: Grouping, floats: Mapping[str, str], forced: Mapping[str, str]) -> NDArray[np.int8]:

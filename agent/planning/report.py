@@ -93,6 +93,27 @@ def show_share(share: float) -> str:
     return "> 99.9 %" if 99.95 <= percent < 100.0 else f"{percent:.1f} %"
 
 
+def show_costs(evidence: Evidence) -> str:
+    """Show in one line what the plan's costs are, and why; empty if none was needed."""
+    costs = evidence["costs"]
+    if costs["source"] == "macs":
+        return f"estimated from multiply-accumulates: {costs['why']}"
+    if costs["source"] != "measured":
+        return ""
+    shown = f"measured on {costs['builds']} engines, spread {show_share(costs['noise'])}"
+    if costs.get("passes", 1) > 1:
+        shown += f", {costs['passes']} times over because of the noise"
+    hidden = sum(not _is_timed(group) for group in evidence["groups"])
+    if hidden:
+        shown += f"; {hidden} of {len(evidence['groups'])} groups share a sum by multiply-accumulates"
+    return f"{shown}: {costs['doubt']}" if costs.get("doubt") else shown
+
+
+def _is_timed(group: Group) -> bool:
+    """Return whether a group's own saving was measured; a tared from before did not keep that."""
+    return bool(group.get("timed", True))
+
+
 def print_plan(evidence: Evidence, console: Console, all_groups: bool = False) -> None:
     """Print the verdict in a few rows, the groups by noise, and the candidates.
 
@@ -124,7 +145,7 @@ def print_plan(evidence: Evidence, console: Console, all_groups: bool = False) -
 
 
 def _facts(evidence: Evidence) -> Iterator[tuple[str, str]]:
-    groups, costs, labels = evidence["groups"], evidence["costs"], evidence["labels"]
+    groups, labels = evidence["groups"], evidence["labels"]
     chosen = chosen_candidate(evidence)
     int8 = sum(group["precision"] == "int8" for group in groups)
     yield "INT8", f"{show_share(evidence['int8_macs_share'])} of multiply-accumulates, {int8} of {len(groups)} groups"
@@ -133,10 +154,8 @@ def _facts(evidence: Evidence) -> Iterator[tuple[str, str]]:
     if labels:
         scores = (f"{name} {score:.3f}, float {labels['float'][name]:.3f}" for name, score in labels["plan"].items())
         yield "labels", f"{'; '.join(scores)} ({labels['dataset']})"
-    if costs["source"] == "measured":
-        yield "costs", f"measured on {costs['builds']} engines, spread {show_share(costs['noise'])}"
-    elif costs["source"] == "macs":
-        yield "costs", f"estimated from multiply-accumulates: {costs['why']}"
+    if shown_costs := show_costs(evidence):
+        yield "costs", shown_costs
     frames = evidence["frames"]["search"]
     yield "search", f"{evidence['builds']} engines, {frames} frames, {evidence['seconds']:.0f} s"
     if evidence["interrupted"]:
@@ -303,7 +322,8 @@ def _costs(evidence: Evidence, index: int) -> Iterator[str]:
     scale, costs, group = CostScale(evidence), evidence["costs"], evidence["groups"][index]
     takes = f"{scale.show(group['time_int8'])} in INT8 and {scale.show(group['time_float'])} in float"
     if scale.measured:
-        yield f"It takes {takes} (measured, spread {show_share(costs['noise'])})."
+        how = "measured" if _is_timed(group) else "the difference is estimated from multiply-accumulates"
+        yield f"It takes {takes} ({how}, spread {show_share(costs['noise'])})."
     else:
         yield f"It costs {takes} of what all float costs (estimated from multiply-accumulates: {costs['why']})."
     boundaries = [

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from agent.planning.certificate import ERROR, Terms
-from agent.planning.report import show_share
+from agent.planning.report import show_costs, show_share
 from agent.planning.search import PlanSearch, SearchResult
 from calibrate.partition import Partition
 from calibrate.plan import PrecisionPlan, Repairs
@@ -156,11 +156,14 @@ class _Evidence:
         costs = self.result.costs.costs
         saved = float(costs.float_ms[index] - costs.int8_ms[index]) / max(float(costs.float_ms.sum()), 1e-30)
         noise = float(self.result.noise[index]) / max(float(self.result.noise.sum()), 1e-30)
+        measured = not self.result.costs.why
+        estimated = ", estimated within the noise," if measured and costs.by_macs[index] else ""
         if saved <= 0.0 and not self.int8[index]:
-            return "INT8 is not faster here"
+            return f"INT8 is not {'measurably ' if estimated else ''}faster here"
         gain = f"saves {show_share(saved)}" if saved >= 0.0 else f"takes {show_share(-saved)} more"
-        what = "cost" if self.result.costs.why else "time"
-        return f"INT8 {gain} of the {what} and makes {show_share(noise)} of the noise"
+        return (
+            f"INT8 {gain} of the {'time' if measured else 'cost'}{estimated} and makes {show_share(noise)} of the noise"
+        )
 
     def _costs(self) -> dict[str, Any]:
         costs = self.result.costs
@@ -171,6 +174,8 @@ class _Evidence:
             "unit": "ms" if measured else "MACs",
             "noise": costs.costs.noise if costs else 0.0,
             "builds": costs.costs.builds if costs else 0,
+            "passes": costs.costs.passes if costs else 0,
+            "doubt": costs.costs.doubt if measured and costs else "",
             "fixed": costs.costs.fixed_ms if costs else 0.0,
         }
 
@@ -186,6 +191,7 @@ class _Evidence:
             "why": why,
             "time_int8": float(result.costs.costs.int8_ms[index]) if result.costs else 0.0,
             "time_float": float(result.costs.costs.float_ms[index]) if result.costs else 0.0,
+            "timed": bool(result.costs and not result.costs.why and not result.costs.costs.by_macs[index]),
             "nsr_db": 10.0 * float(np.log10(nsr)) if nsr > 0.0 else None,
             "sensitivity": noise,
             "measured": any(block.members == (index,) for block in result.blocks),
@@ -240,4 +246,5 @@ def summary(plan: PrecisionPlan) -> Mapping[str, Any]:
         "latency_float_ms": evidence["latency_float_ms"],
         "faster": evidence["faster"],
         "builds": evidence["builds"],
+        "costs": show_costs(evidence),
     }

@@ -258,6 +258,11 @@ class PlanSearch:
         budget_s = self.options.budget_s
         return budget_s is not None and time.monotonic() - self._started >= share * budget_s
 
+    def _may_repeat(self, seconds: float) -> bool:
+        """Return whether half of the budget that is left is enough for these seconds: the rest is for the trials."""
+        budget_s = self.options.budget_s
+        return budget_s is None or seconds <= 0.5 * (budget_s - (time.monotonic() - self._started))
+
     def plan_of(self, int8: NDArray[np.bool_], reasons: Mapping[str, str] | str) -> dict[str, str]:
         """Return the layers that stay float if these groups are INT8, each with its reason.
 
@@ -322,6 +327,7 @@ class PlanSearch:
                 self._journal,
                 self._with_deadline(progress),
                 self.options.costs,
+                self._may_repeat,
             )
 
     def _choose_candidates(self) -> None:

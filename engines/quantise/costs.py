@@ -1,20 +1,31 @@
 """Measure what each fusion group costs in INT8 and in float on this machine with this runtime, boundaries included.
 
-The times come from the runtime's profiler on at most eight designed engines. If these show nothing but noise, they are
-estimated from multiply-accumulates. Two engines are loaded at a time: the design, and the all-float engine that is
-measured before and after it. So a machine that warms up or slows down meanwhile is not taken for a slow engine.
+The times come from the runtime's profiler on at most eight designed engines. Two are loaded at a time: the design, and
+the all-float engine that is measured before and after it. So a machine that warms up or slows down meanwhile is not
+taken for a slow engine, and the all-float engine's own times show what chance does.
+
+A time is believed as far as chance leaves it:
+
+1. A group whose saving is larger than its error keeps it.
+2. The others together take what multiply-accumulates predict for them, as far as the error of their sum allows. Each
+   takes its share of that by its multiply-accumulates. So no group is float because a disturbance made it look slow.
+3. Where these others matter and their sum is not known either, all designs are built and measured again.
+4. If that leaves no difference between INT8 and float, or the groups contradict the network, multiply-accumulates count
+   for all groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.cost_fit import designs, fit_costs, is_noise, spread, total
+from calibrate.cost_fit import Noise, designs, fit_costs, is_noise, spread, total, wander
 from calibrate.plan import PrecisionPlan
 from engines.interface import Array, ProfiledEngine, Progress, silent
 from engines.quantise.fusion import Grouping
@@ -24,6 +35,11 @@ Floats = NDArray[np.float64]
 Labels = NDArray[np.bool_]
 
 _ROUNDS = 3  # profiles of each design, each between two of the all-float engine
+_MOST_PASSES = 3  # over all designs. The error falls by the root of it; on a board one takes minutes
+# Standard errors: a larger difference is no chance. The errors are known from some seven moments: at 3, one group in 50
+# is taken for different that is not. Larger: more groups go by multiply-accumulates.
+_CERTAIN = 3.0
+_MATTERS = 0.02  # of the all-float time: a sum of groups that is known to within this is known well enough
 _MOST_RESIDUAL = 0.5  # relative: a fit that misses the totals by more explains nothing
 # NVIDIA's data sheets from Ampere on: tensor cores multiply INT8 at twice the rate of FP16.
 _INT8_PER_FLOAT = 0.5
@@ -44,6 +60,9 @@ class Costs:
     builds: number of engines that were built.
     source: "measured", or "macs" for estimates. These compare plans with one another and are no times: a million
         multiply-accumulates in float count as 1.
+    by_macs: the groups whose saving was lost in the noise, and is a share of a sum by multiply-accumulates.
+    passes: how often every design was measured.
+    doubt: what the measurement could not tell, however often it was repeated; else empty.
     """
 
     int8_ms: Floats
@@ -54,6 +73,9 @@ class Costs:
     residual: float
     builds: int
     source: str
+    by_macs: Labels
+    passes: int = 0
+    doubt: str = ""
 
     def total_ms(self, grouping: Grouping, int8: Labels) -> float:
         """Return the time of an engine whose groups are labelled (n,), True for INT8."""
@@ -67,7 +89,7 @@ def macs_costs(grouping: Grouping) -> Costs:
     float_ms = np.array([group.macs for group in grouping.groups], np.float64) / 1e6
     int8_ms = np.where(_free(grouping), _INT8_PER_FLOAT * float_ms, float_ms)
     boundary_ms = np.array([elements for *_, elements in grouping.edges], np.float64) * _MACS_PER_CROSSING / 1e6
-    return Costs(int8_ms, float_ms, boundary_ms, 0.0, 0.0, 0.0, 0, "macs")
+    return Costs(int8_ms, float_ms, boundary_ms, 0.0, 0.0, 0.0, 0, "macs", _free(grouping))
 
 
 def measure_costs(
@@ -77,60 +99,184 @@ def measure_costs(
     progress: Progress = silent,
     runs: int = 10,
     free: Labels | None = None,
+    has_time: Callable[[float], bool] = lambda _seconds: True,
 ) -> Costs:
-    """Build the designs one after the other, profile each on a batch, and fit.
+    """Build the designs one after the other, profile each on a batch, and fit; again while that leaves costs unclear.
 
     Args:
         build: Returns a loaded engine under a plan; it is closed here.
         runs: Inferences per profile.
         free: The groups (n,) that may be INT8; by default all that are not `fixed`.
+        has_time: Whether another pass may take so many seconds.
 
-    Returns `macs_costs`, with the measured noise and residual, if the measurement shows no difference between INT8 and
-    float, or the fit does not explain it. Raises what `build`, the engines and `progress` raise.
+    Returns `macs_costs`, with the measured noise and residual, where the times are not believed; `doubt` says why.
+    Raises what `build`, the engines and `progress` raise.
     """
     labels = designs(_free(grouping) if free is None else free, _pairs(grouping))
-    repeats = _measure(grouping, labels, build, batch, progress, runs)
-    n = len(grouping.groups)
-    times = np.array([np.median(values, axis=0) for values in repeats])
-    groups = [values[:, :n] for values in repeats]
-    fit = fit_costs(labels, times[:, :n], _pairs(grouping))
-    noise = spread(groups)
-    if is_noise(labels, groups) or fit.residual > _MOST_RESIDUAL:
-        progress(1.0, "the measured costs are noise: estimated from multiply-accumulates")
-        return replace(macs_costs(grouping), noise=noise, residual=fit.residual, builds=len(labels))
-    progress(1.0, "costs measured")
-    fixed_ms = float(np.median(times[:, n]))
-    return Costs(fit.time_int8, fit.time_float, fit.boundary, fixed_ms, noise, fit.residual, len(labels), "measured")
+    passes: list[_Pass] = []
+    enough = True
+    while True:
+        started = time.monotonic()
+        passes.append(_measure(grouping, labels, build, batch, progress, runs, len(passes)))
+        reading = _Reading(grouping, labels, passes)
+        if not reading.doubt or len(passes) == _MOST_PASSES:
+            break
+        enough = has_time(time.monotonic() - started)
+        if not enough:
+            break
+    costs = reading.costs("" if enough else ", as the budget left no time for more")
+    measured = costs.source == "measured"
+    progress(1.0, "costs measured" if measured else f"estimated from multiply-accumulates: {costs.doubt}")
+    return costs
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """Times of all designs, relative to the all-float engine's at that moment, which takes `usual_ms`.
+
+    rounds: per design its repeated times (r, n + 1): the groups', then that of everything else. floats: (d - 1, n + 1),
+    the all-float engine's beside every other design, measured as often and in the same manner.
+    """
+
+    rounds: Sequence[Floats]
+    floats: Floats
+    usual_ms: float
 
 
 def _measure(
-    grouping: Grouping, labels: Labels, build: Build, batch: Array, progress: Progress, runs: int
-) -> list[Floats]:
-    """Return per design its repeated times (r, n + 1): the groups', then that of everything else."""
+    grouping: Grouping, labels: Labels, build: Build, batch: Array, progress: Progress, runs: int, before: int
+) -> _Pass:
+    """Measure every design once; `before` is the number of passes before this one."""
     builds = len(labels)
-    progress(0.0, f"building 1 of {builds} engines to measure")
+
+    def show(number: int) -> None:
+        again = f", pass {before + 1}: the noise is too high" if before else ""
+        fraction = (builds - 1) / builds if before else number / builds
+        progress(fraction, f"building {number + 1} of {builds} engines to measure{again}")
+
+    show(0)
     with closing(_Profiled(grouping, labels[0], build)) as anchor:
         anchored = [anchor.times_ms(batch, runs)]
         repeats = []
         for number, label in enumerate(labels[1:], start=1):
-            progress(number / builds, f"building {number + 1} of {builds} engines to measure")
+            show(number)
             with closing(_Profiled(grouping, label, build)) as design:
                 rounds = []
                 for _ in range(_ROUNDS):
                     times = design.times_ms(batch, runs)
                     anchored.append(anchor.times_ms(batch, runs))
                     rounds.append(times / _speed(anchored[-2:]))
-            repeats.append(rounds)
+            repeats.append(np.array(rounds))
         anchored.append(anchor.times_ms(batch, runs))
-    usual = _speed(anchored)
-    return [np.array([times * usual / _speed([times]) for times in anchored])] + [
-        np.array(rounds) * usual for rounds in repeats
-    ]
+    last = len(anchored) - 1
+    neighbours = [[anchored[max(at - 1, 0)], anchored[min(at + 1, last)]] for at in range(1, last)]
+    floats = np.array([times / _speed(pair) for times, pair in zip(anchored[1:-1], neighbours, strict=True)])
+    if not repeats:
+        return _Pass([np.array([times / times.sum() for times in anchored])], np.zeros((0, 0)), _speed(anchored))
+    by_design = np.median(floats.reshape(len(repeats), _ROUNDS, -1), axis=1)
+    return _Pass([floats, *repeats], by_design, _speed(anchored))
 
 
-def _speed(anchored: list[Floats]) -> float:
+def _speed(anchored: Sequence[Floats]) -> float:
     """Return the median time of the all-float engine."""
     return float(np.median([times.sum() for times in anchored]))
+
+
+class _Reading:
+    """The costs that passes over the designs show, and how far they are to be believed.
+
+    doubt: why another pass could show more; empty if none is needed.
+    """
+
+    def __init__(self, grouping: Grouping, labels: Labels, passes: Sequence[_Pass]) -> None:
+        self._grouping = grouping
+        self._labels = labels
+        self._passes = passes
+        self._rounds = [np.concatenate(rounds) for rounds in zip(*(each.rounds for each in passes), strict=True)]
+        self._times = np.array([np.median(values, axis=0) for values in self._rounds])
+        self._noise = Noise(self._rounds, wander([each.floats for each in passes]), len(passes))
+        self._fit = fit_costs(labels, self._times[:, :-1], _pairs(grouping))
+        self._weights = np.column_stack((self._fit.weights, np.zeros(len(labels))))  # "everything else" saves nothing
+        choosable = labels.any(axis=0) & ~labels.all(axis=0)
+        errors = self._noise.errors(self._weights)[:-1]
+        self._lost = is_noise(self._fit.saving[choosable], errors[choosable])
+        self._rest = choosable & (np.abs(self._fit.saving) <= _CERTAIN * errors)
+        self._sum = float(self._fit.saving[self._rest].sum())
+        self._sum_error = _CERTAIN * self._noise.error(self._weights * np.append(self._rest, False))
+        ends = np.zeros(self._times.shape)
+        ends[:2] = [[1.0], [-1.0]] if len(labels) > 1 else [[0.0]]
+        self._network = float((ends * self._times).sum())  # what all INT8 saves, whatever its groups are said to
+        self._network_error = _CERTAIN * self._noise.error(ends)
+        self._contradiction = self._contradicts()
+        self.doubt = self._contradiction or self._unclear()
+
+    def _contradicts(self) -> str:
+        """Return how the groups contradict the network's own times, in all float and all INT8; empty if they do not."""
+        if self._fit.residual > _MOST_RESIDUAL:
+            return f"the groups' times miss the network's by {100.0 * self._fit.residual:.0f} %"
+        network, groups = self._network, float(self._fit.saving.sum())
+        if network * groups >= 0.0 or min(abs(network), abs(groups)) <= max(self._network_error, _MATTERS):
+            return ""
+        shares = [f"{100.0 * abs(each):.0f} % {'less' if each > 0.0 else 'more'}" for each in (groups, network)]
+        return f"the groups in INT8 should take {shares[0]} of the float engine's time, and the network {shares[1]}"
+
+    def _unclear(self) -> str:
+        """Return what the noise hides, if it matters.
+
+        It does not where the network is slower in INT8 beyond doubt, and no groups are known to be faster.
+        """
+        if self._sum_error <= max(_MATTERS, abs(self._sum)):
+            return ""
+        known_to_save = float(np.maximum(self._fit.saving[~self._rest], 0.0).sum())
+        if self._network < -self._network_error and known_to_save < _MATTERS:
+            return ""
+        if self._lost:
+            return f"INT8 and float cannot be told apart within a spread of {100.0 * self._spread:.0f} %"
+        return f"{int(self._rest.sum())} groups differ by less than the noise"
+
+    @property
+    def _spread(self) -> float:
+        return spread([values[:, :-1] for values in self._rounds])
+
+    def costs(self, ended: str) -> Costs:
+        """Return the costs to go by; `ended` says why there was no further pass, if that was no choice."""
+        passes, fit = len(self._passes), self._fit
+        measured = f"measured {'once' if passes == 1 else f'{passes} times'}{ended}"
+        facts: dict[str, Any] = {
+            "noise": self._spread,
+            "residual": fit.residual,
+            "builds": len(self._labels) * passes,
+            "passes": passes,
+            "doubt": f"{self.doubt}, {measured}" if self.doubt else "",
+        }
+        if self._contradiction or (self.doubt and self._lost):
+            return replace(macs_costs(self._grouping), **facts)
+        usual_ms = float(np.median([each.usual_ms for each in self._passes]))
+        saving = np.where(self._rest, self._shares(), fit.saving)
+        return Costs(
+            usual_ms * np.maximum(fit.time_float - saving, 0.0),
+            usual_ms * fit.time_float,
+            usual_ms * fit.boundary,
+            usual_ms * float(np.median(self._times[:, -1])),
+            source="measured",
+            by_macs=self._rest,
+            **facts,
+        )
+
+    def _shares(self) -> Floats:
+        """Return what INT8 saves in the groups that the noise hides, (n,), by their multiply-accumulates.
+
+        The other groups' saving for each multiply-accumulate predicts their sum, or the network's if there are no
+        others; the measured sum and its error bound it.
+        """
+        macs = np.array([max(1.0, group.macs) for group in self._grouping.groups])
+        known = self._fit.weights.any(axis=0) & ~self._rest
+        hidden = float(macs[self._rest].sum())
+        predicted = self._network
+        if known.any():
+            predicted = hidden * float(self._fit.saving[known].sum() / macs[known].sum())
+        bounded = float(np.clip(predicted, self._sum - self._sum_error, self._sum + self._sum_error))
+        return bounded * macs * self._rest / max(1.0, hidden)
 
 
 class _Profiled:

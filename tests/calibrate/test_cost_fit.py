@@ -8,7 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from calibrate.cost_fit import Edges, Floats, Labels, designs, fit_costs, is_noise, spread, total
+from calibrate.cost_fit import (
+    Edges,
+    Floats,
+    Labels,
+    Noise,
+    designs,
+    fit_costs,
+    is_noise,
+    spread,
+    total,
+    wander,
+)
+
+NO_WANDER = np.zeros((0, 0))
 
 
 def chain(n: int) -> Edges:
@@ -152,25 +165,60 @@ def test_a_graph_without_groups() -> None:
 # ---- noise
 
 
+def savings(labels: Labels, repeats: list[Floats], edges: Edges, wander: Floats = NO_WANDER) -> tuple[Floats, Floats]:
+    """What each group saves, and its standard error."""
+    fit = fit_costs(labels, medians(repeats), edges)
+    return fit.saving, Noise(repeats, wander).errors(fit.weights)
+
+
 @pytest.mark.parametrize("n", [4, 40])
 def test_random_times_are_noise_and_planted_ones_are_not(n: int) -> None:
-    for seed in range(10):
+    mistaken = 0  # measured for four groups: 5 in 200
+    for seed in range(20):
         planted = Planted.random(seed, n)
         labels = designs(free(n), planted.edges, seed)
         rng = np.random.default_rng(seed)
-        assert is_noise(labels, [rng.lognormal(0.0, 0.3, (3, n)) for _ in labels])
-        assert not is_noise(labels, repeated(planted.observe(labels), 0.03, seed))
+        chance = [rng.lognormal(0.0, 0.3, (3, n)) for _ in labels]
+        mistaken += not is_noise(*savings(labels, chance, planted.edges))
+        assert not is_noise(*savings(labels, repeated(planted.observe(labels), 0.03, seed), planted.edges))
+    assert mistaken <= 2
 
 
 def test_a_network_that_is_slower_in_int8_is_no_noise() -> None:
     labels = designs(free(9), chain(9))
     times = np.where(labels, 2.0, 1.0)
-    assert not is_noise(labels, repeated(times, 0.1))
+    saved, errors = savings(labels, repeated(times, 0.1), chain(9))
+    assert not is_noise(saved, errors)
+    assert np.all(saved < -3.0 * errors)
 
 
-def test_nothing_to_choose_is_no_noise() -> None:
-    labels = designs(np.zeros(2, np.bool_), chain(2))
-    assert not is_noise(labels, repeated(np.ones((1, 2)), 0.1))
+def test_the_errors_are_those_of_the_savings() -> None:
+    """They scatter by as much, from measurement to measurement."""
+    labels = designs(free(9), chain(9))
+    times = np.where(labels, 1.0, 1.1)
+    measured = [savings(labels, repeated(times, 0.2, seed), chain(9)) for seed in range(60)]
+    scatter = np.std([saved for saved, _ in measured], axis=0).mean()
+    assert np.mean([errors for _, errors in measured]) == pytest.approx(scatter, rel=0.35)
+
+
+def test_repeats_that_agree_are_not_believed_where_the_machine_wanders() -> None:
+    labels = designs(free(9), chain(9))
+    steady = [np.stack([row] * 3) for row in np.where(labels, 0.9, 1.0)]
+    saved, errors = savings(labels, steady, chain(9))
+    assert np.all(saved > 3.0 * errors)
+    moments = np.random.default_rng(0).lognormal(0.0, 0.3, (7, 9))
+    saved, errors = savings(labels, steady, chain(9), wander([moments]))
+    assert is_noise(saved, errors)
+    twice = Noise(steady, wander([moments]), passes=2).errors(fit_costs(labels, medians(steady), chain(9)).weights)
+    assert twice == pytest.approx(errors / np.sqrt(2.0))
+
+
+def test_a_group_that_happened_to_be_steady_wanders_as_the_others() -> None:
+    moments = np.random.default_rng(0).lognormal(0.0, 0.3, (7, 9))
+    moments[:, 4] = 1.0 + np.linspace(-1e-6, 1e-6, 7)
+    spreads = wander([moments]).std(axis=0)
+    assert spreads[4] == pytest.approx(np.median((moments / moments.mean(axis=0)).std(axis=0)))
+    assert wander([np.zeros((0, 0))]).size == 0
 
 
 def test_spread_is_relative_and_knows_no_zeros() -> None:

@@ -126,6 +126,19 @@ def test_costs_by_multiply_accumulates_are_shares_and_no_times() -> None:
     assert "ms" not in said
 
 
+def test_costs_that_noise_hid_are_reported_with_their_reason() -> None:
+    found = evidence()
+    found["costs"].update(passes=3, builds=24, doubt="2 groups differ by less than the noise, measured 3 times")
+    for one in found["groups"][:2]:
+        one["timed"] = False
+    assert row(printed(found, 200), "costs") == (
+        "costs measured on 24 engines, spread 3.0 %, 3 times over because of the noise; 2 of 6 groups share a sum by "
+        "multiply-accumulates: 2 groups differ by less than the noise, measured 3 times"
+    )
+    assert "(the difference is estimated from multiply-accumulates, spread 3.0 %)" in explain(found, "stem")
+    assert "(measured, spread 3.0 %)" in explain(found, "head")
+
+
 def test_one_group_without_candidates() -> None:
     told = printed(one_group())
     assert row(told, "stem").endswith("0.500 / 1.00 100.0 % predicted")
