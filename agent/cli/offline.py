@@ -38,7 +38,12 @@ def add_offline(commands: Any) -> None:
         "model", type=Path, metavar="MODEL.yaml", help="or, with --explain, --show or --chart, a plan.json"
     )
     plan.add_argument("--calibration", type=Path, metavar="FILE")
-    plan.add_argument("--frames", metavar="SRC", help=f"held out from the calibration: {SOURCES}")
+    plan.add_argument(
+        "--frames",
+        action="append",
+        metavar="SRC",
+        help=f"held out from the calibration: {SOURCES}; several times: the loss is kept in the worst of them",
+    )
     plan.add_argument("--max-loss", type=number(float, 1e-4, 0.999), default=0.02, metavar="L", help=MAX_LOSS)
     plan.add_argument("--max-confusion", type=number(float, 1e-3, 0.999), default=0.1, metavar="C", help=MAX_CONFUSION)
     plan.add_argument("--budget-s", type=number(float, 0.0), metavar="S", help="the best certified plan by then")

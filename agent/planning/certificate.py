@@ -10,9 +10,9 @@ import bisect
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from statistics import median
+from statistics import fmean, median
 from typing import Any, cast
 
 import numpy as np
@@ -40,7 +40,7 @@ _WARM_UP = 5  # inferences; the first two took up to five times as long on ONNX 
 
 @dataclass(frozen=True)
 class Terms:
-    """The requirements on each of `candidates` candidates, which were chosen beforehand.
+    """The requirements on each of `candidates` candidates, which were chosen beforehand, in each of `sources` sources.
 
     max_loss: the highest 1 - fidelity, from 1e-4 on. max_confusion: the highest share of a class's objects that are
     served as one other class. Both are fractions in (0, 1).
@@ -49,21 +49,22 @@ class Terms:
     max_loss: float
     max_confusion: float
     candidates: int = MAX_CANDIDATES
+    sources: int = 1
 
     @property
     def error(self) -> float:
-        """The error of one candidate's bounds."""
-        return ERROR / self.candidates
+        """The error of one candidate's bounds in one source: all bounds together hold with 1 - ERROR."""
+        return ERROR / (self.candidates * self.sources)
 
     @cached_property
     def frames_needed(self) -> int:
-        """The fewest frames with something on them that can certify a candidate."""
+        """The fewest frames of a source, with something on them, that can certify a candidate."""
         return frames_needed(self.max_loss, self.error)
 
 
 @dataclass(frozen=True)
 class TrialResult:
-    """A candidate compared with the reference and the float engine.
+    """A candidate compared with the reference and the float engine, on one source's frames or the worst of several.
 
     loss: mean over `frames` frames. upper, lower: its anytime-valid bounds.
     empty_frames: further frames on which neither engine nor reference detects anything; they are no evidence.
@@ -86,6 +87,22 @@ class TrialResult:
     def is_faster(self) -> bool:
         """True if the candidate is faster than float by more than chance."""
         return self.latency_ms <= _FASTER * self.latency_float_ms
+
+
+def worst_of(trials: Mapping[str, TrialResult]) -> TrialResult:
+    """Return the worst of a candidate's trials, by source: one that refuses it, else that with the highest bound.
+
+    The latencies are the mean of all, and the reason names the source.
+    """
+    if len(trials) == 1:
+        return next(iter(trials.values()))
+    source, worst = max(trials.items(), key=lambda each: (not each[1].accepted, each[1].upper))
+    return replace(
+        worst,
+        latency_ms=fmean(trial.latency_ms for trial in trials.values()),
+        latency_float_ms=fmean(trial.latency_float_ms for trial in trials.values()),
+        reason=f"{source}: {worst.reason}",
+    )
 
 
 @dataclass(frozen=True)
@@ -211,7 +228,7 @@ def check_frames(frames: RandomFrames, start: int, terms: Terms) -> None:
 
 @dataclass
 class Certifier:
-    """Measure the candidates of one search, each on the same frames in the same random order.
+    """Measure the candidates of one search in one source, each on the same frames in the same random order.
 
     All measurements are kept in the journal. An interrupted trial replays them without an engine, and goes on.
 

@@ -17,6 +17,7 @@ from agent.planning.report import (
     show_confidence,
     show_digits,
     show_loss,
+    trials_by_source,
 )
 
 if TYPE_CHECKING:  # matplotlib is an extra, and slow to import
@@ -137,6 +138,8 @@ def _key_lines(evidence: Evidence) -> Iterator[tuple[str, str]]:
         trial = chosen["trial"]
         losses = f"loss {show_loss(trial['loss'])}, at most {show_loss(trial['upper'])}"
         yield f"{evidence['accepted'] + 1} accepted: {losses}", _ACCEPTED
+        if sources := len(trials_by_source(chosen)):
+            yield f"in the worst of {sources} sources", _ACCEPTED
         in_float = show_digits(trial["latency_float_ms"])
         yield f"measured {show_digits(trial['latency_ms'])} ms, float {in_float} ms", _ACCEPTED
     trials = [(number, one["trial"]) for number, one in enumerate(evidence["candidates"], start=1) if one["trial"]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from importlib.metadata import version
@@ -35,7 +35,7 @@ _SPENT = "spent"  # in the journal
 def run_plan(
     spec_path: Path,
     calibration_path: Path | None,
-    frames: str,
+    frames: Sequence[str],
     output: Path,
     backend: Backend,
     embedded: Backend,
@@ -49,14 +49,16 @@ def run_plan(
 
     Args:
         calibration_path: Ignored for a model that brings all scales.
+        frames: SRC arguments: recordings, each of which has to keep the loss, or one live camera.
         backend: The runtime that will serve.
         embedded: ONNX Runtime, for what-ifs and the reference.
         dataset: Labelled images, scored after the search if its budget has time left.
 
-    Raises TaredError; AgentError `plan.nothing` for a model that is INT8 already.
+    Raises TaredError; AgentError `plan.nothing` for a model that is INT8 already, and `plan.sources` for sources that
+    cannot be planned on together.
     """
     _check_output(output)
-    source = parse_source(frames)
+    sources = _parse_sources(frames)
     model = open_model(load_model_spec(spec_path))
     if model.placement.own and all(group.fixed for group in fusion_groups(model.master, model.placement).groups):
         raise AgentError(
@@ -72,26 +74,48 @@ def run_plan(
     calibration = given or Calibration(model.sha256, "the model's own", 0, "", {}, {})
     rules = read_rules(model.spec.precision, model.master, model.placement)
     builder = PlanBuilder(model, calibration, backend)
-    search = PlanSearch(builder, rules, RandomFrames(source, options.seed), embedded, options, stage)
-    is_held_out = calibration.source != Path(source.shown).name
+    random_frames = [RandomFrames(source, options.seed) for source in sources]
+    search = PlanSearch(builder, rules, random_frames, embedded, options, stage)
+    held_out = {source.shown: calibration.source != Path(source.shown).name for source in sources}
     if not search.is_decided:
         say(search.split.description)
-        if not is_held_out:
+        if not all(held_out.values()):
             say(
                 "warning: the calibration is from a source of the same name; what is certified holds for its frames, "
                 "not for new scenes"
             )
-    with _journal(output, builder, source, options) as journal:
+    with _journal(output, builder, sources, options) as journal:
         with _time_spent(journal, builder) as seconds:
             result = search.run(journal)
             labels = _score_labels(search, dataset) if dataset is not None else None
             plan = make_plan(search)
-            facts = {"source": source.shown, "held_out": is_held_out, "labels": labels}
+            facts = {
+                "source": ", ".join(held_out),
+                "sources": [{"source": source, "held_out": apart} for source, apart in held_out.items()],
+                "held_out": all(held_out.values()),
+                "labels": labels,
+            }
             plan = replace(plan, evidence={**plan.evidence, **facts, "seconds": round(seconds(), 3)})
             _write(output, plan)
         if not result.interrupted:
             journal.finish()
     return plan, {**summary(plan), "seconds": plan.evidence["seconds"], "output": str(output)}
+
+
+def _parse_sources(frames: Sequence[str]) -> list[Source]:
+    sources = [parse_source(each) for each in frames]
+    shown = [source.shown for source in sources]
+    if len(sources) > 1 and any(source.live for source in sources):
+        raise AgentError(
+            "plan.sources",
+            f"{len(sources)} sources with a live camera among them: {', '.join(shown)}",
+            "recordings, or one live camera alone: its stretch of time is no sample of a scene",
+            "record the camera, and give the recording",
+        )
+    twice = next((each for each in shown if shown.count(each) > 1), None)
+    if twice is not None:
+        raise AgentError("plan.sources", f"--frames {twice} twice", "each source once", "leave one of them out")
+    return sources
 
 
 @contextmanager
@@ -108,7 +132,7 @@ def _time_spent(journal: Journal, builder: PlanBuilder) -> Iterator[Callable[[],
 
 
 @contextmanager
-def _journal(output: Path, builder: PlanBuilder, source: Source, options: PlanOptions) -> Iterator[Journal]:
+def _journal(output: Path, builder: PlanBuilder, sources: Sequence[Source], options: PlanOptions) -> Iterator[Journal]:
     """Open the journal next to the output, of the same search whatever its budget. An empty one is removed again."""
     identity = {
         "tared": version("tared"),
@@ -116,7 +140,7 @@ def _journal(output: Path, builder: PlanBuilder, source: Source, options: PlanOp
         "spec": builder.model.spec_id,
         "calibration": [builder.calibration.id, builder.calibration.frames],
         "backend": builder.runtime,
-        "source": [source.shown, _stamp(source)],
+        "sources": [[source.shown, _stamp(source)] for source in sources],
         "options": [options.max_loss, options.max_confusion, options.costs, options.seed],
     }
     output.parent.mkdir(parents=True, exist_ok=True)

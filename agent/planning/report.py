@@ -150,6 +150,8 @@ def _facts(evidence: Evidence) -> Iterator[tuple[str, str]]:
     int8 = sum(group["precision"] == "int8" for group in groups)
     yield "INT8", f"{show_share(evidence['int8_macs_share'])} of multiply-accumulates, {int8} of {len(groups)} groups"
     yield "loss", _loss_fact(evidence, chosen)
+    for source, trial in trials_by_source(chosen).items():
+        yield "", f"{_loss_and_bound(trial)}, from {_frames(trial)} of {source}"
     yield "latency", _latency_fact(evidence)
     if labels:
         scores = (f"{name} {score:.3f}, float {labels['float'][name]:.3f}" for name, score in labels["plan"].items())
@@ -168,12 +170,28 @@ def _loss_fact(evidence: Evidence, chosen: Candidate | None) -> str:
     trial = chosen["trial"]
     if trial is None:
         return f"{show_loss(chosen['predicted_loss'])} predicted, not measured"
-    empty = f" and {trial['empty_frames']} empty ones" if trial["empty_frames"] else ""
     validity = "on that stretch of a live camera" if evidence["live"] else f"with {show_confidence(evidence)}"
-    bound = f"at most {show_loss(trial['upper'])} {validity}"
     allowed = f"allowed {show_loss(evidence['max_loss'])}"
     origin = "" if evidence["held_out"] else " of the calibration's own source"
-    return f"{show_loss(trial['loss'])} measured, {bound} ({allowed}), from {trial['frames']} frames{empty}{origin}"
+    sources = len(trials_by_source(chosen))
+    basis = f"in the worst of {sources} sources" if sources else f"from {_frames(trial)}"
+    return f"{_loss_and_bound(trial)} {validity} ({allowed}), {basis}{origin}"
+
+
+def trials_by_source(candidate: Candidate | None) -> Mapping[str, Mapping[str, Any]]:
+    """Return a candidate's trials by source; empty if it was tried in one, or not at all."""
+    trial = candidate["trial"] if candidate else None
+    sources: Mapping[str, Mapping[str, Any]] = trial.get("sources", {}) if trial else {}
+    return sources if len(sources) > 1 else {}
+
+
+def _loss_and_bound(trial: Mapping[str, Any]) -> str:
+    return f"{show_loss(trial['loss'])} measured, at most {show_loss(trial['upper'])}"
+
+
+def _frames(trial: Mapping[str, Any]) -> str:
+    empty = f" and {trial['empty_frames']} empty ones" if trial["empty_frames"] else ""
+    return f"{trial['frames']} frames{empty}"
 
 
 def _latency_fact(evidence: Evidence) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from agent.planning.certificate import ERROR, Terms
+from agent.planning.certificate import ERROR, Terms, TrialResult, worst_of
 from agent.planning.report import show_costs, show_share
 from agent.planning.search import PlanSearch, SearchResult
 from calibrate.partition import Partition
@@ -58,10 +58,13 @@ def verdict(search: PlanSearch) -> str:
     trial = result.trials[result.accepted]
     times = f"{trial.latency_ms:.3g} ms against {trial.latency_float_ms:.3g} ms in float"
     speed = f"{times}." if trial.is_faster else f"INT8 is not faster on this machine, {times}: serve float here."
-    outcome = f"a loss of at most {trial.upper:.3g}, where {search.options.max_loss:g} is accepted. {speed}"
-    if search.split.certificate is None:  # frames in the order of time are no sample of another stretch
+    scenes = [share.source for share in search.split.shares]
+    each = " in each" if len(scenes) > 1 else ""
+    outcome = f"a loss of at most {trial.upper:.3g}{each}, where {search.options.max_loss:g} is accepted. {speed}"
+    if search.split.live:  # frames in the order of time are no sample of another stretch
         return f"Kept, on the stretch of a live camera that was seen and for no other: {outcome}"
-    return f"Certified: {outcome}"
+    certified = f"Certified for the scenes of {', '.join(scenes)}" if len(scenes) > 1 else "Certified"
+    return f"{certified}: {outcome}"
 
 
 def _why_not(search: PlanSearch) -> str:
@@ -118,7 +121,10 @@ class _Evidence:
             "certificate": {
                 "error": ERROR,
                 "frames_needed": Terms(
-                    options.max_loss, options.max_confusion, max(1, len(result.candidates))
+                    options.max_loss,
+                    options.max_confusion,
+                    max(1, len(result.candidates)),
+                    len(self.search.sources),
                 ).frames_needed,
             },
             "latency_ms": trial.latency_ms if trial else (last.latency_float_ms if last else None),
@@ -126,10 +132,10 @@ class _Evidence:
             "faster": trial is not None and trial.is_faster,
             "frames": {
                 "search": self.search.split.search if result.chosen else 0,
-                "certificate": last.frames if last else 0,
+                "certificate": sum(trial.frames for trial in result.by_source[-1].values()) if last else 0,
             },
             "sensed": len(result.predicted) > 0,
-            "live": trial is not None and self.search.split.certificate is None,
+            "live": trial is not None and self.search.split.live,
             "builds": self.search.builder.builds,
             "interrupted": result.interrupted,
         }
@@ -210,7 +216,10 @@ class _Evidence:
         return [{**self._plan(plan), "loss": losses.get(plan.int8.tobytes())} for plan in self.result.frontier]
 
     def _candidates(self) -> list[dict[str, Any]]:
-        trials = [{**asdict(trial), "confused": list(map(asdict, trial.confused))} for trial in self.result.trials]
+        trials = [
+            {**_trial(worst_of(by_source)), "sources": {source: _trial(one) for source, one in by_source.items()}}
+            for by_source in self.result.by_source
+        ]
         return [
             {
                 **self._plan(candidate.partition),
@@ -228,6 +237,10 @@ class _Evidence:
             "noise": plan.noise,
             "int8_macs_share": float(self.shares[plan.int8].sum()),
         }
+
+
+def _trial(trial: TrialResult) -> dict[str, Any]:
+    return {**asdict(trial), "confused": list(map(asdict, trial.confused))}
 
 
 def summary(plan: PrecisionPlan) -> Mapping[str, Any]:

@@ -3,9 +3,10 @@
 `PlanSearch.run` is the way through, in five steps. It chooses repairs, measures which groups make the noise, and
 measures what each group costs. From these it takes plans along the frontier of time and noise and tries them on a few
 search frames. The promising ones are then certified on frames that the search has not used, fastest first. Each
-measurement is kept in a journal: an interrupted search resumes there.
+measurement is kept in a journal: an interrupted search resumes there. Where frames of several sources are given, a
+plan has to keep its loss in the worst of them, on the search frames and under the certificate.
 
-    search = PlanSearch(builder, rules, frames, embedded, PlanOptions(max_loss=0.02), stage)
+    search = PlanSearch(builder, rules, sources, embedded, PlanOptions(max_loss=0.02), stage)
     search.run(journal)            # in the caller's thread; builds engines
     plan = make_plan(search)       # agent/planning/result.py
 
@@ -15,12 +16,14 @@ the search itself.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from itertools import islice
+from itertools import islice, pairwise, zip_longest
+from statistics import fmean
 from typing import Any, cast
 
 import numpy as np
@@ -28,21 +31,22 @@ from numpy.typing import NDArray
 
 from agent.common.state_files import Journal
 from agent.models.model import Rules
-from agent.planning.certificate import ERROR, MAX_CANDIDATES, Certifier, Terms, TrialResult, check_frames
+from agent.planning.certificate import ERROR, MAX_CANDIDATES, Certifier, Terms, TrialResult, check_frames, worst_of
 from agent.planning.costs import GroupCosts, PlanBuilder, as_problem, find_costs, labels
 from agent.planning.frames import RandomFrames
 from agent.planning.what_if import RepairChoice, WhatIf, WhatIfResult, choose_repairs
 from agent.vision.task import VisionTask
 from calibrate.partition import FLOAT, Partition, frontier
 from calibrate.sensitivity import Block, measure_blocks, share_out
-from engines.interface import Array, Backend, Progress
+from engines.interface import Array, Backend, Engine, Progress
 from engines.quantise.apply_plan import observed_graph
 from engines.quantise.fusion import Grouping, fusion_groups
 from engines.quantise.placement import place
 from engines.store.artefact import fingerprint
 
-SEARCH_FRAMES = 24  # at most a quarter of the source, and no fewer than 8
+SEARCH_FRAMES = 24  # of all sources together, at most a quarter of each, and no fewer than 8 of any
 _FEWEST = 8
+_STRETCHES = 4  # of time, into which a single source is cut; repairs are proposed from every other
 
 _HARDLY = 0.25  # of the accepted loss: a plan that loses less has hardly a loss to win back
 _MOST_PLANS = 10  # on the ladder, of half the noise each
@@ -73,26 +77,73 @@ class PlanOptions:
 
 
 @dataclass(frozen=True)
-class Split:
-    """How the frames are divided between search and certificate.
+class Share:
+    """How the frames of one source are divided between search and certificate.
 
     search: how many frames at the start of the random order the search uses. certificate: how many are left; None for a
-    live camera. terms: with as many candidates as the frames allow, since each takes its share of the error.
+    live camera.
     """
 
+    source: str
     search: int
     certificate: int | None
+
+
+@dataclass(frozen=True)
+class Split:
+    """How the frames of every source are divided. terms: with as many candidates as all sources' frames allow.
+
+    Each candidate takes its share of the error, and each source its share of that.
+    """
+
+    shares: Sequence[Share]
     terms: Terms
+
+    @property
+    def live(self) -> bool:
+        """True if the one source is a live camera."""
+        return any(share.certificate is None for share in self.shares)
+
+    @property
+    def search(self) -> int:
+        """The number of search frames of all sources."""
+        return sum(share.search for share in self.shares)
 
     @property
     def description(self) -> str:
         """A line for people on what the certificate is going to need."""
-        certificate = "" if self.certificate is None else f"{self.certificate} "
+        several = len(self.shares) > 1
+        certified = f"certified after {self.terms.frames_needed} with something on them"
         return (
-            f"{self.search} frames to search with, {certificate}others to certify on: a plan that loses nothing is "
-            f"certified after {self.terms.frames_needed} with something on them, or a few less, for a loss of at most "
+            f"{'; '.join(self._frames(share, several) for share in self.shares)}: a plan that loses nothing is "
+            f"{certified}{' in each source' if several else ''}, or a few less, for a loss of at most "
             f"{self.terms.max_loss:g} with {100.0 * (1.0 - ERROR):g} % confidence; one that loses something takes more"
         )
+
+    @staticmethod
+    def _frames(share: Share, named: bool) -> str:
+        certificate = "" if share.certificate is None else f"{share.certificate} "
+        frames = f"{share.search} frames to search with, {certificate}others to certify on"
+        return f"{frames} in {share.source}" if named else frames
+
+
+def split_for_repairs(drawn: Sequence[Sequence[tuple[int, Array]]]) -> tuple[list[Array], list[Array]]:
+    """Return the frames that repairs are proposed from, and others that they are tried on.
+
+    The two are of different scenes, or of different stretches of time if there is one source only: a repair that suits
+    just the scene which proposed it is not kept. drawn: per source its frames with their index, the order in time.
+    """
+    scenes = [[frame for _, frame in frames] for frames in drawn]
+    if len(drawn) == 1:
+        by_time = [frame for _, frame in sorted(drawn[0], key=lambda one: one[0])]
+        ends = [round(len(by_time) * part / _STRETCHES) for part in range(_STRETCHES + 1)]
+        scenes = [by_time[start:end] for start, end in pairwise(ends)]
+    return _in_turn(scenes[::2]), _in_turn(scenes[1::2])
+
+
+def _in_turn(scenes: Sequence[Sequence[Array]]) -> list[Array]:
+    """Return one frame of each scene, then the next of each: the first few show all of them."""
+    return [frame for frames in zip_longest(*scenes) for frame in frames if frame is not None]
 
 
 @dataclass(frozen=True)
@@ -163,7 +214,7 @@ class SearchResult:
     predicted: per group (n,) the noise to signal of its layers, in the sum.
     restored: by group, by how much the divergence falls if this group is float and all others are INT8.
     tried: plans on the search frames; `candidates` are those worth a trial.
-    trials: of the first candidates, in their order.
+    by_source: the trials of the first candidates, by source; none after a source that refused one.
     interrupted: "budget" if the budget cut the search short.
     """
 
@@ -176,13 +227,18 @@ class SearchResult:
     frontier: Sequence[Partition] = ()
     tried: Sequence[Candidate] = ()
     candidates: Sequence[Candidate] = ()
-    trials: list[TrialResult] = field(default_factory=list)
+    by_source: list[Mapping[str, TrialResult]] = field(default_factory=list)
     interrupted: str = ""
 
     @property
     def noise(self) -> NDArray[np.float64]:
         """What each group adds to the divergence while it is INT8, (groups,)."""
         return share_out(self.predicted, self.blocks)
+
+    @property
+    def trials(self) -> list[TrialResult]:
+        """The outcome of each tried candidate, which is that in its worst source."""
+        return [worst_of(trials) for trials in self.by_source]
 
     @property
     def accepted(self) -> int | None:
@@ -198,12 +254,13 @@ class _TimeIsUpError(Exception):
 class PlanSearch:
     """One search. `run` may be interrupted at any point: all measurements are in its journal.
 
+    sources: of recordings as many as there are scenes, or one live camera.
     builder: for the runtime that will serve. embedded: ONNX Runtime, for what-ifs and the reference.
     """
 
     builder: PlanBuilder
     rules: Rules
-    frames: RandomFrames
+    sources: Sequence[RandomFrames]
     embedded: Backend
     options: PlanOptions
     stage: Stage
@@ -223,15 +280,21 @@ class PlanSearch:
     def split(self) -> Split:
         """The division of the frames.
 
-        Raises AgentError (`plan.frames`) if there are too few for any certificate, CameraError as the source does.
+        Raises AgentError (`plan.frames`) if a source has too few for any certificate, CameraError as the source does.
         """
-        count, options = self.frames.count, self.options
-        search = SEARCH_FRAMES if count is None else min(SEARCH_FRAMES, max(_FEWEST, count // 4))
-        left = None if count is None else count - search
-        terms = [Terms(options.max_loss, options.max_confusion, n) for n in range(MAX_CANDIDATES, 0, -1)]
+        options, sources = self.options, self.sources
+        most = max(_FEWEST, math.ceil(SEARCH_FRAMES / len(sources)))
+        shares = []
+        for frames in sources:
+            count = frames.count
+            search = most if count is None else min(most, max(_FEWEST, count // 4))
+            shares.append(Share(frames.source.shown, search, None if count is None else count - search))
+        left = min((share.certificate for share in shares if share.certificate is not None), default=None)
+        terms = [Terms(options.max_loss, options.max_confusion, n, len(sources)) for n in range(MAX_CANDIDATES, 0, -1)]
         chosen = next((each for each in terms if left is None or each.frames_needed <= left), terms[-1])
-        check_frames(self.frames, search, chosen)
-        return Split(search, left, chosen)
+        for frames, share in zip(sources, shares, strict=True):
+            check_frames(frames, share.search, chosen)
+        return Split(shares, chosen)
 
     def run(self, journal: Journal) -> SearchResult:
         """Search and certify, as far as the budget allows."""
@@ -271,12 +334,13 @@ class PlanSearch:
         return {**self.rules.apply(self.result.grouping.plan(int8.tolist(), reasons)), **self.builder.without_int8}
 
     def _choose_repairs(self) -> None:
+        proposing, trying = split_for_repairs(self._drawn)
         with self.stage("repairs") as progress:
             self.result.chosen = choose_repairs(
                 self.model,
                 self.builder.calibration,
-                self._search_frames,
-                self._what_if,
+                proposing,
+                WhatIf(self.model, self.builder.calibration, trying, self.embedded),
                 self.embedded,
                 self._journal.get_or_compute,
                 self._with_deadline(progress),
@@ -323,7 +387,7 @@ class PlanSearch:
                 self.result.grouping,
                 self.rules.floats,
                 self.builder,
-                self._search_frames[0],
+                self._drawn[0][0][1],
                 self._journal,
                 self._with_deadline(progress),
                 self.options.costs,
@@ -352,47 +416,87 @@ class PlanSearch:
         candidates, costs = self.result.candidates, self.result.costs
         if not candidates or costs is None:
             return
-        terms = Terms(self.options.max_loss, self.options.max_confusion, len(candidates))
+        terms = replace(self.split.terms, candidates=len(candidates))
         with (
             self.stage("certificate") as progress,
             closing(self.embedded.load(self.model.master.SerializeToString())) as reference,
             closing(self.builder.load_float(self._with_deadline(progress))) as float_engine,
         ):
-            certifier = Certifier(
-                self.model.spec, terms, self.frames, self.split.search, reference, float_engine, self._journal,
-                progress, self.out_of_time,
-            )  # fmt: skip
+            certifiers = [
+                Certifier(
+                    self.model.spec, terms, frames, share.search, reference, float_engine, self._journal,
+                    progress, self.out_of_time,
+                )
+                for frames, share in zip(self.sources, self.split.shares, strict=True)
+            ]  # fmt: skip
             self._journal.get_or_compute(_CANDIDATES, lambda: [candidate.as_dict() for candidate in candidates])
             for number, candidate in enumerate(candidates, start=1):
                 floats = self.plan_of(candidate.partition.int8, _LEFT_FLOAT)
+                plan = fingerprint(self.builder.plan(floats).essence)
                 with closing(self.builder.load(floats, self._with_deadline(progress))) as engine:
-                    plan = fingerprint(self.builder.plan(floats).essence)
-                    trial = certifier.try_candidate(f"candidate {number}", plan, engine)
-                # INT8 can be faster on this machine where its times were measured; then a candidate has to be.
-                if trial.accepted and not costs.why and not trial.is_faster:
-                    times = f"{trial.latency_ms:.3g} ms, which is not faster than {trial.latency_float_ms:.3g} ms"
-                    trial = replace(trial, accepted=False, reason=f"{times} in float; {trial.reason}")
-                self.result.trials.append(trial)
+                    self.result.by_source.append(self._try_candidate(certifiers, f"candidate {number}", plan, engine))
                 if self.result.accepted is not None:
                     return
                 self._check_time()
 
+    def _try_candidate(
+        self, certifiers: Sequence[Certifier], name: str, plan: str, engine: Engine
+    ) -> dict[str, TrialResult]:
+        """Try a candidate in one source after the other, until one refuses it; return the trials by source."""
+        assert self.result.costs is not None
+        trials: dict[str, TrialResult] = {}
+        for number, (certifier, share) in enumerate(zip(certifiers, self.split.shares, strict=True)):
+            shown = f"{name} in {share.source}" if len(certifiers) > 1 else name
+            trial = certifier.try_candidate(shown, f"{plan} {number}" if number else plan, engine)
+            trials[share.source] = trial
+            if not trial.accepted:
+                return trials
+        # INT8 can be faster on this machine where its times were measured; then a candidate has to be.
+        outcome = worst_of(trials)
+        if not self.result.costs.why and not outcome.is_faster:
+            times = f"{outcome.latency_ms:.3g} ms, which is not faster than {outcome.latency_float_ms:.3g} ms"
+            return {
+                source: replace(trial, accepted=False, reason=f"{times} in float; {trial.reason}")
+                for source, trial in trials.items()
+            }
+        return trials
+
     def _evaluate(self, int8: NDArray[np.bool_], frames: int | None = None) -> WhatIfResult:
-        """Answer the first `frames` search frames, or all, with these groups in INT8."""
+        """Answer the first `frames` search frames, or all, with these groups in INT8.
+
+        The loss is that in the worst source, the divergence the mean over sources in which something is seen.
+        """
         plan = self.builder.plan(self.plan_of(int8, _LEFT_FLOAT))
+        of_each = None if frames is None else math.ceil(frames / len(self.sources))
+
+        def evaluated() -> dict[str, Any]:
+            answers = [what_if.evaluate(plan, of_each) for what_if in self._what_ifs]
+            divergences = [one.divergence for one in answers if one.telling] or [one.divergence for one in answers]
+            telling = sum(one.telling for one in answers)
+            return asdict(WhatIfResult(fmean(divergences), max(one.loss for one in answers), telling))
+
         key = f"ask {frames} {fingerprint(plan.essence)}"
-        return WhatIfResult(**self._journal.get_or_compute(key, lambda: asdict(self._what_if.evaluate(plan, frames))))
+        return WhatIfResult(**self._journal.get_or_compute(key, evaluated))
 
     @cached_property
-    def _search_frames(self) -> list[Array]:
+    def _drawn(self) -> list[list[tuple[int, Array]]]:
+        """Per source its search frames in random order, each with its index."""
         with closing(self.embedded.load(self.model.master.SerializeToString())) as engine:
             task = VisionTask(self.model.spec, engine.inputs, engine.outputs)
-        with closing(self.frames.draw()) as draws:
-            return [task.preprocess(image)[0].copy() for _, image in islice(draws, self.split.search)]
+        drawn = []
+        for frames, share in zip(self.sources, self.split.shares, strict=True):
+            with closing(frames.draw()) as draws:
+                drawn.append(
+                    [(index, task.preprocess(image)[0].copy()) for index, image in islice(draws, share.search)]
+                )
+        return drawn
 
     @cached_property
-    def _what_if(self) -> WhatIf:
-        return WhatIf(self.model, self.builder.calibration, self._search_frames, self.embedded)
+    def _what_ifs(self) -> list[WhatIf]:
+        """One per source."""
+        calibration = self.builder.calibration
+        scenes = [[frame for _, frame in frames] for frames in self._drawn]
+        return [WhatIf(self.model, calibration, frames, self.embedded) for frames in scenes]
 
     def _fixed(self) -> NDArray[np.int8]:
         """Per group FREE, or the precision it has by rule, kernel or nature."""

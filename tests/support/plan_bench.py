@@ -30,7 +30,8 @@ class Place:
         return self.folder / name
 
     def arguments(self, *more: object, output: str = "plan.json") -> list[str]:
-        given = ["--calibration", self / "calibration.json", "--frames", self / "clip.avi"]
+        frames = [] if "--frames" in more else ["--frames", self / "clip.avi"]
+        given = ["--calibration", self / "calibration.json", *frames]
         limits = ["--max-loss", 0.2, "--costs", "macs"]
         return [str(each) for each in ("plan", self / "model.yaml", *given, *limits, "-o", self / output, *more)]
 

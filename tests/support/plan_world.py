@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -56,12 +56,14 @@ def silent_stage(_name: str) -> Iterator[Progress]:
     yield lambda _fraction, _doing: None
 
 
-def planner(folder: Path, options: PlanOptions = MACS, backend: Backend | None = None) -> PlanSearch:
+def planner(
+    folder: Path, options: PlanOptions = MACS, backend: Backend | None = None, sources: Sequence[str] = ("clip.avi",)
+) -> PlanSearch:
     """A search in a world; every call is a new one, as a new process would make it."""
     embedded = open_backend("onnxruntime")
     model = open_model(load_model_spec(folder / "model.yaml"))
     builder = PlanBuilder(model, load_calibration(folder / "calibration.json"), backend or embedded)
-    frames = RandomFrames(parse_source(str(folder / "clip.avi")), options.seed)
+    frames = [RandomFrames(parse_source(str(folder / source)), options.seed) for source in sources]
     rules = read_rules(model.spec.precision, model.master, model.placement)
     return PlanSearch(builder, rules, frames, embedded, options, silent_stage)
 

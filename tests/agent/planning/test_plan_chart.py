@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from plan_evidence import all_float, by_macs, evidence, one_group, unmeasured
+from plan_evidence import all_float, by_macs, evidence, one_group, two_sources, unmeasured
 
 from agent.common.errors import AgentError
 from agent.planning.chart import draw_chart
@@ -135,7 +135,8 @@ def test_the_axis_holds_all_losses_and_its_ticks_stay_apart(
 
 def test_the_key_keeps_clear_of_the_line_of_what_is_allowed(drawn: Callable[[dict[str, Any]], Axes]) -> None:
     for max_loss in (0.001, 0.05, 0.1, 0.2, 0.3, 0.6):
-        axes = drawn({**evidence(), "max_loss": max_loss})
+        axes = drawn({**two_sources(), "max_loss": max_loss})  # which has the longest key
+        assert "in the worst of 2 sources" in words(axes)
         axes.figure.draw_without_rendering()  # places the words
         line = axes.transData.transform((0.0, max_loss))[1]
         for text in axes.texts:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plan_evidence import all_float, by_macs, evidence, group, one_group, unmeasured
+from plan_evidence import all_float, by_macs, evidence, group, one_group, two_sources, unmeasured
 from rich.console import Console
 
 from agent.cli.main import main
@@ -45,6 +45,15 @@ def test_ten_seconds_are_enough() -> None:
     assert row(told, "costs") == "costs measured on 8 engines, spread 3.0 %"
     assert row(told, "search") == "search 9 engines, 32 frames, 81 s"
     assert "stopped early" not in told
+
+
+def test_the_worst_of_several_sources_comes_first_and_each_is_listed() -> None:
+    told = printed(two_sources())
+    assert row(told, "loss") == (
+        "loss 0.020 measured, at most 0.049 with 95 % confidence (allowed 0.050), in the worst of 2 sources"
+    )
+    assert row(told, "0.0021") == "0.0021 measured, at most 0.031, from 104 frames of night.mp4"
+    assert row(told, "0.020 measured") == "0.020 measured, at most 0.049, from 140 frames and 3 empty ones of day.mp4"
 
 
 def test_groups_come_by_noise_and_the_quiet_ones_are_counted() -> None:
