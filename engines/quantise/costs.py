@@ -107,24 +107,32 @@ def measure_costs(
         build: Returns a loaded engine under a plan; it is closed here.
         runs: Inferences per profile.
         free: The groups (n,) that may be INT8; by default all that are not `fixed`.
-        has_time: Whether another pass may take so many seconds.
+        has_time: Whether what is left of a further pass may take so many seconds.
 
     Returns `macs_costs`, with the measured noise and residual, where the times are not believed; `doubt` says why.
     Raises what `build`, the engines and `progress` raise.
     """
     labels = designs(_free(grouping) if free is None else free, _pairs(grouping))
     passes: list[_Pass] = []
-    enough = True
+    took_s = 0.0
+
+    def goes_on(left: float) -> bool:
+        """Return whether there is time for this share of a further pass; the first is always finished."""
+        return not passes or has_time(left * took_s)
+
     while True:
         started = time.monotonic()
-        passes.append(_measure(grouping, labels, build, batch, progress, runs, len(passes)))
+        measured_pass = _measure(grouping, labels, build, batch, progress, runs, len(passes), goes_on)
+        if measured_pass is None:
+            ended = ", as the budget left no time for more"
+            break
+        took_s = time.monotonic() - started
+        passes.append(measured_pass)
         reading = _Reading(grouping, labels, passes)
         if not reading.doubt or len(passes) == _MOST_PASSES:
+            ended = ""
             break
-        enough = has_time(time.monotonic() - started)
-        if not enough:
-            break
-    costs = reading.costs("" if enough else ", as the budget left no time for more")
+    costs = reading.costs(ended)
     measured = costs.source == "measured"
     progress(1.0, "costs measured" if measured else f"estimated from multiply-accumulates: {costs.doubt}")
     return costs
@@ -144,10 +152,22 @@ class _Pass:
 
 
 def _measure(
-    grouping: Grouping, labels: Labels, build: Build, batch: Array, progress: Progress, runs: int, before: int
-) -> _Pass:
-    """Measure every design once; `before` is the number of passes before this one."""
+    grouping: Grouping,
+    labels: Labels,
+    build: Build,
+    batch: Array,
+    progress: Progress,
+    runs: int,
+    before: int,
+    goes_on: Callable[[float], bool],
+) -> _Pass | None:
+    """Measure every design once. Return None if `goes_on` was False, which gets the share that is left of the pass.
+
+    before: the number of passes before this one.
+    """
     builds = len(labels)
+    if not goes_on(1.0):
+        return None
 
     def show(number: int) -> None:
         again = f", pass {before + 1}: the noise is too high" if before else ""
@@ -159,6 +179,8 @@ def _measure(
         anchored = [anchor.times_ms(batch, runs)]
         repeats = []
         for number, label in enumerate(labels[1:], start=1):
+            if not goes_on(1.0 - number / builds):
+                return None
             show(number)
             with closing(_Profiled(grouping, label, build)) as design:
                 rounds = []
@@ -168,11 +190,10 @@ def _measure(
                     rounds.append(times / _speed(anchored[-2:]))
             repeats.append(np.array(rounds))
         anchored.append(anchor.times_ms(batch, runs))
-    last = len(anchored) - 1
-    neighbours = [[anchored[max(at - 1, 0)], anchored[min(at + 1, last)]] for at in range(1, last)]
-    floats = np.array([times / _speed(pair) for times, pair in zip(anchored[1:-1], neighbours, strict=True)])
     if not repeats:
         return _Pass([np.array([times / times.sum() for times in anchored])], np.zeros((0, 0)), _speed(anchored))
+    neighbours = zip(anchored, anchored[2:], strict=False)
+    floats = np.array([times / _speed(pair) for times, pair in zip(anchored[1:-1], neighbours, strict=True)])
     by_design = np.median(floats.reshape(len(repeats), _ROUNDS, -1), axis=1)
     return _Pass([floats, *repeats], by_design, _speed(anchored))
 

@@ -136,18 +136,23 @@ def test_random_times_fall_back_to_macs_and_say_so(machine: Machine) -> None:
     assert "multiply-accumulates" in told[-1]
 
 
-def test_noise_is_measured_again_only_while_there_is_time(machine: Machine) -> None:
-    machine.random, machine.int8 = np.random.default_rng(0), 1.0
+@pytest.mark.parametrize(("designs", "passes"), [(1.0, "once"), (1.6, "once"), (2.0, "2 times")])
+def test_noise_is_measured_again_only_while_there_is_time(machine: Machine, designs: float, passes: str) -> None:
+    """A pass that would not end in time is given up, and the one before counts."""
+    builds = measure_costs(machine.grouping, machine.build, BATCH).builds
+    machine.built, machine.random, machine.int8 = 0, np.random.default_rng(0), 1.0
     asked: list[float] = []
 
     def has_time(seconds: float) -> bool:
         asked.append(seconds)
-        return len(asked) < 2
+        return machine.built < round(designs * builds)
 
     costs = measure_costs(machine.grouping, machine.build, BATCH, has_time=has_time)
-    assert (costs.passes, len(asked)) == (2, 2)
+    assert machine.built == round(designs * builds)
+    assert costs.passes == int(designs)
+    assert costs.doubt.endswith(f"measured {passes}, as the budget left no time for more")
+    assert machine.open == 0
     assert min(asked) > 0.0
-    assert costs.doubt.endswith("measured 2 times, as the budget left no time for more")
 
 
 def test_a_quiet_measurement_is_not_repeated(machine: Machine) -> None:
