@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -346,12 +347,14 @@ class JobTracker:
         """
         self.error = error
         state = JobState.CANCELLED if error.code == CANCELLED else JobState.FAILED
-        self._record_end(JobState.ROLLED_BACK if rolled_back else state, error=error)
+        state = JobState.ROLLED_BACK if rolled_back else state
+        if state is not JobState.CANCELLED:
+            self.on_failure(error)  # before the journal: after a kill in between nothing is tried again in vain
+        self._record_end(state, error=error)
         if self.state is JobState.CANCELLED:
             self._report_state(message=error.found)
         else:
             self.reporter.error(error, trigger=self.trigger, step=self.state.value)
-            self.on_failure(error)
         for command in self._commands:
             command.fail(error)
 
@@ -413,12 +416,6 @@ class JobRegistry:
     started: deque[JobTracker] = field(default_factory=lambda: deque(maxlen=_MOST_JOBS), init=False)
     _is_untidy: bool = field(default=True, init=False)  # this start, or the previous process, may have left something
 
-    def __post_init__(self) -> None:
-        try:
-            self._error_before = next((record.error for record in self.journal.records()[-1:]), None)
-        except AgentError:  # reported when it was opened
-            self._error_before = None
-
     @property
     def job(self) -> JobTracker | None:
         """The running job, also while its candidate is on probation."""
@@ -430,6 +427,13 @@ class JobRegistry:
         """The error with which the latest job ended, in this process or the one before; None if it ended well."""
         latest = self._latest
         return latest.error if latest is not None else self._error_before
+
+    @cached_property
+    def _error_before(self) -> TaredError | None:
+        try:
+            return next((record.error for record in self.journal.records()[-1:]), None)
+        except AgentError:  # reported when the journal was opened
+            return None
 
     @property
     def _latest(self) -> JobTracker | None:

@@ -16,7 +16,8 @@ from agent.common.errors import AgentError
 from agent.contract.commands import RecalibrateArgs
 from agent.control.operations import Operations
 from agent.jobs.child_process import JobOutcome
-from agent.jobs.refusal import RefusalMemory
+from agent.jobs.job import JobTracker
+from agent.jobs.refusal import RefusalMemory, settings_id
 from agent.monitoring.camera_monitor import CameraState
 from calibrate.errors import TaredError
 
@@ -110,6 +111,22 @@ def test_a_scene_that_has_changed_is_tried_with_frames_of_its_own(board: Board, 
     assert board.restarts == known + 1
     board.pass_s(DAY)
     assert len(board.jobs) == 2
+
+
+def test_a_kill_before_the_journal_has_the_end_does_not_forget_the_refusal(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object, **__: object) -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(JobTracker, "_record_end", killed)
+    with pytest.raises(SystemExit):
+        board.pass_s(MINUTE)
+    monkeypatch.undo()
+    kept = RefusalMemory(board.operations.config.state_dir / "refusal.json", pytest.fail)
+    kept.settings = settings_id(board.operations.config, board.at.service)
+    assert kept.standing is not None
+    assert kept.standing.error.code == "recalibration.refused"
 
 
 def test_a_scene_that_shows_nothing_is_no_other_scene(board: Board) -> None:
