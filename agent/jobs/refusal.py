@@ -63,6 +63,7 @@ def settings_id(
             "method": method or calibration.method,
             "max_loss": recalibration.max_loss if max_loss is None else max_loss,
             "max_slowdown": recalibration.max_slowdown,
+            "planning": config.planning.model_dump(mode="json"),
             "probation": config.probation.model_dump(mode="json"),
         }
     )

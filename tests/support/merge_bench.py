@@ -64,7 +64,7 @@ def upload(folder: Path, device: str, histograms: dict[str, AbsHistogram], **cha
 def service_with(calibration: Calibration | None) -> EngineService:
     planned = SimpleNamespace(placement=SimpleNamespace(shared=(("conv1", "conv2"),)), observed_id=OBSERVED)
     serving = SimpleNamespace(id="artefact")
-    return cast(EngineService, SimpleNamespace(calibration=calibration, serving=serving, serving_model=planned))
+    return cast(EngineService, SimpleNamespace(calibration=calibration, serving=serving, model=planned))
 
 
 class Board:

@@ -94,7 +94,7 @@ def test_an_operator_recalibrates_and_rolls_back(calibrated_world: World, any_br
         assert statuses[-1] == "SUCCEEDED", heard[-1]
         assert set(statuses[1:-1]) == {"IN_PROGRESS"}
         steps = list(dict.fromkeys(result.step for result in heard if result.step))
-        assert steps == ["COLLECTING", "CALIBRATING", "BUILDING", "VALIDATING", "PROBATION"]
+        assert steps == ["COLLECTING", "CALIBRATING", "PLANNING", "BUILDING", "VALIDATING", "PROBATION"]
         second = store.read("current")
         assert first is not None
         assert second is not None

@@ -105,7 +105,7 @@ def test_the_video_does_not_wait_for_a_reference_that_has_to_be_built(daemon: Da
     assert [event["percent"] for event in told] == sorted(event["percent"] for event in told)
     assert {event["engine"] for event in told} == {"reference"}
     preparing = [camera for camera in daemon.link.cameras() if camera.get("observer") == "preparing"]
-    assert preparing[-1]["fps"] > 0.0
+    assert any(camera["fps"] > 0.0 for camera in preparing)
     steps = [(event["trigger"], event["step"]) for event in daemon.link.events("job")]
     assert steps.index(("first-start", "COLLECTING")) > steps.index(("start", "BUILDING"))
     assert daemon.link.events("error") == []

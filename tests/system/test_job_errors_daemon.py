@@ -34,7 +34,9 @@ def test_what_fails_costs_its_job_alone(case: Case, name: str) -> None:
     check(case, failing(name), CODES[name], [JobState.FAILED, JobState.COMMITTED], serves_new=name == "promote")
 
 
-@pytest.mark.parametrize("state", ["REQUESTED", "COLLECTING", "CALIBRATING", "BUILDING", "VALIDATING", "PROBATION"])
+@pytest.mark.parametrize(
+    "state", ["REQUESTED", "COLLECTING", "CALIBRATING", "PLANNING", "BUILDING", "VALIDATING", "PROBATION"]
+)
 def test_what_cannot_be_journaled_is_not_begun(case: Case, state: str) -> None:
     ends = [JobState.FAILED, JobState.COMMITTED] if state != "REQUESTED" else [JobState.COMMITTED]
     check(case, write_refused(state), "journal.write", ends)

@@ -20,11 +20,20 @@ BEFORE, AFTER = "before", "after"
 INTERRUPTED, COMMAND_INTERRUPTED = "recalibration.interrupted", "command.interrupted"
 # By the state of a job that was killed right after that was written: how the next daemon ends it. What is written
 # right before is the state before. A state that jobs come to need one more line here.
-RECALIBRATION = ["REQUESTED", "COLLECTING", "CALIBRATING", "BUILDING", "VALIDATING", "PROBATION", "COMMITTED"]
+RECALIBRATION = [
+    "REQUESTED",
+    "COLLECTING",
+    "CALIBRATING",
+    "PLANNING",
+    "BUILDING",
+    "VALIDATING",
+    "PROBATION",
+    "COMMITTED",
+]
 EXCHANGE = ["REQUESTED", "PROBATION", "COMMITTED"]
 MODEL = RUNTIME = ["REQUESTED", "BUILDING", "COMMITTED"]
 RAISING = ["PLANNING", "BUILDING"]
-CHILD = ["CALIBRATING", "BUILDING", "VALIDATING", "OUTCOME"]
+CHILD = ["CALIBRATING", "PLANNING", "BUILDING", "VALIDATING", "OUTCOME"]
 MOMENTS = [BEFORE, AFTER]
 LOAD_S = 5.0  # beyond what a start takes that nothing has disturbed
 

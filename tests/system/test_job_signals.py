@@ -23,6 +23,7 @@ ENDS = {
     "REQUESTED": {CANCELLED},
     "COLLECTING": {CANCELLED},
     "CALIBRATING": {CANCELLED},
+    "PLANNING": {CANCELLED},
     "BUILDING": {CANCELLED},
     "VALIDATING": {CANCELLED},
     "PROBATION": {CANCELLED, COMMITTED},  # as it comes before the candidate's first answer, or after it

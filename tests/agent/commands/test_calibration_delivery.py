@@ -147,7 +147,7 @@ def test_a_job_has_it_before_another_delivery_can_take_its_place(job_desk: JobDe
     results: list[CommandResult] = []
 
     def staged(command: str) -> StagedCalibration:
-        return StagedCalibration(path, job_desk.service.serving_model, CommandProgress(command, results.append))
+        return StagedCalibration(path, job_desk.service.model, CommandProgress(command, results.append))
 
     job_desk.operations.try_calibration(staged("c1"))
     with pytest.raises(CommandError, match=r"command\.busy"):
