@@ -105,7 +105,9 @@ def show_costs(evidence: Evidence) -> str:
         shown += f", {costs['passes']} times over because of the noise"
     hidden = sum(not _is_timed(group) for group in evidence["groups"])
     if hidden:
-        shown += f"; {hidden} of {len(evidence['groups'])} groups share a sum by multiply-accumulates"
+        shown += (
+            f"; {hidden} of {len(evidence['groups'])} groups are within the noise, and lean on multiply-accumulates"
+        )
     return f"{shown}: {costs['doubt']}" if costs.get("doubt") else shown
 
 
@@ -340,7 +342,9 @@ def _costs(evidence: Evidence, index: int) -> Iterator[str]:
     scale, costs, group = CostScale(evidence), evidence["costs"], evidence["groups"][index]
     takes = f"{scale.show(group['time_int8'])} in INT8 and {scale.show(group['time_float'])} in float"
     if scale.measured:
-        how = "measured" if _is_timed(group) else "the difference is estimated from multiply-accumulates"
+        how = (
+            "measured" if _is_timed(group) else "the difference is within the noise, and leans on multiply-accumulates"
+        )
         yield f"It takes {takes} ({how}, spread {show_share(costs['noise'])})."
     else:
         yield f"It costs {takes} of what all float costs (estimated from multiply-accumulates: {costs['why']})."

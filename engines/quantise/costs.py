@@ -8,7 +8,8 @@ A time is believed as far as chance leaves it:
 
 1. A group whose saving is larger than its error keeps it.
 2. The others together take what multiply-accumulates predict for them, as far as the error of their sum allows. Each
-   takes its share of that by its multiply-accumulates. So no group is float because a disturbance made it look slow.
+   is drawn to its share of that, the more the noise exceeds the differences between groups. So no group is float
+   because a disturbance made it look slow.
 3. Where these others matter and their sum is not known either, all designs are built and measured again.
 4. If that leaves no difference between INT8 and float, or the groups contradict the network, multiply-accumulates count
    for all groups.
@@ -60,7 +61,7 @@ class Costs:
     builds: number of engines that were built.
     source: "measured", or "macs" for estimates. These compare plans with one another and are no times: a million
         multiply-accumulates in float count as 1.
-    by_macs: the groups whose saving was lost in the noise, and is a share of a sum by multiply-accumulates.
+    by_macs: the groups whose saving is within the noise, and is drawn to a share by multiply-accumulates.
     passes: how often every design was measured.
     doubt: what the measurement could not tell, however often it was repeated; else empty.
     """
@@ -218,10 +219,10 @@ class _Reading:
         self._noise = Noise(self._rounds, wander([each.floats for each in passes]), len(passes))
         self._fit = fit_costs(labels, self._times[:, :-1], _pairs(grouping))
         self._weights = np.column_stack((self._fit.weights, np.zeros(len(labels))))  # "everything else" saves nothing
-        choosable = labels.any(axis=0) & ~labels.all(axis=0)
-        errors = self._noise.errors(self._weights)[:-1]
-        self._lost = is_noise(self._fit.saving[choosable], errors[choosable])
-        self._rest = choosable & (np.abs(self._fit.saving) <= _CERTAIN * errors)
+        self._choosable = labels.any(axis=0) & ~labels.all(axis=0)
+        self._errors = self._noise.errors(self._weights)[:-1]
+        self._lost = is_noise(self._fit.saving[self._choosable], self._errors[self._choosable])
+        self._rest = self._choosable & (np.abs(self._fit.saving) <= _CERTAIN * self._errors)
         self._sum = float(self._fit.saving[self._rest].sum())
         self._sum_error = _CERTAIN * self._noise.error(self._weights * np.append(self._rest, False))
         ends = np.zeros(self._times.shape)
@@ -273,7 +274,7 @@ class _Reading:
         if self._contradiction or (self.doubt and self._lost):
             return replace(macs_costs(self._grouping), **facts)
         usual_ms = float(np.median([each.usual_ms for each in self._passes]))
-        saving = np.where(self._rest, self._shares(), fit.saving)
+        saving = np.where(self._rest, self._likely(), fit.saving)
         return Costs(
             usual_ms * np.maximum(fit.time_float - saving, 0.0),
             usual_ms * fit.time_float,
@@ -284,20 +285,35 @@ class _Reading:
             **facts,
         )
 
-    def _shares(self) -> Floats:
-        """Return what INT8 saves in the groups that the noise hides, (n,), by their multiply-accumulates.
+    def _likely(self) -> Floats:
+        """Return what INT8 likely saves in the groups that the noise hides, (n,): the empirical Bayes estimate.
 
-        The other groups' saving for each multiply-accumulate predicts their sum, or the network's if there are no
-        others; the measured sum and its error bound it.
+        A group is expected to save its share by multiply-accumulates. Its measured saving moves that by as much as the
+        groups are known to differ from their shares, beyond what the noise explains.
+        """
+        shares = self._shares()
+        measurable = self._choosable & (self._fit.time_float > 0.0)
+        scale = np.where(measurable, self._fit.time_float, 1.0)
+        noise = np.square(self._errors / scale)
+        differences = np.square((self._fit.saving - shares) / scale) - noise
+        spread_of_groups = max(0.0, float(differences[measurable].mean())) if measurable.any() else 0.0
+        weights = spread_of_groups / (spread_of_groups + np.where(noise > 0.0, noise, 1.0))
+        return np.where(self._rest, shares + weights * (self._fit.saving - shares), 0.0)
+
+    def _shares(self) -> Floats:
+        """Return what INT8 saves in each group by multiply-accumulates, (n,).
+
+        The known groups' saving for each multiply-accumulate predicts the sum of the hidden ones, or the network's if
+        none is known; the measured sum and its error bound it.
         """
         macs = np.array([max(1.0, group.macs) for group in self._grouping.groups])
-        known = self._fit.weights.any(axis=0) & ~self._rest
+        known = self._choosable & ~self._rest
+        rate = float(self._fit.saving[known].sum() / macs[known].sum()) if known.any() else 0.0
         hidden = float(macs[self._rest].sum())
-        predicted = self._network
-        if known.any():
-            predicted = hidden * float(self._fit.saving[known].sum() / macs[known].sum())
+        predicted = rate * hidden if known.any() else self._network
         bounded = float(np.clip(predicted, self._sum - self._sum_error, self._sum + self._sum_error))
-        return bounded * macs * self._rest / max(1.0, hidden)
+        shares: Floats = np.where(self._rest, bounded / max(1.0, hidden), rate) * macs
+        return shares
 
 
 class _Profiled:

@@ -28,7 +28,7 @@ class Machine:
         self.grouping, self.slowdown, self.clock = grouping, slowdown, 1.0
         self.boundary = np.arange(1, len(grouping.edges) + 1) / 10.0
         self.open = self.most_open = self.built = 0
-        self.int8 = 0.4  # of a group's time in float
+        self.int8: float | NDArray[np.float64] = 0.4  # of a group's time in float
         self.decode_int8_ms = 7.0
         self.noise = 1.0
         self.random: np.random.Generator | None = None
@@ -44,10 +44,8 @@ class Machine:
     def layers(self, labels: list[bool]) -> dict[str, tuple[float, tuple[str, ...]]]:
         """Per layer its time and nodes: the groups', reformats by name of their reader, and what no plan changes."""
         groups = self.grouping.groups
-        made = {
-            group.name: (5.0 * (self.int8 if labels[i] else 1.0) * (i + 1), group.nodes)
-            for i, group in enumerate(groups)
-        }
+        times = 5.0 * np.where(labels, self.int8, 1.0) * (1.0 + np.arange(len(groups)))
+        made = {group.name: (float(time_ms), group.nodes) for group, time_ms in zip(groups, times, strict=True)}
         for (i, j, _), time_ms in zip(self.grouping.edges, self.boundary, strict=True):
             if labels[i] != labels[j]:
                 made[f"reformat {i} {j}"] = time_ms, groups[j].nodes
@@ -162,16 +160,17 @@ def test_a_quiet_measurement_is_not_repeated(machine: Machine) -> None:
     assert not costs.by_macs.any()
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_no_group_is_slower_in_int8_for_a_disturbance_alone(seed: int) -> None:
-    """INT8 saves 30 % everywhere; groups whose own saving is lost take their share of the sum."""
-    model = straight_net(24)
-    machine = Machine(fusion_groups(model, place(model)))
-    machine.random, machine.noise, machine.int8 = np.random.default_rng(seed), 0.5, 0.7
-    costs = measure_costs(machine.grouping, machine.build, BATCH)
-    assert costs.source == "measured"
-    assert costs.by_macs.any()
-    assert np.all(costs.int8_ms < costs.float_ms)
+def test_hardly_a_group_is_slower_in_int8_for_a_disturbance_alone() -> None:
+    """INT8 saves 30 % everywhere; a group whose own saving is lost in the noise goes by the others'."""
+    model, slower = straight_net(24), 0
+    for seed in range(10):
+        machine = Machine(fusion_groups(model, place(model)))
+        machine.random, machine.noise, machine.int8 = np.random.default_rng(seed), 0.5, 0.7
+        costs = measure_costs(machine.grouping, machine.build, BATCH)
+        assert costs.source == "measured"
+        assert costs.by_macs.any()
+        slower += np.count_nonzero(costs.int8_ms >= costs.float_ms)
+    assert slower <= 3  # of 240; 25 as each was measured
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -182,6 +181,18 @@ def test_no_group_is_faster_in_int8_for_a_disturbance_alone(seed: int) -> None:
     machine.random, machine.noise, machine.int8 = np.random.default_rng(seed), 0.3, 1.4
     costs = measure_costs(machine.grouping, machine.build, BATCH)
     assert costs.source == "macs" or np.all(costs.int8_ms >= costs.float_ms)
+
+
+def test_groups_that_differ_are_not_all_taken_for_the_same() -> None:
+    """Every other group takes half the time in INT8, the rest half as much again: more than the noise."""
+    model = straight_net(24)
+    machine = Machine(fusion_groups(model, place(model)))
+    machine.random, machine.noise = np.random.default_rng(0), 0.3
+    machine.int8 = np.tile([0.5, 1.5], 12)
+    costs = measure_costs(machine.grouping, machine.build, BATCH)
+    assert costs.by_macs.sum() > 6
+    faster = costs.int8_ms < costs.float_ms
+    assert np.count_nonzero(faster == (machine.int8 < 1.0)) >= 22
 
 
 def test_groups_that_contradict_the_network_are_not_believed(machine: Machine) -> None:
