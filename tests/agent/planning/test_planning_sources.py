@@ -16,7 +16,7 @@ from worlds import write_clip
 
 import agent.planning.search as search
 from agent.common.errors import AgentError
-from agent.planning.certificate import ERROR, TrialResult, worst_of
+from agent.planning.certificate import ERROR, Certifier, TrialResult, worst_of
 from agent.planning.report import Evidence
 from agent.planning.result import make_plan
 from agent.planning.search import PlanSearch, split_for_repairs
@@ -140,6 +140,36 @@ def test_the_certificate_is_of_every_scene(scenes: Path, monkeypatch: pytest.Mon
         first, second = trial["sources"].values()
         assert (first["accepted"], second["accepted"], trial["accepted"]) == (True, False, False)
         assert trial["reason"] == f"{scenes / 'glare.avi'}: {second['reason']}"
+
+
+def test_an_interrupted_certificate_goes_on_in_the_source_that_it_was_in(
+    scenes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first source, which was through, is replayed from the journal."""
+    _, whole = searched(scenes, *SCENES)
+    (scenes / "plan.json.journal").unlink()
+    measured: list[bool] = []
+    measure = Certifier._measure
+
+    def counted(certifier: Certifier, *arguments: Any) -> Any:
+        second = certifier.frames.source.shown.endswith("dusk.avi")
+        if second and measured.count(True) == 3:
+            raise KeyboardInterrupt
+        measured.append(second)
+        return measure(certifier, *arguments)
+
+    monkeypatch.setattr(Certifier, "_measure", counted)
+    with pytest.raises(KeyboardInterrupt):
+        searched(scenes, *SCENES)
+    in_first = measured.count(False)
+    measured.clear()
+    monkeypatch.setattr(Certifier, "_measure", lambda *given: (measured.append(True), measure(*given))[1])
+    _, resumed = searched(scenes, *SCENES)
+    assert resumed["plan"] == whole["plan"]
+    trials = resumed["candidates"][resumed["accepted"]]["trial"]["sources"]
+    assert trials.keys() == whole["candidates"][whole["accepted"]]["trial"]["sources"].keys()
+    assert in_first > 10
+    assert len(measured) <= trials[str(scenes / "dusk.avi")]["frames"]
 
 
 def outcome(upper: float, accepted: bool = True, latency_ms: float = 1.0) -> TrialResult:
