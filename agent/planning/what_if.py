@@ -29,7 +29,7 @@ from engines.calibration import Calibration
 from engines.graph.topology import Topology
 from engines.interface import Array, Backend, Progress
 from engines.quantise.apply_plan import quantised_graph
-from engines.quantise.repairs import FAMILIES, Proposal, observe_channels, propose_repairs
+from engines.quantise.repairs import FAMILIES, Equalisations, Proposal, observe_channels, propose_repairs
 
 # Shares of the score threshold. Objects count down to a third of it: there are more of them, and an object just below
 # the threshold today is above it in tomorrow's scene. Their nearest candidates are searched down to a tenth.
@@ -202,8 +202,10 @@ def choose_repairs(
         model.master, layers, frames[:_STATISTICS_FRAMES], runtime, lambda done, doing: progress(0.5 * done, doing)
     )
 
+    equalisations: Equalisations = {}
+
     def propose(families: Sequence[str]) -> Proposal:
-        return propose_repairs(model.master, model.placement, calibration, statistics, families)
+        return propose_repairs(model.master, model.placement, calibration, statistics, families, equalisations)
 
     kept, tried = list(FAMILIES), dict[str, Mapping[str, Any]]()
     proposal = propose(kept)

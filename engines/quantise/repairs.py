@@ -174,6 +174,9 @@ class RepairedLayer:
         self.scale = activation_scale(better.amax, equalised_name(self.node.name))
 
 
+Equalisations = dict[tuple[str, bool], Equalisation]  # by layer, and whether centred
+
+
 @dataclass(frozen=True)
 class Proposal:
     """Repairs; per layer the predicted noise to signal before and after them, and notes in words."""
@@ -190,13 +193,15 @@ def propose_repairs(
     calibration: Calibration,
     statistics: Mapping[str, LayerStatistics],
     families: Collection[str] = FAMILIES,
+    known: Equalisations | None = None,
 ) -> Proposal:
     """Propose repairs for every layer that reads a tensor under a scale of ours.
 
     statistics: as `observe_channels` returns them.
     families: the kinds of repairs that may be proposed.
+    known: a dictionary to share between proposals from the same statistics: most of the work is the same in all.
     """
-    return _RepairSearch(master, placement, calibration, statistics).proposal(families)
+    return _RepairSearch(master, placement, calibration, statistics, {} if known is None else known).proposal(families)
 
 
 def repaired_ranges(
@@ -217,7 +222,7 @@ def repaired_ranges(
 
 
 class _RepairSearch:
-    """The layers of one model, repaired step by step."""
+    """The layers of one model, repaired step by step. known: equalisations, which depend on no other repair."""
 
     def __init__(
         self,
@@ -225,9 +230,11 @@ class _RepairSearch:
         placement: Placement,
         calibration: Calibration,
         statistics: Mapping[str, LayerStatistics],
+        known: Equalisations,
     ) -> None:
         self.topology = Topology(master)
         self.calibration = calibration
+        self.known = known
         self.groups = {tensor: group for group in placement.groups for tensor in group.tensors}
         nodes = [node for node in self.topology.nodes if node.name in statistics and self._is_scaled(node.input[0])]
         self.layers = {node.name: self._layer(node, statistics[node.name]) for node in nodes}
@@ -306,14 +313,20 @@ class _RepairSearch:
             return None
         noise, best = layer.noise, None
         free = is_free(self.topology, layer.node)
-        divided = equalisation(layer.matrix, layer.read, centred=False)
+        divided = self._equalisation(layer, centred=False)
         if divided.noise < (_BETTER_FREE if free else _BETTER_PAID) * noise:
             noise, best = divided.noise, divided
         if can_offset(self.topology, layer.node):
-            centred = equalisation(layer.matrix, layer.read, centred=True)
+            centred = self._equalisation(layer, centred=True)
             if centred.noise < (_BETTER_CENTRED if best and not free else _BETTER_PAID) * noise:
                 best = centred
         return best
+
+    def _equalisation(self, layer: RepairedLayer, centred: bool) -> Equalisation:
+        key = (layer.node.name, centred)
+        if key not in self.known:
+            self.known[key] = equalisation(layer.matrix, layer.read, centred)
+        return self.known[key]
 
     def _clip(self) -> dict[str, Numbers]:
         """Return per layer the fraction of its largest weight that each output channel's scale reaches."""
