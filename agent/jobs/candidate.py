@@ -7,23 +7,21 @@ video. Whether a new model can be used is found out by building its float refere
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
-from agent.collection.collection import Collected
 from agent.common.errors import AgentError
-from agent.config import Config, backend_options
+from agent.config import backend_options
 from agent.contract.histograms import read_facts, read_upload
 from agent.jobs.child_process import Emit, JobOutcome, run_child
+from agent.jobs.request import HELD_OUT, HISTOGRAMS, JOB, MERGED, REFERENCE, SAMPLE, JobRequest, read_frames
 from agent.models.build import build_artefact
 from agent.models.model import Model, calibrate, open_model, read_plan
 from agent.planning.ladder import REFUSED, Ladder, LadderOptions, Scene
@@ -36,66 +34,13 @@ from agent.vision.task import VisionTask
 from calibrate.errors import CalibrationError
 from calibrate.histogram import AbsHistogram
 from calibrate.plan import ALL_INT8, PrecisionPlan
-from engines.calibration import Calibration, load_histograms, save_histograms
-from engines.interface import Array, Backend, BackendOptions, Progress
+from engines.calibration import Calibration, load_histograms
+from engines.interface import Backend, BackendOptions, Progress
 from engines.registry import open_backend
 from engines.store.artefact import Store, read_artefact
 from engines.store.signing import find_key
 
-# Every fourth held-out frame is used to try repairs and plans, and is not used to judge the candidate.
-_TRIED_EVERY = 4
-_MERGED, _HELD_OUT, _SAMPLE = "merged.upload", "held_out.npy", "sample.npy"
-_REFERENCE = "reference.json"  # the request for the reference of a new model, in the place of job.json
-
-
-@dataclass(frozen=True)
-class JobRequest:
-    """The request of the daemon to the child, in job.json; the collected data lies in the same directory.
-
-    Args:
-        serving: Directory of the artefact in service; None while the reference engine serves.
-        max_loss, max_slowdown: See VerdictLimits. A candidate with more layers float than the engine in service may
-            always be slower by MORE_FLOAT_SLOWDOWN.
-        plan: The configured plan, whose tensors were observed; as PrecisionPlan.to_json returns it.
-        start: The plan in service, with which planning begins; empty: the configured one.
-        origin: EngineService.precision_origin, for an artefact of another plan than the configured one.
-        planning_s: As LadderOptions.budget_s.
-        raising: The fields of PrecisionRaise; None: precision is not raised.
-    """
-
-    spec: dict[str, Any]
-    model_sha256: str
-    backend: str
-    threads: int
-    method: str
-    frames: int
-    source: str
-    state_dir: str
-    serving: str | None
-    max_loss: float
-    plan: str = ALL_INT8.to_json()
-    start: str = ""
-    origin: str = ""
-    planning_s: float = 120.0
-    raising: dict[str, Any] | None = None
-    dla: int | None = None
-    max_slowdown: float = 1.25
-
-
-def write_job(
-    directory: Path,
-    request: JobRequest,
-    collected: Collected,
-    merged: Path | None = None,
-) -> None:
-    """Write a job for the child; `directory` must not exist yet. merged: the fleet's calibration that is tried."""
-    directory.mkdir(parents=True)
-    if merged is not None:
-        shutil.copyfile(merged, directory / _MERGED)
-    (directory / "job.json").write_text(json.dumps(asdict(request)), encoding="utf-8")
-    save_histograms(collected.histograms, directory / "histograms.npz")
-    _write_frames(directory / _HELD_OUT, collected.held_out)
-    _write_frames(directory / _SAMPLE, collected.sample)
+_TRIED_EVERY = 4  # of the held-out frames one tries repairs and plans, and does not judge the candidate
 
 
 def run_job(directory: Path, emit: Emit) -> JobOutcome:
@@ -103,7 +48,7 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
 
     Raises TaredError; `recalibration.refused` if none is good enough.
     """
-    request = JobRequest(**json.loads((directory / "job.json").read_text(encoding="utf-8")))
+    request = JobRequest(**json.loads((directory / JOB).read_text(encoding="utf-8")))
     steps = _Steps(emit)
     steps.progress("CALIBRATING", 40, 40)(0.0, "calibrating")
     key, state = find_key(), Path(request.state_dir)
@@ -116,18 +61,21 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
             "the model that was observed",
             "wait: the daemon takes up the changed model by itself",
         )
-    histograms = load_histograms(directory / "histograms.npz")
-    calibration = _calibration(model, backend, directory / _MERGED, histograms, request)
-    held_out = _read_frames(directory / _HELD_OUT)
-    scene = Scene(calibration, _read_frames(directory / _SAMPLE), held_out[MIN_INFORMATIVE::_TRIED_EVERY])
+    histograms = load_histograms(directory / HISTOGRAMS)
+    calibration = _calibration(model, backend, directory / MERGED, histograms, request)
+    held_out = read_frames(directory / HELD_OUT)
+    scene = Scene(calibration, read_frames(directory / SAMPLE), held_out[MIN_INFORMATIVE::_TRIED_EVERY])
     del held_out[MIN_INFORMATIVE::_TRIED_EVERY]
     without_int8 = _without_int8(model, backend, request.serving, key)
     start = PrecisionPlan.from_json(request.start or request.plan)
     embedded = open_backend("onnxruntime", BackendOptions(request.threads))
     planning, options = steps.progress("PLANNING", 40, 50), LadderOptions(request.max_loss, request.planning_s)
     ladder = Ladder(model, start, scene, without_int8, embedded, options, planning)
-    if request.raising is None:
+    tries_others = request.raising is None and not (directory / MERGED).exists()
+    if tries_others:
         plans = ladder.plans()
+    elif request.raising is None:  # a fleet's calibration has to do under the plan that serves
+        plans = iter([ladder.start])
     else:
         observed = ObservedScene(histograms, calibration, scene.tried)
         raiser = PrecisionRaiser(model.with_plan(ladder.start), observed, without_int8, embedded, planning)
@@ -161,7 +109,7 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
             )
             return JobOutcome(artefact.path, judge.verdict)
         except AgentError as error:
-            if request.raising is not None or error.code != REFUSED or not judge.is_refused_for_precision:
+            if not tries_others or error.code != REFUSED or not judge.is_refused_for_precision:
                 raise
             ladder.note(error.found)
             refused = error
@@ -186,24 +134,6 @@ class _Steps:
             self._emit({"step": self._ORDER[self._step], "percent": self._percent})
 
         return show
-
-
-def _write_frames(path: Path, frames: Sequence[Array]) -> None:
-    """Write one array after the other: their shapes may differ. Raises OSError."""
-    with path.open("wb") as file:
-        for tensor in frames:
-            with io.BytesIO() as buffer:
-                np.save(buffer, tensor)  # saving straight to the file would not notice a disk that fills up
-                file.write(buffer.getbuffer())
-
-
-def _read_frames(path: Path) -> list[Array]:
-    frames: list[Array] = []
-    with path.open("rb") as file:
-        end = os.fstat(file.fileno()).st_size
-        while file.tell() < end:
-            frames.append(np.load(file, allow_pickle=False))
-    return frames
 
 
 def _calibration(
@@ -239,27 +169,12 @@ def _without_int8(model: Model, backend: Backend, serving: str | None, key: byte
     return known if all(manifest["inputs"].get(name) == value for name, value in here.items()) else {}
 
 
-def write_reference_job(directory: Path, config: Config, model: Path) -> None:
-    """Write a job for the child; `directory` must not exist yet. model: the file to try."""
-    directory.mkdir(parents=True)
-    request = {
-        "spec": {**config.model.model_dump(mode="json"), "path": str(model)},
-        "plan": str(config.plan) if config.plan else None,
-        "backend": config.backend,
-        "threads": config.threads,
-        "dla": config.dla,
-        "batch": config.batch.frames,
-        "state_dir": str(config.state_dir),
-    }
-    (directory / _REFERENCE).write_text(json.dumps(request), encoding="utf-8")
-
-
 def build_reference(directory: Path, emit: Emit) -> JobOutcome:
     """Build the reference, and infer one frame.
 
     Raises TaredError for a file that is no model, or a model that this daemon could not serve.
     """
-    request = json.loads((directory / _REFERENCE).read_text(encoding="utf-8"))
+    request = json.loads((directory / REFERENCE).read_text(encoding="utf-8"))
     emit({"step": "BUILDING", "percent": 0})
     key, state = find_key(), Path(request["state_dir"])
     backend = open_backend(request["backend"], backend_options(state, request["threads"], request["dla"]))
@@ -283,7 +198,7 @@ def build_reference(directory: Path, emit: Emit) -> JobOutcome:
 
 
 def _work(directory: Path, emit: Emit) -> JobOutcome:
-    return (build_reference if (directory / _REFERENCE).exists() else run_job)(directory, emit)
+    return (build_reference if (directory / REFERENCE).exists() else run_job)(directory, emit)
 
 
 if __name__ == "__main__":

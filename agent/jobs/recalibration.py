@@ -23,11 +23,11 @@ from agent.commands.dispatcher import CANCELLED
 from agent.common.errors import AgentError
 from agent.common.main_thread import RunInMainThread
 from agent.config import Config
-from agent.jobs.candidate import JobRequest, write_job, write_reference_job
 from agent.jobs.child_process import JobOutcome, JobProcess
 from agent.jobs.headroom import Headroom
 from agent.jobs.job import MODEL, Job, JobState
 from agent.jobs.refusal import Attempt, settings_id
+from agent.jobs.request import JobRequest, write_job, write_reference_job
 from agent.models.engine_service import EngineService
 from agent.monitoring.drift import Regime
 from agent.monitoring.observer import ObserverThread

@@ -16,7 +16,7 @@ from worlds import SPEC
 from zoo import residual_net
 
 from agent.collection.collection import Collected
-from agent.jobs.candidate import JobRequest
+from agent.jobs.request import JobRequest
 from agent.models.model import Model, open_model
 from agent.vision.spec import ModelSpec
 from calibrate.histogram import AbsHistogram, merge

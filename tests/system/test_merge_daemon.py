@@ -20,6 +20,7 @@ from worlds import SPEC, World, make_world
 
 from agent.contract.signing import new_key
 from calibrate.histogram import AbsHistogram, merge
+from calibrate.plan import PrecisionPlan
 from engines.calibration import Calibration, load_calibration
 from engines.store.artefact import Store
 from fleet.cli.main import main
@@ -42,6 +43,9 @@ def make_board(folder: Path, light: float, broker: RealBroker, key: Path) -> Wor
     )
     raw = {**SPEC, "task": "raw", "min_sqnr_db": 10.0}  # a class is soon the same, whatever the scales
     (folder / "model.yaml").write_text(yaml.safe_dump({key: raw[key] for key in raw.keys() - {"labels"}}))
+    plain = PrecisionPlan(evidence={"by": "the owner"})  # without repairs, whose ranges are of the board's own frames
+    (folder / "plan.json").write_text(plain.to_json())
+    world.config["plan"] = "plan.json"
     return world
 
 

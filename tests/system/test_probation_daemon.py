@@ -26,6 +26,7 @@ from dataclasses import replace
 
 import numpy as np
 
+import agent.jobs.refusal
 from agent.models.engine_service import EngineService
 
 faults = iter(sys.argv.pop(1).split(","))
@@ -69,6 +70,7 @@ def load_case(self, artefact):
 
 
 EngineService.load = load_case
+agent.jobs.refusal.REFUSED = ()  # the next fault is tried in the same scene, too
 """
 
 

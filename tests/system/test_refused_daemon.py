@@ -17,7 +17,7 @@ def unsuited_world(folder: Path, seconds: float) -> World:
     """The layer that INT8 destroys has to be INT8. In dim light its answer is always the same, so nothing is lost."""
 
     def light(ts: float) -> float:
-        return (1.0 if round(ts * FPS) % 4 else 0.4) * (0.9 if ts < DIMS_S else 0.25)
+        return (1.0 if round(ts * FPS) % 4 else 0.1) * (0.5 if ts < DIMS_S else 0.15)
 
     world = make_world(folder, light, seconds, observe={"period_s": 0.2}, calibration={"method": "max"})
     onnx.save(collapsing_net(), folder / "model.onnx")

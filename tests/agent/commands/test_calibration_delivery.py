@@ -21,8 +21,8 @@ from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import AgentError, CommandError
 from agent.contract.commands import MODEL_CHUNK_BYTES, CalibrationArgs, CommandResult
 from agent.contract.histograms import Facts, write_upload
-from agent.jobs.candidate import write_job
 from agent.jobs.child_process import JobOutcome
+from agent.jobs.request import write_job
 from agent.models.model import Model, calibrate, open_model
 from agent.vision.spec import ModelSpec
 from calibrate.histogram import AbsHistogram

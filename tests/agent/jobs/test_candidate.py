@@ -15,8 +15,8 @@ from candidate_bench import backend as backend
 from candidate_bench import collected, frames, observed, request, run_child
 from candidate_bench import model as model
 
-from agent.jobs.candidate import JobRequest, write_job
 from agent.jobs.child_process import JobOutcome
+from agent.jobs.request import JobRequest, write_job
 from agent.models.build import build_artefact
 from agent.models.model import Model, calibrate
 from agent.validation.comparison import Deadline, compare

@@ -15,7 +15,8 @@ from agent.common.errors import ConfigError
 from agent.common.schema import validate
 from agent.config import Config
 from agent.daemon import run as daemon
-from agent.jobs.candidate import build_reference, write_reference_job
+from agent.jobs.candidate import build_reference
+from agent.jobs.request import write_reference_job
 from calibrate.errors import TaredError
 
 

@@ -18,8 +18,9 @@ from zoo import residual_net
 import engines.trt.backend as tensorrt_backend
 from agent.collection.collection import Collected
 from agent.config import backend_options
-from agent.jobs.candidate import JobRequest, run_job, write_job
+from agent.jobs.candidate import run_job
 from agent.jobs.child_process import JobOutcome
+from agent.jobs.request import JobRequest, write_job
 from agent.models.build import build_artefact
 from agent.models.model import Model, calibrate, open_model
 from agent.vision.spec import ModelSpec

@@ -25,8 +25,9 @@ import agent.jobs.candidate
 import agent.validation.verdict
 from agent.collection.collection import Collected
 from agent.common.errors import AgentError
-from agent.jobs.candidate import JobRequest, run_job, write_job
+from agent.jobs.candidate import run_job
 from agent.jobs.child_process import JobOutcome, JobProcess
+from agent.jobs.request import JobRequest, write_job
 from agent.models.build import build_artefact
 from agent.models.model import Model, calibrate, open_model
 from agent.validation.comparison import Comparison

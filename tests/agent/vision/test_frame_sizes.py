@@ -24,8 +24,8 @@ from agent.camera.capture import Frame
 from agent.collection.collection import Collected
 from agent.common.schema import validate
 from agent.config import Config
-from agent.jobs.candidate import JobRequest, write_job
 from agent.jobs.child_process import JobOutcome
+from agent.jobs.request import JobRequest, write_job
 from agent.models.model import Model, open_model
 from agent.monitoring.observer import ObserverThread
 from agent.vision.decode import open_decoder
