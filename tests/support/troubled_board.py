@@ -17,9 +17,10 @@ from pathlib import Path
 import yaml
 from brokers import RealBroker
 from daemon_life import LIMIT_S, PLAYER, TOPICS, Life
-from worlds import World, make_world, write_clip
+from worlds import SPEC, World, make_world, write_clip
 
 from agent.contract.commands import CommandResult
+from calibrate.plan import PrecisionPlan
 from engines.store.artefact import Store
 from fleet.operator import new_command, send
 
@@ -110,9 +111,16 @@ def codes(life: Life) -> set[str]:
     return set(life.said(r"event=error code='([\w.-]+)'"))
 
 
-def calibrated_board(folder: Path, broker: RealBroker) -> Board:
-    """Where an engine is current and another one previous, and no daemon is."""
+def calibrated_board(folder: Path, broker: RealBroker, plain: bool = False) -> Board:
+    """Where an engine is current and another one previous, and no daemon is.
+
+    plain: all has to be INT8 as it is calibrated, so that a bad calibration is refused, and no plan saves it.
+    """
     board = Board(make_world(folder, lambda _: _CLEAR, 20.0), broker)
+    if plain:
+        (folder / "plan.json").write_text(PrecisionPlan(evidence={"by": "the owner"}).to_json())
+        (folder / "model.yaml").write_text(yaml.safe_dump({**SPEC, "precision": {"force_int8": ["*"]}}))
+        board.world.config["plan"] = "plan.json"
     board.world.change(
         camera={"source": "rtsp://camera"},
         observe={"period_s": 0.05, "alert_period_s": 0.05},
