@@ -144,7 +144,7 @@ def names(log: Path) -> set[str]:
 @pytest.fixture(scope="module")
 def calibrated(tmp_path_factory: pytest.TempPathFactory, module_broker: RealBroker) -> Board:
     board = calibrated_board(tmp_path_factory.mktemp("calibrated") / "world", module_broker, plain=True)
-    board.world.config["regimes"] = {"dwell_s": 0.2, "fidelity": 0.0}
+    board.world.config["regimes"] = {"dwell_s": 0.8, "fidelity": 0.0}  # once the disk is full
     return board
 
 
