@@ -56,6 +56,7 @@ class Ordeal:
         with board.living("squeezed") as life:
             life.wait(lambda: life.status()["frames"] > 0)
             squeeze(self.disk, **room)
+            life.wait(lambda: life.said("event=regime ") or life.said(r"regimes\.write"))
             for order in (
                 lambda: board.order("recalibrate", frames="8", method="mse"),
                 lambda: board.order("rollback"),
@@ -144,7 +145,7 @@ def names(log: Path) -> set[str]:
 @pytest.fixture(scope="module")
 def calibrated(tmp_path_factory: pytest.TempPathFactory, module_broker: RealBroker) -> Board:
     board = calibrated_board(tmp_path_factory.mktemp("calibrated") / "world", module_broker, plain=True)
-    board.world.config["regimes"] = {"dwell_s": 0.8, "fidelity": 0.0}  # once the disk is full
+    board.world.config["regimes"] = {"dwell_s": 1.5, "fidelity": 0.0}  # once the disk is full
     return board
 
 

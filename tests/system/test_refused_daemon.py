@@ -31,7 +31,7 @@ def test_as_long_as_the_light_stays_there_is_one_job_and_the_summary_says_why(tm
     summary, said = unsuited_world(tmp_path, DIMS_S).run()
     (job,) = summary["jobs"]
     assert (job["trigger"], job["state"]) == ("first-start", "FAILED")
-    assert "a candidate was refused, and nothing has changed since: " in summary["degraded"]
+    assert "no plan of 1 was accepted" in summary["degraded"]
     assert said.count("code='recalibration.refused'") == 1
 
 
