@@ -41,7 +41,7 @@ def results_lines(path: Path) -> int:
 def connected(path: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX) as reader:
         reader.settimeout(10.0)
-        reader.connect(str(path))
+        eventually(lambda: reader.connect_ex(str(path)) == 0)  # it is bound, and so there, before it listens
         yield reader
 
 
