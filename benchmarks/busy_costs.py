@@ -55,13 +55,13 @@ class Machine:
         self._profiles_left = 0
 
     def times_ms(self, int8: NDArray[np.bool_]) -> Floats:
-        """What the groups take when nothing disturbs; a boundary counts for the later group."""
+        """The times of the groups when nothing disturbs; a boundary counts for the later group."""
         times = np.where(int8, self.int8_ms, self.float_ms)
         times[1:] += (int8[1:] != int8[:-1]) * self.boundary_ms
         return times
 
     def profile_ms(self, int8: NDArray[np.bool_]) -> Floats:
-        """What a profile reports."""
+        """The times that a profile reports."""
         if not self._profiles_left:
             self._disturbance = self._rng.lognormal(0.0, self._spread, _GROUPS) * self._rng.uniform(1.0, 2.0)
             self._profiles_left = int(self._rng.integers(1, 7))
@@ -83,7 +83,7 @@ class Engine:
         self._int8 = int8
 
     def infer(self, batch: Array) -> dict[str, Array]:
-        raise NotImplementedError
+        raise NotImplementedError  # it is only profiled
 
     def layer_nodes(self) -> Mapping[str, tuple[str, ...]]:
         return {group.name: group.nodes for group in self._machine.grouping.groups}
@@ -97,7 +97,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the costs of one machine led to. int8, time: the plan's share of MACs and of the float time, if measured."""
+    """The plan to which the costs of one machine led. int8, time: the plan's share of MACs and of the float time, if measured."""
 
     builds: int
     int8: float | None

@@ -181,7 +181,7 @@ def jobs_section(jobs: Mapping[str, FirstJob]) -> Section:
 
 
 def bars(jobs: Mapping[str, FirstJob]) -> list[Bar]:
-    """What each first job has to reach."""
+    """The bars of each first job."""
     found = []
     for name, job in jobs.items():
         found.append(at_least(f"{name}: MACs in INT8 after the first job", 0.85, job.int8_macs_share, ""))

@@ -121,7 +121,7 @@ class CalibrationSet:
 
 @dataclass(frozen=True)
 class Collected:
-    """What a job calibrates, plans and judges with.
+    """The data with which a job calibrates, plans and judges.
 
     frames: how many are in the histograms, which are by tap.
     held_out: network inputs (1, C, H, W), of any sizes, that are not in the histograms, the informative ones first.

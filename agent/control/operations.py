@@ -129,7 +129,7 @@ class Operations:
 
     @property
     def held_back(self) -> Hindrance | None:
-        """What holds back the job or switch that is due; None where none is due, or one is under way."""
+        """The hindrance of the job or switch that is due; None where none is due, or one is under way."""
         if self.pipeline.loop.is_stuck:
             found = "a candidate that was taken back still hangs"
             return Hindrance("probation.hang", found, "restart the daemon, which frees what it holds")

@@ -29,7 +29,7 @@ _SCHEMA = 1
 
 @dataclass(frozen=True)
 class Attempt:
-    """What a candidate comes of.
+    """The origins of a candidate: settings and scene.
 
     Args:
         settings: As `settings_id` returns it.

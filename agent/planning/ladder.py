@@ -57,7 +57,7 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Scene:
-    """What plans are made from and tried on.
+    """The calibration and the frames that plans are made from and tried on.
 
     sample: network inputs (1, C, H, W) of the calibration's own frames, over all its time.
     tried: others, which were held out.

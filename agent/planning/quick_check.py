@@ -30,7 +30,7 @@ _LOW_DB = 0.0  # noise as large as the signal: one such layer ruins a network
 
 @dataclass(frozen=True)
 class QuickCheck:
-    """What a glance at a few frames has shown.
+    """The result of a glance at a few frames.
 
     Args:
         frames: Frames that were run.

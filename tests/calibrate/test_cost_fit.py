@@ -166,7 +166,7 @@ def test_a_graph_without_groups() -> None:
 
 
 def savings(labels: Labels, repeats: list[Floats], edges: Edges, wander: Floats = NO_WANDER) -> tuple[Floats, Floats]:
-    """What each group saves, and its standard error."""
+    """The saving of each group, and its standard error."""
     fit = fit_costs(labels, medians(repeats), edges)
     return fit.saving, Noise(repeats, wander).errors(fit.weights)
 

@@ -65,7 +65,7 @@ class Board:
                 ScriptedChild.latest.ends_with(JobOutcome(error=self.outcome))
 
     def moved(self) -> CameraState:
-        """What is observed once the scene is another one than that of the refusal."""
+        """Frames as they are observed once the scene is another one than that of the refusal."""
         since = self.at.state.drift
         assert since is not None
         return replace(self.state, since_refusal=replace(since, state="alarm"))

@@ -132,7 +132,7 @@ def test_an_abort_cancels_what_is_under_way_and_undoes_what_it_is_told_to(
     with a_fleet(mosquitto, where, 8, job_s=2.0), controlling(mosquitto, where), Commands(mosquitto) as commands:
         at_it = names(3)
         identity = begin(where, quick(waves="1,5,100%", at_once=1, soak_s=0.5))
-        # The second wave's first two are done, its third is at it, and its others were not told.
+        # The second wave's first two are done, its third is at it, and its others have no command.
         eventually(lambda: commands.sent_ids("recalibrate").keys() == names(*range(4)), 30.0)
         with open_store(where) as store:
             RolloutRegister(store, "operator").abort(identity, undo, "enough")
