@@ -52,7 +52,7 @@ class Machine:
         return {**made, "decode": (self.decode_int8_ms if any(labels) else 7.0, ("Reshape_9",))}
 
     def disturbance(self, layers: int) -> NDArray[np.float64]:
-        """The factors by which a busy machine multiplies the layers' times: for some profiles in a row much the same."""
+        """The factors by which a busy machine multiplies times: for some profiles in a row much the same."""
         assert self.random is not None
         if not self.burst_left or self.burst is None or self.burst.size != layers:
             self.burst = self.random.lognormal(0.0, self.noise, layers)
