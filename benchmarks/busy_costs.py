@@ -97,7 +97,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The plan to which the costs of a machine led. int8, time: its share of MACs and of the float time, if measured."""
+    """The plan to which a machine's costs led. int8, time: its share of MACs and of the float time, if measured."""
 
     builds: int
     int8: float | None
