@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from brokers import eventually
+from brokers import eventually, free_port
 from gstreamer import PYTHON, require_gstreamer, require_opencv
 from places import ROOT, SUPPORT
 from rtsp_camera import RtspCamera
@@ -53,6 +53,11 @@ class Reader:
         assert self.process.wait(60.0) == 0
         self._thread.join(10.0)
 
+    def end(self) -> None:
+        """Its output is read to the end before anybody closes it."""
+        self.process.kill()
+        self._thread.join(10.0)
+
     def _hear(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
@@ -65,10 +70,11 @@ def reading(source: str, frames: int = 0, silence_s: float = 2.0, transport: str
     command = [PYTHON, str(READER), source, str(frames), str(silence_s), *filter(None, [transport])]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        reader = Reader(process)
         try:
-            yield Reader(process)
+            yield reader
         finally:
-            process.kill()
+            reader.end()
 
 
 class Sender:
@@ -148,6 +154,28 @@ def test_rtsp_is_decoded_by_what_there_is_for_its_codec(transport: str) -> None:
         reader.wait()
     assert {tuple(each["shape"]) for each in reader.frames} == {(240, 320, 3)}
     assert all(40 < level < 215 for each in reader.frames for level in each["bgr"])  # snow
+
+
+def test_rtsp_that_refuses_the_connection_is_reported_and_its_open_never_hangs() -> None:
+    """GStreamer's own connection hangs in some of a hundred opens, see `agent.camera.opencv`."""
+    opens = """
+import sys
+from dataclasses import replace
+from agent.camera.opencv import open_capture
+from agent.camera.source import CaptureSettings, parse_source
+from agent.common.errors import CameraError
+
+source = replace(parse_source(sys.argv[1]), requested=CaptureSettings(transport="tcp", decoder="gstreamer"))
+for _ in range(200):
+    try:
+        open_capture(source, 2.0)
+    except CameraError as error:
+        print(error.code)
+"""
+    url = f"rtsp://127.0.0.1:{free_port()}/camera"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([PYTHON, "-c", opens, url], env=environment, capture_output=True, text=True, timeout=60.0)
+    assert done.stdout.split() == 200 * ["camera.open"]
 
 
 def test_rtsp_that_dies_and_comes_back_is_served_again() -> None:
