@@ -14,7 +14,6 @@ from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 # Random designs beside all float and all INT8. More: a better fit, and one more engine to build for each.
 _WORD = 6
@@ -113,6 +112,9 @@ def _regress(own: Labels, cut: Floats, times: Floats) -> tuple[Floats, Floats]:
 
     The weights are those of plain least squares on the boundaries that the fit found to cost something.
     """
+    # Imported here: half a second and 36 MiB of a job, and most fit no costs.
+    from scipy.optimize import nnls
+
     edges = cut.shape[1]
     design = np.column_stack((own, ~own, cut)).astype(np.float64)
     ridge = np.column_stack((np.zeros((edges, 2)), np.sqrt(_RIDGE) * np.eye(edges)))

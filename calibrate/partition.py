@@ -18,8 +18,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 FREE, FLOAT, INT8 = -1, 0, 1  # the values of Problem.fixed
 
@@ -140,6 +138,10 @@ class FlowNetwork:
         Flows are int32. Rounding down costs the cut up to one unit, 2**-29 of `bound`, per arc; a second pass over what
         is left measures in fractions of that loss, so that 1e-6 and 1e6 meet in one network.
         """
+        # Imported here: half a second and 20 MiB of a job, and most search nothing.
+        from scipy.sparse import csr_array
+        from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
         k = self.free.size
         left = capacity > 0.0
         for _ in range(2):

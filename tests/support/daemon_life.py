@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -69,7 +67,7 @@ sys.exit(main())
 class Life:
     """One process of the daemon, from its start to its end."""
 
-    process: subprocess.Popen[bytes] | WarmProcess
+    process: WarmProcess
     log: Path
     broker: RealBroker
 
@@ -86,17 +84,21 @@ class Life:
         while not until():
             assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.02)
+            time.sleep(0.1)
 
 
 @contextmanager
-def living(world: World, scene: Path, broker: RealBroker, name: str, **observe: float) -> Iterator[Life]:
-    """The daemon, alive until the end of the block, and then killed."""
+def living(
+    world: World, scene: Path, broker: RealBroker, name: str, driver: str = "", player: str = PLAYER, **observe: float
+) -> Iterator[Life]:
+    """The daemon, alive until the end of the block, and then killed.
+
+    name: of its NAME.log and of NAME.out, which has what it prints. driver: Python that its process runs first.
+    """
     world.config["observe"].update(observe)
-    log = world.folder / f"{name}.log"
-    with log.open("wb") as file:
-        command = [sys.executable, "-c", PLAYER, str(scene), *world.arguments()]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=file)
+    log, output = (world.folder / f"{name}.{ending}" for ending in ("log", "out"))
+    with log.open("wb") as errors, output.open("wb") as printed:
+        process = WarmProcess([str(scene), *world.arguments()], printed.fileno(), errors.fileno(), driver + player)
     try:
         yield Life(process, log, broker)
     finally:

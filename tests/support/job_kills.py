@@ -15,9 +15,8 @@ import onnx
 import psutil
 import yaml
 from brokers import RealBroker
-from daemon_life import LIMIT_S, PLAYER, TOPICS, Life
+from daemon_life import LIMIT_S, TOPICS, Life, living
 from onnx import numpy_helper
-from warm_start import WarmProcess
 from worlds import World
 
 from agent.contract.commands import CommandResult
@@ -45,15 +44,8 @@ class Case:
     @contextmanager
     def living(self, name: str, driver: str = "") -> Iterator[Life]:
         """The daemon, alive until the end of the block at most. driver: Python that its process runs before it."""
-        log = self.world.folder / f"{name}.log"
-        with log.open("wb") as file, self.output(name).open("wb") as output:
-            arguments = [str(self.scene), *self.world.arguments()]
-            process = WarmProcess(arguments, output.fileno(), file.fileno(), driver + PLAYER)
-        try:
-            yield Life(process, log, self.broker)
-        finally:
-            process.kill()
-            process.wait()
+        with living(self.world, self.scene, self.broker, name, driver) as life:
+            yield life
 
     def give_no_time(self) -> None:
         """No job comes to its end in time."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import shutil
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import yaml
 from brokers import RealBroker
-from daemon_life import LIMIT_S, PLAYER, TOPICS, Life
+from daemon_life import LIMIT_S, TOPICS, Life, living
 from worlds import SPEC, World, make_world, write_clip
 
 from agent.contract.commands import CommandResult
@@ -26,8 +25,20 @@ from fleet.operator import new_command, send
 
 _CLEAR = 0.3  # a light in which no frame lies near a border between classes: no candidate is refused by chance
 _DARK = 0.04  # in which the reference sees another class than an engine whose scales are far too coarse
-_PR_CAPBSET_DROP = 24  # of prctl(2)
-_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 1, 2
+# Linux: include/uapi/linux/capability.h; prctl(2), capset(2). The first is for what the process starts.
+BOUND_BY_PERMISSIONS = """
+import ctypes
+
+libc = ctypes.CDLL(None)
+DAC_OVERRIDE, DAC_READ_SEARCH, PR_CAPBSET_DROP, VERSION_3 = 1, 2, 24, 0x20080522
+for capability in (DAC_OVERRIDE, DAC_READ_SEARCH):
+    libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # refused to a user who has none of them anyway
+header, sets = (ctypes.c_uint32 * 2)(VERSION_3, 0), (ctypes.c_uint32 * 6)()
+assert libc.capget(header, sets) == 0
+for number in range(3):  # effective, permitted, inheritable
+    sets[number] &= ~(1 << DAC_OVERRIDE | 1 << DAC_READ_SEARCH)
+assert libc.capset(header, sets) == 0
+"""
 
 
 @dataclass
@@ -53,25 +64,8 @@ class Board:
     @contextmanager
     def living(self, name: str) -> Iterator[Life]:
         """The daemon, without the right to pass over file permissions; killed where it still lives at the end."""
-        arguments = self.world.arguments()
-        log, libc = self.world.folder / f"{name}.log", ctypes.CDLL(None)
-
-        def bound_by_permissions() -> None:
-            for capability in (_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH):
-                libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)  # refused to a user who has none of them anyway
-
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                [sys.executable, "-c", PLAYER, str(self.scene), *arguments],
-                stdout=subprocess.DEVNULL,
-                stderr=file,
-                preexec_fn=bound_by_permissions,
-            )
-        try:
-            yield Life(process, log, self.broker)
-        finally:
-            process.kill()
-            process.wait()
+        with living(self.world, self.scene, self.broker, name, BOUND_BY_PERMISSIONS) as life:
+            yield life
 
     def follow(self, op: str, **arguments: str) -> Iterator[CommandResult]:
         """What a command is answered, as it comes."""

@@ -63,6 +63,12 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
     return Script(tmp_path, monkeypatch)
 
 
+def test_a_child_that_searches_nothing_imports_no_scipy() -> None:
+    """36 MiB of a board's memory, and half a second of each job."""
+    source = "import sys, agent.jobs.candidate; assert 'scipy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", source], check=True, timeout=60)
+
+
 def test_lines_that_are_no_messages_are_passed_over(script: Script) -> None:
     script.start(
         """echo 'a library says hello'; echo '[1, 2]'; printf '\\377\\376\\n'
