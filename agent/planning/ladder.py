@@ -28,24 +28,22 @@ from numpy.typing import NDArray
 from agent.common.errors import AgentError
 from agent.models.model import Model, read_rules
 from agent.planning.costs import as_problem, labels
+from agent.planning.group_noise import FRAMES_PER_RUN, GroupNoise, describe_groups, measure_noise
 from agent.planning.search import ladder
 from agent.planning.what_if import RepairChoice, WhatIf, WhatIfResult, choose_repairs
 from calibrate.partition import FLOAT, frontier
 from calibrate.plan import PrecisionPlan, Repairs
-from calibrate.sensitivity import Block, measure_blocks, share_out
 from engines.calibration import Calibration
 from engines.graph.topology import Topology
 from engines.interface import Array, Backend, Progress
 from engines.quantise.apply_plan import observed_graph
 from engines.quantise.costs import macs_costs
-from engines.quantise.fusion import Grouping, fusion_groups, int8_macs_share, node_macs
+from engines.quantise.fusion import Grouping, fusion_groups, int8_macs_share
 from engines.quantise.placement import place
 from engines.quantise.repairs import observe_channels, repaired_ranges
 
 REFUSED = "recalibration.refused"
 FOUND_BY = "job"  # in the evidence of a plan
-_RUNS = 48  # of the network, to measure which groups make the noise
-_RUN_FRAMES = 8  # for each of them
 _EQUALLY_FAST = 0.05  # relative difference in multiply-accumulates below which the quieter plan is taken
 _MOST_ENGINES = 4  # of plans that the search found: each is built and judged
 _LOUDEST = 3  # groups that a refusal names
@@ -243,8 +241,8 @@ class Ladder:
     def _searched(self, repairs: Repairs) -> Iterator[PrecisionPlan]:
         """Measure the noise of the groups; yield the plans of the frontier that keep the loss, the fastest first."""
         grouping = self._grouping(repairs)
-        noise, blocks = self._measure(grouping, repairs)
-        self._groups = self._described(grouping, noise, blocks)
+        measured = self._measure(grouping, repairs)
+        noise, self._groups = measured.shares, describe_groups(self._model.master, grouping, measured)
         problem = as_problem(grouping, macs_costs(grouping), noise, self._labels(grouping))
         engines = 0
         for number, partition in enumerate(ladder(frontier(problem), _EQUALLY_FAST), start=1):
@@ -262,32 +260,25 @@ class Ladder:
         if not quietest.offered:  # on the frames of the verdict, or compared with the engine in service, it may do
             yield self._offered(quietest)
 
-    def _measure(self, grouping: Grouping, repairs: Repairs) -> tuple[NDArray[np.float64], Sequence[Block]]:
-        """Return what each group adds to the divergence (n,), and the blocks that there was time to measure."""
-        free = np.flatnonzero(self._labels(grouping) != FLOAT)
+    def _measure(self, grouping: Grouping, repairs: Repairs) -> GroupNoise:
+        """Measure what each group adds to the divergence, as far as there is time."""
         nsr = self.choice.nsr if self.choice is not None else {}
         predicted = np.array([sum(nsr.get(layer, 0.0) for layer in group.layers) for group in grouping.groups])
         if not predicted.any():
             predicted = np.array([float(group.macs) for group in grouping.groups])
-        runs = 0
 
-        def measure(members: Sequence[int]) -> float | None:
-            nonlocal runs
+        def diverge(int8: Flags) -> float | None:
             if time.monotonic() - self._began_s >= self._options.budget_s:
                 return None
-            runs += 1
-            self._progress(0.5 + 0.4 * min(1.0, runs / _RUNS), "finding the groups that make the noise")
-            int8 = np.zeros(len(grouping.groups), np.bool_)
-            int8[free[list(members)]] = True
             return self._evaluate(PrecisionPlan(grouping.plan(int8.tolist(), ""), repairs)).divergence
 
-        blocks = measure_blocks(predicted[free], measure, _RUNS)
-        noise = np.zeros(len(grouping.groups))
-        noise[free] = share_out(predicted[free], blocks)
-        return noise, [Block(tuple(free[list(each.members)].tolist()), each.divergence) for each in blocks]
+        def show(fraction: float, doing: str) -> None:
+            self._progress(0.5 + 0.4 * fraction, doing)
+
+        return measure_noise(self._labels(grouping), predicted, diverge, show)
 
     def _evaluate(self, plan: PrecisionPlan) -> WhatIfResult:
-        return self._what_if.evaluate(self._with_missing(plan), _RUN_FRAMES)
+        return self._what_if.evaluate(self._with_missing(plan), FRAMES_PER_RUN)
 
     def _plan(self, grouping: Grouping, int8: Flags, noise: NDArray[np.float64], repairs: Repairs) -> PrecisionPlan:
         shares = noise / max(float(noise.sum()), 1e-30)
@@ -295,23 +286,6 @@ class Ladder:
         floats = grouping.plan(int8.tolist(), reasons)
         kept = {layer: reason for layer, reason in floats.items() if layer not in self._forced}
         return PrecisionPlan({**kept, **self._floats}, repairs)
-
-    def _described(
-        self, grouping: Grouping, noise: NDArray[np.float64], blocks: Sequence[Block]
-    ) -> list[dict[str, Any]]:
-        """Return per group its layers, share of the work, and noise; as the evidence of `tared plan` names them."""
-        macs = max(sum(node_macs(self._model.master).values()), 1)
-        alone = {block.members[0] for block in blocks if len(block.members) == 1}
-        return [
-            {
-                "name": group.name,
-                "layers": list(group.layers),
-                "macs_share": group.macs / macs,
-                "sensitivity": float(noise[index]),
-                "measured": index in alone,
-            }
-            for index, group in enumerate(grouping.groups)
-        ]
 
     def _offered(self, tried: Tried) -> PrecisionPlan:
         """Return the plan with what led to it as evidence, except one that the owner wrote."""
