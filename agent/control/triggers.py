@@ -29,9 +29,7 @@ from agent.models.engine_service import EngineService
 from agent.monitoring.camera_monitor import CameraState, CameraStates
 from agent.monitoring.drift import DriftState
 from agent.monitoring.view import BLIND, FROZEN
-from agent.planning.precision_raise import PrecisionRaise
-
-_RANKED_WITHIN = 1.0 / 3.0  # share of a job's time limit for ranking layers: the build and the verdict follow
+from agent.planning.raising import PrecisionRaise
 
 
 @dataclass(frozen=True)
@@ -182,8 +180,8 @@ class Triggers:
         level = self.attempts.next_level(serving)
         if not level:
             return None
-        fidelity, budget_s = state.settled.interval.estimate, _RANKED_WITHIN * recalibration.timeout_s
-        return Trigger("precision", {"rung": level, "for": serving}, raising=PrecisionRaise(level, fidelity, budget_s))
+        raising = PrecisionRaise(level, state.settled.interval.estimate)
+        return Trigger("precision", {"rung": level, "for": serving}, raising=raising)
 
     def _shows_scene(self, state: CameraState) -> bool:
         """Return False while the view is in trouble, which no scales cure, but only somebody at the camera.

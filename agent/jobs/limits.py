@@ -17,7 +17,7 @@ from typing import Any
 
 from agent.common.errors import AgentError
 from agent.common.state_files import StateFile
-from agent.planning.precision_raise import EXHAUSTED
+from agent.planning.raising import EXHAUSTED
 from calibrate.errors import TaredError
 
 ROLLBACK_LOOP = "recalibration.rollback_loop"

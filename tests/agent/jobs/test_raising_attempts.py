@@ -10,7 +10,7 @@ import pytest
 from agent.commands.dispatcher import CANCELLED
 from agent.common.errors import AgentError
 from agent.jobs.limits import PrecisionAttempts
-from agent.planning.precision_raise import EXHAUSTED
+from agent.planning.raising import EXHAUSTED
 
 
 def told(error: AgentError) -> None:
