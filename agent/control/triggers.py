@@ -7,7 +7,7 @@
 3. a recalibration, for a drift alarm;
 4. a recalibration, for a time of the schedule;
 5. a raise of precision, where `is_low` says that the fidelity is too low although the scales fit the scene: then INT8
-   itself costs the fidelity. PrecisionAttempts (agent.jobs.limits) says which level is next.
+   itself costs the fidelity. PrecisionAttempts (agent.jobs.limits) says with which rung to begin.
 
 A `Hindrance` holds a trigger back: limits, a view that shows nothing, or a refusal since which nothing has changed.
 A time of the schedule is the owner's word, so no refusal holds it back.
@@ -172,16 +172,16 @@ class Triggers:
         return ""
 
     def _raise_precision(self, states: Sequence[CameraState]) -> Trigger | None:
-        """Decide that precision is raised, by the next level that was not tried in vain for the engine in service."""
+        """Decide that precision is raised, from the first rung not tried in vain for the engine in service."""
         recalibration, serving = self.config.recalibration, self.service.serving.id
         state = next((state for state in states if is_low(state, self.config)), None)
         if not recalibration.raise_precision or state is None:
             return None
-        level = self.attempts.next_level(serving)
-        if not level:
+        rung = self.attempts.next_rung(serving)
+        if not rung:
             return None
-        raising = PrecisionRaise(level, state.settled.interval.estimate)
-        return Trigger("precision", {"rung": level, "for": serving}, raising=raising)
+        raising = PrecisionRaise(rung, state.settled.interval.estimate)
+        return Trigger("precision", {"rung": rung, "for": serving}, raising=raising)
 
     def _shows_scene(self, state: CameraState) -> bool:
         """Return False while the view is in trouble, which no scales cure, but only somebody at the camera.

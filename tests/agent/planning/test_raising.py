@@ -89,8 +89,7 @@ def test_what_is_float_stays_so_for_its_own_reason_and_more_follows(tmp_path: Pa
 
 def test_what_the_owner_forces_into_int8_stays_int8_and_then_a_person_is_needed(tmp_path: Path) -> None:
     found = ladder_of(model_of(tmp_path, collapsing_net(7), force_int8=[COLLAPSES]))
-    for plan in found.plans():
-        assert COLLAPSES not in plan.floats
+    assert list(found.plans()) == []  # no other loses less on the frames that try plans, and this one serves
     error = found.refusal(None)
     assert error.code == EXHAUSTED
     assert "the plan in service: fidelity 0.71 where it serves; plan 1 of the search: loss 0.5" in error.found
