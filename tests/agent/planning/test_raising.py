@@ -65,6 +65,8 @@ def test_the_layer_that_int8_destroys_is_left_float_with_the_reason(tmp_path: Pa
     (plan,) = found.plans()
     assert plan.floats[COLLAPSES] == "raised: made 100 % of the noise while fidelity was 0.71"
     assert FIRST not in plan.floats
+    assert found.choice is None  # it goes on from the plan in service, and tries no other repairs
+    assert found.refusal(REFUSAL).code == EXHAUSTED
     assert plan.evidence["tried"][0] == {
         "plan": "the plan in service", "int8_macs_share": 1.0, "loss": 0.5, "outcome": "fidelity 0.71 where it serves",
     }  # fmt: skip
