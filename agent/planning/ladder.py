@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.common.errors import AgentError
-from agent.models.model import Model, read_rules
+from agent.models.model import Model, Rules, read_rules
 from agent.planning.costs import as_problem, labels
 from agent.planning.group_noise import FRAMES_PER_RUN, GroupNoise, describe_groups, measure_noise
 from agent.planning.raising import EXHAUSTED, PrecisionRaise
@@ -143,7 +143,7 @@ class Ladder:
         self._seems_good = False  # the plan in service, on the frames that try plans
         rules = read_rules(model.spec.precision, model.master, place(model.master))
         kept = start.floats if options.raising is not None else {}
-        self._floats, self._forced = {**kept, **rules.floats, **without_int8}, rules.int8
+        self._rules = Rules({**kept, **rules.floats, **without_int8}, rules.int8)
 
     def plans(self) -> Iterator[PrecisionPlan]:
         """Yield plans to build; ask for the next one only once an engine of the last was refused.
@@ -259,7 +259,7 @@ class Ladder:
         return fusion_groups(observed, place(observed))
 
     def _labels(self, grouping: Grouping) -> NDArray[np.int8]:
-        return labels(grouping, self._floats, self._forced)
+        return labels(grouping, self._rules.floats, self._rules.int8)
 
     def _searched(self, repairs: Repairs) -> Iterator[PrecisionPlan]:
         """Measure the noise of the groups; yield the plans of the frontier that keep the loss, the fastest first."""
@@ -320,9 +320,7 @@ class Ladder:
     def _plan(self, grouping: Grouping, int8: Flags, noise: NDArray[np.float64], repairs: Repairs) -> PrecisionPlan:
         shares = noise / max(float(noise.sum()), 1e-30)
         reasons = {group.name: self._reason(share) for group, share in zip(grouping.groups, shares, strict=True)}
-        floats = grouping.plan(int8.tolist(), reasons)
-        kept = {layer: reason for layer, reason in floats.items() if layer not in self._forced}
-        return PrecisionPlan({**kept, **self._floats}, repairs)
+        return PrecisionPlan(self._rules.apply(grouping.plan(int8.tolist(), reasons)), repairs)
 
     def _reason(self, share: float) -> str:
         raising = self._options.raising
