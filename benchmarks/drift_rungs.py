@@ -16,6 +16,8 @@ from agent.camera.source import parse_source
 from agent.config import DriftConfig, RegimesConfig
 from agent.models.model import Model, calibrate, open_model, tap_weights
 from agent.monitoring.drift import DriftMonitor, Regime
+from agent.planning.costs import labels
+from agent.planning.group_noise import describe_groups, measure_noise
 from agent.planning.what_if import WhatIf
 from agent.vision.detections import Detections
 from agent.vision.fidelity import MatchCounts, count_matches, fidelity
@@ -26,9 +28,8 @@ from benchmarks.drift_signals import EVEN, OURS, OWN, Signals
 from benchmarks.models import DATA, MODELS
 from calibrate.histogram import AbsHistogram, merge_into
 from calibrate.plan import PrecisionPlan
-from calibrate.sensitivity import measure_blocks, share_out
 from engines.calibration import Calibration
-from engines.interface import Array, Engine
+from engines.interface import Array, Engine, silent
 from engines.quantise.apply_plan import quantised_graph
 from engines.quantise.fusion import fusion_groups
 from engines.quantise.repairs import observe_channels, propose_repairs
@@ -53,7 +54,6 @@ RUNS = (
 )
 GAIN_DB = 3.0  # what is worth a recalibration
 _PROBES = 3  # one calibrating frame in so many measures sensitivities
-_RUNS = 48  # of the network, for all of them, as in a search for a plan
 
 Tensors = list[NDArray[np.float32]]
 Floats = NDArray[np.float64]
@@ -167,13 +167,12 @@ class Ladder:
         nsr = np.array([sum(proposed.after.get(name, 0.0) for name in group.layers) for group in grouping.groups])
         asked = WhatIf(model, calibration, tensors, self._backend)
 
-        def measure(members: Sequence[int]) -> float:
-            floats = grouping.plan([index in members for index in range(len(nsr))], "not measured now")
+        def diverge(int8: NDArray[np.bool_]) -> float:
+            floats = grouping.plan(int8.tolist(), "not measured now")
             return asked.evaluate(PrecisionPlan({**floats, **model.plan.floats})).divergence
 
-        noise = share_out(nsr, measure_blocks(nsr, measure, _RUNS))
-        rows = zip(grouping.groups, noise.tolist(), strict=True)
-        groups = [{"layers": group.layers, "sensitivity": adds} for group, adds in rows]
+        noise = measure_noise(labels(grouping, model.plan.floats, {}), nsr, diverge, silent)
+        groups = describe_groups(model.master, grouping, noise)
         return model.with_plan(replace(model.plan, evidence={"sensed": True, "groups": groups}))
 
     def weights(self, planned: Model, calibration: Calibration) -> dict[str, dict[str, float]]:

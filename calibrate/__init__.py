@@ -14,7 +14,7 @@ Read in this order: histogram, threshold, scale, noise, evidence. The other modu
     repair       equalisation, best_clips, output_shift: what keeps a layer in INT8
     plan         PrecisionPlan, Repairs: which layers stay float, and how the others are repaired
     partition    Problem, fastest, frontier: the plan of least time within a noise budget
-    cost_fit, sensitivity    fit_costs, float_levels, measure_blocks: from measurements to costs and noise
+    cost_fit, sensitivity    fit_costs, measure_blocks, share_out: from measurements to costs and noise
     evidence     DriftDetector, ConfidenceSequence, gain_bounds: has something changed?
     loss_bound   LossBound, frames_needed: is a candidate good enough?
     confusion    confused_pairs: which classes a candidate confuses

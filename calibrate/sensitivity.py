@@ -1,7 +1,6 @@
-"""Measure which groups of layers make the noise, and leave the loudest float first.
+"""Measure which groups of layers make the noise.
 
 `measure_blocks` and `share_out` turn a few measurements of a whole network into the divergence of every group.
-`float_levels` orders the groups into levels of precision, each with half the noise of the one before.
 """
 
 from __future__ import annotations
@@ -16,30 +15,6 @@ Floats = NDArray[np.float64]
 
 _BLOCKS = 16  # blocks of the first round. More: each block is quieter, and fewer of `runs` are left for splitting.
 _QUIET = 0.01  # of all noise: a block of no more is not worth splitting
-
-
-def float_levels(noise: NDArray[np.float64]) -> list[tuple[int, ...]]:
-    """Return ever more of the loudest groups, by index, the loudest first; noise (n,) >= 0.
-
-    With the first tuple's groups float, at most half of the noise is left (3 dB less). With the next tuple's, at most
-    half of that is left, and so on to the last, which leaves none. Groups without noise are in none. Raises ValueError
-    if a noise is negative, or their sum not finite.
-
-    >>> float_levels(np.array([1.0, 8.0, 0.0, 3.0]))
-    [(1,), (1, 3), (1, 3, 0)]
-    """
-    with np.errstate(over="ignore"):
-        total = float(noise.sum())
-    if not (np.isfinite(total) and (noise >= 0.0).all()):
-        raise ValueError(f"noise has to be finite and not negative, got {noise}")
-    order = [index for index in np.argsort(-noise, kind="stable").tolist() if noise[index] > 0.0]
-    left = np.append(np.cumsum(noise[order][::-1])[::-1], 0.0)  # noise that is left when the first so many are float
-    levels: list[tuple[int, ...]] = []
-    count = 0
-    while count < len(order):
-        count = int(np.argmax(left <= 0.5 * left[count]))  # left never rises: the first of them
-        levels.append(tuple(order[:count]))
-    return levels
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@
 3. a recalibration, for a drift alarm;
 4. a recalibration, for a time of the schedule;
 5. a raise of precision, where `is_low` says that the fidelity is too low although the scales fit the scene: then INT8
-   itself costs the fidelity. PrecisionAttempts (agent.jobs.limits) says which level is next.
+   itself costs the fidelity. PrecisionAttempts (agent.jobs.limits) says with which rung to begin.
 
 A `Hindrance` holds a trigger back: limits, a view that shows nothing, or a refusal since which nothing has changed.
 A time of the schedule is the owner's word, so no refusal holds it back.
@@ -29,9 +29,7 @@ from agent.models.engine_service import EngineService
 from agent.monitoring.camera_monitor import CameraState, CameraStates
 from agent.monitoring.drift import DriftState
 from agent.monitoring.view import BLIND, FROZEN
-from agent.planning.precision_raise import PrecisionRaise
-
-_RANKED_WITHIN = 1.0 / 3.0  # share of a job's time limit for ranking layers: the build and the verdict follow
+from agent.planning.raising import PrecisionRaise
 
 
 @dataclass(frozen=True)
@@ -174,16 +172,16 @@ class Triggers:
         return ""
 
     def _raise_precision(self, states: Sequence[CameraState]) -> Trigger | None:
-        """Decide that precision is raised, by the next level that was not tried in vain for the engine in service."""
+        """Decide that precision is raised, from the first rung not tried in vain for the engine in service."""
         recalibration, serving = self.config.recalibration, self.service.serving.id
         state = next((state for state in states if is_low(state, self.config)), None)
         if not recalibration.raise_precision or state is None:
             return None
-        level = self.attempts.next_level(serving)
-        if not level:
+        rung = self.attempts.next_rung(serving)
+        if not rung:
             return None
-        fidelity, budget_s = state.settled.interval.estimate, _RANKED_WITHIN * recalibration.timeout_s
-        return Trigger("precision", {"rung": level, "for": serving}, raising=PrecisionRaise(level, fidelity, budget_s))
+        raising = PrecisionRaise(rung, state.settled.interval.estimate)
+        return Trigger("precision", {"rung": rung, "for": serving}, raising=raising)
 
     def _shows_scene(self, state: CameraState) -> bool:
         """Return False while the view is in trouble, which no scales cure, but only somebody at the camera.

@@ -25,7 +25,7 @@ from agent.jobs.request import HELD_OUT, HISTOGRAMS, JOB, MERGED, REFERENCE, SAM
 from agent.models.build import build_artefact
 from agent.models.model import Model, calibrate, open_model, read_plan
 from agent.planning.ladder import REFUSED, Ladder, LadderOptions, Scene
-from agent.planning.precision_raise import ObservedScene, PrecisionRaise, PrecisionRaiser
+from agent.planning.raising import PrecisionRaise
 from agent.validation.verdict import MIN_INFORMATIVE, NO_WORSE, RAISED_GAIN, Judge, VerdictLimits
 from agent.vision.output_checks import check_batch
 from agent.vision.preprocess import network_input
@@ -69,18 +69,12 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
     without_int8 = _without_int8(model, backend, request.serving, key)
     start = PrecisionPlan.from_json(request.start or request.plan)
     embedded = open_backend("onnxruntime", BackendOptions(request.threads))
-    planning, options = steps.progress("PLANNING", 40, 50), LadderOptions(request.max_loss, request.planning_s)
-    ladder = Ladder(model, start, scene, without_int8, embedded, options, planning)
-    tries_others = request.raising is None and not (directory / MERGED).exists()
-    if tries_others:
-        plans = ladder.plans()
-    elif request.raising is None:  # a fleet's calibration has to do under the plan that serves
-        plans = iter([ladder.start])
-    else:
-        observed = ObservedScene(histograms, calibration, scene.tried)
-        raiser = PrecisionRaiser(model.with_plan(ladder.start), observed, without_int8, embedded, planning)
-        plans = iter([raiser.plan(PrecisionRaise(**request.raising))])
-    least_gain = -NO_WORSE if request.raising is None else RAISED_GAIN
+    raising = PrecisionRaise(**request.raising) if request.raising is not None else None
+    options = LadderOptions(request.max_loss, request.planning_s, raising)
+    ladder = Ladder(model, start, scene, without_int8, embedded, options, steps.progress("PLANNING", 40, 50))
+    tries_others = not (directory / MERGED).exists()  # a fleet's calibration has to do under the plan that serves
+    plans = ladder.plans() if tries_others else iter([ladder.start])
+    least_gain = -NO_WORSE if raising is None else RAISED_GAIN
     store = Store(state, key)
     refused: AgentError | None = None
     for plan in plans:

@@ -28,7 +28,7 @@ from agent.common.errors import AgentError
 from agent.common.state_files import parse_or_none
 from agent.jobs.limits import AutomationLimits
 from agent.jobs.refusal import Attempt
-from agent.planning.precision_raise import PrecisionRaise
+from agent.planning.raising import PrecisionRaise
 from agent.system.process import release_free_memory
 from agent.uplink.reporter import Reporter
 from calibrate.errors import TaredError

@@ -1,7 +1,7 @@
 """Limit what the daemon starts by itself: how often, after what pause, and which precision it tries next.
 
 `AutomationLimits` counts jobs, failures, switches and rollbacks. Nothing starts by itself after too many rollbacks in a
-day. `PrecisionAttempts` remembers, for each artefact of low fidelity, which levels of precision were tried in vain.
+day. `PrecisionAttempts` remembers, for each artefact of low fidelity, which rungs were tried in vain.
 Both survive a restart in files of the state directory.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from agent.common.errors import AgentError
 from agent.common.state_files import StateFile
-from agent.planning.precision_raise import EXHAUSTED
+from agent.planning.raising import EXHAUSTED
 from calibrate.errors import TaredError
 
 ROLLBACK_LOOP = "recalibration.rollback_loop"
@@ -202,8 +202,8 @@ class PrecisionAttempts:
         # By artefact, how many candidates were refused; None: no other is allowed. The latest artefact is the last.
         self._refused: dict[str, int | None] = self._file.read(self._parse) or {}
 
-    def next_level(self, artefact: str) -> int:
-        """Return the next precision level to try for this artefact, as in PrecisionRaise.
+    def next_rung(self, artefact: str) -> int:
+        """Return the rung to begin with for this artefact, as in PrecisionRaise.
 
         0: none is left, or trying is forbidden.
         """
@@ -213,10 +213,10 @@ class PrecisionAttempts:
     def note_failure(self, artefact: str, error: TaredError) -> None:
         """Note that an attempt ended with this error.
 
-        1. A candidate that was refused, by its verdict or on probation, counts: the next level is tried.
-        2. No level is left, or the operator took the candidate back on probation: no further attempt.
+        1. A candidate that was refused, by its verdict or on probation, counts: the next rung is tried.
+        2. No plan helps, or the operator took the candidate back on probation: no further attempt.
         3. Other errors say nothing of precision, such as a full disk, a killed child or a job that took too long: the
-           same level is tried again.
+           same rung is tried again.
         """
         refused = self._refused.get(artefact, 0)
         if error.code in (EXHAUSTED, _RECALLED):

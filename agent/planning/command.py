@@ -18,6 +18,7 @@ from agent.common.state_files import Journal
 from agent.models.model import check_calibration, open_model, read_plan, read_rules
 from agent.planning.costs import PlanBuilder
 from agent.planning.frames import RandomFrames
+from agent.planning.ladder import FOUND_BY
 from agent.planning.result import SCHEMA, make_plan, summary
 from agent.planning.search import PlanOptions, PlanSearch
 from agent.vision.evaluation import evaluate, labelled_images
@@ -216,9 +217,13 @@ def _unwritable(output: Path, found: str | None) -> AgentError:
 def read_evidence(path: Path) -> Mapping[str, Any]:
     """Return the evidence in a plan.json.
 
-    Raises CalibrationError as `read_plan`, AgentError (`plan.evidence`) without any, or with another version's.
+    Raises CalibrationError as `read_plan`, AgentError (`plan.evidence`) without any, with a job's, or with another
+    version's.
     """
     evidence = read_plan(path).evidence
+    if evidence.get("by") == FOUND_BY:
+        found, remedy = f"{path}, a plan that a job of the daemon found", "see its layers with 'tared inspect ARTEFACT'"
+        raise AgentError("plan.evidence", found, "one that 'tared plan' wrote", remedy)
     if evidence.get("schema") != SCHEMA:
         found = f"{path}, a plan written by hand" if not evidence else f"{path}, planned by another version of tared"
         raise AgentError("plan.evidence", found, "one that this 'tared plan' wrote", "make it anew")

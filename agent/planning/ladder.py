@@ -10,6 +10,9 @@
 2. If that loses too much on the frames that try plans, or its engine is refused, the noise of each group of layers is
    measured, and the frontier of work and noise gives the plans that follow.
 
+Where precision is raised (`LadderOptions.raising`), the first plan serves and is known to lose too much. So the search
+follows at once, what is float stays float, and only plans with at most half of the noise are tried.
+
 Frames of the calibration propose, held-out frames try, and the verdict has others again: a repair is never judged on
 the frames that it was made for.
 """
@@ -26,31 +29,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.common.errors import AgentError
-from agent.models.model import Model, read_rules
+from agent.models.model import Model, Rules, read_rules
 from agent.planning.costs import as_problem, labels
+from agent.planning.group_noise import FRAMES_PER_RUN, GroupNoise, describe_groups, measure_noise
+from agent.planning.raising import EXHAUSTED, PrecisionRaise
 from agent.planning.search import ladder
 from agent.planning.what_if import RepairChoice, WhatIf, WhatIfResult, choose_repairs
-from calibrate.partition import FLOAT, frontier
+from calibrate.partition import FLOAT, FREE, Partition, Problem, frontier
 from calibrate.plan import PrecisionPlan, Repairs
-from calibrate.sensitivity import Block, measure_blocks, share_out
 from engines.calibration import Calibration
 from engines.graph.topology import Topology
 from engines.interface import Array, Backend, Progress
 from engines.quantise.apply_plan import observed_graph
 from engines.quantise.costs import macs_costs
-from engines.quantise.fusion import Grouping, fusion_groups, int8_macs_share, node_macs
+from engines.quantise.fusion import Grouping, fusion_groups, int8_macs_share
 from engines.quantise.placement import place
 from engines.quantise.repairs import observe_channels, repaired_ranges
 
 REFUSED = "recalibration.refused"
 FOUND_BY = "job"  # in the evidence of a plan
-_RUNS = 48  # of the network, to measure which groups make the noise
-_RUN_FRAMES = 8  # for each of them
 _EQUALLY_FAST = 0.05  # relative difference in multiply-accumulates below which the quieter plan is taken
 _MOST_ENGINES = 4  # of plans that the search found: each is built and judged
 _LOUDEST = 3  # groups that a refusal names
 _TELLING = 5  # frames with something on them, of which fewer refuse no plan: the verdict has more
 _LEFT_FLOAT = "left float by the job: {:.2g} of the noise"
+_RAISED = "raised: made {:.3g} % of the noise while fidelity was {:.2f}"
 
 Flags = NDArray[np.bool_]
 
@@ -70,10 +73,14 @@ class Scene:
 
 @dataclass(frozen=True)
 class LadderOptions:
-    """max_loss: the largest accepted 1 - fidelity. budget_s: for measuring; the rest is predicted."""
+    """max_loss: the largest accepted 1 - fidelity. budget_s: for measuring; the rest is predicted.
+
+    raising: The request for a plan with higher precision than that of the plan in service; None: any plan may do.
+    """
 
     max_loss: float
     budget_s: float
+    raising: PrecisionRaise | None = None
 
 
 @dataclass
@@ -133,8 +140,10 @@ class Ladder:
         self._progress = progress
         self._began_s = time.monotonic()
         self._groups: list[dict[str, Any]] = []
+        self._seems_good = False  # the plan in service, on the frames that try plans
         rules = read_rules(model.spec.precision, model.master, place(model.master))
-        self._floats, self._forced = {**rules.floats, **without_int8}, rules.int8
+        kept = start.floats if options.raising is not None else {}
+        self._rules = Rules({**kept, **rules.floats, **without_int8}, rules.int8)
 
     def plans(self) -> Iterator[PrecisionPlan]:
         """Yield plans to build; ask for the next one only once an engine of the last was refused.
@@ -144,9 +153,14 @@ class Ladder:
         Raises EngineError and CalibrationError as the graph passes do, for a plan of another model among others.
         """
         first = self._first_plan()
-        tried, suits = self._try("all that may be INT8" if first.repairs else "plain INT8", first)
-        if suits:
-            yield self._offered(tried)
+        raising = self._options.raising
+        if raising is not None:
+            tried, self._seems_good = self._try("the plan in service", first)
+            tried.offered, tried.outcome = True, f"fidelity {raising.fidelity:.2f} where it serves"
+        else:
+            tried, suits = self._try("all that may be INT8" if first.repairs else "plain INT8", first)
+            if suits:
+                yield self._offered(tried)
         if self._may_search(first):
             yield from self._searched(first.repairs)
 
@@ -167,7 +181,11 @@ class Ladder:
         offered[-1].outcome = outcome
 
     def refusal(self, last: AgentError | None) -> AgentError:
-        """Return the error of a job of which no engine was accepted. last: the last refusal."""
+        """Return the error of a job of which no engine was accepted. last: the last refusal.
+
+        Its code is `precision.exhausted` where precision was to be raised, for which no other job may begin. Where the
+        frames did not show why, by chance, it is `recalibration.refused` as ever, and a later job has other frames.
+        """
         expected = last.expected if last is not None else "a plan whose loss is within recalibration.max_loss"
         if last is not None and not self._groups:
             return last
@@ -175,11 +193,14 @@ class Ladder:
             f"{each.name}: {each.outcome or f'loss {each.loss:.3f} on the frames that try plans'}"
             for each in self.tried
         )
+        exhausted = self._options.raising is not None and (last is None or not self._seems_good)
         loudest = sorted(self._groups, key=lambda group: -group["sensitivity"])[:_LOUDEST]
         total = sum(group["sensitivity"] for group in self._groups) or 1.0
         named = ", ".join(f"'{each['name']}' ({100.0 * each['sensitivity'] / total:.0f} %)" for each in loudest)
-        remedy = f"the layers that make the noise are {named}; retrain them, or accept more with recalibration.max_loss"
-        return AgentError(REFUSED, f"no plan of {len(self.tried)} was accepted. {found}", expected, remedy)
+        layers = f"the layers that make the noise are {named}; retrain them" if named else "retrain the model"
+        remedy = f"{layers}, or accept more with recalibration.max_loss"
+        code, found = EXHAUSTED if exhausted else REFUSED, f"no plan of {len(self.tried)} was accepted. {found}"
+        return AgentError(code, found, expected, remedy)
 
     # ---- the first plan
 
@@ -201,7 +222,7 @@ class Ladder:
 
     def _first_plan(self) -> PrecisionPlan:
         self._progress(0.0, "choosing repairs")
-        if self._given.repairs or self._given.evidence:
+        if self._options.raising is not None or self._given.repairs or self._given.evidence:
             return self.start
         return PrecisionPlan(self._model.plan.floats, self._new_repairs())
 
@@ -238,16 +259,16 @@ class Ladder:
         return fusion_groups(observed, place(observed))
 
     def _labels(self, grouping: Grouping) -> NDArray[np.int8]:
-        return labels(grouping, self._floats, self._forced)
+        return labels(grouping, self._rules.floats, self._rules.int8)
 
     def _searched(self, repairs: Repairs) -> Iterator[PrecisionPlan]:
         """Measure the noise of the groups; yield the plans of the frontier that keep the loss, the fastest first."""
         grouping = self._grouping(repairs)
-        noise, blocks = self._measure(grouping, repairs)
-        self._groups = self._described(grouping, noise, blocks)
+        measured = self._measure(grouping, repairs)
+        noise, self._groups = measured.shares, describe_groups(self._model.master, grouping, measured)
         problem = as_problem(grouping, macs_costs(grouping), noise, self._labels(grouping))
         engines = 0
-        for number, partition in enumerate(ladder(frontier(problem), _EQUALLY_FAST), start=1):
+        for number, partition in enumerate(self._rungs(problem), start=1):
             self._progress(0.9, f"trying plan {number} of the search")
             plan = self._plan(grouping, partition.int8, noise, repairs)
             if plan.essence in [each.plan.essence for each in self.tried]:
@@ -262,56 +283,48 @@ class Ladder:
         if not quietest.offered:  # on the frames of the verdict, or compared with the engine in service, it may do
             yield self._offered(quietest)
 
-    def _measure(self, grouping: Grouping, repairs: Repairs) -> tuple[NDArray[np.float64], Sequence[Block]]:
-        """Return what each group adds to the divergence (n,), and the blocks that there was time to measure."""
-        free = np.flatnonzero(self._labels(grouping) != FLOAT)
+    def _rungs(self, problem: Problem) -> list[Partition]:
+        """Return plans of ever less noise, the fastest first; to raise precision, from half of the noise on.
+
+        Then the noise of layers that have to be INT8 does not count, for no plan avoids it.
+        """
+        raising = self._options.raising
+        if raising is None:
+            return ladder(frontier(problem), _EQUALLY_FAST)
+        avoidable = np.where(problem.fixed == FREE, problem.noise, 0.0)
+        quieter = [
+            plan for plan in frontier(replace(problem, noise=avoidable)) if 2.0 * plan.noise <= float(avoidable.sum())
+        ]
+        return ladder(quieter, _EQUALLY_FAST)[raising.rung - 1 :]
+
+    def _measure(self, grouping: Grouping, repairs: Repairs) -> GroupNoise:
+        """Measure what each group adds to the divergence, as far as there is time."""
         nsr = self.choice.nsr if self.choice is not None else {}
         predicted = np.array([sum(nsr.get(layer, 0.0) for layer in group.layers) for group in grouping.groups])
         if not predicted.any():
             predicted = np.array([float(group.macs) for group in grouping.groups])
-        runs = 0
 
-        def measure(members: Sequence[int]) -> float | None:
-            nonlocal runs
+        def diverge(int8: Flags) -> float | None:
             if time.monotonic() - self._began_s >= self._options.budget_s:
                 return None
-            runs += 1
-            self._progress(0.5 + 0.4 * min(1.0, runs / _RUNS), "finding the groups that make the noise")
-            int8 = np.zeros(len(grouping.groups), np.bool_)
-            int8[free[list(members)]] = True
             return self._evaluate(PrecisionPlan(grouping.plan(int8.tolist(), ""), repairs)).divergence
 
-        blocks = measure_blocks(predicted[free], measure, _RUNS)
-        noise = np.zeros(len(grouping.groups))
-        noise[free] = share_out(predicted[free], blocks)
-        return noise, [Block(tuple(free[list(each.members)].tolist()), each.divergence) for each in blocks]
+        def show(fraction: float, doing: str) -> None:
+            self._progress(0.5 + 0.4 * fraction, doing)
+
+        return measure_noise(self._labels(grouping), predicted, diverge, show)
 
     def _evaluate(self, plan: PrecisionPlan) -> WhatIfResult:
-        return self._what_if.evaluate(self._with_missing(plan), _RUN_FRAMES)
+        return self._what_if.evaluate(self._with_missing(plan), FRAMES_PER_RUN)
 
     def _plan(self, grouping: Grouping, int8: Flags, noise: NDArray[np.float64], repairs: Repairs) -> PrecisionPlan:
         shares = noise / max(float(noise.sum()), 1e-30)
-        reasons = {group.name: _LEFT_FLOAT.format(share) for group, share in zip(grouping.groups, shares, strict=True)}
-        floats = grouping.plan(int8.tolist(), reasons)
-        kept = {layer: reason for layer, reason in floats.items() if layer not in self._forced}
-        return PrecisionPlan({**kept, **self._floats}, repairs)
+        reasons = {group.name: self._reason(share) for group, share in zip(grouping.groups, shares, strict=True)}
+        return PrecisionPlan(self._rules.apply(grouping.plan(int8.tolist(), reasons)), repairs)
 
-    def _described(
-        self, grouping: Grouping, noise: NDArray[np.float64], blocks: Sequence[Block]
-    ) -> list[dict[str, Any]]:
-        """Return per group its layers, share of the work, and noise; as the evidence of `tared plan` names them."""
-        macs = max(sum(node_macs(self._model.master).values()), 1)
-        alone = {block.members[0] for block in blocks if len(block.members) == 1}
-        return [
-            {
-                "name": group.name,
-                "layers": list(group.layers),
-                "macs_share": group.macs / macs,
-                "sensitivity": float(noise[index]),
-                "measured": index in alone,
-            }
-            for index, group in enumerate(grouping.groups)
-        ]
+    def _reason(self, share: float) -> str:
+        raising = self._options.raising
+        return _LEFT_FLOAT.format(share) if raising is None else _RAISED.format(100.0 * share, raising.fidelity)
 
     def _offered(self, tried: Tried) -> PrecisionPlan:
         """Return the plan with what led to it as evidence, except one that the owner wrote."""

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from agent.planning.certificate import ERROR, Terms, TrialResult, worst_of
+from agent.planning.group_noise import describe_groups
 from agent.planning.report import show_costs, show_share
 from agent.planning.search import PlanSearch, SearchResult
 from calibrate.partition import Partition
 from calibrate.plan import PrecisionPlan, Repairs
-from engines.quantise.fusion import int8_macs_share, node_macs
+from engines.quantise.fusion import int8_macs_share
 from engines.quantise.placement import place
 from engines.store.artefact import fingerprint
 
@@ -94,8 +95,8 @@ class _Evidence:
         self.result: SearchResult = result
         self.groups = result.grouping.groups
         self.rules = search.rules
-        macs = sum(node_macs(search.model.master).values())
-        self.shares = np.array([group.macs for group in self.groups], np.float64) / max(macs, 1)
+        self.described = describe_groups(search.model.master, result.grouping, result.measured)
+        self.shares = np.array([row["macs_share"] for row in self.described])
         self.chosen = np.zeros(len(self.groups), np.bool_)
         if result.accepted is not None:
             self.chosen = result.candidates[result.accepted].partition.int8
@@ -134,7 +135,7 @@ class _Evidence:
                 "search": self.search.split.search if result.chosen else 0,
                 "certificate": sum(trial.frames for trial in result.by_source[-1].values()) if last else 0,
             },
-            "sensed": len(result.predicted) > 0,
+            "sensed": result.measured is not None,
             "live": trial is not None and self.search.split.live,
             "builds": self.search.builder.builds,
             "interrupted": result.interrupted,
@@ -187,20 +188,16 @@ class _Evidence:
 
     def _group(self, index: int, why: str) -> dict[str, Any]:
         result, group = self.result, self.groups[index]
-        noise, nsr = (float(each[index]) if len(result.predicted) else 0.0 for each in (result.noise, result.predicted))
+        nsr = float(result.measured.predicted[index]) if result.measured is not None else 0.0
         notes = result.chosen.notes if result.chosen else {}
         return {
-            "name": group.name,
-            "layers": list(group.layers),
-            "macs_share": float(self.shares[index]),
+            **self.described[index],
             "precision": "int8" if self.int8[index] else "float",
             "why": why,
             "time_int8": float(result.costs.costs.int8_ms[index]) if result.costs else 0.0,
             "time_float": float(result.costs.costs.float_ms[index]) if result.costs else 0.0,
             "timed": bool(result.costs and not result.costs.why and not result.costs.costs.by_macs[index]),
             "nsr_db": 10.0 * float(np.log10(nsr)) if nsr > 0.0 else None,
-            "sensitivity": noise,
-            "measured": any(block.members == (index,) for block in result.blocks),
             "restored": result.restored.get(index),
             "repairs": sorted({note for layer in group.layers for note in notes.get(layer, ())}),
             "rule": self._rule(index),

@@ -34,10 +34,10 @@ from agent.models.model import Rules
 from agent.planning.certificate import ERROR, MAX_CANDIDATES, Certifier, Terms, TrialResult, check_frames, worst_of
 from agent.planning.costs import GroupCosts, PlanBuilder, as_problem, find_costs, labels
 from agent.planning.frames import RandomFrames
+from agent.planning.group_noise import FRAMES_PER_RUN, GroupNoise, measure_noise
 from agent.planning.what_if import RepairChoice, WhatIf, WhatIfResult, choose_repairs
 from agent.vision.task import VisionTask
 from calibrate.partition import FLOAT, Partition, frontier
-from calibrate.sensitivity import Block, measure_blocks, share_out
 from engines.interface import Array, Backend, Engine, Progress
 from engines.quantise.apply_plan import observed_graph
 from engines.quantise.fusion import Grouping, fusion_groups
@@ -51,8 +51,6 @@ _STRETCHES = 4  # of time, into which a single source is cut; repairs are propos
 _HARDLY = 0.25  # of the accepted loss: a plan that loses less has hardly a loss to win back
 _MOST_PLANS = 10  # on the ladder, of half the noise each
 
-_FRAMES_PER_RUN = 8  # of the search frames, for one block of groups
-_RUNS = 48  # of the network, to measure which groups make the noise
 _RESTORED = 8  # most sensitive groups that are also measured as the only float one
 _SENSITIVITY_SHARE = 0.5  # of the budget; what is not measured until then is predicted, so that something is certified
 _LEFT_FLOAT = "left float by the search"  # a reason, as plan.json has it
@@ -211,7 +209,7 @@ def choose_candidates(
 class SearchResult:
     """The results so far; those of steps that there was no time for are absent.
 
-    predicted: per group (n,) the noise to signal of its layers, in the sum.
+    measured: what the groups add to the divergence; predicted is the noise to signal of their layers, in the sum.
     restored: by group, by how much the divergence falls if this group is float and all others are INT8.
     tried: plans on the search frames; `candidates` are those worth a trial.
     by_source: the trials of the first candidates, by source; none after a source that refused one.
@@ -220,8 +218,7 @@ class SearchResult:
 
     grouping: Grouping
     chosen: RepairChoice | None = None
-    predicted: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
-    blocks: Sequence[Block] = ()
+    measured: GroupNoise | None = None
     restored: dict[int, float] = field(default_factory=dict)
     costs: GroupCosts | None = None
     frontier: Sequence[Partition] = ()
@@ -233,7 +230,7 @@ class SearchResult:
     @property
     def noise(self) -> NDArray[np.float64]:
         """What each group adds to the divergence while it is INT8, (groups,)."""
-        return share_out(self.predicted, self.blocks)
+        return self.measured.shares if self.measured is not None else np.zeros(len(self.grouping.groups))
 
     @property
     def trials(self) -> list[TrialResult]:
@@ -351,35 +348,27 @@ class PlanSearch:
 
     def _measure_sensitivities(self) -> None:
         """Measure which groups make the noise: blocks of groups are INT8 alone, and the loud blocks are split."""
-        result = self.result
-        groups, chosen = result.grouping.groups, result.chosen
-        assert chosen is not None
-        loud = np.flatnonzero(self._fixed() != FLOAT)  # the others are float in every plan
-        predicted = np.zeros(len(groups))
-        predicted[loud] = [sum(chosen.nsr.get(layer, 0.0) for layer in groups[index].layers) for index in loud]
-        result.predicted = predicted
+        result, fixed = self.result, self._fixed()
+        assert result.chosen is not None
+        nsr = result.chosen.nsr
+        predicted = np.array([sum(nsr.get(layer, 0.0) for layer in group.layers) for group in result.grouping.groups])
+
+        def diverge(int8: NDArray[np.bool_]) -> float | None:
+            if self.out_of_time(_SENSITIVITY_SHARE):
+                result.interrupted = "budget"
+                return None
+            return self._evaluate(int8, FRAMES_PER_RUN).divergence
+
         with self.stage("sensitivities") as progress:
-            show = self._with_deadline(progress)
-            runs = 0
-
-            def measure(members: Sequence[int]) -> float | None:
-                nonlocal runs
-                if self.out_of_time(_SENSITIVITY_SHARE):
-                    result.interrupted = "budget"
-                    return None
-                runs += 1
-                show(min(1.0, runs / (_RUNS + _RESTORED)), "finding the groups that make the noise")
-                int8 = np.zeros(len(groups), np.bool_)
-                int8[loud[list(members)]] = True
-                return self._evaluate(int8, _FRAMES_PER_RUN).divergence
-
-            blocks = measure_blocks(predicted[loud], measure, _RUNS)
-            result.blocks = [Block(tuple(loud[list(each.members)].tolist()), each.divergence) for each in blocks]
-            all_int8 = measure(range(len(loud)))
-            for restored in np.argsort(-result.noise[loud])[:_RESTORED].tolist():
-                others = measure([each for each in range(len(loud)) if each != restored])
+            result.measured = measure_noise(fixed, predicted, diverge, lambda done, doing: progress(0.8 * done, doing))
+            int8 = fixed != FLOAT  # the others are float in every plan
+            all_int8 = diverge(int8)
+            loudest = sorted(np.flatnonzero(int8).tolist(), key=lambda group: -result.noise[group])[:_RESTORED]
+            for number, group in enumerate(loudest, start=1):
+                others = diverge(int8 & (np.arange(len(int8)) != group))
                 if all_int8 is not None and others is not None:
-                    result.restored[int(loud[restored])] = all_int8 - others
+                    result.restored[group] = all_int8 - others
+                progress(0.8 + 0.2 * number / len(loudest), "leaving the loudest groups float")
 
     def _measure_costs(self) -> None:
         with self.stage("costs") as progress:

@@ -50,7 +50,7 @@ def raising_world(
 ) -> World:
     """A dark frame, then three bright ones. A `max_loss` of 1 lets its first INT8 engine serve, whatever it loses."""
     world = make_world(folder, lambda ts: light * (1.0 if round(ts * FPS) % 4 else 0.4), 900.0)
-    onnx.save(collapsing_net(), folder / "model.onnx")
+    onnx.save(collapsing_net(7), folder / "model.onnx")
     (folder / "model.yaml").write_text(yaml.safe_dump({**SPEC, "precision": dict(precision or {})}))
     world.config["observe"]["period_s"] = 0.2
     world.config["calibration"]["method"] = "max"

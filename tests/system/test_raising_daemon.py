@@ -23,6 +23,7 @@ from engines.store.artefact import Artefact, Store
 
 pytestmark = pytest.mark.slow
 ACCEPTED = 0.2  # as max_loss; the INT8 engine loses about half
+RAISED = {COLLAPSES, "Gemm_t7"}  # the second has hardly any work, and is quieter so
 
 
 @dataclass(frozen=True)
@@ -75,10 +76,9 @@ def test_low_fidelity_is_told_once_and_raises_precision(story: Story) -> None:
         "CALIBRATING", "PLANNING", "BUILDING", "VALIDATING", "PROBATION", "COMMITTED",
     ]  # fmt: skip
     artefact = current(story.raised)
-    ((layer, why),) = plan_of(artefact).floats.items()
-    assert layer == COLLAPSES
-    assert re.fullmatch(r"raised: made (100|99\.\d) % of the noise while fidelity was 0\.\d\d", why)
-    assert artefact.manifest["inputs"]["plan"]["floats"] == [COLLAPSES]
+    floats = plan_of(artefact).floats
+    assert re.fullmatch(r"raised: made (100|99\.\d+) % of the noise while fidelity was 0\.\d\d", floats[COLLAPSES])
+    assert set(artefact.manifest["inputs"]["plan"]["floats"]) == set(floats) == RAISED
     assert 0.0 < artefact.manifest["int8_macs_share"] < 1.0
 
 
@@ -112,7 +112,6 @@ def test_where_the_owner_wants_no_answer_it_is_only_told(story: Story, tmp_path:
 def test_what_is_forced_into_int8_stays_so_and_that_nothing_helps_is_told_once(story: Story, tmp_path: Path) -> None:
     world = story.copy(story.int8, tmp_path, precision={"force_int8": [COLLAPSES]})
     summary, said = world.run(until=r"precision\.exhausted")
-    assert said.count("code='recalibration.refused'") >= 1
     assert said.count("code='precision.exhausted'") == said.count("event=fidelity") == 1
     assert summary["swaps"] == []
     assert plan_of(current(world.state_dir)).essence == plan_of(current(story.int8)).essence
@@ -153,7 +152,7 @@ def test_what_serves_is_under_its_own_plan_and_the_owners_is_kept(story: Story, 
     service, errors = start(state, model_under(story, PrecisionPlan()))
     assert not errors
     assert service.is_precision_raised
-    assert set(service.serving_model.plan.floats) == set(service.plan.floats) == {COLLAPSES}
+    assert set(service.serving_model.plan.floats) == set(service.plan.floats) == RAISED
     assert dict(service.model.plan.floats) == {}
     previous = service.store.read("previous")
     assert previous is not None
@@ -170,7 +169,7 @@ def test_another_runtime_gets_it_under_the_raised_plan(story: Story, state: Path
     assert [error.code for error in errors] == ["artefact.runtime"]
     assert service.serving.manifest["inputs"]["backend"]["runtime"] == "another"
     assert service.is_precision_raised
-    assert set(service.plan.floats) == {COLLAPSES}
+    assert set(service.plan.floats) == RAISED
     assert plan_of(service.serving) == plan_of(current(story.raised))
 
 

@@ -9,6 +9,7 @@ import onnx
 import pytest
 from lab import ASL, CIFAR_TEST, CIFAR_TRAIN, COCO, STREET, Lab, tared
 
+import agent.planning.group_noise as group_noise
 import agent.planning.search as search
 
 pytestmark = pytest.mark.slow
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(autouse=True)
 def few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """To find out which groups make the noise: a quarter of the time, and a coarser picture."""
-    monkeypatch.setattr(search, "_RUNS", 16)
+    monkeypatch.setattr(group_noise, "_RUNS", 16)
     monkeypatch.setattr(search, "_RESTORED", 2)
 
 

@@ -82,7 +82,7 @@ def test_regimes_attempts_and_limits_hold(state_dir: Path) -> None:
         Regime("night", *scene),
     )
     attempts = PrecisionAttempts(state_dir / "attempts.json", "the rules", refuse)
-    assert (attempts.next_level("day"), attempts.next_level("night")) == (2, 0)
+    assert (attempts.next_rung("day"), attempts.next_rung("night")) == (2, 0)
     limits = AutomationLimits(state_dir / "restraint.json", 3, 3600.0, 3600.0, 2, refuse)
     assert not limits.may_start
     assert not limits.may_switch

@@ -77,7 +77,7 @@ def test_what_the_operator_took_back_is_not_raised_again_until_the_owner_says_ot
     at.tick()
     assert at.rung is None
     kept = tmp_path / "state" / "attempts.json"
-    assert PrecisionAttempts(kept, at.service.precision_origin, pytest.fail).next_level(at.int8.id) == 0
+    assert PrecisionAttempts(kept, at.service.precision_origin, pytest.fail).next_rung(at.int8.id) == 0
     again = desk(cooldown_s=0.0)
     assert again.service.serving.id == at.int8.id
     again.tick()

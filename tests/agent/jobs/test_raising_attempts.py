@@ -10,7 +10,7 @@ import pytest
 from agent.commands.dispatcher import CANCELLED
 from agent.common.errors import AgentError
 from agent.jobs.limits import PrecisionAttempts
-from agent.planning.precision_raise import EXHAUSTED
+from agent.planning.raising import EXHAUSTED
 
 
 def told(error: AgentError) -> None:
@@ -26,13 +26,13 @@ REFUSED = ended("recalibration.refused")
 
 def test_candidates_that_were_refused_are_counted_by_what_served() -> None:
     attempts = PrecisionAttempts(None, "a word", told)
-    assert attempts.next_level("day") == 1
+    assert attempts.next_rung("day") == 1
     attempts.note_failure("day", REFUSED)
     attempts.note_failure("day", REFUSED)
-    assert (attempts.next_level("day"), attempts.next_level("night")) == (3, 1)
+    assert (attempts.next_rung("day"), attempts.next_rung("night")) == (3, 1)
     attempts.note_failure("day", ended(EXHAUSTED))
     attempts.note_failure("day", REFUSED)
-    assert (attempts.next_level("day"), attempts.next_level("night")) == (0, 1)
+    assert (attempts.next_rung("day"), attempts.next_rung("night")) == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -43,14 +43,14 @@ def test_candidates_that_were_refused_are_counted_by_what_served() -> None:
 def test_what_a_candidate_did_is_as_good_as_a_refusal(code: str) -> None:
     attempts = PrecisionAttempts(None, "a word", told)
     attempts.note_failure("day", ended(code))
-    assert (attempts.next_level("day"), attempts.next_level("night")) == (2, 1)
+    assert (attempts.next_rung("day"), attempts.next_rung("night")) == (2, 1)
 
 
 def test_what_the_operator_took_back_on_probation_is_not_tried_again() -> None:
     attempts = PrecisionAttempts(None, "a word", told)
     attempts.note_failure("day", ended("probation.recalled"))
     attempts.note_failure("day", ended("probation.fidelity"))
-    assert attempts.next_level("day") == 0
+    assert attempts.next_rung("day") == 0
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_what_the_operator_took_back_on_probation_is_not_tried_again() -> None:
 def test_what_never_came_to_a_verdict_is_no_attempt(code: str) -> None:
     attempts = PrecisionAttempts(None, "a word", told)
     attempts.note_failure("day", ended(code))
-    assert attempts.next_level("day") == 1
+    assert attempts.next_rung("day") == 1
 
 
 def test_attempts_are_kept_as_long_as_the_owners_word_is_the_same(tmp_path: Path) -> None:
@@ -72,12 +72,12 @@ def test_attempts_are_kept_as_long_as_the_owners_word_is_the_same(tmp_path: Path
     first.forbid("dusk")
     engines = ("day", "night", "dusk", "dawn")
     again = PrecisionAttempts(path, "a word", told)
-    assert [again.next_level(engine) for engine in engines] == [2, 0, 0, 1]
+    assert [again.next_rung(engine) for engine in engines] == [2, 0, 0, 1]
     other = PrecisionAttempts(path, "another", told)
-    assert [other.next_level(engine) for engine in engines] == [1, 1, 1, 1]
+    assert [other.next_rung(engine) for engine in engines] == [1, 1, 1, 1]
     other.note_failure("dawn", REFUSED)
-    assert [PrecisionAttempts(path, "another", told).next_level(engine) for engine in engines] == [1, 1, 1, 2]
-    assert [PrecisionAttempts(path, "a word", told).next_level(engine) for engine in engines] == [1, 1, 1, 1]
+    assert [PrecisionAttempts(path, "another", told).next_rung(engine) for engine in engines] == [1, 1, 1, 2]
+    assert [PrecisionAttempts(path, "a word", told).next_rung(engine) for engine in engines] == [1, 1, 1, 1]
 
 
 def test_only_the_latest_artefacts_are_kept(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_only_the_latest_artefacts_are_kept(tmp_path: Path) -> None:
         attempts.note_failure(f"{number:016}", REFUSED)
     assert path.stat().st_size < 5000
     for known in (attempts, PrecisionAttempts(path, "a word", told)):
-        assert [known.next_level(f"{number:016}") for number in (0, 49, 50, 149)] == [1, 1, 2, 2]
+        assert [known.next_rung(f"{number:016}") for number in (0, 49, 50, 149)] == [1, 1, 2, 2]
 
 
 ATTEMPTS = {"schema": 1, "origin": "a word", "refused": {"day": 1, "night": None}}
@@ -102,12 +102,12 @@ ATTEMPTS = {"schema": 1, "origin": "a word", "refused": {"day": 1, "night": None
 def test_a_file_of_attempts_that_is_none_is_begun_anew(tmp_path: Path, text: str) -> None:
     path = tmp_path / "attempts.json"
     path.write_text(json.dumps(ATTEMPTS))
-    assert PrecisionAttempts(path, "a word", told).next_level("day") == 2
+    assert PrecisionAttempts(path, "a word", told).next_rung("day") == 2
     path.write_text(text)
     attempts = PrecisionAttempts(path, "a word", told)
-    assert (attempts.next_level("day"), attempts.next_level("night")) == (1, 1)
+    assert (attempts.next_rung("day"), attempts.next_rung("night")) == (1, 1)
     attempts.forbid("day")
-    assert PrecisionAttempts(path, "a word", told).next_level("day") == 0
+    assert PrecisionAttempts(path, "a word", told).next_rung("day") == 0
 
 
 def test_a_file_of_attempts_of_a_newer_tared_is_refused_and_left_alone(tmp_path: Path) -> None:
@@ -123,5 +123,5 @@ def test_a_disk_that_refuses_is_told_of_once_and_the_process_remembers(tmp_path:
     attempts = PrecisionAttempts(tmp_path / "no folder" / "attempts.json", "a word", errors.append)
     attempts.note_failure("day", REFUSED)
     attempts.forbid("night")
-    assert (attempts.next_level("day"), attempts.next_level("night")) == (2, 0)
+    assert (attempts.next_rung("day"), attempts.next_rung("night")) == (2, 0)
     assert [error.code for error in errors] == ["attempts.write"]

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 from onnx import ModelProto
 from plan_bench import Place
 from plan_world import two_branches
 from warm_start import tared
 from zoo import Net
+
+from agent.common.errors import AgentError
+from agent.planning.command import read_evidence
+from calibrate.plan import PrecisionPlan
 
 
 def scaled(model: ModelProto) -> ModelProto:
@@ -57,6 +63,18 @@ def test_a_plan_of_another_model_is_refused(plan_bench: Place) -> None:
     )
     onnx.save(scaled(two_branches()), plan_bench / "model.onnx")  # the same nodes, other weights
     assert plan_bench.refuses(*build, "-o", plan_bench / "artefact").startswith("plan.model: a plan of model ")
+
+
+@pytest.mark.parametrize(
+    ("evidence", "found"),
+    [({}, "written by hand"), ({"schema": 1}, "another version"), ({"by": "job"}, "a job of the daemon found")],
+)
+def test_a_plan_without_the_evidence_of_a_search_is_not_shown(
+    tmp_path: Path, evidence: dict[str, object], found: str
+) -> None:
+    (tmp_path / "plan.json").write_text(PrecisionPlan(evidence=evidence).to_json())
+    with pytest.raises(AgentError, match=found):
+        read_evidence(tmp_path / "plan.json")
 
 
 def test_a_disk_that_is_full_is_told(plan_bench: Place) -> None:

@@ -15,6 +15,7 @@ from plan_world import LOUD, MACS, QUIET, plan_world, planner, two_branches
 from zoo import Net
 
 import agent.planning.certificate as certificate
+import agent.planning.group_noise as group_noise
 import agent.planning.search as search
 from agent.common.errors import AgentError
 from agent.planning.certificate import MAX_CANDIDATES
@@ -63,7 +64,7 @@ def chain(layers: int) -> Net:
 
 
 def test_most_groups_of_a_long_net_need_no_run_of_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "_RUNS", 12)
+    monkeypatch.setattr(group_noise, "_RUNS", 12)
     world = plan_world(tmp_path / "world", chain(14).model("out"), frames=60, min_sqnr_db=1.0)
     _, evidence = search_in(world, replace(MACS, max_loss=0.5))
     groups = evidence["groups"]

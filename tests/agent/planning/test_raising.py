@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from noise_ratio import noise_to_signal
-from numpy.typing import NDArray
 from raising_world import COLLAPSES, collapsing_net, config_of, observer_state
 from worlds import SPEC
 from zoo import residual_net
@@ -20,31 +18,17 @@ from agent.common.errors import AgentError
 from agent.control.triggers import is_low
 from agent.models.build import build_artefact
 from agent.models.model import Model, calibrate, open_model, tap_weights
-from agent.planning.precision_raise import EXHAUSTED, ObservedScene, PrecisionRaise, PrecisionRaiser
+from agent.planning.ladder import REFUSED, Ladder, LadderOptions, Scene
+from agent.planning.raising import EXHAUSTED, PrecisionRaise
 from agent.vision.spec import ModelSpec
 from calibrate.histogram import AbsHistogram, merge_into
 from calibrate.plan import PrecisionPlan, Repairs
-from calibrate.sensitivity import float_levels
 from engines.interface import silent
 from engines.registry import open_backend
 from engines.store.artefact import Store
 
-ONCE = PrecisionRaise(1, 0.5, 60.0)
-
-
-def test_every_rung_halves_what_the_one_before_left() -> None:
-    noise = np.array([0.0, 1.0, 8.0, 2.0, 4.0, 1.0])
-    assert float_levels(noise) == [(2,), (2, 4), (2, 4, 3), (2, 4, 3, 1), (2, 4, 3, 1, 5)]
-    assert float_levels(np.ones(8)) == [tuple(range(n)) for n in (4, 6, 7, 8)]
-    assert float_levels(np.array([1e-3, 1.0])) == [(1,), (1, 0)]
-    assert float_levels(np.zeros(3)) == float_levels(np.zeros(0)) == []
-    assert float_levels(np.array([5e-324, 5e-324])) == [(0,), (0, 1)]
-
-
-@pytest.mark.parametrize("noise", [[np.inf, 1.0], [np.nan, 1.0], [-1.0, 2.0], [1e308, 1e308]])
-def test_noise_that_no_group_makes_is_refused(noise: list[float]) -> None:
-    with pytest.raises(ValueError, match="finite and not negative"):
-        float_levels(np.array(noise))
+FIRST = "Conv_t0"
+REFUSAL = AgentError(REFUSED, "loss 0.3", "less", "none")
 
 
 def model_of(folder: Path, graph: onnx.ModelProto, **precision: list[str]) -> Model:
@@ -52,103 +36,102 @@ def model_of(folder: Path, graph: onnx.ModelProto, **precision: list[str]) -> Mo
     return open_model(ModelSpec.model_validate({**SPEC, "path": folder / "model.onnx", "precision": precision}))
 
 
-def observed(model: Model, frames: list[NDArray[np.float32]]) -> dict[str, AbsHistogram]:
-    merged: dict[str, AbsHistogram] = {}
-    with closing(open_backend("onnxruntime").observer(model.reference, model.placement.taps)) as observer:
-        for frame in frames:
-            merge_into(merged, observer.observe(frame).histograms)
-    return merged
-
-
-def scene_of(model: Model, asked: int = 6) -> ObservedScene:
-    """Dark images and bright ones, so many of which may be tried on."""
+def scene_of(model: Model) -> Scene:
+    """Dark images and bright ones."""
     rng = np.random.default_rng(0)
     images = [rng.uniform(size=(1, 3, 8, 8)) * (0.2 if n % 2 else 0.5) for n in range(24)]
     frames = [image.astype(np.float32) for image in images]
-    histograms = observed(model, frames)
-    calibration = calibrate(model, histograms, "max", len(frames), "test")
-    return ObservedScene(histograms, calibration, frames[:asked])
+    histograms: dict[str, AbsHistogram] = {}
+    with closing(open_backend("onnxruntime").observer(model.reference, model.placement.taps)) as observer:
+        for frame in frames[:16]:
+            merge_into(histograms, observer.observe(frame).histograms)
+    return Scene(calibrate(model, histograms, "max", 16, "test"), frames[:8], frames[16:])
 
 
-def search(model: Model, asked: int = 6, without_int8: Mapping[str, str] | None = None) -> PrecisionRaiser:
-    return PrecisionRaiser(model, scene_of(model, asked), without_int8 or {}, open_backend("onnxruntime"), silent)
+def ladder_of(
+    model: Model,
+    serving: PrecisionPlan | None = None,
+    without_int8: Mapping[str, str] | None = None,
+    rung: int = 1,
+    max_loss: float = 0.1,
+) -> Ladder:
+    options = LadderOptions(max_loss, 60.0, PrecisionRaise(rung, 0.714))
+    runtime = open_backend("onnxruntime")
+    return Ladder(model, serving or model.plan, scene_of(model), without_int8 or {}, runtime, options, silent)
 
 
 def test_the_layer_that_int8_destroys_is_left_float_with_the_reason(tmp_path: Path) -> None:
-    plan = search(model_of(tmp_path, collapsing_net())).plan(replace(ONCE, fidelity=0.714))
-    assert plan.floats == {COLLAPSES: "raised: made 100 % of the noise while fidelity was 0.71"}
+    found = ladder_of(model_of(tmp_path, collapsing_net(7)))
+    (plan,) = found.plans()
+    assert plan.floats[COLLAPSES] == "raised: made 100 % of the noise while fidelity was 0.71"
+    assert FIRST not in plan.floats
+    assert found.choice is None  # it goes on from the plan in service, and tries no other repairs
+    assert found.refusal(REFUSAL).code == EXHAUSTED
+    assert plan.evidence["tried"][0] == {
+        "plan": "the plan in service", "int8_macs_share": 1.0, "loss": 0.5, "outcome": "fidelity 0.71 where it serves",
+    }  # fmt: skip
 
 
-def test_what_is_float_already_stays_so_for_its_own_reason(tmp_path: Path) -> None:
-    model = model_of(tmp_path, collapsing_net()).with_plan(PrecisionPlan({COLLAPSES: "by hand"}))
-    found = search(model)
-    assert COLLAPSES not in [found.grouping.groups[index].name for index in found.candidate_groups()]
-    plan = found.plan(ONCE)
-    assert plan.floats[COLLAPSES] == "by hand"
-    assert len(plan.floats) == 2
+def test_the_plan_in_service_is_not_offered_where_the_frames_happen_to_be_easy(tmp_path: Path) -> None:
+    found = ladder_of(model_of(tmp_path, collapsing_net(7)), max_loss=0.6)
+    plans = list(found.plans())
+    assert plans
+    assert all(COLLAPSES in plan.floats for plan in plans)
+    assert found.refusal(REFUSAL).code == REFUSED  # by chance: a later job may have other frames
+
+
+def test_what_is_float_stays_so_for_its_own_reason_and_more_follows(tmp_path: Path) -> None:
+    found = ladder_of(model_of(tmp_path, residual_net()), PrecisionPlan({FIRST: "by hand"}), max_loss=1.0)
+    floats = [plan.floats for plan in found.plans()]
+    assert floats
+    for each in floats:
+        assert each[FIRST] == "by hand"
+        assert len(each) > 1
 
 
 def test_what_the_owner_forces_into_int8_stays_int8_and_then_a_person_is_needed(tmp_path: Path) -> None:
-    found = search(model_of(tmp_path, collapsing_net(), force_int8=[COLLAPSES]))
-    names = [found.grouping.groups[index].name for index in found.candidate_groups()]
-    assert COLLAPSES not in names
-    floats = set[str]()
-    for rung in range(1, len(names) + 1):
-        before, floats = floats, set(found.plan(replace(ONCE, rung=rung)).floats)
-        assert before < floats
-        if floats == set(names):
-            break
-    with pytest.raises(AgentError) as ended:
-        found.plan(replace(ONCE, rung=rung + 1))
-    assert ended.value.code == EXHAUSTED
+    found = ladder_of(model_of(tmp_path, collapsing_net(7), force_int8=[COLLAPSES]))
+    assert list(found.plans()) == []  # no other loses less on the frames that try plans, and this one serves
+    error = found.refusal(None)
+    assert error.code == EXHAUSTED
+    assert "the plan in service: fidelity 0.71 where it serves; plan 1 of the search: loss 0.5" in error.found
+    assert f"'{COLLAPSES}' (100 %)" in error.remedy
 
 
-def test_a_layer_without_a_kernel_is_no_candidate(tmp_path: Path) -> None:
-    found = search(model_of(tmp_path, collapsing_net()), without_int8={COLLAPSES: "no kernel"})
-    assert COLLAPSES not in found.plan(ONCE).floats
+def test_a_layer_without_a_kernel_is_never_int8(tmp_path: Path) -> None:
+    found = ladder_of(model_of(tmp_path, collapsing_net(7)), without_int8={COLLAPSES: "no kernel"})
+    assert all(plan.floats[COLLAPSES] == "no kernel" for plan in found.plans())
+    assert found.tried[0].loss == 0.0
 
 
-def test_without_frames_or_time_the_prediction_decides(tmp_path: Path) -> None:
+def test_each_rung_has_half_of_the_noise_and_begins_where_the_one_before_was_tried_in_vain(tmp_path: Path) -> None:
     model = model_of(tmp_path, residual_net())
-    silently, late = search(model, asked=0), search(model)
-    expected = float_levels(silently.predict_noise())[0]
-    names = {layer for index in expected for layer in silently.grouping.groups[index].layers}
-    assert set(silently.plan(ONCE).floats) == names
-    assert set(late.plan(replace(ONCE, budget_s=0.0)).floats) == names
+    rungs = []
+    for rung in (1, 2, 9):
+        found = ladder_of(model, rung=rung, max_loss=1.0)
+        rungs.append([set(plan.floats) for plan in found.plans()])
+    noise = {group["name"]: group["sensitivity"] for group in found.report()["groups"]}
+    left = [sum(noise.values()), *(sum(noise[name] for name in noise.keys() - floats) for floats in rungs[0])]
+    assert all(2.0 * quieter <= louder for louder, quieter in pairwise(left))
+    assert rungs[1] == rungs[0][1:]
+    assert rungs[2] == []
+    assert found.refusal(None).code == EXHAUSTED
 
 
 def test_a_layer_that_becomes_float_needs_its_repair_no_more(tmp_path: Path) -> None:
     """What the observer of the owner's plan sees is enough for the raised one."""
     repairs = Repairs(divisors={COLLAPSES: (1000.0,)})
-    model = model_of(tmp_path, collapsing_net(), keep_float=["Gemm"]).with_plan(PrecisionPlan({}, repairs))
-    scene = scene_of(model)
-    found = PrecisionRaiser(model, scene, {}, open_backend("onnxruntime"), silent)
-    plan = next(plan for rung in (1, 2, 3) if COLLAPSES in (plan := found.plan(replace(ONCE, rung=rung))).floats)
+    model = model_of(tmp_path, collapsing_net(7), keep_float=["Gemm"]).with_plan(PrecisionPlan({}, repairs))
+    found = ladder_of(model)
+    (plan,) = found.plans()
     raised = model.with_plan(plan)
     assert raised.placement.taps != model.placement.taps
-    store = Store(tmp_path / "state")
+    store, calibration = Store(tmp_path / "state"), scene_of(model).calibration
     backend = open_backend("onnxruntime")
-    artefact = build_artefact(raised, backend, store.place, silent, calibration=scene.calibration, planned_from="it")
+    artefact = build_artefact(raised, backend, store.place, silent, calibration=calibration, planned_from="it")
     assert artefact.manifest["inputs"]["raised_from"] == "it"
     assert COLLAPSES not in plan.effective.divisors
-    assert tap_weights(raised, scene.calibration)
-
-
-def test_the_prediction_is_of_everything_that_a_group_reads_under_its_best_scale(tmp_path: Path) -> None:
-    model = model_of(tmp_path, residual_net())
-    found, scene = search(model), scene_of(model)
-    weights = tap_weights(model, scene.calibration)
-
-    def least(tap: str) -> float:
-        seen = scene.histograms[tap]
-        return weights[tap] * float(noise_to_signal(seen, np.geomspace(0.05, 1.0, 400) * seen.amax / 127).min())
-
-    stem, second, third, _ = found.predict_noise().tolist()
-    (skip,) = {node.input[0] for node in model.observed.graph.node if node.name == found.grouping.groups[1].name}
-    (inner,) = {node.input[0] for node in model.observed.graph.node if node.name == found.grouping.groups[2].name}
-    assert stem == pytest.approx(least("image"), rel=0.05)
-    assert second == pytest.approx(least(skip), rel=0.05)
-    assert third == pytest.approx(least(inner) + least(skip), rel=0.05)  # its Add reads the skip connection
+    assert tap_weights(raised, calibration)
 
 
 @pytest.mark.parametrize(

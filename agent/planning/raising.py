@@ -1,0 +1,23 @@
+"""Ask for a plan with higher precision, because the engine in service loses too much where its scales fit the scene.
+
+The daemon asks, and remembers what was tried in vain; the ladder of the job's child process answers. The daemon imports
+this module alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+EXHAUSTED = "precision.exhausted"  # the error of a job that found no plan which helps
+
+
+@dataclass(frozen=True)
+class PrecisionRaise:
+    """The request for a raise, because the served engine has this fidelity.
+
+    rung: of the plans with ever less noise, each with half of that of the one before, where to begin, from 1. Those
+    before it were tried in vain.
+    """
+
+    rung: int
+    fidelity: float
