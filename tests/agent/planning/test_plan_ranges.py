@@ -21,12 +21,14 @@ from worlds import FPS, write_clip
 from agent.camera.reader import read_images
 from agent.camera.source import parse_source
 from agent.cli.offline_runs import open_engine, run_calibrate
+from agent.models.build import build_artefact
 from agent.models.model import open_model
 from agent.vision.fidelity import fidelity
 from agent.vision.spec import load_model_spec
 from agent.vision.task import VisionTask
 from calibrate.plan import PrecisionPlan
 from engines.calibration import load_calibration, save_calibration
+from engines.interface import silent
 from engines.quantise.apply_plan import known_amax
 from engines.quantise.equalise import equalised_name
 from engines.registry import open_backend
@@ -136,6 +138,17 @@ def test_a_calibration_that_does_not_show_the_ranges_is_refused_by_name(
     assert LAYER in error
     assert "calibrate again with this tared" in error
     assert contents(world) == before
+
+
+def test_an_artefact_of_the_tared_before_is_built_again_with_the_ranges_of_its_plan(world: Path) -> None:
+    """A daemon's start does that, for another runtime: what served goes on until the next job calibrates anew."""
+    model = open_model(load_model_spec(world / "model.yaml"), plan_of(world))
+    built = load_calibration(older(world / "calibration.json"))
+    artefact = build_artefact(
+        model, open_backend("onnxruntime"), lambda _: world / "artefact", silent, calibration=built
+    )
+    assert artefact.manifest["int8_macs_share"] == 1.0
+    assert loss(world, "bright.avi") <= MAX_LOSS
 
 
 def test_without_extremes_a_plan_divides_nothing_and_says_so(world: Path, capfd: pytest.CaptureFixture[str]) -> None:
