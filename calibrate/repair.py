@@ -8,21 +8,24 @@ looks healthy at 21 dB of tensor SQNR, and is at -11 dB behind its weights. Sour
 
 Weights are (groups, outputs per group, inputs per group, taps), as engines/graph/weights.py makes them. Channel c of
 the input is channel c % inputs of group c // inputs.
+
+The range of an input that is divided channel by channel does not follow from a histogram, which is of a whole tensor's
+|x|. It follows, for any divisors, from the extremes of its channels: exact, and mergeable in any order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from calibrate.extremes import Extremes, divided_ends
 from calibrate.scale import MIN_SCALE, QMAX
 
 Floats = NDArray[np.float64]
+Extremes = NDArray[np.float32]  # (2, channels): the least and the largest value of each channel of a layer's input
 Samples = NDArray[np.float32]  # half the memory traffic of float64, with the same decisions below
 
 _EXPONENTS = (0.5, 0.75, 1.0)  # share of the difference in range that moves from the activations into the weights
@@ -31,6 +34,37 @@ _REFINED = (0.25, 0.125, 0.0625)  # then octaves to either side of the best so f
 # Range of the narrowest channel over the widest one's. Smaller: a nearly silent channel is amplified without bound.
 _NARROWEST = 2.0**-10
 _CLIPS = np.array([1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6])  # fractions of the largest weight that are tried
+
+
+def merge_extremes(into: dict[str, Extremes], others: Mapping[str, Extremes]) -> None:
+    """Merge extremes by name into those that are known."""
+    for name, seen in others.items():
+        known = into.get(name, seen)
+        into[name] = np.stack((np.minimum(known[0], seen[0]), np.maximum(known[1], seen[1])))
+
+
+def divided_ends(extremes: Extremes, divisors: ArrayLike, offsets: ArrayLike) -> tuple[float, float]:
+    """Return the least and the largest value of (x - offset) / divisor over all channels.
+
+    divisors: (channels,), positive. offsets: (channels,), or one for all.
+    """
+    low, high = (extremes.astype(np.float64) - np.asarray(offsets)) / np.asarray(divisors)
+    return float(low.min()), float(high.max())
+
+
+def kept_amax(ends: tuple[float, float], reach: float, centred: bool) -> float:
+    """Return the range of a tensor from its least and largest value, of which it keeps the fraction `reach`.
+
+    A centred tensor, one with offsets, is clipped at its high end alone: at the low one ReLU and SiLU have most values.
+    """
+    low, high = ends
+    return max(-low, reach * high) if centred else reach * max(-low, high)
+
+
+def undivided(extremes: Extremes, divisors: ArrayLike, offsets: ArrayLike) -> Extremes:
+    """Return the extremes of x from those of (x - offset) / divisor; the rest as for `divided_ends`."""
+    original: Extremes = (extremes.astype(np.float64) * np.asarray(divisors) + np.asarray(offsets)).astype(np.float32)
+    return original
 
 
 @dataclass(frozen=True)

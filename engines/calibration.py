@@ -24,8 +24,8 @@ from zipfile import BadZipFile
 import numpy as np
 
 from calibrate.errors import CalibrationError
-from calibrate.extremes import Extremes
 from calibrate.histogram import AbsHistogram, checked, merge_all
+from calibrate.repair import Extremes
 from calibrate.scale import activation_scale
 from calibrate.threshold import entropy_window, histogram_amax, parse_method
 from engines.errors import DeviceError, EngineError

@@ -15,8 +15,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from calibrate.extremes import Extremes
 from calibrate.histogram import AbsHistogram
+from calibrate.repair import Extremes
 from engines.preprocessing import ImageTransform
 
 Array = NDArray[np.generic]

@@ -20,8 +20,8 @@ import onnxruntime as ort
 from onnx import ModelProto, NodeProto
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
-from calibrate.extremes import Extremes, merge_extremes
 from calibrate.histogram import AbsHistogram, abs_histogram, merge_into
+from calibrate.repair import Extremes, merge_extremes
 from engines.errors import EngineError
 from engines.graph.taps import expose, expose_extremes
 from engines.graph.topology import Topology, trial_shape

@@ -21,8 +21,8 @@ from agent.vision.decode import Classification, Prediction
 from agent.vision.detections import Detections
 from agent.vision.fidelity import is_empty
 from agent.vision.spec import ModelSpec
-from calibrate.extremes import Extremes, merge_extremes
 from calibrate.histogram import AbsHistogram, merge_into, nbytes
+from calibrate.repair import Extremes, merge_extremes
 from engines.interface import Array, Observation
 
 # Held-out frames in a row, in the beginning and at most: soon there are some, and later most have no neighbour that

@@ -32,9 +32,9 @@ from agent.vision.preprocess import network_input
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
 from calibrate.errors import CalibrationError
-from calibrate.extremes import Extremes
 from calibrate.histogram import AbsHistogram
 from calibrate.plan import ALL_INT8, PrecisionPlan
+from calibrate.repair import Extremes
 from engines.calibration import Calibration, load_extremes, load_histograms
 from engines.interface import Backend, BackendOptions, Progress
 from engines.registry import open_backend

@@ -27,10 +27,10 @@ from agent.common.errors import ConfigError
 from agent.vision.preprocess import network_input
 from agent.vision.spec import ModelSpec, PrecisionRules
 from calibrate.errors import CalibrationError
-from calibrate.extremes import Extremes, undivided
 from calibrate.histogram import AbsHistogram
 from calibrate.noise import tensor_noise
 from calibrate.plan import ALL_INT8, PrecisionPlan
+from calibrate.repair import Extremes, undivided
 from calibrate.scale import has_scale
 from engines.calibration import Calibration, calibrate_histograms
 from engines.errors import EngineError

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from calibrate.extremes import Extremes
+from calibrate.repair import Extremes
 from engines.errors import EngineError
 from engines.graph.passes import standard_opset
 from engines.graph.topology import Topology, fresh_name, graph_inputs, is_float, tensor_types

@@ -20,9 +20,9 @@ from math import isclose
 import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
-from calibrate.extremes import divided_ends, kept_amax
 from calibrate.histogram import merge_all
 from calibrate.plan import Numbers, PrecisionPlan, Repairs
+from calibrate.repair import divided_ends, kept_amax
 from calibrate.scale import activation_scale, clipped, quantise, weight_scales
 from calibrate.threshold import histogram_amax
 from engines.calibration import Calibration

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, numpy_helper
 
-from calibrate.extremes import Extremes
 from calibrate.histogram import merge_all
 from calibrate.plan import Numbers, Repairs
 from calibrate.repair import (
     Equalisation,
+    Extremes,
     LayerInput,
     activation_noise,
     best_clips,

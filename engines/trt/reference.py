@@ -20,8 +20,8 @@ import numpy as np
 from onnx import ModelProto
 
 from calibrate.errors import TaredError
-from calibrate.extremes import Extremes, merge_extremes
 from calibrate.histogram import AbsHistogram, merge_into
+from calibrate.repair import Extremes, merge_extremes
 from engines.cuda.gpu import Gpu
 from engines.cuda.kernels import CudaExecutor, DeviceHistograms
 from engines.errors import EngineError

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 from zoo import Net, image
 
-from calibrate.extremes import Extremes, merge_extremes
 from calibrate.histogram import AbsHistogram, merge_into
+from calibrate.repair import Extremes, merge_extremes
 from engines.calibration import Calibration, calibrate_histograms
 from engines.graph.topology import Topology
 from engines.interface import BuildRequest

@@ -10,8 +10,8 @@ from agent.collection.selection import HELD_OUT_EVERY
 from agent.common.timing import RandomInterval
 from agent.monitoring.drift import Blocks
 from agent.monitoring.observation_budget import CameraRota
-from calibrate.extremes import Extremes
 from calibrate.histogram import abs_histogram
+from calibrate.repair import Extremes
 from engines.interface import Observation
 
 NOTHING = Observation({}, {})

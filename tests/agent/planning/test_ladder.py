@@ -20,8 +20,8 @@ from agent.common.errors import AgentError
 from agent.models.model import Model, calibrate, open_model
 from agent.planning.ladder import Ladder, LadderOptions, Scene
 from agent.vision.spec import ModelSpec
-from calibrate.extremes import divided_ends, kept_amax
 from calibrate.plan import PrecisionPlan, Repairs
+from calibrate.repair import divided_ends, kept_amax
 from engines.interface import silent
 from engines.quantise.equalise import equalised_name
 from engines.registry import open_backend

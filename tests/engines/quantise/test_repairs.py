@@ -13,8 +13,8 @@ from onnx import ModelProto, numpy_helper
 from repair_flow import CLIPPING, calibrated, frames_for, observed, proposed, uneven_net
 from zoo import Net, by_name, run
 
-from calibrate.extremes import divided_ends
 from calibrate.plan import PrecisionPlan, Repairs
+from calibrate.repair import divided_ends
 from calibrate.scale import QMAX, quantise, weight_scales
 from engines.calibration import Calibration
 from engines.errors import EngineError
