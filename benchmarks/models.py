@@ -93,5 +93,5 @@ def observe(name: str, backend: Backend) -> Observed:
             if number % 2:
                 held_out.append(tensor.copy())
             else:
-                collection.add(tensor, observer.observe(tensor).histograms)
+                collection.add(tensor, observer.observe(tensor))
     return Observed(model, task, dict(collection.histograms), collection.frames, held_out, images)

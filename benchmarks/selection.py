@@ -82,7 +82,7 @@ def observe(model: Model, backend: Backend, offered: Sequence[Image], sizes: Seq
     made = contenders(offered, sizes, classes)
     for contender in made:
         for number in filter(contender.takes, range(len(offered))):
-            contender.collection.add(tensors[number], seen[number].histograms)
+            contender.collection.add(tensors[number], seen[number])
     return made
 
 

@@ -11,7 +11,7 @@ Read in this order: histogram, threshold, scale, noise, evidence. The other modu
     divergence   kl_divergence, the objective of the entropy methods
     scale        activation_scale, weight_scales, quantise: from the range to INT8
     noise        tensor_noise, network_noise, predicted_gain_db: the noise that a set of scales makes
-    repair       equalisation, best_clips, output_shift: what keeps a layer in INT8
+    repair       equalisation, best_clips, output_shift: what keeps a layer in INT8; merge_extremes, kept_amax
     plan         PrecisionPlan, Repairs: which layers stay float, and how the others are repaired
     partition    Problem, fastest, frontier: the plan of least time within a noise budget
     cost_fit, sensitivity    fit_costs, measure_blocks, share_out: from measurements to costs and noise

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, NoReturn
 
 from calibrate.errors import CalibrationError
 
-SCHEMA_VERSION = 2  # 1 had no repairs and no evidence; it is read as a plan without them
+SCHEMA_VERSION = 3  # 1 had no repairs and no evidence, 2 no reach; they are read as plans without them
 
 Numbers = tuple[float, ...]
 
@@ -22,7 +22,8 @@ class Repairs:
 
     divisors, offsets: per layer and input channel. The layer reads (x - offset) / divisor through a Q of its own, and
         its weights and bias are changed to match, so that in float nothing changes.
-    ranges: the amax of the tensor that such a layer reads, by the tensor's name.
+    ranges: the amax of the tensor that such a layer reads, by the tensor's name; for calibrations that do not show it.
+    reach: by the same name the fraction of the tensor's largest value that its range keeps, in (0, 1]; 1 without one.
     methods: per tap another threshold method than the calibration's.
     clips: per layer the fraction of its largest weight that the scale reaches, one in (0, 1] per output channel.
     shifts: per layer the shift that INT8 makes in the mean of its outputs, one per output channel; its bias is reduced
@@ -32,6 +33,7 @@ class Repairs:
     divisors: Mapping[str, Numbers] = field(default_factory=dict)
     offsets: Mapping[str, Numbers] = field(default_factory=dict)
     ranges: Mapping[str, float] = field(default_factory=dict)
+    reach: Mapping[str, float] = field(default_factory=dict)
     methods: Mapping[str, str] = field(default_factory=dict)
     clips: Mapping[str, Numbers] = field(default_factory=dict)
     shifts: Mapping[str, Numbers] = field(default_factory=dict)
@@ -54,7 +56,10 @@ class Repairs:
         if unknown:
             raise ValueError(f"no repair is called '{min(unknown)}'")
         rows = {name: _rows(document.get(name, {}), name) for name in ("divisors", "offsets", "clips", "shifts")}
-        ranges = {str(tensor): _number(amax) for tensor, amax in document.get("ranges", {}).items()}
+        ranges, reach = (
+            {str(tensor): _number(value) for tensor, value in document.get(name, {}).items()}
+            for name in ("ranges", "reach")
+        )
         methods = dict(document.get("methods", {}))
         if not all(isinstance(method, str) for method in methods.values()):
             raise ValueError("a method that is no text")
@@ -64,7 +69,9 @@ class Repairs:
             raise ValueError("a clip outside (0, 1]")
         if not all(amax >= 0.0 for amax in ranges.values()):
             raise ValueError("a negative range")
-        return cls(**rows, ranges=ranges, methods=methods)
+        if not all(0.0 < fraction <= 1.0 for fraction in reach.values()):
+            raise ValueError("a reach outside (0, 1]")
+        return cls(**rows, ranges=ranges, reach=reach, methods=methods)
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,9 @@ class PrecisionPlan:
 
         repairs = self.repairs
         divisors, offsets = kept(repairs.divisors), kept(repairs.offsets)
-        return Repairs(divisors, offsets, repairs.ranges, repairs.methods, kept(repairs.clips), kept(repairs.shifts))
+        return replace(
+            repairs, divisors=divisors, offsets=offsets, clips=kept(repairs.clips), shifts=kept(repairs.shifts)
+        )
 
     @property
     def essence(self) -> dict[str, Any]:
@@ -115,7 +124,7 @@ class PrecisionPlan:
             _refuse(f"text that is not JSON ({error})")
         if not isinstance(document, dict) or "schema" not in document:
             _refuse("JSON without the key 'schema'")
-        if document["schema"] not in (1, SCHEMA_VERSION):
+        if document["schema"] not in (1, 2, SCHEMA_VERSION):
             raise CalibrationError(
                 "plan.schema",
                 f"a plan of schema {document['schema']!r}",
@@ -149,7 +158,7 @@ def _number(value: Any) -> float:
 
 def _refuse(found: str) -> NoReturn:
     raise CalibrationError(
-        "plan.format", found, "a precision plan", 'write {"schema": 2, "floats": {"node name": "why it stays float"}}'
+        "plan.format", found, "a precision plan", 'write {"schema": 3, "floats": {"node name": "why it stays float"}}'
     ) from None
 
 

@@ -8,30 +8,63 @@ looks healthy at 21 dB of tensor SQNR, and is at -11 dB behind its weights. Sour
 
 Weights are (groups, outputs per group, inputs per group, taps), as engines/graph/weights.py makes them. Channel c of
 the input is channel c % inputs of group c // inputs.
+
+The range of an input that is divided channel by channel does not follow from a histogram, which is of a whole tensor's
+|x|. It follows, for any divisors, from the extremes of its channels: exact, and mergeable in any order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from calibrate.scale import MIN_SCALE, QMAX
 
 Floats = NDArray[np.float64]
+Extremes = NDArray[np.float32]  # (2, channels): the least and the largest value of each channel of a layer's input
 Samples = NDArray[np.float32]  # half the memory traffic of float64, with the same decisions below
 
-# Factor on the amax that is best for the few frames seen. Smaller: other frames are clipped. Larger: coarser steps.
-_MARGIN = 1.15
 _EXPONENTS = (0.5, 0.75, 1.0)  # share of the difference in range that moves from the activations into the weights
 _OCTAVES = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5)  # distances below the largest value at which an amax is tried
 _REFINED = (0.25, 0.125, 0.0625)  # then octaves to either side of the best so far
 # Range of the narrowest channel over the widest one's. Smaller: a nearly silent channel is amplified without bound.
 _NARROWEST = 2.0**-10
 _CLIPS = np.array([1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6])  # fractions of the largest weight that are tried
+
+
+def merge_extremes(into: dict[str, Extremes], others: Mapping[str, Extremes]) -> None:
+    """Merge extremes by name into those that are known."""
+    for name, seen in others.items():
+        known = into.get(name, seen)
+        into[name] = np.stack((np.minimum(known[0], seen[0]), np.maximum(known[1], seen[1])))
+
+
+def divided_ends(extremes: Extremes, divisors: ArrayLike, offsets: ArrayLike) -> tuple[float, float]:
+    """Return the least and the largest value of (x - offset) / divisor over all channels.
+
+    divisors: (channels,), positive. offsets: (channels,), or one for all.
+    """
+    low, high = (extremes.astype(np.float64) - np.asarray(offsets)) / np.asarray(divisors)
+    return float(low.min()), float(high.max())
+
+
+def kept_amax(ends: tuple[float, float], reach: float, centred: bool) -> float:
+    """Return the range of a tensor from its least and largest value, of which it keeps the fraction `reach`.
+
+    A centred tensor, one with offsets, is clipped at its high end alone: at the low one ReLU and SiLU have most values.
+    """
+    low, high = ends
+    return max(-low, reach * high) if centred else reach * max(-low, high)
+
+
+def undivided(extremes: Extremes, divisors: ArrayLike, offsets: ArrayLike) -> Extremes:
+    """Return the extremes of x from those of (x - offset) / divisor; the rest as for `divided_ends`."""
+    original: Extremes = (extremes.astype(np.float64) * np.asarray(divisors) + np.asarray(offsets)).astype(np.float32)
+    return original
 
 
 @dataclass(frozen=True)
@@ -65,13 +98,15 @@ class Equalisation:
 
     divisors: powers of two, so that without offsets float results do not change by a bit.
     offsets: multiples of a channel's INT8 step, so that exact zeros stay exact.
-    amax: the range of the divided input.
+    amax: the range of the divided input, over the whole calibration.
+    reach: what fraction it is of the input's largest value there, in (0, 1]; as `kept_amax` takes it.
     noise: of the layer's output, in its units squared, from activations and weights together.
     """
 
     divisors: Floats
     offsets: Floats
     amax: float
+    reach: float
     noise: float
 
 
@@ -89,48 +124,50 @@ def weight_noise(matrix: Floats, variance: Floats, clips: Floats | None = None) 
     return float(_weight_errors(matrix, variance, np.ones(1) if clips is None else clips).sum())
 
 
-def equalisation(matrix: Floats, read: LayerInput, centred: bool) -> Equalisation:
+def equalisation(matrix: Floats, read: LayerInput, extremes: Extremes, centred: bool) -> Equalisation:
     """Return the divisors of least noise; with `centred`, offsets too.
+
+    A few frames show which fraction of the largest value a range should keep. The largest value, and the channels'
+    ranges, are those of the whole calibration: what a few frames do not show is not clipped.
 
     Divisors trade the noise of the activations against that of the weights. Offsets give a one-sided input, as ReLU and
     SiLU make it, all of INT8's range instead of half: a quarter of its noise.
     """
     exponents = (0.0, *_EXPONENTS) if centred else _EXPONENTS
-    candidates = [_equalised(matrix, read, exponent, centred) for exponent in exponents]
+    candidates = [_equalised(matrix, read, extremes, exponent, centred) for exponent in exponents]
     return min(candidates, key=lambda candidate: candidate.noise)
 
 
-def equalised_amax(matrix: Floats, read: LayerInput, divisors: Floats, offsets: Floats) -> float:
-    """Return the range of an input that is divided and offset already, (channels,) each: of least noise, and a margin.
-
-    For other frames than those that the divisors were found on.
-    """
-    scaled = read.scaled(divisors, offsets)
-    gains = _by_input(matrix * divisors.reshape(matrix.shape[0], 1, matrix.shape[2], 1))
-
-    def noise(amax: float) -> float:
-        return float(gains @ _channel_noise(scaled.samples, _scale(amax)))
-
-    return _MARGIN * _best_amax(noise, float(scaled.amax.max()))
-
-
-def _equalised(matrix: Floats, read: LayerInput, exponent: float, centred: bool) -> Equalisation:
-    width = (read.high - read.low) / 2.0 if centred else read.amax
-    divisors = _divisors(width, exponent)
+def _equalised(matrix: Floats, read: LayerInput, extremes: Extremes, exponent: float, centred: bool) -> Equalisation:
+    whole = LayerInput(read.samples, *extremes.astype(np.float64))
+    divisors = _divisors(_width(whole, centred), exponent)
     scaled = matrix * divisors.reshape(matrix.shape[0], 1, matrix.shape[2], 1)
     samples = read.samples / divisors.astype(np.float32)[:, np.newaxis]
     gains = _by_input(scaled)
 
-    def offset_steps(amax: float) -> Floats:
+    def largest(seen: LayerInput) -> float:
+        return float((_width(seen, centred) / divisors).max())
+
+    def offset_steps(seen: LayerInput, amax: float) -> Floats:
         """Return offsets in INT8 steps, from the low end up: the high end is clipped, where values are rare."""
-        return np.rint((read.low / divisors + amax) / _scale(amax)) if centred else np.zeros_like(divisors)
+        return np.rint((seen.low / divisors + amax) / _scale(amax)) if centred else np.zeros_like(divisors)
 
-    def noise(amax: float) -> float:
-        return float(gains @ _channel_noise(samples, _scale(amax), offset_steps(amax)))
+    def noise(seen: LayerInput, amax: float) -> float:
+        return float(gains @ _channel_noise(samples, _scale(amax), offset_steps(seen, amax)))
 
-    amax = _MARGIN * _best_amax(noise, float((width / divisors).max()))
+    in_sample = largest(read)
+    best = _best_amax(lambda amax: noise(read, amax), in_sample)
+    amax = largest(whole) * (min(best / in_sample, 1.0) if in_sample > 0.0 else 1.0)
+    offsets = offset_steps(whole, amax) * _scale(amax) * divisors
+    low, high = divided_ends(extremes, divisors, offsets)
+    reach = min(amax / (high if centred else max(-low, high)), 1.0) if amax > 0.0 else 1.0
     weights = weight_noise(scaled, read.variance / np.square(divisors))
-    return Equalisation(divisors, offset_steps(amax) * _scale(amax) * divisors, amax, noise(amax) + weights)
+    return Equalisation(divisors, offsets, amax, reach, noise(whole, amax) + weights)
+
+
+def _width(seen: LayerInput, centred: bool) -> Floats:
+    """Return the range of each channel, (channels,): half of it between its ends, or up to its largest |x|."""
+    return (seen.high - seen.low) / 2.0 if centred else seen.amax
 
 
 def _divisors(width: Floats, exponent: float) -> Floats:

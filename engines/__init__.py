@@ -5,7 +5,7 @@ Read in this order: interface, registry, onnxruntime_backend, quantise/placement
     interface      Backend, Engine, Observer and what they exchange: BuildRequest, Built, Observation, ...
     registry       open_backend
     errors         EngineError, DeviceError
-    calibration    Calibration: a model's histograms and scales, and its file
+    calibration    Calibration: a model's histograms, extremes and scales, and its file
     onnxruntime_backend    the runtime on the CPU
     preprocessing  ImageTransform: preprocessing in numbers; the compiled pass on the host
     board, trace   which board this is; ranges on NVIDIA's timeline

@@ -2,7 +2,8 @@
 
 `calibration.json` holds what a person reads (method, amax and scale per tensor, where the frames came from);
 `calibration.npz` beside it holds the exact histograms, so that another method, or a merge with another board's
-file, needs no frame again. The .json carries a `seal` over both, so that a damaged file, or two that do not belong
+file, needs no frame again; and the extremes of the channels that layers read, from which a plan that divides them has
+its ranges. The .json carries a `seal` over both, so that a damaged file, or two that do not belong
 together, are refused.
 """
 
@@ -24,6 +25,7 @@ import numpy as np
 
 from calibrate.errors import CalibrationError
 from calibrate.histogram import AbsHistogram, checked, merge_all
+from calibrate.repair import Extremes
 from calibrate.scale import activation_scale
 from calibrate.threshold import entropy_window, histogram_amax, parse_method
 from engines.errors import DeviceError, EngineError
@@ -50,6 +52,8 @@ class Calibration:
     preprocessing: how frames became network inputs, the `input` of the model spec; other preprocessing, other scales.
     merged: of which boards a fleet has merged it; empty for a board's own.
     check: how its INT8 graph answered on a few of its frames, in JSON's types; empty where nobody looked.
+    extremes: of the channels that a layer reads in the master graph, by the layer's name; none in files of an older
+        tared, or merged by a fleet.
     """
 
     model_sha256: str
@@ -61,12 +65,14 @@ class Calibration:
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
     merged: Mapping[str, Any] = field(default_factory=dict)
     check: Mapping[str, Any] = field(default_factory=dict)
+    extremes: Mapping[str, Extremes] = field(default_factory=dict, compare=False)  # arrays have no truth value
 
     @property
     def id(self) -> str:
         """16 hex digits over what the scales follow from."""
         parts = {"model": self.model_sha256, "method": self.method, "preprocessing": dict(self.preprocessing)}
-        return fingerprint({**parts, "amax": dict(self.amax)})
+        extremes = {layer: hashlib.sha256(seen.tobytes()).hexdigest() for layer, seen in self.extremes.items()}
+        return fingerprint({**parts, "amax": dict(self.amax), **({"extremes": extremes} if extremes else {})})
 
     @property
     def seen(self) -> dict[str, float]:
@@ -89,6 +95,7 @@ def calibrate_histograms(
     source: str,
     preprocessing: Mapping[str, Any] | None = None,
     device: EntropySearch | None = None,
+    extremes: Mapping[str, Extremes] | None = None,
 ) -> Calibration:
     """Choose an amax per tensor; the tensors of one `shared` group get one amax, from their merged histogram.
 
@@ -125,7 +132,16 @@ def calibrate_histograms(
     merged = [merge_all([histograms[name] for name in group], histograms[group[0]].bits) for group in groups]
     chosen = zip(groups, _choose_amax(merged, method, device), strict=True)
     amax = {name: value for group, value in chosen for name in group}
-    return Calibration(model_sha256, method, frames, source, dict(histograms), amax, dict(preprocessing or {}))
+    return Calibration(
+        model_sha256,
+        method,
+        frames,
+        source,
+        dict(histograms),
+        amax,
+        dict(preprocessing or {}),
+        extremes=dict(extremes or {}),
+    )
 
 
 def _choose_amax(histograms: Sequence[AbsHistogram], method: str, device: EntropySearch | None) -> list[float]:
@@ -180,7 +196,7 @@ def save_calibration(calibration: Calibration, path: Path) -> None:
         **({"merged": dict(calibration.merged)} if calibration.merged else {}),
         **({"check": dict(calibration.check)} if calibration.check else {}),
     }
-    histograms = _packed(calibration.histograms)
+    histograms = _packed(calibration.histograms, calibration.extremes)
     document["seal"] = _seal(document, histograms)
     contents = {path.with_suffix(".npz"): histograms, path: (json.dumps(document, indent=1) + "\n").encode()}
     try:
@@ -209,6 +225,7 @@ def load_calibration(path: Path) -> Calibration:
             dict(document["preprocessing"]),
             dict(document.get("merged", {})),
             dict(document.get("check", {})),
+            _unpacked_extremes(histograms),
         )
     except OSError as error:
         raise _unreadable(f"{error.filename}: {error.strerror}") from error
@@ -217,9 +234,11 @@ def load_calibration(path: Path) -> Calibration:
         raise _unreadable(f"{path}: {found}") from error
 
 
-def save_histograms(histograms: Mapping[str, AbsHistogram], path: Path) -> None:
-    """Write histograms, one or more, with equal numbers of bins, to one .npz. Raises OSError."""
-    path.write_bytes(_packed(histograms))
+def save_histograms(
+    histograms: Mapping[str, AbsHistogram], path: Path, extremes: Mapping[str, Extremes] | None = None
+) -> None:
+    """Write histograms, one or more, with equal numbers of bins, and extremes to one .npz. Raises OSError."""
+    path.write_bytes(_packed(histograms, extremes or {}))
 
 
 def load_histograms(path: Path) -> dict[str, AbsHistogram]:
@@ -227,7 +246,12 @@ def load_histograms(path: Path) -> dict[str, AbsHistogram]:
     return _unpacked(path.read_bytes())
 
 
-def _packed(histograms: Mapping[str, AbsHistogram]) -> bytes:
+def load_extremes(path: Path) -> dict[str, Extremes]:
+    """Return the extremes in such a file, none from an older tared; raises as `load_histograms`."""
+    return _unpacked_extremes(path.read_bytes())
+
+
+def _packed(histograms: Mapping[str, AbsHistogram], extremes: Mapping[str, Extremes]) -> bytes:
     entries = list(histograms.values())
     file = io.BytesIO()
     np.savez_compressed(
@@ -238,14 +262,16 @@ def _packed(histograms: Mapping[str, AbsHistogram]) -> bytes:
         amax=np.array([h.amax for h in entries], np.float64),
         zeros=np.array([h.zeros for h in entries], np.int64),
         nonfinite=np.array([h.nonfinite for h in entries], np.int64),
+        layers=np.array(list(extremes), np.str_),
+        channels=np.array([seen.shape[1] for seen in extremes.values()], np.int64),
+        extremes=np.concatenate([np.empty((2, 0), np.float32), *extremes.values()], axis=1),
     )
     return file.getvalue()
 
 
 def _unpacked(content: bytes) -> dict[str, AbsHistogram]:
     try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as file:
-            arrays: dict[str, Any] = {key: file[key] for key in file.files}
+        arrays = _arrays(content)
         columns = (arrays[key] for key in ("names", "counts", "range_exp", "amax", "zeros", "nonfinite"))
         histograms = {
             str(name): checked(AbsHistogram(counts, int(range_exp), float(amax), int(zeros), int(nonfinite)))
@@ -255,9 +281,35 @@ def _unpacked(content: bytes) -> dict[str, AbsHistogram]:
             raise ValueError("one name for several histograms")
         return histograms
     except _FOREIGN as error:
-        raise CalibrationError(
-            "histogram.damaged", f"{error}", "a .npz of histograms as tared writes it", "collect them again"
-        ) from error
+        raise _damaged(error) from error
+
+
+def _unpacked_extremes(content: bytes) -> dict[str, Extremes]:
+    try:
+        arrays = _arrays(content)
+        if "extremes" not in arrays:
+            return {}
+        layers, channels, extremes = (arrays[key] for key in ("layers", "channels", "extremes"))
+        if extremes.dtype != np.float32 or extremes.shape != (2, channels.sum()) or (channels < 1).any():
+            raise ValueError(f"extremes {extremes.dtype} {extremes.shape} of {channels.sum()} channels")
+        if (extremes[0] > extremes[1]).any():
+            raise ValueError("a least value above the largest")
+        ends = np.cumsum(channels)
+        parts = (extremes[:, end - count : end] for end, count in zip(ends, channels, strict=True))
+        return {str(layer): part for layer, part in zip(layers, parts, strict=True)}
+    except _FOREIGN as error:
+        raise _damaged(error) from error
+
+
+def _arrays(content: bytes) -> dict[str, Any]:
+    with np.load(io.BytesIO(content), allow_pickle=False) as file:
+        return {key: file[key] for key in file.files}
+
+
+def _damaged(error: Exception) -> CalibrationError:
+    return CalibrationError(
+        "histogram.damaged", f"{error}", "a .npz of histograms as tared writes it", "collect them again"
+    )
 
 
 def _seal(document: Mapping[str, Any], histograms: bytes) -> str:

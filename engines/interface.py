@@ -16,6 +16,7 @@ import onnx
 from numpy.typing import NDArray
 
 from calibrate.histogram import AbsHistogram
+from calibrate.repair import Extremes
 from engines.preprocessing import ImageTransform
 
 Array = NDArray[np.generic]
@@ -86,10 +87,14 @@ class Built:
 
 @dataclass(frozen=True)
 class Observation:
-    """The result of one observed batch: the reference outputs by name, and |x| histograms by tap name."""
+    """The result of one observed batch: the reference outputs by name, and |x| histograms by tap name.
+
+    extremes: of the channels that layers read, by the layer's name.
+    """
 
     outputs: dict[str, Array]
     histograms: dict[str, AbsHistogram]
+    extremes: dict[str, Extremes] = field(default_factory=dict)
 
 
 class Engine(Protocol):
@@ -166,8 +171,13 @@ class Backend(Protocol):
         """Load an engine that `build` made and whose bytes the store has verified."""
         ...
 
-    def observer(self, request: BuildRequest, taps: Sequence[str], progress: Progress = silent) -> Observer:
-        """Open a float reference graph with histogram taps on the named tensors."""
+    def observer(
+        self, request: BuildRequest, taps: Sequence[str], progress: Progress = silent, layers: Sequence[str] = ()
+    ) -> Observer:
+        """Open a float reference graph with histogram taps on the named tensors.
+
+        layers: those whose input's extremes are observed, channel by channel; as for `expose_extremes`.
+        """
         ...
 
 

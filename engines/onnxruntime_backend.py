@@ -21,8 +21,9 @@ from onnx import ModelProto, NodeProto
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from calibrate.histogram import AbsHistogram, abs_histogram, merge_into
+from calibrate.repair import Extremes, merge_extremes
 from engines.errors import EngineError
-from engines.graph.taps import expose
+from engines.graph.taps import expose, expose_extremes
 from engines.graph.topology import Topology, trial_shape
 from engines.interface import Array, BackendOptions, BuildRequest, Built, Observation, Progress, TensorSpec, silent
 
@@ -163,9 +164,10 @@ class OnnxRuntimeBackend:
         request: BuildRequest,
         taps: Sequence[str],
         progress: Progress = silent,  # noqa: ARG002  (a session opens at once)
+        layers: Sequence[str] = (),
     ) -> OnnxRuntimeObserver:
         """Raises EngineError: `observer.tap` (not a float32 tensor of the graph), and as `load`."""
-        return OnnxRuntimeObserver(request.graph, taps, self._threads)
+        return OnnxRuntimeObserver(request.graph, taps, self._threads, layers)
 
 
 class OnnxRuntimeEngine:
@@ -254,17 +256,20 @@ class OnnxRuntimeEngine:
 
 
 class OnnxRuntimeObserver:
-    """Observer: the reference graph with its taps as further outputs.
+    """Observer: the reference graph with its taps, and the extremes of what layers read, as further outputs.
 
     It runs at the graph's fixed batch size, or image by image where the batch is open. A kernel may sum in
     another order for another batch size, which changes last bits, and a bit can move a value into the next
     bin: this way histograms depend on the images alone, and memory stays that of one image.
     """
 
-    def __init__(self, reference: onnx.ModelProto, taps: Sequence[str], threads: int) -> None:
+    def __init__(
+        self, reference: onnx.ModelProto, taps: Sequence[str], threads: int, layers: Sequence[str] = ()
+    ) -> None:
         self.taps = tuple(taps)
         self._outputs = [output.name for output in reference.graph.output]
-        self._engine = OnnxRuntimeEngine(expose(reference, self.taps).SerializeToString(), threads, plans_memory=False)
+        graph, self._extremes = expose_extremes(expose(reference, self.taps), layers)
+        self._engine = OnnxRuntimeEngine(graph.SerializeToString(), threads, plans_memory=False)
         self.inputs = self._engine.inputs
         self.outputs = [output for output in self._engine.outputs if output.name in self._outputs]
         self._step = self._engine.inputs[0].shape[0] or 1
@@ -276,13 +281,15 @@ class OnnxRuntimeObserver:
         axis.
         """
         histograms: dict[str, AbsHistogram] = {}
+        extremes: dict[str, Extremes] = {}
         runs: list[dict[str, Array]] = []
         for image in self._images(batch):
             tensors = {self._engine.inputs[0].name: image} | self._engine.infer(image)
             taps = {tap: abs_histogram(tensors[tap].astype(np.float32, copy=False)) for tap in self.taps}
             merge_into(histograms, taps)
+            merge_extremes(extremes, self._extremes.take_from(tensors))
             runs.append({name: tensors[name] for name in self._outputs})
-        return Observation(self._joined(runs), histograms)
+        return Observation(self._joined(runs), histograms, extremes)
 
     def infer(self, batch: Array) -> dict[str, Array]:
         """Return the reference outputs as `observe` does, without the taps."""

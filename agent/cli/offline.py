@@ -31,6 +31,7 @@ def add_offline(commands: Any) -> None:
     calibrate.add_argument("--frames", required=True, metavar="SRC", help=SOURCES)
     calibrate.add_argument("--count", type=number(int, 1), default=512, metavar="N", help="frames to observe (512)")
     calibrate.add_argument("--method", default="entropy", help="entropy (default), mse, percentile:P, ...: README")
+    calibrate.add_argument("--plan", type=Path, metavar="plan.json", help="observe what this plan makes of the tensors")
     calibrate.add_argument("-o", "--output", type=Path, required=True, metavar="calibration.json")
 
     plan = command(commands, "plan", _plan, "find the fastest precision plan that provably keeps a loss")
@@ -99,7 +100,9 @@ def _calibrate(options: argparse.Namespace) -> int:
     from agent.cli.offline_runs import run_calibrate
 
     backend = _open_backend(options)
-    result = run_calibrate(options.model, options.frames, options.count, options.method, options.output, backend)
+    result = run_calibrate(
+        options.model, options.frames, options.count, options.method, options.output, backend, options.plan
+    )
     return print_result(options, result)
 
 

@@ -27,7 +27,7 @@ from agent.common.errors import AgentError
 from agent.common.latency import LatencyHistogram
 from agent.common.schema import validate
 from agent.models.build import build_artefact
-from agent.models.model import Model, calibrate, open_model, read_plan, slower_here
+from agent.models.model import Model, calibrate, check_calibration, check_ranges, open_model, read_plan, slower_here
 from agent.planning.quick_check import CHECKED_FRAMES, QuickCheck, quick_check
 from agent.vision.decode import prediction_as_dict
 from agent.vision.evaluation import evaluate
@@ -43,7 +43,13 @@ from engines.store.artefact import Artefact, check_runtime, fingerprint, read_ar
 
 
 def run_calibrate(
-    spec_path: Path, frames: str, count: int, method: str, output: Path, backend: Backend
+    spec_path: Path,
+    frames: str,
+    count: int,
+    method: str,
+    output: Path,
+    backend: Backend,
+    plan_path: Path | None = None,
 ) -> dict[str, Any]:
     """Observe frames, choose the INT8 scales, and write calibration.json and .npz; then check INT8 on a few frames.
 
@@ -54,23 +60,25 @@ def run_calibrate(
         frames: A source, as `parse_source` understands it.
         count: Frames to observe at most; spread evenly where the source knows its length, else the first ones.
         method: As `parse_method` understands it.
+        plan_path: The tensors of this plan are observed: the inputs that it divides get histograms of their own.
     """
     parse_method(method)
     check_destination(output)
     started = time.monotonic()
     source = parse_source(frames)
-    model = open_model(load_model_spec(spec_path))
+    model = open_model(load_model_spec(spec_path), read_plan(plan_path) if plan_path else ALL_INT8)
     collection, kept = CalibrationSet(held_out_size=0), Reservoir[Array](CHECKED_FRAMES)
     with stage("preparing") as show:
-        observer = backend.observer(model.reference, model.placement.taps, show)
+        observer = model.open_observer(backend, show)
     with closing(observer), progress("calibrating", min(count, source_length(source) or count)) as bar:
         task = VisionTask(model.spec, observer.inputs, observer.outputs)
         for image in _spread(source, count):
             tensor, _ = task.preprocess(image)
-            collection.add(tensor, observer.observe(tensor).histograms)
+            collection.add(tensor, observer.observe(tensor))
             kept.offer(tensor.copy)
             bar.update(collection.frames)
-    calibration = calibrate(model, collection.histograms, method, collection.frames, Path(source.shown).name, backend)
+    name, observed = Path(source.shown).name, collection.histograms
+    calibration = calibrate(model, observed, method, collection.frames, name, backend, collection.extremes)
     save_calibration(calibration, output)
 
     def check_and_keep(show: Progress) -> QuickCheck:
@@ -117,6 +125,9 @@ def run_build(
     calibration = load_calibration(calibration_path) if calibration_path else None
     model = open_model(load_model_spec(spec_path), plan)
     precision = precision or ("int8" if calibration or plan_path else backend.precisions[-1])
+    if precision == "int8" and calibration is not None:
+        check_calibration(model, calibration)
+        check_ranges(model, calibration)
     if source is not None and (precision != "int8" or calibration is None):
         found = f"--frames with precision {precision}" if precision != "int8" else "--frames without --calibration"
         raise AgentError("cli.arguments", found, "INT8 of a calibration, to check on them", "leave --frames out")

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from agent.camera.capture import Frame
@@ -22,6 +22,7 @@ from agent.vision.detections import Detections
 from agent.vision.fidelity import is_empty
 from agent.vision.spec import ModelSpec
 from calibrate.histogram import AbsHistogram, merge_into, nbytes
+from calibrate.repair import Extremes, merge_extremes
 from engines.interface import Array, Observation
 
 # Held-out frames in a row, in the beginning and at most: soon there are some, and later most have no neighbour that
@@ -74,7 +75,7 @@ class HoldOut:
 
 
 class CalibrationSet:
-    """What a calibration is made of: histograms of many frames, and a few held-out network inputs.
+    """What a calibration is made of: histograms and extremes of many frames, and a few held-out network inputs.
 
     Held-out frames never enter the histograms: a candidate is not judged on the very frames that it was calibrated
     on, and most of the later ones have no neighbour in time among those either. Three quarters
@@ -87,6 +88,7 @@ class CalibrationSet:
 
     def __init__(self, held_out_size: int) -> None:
         self.histograms: dict[str, AbsHistogram] = {}
+        self.extremes: dict[str, Extremes] = {}
         self.frames = 0
         self._informative = Reservoir[Array](held_out_size - held_out_size // 4)
         self._empty = Reservoir[Array](held_out_size // 4)
@@ -109,14 +111,20 @@ class CalibrationSet:
         """Network inputs (1, C, H, W) of some of the frames in the histograms."""
         return self._sample.kept
 
-    def add(self, tensor: Array, histograms: Mapping[str, AbsHistogram], informative: bool = True) -> None:
-        """Add an observed frame: its network input (1, C, H, W) and its histograms by tap."""
+    @property
+    def nbytes(self) -> int:
+        """Memory of the histograms and the extremes."""
+        return nbytes(self.histograms) + sum(seen.nbytes for seen in self.extremes.values())
+
+    def add(self, tensor: Array, seen: Observation, informative: bool = True) -> None:
+        """Add an observed frame, with its network input (1, C, H, W)."""
         if self._holds_out and self._hold_out[informative].next():
             (self._informative if informative else self._empty).offer(tensor.copy)
             return
         self.frames += 1
         self._sample.offer(tensor.copy)
-        merge_into(self.histograms, histograms)
+        merge_into(self.histograms, seen.histograms)
+        merge_extremes(self.extremes, seen.extremes)
 
 
 @dataclass(frozen=True)
@@ -126,12 +134,14 @@ class Collected:
     frames: how many are in the histograms, which are by tap.
     held_out: network inputs (1, C, H, W), of any sizes, that are not in the histograms, the informative ones first.
     sample: network inputs of some that are.
+    extremes: of the same frames as the histograms, by layer.
     """
 
     frames: int
     histograms: dict[str, AbsHistogram]
     held_out: list[Array]
     sample: list[Array]
+    extremes: dict[str, Extremes] = field(default_factory=dict)
 
 
 def shown_classes(reference: Prediction) -> frozenset[int]:
@@ -198,7 +208,7 @@ class SharedCollection:
             hurried = self._hurried or bool(self._alerted)
             if self._selector.consider(self._clock(frame), grid, shown_classes(reference), hurried) != TAKEN:
                 return
-            self._set.add(tensor, seen.histograms, informative=not is_empty(reference))
+            self._set.add(tensor, seen, informative=not is_empty(reference))
             if self._thumbnails is not None:
                 self._thumbnails.offer(lambda: Thumbnail.from_image(frame.ts, grid.brightness, frame.image))
 
@@ -213,7 +223,7 @@ class SharedCollection:
         """Memory of the collection, without the held-out frames."""
         with self._lock:
             thumbnails = sum(each.image.nbytes for each in self._thumbnails.kept) if self._thumbnails else 0
-            return nbytes(self._set.histograms) + self._selector.nbytes + thumbnails
+            return self._set.nbytes + self._selector.nbytes + thumbnails
 
     def selection_report(self) -> SelectionReport:
         """Return how the frames of the collection were chosen."""
@@ -225,5 +235,7 @@ class SharedCollection:
     def collected(self) -> Collected:
         """Return a copy of what a job needs."""
         with self._lock:
-            collected = self._set
-            return Collected(collected.frames, dict(collected.histograms), collected.held_out, list(collected.sample))
+            chosen = self._set
+            return Collected(
+                chosen.frames, dict(chosen.histograms), chosen.held_out, list(chosen.sample), dict(chosen.extremes)
+            )

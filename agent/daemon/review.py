@@ -80,7 +80,7 @@ class Panel:
 
     def __init__(self, model: Model, backend: Backend, artefacts: Sequence[Artefact]) -> None:
         self._min_sqnr_db = model.spec.min_sqnr_db
-        self._reference = backend.observer(model.reference, model.placement.taps)
+        self._reference = model.open_observer(backend)
         self._engines = {artefact.id: backend.load(artefact.read_engine()) for artefact in artefacts}
         self._task = VisionTask(model.spec, self._reference.inputs, self._reference.outputs)
 

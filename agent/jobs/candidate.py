@@ -34,7 +34,8 @@ from agent.vision.task import VisionTask
 from calibrate.errors import CalibrationError
 from calibrate.histogram import AbsHistogram
 from calibrate.plan import ALL_INT8, PrecisionPlan
-from engines.calibration import Calibration, load_histograms
+from calibrate.repair import Extremes
+from engines.calibration import Calibration, load_extremes, load_histograms
 from engines.interface import Backend, BackendOptions, Progress
 from engines.registry import open_backend
 from engines.store.artefact import Store, read_artefact
@@ -62,7 +63,8 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
             "wait: the daemon takes up the changed model by itself",
         )
     histograms = load_histograms(directory / HISTOGRAMS)
-    calibration = _calibration(model, backend, directory / MERGED, histograms, request)
+    extremes = load_extremes(directory / HISTOGRAMS)
+    calibration = _calibration(model, backend, directory / MERGED, histograms, extremes, request)
     held_out = read_frames(directory / HELD_OUT)
     scene = Scene(calibration, read_frames(directory / SAMPLE), held_out[MIN_INFORMATIVE::_TRIED_EVERY])
     del held_out[MIN_INFORMATIVE::_TRIED_EVERY]
@@ -131,14 +133,21 @@ class _Steps:
 
 
 def _calibration(
-    model: Model, backend: Backend, upload: Path, histograms: Mapping[str, AbsHistogram], request: JobRequest
+    model: Model,
+    backend: Backend,
+    upload: Path,
+    histograms: Mapping[str, AbsHistogram],
+    extremes: Mapping[str, Extremes],
+    request: JobRequest,
 ) -> Calibration:
     """Calibrate from the merged histograms of a fleet, if there is an upload, else from the collected frames.
+
+    A fleet's uploads have no extremes: the divided tensors of the plan in service keep their ranges.
 
     Raises CalibrationError, and MessageError for a file that is no upload.
     """
     if not upload.exists():
-        return calibrate(model, histograms, request.method, request.frames, request.source, backend)
+        return calibrate(model, histograms, request.method, request.frames, request.source, backend, extremes)
     content = upload.read_bytes()
     facts = read_facts(content)
     merged = facts.merged or {}

@@ -72,7 +72,7 @@ def write_job(
     if merged is not None:
         shutil.copyfile(merged, directory / MERGED)
     (directory / JOB).write_text(json.dumps(asdict(request)), encoding="utf-8")
-    save_histograms(collected.histograms, directory / HISTOGRAMS)
+    save_histograms(collected.histograms, directory / HISTOGRAMS, collected.extremes)
     _write_frames(directory / HELD_OUT, collected.held_out)
     _write_frames(directory / SAMPLE, collected.sample)
 

@@ -2,7 +2,8 @@
 
 Reading order: `model`, `build`, `engine_service`, `model_watch`.
 
-model            Model, open_model, Rules, read_rules, calibrate, check_calibration, read_plan, slower_here, tap_weights
+model            Model, open_model, Rules, read_rules, calibrate, check_calibration, check_ranges, read_plan,
+                 slower_here, tap_weights
 build            build_artefact, build_int8
 engine_service   EngineService, LoadedEngine, StartEngine, reject
 model_watch      ModelWatch, content_of

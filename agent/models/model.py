@@ -19,6 +19,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 from onnx import ModelProto
 
@@ -29,17 +30,22 @@ from calibrate.errors import CalibrationError
 from calibrate.histogram import AbsHistogram
 from calibrate.noise import tensor_noise
 from calibrate.plan import ALL_INT8, PrecisionPlan
+from calibrate.repair import Extremes, undivided
 from calibrate.scale import has_scale
 from engines.calibration import Calibration, calibrate_histograms
 from engines.errors import EngineError
 from engines.graph.load import canonical_hash, image_input, load_model
 from engines.graph.passes import prepare
-from engines.interface import Array, Backend, BuildRequest, EntropySearch, ShapeRange
-from engines.quantise.apply_plan import observed_graph, planned_amax
+from engines.graph.topology import Topology
+from engines.interface import Array, Backend, BuildRequest, EntropySearch, Observer, Progress, ShapeRange, silent
+from engines.quantise.apply_plan import known_amax, layers_without_range, observed_graph, planned_amax
+from engines.quantise.equalise import can_divide
 from engines.quantise.fusion import fusion_groups, tensors_read
 from engines.quantise.placement import Placement, ScaleGroup, place
 from engines.registry import open_backend
 from engines.store.artefact import fingerprint
+
+_NAMED = 3  # layers that a refusal names
 
 
 @dataclass(frozen=True)
@@ -199,6 +205,21 @@ class Model:
         return self.build_request(self.observed)
 
     @property
+    def divisible(self) -> tuple[str, ...]:
+        """The layers that a plan may let read a divided input, and whose inputs' extremes are observed therefore."""
+        topology = Topology(self.master)
+        layers = (node for node in topology.nodes if node.name in self.placement.weights)
+        return tuple(node.name for node in layers if can_divide(topology, node))
+
+    def open_observer(self, backend: Backend, progress: Progress = silent) -> Observer:
+        """Open the float reference with all that a calibration needs observed.
+
+        Whoever needs the reference opens this one: a runtime that builds engines then builds and keeps a single one.
+        Raises EngineError as the backend does.
+        """
+        return backend.observer(self.reference, self.placement.taps, progress, self.divisible)
+
+    @property
     def preprocessing(self) -> dict[str, Any]:
         """The `input` section of the spec, in JSON's types: scales are valid for this preprocessing only."""
         return self.spec.input.model_dump(mode="json")
@@ -236,8 +257,9 @@ def calibrate(
     frames: int,
     source: str,
     backend: Backend | None = None,
+    extremes: Mapping[str, Extremes] | None = None,
 ) -> Calibration:
-    """Make a calibration of this model from histograms by tap.
+    """Make a calibration of this model from histograms by tap, and extremes by layer.
 
     A tensor that is too large for any scale is left out if all its readers stay float, and is refused otherwise.
 
@@ -246,6 +268,7 @@ def calibrate(
         frames: Frames that were observed.
         source: Where the frames came from, for people.
         backend: Its GPU searches for method `entropy`, if it has one. The result is the same as the CPU's.
+        extremes: As observed under the model's plan; a calibration has those of the master's own tensors.
 
     Raises CalibrationError as `calibrate_histograms`, and:
         calibration.nothing  the model brings INT8 of its own and leaves nothing to observe: it can be built now
@@ -257,7 +280,13 @@ def calibrate(
             "a model with tensors to quantise",
             "build it at once, with --precision int8 and no calibration",
         )
-    needed = set(model.needed_taps)
+    needed, repairs = set(model.needed_taps), model.plan.effective
+    finite = {layer: seen for layer, seen in (extremes or {}).items() if np.isfinite(seen).all()}
+    divided = {
+        layer: undivided(finite[layer], divisors, repairs.offsets.get(layer, 0.0))
+        for layer, divisors in repairs.divisors.items()
+        if layer in finite
+    }
     return calibrate_histograms(
         {tap: histogram for tap, histogram in histograms.items() if tap in needed or has_scale(histogram.amax)},
         model.placement.shared,
@@ -267,6 +296,7 @@ def calibrate(
         source=source,
         preprocessing=model.preprocessing,
         device=backend if isinstance(backend, EntropySearch) else None,
+        extremes={**finite, **divided},
     )
 
 
@@ -284,7 +314,7 @@ def check_calibration(model: Model, calibration: Calibration | None) -> None:
             remedy = "make it with 'tared calibrate'"
             raise CalibrationError("calibration.missing", "no calibration", "one, for int8", remedy)
         return
-    missing = set(model.needed_taps) - {*calibration.amax, *model.plan.repairs.ranges}
+    missing = set(model.needed_taps) - known_amax(model.plan.repairs, calibration).keys()
     if missing and calibration.model_sha256 == model.sha256:
         raise CalibrationError(
             "calibration.plan",
@@ -307,6 +337,26 @@ def check_calibration(model: Model, calibration: Calibration | None) -> None:
             f"a calibration with input.{changed[0]} {calibration.preprocessing.get(changed[0])}",
             f"{today[changed[0]]}, as the model spec has it now",
             "calibrate again: other inputs need other scales",
+        )
+
+
+def check_ranges(model: Model, calibration: Calibration) -> None:
+    """Refuse a calibration that does not show the ranges of the inputs that the model's plan divides.
+
+    The plan has ranges of another calibration for them, which would clip what only this one has seen.
+
+    Raises CalibrationError:
+        calibration.ranges  it has neither the histogram of such an input nor its channels' extremes
+    """
+    layers = layers_without_range(model.plan.effective, calibration)
+    if layers:
+        named = ", ".join(f"'{layer}'" for layer in layers[:_NAMED]) + (", ..." if len(layers) > _NAMED else "")
+        merged = "a fleet's calibration has none: " if calibration.merged else ""
+        raise CalibrationError(
+            "calibration.ranges",
+            f"a calibration without the ranges of {len(layers)} inputs that the plan divides, those of {named}",
+            "the histogram of each, or the extremes of its channels",
+            f"{merged}calibrate again with this tared ('tared calibrate', with --plan for histograms under the plan)",
         )
 
 

@@ -72,6 +72,11 @@ def run_plan(
         labelled_images(model.spec, dataset)
     given = load_calibration(calibration_path) if calibration_path and not model.needs_no_calibration else None
     check_calibration(model, given)
+    if given is not None and not given.extremes and model.divisible:
+        say(
+            "warning: the calibration has no extremes of channels, so no input is divided; 'tared calibrate' of this "
+            "version keeps them"
+        )
     calibration = given or Calibration(model.sha256, "the model's own", 0, "", {}, {})
     rules = read_rules(model.spec.precision, model.master, model.placement)
     builder = PlanBuilder(model, calibration, backend)

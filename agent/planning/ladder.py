@@ -5,8 +5,8 @@
         ...
     ladder.refusal(error)          # none was accepted: what was measured, and what would help
 
-1. The first plan. A plan that served before is tried with ranges of today's frames; else each kind of repair is tried,
-   and kept where it helps.
+1. The first plan. A plan that served before is tried with ranges of today's calibration; else each kind of repair is
+   tried, and kept where it helps.
 2. If that loses too much on the frames that try plans, or its engine is refused, the noise of each group of layers is
    measured, and the frontier of work and noise gives the plans that follow.
 
@@ -38,13 +38,11 @@ from agent.planning.what_if import RepairChoice, WhatIf, WhatIfResult, choose_re
 from calibrate.partition import FLOAT, FREE, Partition, Problem, frontier
 from calibrate.plan import PrecisionPlan, Repairs
 from engines.calibration import Calibration
-from engines.graph.topology import Topology
 from engines.interface import Array, Backend, Progress
-from engines.quantise.apply_plan import observed_graph
+from engines.quantise.apply_plan import observed_graph, with_ranges
 from engines.quantise.costs import macs_costs
 from engines.quantise.fusion import Grouping, fusion_groups, int8_macs_share
 from engines.quantise.placement import place
-from engines.quantise.repairs import observe_channels, repaired_ranges
 
 REFUSED = "recalibration.refused"
 FOUND_BY = "job"  # in the evidence of a plan
@@ -206,15 +204,9 @@ class Ladder:
 
     @cached_property
     def start(self) -> PrecisionPlan:
-        """The plan to begin with; divided tensors that were not observed have the ranges of today's sample."""
-        start, master = self._given, self._model.master
-        unseen = start.repairs.divisors.keys() - self._model.plan.repairs.divisors.keys()
-        if not unseen:
-            return start
-        layers = [node for node in Topology(master).nodes if node.name in unseen]
-        statistics = observe_channels(master, layers, self._scene.sample, self._embedded)
-        ranges = {**start.repairs.ranges, **repaired_ranges(master, start.repairs, statistics)}
-        return replace(start, repairs=replace(start.repairs, ranges=ranges))
+        """The plan to begin with; divided tensors that were not observed have the ranges of this calibration."""
+        unseen = self._given.repairs.divisors.keys() - self._model.plan.repairs.divisors.keys()
+        return with_ranges(self._given, self._scene.calibration) if unseen else self._given
 
     @cached_property
     def _what_if(self) -> WhatIf:

@@ -185,7 +185,7 @@ class Pipeline:
         self._pulse = 0, 0
         # One thread: the observer's own, whose low priority then holds for all of its work.
         backend = open_backend(config.backend, config.backend_options(threads=1))
-        reference = partial(backend.observer, model.reference, model.placement.taps)
+        reference = partial(model.open_observer, backend)
         observer_task = VisionTask(model.spec, engine.inputs, engine.outputs)  # for the observer's own buffers
         self.observer = ObserverThread(
             reference,

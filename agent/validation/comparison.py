@@ -78,7 +78,7 @@ def compare(
     Raises TaredError for a reference or an engine in service that does not run. A candidate that does not run is a
     result.
     """
-    reference = backend.observer(model.reference, model.placement.taps, progress)
+    reference = model.open_observer(backend, progress)
     engines = [candidate]
     try:
         if serving is not None:

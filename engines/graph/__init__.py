@@ -7,5 +7,5 @@ Read in this order: load, passes, topology.
     existing_qdq    own_int8, check_own_quantisation: Q/DQ that the model itself brings
     topology        Topology, tensor_types, the families of operators
     weights         to_matrix, from_matrix: weights in one form
-    taps            expose, element_counts: tensors inside a graph made visible
+    taps            expose, expose_extremes, element_counts: tensors inside a graph made visible
 """

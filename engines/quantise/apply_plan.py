@@ -14,13 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import isclose
 
 import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from calibrate.histogram import merge_all
 from calibrate.plan import Numbers, PrecisionPlan, Repairs
+from calibrate.repair import divided_ends, kept_amax
 from calibrate.scale import activation_scale, clipped, quantise, weight_scales
 from calibrate.threshold import histogram_amax
 from engines.calibration import Calibration
@@ -31,6 +33,7 @@ from engines.quantise.equalise import equalise, equalised_name, shift_biases
 from engines.quantise.placement import Placement, Weight, place
 
 _ZERO_POINT = "zero_point.int8"
+_SAME_LARGEST = 1e-3  # relative difference of two largest values, of one tensor, but for rounding
 
 
 def insert_qdq(
@@ -179,20 +182,57 @@ def quantised_graph(master: ModelProto, plan: PrecisionPlan, calibration: Calibr
 
 def _on_the_grid(repairs: Repairs, calibration: Calibration) -> dict[str, Numbers]:
     """Return the offsets as multiples of today's steps: exact zeros stay exact after a recalibration too."""
+    amax = known_amax(repairs, calibration)
     snapped = {}
     for layer, offsets in repairs.offsets.items():
         tensor = equalised_name(layer)
-        amax = calibration.amax.get(tensor, repairs.ranges.get(tensor, 0.0))
-        steps = np.asarray(repairs.divisors.get(layer, (1.0,))) * activation_scale(amax, tensor)
+        scale = activation_scale(amax.get(tensor, 0.0), tensor)
+        steps = np.asarray(repairs.divisors.get(layer, (1.0,))) * scale
         if steps.size not in (1, len(offsets)):
             return dict(repairs.offsets)  # equalise says what is wrong
         snapped[layer] = tuple((np.rint(np.asarray(offsets) / steps) * steps).tolist())
     return snapped
 
 
-def planned_amax(placement: Placement, repairs: Repairs, calibration: Calibration) -> dict[str, float]:
-    """Return the amax per tap; a calibration's takes precedence over the plan's."""
+def known_amax(repairs: Repairs, calibration: Calibration) -> dict[str, float]:
+    """Return the amax of each tensor that has one. That of a divided tensor is, in this order:
+
+    1. the calibration's own, if it has observed this very tensor: divided otherwise it has another largest value;
+    2. the largest value by the calibration's extremes, times the plan's reach;
+    3. the plan's range, which is that of another calibration.
+    """
     amax = {**repairs.ranges, **calibration.amax}
+    for layer, divisors in repairs.divisors.items():
+        extremes, tensor = calibration.extremes.get(layer), equalised_name(layer)
+        if extremes is None or extremes.shape[1] != len(divisors):
+            continue
+        low, high = ends = divided_ends(extremes, divisors, repairs.offsets.get(layer, 0.0))
+        own = calibration.histograms.get(tensor)
+        if own is None or not isclose(own.amax, max(-low, high), rel_tol=_SAME_LARGEST):
+            amax[tensor] = kept_amax(ends, repairs.reach.get(tensor, 1.0), layer in repairs.offsets)
+    return amax
+
+
+def with_ranges(plan: PrecisionPlan, calibration: Calibration) -> PrecisionPlan:
+    """Return the plan with the ranges that its divided tensors have under this calibration."""
+    repairs, amax = plan.repairs, known_amax(plan.repairs, calibration)
+    tensors = (equalised_name(layer) for layer in repairs.divisors)
+    ranges = {**repairs.ranges, **{tensor: amax[tensor] for tensor in tensors if tensor in amax}}
+    return plan if ranges == repairs.ranges else replace(plan, repairs=replace(repairs, ranges=ranges))
+
+
+def layers_without_range(repairs: Repairs, calibration: Calibration) -> list[str]:
+    """Return the divided layers whose range this calibration does not show: it observed too little, or before."""
+    return [
+        layer
+        for layer in repairs.divisors
+        if layer not in calibration.extremes and equalised_name(layer) not in calibration.amax
+    ]
+
+
+def planned_amax(placement: Placement, repairs: Repairs, calibration: Calibration) -> dict[str, float]:
+    """Return the amax per tap: `known_amax`, but where the plan has another method for it."""
+    amax = known_amax(repairs, calibration)
     for group in placement.groups:
         method = next((repairs.methods[tap] for tap in group.taps if tap in repairs.methods), None)
         members = [calibration.histograms[tap] for tap in group.taps if tap in calibration.histograms]

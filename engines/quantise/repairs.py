@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import numpy as np
@@ -20,11 +20,11 @@ from calibrate.histogram import merge_all
 from calibrate.plan import Numbers, Repairs
 from calibrate.repair import (
     Equalisation,
+    Extremes,
     LayerInput,
     activation_noise,
     best_clips,
     equalisation,
-    equalised_amax,
     output_shift,
     weight_noise,
 )
@@ -204,23 +204,6 @@ def propose_repairs(
     return _RepairSearch(master, placement, calibration, statistics, {} if known is None else known).proposal(families)
 
 
-def repaired_ranges(
-    master: ModelProto, repairs: Repairs, statistics: Mapping[str, LayerStatistics]
-) -> dict[str, float]:
-    """Return the amax of the tensor that a divided layer reads, by the tensor's name, for all layers with statistics.
-
-    statistics: of layers with divisors, as `observe_channels` returns them.
-    """
-    topology = Topology(master)
-    ranges = {}
-    for layer in (node for node in topology.nodes if node.name in statistics):
-        matrix = to_matrix(layer, numpy_helper.to_array(topology.initializers[layer.input[1]]))
-        divisors = np.asarray(repairs.divisors[layer.name], np.float64)
-        offsets = np.asarray(repairs.offsets.get(layer.name, np.zeros_like(divisors)), np.float64)
-        ranges[equalised_name(layer.name)] = equalised_amax(matrix, statistics[layer.name].read, divisors, offsets)
-    return ranges
-
-
 class _RepairSearch:
     """The layers of one model, repaired step by step. known: equalisations, which depend on no other repair."""
 
@@ -244,13 +227,13 @@ class _RepairSearch:
 
     def proposal(self, families: Collection[str]) -> Proposal:
         methods = self._thresholds() if "methods" in families else {}
-        divisors, offsets, ranges = self._equalise() if "divisors" in families else ({}, {}, {})
+        divided = self._equalise() if "divisors" in families else Repairs()
         clips = self._clip() if "clips" in families else {}
         shifts = self._shifts() if "shifts" in families else {}
         # Tensors that some layer still reads as they are.
-        read = {layer.node.input[0] for name, layer in self.layers.items() if name not in divisors}
+        read = {layer.node.input[0] for name, layer in self.layers.items() if name not in divided.divisors}
         used = {tap: method for group, method in methods.items() if read & {*group.tensors} for tap in group.taps}
-        repairs = Repairs(divisors, offsets, ranges, used, clips, shifts)
+        repairs = replace(divided, methods=used, clips=clips, shifts=shifts)
         after = {name: layer.nsr for name, layer in self.layers.items()}
         notes = {name: tuple(layer.notes) for name, layer in self.layers.items() if layer.notes}
         return Proposal(repairs, self.before, after, notes)
@@ -285,47 +268,53 @@ class _RepairSearch:
                     layer.notes.append(f"threshold {best}")
         return chosen
 
-    def _equalise(self) -> tuple[dict[str, Numbers], dict[str, Numbers], dict[str, float]]:
-        """Return divisors and offsets per layer, and the amax of its new input."""
+    def _equalise(self) -> Repairs:
+        """Return divisors and offsets per layer, and the range of its new input."""
         equalised = {name: better for name, layer in self.layers.items() if (better := self._equalised(layer))}
         left = sum(
             equalised[name].noise / layer.signal if name in equalised else layer.nsr
             for name, layer in self.layers.items()
         )
-        divisors, offsets, ranges = dict[str, Numbers](), dict[str, Numbers](), dict[str, float]()
+        divisors, offsets = dict[str, Numbers](), dict[str, Numbers]()
+        ranges, reach = dict[str, float](), dict[str, float]()
         for name, better in equalised.items():
             layer = self.layers[name]
             if (layer.noise - better.noise) / layer.signal < _LEAST_SHARE * left:
                 continue
-            divisors[name], ranges[equalised_name(name)] = tuple(better.divisors.tolist()), better.amax
+            divisors[name], tensor = tuple(better.divisors.tolist()), equalised_name(name)
+            ranges[tensor], reach[tensor] = better.amax, better.reach
             if better.offsets.any():
                 offsets[name] = tuple(better.offsets.tolist())
                 layer.equalise(better, "equalised and centred")
             else:
                 layer.equalise(better, f"equalised{', free' if is_free(self.topology, layer.node) else ''}")
-        return divisors, offsets, ranges
+        return Repairs(divisors, offsets, ranges, reach)
 
     def _equalised(self, layer: RepairedLayer) -> Equalisation | None:
-        """Return the best equalisation of a layer that is worth its price; None if there is none."""
-        if layer.signal == 0.0 or not layer.read.amax.any():
+        """Return the best equalisation of a layer that is worth its price; None if there is none.
+
+        There is none without extremes: the range of a divided tensor does not follow from what a few frames show.
+        """
+        extremes = self.calibration.extremes.get(layer.node.name)
+        if extremes is None or not extremes.any() or layer.signal == 0.0 or not layer.read.amax.any():
             return None
         if not (can_divide(self.topology, layer.node) and _has_scale_per_output(layer.node)):
             return None
         noise, best = layer.noise, None
         free = is_free(self.topology, layer.node)
-        divided = self._equalisation(layer, centred=False)
+        divided = self._equalisation(layer, extremes, centred=False)
         if divided.noise < (_BETTER_FREE if free else _BETTER_PAID) * noise:
             noise, best = divided.noise, divided
         if can_offset(self.topology, layer.node):
-            centred = self._equalisation(layer, centred=True)
+            centred = self._equalisation(layer, extremes, centred=True)
             if centred.noise < (_BETTER_CENTRED if best and not free else _BETTER_PAID) * noise:
                 best = centred
         return best
 
-    def _equalisation(self, layer: RepairedLayer, centred: bool) -> Equalisation:
+    def _equalisation(self, layer: RepairedLayer, extremes: Extremes, centred: bool) -> Equalisation:
         key = (layer.node.name, centred)
         if key not in self.known:
-            self.known[key] = equalisation(layer.matrix, layer.read, centred)
+            self.known[key] = equalisation(layer.matrix, layer.read, extremes, centred)
         return self.known[key]
 
     def _clip(self) -> dict[str, Numbers]:

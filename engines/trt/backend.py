@@ -12,6 +12,7 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from engines.board import board
 from engines.cuda.gpu import Gpu
 from engines.cuda.kernels import CudaExecutor, KernelGeometry, search_entropy
 from engines.errors import EngineError
+from engines.graph.taps import expose_extremes
 from engines.graph.topology import COMPUTE_OPS, Topology
 from engines.half.convert import half_precision
 from engines.interface import BackendOptions, BuildRequest, Built, Progress, silent
@@ -94,15 +96,21 @@ class TensorRtBackend:
         """Raises EngineError and DeviceError as Session; `engine.target` where there is only a builder."""
         return TensorRtEngine(self._release, self._device(), engine)
 
-    def observer(self, request: BuildRequest, taps: Sequence[str], progress: Progress = silent) -> TensorRtObserver:
+    def observer(
+        self, request: BuildRequest, taps: Sequence[str], progress: Progress = silent, layers: Sequence[str] = ()
+    ) -> TensorRtObserver:
         """Raises EngineError as `open_reference`; `engine.target` where there is only a builder."""
+        graph, extremes = expose_extremes(request.graph, layers)
+        request = replace(request, graph=graph)
 
         def build(debug: Sequence[str], outputs: Sequence[str], reported: Progress) -> bytes:
             return self._build(request.graph, request, reported, debug, outputs).content
 
         cache = self._options.cache
         store = Store(cache / "references", self._options.key) if cache is not None else None
-        reference = Reference(self._release, self._device(), request, tuple(taps), build, self.describe(), store)
+        reference = Reference(
+            self._release, self._device(), request, tuple(taps), extremes, build, self.describe(), store
+        )
         return open_reference(reference, progress)
 
     def search_entropy(self, counts: NDArray[np.int64], windows: NDArray[np.int32]) -> NDArray[np.int32]:

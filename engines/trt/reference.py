@@ -21,11 +21,12 @@ from onnx import ModelProto
 
 from calibrate.errors import TaredError
 from calibrate.histogram import AbsHistogram, merge_into
+from calibrate.repair import Extremes, merge_extremes
 from engines.cuda.gpu import Gpu
 from engines.cuda.kernels import CudaExecutor, DeviceHistograms
 from engines.errors import EngineError
 from engines.graph.load import canonical_hash, image_input, trial_image
-from engines.graph.taps import element_counts, expose
+from engines.graph.taps import ExtremesOutput, element_counts, expose
 from engines.graph.topology import Topology
 from engines.interface import Array, BuildRequest, Observation, Progress
 from engines.onnxruntime_backend import OnnxRuntimeEngine
@@ -183,12 +184,15 @@ class TensorRtObserver:
     a profile allows.
     """
 
-    def __init__(self, reference: ModelProto, taps: Sequence[str], probes: Sequence[OutputProbe]) -> None:
+    def __init__(
+        self, reference: ModelProto, taps: Sequence[str], extremes: ExtremesOutput, probes: Sequence[OutputProbe]
+    ) -> None:
         self.taps = tuple(taps)
         self._reference = reference
+        self._extremes = extremes
         self._probes = list(probes)
         self.inputs = self._probes[0].inputs
-        self.outputs = self._probes[0].outputs
+        self.outputs = [output for output in self._probes[0].outputs if output.name != extremes.name]
         self._elements: dict[tuple[int, ...], Mapping[str, int | None]] = {}
         self._step = self.inputs[0].shape[0] or 1
 
@@ -199,17 +203,21 @@ class TensorRtObserver:
         `observer.listener`; as Session.start.
         """
         histograms: dict[str, AbsHistogram] = {}
+        extremes: dict[str, Extremes] = {}
         parts: list[dict[str, Array]] = []
         for start in range(0, len(batch), self._step):
             sight = self._see(batch[start : start + self._step])
-            parts.append(sight.outputs)
             merge_into(histograms, sight.histograms)
-        return Observation(self._joined(parts), histograms)
+            merge_extremes(extremes, self._extremes.take_from(sight.outputs))
+            parts.append(sight.outputs)
+        return Observation(self._joined(parts), histograms, extremes)
 
     def infer(self, batch: Array) -> dict[str, Array]:
         """As `observe`, without the taps."""
         steps = range(0, len(batch), self._step)
-        return self._joined([self._probes[0].infer(batch[start : start + self._step]) for start in steps])
+        outputs = self._joined([self._probes[0].infer(batch[start : start + self._step]) for start in steps])
+        outputs.pop(self._extremes.name, None)
+        return outputs
 
     def verify(self, image: Array) -> None:
         """Compare outputs and a few taps with ONNX Runtime's on one image (N, C, H, W), N the fixed batch size or 1.
@@ -286,7 +294,8 @@ Build = Callable[[Names, Names, Progress], bytes]  # the engine of a graph with 
 class Reference:
     """Everything that a reference engine depends on, and where it is kept.
 
-    build: builds the reference graph with tensors marked.
+    request: of the graph with the output of the extremes.
+    build: builds that graph with tensors marked.
     described: the facts that make an engine unusable elsewhere.
     store: keeps the engines for the next start; None keeps nothing.
     """
@@ -295,6 +304,7 @@ class Reference:
     gpu: Gpu
     request: BuildRequest
     taps: tuple[str, ...]
+    extremes: ExtremesOutput
     build: Build
     described: Mapping[str, str]
     store: Store | None
@@ -376,7 +386,7 @@ def _observer(reference: Reference, way: str, engines: Sequence[bytes]) -> Tenso
         for engine, (_, added) in zip(engines, _ways(reference)[way], strict=True):
             probes.append(opened.enter_context(closing(kind(release, gpu, engine, taps, added))))
         opened.pop_all()
-    return TensorRtObserver(reference.request.graph, taps, probes)
+    return TensorRtObserver(reference.request.graph, taps, reference.extremes, probes)
 
 
 def _ways(reference: Reference) -> dict[str, list[Marked]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ REPAIRS = st.builds(
     divisors=POSITIVE,
     offsets=ROWS,
     ranges=st.dictionaries(st.text(), st.floats(0.0, 1e6), max_size=3),
+    reach=st.dictionaries(st.text(), st.floats(2.0**-10, 1.0), max_size=3),
     methods=st.dictionaries(st.text(), st.text(), max_size=3),
     clips=POSITIVE,
     shifts=ROWS,
@@ -29,6 +31,7 @@ EXAMPLE = Repairs(
     divisors={"conv1": (0.5, 1.0), "conv2": (1.0,)},
     offsets={"conv1": (0.25, 0.0)},
     ranges={"conv1.equalised": 3.0},
+    reach={"conv1.equalised": 0.5},
     methods={"relu1": "mse"},
     clips={"conv2": (0.9, 1.0)},
     shifts={"conv1": (0.125,), "conv2": (-1.0, 2.0)},
@@ -60,11 +63,19 @@ def test_evidence_makes_no_other_plan() -> None:
     assert ALL_INT8.essence == {"floats": []}
 
 
+def test_the_second_schema_is_read_as_a_plan_without_reach() -> None:
+    older = EXAMPLE.as_dict()
+    del older["reach"]
+    plan = PrecisionPlan.from_json(json.dumps({"schema": 2, "floats": {}, "repairs": older}))
+    assert plan.repairs == replace(EXAMPLE, reach={})
+    assert "reach" not in plan.essence["repairs"], "an artefact of it keeps its identity"
+
+
 def test_the_first_schema_is_read_as_a_plan_without_repairs() -> None:
     plan = PrecisionPlan.from_json('{"schema": 1, "floats": {"conv": "too sensitive"}}')
     assert plan == PrecisionPlan({"conv": "too sensitive"})
     assert not plan.repairs
-    assert json.loads(plan.to_json())["schema"] == 2
+    assert json.loads(plan.to_json())["schema"] == 3
 
 
 def test_a_plan_cannot_be_changed() -> None:
@@ -82,6 +93,7 @@ def test_layers_that_stay_float_need_no_repairs() -> None:
     assert repairs == Repairs(
         divisors={"conv2": (1.0,)},
         ranges=EXAMPLE.ranges,
+        reach=EXAMPLE.reach,
         methods=EXAMPLE.methods,
         clips=EXAMPLE.clips,
         shifts={"conv2": (-1.0, 2.0)},
@@ -106,7 +118,7 @@ def test_repairs_are_true_where_there_are_any() -> None:
         ('{"schema": 1, "floats": {"conv": 3}}', "plan.format"),
         ('{"schema": 2, "floats": []}', "plan.format"),
         ('{"schema": 2, "floats": {}, "evidence": []}', "plan.format"),
-        ('{"schema": 3, "floats": {}}', "plan.schema"),
+        ('{"schema": 4, "floats": {}}', "plan.schema"),
         ('{"schema": "2", "floats": {}}', "plan.schema"),
         ('{"schema": [], "floats": {}}', "plan.schema"),
     ],
@@ -139,6 +151,8 @@ def test_refuses_what_is_no_plan(text: str, code: str) -> None:
         '{"clips": {"conv": [1.5]}}',
         '{"ranges": {"conv.equalised": -1.0}}',
         '{"ranges": {"conv.equalised": [1.0]}}',
+        '{"reach": {"conv.equalised": 0.0}}',
+        '{"reach": {"conv.equalised": 1.5}}',
         '{"ranges": [1.0]}',
         '{"methods": {"relu": 3}}',
         '{"methods": ["mse"]}',

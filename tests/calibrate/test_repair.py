@@ -26,6 +26,11 @@ def layer_input(samples: Floats) -> LayerInput:
     return LayerInput(samples.astype(np.float32), samples.min(axis=1), samples.max(axis=1))
 
 
+def equalised(matrix: Floats, read: LayerInput, centred: bool) -> Equalisation:
+    """Of a calibration that has seen these samples."""
+    return equalisation(matrix, read, np.stack((read.low, read.high)).astype(np.float32), centred)
+
+
 def quantised(values: Floats, scale: float | Floats) -> Floats:
     return np.clip(np.rint(values / scale), -QMAX, QMAX) * scale
 
@@ -89,7 +94,7 @@ def test_taps_that_read_independent_values_add_up(rng: np.random.Generator) -> N
 def test_an_equalised_layer_has_the_noise_that_is_predicted(rng: np.random.Generator, centred: bool) -> None:
     matrix = rng.normal(size=(1, 8, 16, 1))
     samples = np.maximum(rng.normal(size=(16, 20_000)) * np.exp2(rng.uniform(-4.0, 4.0, (16, 1))), 0.0)
-    found = equalisation(matrix, layer_input(samples), centred)
+    found = equalised(matrix, layer_input(samples), centred)
     assert found.noise == pytest.approx(noise_with(matrix, samples, found), rel=0.05)
     assert found.offsets.any() == centred
 
@@ -101,7 +106,7 @@ def test_a_depthwise_layer_with_channels_of_all_sizes_is_rescued(rng: np.random.
     matrix = (rng.normal(size=16) / ranges).reshape(16, 1, 1, 1)
     read = layer_input(samples)
     signal = outputs(matrix, samples).var(axis=1).sum()
-    found = equalisation(matrix, read, centred=False)
+    found = equalised(matrix, read, centred=False)
     assert plain_noise(matrix, read) > 0.1 * signal
     assert noise_with(matrix, samples, found) < 1e-3 * signal
     assert np.ptp(np.log2(read.amax / found.divisors)) < 1.5  # powers of two bring all to one range
@@ -112,7 +117,7 @@ def test_offsets_quarter_the_noise_of_what_is_never_negative(rng: np.random.Gene
     samples = rng.uniform(0.0, 1.0, (8, 20_000))
     samples[rng.random(samples.shape) < 0.5] = 0.0
     read = layer_input(samples)
-    divided, centred = (equalisation(matrix, read, centred) for centred in (False, True))
+    divided, centred = (equalised(matrix, read, centred) for centred in (False, True))
     assert centred.noise == pytest.approx(divided.noise / 4.0, rel=0.1)
     assert noise_with(matrix, samples, centred) == pytest.approx(centred.noise, rel=0.1)
 
@@ -121,7 +126,7 @@ def test_offsets_quarter_the_noise_of_what_is_never_negative(rng: np.random.Gene
 def test_divisors_are_powers_of_two_and_zero_is_on_the_grid(seed: int, channels: int) -> None:
     rng = np.random.default_rng(seed)
     samples = rng.normal(rng.uniform(-1.0, 2.0), 1.0, (channels, 64)) * np.exp2(rng.uniform(-8.0, 8.0, (channels, 1)))
-    found = equalisation(rng.normal(size=(1, 2, channels, 1)), layer_input(samples), centred=True)
+    found = equalised(rng.normal(size=(1, 2, channels, 1)), layer_input(samples), centred=True)
     assert np.array_equal(np.frexp(found.divisors)[0], np.full(channels, 0.5))
     assert (found.divisors >= 2.0**-10).all()
     assert (found.divisors <= 1.0).all()
@@ -133,7 +138,7 @@ def test_divisors_are_powers_of_two_and_zero_is_on_the_grid(seed: int, channels:
 def test_what_is_silent_is_divided_as_others_are(rng: np.random.Generator, centred: bool) -> None:
     """It may wake up: blown up as if it were small, it would be clipped to nothing then."""
     samples = rng.normal(size=(5, 1000)) * np.array([[1.0], [8.0], [0.0], [8.0], [64.0]])
-    found = equalisation(rng.normal(size=(1, 3, 5, 1)), layer_input(samples), centred)
+    found = equalised(rng.normal(size=(1, 3, 5, 1)), layer_input(samples), centred)
     assert found.divisors[2] == found.divisors[1] == found.divisors[3]
 
 
@@ -144,7 +149,7 @@ def test_constant_inputs_make_no_trouble(value: float, channels: int, centred: b
     matrix = np.ones((channels, 1, 1, 1))
     samples = np.full((channels, 10), value)
     read = layer_input(samples)
-    found = equalisation(matrix, read, centred)
+    found = equalised(matrix, read, centred)
     assert np.isfinite([*found.divisors, *found.offsets, found.amax, found.noise]).all()
     assert (found.divisors == 1.0).all()
     assert found.noise <= channels * max(found.amax / 127.0 / 2.0, MIN_SCALE) ** 2  # half a step, or the narrowest one
@@ -159,7 +164,7 @@ def test_weights_of_zero_make_no_noise(rng: np.random.Generator) -> None:
     assert activation_noise(matrix, read, 0.1) == weight_noise(matrix, read.variance) == 0.0
     assert best_clips(matrix, read.variance).tolist() == [1.0] * 6
     assert not output_shift(matrix, read, 0.1).any()
-    assert equalisation(matrix, read, centred=True).noise == 0.0
+    assert equalised(matrix, read, centred=True).noise == 0.0
 
 
 def test_clips_lower_the_noise_of_outliers_that_read_little(rng: np.random.Generator) -> None:

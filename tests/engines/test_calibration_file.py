@@ -6,6 +6,7 @@ import io
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+import engines.calibration
 from calibrate.errors import CalibrationError
 from calibrate.histogram import AbsHistogram, abs_histogram, empty_histogram
 from engines.calibration import (
     Calibration,
     calibrate_histograms,
     load_calibration,
+    load_extremes,
     load_histograms,
     save_calibration,
     save_histograms,
@@ -93,6 +96,58 @@ def test_extreme_counts_and_ranges_come_back(tmp_path: Path) -> None:
     }
     save_histograms(histograms, tmp_path / "h.npz")
     assert load_histograms(tmp_path / "h.npz") == histograms
+
+
+EXTREMES = {
+    "conv": np.array([[-1.0, 0.0, 2.5], [1.0, 1e-30, 3.0]], np.float32),
+    "gemm": np.array([[-np.inf], [7.0]], np.float32),
+}
+
+
+def test_extremes_are_kept_beside_the_histograms(path: Path) -> None:
+    written = replace(calibration(), extremes=EXTREMES)
+    save_calibration(written, path)
+    read = load_calibration(path)
+    assert list(read.extremes) == list(EXTREMES)
+    for layer, seen in EXTREMES.items():
+        np.testing.assert_array_equal(read.extremes[layer], seen)
+    moved = {**EXTREMES, "gemm": np.array([[-8.0], [7.0]], np.float32)}
+    assert read.id == written.id
+    assert len({calibration().id, read.id, replace(written, extremes=moved).id}) == 3, "scales follow from them"
+
+
+def test_a_file_of_before_has_no_extremes_and_its_id_stays(path: Path) -> None:
+    content = np.load(path.with_suffix(".npz"))
+    older = {name: content[name] for name in content.files if name not in ("layers", "channels", "extremes")}
+    np.savez_compressed(path.with_suffix(".npz"), **older)
+    document = json.loads(path.read_text())
+    del document["seal"]
+    document["seal"] = engines.calibration._seal(document, path.with_suffix(".npz").read_bytes())
+    path.write_text(json.dumps(document))
+    read = load_calibration(path)
+    assert (read.extremes, load_extremes(path.with_suffix(".npz"))) == ({}, {})
+    assert read.id == calibration().id == "9addd9f051d9280f"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"channels": np.array([3, 2])},
+        {"channels": np.array([4, 0])},
+        {"layers": np.array(["conv"])},
+        {"extremes": np.zeros((2, 4))},
+        {"extremes": np.array([[1.0] * 4, [0.0] * 4], np.float32)},
+    ],
+)
+def test_extremes_that_do_not_fit_are_refused(tmp_path: Path, changes: dict[str, np.ndarray]) -> None:
+    path = tmp_path / "h.npz"
+    save_histograms(calibration().histograms, path, EXTREMES)
+    assert list(load_extremes(path)) == list(EXTREMES)
+    with np.load(path) as content:
+        arrays = {name: content[name] for name in content.files}
+    np.savez(path, **{**arrays, **changes})
+    with pytest.raises(CalibrationError, match=r"histogram\.damaged"):
+        load_extremes(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"PK", b"not a zip at all", bytes(1000)])

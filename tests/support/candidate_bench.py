@@ -15,11 +15,11 @@ from warm_start import TalkingProcess
 from worlds import SPEC
 from zoo import residual_net
 
-from agent.collection.collection import Collected
+from agent.collection.collection import CalibrationSet, Collected
 from agent.jobs.request import JobRequest
 from agent.models.model import Model, open_model
 from agent.vision.spec import ModelSpec
-from calibrate.histogram import AbsHistogram, merge
+from calibrate.histogram import AbsHistogram
 from engines.interface import Array, Backend
 from engines.registry import open_backend
 
@@ -40,19 +40,23 @@ def frames(count: int, brightness: float = 1.0) -> list[NDArray[np.float32]]:
     return [(rng.uniform(size=(1, 3, 8, 8)) * brightness).astype(np.float32) for _ in range(count)]
 
 
-def observed(model: Model, backend: Backend, tensors: list[NDArray[np.float32]]) -> dict[str, AbsHistogram]:
-    merged: dict[str, AbsHistogram] = {}
-    with closing(backend.observer(model.reference, model.placement.taps)) as observer:
+def collection_of(model: Model, backend: Backend, tensors: Sequence[Array]) -> CalibrationSet:
+    collection = CalibrationSet(held_out_size=0)
+    with closing(model.open_observer(backend)) as observer:
         for tensor in tensors:
-            for name, histogram in observer.observe(tensor).histograms.items():
-                merged[name] = merge(merged[name], histogram) if name in merged else histogram
-    return merged
+            collection.add(tensor, observer.observe(tensor))
+    return collection
+
+
+def observed(model: Model, backend: Backend, tensors: list[NDArray[np.float32]]) -> dict[str, AbsHistogram]:
+    return collection_of(model, backend, tensors).histograms
 
 
 def collected(
     model: Model, backend: Backend, calibrating: list[NDArray[np.float32]], held_out: Sequence[Array]
 ) -> Collected:
-    return Collected(len(calibrating), observed(model, backend, calibrating), list(held_out), list(calibrating[:8]))
+    seen = collection_of(model, backend, calibrating)
+    return Collected(len(calibrating), seen.histograms, list(held_out), list(calibrating[:8]), seen.extremes)
 
 
 def request(model: Model, folder: Path, serving: Path | None = None, **changes: object) -> JobRequest:

@@ -11,6 +11,15 @@ from agent.common.timing import RandomInterval
 from agent.monitoring.drift import Blocks
 from agent.monitoring.observation_budget import CameraRota
 from calibrate.histogram import abs_histogram
+from calibrate.repair import Extremes
+from engines.interface import Observation
+
+NOTHING = Observation({}, {})
+
+
+def extremes_of(x: np.ndarray) -> Extremes:
+    """Of one channel."""
+    return np.array([[x.min()], [x.max()]], np.float32)
 
 
 def taken(clock: RandomInterval, times: np.ndarray) -> np.ndarray:
@@ -41,14 +50,22 @@ def test_a_changed_clock_is_due_at_once() -> None:
     assert taken(clock, np.arange(0.1, 10.1, 0.01)).size == pytest.approx(50, rel=0.2)
 
 
+def stretches(frames: int) -> set[int]:
+    """The frames, from 1, that are held out of so many."""
+    hold_out = HoldOut()
+    return {number for number in range(1, frames + 1) if hold_out.next()}
+
+
 def test_held_out_frames_never_enter_the_histograms() -> None:
     collection = CalibrationSet(held_out_size=8)
     for number in range(192):
         x = np.full((1, 1, 2, 2), number + 1, np.float32)
-        collection.add(x, {"t": abs_histogram(x)})
+        collection.add(x, Observation({}, {"t": abs_histogram(x)}, {"layer": extremes_of(x)}))
     held_out = {int(x[0, 0, 0, 0]) - 1 for x in collection.held_out}
     assert collection.frames == 145
     assert collection.histograms["t"].total == 4 * 145
+    calibrating = sorted(set(range(1, 193)) - stretches(192))
+    assert collection.extremes["layer"].tolist() == [[calibrating[0]], [calibrating[-1]]]
     assert len(held_out) == collection.informative == 6  # a quarter is kept for frames that show nothing
 
 
@@ -70,7 +87,7 @@ def test_held_out_frames_are_spread_over_the_whole_stretch() -> None:
     collection = CalibrationSet(held_out_size=30)
     for number in range(3000):
         x = np.full((1, 1, 1, 1), number, np.float32)
-        collection.add(x, {})
+        collection.add(x, NOTHING)
     for x in collection.held_out:
         thirds[int(x[0, 0, 0, 0]) // 1000] += 1
     assert thirds.min() >= 4
@@ -79,7 +96,7 @@ def test_held_out_frames_are_spread_over_the_whole_stretch() -> None:
 def test_rare_telling_frames_are_not_crowded_out() -> None:
     collection = CalibrationSet(held_out_size=32)
     for number in range(2000):
-        collection.add(np.zeros((1, 1, 1, 1), np.float32), {}, informative=number % 50 == 0)
+        collection.add(np.zeros((1, 1, 1, 1), np.float32), NOTHING, informative=number % 50 == 0)
     assert collection.informative == 8  # of the 40
     assert len(collection.held_out) == 8 + 8
 
@@ -90,7 +107,7 @@ def test_a_held_out_frame_is_a_copy() -> None:
     number = 0
     while not collection.held_out:
         buffer[:] = number
-        collection.add(buffer, {})
+        collection.add(buffer, NOTHING)
         number += 1
     buffer[:] = 99
     assert collection.held_out[0][0, 0, 0, 0] == number - 1
@@ -99,7 +116,7 @@ def test_a_held_out_frame_is_a_copy() -> None:
 def test_without_a_held_out_set_every_frame_counts() -> None:
     collection = CalibrationSet(held_out_size=0)
     for _ in range(10):
-        collection.add(np.zeros((1, 1, 1, 1), np.float32), {})
+        collection.add(np.zeros((1, 1, 1, 1), np.float32), NOTHING)
     assert collection.frames == 10
 
 

@@ -21,6 +21,7 @@ from agent.models.build import build_artefact
 from agent.models.model import Model, calibrate
 from agent.validation.comparison import Deadline, compare
 from agent.validation.verdict import VerdictLimits, decide
+from engines.calibration import load_calibration
 from engines.interface import Array, Backend, Engine, TensorSpec
 from engines.store.artefact import Store, read_artefact
 
@@ -55,7 +56,8 @@ def test_an_engine_that_answers_nan_has_no_fidelity(model: Model, backend: Backe
 
 def test_the_child_builds_judges_and_stores(model: Model, backend: Backend, tmp_path: Path) -> None:
     tensors = frames(24)
-    write_job(tmp_path / "job", request(model, tmp_path), collected(model, backend, tensors[:16], tensors[16:]))
+    seen = collected(model, backend, tensors[:16], tensors[16:])
+    write_job(tmp_path / "job", request(model, tmp_path), seen)
     *progress, last = run_child(tmp_path / "job")
     outcome = JobOutcome.from_message(last)
     assert (progress[0]["step"], progress[-1]["step"]) == ("CALIBRATING", "VALIDATING")
@@ -66,6 +68,10 @@ def test_the_child_builds_judges_and_stores(model: Model, backend: Backend, tmp_
     artefact = read_artefact(outcome.artefact)
     assert artefact.manifest["verdict"] == outcome.verdict.as_dict()
     assert set(artefact.manifest["files"]) == {"engine.onnx", "calibration.json", "calibration.npz", "plan.json"}
+    extremes = load_calibration(artefact.path / "calibration.json").extremes
+    assert set(extremes) == set(model.divisible)
+    for layer, values in extremes.items():
+        np.testing.assert_array_equal(values, seen.extremes[layer])
 
 
 def stale(model: Model, backend: Backend, folder: Path) -> Path:

@@ -46,7 +46,7 @@ def test_a_plan_keeps_its_nodes_float(folder: Path) -> None:
     ("plan", "code"),
     [
         ({"schema": 1, "floats": {"no such node": "x"}}, "plan.node"),
-        ({"schema": 3, "floats": {}}, "plan.schema"),
+        ({"schema": 4, "floats": {}}, "plan.schema"),
         ({"floats": {}}, "plan.format"),
         ([], "plan.format"),
     ],

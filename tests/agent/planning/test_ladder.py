@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,13 @@ from raising_world import COLLAPSES, collapsing_net
 from worlds import SPEC
 from zoo import Net
 
+from agent.collection.collection import CalibrationSet
 from agent.common.errors import AgentError
 from agent.models.model import Model, calibrate, open_model
 from agent.planning.ladder import Ladder, LadderOptions, Scene
 from agent.vision.spec import ModelSpec
-from calibrate.histogram import AbsHistogram, merge_into
 from calibrate.plan import PrecisionPlan, Repairs
+from calibrate.repair import divided_ends, kept_amax
 from engines.interface import silent
 from engines.quantise.equalise import equalised_name
 from engines.registry import open_backend
@@ -39,13 +41,15 @@ def frames(count: int = 24) -> list[NDArray[np.float32]]:
     return [(rng.uniform(size=(1, 3, 8, 8)) * (0.2 if n % 2 else 0.5)).astype(np.float32) for n in range(count)]
 
 
-def scene_of(model: Model) -> Scene:
-    images = frames()
-    histograms: dict[str, AbsHistogram] = {}
-    with closing(open_backend("onnxruntime").observer(model.reference, model.placement.taps)) as observer:
+def scene_of(model: Model, brighter: float = 1.0) -> Scene:
+    """brighter: of all that calibrates, but not of the frames that propose and try."""
+    images, runtime = frames(), open_backend("onnxruntime")
+    collection = CalibrationSet(held_out_size=0)
+    with closing(model.open_observer(runtime)) as observer:
         for image in images[:16]:
-            merge_into(histograms, observer.observe(image).histograms)
-    return Scene(calibrate(model, histograms, "max", 16, "test"), images[:8], images[16:])
+            collection.add(image, observer.observe(image * np.float32(brighter)))
+    calibration = calibrate(model, collection.histograms, "max", 16, "test", runtime, collection.extremes)
+    return Scene(calibration, images[:8], images[16:])
 
 
 def ladder_of(
@@ -53,9 +57,10 @@ def ladder_of(
     start: PrecisionPlan | None = None,
     without_int8: Mapping[str, str] | None = None,
     options: LadderOptions = OPTIONS,
+    scene: Scene | None = None,
 ) -> Ladder:
     runtime = open_backend("onnxruntime")
-    return Ladder(model, start or model.plan, scene_of(model), without_int8 or {}, runtime, options, silent)
+    return Ladder(model, start or model.plan, scene or scene_of(model), without_int8 or {}, runtime, options, silent)
 
 
 def channels_net() -> onnx.ModelProto:
@@ -137,17 +142,39 @@ def test_what_has_no_kernel_or_is_kept_float_is_never_int8(tmp_path: Path) -> No
     assert (found.tried[0].loss, found.tried[0].int8_macs_share < 1.0) == (0.0, True)
 
 
-def test_the_plan_of_the_job_before_comes_first_with_ranges_of_todays_frames(tmp_path: Path) -> None:
+def test_the_plan_of_the_job_before_comes_first_with_ranges_of_todays_calibration(tmp_path: Path) -> None:
     model = model_of(tmp_path, channels_net())
     earlier = next(ladder_of(model).plans())
     tensor = equalised_name("Conv_t2")
+    older = Repairs.from_dict({**earlier.repairs.as_dict(), "ranges": {tensor: 1e6}, "reach": {}})
     stale = Repairs.from_dict({**earlier.repairs.as_dict(), "ranges": {tensor: 1e6}})
-    found = ladder_of(model, PrecisionPlan(earlier.floats, stale, earlier.evidence))
-    again = next(found.plans())
-    assert found.choice is None
-    assert again.repairs.divisors == earlier.repairs.divisors
-    assert again.repairs.ranges[tensor] == pytest.approx(earlier.repairs.ranges[tensor], rel=0.2)
-    assert found.tried[0].loss == 0.0
+    for repairs in (stale, older):  # of this tared, and of the one before
+        found = ladder_of(model, PrecisionPlan(earlier.floats, repairs, earlier.evidence))
+        again = next(found.plans())
+        assert found.choice is None
+        assert again.repairs.divisors == earlier.repairs.divisors
+        assert again.repairs.ranges[tensor] == pytest.approx(earlier.repairs.ranges[tensor], rel=0.2)
+        assert found.tried[0].loss == 0.0
+
+
+def test_ranges_are_those_of_the_whole_calibration_whatever_the_sample_shows(tmp_path: Path) -> None:
+    model = model_of(tmp_path, channels_net())
+    scene = scene_of(model, brighter=4.0)
+    plan = next(ladder_of(model, scene=scene).plans())
+    tensor, divisors = equalised_name("Conv_t2"), plan.repairs.divisors["Conv_t2"]
+    offsets, reach = plan.repairs.offsets.get("Conv_t2"), plan.repairs.reach[tensor]
+    ends = divided_ends(scene.calibration.extremes["Conv_t2"], divisors, 0.0 if offsets is None else offsets)
+    assert plan.repairs.ranges[tensor] == pytest.approx(kept_amax(ends, reach, offsets is not None), rel=0.01)
+    assert reach > 0.8
+
+
+def test_a_fleets_calibration_is_tried_with_the_ranges_of_the_plan_in_service(tmp_path: Path) -> None:
+    """It has no extremes, and ranges of the board's own frames would hide a bad one."""
+    model = model_of(tmp_path, channels_net())
+    earlier, scene = next(ladder_of(model).plans()), scene_of(model, brighter=4.0)
+    merged = replace(scene, calibration=replace(scene.calibration, extremes={}, merged={"boards": 2}))
+    assert ladder_of(model, earlier, scene=merged).start == earlier
+    assert ladder_of(model, earlier, scene=scene).start != earlier
 
 
 def test_a_plan_of_the_owners_search_is_tried_as_it_is_and_one_by_hand_with_repairs(tmp_path: Path) -> None:

@@ -10,18 +10,21 @@ import pytest
 from half_zoo import noise_db
 from half_zoo import run as run_all
 from onnx import ModelProto, numpy_helper
-from repair_flow import CLIPPING, calibrated, frames_for, proposed
+from repair_flow import CLIPPING, calibrated, frames_for, observed, proposed, uneven_net
 from zoo import Net, by_name, run
 
 from calibrate.plan import PrecisionPlan, Repairs
+from calibrate.repair import divided_ends
 from calibrate.scale import QMAX, quantise, weight_scales
+from engines.calibration import Calibration
 from engines.errors import EngineError
 from engines.graph.taps import expose
 from engines.graph.topology import Topology
 from engines.half.convert import half_precision
 from engines.interface import BackendOptions, BuildRequest
-from engines.quantise.apply_plan import observed_graph, quantised_graph
+from engines.quantise.apply_plan import known_amax, observed_graph, quantised_graph, with_ranges
 from engines.quantise.placement import place
+from engines.quantise.repairs import propose_repairs
 from engines.trt.layers import LAYERS_FILE, layers_from_json
 
 
@@ -45,7 +48,7 @@ def planned_net() -> tuple[ModelProto, Repairs]:
 
 def test_the_graph_reads_what_was_planned() -> None:
     model, repairs = planned_net()
-    calibration = calibrated(model, frames_for(model))
+    calibration = replace(calibrated(model, frames_for(model)), extremes={})  # of an older tared
     graph = quantised_graph(model, PrecisionPlan({}, repairs), calibration).graph
     onnx.checker.check_model(graph, full_check=True)
     nodes, constants = (
@@ -120,19 +123,75 @@ def test_refuses_a_plan_of_another_model(repairs: Repairs) -> None:
     assert caught.value.code == "plan.node"
 
 
-def test_a_calibration_that_has_seen_the_divided_tensor_goes_before_the_plan() -> None:
+def test_a_divided_tensor_has_the_range_that_the_calibration_shows_best() -> None:
+    """Its own histogram, then the extremes of what is divided, then what the plan has of another calibration."""
     model, repairs = planned_net()
-    plan = PrecisionPlan({}, repairs)
+    tensor = "Conv_t4.equalised"
+    plan = PrecisionPlan({}, replace(repairs, reach={tensor: 0.5}))
+    divided, frames = observed_graph(model, plan), frames_for(model)
+    extremes = calibrated(model, frames).extremes
+    own = replace(calibrated(divided, frames, "percentile:99"), extremes=extremes)
+    other = PrecisionPlan({}, replace(plan.repairs, divisors={**repairs.divisors, "Conv_t4": (1.0,) * 4}))
+    expected = {
+        "its own": own.amax[tensor],
+        "extremes": 0.5 * divided_ends(extremes["Conv_t4"], repairs.divisors["Conv_t4"], 0.0)[1],
+        "divided otherwise": 0.5 * divided_ends(extremes["Conv_t4"], (1.0,) * 4, 0.0)[1],
+        "the plan's": 40.0,
+    }
+    assert len(set(expected.values())) == 4
+    of_model = calibrated(model, frames)
+    cases = {
+        "its own": (plan, own),
+        "extremes": (plan, of_model),
+        "divided otherwise": (other, own),
+        "the plan's": (plan, replace(of_model, extremes={})),
+    }
+    for name, (planned, calibration) in cases.items():
+        graph = quantised_graph(model, planned, calibration).graph
+        constants = {each.name: each for each in graph.graph.initializer}
+        scale = numpy_helper.to_array(constants[f"{tensor}.scale"]).item()
+        assert scale == pytest.approx(expected[name] / QMAX, rel=1e-6), name
+        assert with_ranges(planned, calibration).repairs.ranges[tensor] == pytest.approx(expected[name], rel=1e-6)
+
+
+def test_the_whole_calibration_gives_the_range_and_a_few_frames_what_it_keeps() -> None:
+    """Dark frames propose, and the calibration has seen bright ones too, which are not clipped."""
+    model = uneven_net("SiLU", pad=0)
+    dark = frames_for(model)
+    bright = [(frame * 8.0).astype(np.float32) for frame in dark]
+    whole, of_dark = calibrated(model, [*dark, *bright]), calibrated(model, dark)
+    proposal, narrow = (
+        propose_repairs(model, place(model), each, observed(model, dark), ("divisors",)) for each in (whole, of_dark)
+    )
+    assert narrow.repairs.ranges["Conv_t3.equalised"] < 0.5 * proposal.repairs.ranges["Conv_t3.equalised"]
+
+    def noise(repairs: Repairs, calibration: Calibration) -> float:
+        graph = quantised_graph(model, PrecisionPlan({}, repairs), calibration).graph
+        return noise_db(run_all(model, bright), run_all(graph, bright))
+
+    assert noise(proposal.repairs, whole) < -30.0
+    assert noise(narrow.repairs, whole) < -25.0  # the same plan, built of a calibration that has seen more
+    assert noise(narrow.repairs, replace(whole, extremes={})) > -15.0  # its own ranges would clip
+
+
+def test_what_is_centred_is_never_clipped_at_its_low_end() -> None:
+    """A darker calibration brings the high end down, while the offset stays that of the plan."""
+    model = uneven_net("SiLU", pad=0)
     frames = frames_for(model)
-    again = calibrated(observed_graph(model, plan), frames)
-    before, after = (quantised_graph(model, plan, each).graph for each in (calibrated(model, frames), again))
-    scales = {}
-    for name, graph in (("plan", before), ("calibration", after)):
-        constants = {tensor.name: tensor for tensor in graph.graph.initializer}
-        scales[name] = numpy_helper.to_array(constants["Conv_t4.equalised.scale"]).item()
-    assert scales["plan"] == np.float32(repairs.ranges["Conv_t4.equalised"] / QMAX)
-    assert scales["calibration"] == np.float32(again.amax["Conv_t4.equalised"] / QMAX)
-    assert scales["plan"] != scales["calibration"]
+    repairs = proposed(model, frames, ("divisors",)).repairs
+    assert repairs.offsets["Conv_t3"]
+    repairs = replace(repairs, reach={"Conv_t3.equalised": 0.5})
+    dark = calibrated(model, [(frame / 64.0).astype(np.float32) for frame in frames])
+    low, high = divided_ends(dark.extremes["Conv_t3"], repairs.divisors["Conv_t3"], repairs.offsets["Conv_t3"])
+    assert high < 0.0
+    assert known_amax(repairs, dark)["Conv_t3.equalised"] == -low
+
+
+def test_without_extremes_no_input_is_divided() -> None:
+    model = uneven_net()
+    frames = frames_for(model)
+    older = replace(calibrated(model, frames), extremes={})
+    assert not propose_repairs(model, place(model), older, observed(model, frames), ("divisors",)).repairs
 
 
 def test_a_planned_threshold_is_chosen_from_the_calibration() -> None:

@@ -10,7 +10,7 @@ import pytest
 from half_zoo import MODELS, master, noise_db, real_batches
 from half_zoo import run as run_all
 from onnx import ModelProto
-from repair_flow import CLIPPING, Frames, calibrated, frames_for, observed, proposed
+from repair_flow import CLIPPING, Frames, calibrated, frames_for, observed, proposed, uneven_net
 from zoo import Net, run
 
 from calibrate.plan import PrecisionPlan, Repairs
@@ -28,17 +28,6 @@ def quantised(model: ModelProto, repairs: Repairs, frames: Frames, method: str =
 def noise_of(model: ModelProto, repairs: Repairs, frames: Frames, method: str = "max") -> float:
     """Of the INT8 graph at the outputs, in dB of the signal."""
     return noise_db(run_all(model, frames), run_all(quantised(model, repairs, frames, method), frames))
-
-
-def uneven_net(activation: str = "Relu", pad: int = 1, widest: float = 1000.0) -> ModelProto:
-    """A stem whose channels range from 1 to `widest`, a depthwise layer that evens them out, and a classifier."""
-    net = Net((1, 3, 12, 12))
-    ranges = np.geomspace(1.0, widest, 8).astype(np.float32).reshape(8, 1, 1, 1)
-    stem = net.node("Conv", "image", net.constant(net.rng.normal(size=(8, 3, 3, 3)).astype(np.float32) * ranges))
-    active = net.node("Mul", stem, net.node("Sigmoid", stem)) if activation == "SiLU" else net.node(activation, stem)
-    depthwise = net.constant(net.rng.normal(size=(8, 1, 3, 3)).astype(np.float32) / ranges)
-    even = net.node("Relu", net.node("Conv", active, depthwise, net.weight(8), group=8, pads=[pad] * 4))
-    return net.model(net.node("Conv", even, net.weight(4, 8, 1, 1), net.weight(4)))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +72,9 @@ def test_only_the_kinds_asked_for_are_proposed(family: str) -> None:
     if family == "clips":  # its weights are even
         assert not found
     else:
-        assert family in found.keys() <= ({"divisors", "offsets", "ranges"} if family == "divisors" else {family})
+        assert (
+            family in found.keys() <= ({"divisors", "offsets", "ranges", "reach"} if family == "divisors" else {family})
+        )
 
 
 def test_nothing_is_proposed_for_no_kind() -> None:

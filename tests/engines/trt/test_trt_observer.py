@@ -71,6 +71,27 @@ def test_a_histogram_is_that_of_the_values_bit_for_bit(fake: FakeTensorRt, spoil
             np.testing.assert_allclose(found.outputs["t9"], expected.outputs["t9"], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_extremes_are_those_of_onnx_runtime(fake: FakeTensorRt, spoilt: bool) -> None:
+    """Beside the listener, and beside taps that are outputs; on every size, and on several images at once."""
+    model = wide_net()
+    taps, layers = taps_of(model), list(place(model).weights)
+    if spoilt:
+        fake.spoil = dict.fromkeys(taps, silent)
+    request = BuildRequest(model, profiles=PROFILE)
+    reference = OnnxRuntimeBackend().observer(request, taps, layers=layers)
+    rng = np.random.default_rng(0)
+    with closing(TensorRtBackend().observer(request, taps, layers=layers)) as observer:
+        assert [output.name for output in observer.outputs] == [output.name for output in reference.outputs]
+        for shape in (*SIZES[:2], (3, 3, 8, 8)):
+            batch = rng.normal(size=shape).astype(np.float32)
+            found, expected = observer.observe(batch), reference.observe(batch)
+            assert list(found.extremes) == layers
+            for layer in layers:
+                np.testing.assert_allclose(found.extremes[layer], expected.extremes[layer], rtol=1e-4, atol=1e-5)
+            assert set(found.outputs) == set(observer.infer(batch)) == {"t4"}
+
+
 def test_any_size_may_be_observed() -> None:
     """TensorRT's own calibrators, since 8.5, took frames of the profile's opt shape and no other."""
     model = wide_net()
