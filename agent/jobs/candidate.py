@@ -24,6 +24,8 @@ from agent.jobs.child_process import Emit, JobOutcome, run_child
 from agent.jobs.request import HELD_OUT, HISTOGRAMS, JOB, MERGED, REFERENCE, SAMPLE, JobRequest, read_frames
 from agent.models.build import build_artefact
 from agent.models.model import Model, calibrate, open_model, read_plan
+from agent.planning.costs import PlanBuilder
+from agent.planning.kept_costs import KeptCosts
 from agent.planning.ladder import REFUSED, Ladder, LadderOptions, Scene
 from agent.planning.precision_raise import ObservedScene, PrecisionRaise, PrecisionRaiser
 from agent.validation.verdict import MIN_INFORMATIVE, NO_WORSE, RAISED_GAIN, Judge, VerdictLimits
@@ -52,7 +54,8 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
     steps = _Steps(emit)
     steps.progress("CALIBRATING", 40, 40)(0.0, "calibrating")
     key, state = find_key(), Path(request.state_dir)
-    backend = open_backend(request.backend, backend_options(state, request.threads, request.dla))
+    runtime = backend_options(state, request.threads, request.dla)
+    backend = open_backend(request.backend, runtime)
     model = open_model(ModelSpec.model_validate(request.spec), PrecisionPlan.from_json(request.plan))
     if model.sha256 != request.model_sha256:
         raise CalibrationError(
@@ -70,7 +73,9 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
     start = PrecisionPlan.from_json(request.start or request.plan)
     embedded = open_backend("onnxruntime", BackendOptions(request.threads))
     planning, options = steps.progress("PLANNING", 40, 50), LadderOptions(request.max_loss, request.planning_s)
-    ladder = Ladder(model, start, scene, without_int8, embedded, options, planning)
+    builder = PlanBuilder(model, calibration, backend, without_int8)
+    costs = KeptCosts(builder, scene.sample, runtime, lambda warning: emit({"warning": warning}))
+    ladder = Ladder(model, start, scene, without_int8, embedded, options, planning, costs.find)
     tries_others = request.raising is None and not (directory / MERGED).exists()
     if tries_others:
         plans = ladder.plans()

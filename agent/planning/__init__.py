@@ -4,11 +4,13 @@ Reading order: search (the way through), then its steps: what_if (repairs, and w
 (what each group of layers costs), frames (random frames of a source), certificate (the trial of a candidate). result
 makes the plan and its evidence of a search; report and chart show them; command is the command line's entry.
 ladder has the plans that a job tries; precision_raise leaves more layers of a served plan float. quick_check is a
-glance at a plan on a few frames, and stands by itself.
+glance at a plan on a few frames, and stands by itself. kept_costs finds the costs that a job's search goes by.
 
 Public:
     chart               draw_chart
     command             read_evidence, run_plan
+    costs               PlanBuilder
+    kept_costs          KeptCosts
     ladder              Ladder, LadderOptions, REFUSED, Scene
     precision_raise     EXHAUSTED, ObservedScene, PrecisionRaise, PrecisionRaiser
     quick_check         CHECKED_FRAMES, QuickCheck, quick_check

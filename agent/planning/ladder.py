@@ -7,8 +7,8 @@
 
 1. The first plan. A plan that served before is tried with ranges of today's frames; else each kind of repair is tried,
    and kept where it helps.
-2. If that loses too much on the frames that try plans, or its engine is refused, the noise of each group of layers is
-   measured, and the frontier of work and noise gives the plans that follow.
+2. If that loses too much on the frames that try plans, or its engine is refused, the costs of each group of layers
+   are looked up or measured, and its noise is. The frontier of cost and noise gives the plans that follow.
 
 Frames of the calibration propose, held-out frames try, and the verdict has others again: a repair is never judged on
 the frames that it was made for.
@@ -17,7 +17,7 @@ the frames that it was made for.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from agent.common.errors import AgentError
 from agent.models.model import Model, read_rules
-from agent.planning.costs import as_problem, labels
+from agent.planning.costs import GroupCosts, as_problem, labels
 from agent.planning.search import ladder
 from agent.planning.what_if import RepairChoice, WhatIf, WhatIfResult, choose_repairs
 from calibrate.partition import FLOAT, frontier
@@ -37,7 +37,7 @@ from engines.calibration import Calibration
 from engines.graph.topology import Topology
 from engines.interface import Array, Backend, Progress
 from engines.quantise.apply_plan import observed_graph
-from engines.quantise.costs import macs_costs
+from engines.quantise.costs import HasTime, macs_costs
 from engines.quantise.fusion import Grouping, fusion_groups, int8_macs_share, node_macs
 from engines.quantise.placement import place
 from engines.quantise.repairs import observe_channels, repaired_ranges
@@ -46,13 +46,20 @@ REFUSED = "recalibration.refused"
 FOUND_BY = "job"  # in the evidence of a plan
 _RUNS = 48  # of the network, to measure which groups make the noise
 _RUN_FRAMES = 8  # for each of them
-_EQUALLY_FAST = 0.05  # relative difference in multiply-accumulates below which the quieter plan is taken
+_EQUALLY_FAST = 0.05  # relative difference in cost below which the quieter plan is taken
+_COSTS_SHARE = 0.5  # of the budget that is left, to measure costs; the rest is for the noise
 _MOST_ENGINES = 4  # of plans that the search found: each is built and judged
 _LOUDEST = 3  # groups that a refusal names
 _TELLING = 5  # frames with something on them, of which fewer refuse no plan: the verdict has more
 _LEFT_FLOAT = "left float by the job: {:.2g} of the noise"
 
 Flags = NDArray[np.bool_]
+FindCosts = Callable[[Grouping, Repairs, Progress, HasTime], GroupCosts]  # as KeptCosts.find
+
+
+def count_macs(grouping: Grouping, *_: object) -> GroupCosts:
+    """Count multiply-accumulates, and measure nothing."""
+    return GroupCosts(macs_costs(grouping), "asked for")
 
 
 @dataclass(frozen=True)
@@ -113,6 +120,7 @@ class Ladder:
         embedded: Backend,
         options: LadderOptions,
         progress: Progress,
+        find_costs: FindCosts = count_macs,
     ) -> None:
         """Prepare the search; nothing is measured yet.
 
@@ -121,6 +129,7 @@ class Ladder:
             start: The plan in service; the configured one where none is.
             without_int8: Nodes that are float for want of an INT8 kernel, each with the reason.
             embedded: ONNX Runtime, on which plans are tried.
+            find_costs: Called once, and only if plans have to be searched.
         """
         self.tried: list[Tried] = []
         self.choice: RepairChoice | None = None
@@ -133,6 +142,8 @@ class Ladder:
         self._progress = progress
         self._began_s = time.monotonic()
         self._groups: list[dict[str, Any]] = []
+        self._find_costs = find_costs
+        self._costs: GroupCosts | None = None
         rules = read_rules(model.spec.precision, model.master, place(model.master))
         self._floats, self._forced = {**rules.floats, **without_int8}, rules.int8
 
@@ -156,6 +167,7 @@ class Ladder:
         return {
             "tried": [each.as_dict() for each in self.tried],
             "repairs": repairs,
+            "costs": self._costs.as_dict() if self._costs is not None else {},
             "sensed": bool(self._groups),
             "groups": self._groups,
             "seconds": round(time.monotonic() - self._began_s, 3),
@@ -241,11 +253,12 @@ class Ladder:
         return labels(grouping, self._floats, self._forced)
 
     def _searched(self, repairs: Repairs) -> Iterator[PrecisionPlan]:
-        """Measure the noise of the groups; yield the plans of the frontier that keep the loss, the fastest first."""
+        """Measure costs and noise of the groups; yield the plans that keep the loss, the fastest first."""
         grouping = self._grouping(repairs)
+        self._costs = self._measure_costs(grouping, repairs)
         noise, blocks = self._measure(grouping, repairs)
         self._groups = self._described(grouping, noise, blocks)
-        problem = as_problem(grouping, macs_costs(grouping), noise, self._labels(grouping))
+        problem = as_problem(grouping, self._costs.costs, noise, self._labels(grouping))
         engines = 0
         for number, partition in enumerate(ladder(frontier(problem), _EQUALLY_FAST), start=1):
             self._progress(0.9, f"trying plan {number} of the search")
@@ -261,6 +274,16 @@ class Ladder:
         quietest = min(self.tried, key=lambda tried: tried.loss)
         if not quietest.offered:  # on the frames of the verdict, or compared with the engine in service, it may do
             yield self._offered(quietest)
+
+    def _measure_costs(self, grouping: Grouping, repairs: Repairs) -> GroupCosts:
+        now = time.monotonic()
+        until = now + _COSTS_SHARE * (self._began_s + self._options.budget_s - now)
+        return self._find_costs(
+            grouping,
+            repairs,
+            lambda _, doing: self._progress(0.5, doing),
+            lambda seconds: time.monotonic() + seconds < until,
+        )
 
     def _measure(self, grouping: Grouping, repairs: Repairs) -> tuple[NDArray[np.float64], Sequence[Block]]:
         """Return what each group adds to the divergence (n,), and the blocks that there was time to measure."""
