@@ -17,7 +17,7 @@ JOURNEYS = {
     "A frame, ": 18,
     "A calibration, ": 20,
     "A change of engine, ": 45,
-    "A plan, ": 10,
+    "A plan, ": 12,
     "A command, ": 20,
 }  # files at most
 # `found` alone is a term: an error says what was found, what was expected, and the remedy.

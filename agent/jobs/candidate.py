@@ -24,6 +24,8 @@ from agent.jobs.child_process import Emit, JobOutcome, run_child
 from agent.jobs.request import HELD_OUT, HISTOGRAMS, JOB, MERGED, REFERENCE, SAMPLE, JobRequest, read_frames
 from agent.models.build import build_artefact
 from agent.models.model import Model, calibrate, open_model, read_plan
+from agent.planning.costs import PlanBuilder
+from agent.planning.kept_costs import KeptCosts
 from agent.planning.ladder import REFUSED, Ladder, LadderOptions, Scene
 from agent.planning.raising import PrecisionRaise
 from agent.validation.verdict import MIN_INFORMATIVE, NO_WORSE, RAISED_GAIN, Judge, VerdictLimits
@@ -53,7 +55,8 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
     steps = _Steps(emit)
     steps.progress("CALIBRATING", 40, 40)(0.0, "calibrating")
     key, state = find_key(), Path(request.state_dir)
-    backend = open_backend(request.backend, backend_options(state, request.threads, request.dla))
+    runtime = backend_options(state, request.threads, request.dla)
+    backend = open_backend(request.backend, runtime)
     model = open_model(ModelSpec.model_validate(request.spec), PrecisionPlan.from_json(request.plan))
     if model.sha256 != request.model_sha256:
         raise CalibrationError(
@@ -73,7 +76,10 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
     embedded = open_backend("onnxruntime", BackendOptions(request.threads))
     raising = PrecisionRaise(**request.raising) if request.raising is not None else None
     options = LadderOptions(request.max_loss, request.planning_s, raising)
-    ladder = Ladder(model, start, scene, without_int8, embedded, options, steps.progress("PLANNING", 40, 50))
+    builder = PlanBuilder(model, calibration, backend, without_int8)
+    costs = KeptCosts(builder, scene.sample, runtime, lambda warning: emit({"warning": warning}))
+    planning = steps.progress("PLANNING", 40, 50)
+    ladder = Ladder(model, start, scene, without_int8, embedded, options, planning, costs.find)
     tries_others = not (directory / MERGED).exists()  # a fleet's calibration has to do under the plan that serves
     plans = ladder.plans() if tries_others else iter([ladder.start])
     least_gain = -NO_WORSE if raising is None else RAISED_GAIN

@@ -1,7 +1,8 @@
 """Run a job's child process: start it, follow its lines, pause it, limit its memory, and end it.
 
 Both ends of the pipe are here. The child writes one JSON object per line on its standard output: `{"step", "percent"}`
-while it advances, and last its `JobOutcome` (`run_child`). `JobProcess` is the daemon's end.
+while it advances, `{"warning"}` for a line of the log, and last its `JobOutcome` (`run_child`). `JobProcess` is the
+daemon's end.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import errno
 import itertools
 import json
+import logging
 import os
 import shutil
 import signal
@@ -26,6 +28,8 @@ import psutil
 from agent.common.errors import AgentError
 from agent.validation.verdict import Verdict
 from calibrate.errors import TaredError
+
+log = logging.getLogger(__package__)
 
 Emit = Callable[[Mapping[str, Any]], None]
 
@@ -225,6 +229,8 @@ class JobProcess:
                     if not 0 <= percent <= 100:
                         raise ValueError(f"{percent} percent")
                     self.on_progress(str(message["step"]), percent)
+                elif "warning" in message:
+                    log.warning("event=job problem=%r", message["warning"])
                 elif message:
                     outcome = JobOutcome.from_message(message)
         return outcome

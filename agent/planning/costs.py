@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.common.state_files import Journal
 from agent.models.build import build_int8
 from agent.models.model import Model
 from calibrate.partition import FLOAT, FREE, INT8, Problem, fastest
@@ -20,8 +19,10 @@ from calibrate.plan import PrecisionPlan, Repairs
 from engines.calibration import Calibration
 from engines.errors import EngineError
 from engines.interface import Array, Backend, Engine, ProfiledEngine, Progress, silent
-from engines.quantise.costs import Costs, macs_costs, measure_costs
+from engines.quantise.costs import Costs, HasTime, OutOfTimeError, macs_costs, measure_costs
 from engines.quantise.fusion import Grouping
+
+Remember = Callable[[str, Callable[[], dict[str, Any]]], dict[str, Any]]  # returns what is known, or computes it
 
 _WORTH_IT = 0.99  # of the float engine's time: a plan that saves less saves nothing
 
@@ -29,16 +30,18 @@ _WORTH_IT = 0.99  # of the float engine's time: a plan that saves less saves not
 class PlanBuilder:
     """Build engines of one model under plans, and count them. The all-float one and the last are built once.
 
-    repairs: of every plan. without_int8: layers for which the runtime turned out to have no INT8 kernel, each with the
-    reason; they stay float from then on.
+    repairs: of every plan. without_int8: layers for which the runtime has no INT8 kernel, as far as is known, each with
+    the reason; they stay float from then on.
     """
 
-    def __init__(self, model: Model, calibration: Calibration, backend: Backend) -> None:
+    def __init__(
+        self, model: Model, calibration: Calibration, backend: Backend, without_int8: Mapping[str, str] | None = None
+    ) -> None:
         self.model = model
         self.calibration = calibration
         self.repairs = Repairs()
         self.builds = 0
-        self.without_int8: dict[str, str] = {}
+        self.without_int8 = dict(without_int8 or {})
         self.backend = backend
         self._float: bytes | None = None
         self._last: tuple[tuple[frozenset[str], Repairs], bytes] | None = None
@@ -81,15 +84,25 @@ class PlanBuilder:
 
 @dataclass(frozen=True)
 class GroupCosts:
-    """The costs that the search uses. why: the reason for which they are not measured; empty if they are."""
+    """The costs that the search uses.
+
+    why: The reason for which they are not measured; empty if they are.
+    on: The runtime that was measured. kept: True if it was in an earlier job.
+    """
 
     costs: Costs
     why: str
+    on: str = ""
+    kept: bool = False
 
     @property
     def tolerance(self) -> float:
         """The relative difference below which times count as equal: their noise; more for estimates."""
         return min(max(self.costs.noise, 0.01), 0.05) if not self.why else 0.05
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return in JSON's types which costs these are, without the costs themselves."""
+        return {"source": "macs" if self.why else "measured", "why": self.why, "on": self.on, "kept": self.kept}
 
 
 def find_costs(
@@ -97,19 +110,18 @@ def find_costs(
     floats: Mapping[str, str],
     builder: PlanBuilder,
     batch: Array,
-    journal: Journal,
+    remember: Remember,
     progress: Progress,
     source: str = "measured",
-    has_time: Callable[[float], bool] = lambda _seconds: True,
+    has_time: HasTime = lambda _seconds: True,
 ) -> GroupCosts:
     """Measure the groups on designed engines; use multiply-accumulates if INT8 saves no time, or none can be measured.
 
-    floats: layers that stay float in every design. source: "macs" measures nothing. has_time: whether a noisy
-    measurement may be repeated, which takes so many seconds.
+    floats: layers that stay float in every design. source: "macs" measures nothing. has_time: as for `measure_costs`.
     """
     if source == "macs":
         return GroupCosts(macs_costs(grouping), "asked for")
-    costs = _measured(grouping, floats, builder, batch, journal, progress, has_time)
+    costs = _measured(grouping, floats, builder, batch, remember, progress, has_time)
     if costs.source != "measured":
         return GroupCosts(costs, costs.doubt)
     fixed = labels(grouping, {**floats, **builder.without_int8}, {})
@@ -129,11 +141,11 @@ def _measured(
     floats: Mapping[str, str],
     builder: PlanBuilder,
     batch: Array,
-    journal: Journal,
+    remember: Remember,
     progress: Progress,
-    has_time: Callable[[float], bool],
+    has_time: HasTime,
 ) -> Costs:
-    """Return the measured costs, from the journal if it has them; note the layers without INT8 kernels."""
+    """Return the measured costs, which `remember` may know; note the layers without INT8 kernels."""
     layers = {layer for group in grouping.groups for layer in group.layers}
     shown = 0.0
 
@@ -144,6 +156,8 @@ def _measured(
 
     def show_build(_: float, doing: str) -> None:
         progress(shown, doing)
+        if not has_time(0.0):  # on a board one build takes minutes
+            raise OutOfTimeError
 
     def build(plan: PrecisionPlan) -> ProfiledEngine:
         all_floats = {**floats, **plan.floats}
@@ -161,10 +175,20 @@ def _measured(
         values = {name: np.asarray(value).tolist() for name, value in asdict(costs).items()}
         return {**values, "without_int8": dict(builder.without_int8)}
 
-    known = dict(journal.get_or_compute("group costs", measured))
-    builder.without_int8 |= known.pop("without_int8")
+    costs, without_int8 = parse_costs(remember("group costs", measured))
+    builder.without_int8 |= without_int8
+    return costs
+
+
+def parse_costs(document: Mapping[str, Any]) -> tuple[Costs, dict[str, str]]:
+    """Return remembered costs, and the layers without INT8 kernels.
+
+    Raises KeyError, TypeError or ValueError for anything else.
+    """
+    known = dict(document)
+    without_int8 = dict(known.pop("without_int8"))
     arrays = {name: np.array(known[name], np.float64) for name in ("int8_ms", "float_ms", "boundary_ms")}
-    return Costs(**{**known, **arrays, "by_macs": np.array(known["by_macs"], np.bool_)})
+    return Costs(**{**known, **arrays, "by_macs": np.array(known["by_macs"], np.bool_)}), without_int8
 
 
 def labels(grouping: Grouping, floats: Mapping[str, str], forced: Mapping[str, str]) -> NDArray[np.int8]:

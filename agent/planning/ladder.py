@@ -7,8 +7,8 @@
 
 1. The first plan. A plan that served before is tried with ranges of today's calibration; else each kind of repair is
    tried, and kept where it helps.
-2. If that loses too much on the frames that try plans, or its engine is refused, the noise of each group of layers is
-   measured, and the frontier of work and noise gives the plans that follow.
+2. If that loses too much on the frames that try plans, or its engine is refused, the costs of each group of layers
+   are looked up or measured, and its noise is. The frontier of cost and noise gives the plans that follow.
 
 Where precision is raised (`LadderOptions.raising`), the first plan serves and is known to lose too much. So the search
 follows at once, what is float stays float, and only plans with at most half of the noise are tried.
@@ -20,7 +20,7 @@ the frames that it was made for.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from agent.common.errors import AgentError
 from agent.models.model import Model, Rules, read_rules
-from agent.planning.costs import as_problem, labels
+from agent.planning.costs import GroupCosts, as_problem, labels
 from agent.planning.group_noise import FRAMES_PER_RUN, GroupNoise, describe_groups, measure_noise
 from agent.planning.raising import EXHAUSTED, PrecisionRaise
 from agent.planning.search import ladder
@@ -40,13 +40,14 @@ from calibrate.plan import PrecisionPlan, Repairs
 from engines.calibration import Calibration
 from engines.interface import Array, Backend, Progress
 from engines.quantise.apply_plan import observed_graph, with_ranges
-from engines.quantise.costs import macs_costs
+from engines.quantise.costs import HasTime, macs_costs
 from engines.quantise.fusion import Grouping, fusion_groups, int8_macs_share
 from engines.quantise.placement import place
 
 REFUSED = "recalibration.refused"
 FOUND_BY = "job"  # in the evidence of a plan
-_EQUALLY_FAST = 0.05  # relative difference in multiply-accumulates below which the quieter plan is taken
+_EQUALLY_FAST = 0.05  # relative difference in cost below which the quieter plan is taken
+_COSTS_SHARE = 0.5  # of the budget that is left, to measure costs; the rest is for the noise
 _MOST_ENGINES = 4  # of plans that the search found: each is built and judged
 _LOUDEST = 3  # groups that a refusal names
 _TELLING = 5  # frames with something on them, of which fewer refuse no plan: the verdict has more
@@ -54,6 +55,12 @@ _LEFT_FLOAT = "left float by the job: {:.2g} of the noise"
 _RAISED = "raised: made {:.3g} % of the noise while fidelity was {:.2f}"
 
 Flags = NDArray[np.bool_]
+FindCosts = Callable[[Grouping, Repairs, Progress, HasTime], GroupCosts]  # as KeptCosts.find
+
+
+def count_macs(grouping: Grouping, *_: object) -> GroupCosts:
+    """Count multiply-accumulates, and measure nothing."""
+    return GroupCosts(macs_costs(grouping), "asked for")
 
 
 @dataclass(frozen=True)
@@ -118,6 +125,7 @@ class Ladder:
         embedded: Backend,
         options: LadderOptions,
         progress: Progress,
+        find_costs: FindCosts = count_macs,
     ) -> None:
         """Prepare the search; nothing is measured yet.
 
@@ -126,6 +134,7 @@ class Ladder:
             start: The plan in service; the configured one where none is.
             without_int8: Nodes that are float for want of an INT8 kernel, each with the reason.
             embedded: ONNX Runtime, on which plans are tried.
+            find_costs: Called once, and only if plans have to be searched.
         """
         self.tried: list[Tried] = []
         self.choice: RepairChoice | None = None
@@ -139,6 +148,8 @@ class Ladder:
         self._began_s = time.monotonic()
         self._groups: list[dict[str, Any]] = []
         self._seems_good = False  # the plan in service, on the frames that try plans
+        self._find_costs = find_costs
+        self._costs: GroupCosts | None = None
         rules = read_rules(model.spec.precision, model.master, place(model.master))
         kept = start.floats if options.raising is not None else {}
         self._rules = Rules({**kept, **rules.floats, **without_int8}, rules.int8)
@@ -168,6 +179,7 @@ class Ladder:
         return {
             "tried": [each.as_dict() for each in self.tried],
             "repairs": repairs,
+            "costs": self._costs.as_dict() if self._costs is not None else {},
             "sensed": bool(self._groups),
             "groups": self._groups,
             "seconds": round(time.monotonic() - self._began_s, 3),
@@ -254,11 +266,12 @@ class Ladder:
         return labels(grouping, self._rules.floats, self._rules.int8)
 
     def _searched(self, repairs: Repairs) -> Iterator[PrecisionPlan]:
-        """Measure the noise of the groups; yield the plans of the frontier that keep the loss, the fastest first."""
+        """Measure costs and noise of the groups; yield the plans that keep the loss, the fastest first."""
         grouping = self._grouping(repairs)
+        self._costs = self._measure_costs(grouping, repairs)
         measured = self._measure(grouping, repairs)
         noise, self._groups = measured.shares, describe_groups(self._model.master, grouping, measured)
-        problem = as_problem(grouping, macs_costs(grouping), noise, self._labels(grouping))
+        problem = as_problem(grouping, self._costs.costs, noise, self._labels(grouping))
         engines = 0
         for number, partition in enumerate(self._rungs(problem), start=1):
             self._progress(0.9, f"trying plan {number} of the search")
@@ -288,6 +301,16 @@ class Ladder:
             plan for plan in frontier(replace(problem, noise=avoidable)) if 2.0 * plan.noise <= float(avoidable.sum())
         ]
         return ladder(quieter, _EQUALLY_FAST)[raising.rung - 1 :]
+
+    def _measure_costs(self, grouping: Grouping, repairs: Repairs) -> GroupCosts:
+        now = time.monotonic()
+        until = now + _COSTS_SHARE * (self._began_s + self._options.budget_s - now)
+        return self._find_costs(
+            grouping,
+            repairs,
+            lambda _, doing: self._progress(0.5, doing),
+            lambda seconds: time.monotonic() + seconds < until,
+        )
 
     def _measure(self, grouping: Grouping, repairs: Repairs) -> GroupNoise:
         """Measure what each group adds to the divergence, as far as there is time."""

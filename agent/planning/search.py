@@ -40,6 +40,7 @@ from agent.vision.task import VisionTask
 from calibrate.partition import FLOAT, Partition, frontier
 from engines.interface import Array, Backend, Engine, Progress
 from engines.quantise.apply_plan import observed_graph
+from engines.quantise.costs import HasTime
 from engines.quantise.fusion import Grouping, fusion_groups
 from engines.quantise.placement import place
 from engines.store.artefact import fingerprint
@@ -318,10 +319,11 @@ class PlanSearch:
         budget_s = self.options.budget_s
         return budget_s is not None and time.monotonic() - self._started >= share * budget_s
 
-    def _may_repeat(self, seconds: float) -> bool:
-        """Return whether half of the budget that is left is enough for these seconds: the rest is for the trials."""
-        budget_s = self.options.budget_s
-        return budget_s is None or seconds <= 0.5 * (budget_s - (time.monotonic() - self._started))
+    def _time_for_costs(self) -> HasTime:
+        """Return a clock for measuring costs: half of the budget that is left. The rest is for the trials."""
+        budget_s, now = self.options.budget_s, time.monotonic()
+        until = math.inf if budget_s is None else 0.5 * (now + self._started + budget_s)
+        return lambda seconds: time.monotonic() + seconds < until
 
     def plan_of(self, int8: NDArray[np.bool_], reasons: Mapping[str, str] | str) -> dict[str, str]:
         """Return the layers that stay float if these groups are INT8, each with its reason.
@@ -377,10 +379,10 @@ class PlanSearch:
                 self.rules.floats,
                 self.builder,
                 self._drawn[0][0][1],
-                self._journal,
+                self._journal.get_or_compute,
                 self._with_deadline(progress),
                 self.options.costs,
-                self._may_repeat,
+                self._time_for_costs(),
             )
 
     def _choose_candidates(self) -> None:

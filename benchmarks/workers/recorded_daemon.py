@@ -14,39 +14,10 @@ import sys
 import time
 from typing import Any
 
-import cv2
-
 from agent.common.latency import LoopMeter
 from agent.serving import pipeline
+from benchmarks.workers.clip_camera import Clip
 from fleet.cli.main import main
-
-_opened = cv2.VideoCapture
-
-
-class Clip:
-    """What `cv2.VideoCapture` is to a camera: a frame whenever one is due, without end."""
-
-    path = ""
-    period_s = 0.0
-
-    def __init__(self, _url: str, *_: Any) -> None:
-        self._video = _opened(self.path)
-        self._due_s = time.monotonic()
-
-    def isOpened(self) -> bool:
-        return bool(self._video.isOpened())
-
-    def read(self) -> tuple[bool, Any]:
-        self._due_s = max(self._due_s + self.period_s, time.monotonic() - self.period_s)
-        time.sleep(max(0.0, self._due_s - time.monotonic()))
-        good, image = self._video.read()
-        if not good:
-            self._video = _opened(self.path)
-            good, image = self._video.read()
-        return good, image
-
-    def release(self) -> None:
-        self._video.release()
 
 
 class RecordingMeter(LoopMeter):
@@ -60,9 +31,8 @@ class RecordingMeter(LoopMeter):
 
 
 if __name__ == "__main__":
-    _, frames, Clip.path, fps, *arguments = sys.argv
-    Clip.period_s = 1.0 / float(fps) if float(fps) else 0.0
-    cv2.VideoCapture = Clip  # type: ignore[misc, assignment]  # it stands in for a camera
+    _, frames, clip, fps, *arguments = sys.argv
+    Clip.install(clip, float(fps))
     with open(frames, "wb", buffering=1 << 16) as RecordingMeter.file:
         pipeline.LoopMeter = RecordingMeter  # type: ignore[misc]  # the one of the whole run
         status = main(arguments)

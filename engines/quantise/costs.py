@@ -13,13 +13,15 @@ A time is believed as far as chance leaves it:
 3. Where these others matter and their sum is not known either, all designs are built and measured again.
 4. If that leaves no difference between INT8 and float, or the groups contradict the network, multiply-accumulates count
    for all groups.
+
+Where the time ends within the first pass, the designs measured by then are enough if they cut every boundary.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +36,7 @@ from engines.quantise.fusion import Grouping
 Build = Callable[[PrecisionPlan], ProfiledEngine]
 Floats = NDArray[np.float64]
 Labels = NDArray[np.bool_]
+HasTime = Callable[[float], bool]  # whether there is time for so many more seconds
 
 _ROUNDS = 3  # profiles of each design, each between two of the all-float engine
 _MOST_PASSES = 3  # over all designs. The error falls by the root of it; on a board one takes minutes
@@ -47,6 +50,10 @@ _INT8_PER_FLOAT = 0.5
 # An assumption: a boundary costs what a 3x3 depthwise convolution does, which also does little but read and write its
 # tensor. Larger: plans change the type less often.
 _MACS_PER_CROSSING = 9.0
+
+
+class OutOfTimeError(Exception):
+    """The time to measure has ended. A `build` may raise it; `measure_costs` goes by what it has until then."""
 
 
 @dataclass(frozen=True)
@@ -100,48 +107,57 @@ def measure_costs(
     progress: Progress = silent,
     runs: int = 10,
     free: Labels | None = None,
-    has_time: Callable[[float], bool] = lambda _seconds: True,
+    has_time: HasTime = lambda _seconds: True,
 ) -> Costs:
     """Build the designs one after the other, profile each on a batch, and fit; again while that leaves costs unclear.
 
     Args:
-        build: Returns a loaded engine under a plan; it is closed here.
+        build: Returns a loaded engine under a plan; it is closed here. It may raise OutOfTimeError.
         runs: Inferences per profile.
         free: The groups (n,) that may be INT8; by default all that are not `fixed`.
-        has_time: Whether what is left of a further pass may take so many seconds.
+        has_time: The first pass ends when it returns False; a further one goes on only while it can end in time.
 
     Returns `macs_costs`, with the measured noise and residual, where the times are not believed; `doubt` says why.
-    Raises what `build`, the engines and `progress` raise.
+    Raises what else `build`, the engines and `progress` raise.
     """
     labels = designs(_free(grouping) if free is None else free, _pairs(grouping))
     passes: list[_Pass] = []
-    took_s = 0.0
+    took_s, ended = 0.0, ""
 
-    def goes_on(left: float) -> bool:
-        """Return whether there is time for this share of a further pass; the first is always finished."""
-        return not passes or has_time(left * took_s)
+    def check_time(left: float) -> None:
+        """Raise OutOfTimeError if there is no time for this share of a further pass, or for any more of the first."""
+        if not has_time(left * took_s):
+            raise OutOfTimeError
 
     while True:
         started = time.monotonic()
-        measured_pass = _measure(grouping, labels, build, batch, progress, runs, len(passes), goes_on)
-        if measured_pass is None:
+        measured_pass = _measure(grouping, labels, build, batch, progress, runs, len(passes), check_time)
+        done = len(measured_pass.rounds) if measured_pass is not None else 0
+        if done < len(labels):
             ended = ", as the budget left no time for more"
+        if measured_pass is None or (ended and (passes or not _cuts_all(labels, done, _pairs(grouping)))):
             break
         took_s = time.monotonic() - started
         passes.append(measured_pass)
+        labels = labels[:done]
         reading = _Reading(grouping, labels, passes)
-        if not reading.doubt or len(passes) == _MOST_PASSES:
-            ended = ""
+        if ended or not reading.doubt or len(passes) == _MOST_PASSES:
             break
-    costs = reading.costs(ended)
+    costs = reading.costs(ended) if passes else replace(macs_costs(grouping), doubt="there was no time to measure")
     measured = costs.source == "measured"
     progress(1.0, "costs measured" if measured else f"estimated from multiply-accumulates: {costs.doubt}")
     return costs
 
 
+def _cuts_all(labels: Labels, done: int, edges: NDArray[np.int64]) -> bool:
+    """Return whether the first designs of labels (d, n) cut each edge (m, 2) that any cuts, so that its cost shows."""
+    cut = labels[:, edges[:, 0]] != labels[:, edges[:, 1]]
+    return done > 1 and bool((cut[:done].any(axis=0) == cut.any(axis=0)).all())
+
+
 @dataclass(frozen=True)
 class _Pass:
-    """Times of all designs, relative to the all-float engine's at that moment, which takes `usual_ms`.
+    """Times of the designs, relative to the all-float engine's at that moment, which takes `usual_ms`.
 
     rounds: per design its repeated times (r, n + 1): the groups', then that of everything else. floats: (d - 1, n + 1),
     the all-float engine's beside every other design, measured as often and in the same manner.
@@ -160,36 +176,41 @@ def _measure(
     progress: Progress,
     runs: int,
     before: int,
-    goes_on: Callable[[float], bool],
+    check_time: Callable[[float], None],
 ) -> _Pass | None:
-    """Measure every design once. Return None if `goes_on` was False, which gets the share that is left of the pass.
+    """Measure the designs once each, as many as there is time for; return None without time for the first.
 
-    before: the number of passes before this one.
+    before: the number of passes before this one. check_time: called with the share that is left of the pass.
     """
     builds = len(labels)
-    if not goes_on(1.0):
-        return None
 
     def show(number: int) -> None:
         again = f", pass {before + 1}: the noise is too high" if before else ""
         fraction = (builds - 1) / builds if before else number / builds
         progress(fraction, f"building {number + 1} of {builds} engines to measure{again}")
 
-    show(0)
-    with closing(_Profiled(grouping, labels[0], build)) as anchor:
+    try:
+        check_time(1.0)
+        show(0)
+        anchor = _Profiled(grouping, labels[0], build)
+    except OutOfTimeError:
+        return None
+    with closing(anchor):
         anchored = [anchor.times_ms(batch, runs)]
         repeats = []
-        for number, label in enumerate(labels[1:], start=1):
-            if not goes_on(1.0 - number / builds):
-                return None
-            show(number)
-            with closing(_Profiled(grouping, label, build)) as design:
-                rounds = []
-                for _ in range(_ROUNDS):
-                    times = design.times_ms(batch, runs)
-                    anchored.append(anchor.times_ms(batch, runs))
-                    rounds.append(times / _speed(anchored[-2:]))
-            repeats.append(np.array(rounds))
+        with suppress(OutOfTimeError):
+            for number, label in enumerate(labels[1:], start=1):
+                check_time(1.0 - number / builds)
+                show(number)
+                with closing(_Profiled(grouping, label, build)) as design:
+                    rounds, around = [], anchored[-1:]
+                    for repeat in range(_ROUNDS):
+                        check_time(1.0 - (number + repeat / _ROUNDS) / builds)
+                        times = design.times_ms(batch, runs)
+                        around.append(anchor.times_ms(batch, runs))
+                        rounds.append(times / _speed(around[-2:]))
+                repeats.append(np.array(rounds))
+                anchored += around[1:]
         anchored.append(anchor.times_ms(batch, runs))
     if not repeats:
         return _Pass([np.array([times / times.sum() for times in anchored])], np.zeros((0, 0)), _speed(anchored))

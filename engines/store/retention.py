@@ -123,8 +123,8 @@ class Freed:
 class StoreCleaner:
     """Removes from a store, and from the caches beside it, what `retain` lets go.
 
-    keep: how many of the newest artefacts stay without being needed, and how many cached references and timing caches;
-        of these at least one stays, since one is in use.
+    keep: how many of the newest artefacts stay without being needed, and how many cached references, timing caches and
+        files of layer costs; of these at least one stays, since one is in use.
     reserve_bytes: the space that an engine must leave free on the disk.
 
     Do not use it while another process builds into the store. Loaded artefacts must be among the pins.
@@ -148,15 +148,18 @@ class StoreCleaner:
         return stored, retain(stored, {**links, **pins}, self._keep)
 
     def cached(self) -> list[Path]:
-        """Return reference engines and timing caches, the newest of each kind first.
+        """Return reference engines, timing caches and files of layer costs, the newest of each kind first.
 
         Raises EngineError (`artefact.unreadable`).
         """
+        return [path for kind in self._cached_by_kind() for path in kind]
+
+    def _cached_by_kind(self) -> list[list[Path]]:
         cache = self._store.root / "cache"
         with self._store.reading():
             built = (cache / "references").is_dir()
             references = Store(cache / "references", self._store.key).places() if built else []
-            return [*_newest_first(references), *_newest_first(cache.glob("*.timings"))]
+            return [_newest_first(paths) for paths in (references, cache.glob("*.timings"), cache.glob("*.costs"))]
 
     def tidy(self, pins: Pins, dry_run: bool = False) -> Freed:
         """Remove what nobody needs; with `dry_run` only report it.
@@ -165,10 +168,7 @@ class StoreCleaner:
         """
         _, retention = self.survey(pins)
         # The newest few of each kind stay; the others were made for another model, release or board.
-        references = [path for path in self.cached() if path.suffix != ".timings"]
-        timings = [path for path in self.cached() if path.suffix == ".timings"]
-        keep = max(1, self._keep)
-        stale = [*references[keep:], *timings[keep:]]
+        stale = [path for kind in self._cached_by_kind() for path in kind[max(1, self._keep) :]]
         freed = sum(one.nbytes for one in retention.goes) + sum(size(path) for path in stale)
         if not dry_run:
             for one in retention.goes:
@@ -206,8 +206,8 @@ class StoreCleaner:
     def verify(self) -> tuple[int, list[EngineError]]:
         """Read every byte of every artefact and cached reference; return their number and the errors.
 
-        It is an error too if `current` or `previous` lead out of the store. Timing caches are verified when they are
-        read, and a damaged one counts as none.
+        It is an error too if `current` or `previous` lead out of the store. Timing caches and layer costs are verified
+        when they are read, and a damaged file counts as none.
         """
         errors: list[EngineError] = []
         places = self._store.places()

@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import yaml
 from candidate_bench import backend as backend
 from candidate_bench import collected, frames, observed, request, run_child
 from candidate_bench import model as model
+from raising_world import collapsing_net
+from worlds import SPEC
 
+from agent.jobs.candidate import run_job
 from agent.jobs.child_process import JobOutcome
 from agent.jobs.request import JobRequest, write_job
 from agent.models.build import build_artefact
-from agent.models.model import Model, calibrate
+from agent.models.model import Model, calibrate, open_model
 from agent.validation.comparison import Deadline, compare
 from agent.validation.verdict import VerdictLimits, decide
+from agent.vision.spec import ModelSpec
+from calibrate.plan import PrecisionPlan
 from engines.calibration import load_calibration
 from engines.interface import Array, Backend, Engine, TensorSpec
+from engines.quantise.costs import Costs, macs_costs
+from engines.quantise.fusion import Grouping
 from engines.store.artefact import Store, read_artefact
 
 
@@ -93,6 +102,38 @@ def test_the_engine_in_service_is_asked_about_the_same_frames(model: Model, back
     assert found.fidelity >= found.fidelity_serving
     assert found.latency_serving_ms is not None
     assert found.latency_serving_ms > 0.0
+
+
+def test_a_job_that_searches_goes_by_kept_costs_and_says_so(
+    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are measured for the first of three jobs, kept for the second, and damaged before the third."""
+
+    def measured(grouping: Grouping, *_: object, **__: object) -> Costs:
+        return replace(macs_costs(grouping), source="measured", passes=1)
+
+    monkeypatch.setattr("agent.planning.costs.measure_costs", measured)
+    onnx.save(collapsing_net(7), tmp_path / "model.onnx")
+    model = open_model(ModelSpec.model_validate({**SPEC, "path": tmp_path / "model.onnx"}))
+    tensors = [tensor * (0.2 if number % 2 else 0.5) for number, tensor in enumerate(frames(40))]
+    warnings: list[object] = []
+    kept = []
+    for number in range(3):
+        state = tmp_path / "state"
+        if number:
+            shutil.rmtree(state / "artefacts")
+        if number == 2:
+            (file,) = state.glob("cache/*.costs")
+            file.write_text("{}")
+        job = request(model, tmp_path, max_loss=0.1)
+        write_job(tmp_path / str(number), job, collected(model, backend, tensors[:16], tensors[16:]))
+        artefact = run_job(tmp_path / str(number), lambda line: warnings.append(line.get("warning"))).artefact
+        assert artefact is not None
+        costs = PrecisionPlan.from_json((artefact / "plan.json").read_text()).evidence["costs"]
+        assert costs["source"] == "measured"
+        kept.append(costs["kept"])
+    assert kept == [False, True, False]
+    assert len([warning for warning in warnings if warning]) == 1
 
 
 def broken_requests(model: Model, folder: Path) -> Iterator[tuple[JobRequest, str]]:

@@ -82,6 +82,12 @@ printf '{"step": "BUIL'"""
     assert (error.code, error.found, error.expected, error.remedy) == ("engine.graph", "f", "e", "r")
 
 
+def test_a_warning_of_the_child_is_logged(script: Script, caplog: pytest.LogCaptureFixture) -> None:
+    script.start("""echo '{"warning": "a file is damaged"}'; echo '{"artefact": "a", "verdict": null}'""")
+    assert script.outcome().artefact == Path("a")
+    assert "problem='a file is damaged'" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("text", "told", "code"),
     [

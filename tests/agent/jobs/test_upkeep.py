@@ -186,14 +186,17 @@ def test_the_cache_keeps_its_newest_of_each_kind(store: Store) -> None:
     for number in range(3):
         put(references, number)
         timings = store.root / "cache" / f"trt-{number}.timings"
-        timings.write_bytes(bytes(10))
-        os.utime(timings, (number, number))
+        costs = store.root / "cache" / f"{number}.costs"
+        for file in (timings, costs):
+            file.write_bytes(bytes(10))
+            os.utime(file, (number, number))
     kept = StoreCleaner(store, 2, 0)
-    assert [path.name for path in kept.cached() if path.is_file()] == [f"trt-{number}.timings" for number in (2, 1, 0)]
+    names = [path.name for path in kept.cached() if path.is_file()]
+    assert names == [f"trt-{number}.timings" for number in (2, 1, 0)] + [f"{number}.costs" for number in (2, 1, 0)]
     freed = kept.tidy({})
-    assert [Path(name).name for name in freed.cached][1] == "trt-0.timings"
+    assert [Path(name).name for name in freed.cached][1:] == ["trt-0.timings", "0.costs"]
     assert len(references.places()) == 2
-    assert len(kept.cached()) == 4
+    assert len(kept.cached()) == 6
 
 
 def test_the_newest_of_the_cache_stays_where_none_is_to_be_kept(store: Store) -> None:

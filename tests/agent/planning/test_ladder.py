@@ -18,12 +18,15 @@ from zoo import Net
 from agent.collection.collection import CalibrationSet
 from agent.common.errors import AgentError
 from agent.models.model import Model, calibrate, open_model
-from agent.planning.ladder import Ladder, LadderOptions, Scene
+from agent.planning.costs import GroupCosts
+from agent.planning.ladder import FindCosts, Ladder, LadderOptions, Scene, count_macs
 from agent.vision.spec import ModelSpec
 from calibrate.plan import PrecisionPlan, Repairs
 from calibrate.repair import divided_ends, kept_amax
-from engines.interface import silent
+from engines.interface import Progress, silent
+from engines.quantise.costs import HasTime, macs_costs
 from engines.quantise.equalise import equalised_name
+from engines.quantise.fusion import Grouping
 from engines.registry import open_backend
 
 OPTIONS = LadderOptions(max_loss=0.1, budget_s=60.0)
@@ -58,9 +61,10 @@ def ladder_of(
     without_int8: Mapping[str, str] | None = None,
     options: LadderOptions = OPTIONS,
     scene: Scene | None = None,
+    find_costs: FindCosts = count_macs,
 ) -> Ladder:
-    runtime = open_backend("onnxruntime")
-    return Ladder(model, start or model.plan, scene or scene_of(model), without_int8 or {}, runtime, options, silent)
+    runtime, scene = open_backend("onnxruntime"), scene or scene_of(model)
+    return Ladder(model, start or model.plan, scene, without_int8 or {}, runtime, options, silent, find_costs)
 
 
 def channels_net() -> onnx.ModelProto:
@@ -112,6 +116,36 @@ def test_a_plan_that_suits_brings_others_only_once_its_engine_is_refused(tmp_pat
     second = next(plans)
     assert COLLAPSES in second.floats
     assert second.evidence["tried"][0]["outcome"] == "refused on its frames"
+
+
+def test_plans_go_by_the_costs_of_the_runtime_once_they_are_searched(tmp_path: Path) -> None:
+    """By multiply-accumulates a plan with the first layer in INT8 is faster; here that layer is slower in INT8."""
+    model, asked = model_of(tmp_path, collapsing_net(7)), []
+
+    def slow_first(grouping: Grouping, _repairs: Repairs, _progress: Progress, has_time: HasTime) -> GroupCosts:
+        asked.extend((has_time(15.0), has_time(31.0)))
+        costs = macs_costs(grouping)
+        slower = np.array([group.name == "Conv_t0" for group in grouping.groups])
+        int8_ms = np.where(slower, 1.5 * costs.float_ms, costs.int8_ms / 100.0)
+        free = np.zeros_like(costs.boundary_ms)
+        return GroupCosts(replace(costs, int8_ms=int8_ms, boundary_ms=free), "", "a board", kept=True)
+
+    found = ladder_of(model, find_costs=slow_first)
+    plans = found.plans()
+    assert "Conv_t0" in next(plans).floats
+    assert asked == [True, False]  # half of the budget that is left
+    assert found.report()["costs"] == {"source": "measured", "why": "", "on": "a board", "kept": True}
+    counted = ladder_of(model)
+    assert "Conv_t0" not in next(counted.plans()).floats
+    assert counted.report()["costs"]["source"] == "macs"
+
+
+def test_no_costs_are_found_where_the_first_plan_suits(tmp_path: Path) -> None:
+    def never(*_: object) -> GroupCosts:
+        raise AssertionError
+
+    found = ladder_of(model_of(tmp_path, channels_net()), find_costs=never)
+    assert next(found.plans()).evidence["costs"] == {}
 
 
 def test_without_time_the_noise_is_predicted(tmp_path: Path) -> None:

@@ -77,7 +77,8 @@ def found_costs(
     builder: PlanBuilder, folder: Path, monkeypatch: pytest.MonkeyPatch, found: Costs, source: str = "measured"
 ) -> GroupCosts:
     monkeypatch.setattr(costs, "measure_costs", lambda *_, **__: found)
-    return find_costs(GROUPS, {}, builder, np.zeros(1, np.float32), journal(folder), silent, source)
+    batch, remember = np.zeros(1, np.float32), journal(folder).get_or_compute
+    return find_costs(GROUPS, {}, builder, batch, remember, silent, source)
 
 
 def test_measured_costs_are_taken_and_remembered(
@@ -154,14 +155,16 @@ def test_a_busy_machine_does_not_make_a_plan_float(world: Path, monkeypatch: pyt
     assert show_costs(plan.evidence) == f"estimated from multiply-accumulates: {costs['why']}"
 
 
-def test_a_noisy_measurement_is_repeated_within_half_of_what_is_left(
-    world: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_costs_are_measured_within_half_of_what_is_left(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     search = planner(world, replace(MACS, budget_s=100.0))
-    monkeypatch.setattr("agent.planning.search.time.monotonic", lambda: search._started + 60.0)
-    assert search._may_repeat(20.0)
-    assert not search._may_repeat(21.0)
-    assert planner(world)._may_repeat(1e6)
+    now = [60.0]
+    monkeypatch.setattr("agent.planning.search.time.monotonic", lambda: search._started + now[0])
+    has_time = search._time_for_costs()
+    assert has_time(19.0)
+    assert not has_time(21.0)
+    now[0] = 81.0
+    assert not has_time(0.0)
+    assert planner(world)._time_for_costs()(1e6)
 
 
 def test_layers_without_int8_kernels_stay_float_and_are_remembered(world: Path, fake: FakeTensorRt) -> None:

@@ -14,7 +14,7 @@ from zoo import Net, residual_net
 from calibrate.plan import PrecisionPlan
 from engines.errors import EngineError
 from engines.interface import Array
-from engines.quantise.costs import layer_shares, macs_costs, measure_costs
+from engines.quantise.costs import OutOfTimeError, layer_shares, macs_costs, measure_costs
 from engines.quantise.fusion import Grouping, fusion_groups
 from engines.quantise.placement import place
 
@@ -142,8 +142,9 @@ def test_noise_is_measured_again_only_while_there_is_time(machine: Machine, desi
     asked: list[float] = []
 
     def has_time(seconds: float) -> bool:
-        asked.append(seconds)
-        return machine.built < round(designs * builds)
+        if machine.built >= builds and machine.open < 2:
+            asked.append(seconds)
+        return machine.built < round(designs * builds) or machine.open == 2
 
     costs = measure_costs(machine.grouping, machine.build, BATCH, has_time=has_time)
     assert machine.built == round(designs * builds)
@@ -151,6 +152,33 @@ def test_noise_is_measured_again_only_while_there_is_time(machine: Machine, desi
     assert costs.doubt.endswith(f"measured {passes}, as the budget left no time for more")
     assert machine.open == 0
     assert min(asked) > 0.0
+
+
+@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize(("designs", "source"), [(0, "macs"), (1, "macs"), (2, "macs"), (-1, "measured")])
+def test_a_first_pass_ends_in_time_and_counts_if_every_boundary_was_cut(
+    machine: Machine, designs: int, source: str, raises: bool
+) -> None:
+    """Whether the time ends between two profiles or within a build."""
+    whole = measure_costs(machine.grouping, machine.build, BATCH)
+    most, machine.built = designs % whole.builds, 0
+
+    def build(plan: PrecisionPlan) -> PlantedEngine:
+        if raises and machine.built == most:
+            raise OutOfTimeError
+        return machine.build(plan)
+
+    costs = measure_costs(
+        machine.grouping, build, BATCH, has_time=lambda _: raises or machine.built < most or machine.open == 2
+    )
+    assert (costs.source, machine.open, machine.built) == (source, 0, most)
+    if source == "macs":
+        assert costs.doubt == "there was no time to measure"
+        return
+    assert (costs.passes, costs.builds) == (1, most)
+    for labels in unseen(machine.grouping):
+        known = whole.total_ms(machine.grouping, labels)
+        assert costs.total_ms(machine.grouping, labels) == pytest.approx(known, rel=0.05)
 
 
 def test_a_quiet_measurement_is_not_repeated(machine: Machine) -> None:

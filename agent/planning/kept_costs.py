@@ -1,0 +1,111 @@
+"""Keep the measured costs from job to job: they are of a model, a runtime and a board, and not of a scene.
+
+`KeptCosts.find` returns the costs that a job's search goes by. What was measured and believed lies in a file of the
+cache folder, and is not measured again. It is treated as a timing cache is: old files go with the upkeep of the store,
+a damaged one counts as none, and where the disk refuses, the next job measures again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agent.common.state_files import parse_or_none, parse_state
+from agent.models.model import read_rules
+from agent.planning.costs import GroupCosts, PlanBuilder, find_costs, parse_costs
+from calibrate.plan import Repairs
+from engines.interface import Array, BackendOptions, Progress
+from engines.quantise.costs import HasTime
+from engines.quantise.fusion import Grouping
+from engines.quantise.placement import place
+from engines.store.artefact import fingerprint
+from engines.store.files import replace_files
+from engines.store.signing import is_signed, sign
+
+_FORMAT = 1  # of the file
+_PURPOSE = "layer costs"  # of its signature
+
+
+class KeptCosts:
+    """The costs of a model's groups on the runtime that serves.
+
+    Args:
+        builder: For that runtime.
+        frames: Network inputs (1, C, H, W); the first is inferred.
+        options: Those of the runtime. Without `cache` nothing is kept.
+        warn: Called with one line for the log.
+    """
+
+    def __init__(
+        self,
+        builder: PlanBuilder,
+        frames: Sequence[Array],
+        options: BackendOptions,
+        warn: Callable[[str], None],
+    ) -> None:
+        model = builder.model
+        self._builder = builder
+        self._frames = frames
+        self._options = options
+        self._warn = warn
+        self._floats = read_rules(model.spec.precision, model.master, place(model.master)).floats
+
+    def find(self, grouping: Grouping, repairs: Repairs, progress: Progress, has_time: HasTime) -> GroupCosts:
+        """Return the kept costs of these groups; else measure them as `find_costs` does, and keep them.
+
+        repairs: those under which the graph has these groups.
+
+        Raises what `find_costs` raises.
+        """
+        builder, batch, kept = self._builder, self._frames[0], True
+        builder.repairs = repairs
+        file = self._file(grouping, batch)
+
+        def remember(_: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+            nonlocal kept
+            known = self._read(file) if file is not None else None
+            if known is None:
+                kept, known = False, measure()
+                if file is not None and known["source"] == "measured":
+                    self._write(file, known)
+            return known
+
+        found = find_costs(grouping, self._floats, builder, batch, remember, progress, has_time=has_time)
+        return replace(found, on=" ".join(builder.runtime.values()), kept=kept)
+
+    def _file(self, grouping: Grouping, batch: Array) -> Path | None:
+        identity = {
+            "format": _FORMAT,
+            "model": self._builder.model.sha256,
+            "runtime": dict(self._builder.runtime),
+            "threads": self._options.threads,
+            "batch": batch.shape,
+            "floats": sorted(self._floats),
+            "groups": [group.layers for group in grouping.groups],
+            "edges": grouping.edges,
+        }
+        return self._options.cache and self._options.cache / f"{fingerprint(identity)}.costs"
+
+    def _read(self, file: Path) -> dict[str, Any] | None:
+        def parse() -> dict[str, Any]:
+            signature, _, content = file.read_bytes().partition(b"\n")
+            if not is_signed(self._options.key or b"", _PURPOSE, content, signature.decode()):
+                raise ValueError("changed since it was written")
+            known: dict[str, Any] = parse_state(content)
+            parse_costs(known)
+            return known
+
+        known = parse_or_none(parse)
+        if known is None and file.exists():
+            self._warn(f"{file} is damaged or of another key: the costs of layers are measured again")
+        return known
+
+    def _write(self, file: Path, known: Mapping[str, Any]) -> None:
+        content = json.dumps(known).encode()
+        with suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            replace_files({file: sign(self._options.key or b"", _PURPOSE, content).encode() + b"\n" + content})
