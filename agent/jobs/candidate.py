@@ -22,8 +22,9 @@ from agent.config import backend_options
 from agent.contract.histograms import read_facts, read_upload
 from agent.jobs.child_process import Emit, JobOutcome, run_child
 from agent.jobs.request import HELD_OUT, HISTOGRAMS, JOB, MERGED, REFERENCE, SAMPLE, JobRequest, read_frames
-from agent.models.build import build_artefact
+from agent.models.build import adopt_artefact, build_artefact
 from agent.models.model import Model, calibrate, open_model, read_plan
+from agent.models.offline_work import LoadedWork, OfflineWork
 from agent.planning.ladder import REFUSED, Ladder, LadderOptions, Scene
 from agent.planning.precision_raise import ObservedScene, PrecisionRaise, PrecisionRaiser
 from agent.validation.verdict import MIN_INFORMATIVE, NO_WORSE, RAISED_GAIN, Judge, VerdictLimits
@@ -35,9 +36,10 @@ from calibrate.errors import CalibrationError
 from calibrate.histogram import AbsHistogram
 from calibrate.plan import ALL_INT8, PrecisionPlan
 from engines.calibration import Calibration, load_histograms
+from engines.errors import EngineError
 from engines.interface import Backend, BackendOptions, Progress
 from engines.registry import open_backend
-from engines.store.artefact import Store, read_artefact
+from engines.store.artefact import Artefact, Store, read_artefact
 from engines.store.signing import find_key
 
 _TRIED_EVERY = 4  # of the held-out frames one tries repairs and plans, and does not judge the candidate
@@ -45,6 +47,8 @@ _TRIED_EVERY = 4  # of the held-out frames one tries repairs and plans, and does
 
 def run_job(directory: Path, emit: Emit) -> JobOutcome:
     """Calibrate; then plan, build and judge, one plan after the other, until an engine is accepted.
+
+    With offline work the calibration is there, and with an artefact the plan, and the engine where it serves here.
 
     Raises TaredError; `recalibration.refused` if none is good enough.
     """
@@ -62,7 +66,8 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
             "wait: the daemon takes up the changed model by itself",
         )
     histograms = load_histograms(directory / HISTOGRAMS)
-    calibration = _calibration(model, backend, directory / MERGED, histograms, request)
+    offline = _offline_work(request, model, backend, key)
+    calibration = _calibration(model, backend, directory / MERGED, histograms, request, offline)
     held_out = read_frames(directory / HELD_OUT)
     scene = Scene(calibration, read_frames(directory / SAMPLE), held_out[MIN_INFORMATIVE::_TRIED_EVERY])
     del held_out[MIN_INFORMATIVE::_TRIED_EVERY]
@@ -71,9 +76,12 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
     embedded = open_backend("onnxruntime", BackendOptions(request.threads))
     planning, options = steps.progress("PLANNING", 40, 50), LadderOptions(request.max_loss, request.planning_s)
     ladder = Ladder(model, start, scene, without_int8, embedded, options, planning)
-    tries_others = request.raising is None and not (directory / MERGED).exists()
+    is_built = offline is not None and offline.artefact is not None
+    tries_others = request.raising is None and not is_built and not (directory / MERGED).exists()
     if tries_others:
         plans = ladder.plans()
+    elif offline is not None:  # an artefact is tried under its own plan alone
+        plans = iter([offline.model.plan])
     elif request.raising is None:  # a fleet's calibration has to do under the plan that serves
         plans = iter([ladder.start])
     else:
@@ -95,8 +103,9 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
             lambda error: _end(emit, error),
             steps.progress("VALIDATING", 80, 90),
         )
+        planned_from = "" if plan.essence == model.plan.essence else request.origin
         try:
-            artefact = build_artefact(
+            artefact = _adopted(offline, judge, store, planned_from) or build_artefact(
                 judge.model,
                 backend,
                 judge.noting_inputs(store.place),
@@ -105,7 +114,7 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
                 judge=judge,
                 key=key,
                 without_int8=without_int8,
-                planned_from="" if plan.essence == model.plan.essence else request.origin,
+                planned_from=planned_from,
             )
             return JobOutcome(artefact.path, judge.verdict)
         except AgentError as error:
@@ -136,13 +145,46 @@ class _Steps:
         return show
 
 
+def _offline_work(request: JobRequest, model: Model, backend: Backend, key: bytes | None) -> LoadedWork | None:
+    """Return the offline work that the job begins with; None without any. Raises as `OfflineWork.load`."""
+    if request.offline is None:
+        return None
+    return OfflineWork(request.offline["setting"], Path(request.offline["path"])).load(model, backend, key)
+
+
+def _adopted(offline: LoadedWork | None, judge: Judge, store: Store, planned_from: str) -> Artefact | None:
+    """Take over the artefact of offline work whose engine serves here; None where an engine has to be built.
+
+    Raises as `adopt_artefact`.
+    """
+    if offline is None or offline.artefact is None or offline.misfit is not None:
+        return None
+    place = judge.noting_inputs(store.place)
+    try:
+        return adopt_artefact(
+            offline.artefact, judge.backend, place, judge=judge, key=store.key, planned_from=planned_from
+        )
+    except EngineError as error:
+        if error.code != "engine.unreadable":  # what another library refuses that calls itself the same version
+            raise
+        return None
+
+
 def _calibration(
-    model: Model, backend: Backend, upload: Path, histograms: Mapping[str, AbsHistogram], request: JobRequest
+    model: Model,
+    backend: Backend,
+    upload: Path,
+    histograms: Mapping[str, AbsHistogram],
+    request: JobRequest,
+    offline: LoadedWork | None,
 ) -> Calibration:
-    """Calibrate from the merged histograms of a fleet, if there is an upload, else from the collected frames.
+    """Return that of offline work, or calibrate: with the merged histograms of a fleet, if there is an upload, or else
+    with the collected frames.
 
     Raises CalibrationError, and MessageError for a file that is no upload.
     """
+    if offline is not None:
+        return offline.calibration
     if not upload.exists():
         return calibrate(model, histograms, request.method, request.frames, request.source, backend)
     content = upload.read_bytes()
