@@ -148,13 +148,15 @@ def _fit_to_recordings(config: Config) -> Config:
 def shortage_of_frames(config: Config, frames: int, length_s: float) -> str:
     """Return what a calibration needs and recordings do not have, with the settings that would do; empty if they do.
 
+    A first calibration that begins with work done offline needs frames for its verdict alone.
+
     Args:
         frames: In all recordings together.
         length_s: Of the longest, in s of media time.
     """
     calibration, calibrating = config.calibration, 1.0 - 1.0 / HELD_OUT_EVERY
     usable = int(calibrating * min(frames, length_s / config.observe.alert_period_s))
-    if calibration.frames <= usable:
+    if calibration.frames <= usable or config.start is not None or calibration.file is not None:
         return ""
     enough = int(_SAFELY * usable)
     found = (

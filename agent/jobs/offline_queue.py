@@ -53,7 +53,7 @@ class OfflineQueue:
         paths = {START: config.start, CALIBRATION_FILE: config.calibration.file}
         self._works = [OfflineWork(setting, path) for setting, path in paths.items() if path is not None]
         self._contents: dict[OfflineWork, str] = {}
-        self._vain = _attempts_in_vain(journal)  # by attempt, its error
+        self._vain = _attempts_in_vain(journal) if self._works else {}  # by attempt, its error
 
     def next(self, settings: str) -> OfflineAttempt | None:
         """Return the attempt that is due; None: the board calibrates by itself.

@@ -11,12 +11,15 @@ import pytest
 from worlds import FIRST_COMMIT, World, make_world
 
 from agent.cli.offline_runs import run_build, run_calibrate
-from calibrate.plan import PrecisionPlan
+from calibrate.plan import PrecisionPlan, Repairs
 from engines.calibration import load_calibration
+from engines.quantise.equalise import equalised_name
 from engines.registry import open_backend
 from engines.store.artefact import Artefact, Store, read_artefact
 
-PLAN = PrecisionPlan({"Conv_t2": "by hand"})
+DIVIDED = Repairs(divisors={"Conv_t4": (1.0, 2.0, 1.0, 1.0)}, ranges={equalised_name("Conv_t4"): 1.0})
+PLAN = PrecisionPlan({"Conv_t2": "by hand"}, DIVIDED)
+WATCHED = r"INT8 \w+ +drift calm"
 NEVER = 100_000  # frames of the board's own calibration
 
 
@@ -54,7 +57,7 @@ def test_start_lets_the_first_job_judge_an_artefact_that_serves_on_after_a_resta
 def test_calibration_file_takes_the_place_of_frames_under_a_configured_plan(world: World) -> None:
     world.config["plan"] = "plan.json"
     world.change(calibration={"frames": NEVER, "file": "calibration.json"})
-    summary, _ = world.run(until=FIRST_COMMIT)
+    summary, _ = world.run(until=WATCHED)
     assert [job["state"] for job in summary["jobs"]] == ["COMMITTED"]
     served = current(world)
     assert (

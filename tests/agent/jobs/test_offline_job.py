@@ -32,8 +32,9 @@ def calibration(model: Model, backend: Backend) -> Calibration:
 
 @pytest.fixture
 def built(model: Model, backend: Backend, calibration: Calibration, tmp_path: Path) -> Artefact:
-    planned = model.with_plan(PLAN)
-    return build_artefact(planned, backend, lambda _: tmp_path / "engine", silent, calibration=calibration)
+    """As the job of another board has built it."""
+    planned, place = model.with_plan(PLAN), lambda _: tmp_path / "engine"
+    return build_artefact(planned, backend, place, silent, calibration=calibration, planned_from="another board")
 
 
 def run(model: Model, backend: Backend, folder: Path, setting: str, path: Path, **changes: object) -> Artefact:
@@ -61,10 +62,12 @@ def test_an_artefact_is_judged_and_stored_as_it_is(
     assert "verdict" not in read_artefact(built.path).manifest
 
 
-def test_one_that_is_built_under_the_configured_plan_keeps_its_id(
-    model: Model, backend: Backend, built: Artefact, tmp_path: Path
+def test_one_that_is_built_under_the_configured_plan_has_the_id_of_that_build(
+    model: Model, backend: Backend, built: Artefact, calibration: Calibration, tmp_path: Path
 ) -> None:
-    assert run(model, backend, tmp_path, START, built.path, plan=PLAN.to_json()).id == built.id
+    stored = run(model, backend, tmp_path, START, built.path, plan=PLAN.to_json())
+    here = build_artefact(model.with_plan(PLAN), backend, lambda _: tmp_path / "here", silent, calibration=calibration)
+    assert stored.id == here.id
 
 
 @pytest.mark.parametrize("engine", [b"of another runtime", None])

@@ -102,6 +102,14 @@ def test_a_calibration_that_cannot_be_begun_with(maker: Maker, make: Make, error
     assert str(caught.value).startswith(error)
 
 
+def test_an_artefact_for_another_input_cannot_be_begun_with(maker: Maker) -> None:
+    maker.build()
+    spec = maker.model.spec
+    other = replace(maker.model, spec=spec.model_copy(update={"input": spec.input.model_copy(update={"scale": 1.0})}))
+    with pytest.raises(TaredError, match=r"calibration\.input: "):
+        OfflineWork(START, maker.artefact).load(other, maker.backend, None)
+
+
 def test_a_board_with_a_key_begins_with_what_the_key_has_signed(maker: Maker) -> None:
     maker.build()
     work = OfflineWork(START, maker.artefact)
