@@ -94,12 +94,13 @@ class ObserveConfig(Strict):
 
 
 class CalibrationConfig(Strict):
-    """The frames and the method of a calibration."""
+    """The frames and the method of a calibration. file: what the first one begins with in place of frames."""
 
     frames: int = Field(default=512, ge=1)
     within_s: Finite = Field(default=300.0, gt=0.0)
     contact_sheet: bool = True
     method: Method = "entropy"
+    file: LocalPath | None = None
 
 
 class DriftConfig(Strict):
@@ -202,6 +203,7 @@ class Config(Strict):
     cameras: tuple[CameraConfig, ...] = ()
     camera: CameraConfig | None = Field(default=None, validate_default=True)
     plan: LocalPath | None = None
+    start: LocalPath | None = None
     backend: str = "onnxruntime"
     threads: int = Field(default=1, ge=1, le=64)
     batch: BatchConfig = BatchConfig()

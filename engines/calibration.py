@@ -229,7 +229,7 @@ def load_calibration(path: Path) -> Calibration:
         )
     except OSError as error:
         raise _unreadable(f"{error.filename}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         found = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise _unreadable(f"{path}: {found}") from error
 

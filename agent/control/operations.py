@@ -32,6 +32,7 @@ from agent.jobs.child_process import JobOutcome
 from agent.jobs.job import MODEL, Job, JobJournal, JobRegistry, JobTracker
 from agent.jobs.limits import ROLLBACK_LOOP, AutomationLimits, PrecisionAttempts
 from agent.jobs.new_model import NewModel
+from agent.jobs.offline_queue import OfflineQueue
 from agent.jobs.recalibration import Recalibration
 from agent.jobs.refusal import RefusalMemory, settings_id
 from agent.models.engine_service import EngineService, LoadedEngine
@@ -52,6 +53,7 @@ class Operations:
 
     Attributes:
         service, pipeline: The engines and the frame path, as given.
+        unused_plan: Why the configured plan is not used; None where it is.
         summary: What it has done.
         regimes: The artefacts that have served one light well, and the evidence on the one in service.
         jobs: The recalibration that runs, if there is one.
@@ -65,6 +67,7 @@ class Operations:
     reporter: Reporter
     run_in_main_thread: RunInMainThread
     journal: JobJournal
+    unused_plan: TaredError | None = None
 
     def __post_init__(self) -> None:
         config, service, pipeline, reporter = self.config, self.service, self.pipeline, self.reporter
@@ -83,6 +86,7 @@ class Operations:
         self.regimes = Regimes(config, store, observer.monitors.values(), observer.collection)
         self._attempts = PrecisionAttempts(kept_path("attempts.json"), service.precision_origin, report_error)
         self._refusals = RefusalMemory(kept_path("refusal.json"), report_error)
+        self._offline = OfflineQueue(config, service, self.journal, reporter.error)
         self._limits = AutomationLimits(
             kept_path("restraint.json"),
             config.recalibration.per_day,
@@ -99,6 +103,7 @@ class Operations:
             self._attempts,
             self._schedule,
             self._refusals,
+            self._offline,
             reporter.error,
             self._on_view_changed,
         )
@@ -136,6 +141,12 @@ class Operations:
         return self._triggers.held_back
 
     @property
+    def unused(self) -> tuple[TaredError, ...]:
+        """Why what the owner has made offline is not used: the plan, and what a first calibration begins with."""
+        plan = (self.unused_plan,) if self.unused_plan is not None else ()
+        return (*plan, *self._offline.unused.values())
+
+    @property
     def last_error(self) -> TaredError | None:
         """The error with which the latest job ended; None if it ended well, or none has ended."""
         return self._registry.last_error
@@ -157,10 +168,12 @@ class Operations:
         return self.job is None and not self.swap.is_active and not self.pipeline.loop.is_stuck
 
     def start(self, rolled_back: int) -> None:
-        """Report and watch the engine that serves at the start.
+        """Report and watch the engine that serves at the start, and report a plan that is not used.
 
         rolled_back: number of candidates that were on probation when the previous process ended.
         """
+        if self.unused_plan is not None:
+            self.reporter.error(self.unused_plan)
         for _ in range(rolled_back):
             self._limits.count_rollback()
         if rolled_back:
@@ -216,19 +229,27 @@ class Operations:
             self._switch(trigger.request["artefact"])
             return
         registry = self._registry
+        work = trigger.offline.work if trigger.offline is not None else None
         tracker = registry.start(trigger.kind, trigger.request, on_failure=lambda error: self._on_failure(job, error))
-        job = Job(tracker, raising=trigger.raising)
+        job = Job(tracker, raising=trigger.raising, offline=work)
         self._limits.count_job()
         self.jobs.start(job)
         if trigger.kind == "schedule":
             self._schedule.mark_answered(trigger.request["due"])
-        if trigger.kind == "schedule" or self._refusals.standing is not None:  # no frame of the refused job's scene
+        if work is not None:
+            message = f"the first calibration begins with {work.setting}: {work.path}"
+            self.reporter.event("job", trigger=trigger.kind, step=tracker.state.value, message=message)
+            self.pipeline.observer.collection.restart(hurried=True)
+        elif trigger.kind == "schedule" or self._refusals.standing is not None:  # no frame of the refused job's scene
             self.pipeline.observer.collection.restart()
 
     def _on_failure(self, job: Job, error: TaredError) -> None:
         """Note what must not be tried again, or not before something has changed."""
         if job.raising is not None:
             self._attempts.note_failure(job.tracker.request["for"], error)
+        elif job.offline is not None:
+            self._offline.note_failure(job.tracker.request["attempt"], error)
+            self.pipeline.observer.collection.restart()  # the frames of the board's own calibration are chosen
         elif job.attempt is not None and self._refusals.note(job.attempt, error):
             self._compare_with_refused()
 

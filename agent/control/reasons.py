@@ -7,6 +7,7 @@ and counted once for each state of affairs.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from agent.control.operations import Operations
@@ -53,7 +54,7 @@ def explain(operations: Operations, states: CameraStates) -> Reasons:
         hindrance = Hindrance(
             hindrance.code, f"{hindrance.found}: {error.found}", f"{error.remedy}; {hindrance.remedy}"
         )
-    degraded = _degraded(job, hindrance, error) if operations.service.is_degraded else ""
+    degraded = _degraded(job, hindrance, error, operations.unused) if operations.service.is_degraded else ""
     if hindrance is None:
         return Reasons(degraded)
     return Reasons(degraded, f"{hindrance.found}; {hindrance.remedy}", hindrance.code)
@@ -62,7 +63,9 @@ def explain(operations: Operations, states: CameraStates) -> Reasons:
 _AFTER_FAILURES = ("recalibration.cooldown", "recalibration.cap")  # hindrances whose cause is the last job's error
 
 
-def _degraded(job: JobTracker | None, hindrance: Hindrance | None, error: TaredError | None) -> str:
+def _degraded(
+    job: JobTracker | None, hindrance: Hindrance | None, error: TaredError | None, unused: Iterable[TaredError]
+) -> str:
     if hindrance is not None:
         found, remedy = hindrance.found, hindrance.remedy
     elif job is not None:
@@ -71,7 +74,9 @@ def _degraded(job: JobTracker | None, hindrance: Hindrance | None, error: TaredE
         found, remedy = f"the last job made no engine: {error.found}", error.remedy
     else:
         found, remedy = "no job has started yet", "wait for the first frames"
-    return f"the float reference serves, because {found}; {remedy}"
+    named = error.found if error is not None and job is None else None
+    others = [f"; {each.found}; {each.remedy}" for each in unused if named is None or named not in each.found]
+    return f"the float reference serves, because {found}; {remedy}{''.join(others)}"
 
 
 def _job_hindrance(operations: Operations, states: CameraStates) -> Hindrance | None:

@@ -2,7 +2,7 @@
 
 `Triggers.next_due` is polled with the observer's states. It answers with the first of these that nothing holds back:
 
-1. a first calibration, while the float reference serves;
+1. a first calibration, while the float reference serves: with what was made offline, or else of the board's own frames;
 2. a switch to a known regime, whose scales fit a scene that has drifted;
 3. a recalibration, for a drift alarm;
 4. a recalibration, for a time of the schedule;
@@ -24,6 +24,7 @@ from agent.common.errors import AgentError
 from agent.config import Config
 from agent.jobs.job import JobJournal
 from agent.jobs.limits import ROLLBACK_LOOP, AutomationLimits, PrecisionAttempts
+from agent.jobs.offline_queue import OfflineAttempt, OfflineQueue
 from agent.jobs.refusal import RefusalMemory
 from agent.models.engine_service import EngineService
 from agent.monitoring.camera_monitor import CameraState, CameraStates
@@ -40,11 +41,13 @@ class Trigger:
         kind: first-start, switch, alarm, schedule or precision.
         request: What the journal keeps of it; of kind switch, the artefact to put in service.
         raising: Of kind precision: by how much it is raised.
+        offline: Of kind first-start: the offline work that it begins with; None for frames of the board's own.
     """
 
     kind: str
     request: Mapping[str, Any] = field(default_factory=dict)
     raising: PrecisionRaise | None = None
+    offline: OfflineAttempt | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,7 @@ class Triggers:
     attempts: PrecisionAttempts
     schedule: Schedule
     refusals: RefusalMemory
+    offline: OfflineQueue
     on_error: Callable[[AgentError], None]
     on_view_changed: Callable[[], None]
     held_back: Hindrance | None = field(default=None, init=False)
@@ -108,7 +112,8 @@ class Triggers:
     def _wanted(self, states: CameraStates) -> Iterator[Trigger]:
         """Yield what asks for a job or a switch, the most urgent first."""
         if self.service.is_degraded:
-            yield Trigger("first-start")
+            offline = self.offline.next(self.refusals.settings)
+            yield Trigger("first-start", offline.request if offline is not None else {}, offline=offline)
         alarming = [state for state in states.values() if _alarms(state)]
         judged = [
             state
@@ -137,7 +142,8 @@ class Triggers:
             return outage
         if not any(not state.outage and state.view.trouble != FROZEN for state in states.values()):
             return _trouble(states.values())
-        vain = self._refused_before(states) if kind in ("first-start", "alarm") else None
+        is_own = kind in ("first-start", "alarm") and trigger.offline is None
+        vain = self._refused_before(states) if is_own else None
         if vain is not None:
             return vain
         if not self.limits.may_start:

@@ -6,7 +6,7 @@ After a change of the model's file a new Supervisor takes over; the broker, the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from importlib.metadata import version
 
 from agent.camera.opencv import check_readable
@@ -25,6 +25,7 @@ from agent.daemon.supervisor import Supervisor
 from agent.jobs.job import MODEL
 from agent.models.model import Model, open_model, read_plan, slower_here
 from agent.models.model_watch import content_of
+from agent.models.offline_work import not_used
 from agent.monitoring.accuracy import Truth
 from agent.mqtt.client import Endpoint
 from agent.mqtt.endpoint import is_loopback
@@ -40,10 +41,10 @@ from agent.uplink.outbox import Outbox
 from agent.validation.verdict import MIN_INFORMATIVE
 from agent.vision.detections import LabelledBoxes
 from calibrate.errors import TaredError
-from calibrate.plan import ALL_INT8
+from calibrate.plan import PrecisionPlan
 from engines.board import board
 from engines.registry import open_backend
-from engines.store.artefact import read_artefact
+from engines.store.artefact import Store, read_artefact
 from engines.store.signing import find_key
 
 _COLLECTED_WITHIN = 0.25  # of a recording; the rest shows the engine that comes of it
@@ -69,7 +70,7 @@ def run_daemon(config: Config, frame_limit: int = 0) -> RunSummary:
 
 def _run(config: Config, frame_limit: int, labels: Mapping[str, Mapping[int, Truth]]) -> RunSummary:
     backend = open_backend(config.backend, config.backend_options())
-    content, model = _open_model(config)
+    content, model, unused_plan = _open_model(config)
     if warning := slower_here(model.plan, backend.describe()):
         say(f"warning: {warning}")
     config = _fit_to_recordings(config)
@@ -93,7 +94,7 @@ def _run(config: Config, frame_limit: int, labels: Mapping[str, Mapping[int, Tru
 
         def serve() -> RunSummary:
             supervisor = Supervisor(
-                config, model, backend, link, birth, frame_limit, labels, content, authority, results
+                config, model, backend, link, birth, frame_limit, labels, content, authority, results, unused_plan
             )
             set_metrics_source(supervisor.operations, link)
             return supervisor.run()
@@ -102,7 +103,7 @@ def _run(config: Config, frame_limit: int, labels: Mapping[str, Mapping[int, Tru
         while summary.stopped_by == MODEL:
             notify_service_manager("WATCHDOG=1")
             try:
-                content, model = _open_model(config)
+                content, model, unused_plan = _open_model(config)
             except TaredError as error:  # changed again since it was tried: the previous model serves on
                 say(f"warning: {error}")
             birth = birth.model_copy(update={"model": model.sha256})
@@ -147,13 +148,15 @@ def _fit_to_recordings(config: Config) -> Config:
 def shortage_of_frames(config: Config, frames: int, length_s: float) -> str:
     """Return what a calibration needs and recordings do not have, with the settings that would do; empty if they do.
 
+    A first calibration that begins with work done offline needs frames for its verdict alone.
+
     Args:
         frames: In all recordings together.
         length_s: Of the longest, in s of media time.
     """
     calibration, calibrating = config.calibration, 1.0 - 1.0 / HELD_OUT_EVERY
     usable = int(calibrating * min(frames, length_s / config.observe.alert_period_s))
-    if calibration.frames <= usable:
+    if calibration.frames <= usable or config.start is not None or calibration.file is not None:
         return ""
     enough = int(_SAFELY * usable)
     found = (
@@ -164,10 +167,12 @@ def shortage_of_frames(config: Config, frames: int, length_s: float) -> str:
     return f"{found}; {smaller}camera.loop: true"
 
 
-def _open_model(config: Config) -> tuple[str, Model]:
-    """Return the content of the model's file, and the model.
+def _open_model(config: Config) -> tuple[str, Model, AgentError | None]:
+    """Return the content of the model's file, the model, and why the configured plan is not used; None where it is.
 
-    Raises TaredError as `open_model` and `read_plan`, and ConfigError (`model.unreadable`) if the file goes meanwhile.
+    A plan that cannot be used stops no board: the model is under the plan of `current` then, so that it serves on.
+
+    Raises TaredError as `open_model`, and ConfigError (`model.unreadable`) if the file goes meanwhile.
     """
     path = config.model.path
     try:
@@ -175,7 +180,20 @@ def _open_model(config: Config) -> tuple[str, Model]:
     except OSError as error:
         found = f"{path}: {error.strerror}"
         raise ConfigError("model.unreadable", found, "a model's file that can be read", "put one there") from error
-    return content, open_model(config.model, read_plan(config.plan) if config.plan else ALL_INT8)
+    if config.plan is None:
+        return content, open_model(config.model), None
+    try:
+        return content, open_model(config.model, read_plan(config.plan)), None
+    except TaredError as error:
+        if not error.code.startswith("plan."):
+            raise
+        unused = not_used("plan", config.plan, error)
+    with suppress(TaredError):
+        current = Store(config.state_dir, find_key()).read("current")
+        if current is not None:
+            plan = PrecisionPlan.from_json(current.read_file("plan.json").decode())
+            return content, open_model(config.model, plan), unused
+    return content, open_model(config.model), unused
 
 
 @contextmanager

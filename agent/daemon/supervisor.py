@@ -100,6 +100,7 @@ class Supervisor:
         content: str = "",
         authority: Authority | None = None,
         results: ResultsWriter | None = None,
+        unused_plan: TaredError | None = None,
     ) -> None:
         """Load the engine, and build whatever it needs to serve.
 
@@ -111,6 +112,7 @@ class Supervisor:
                 another content ends the run.
             authority: Decides whose commands count; None admits everybody.
             results: Receives every answer.
+            unused_plan: As for Operations.
 
         Raises CameraError, ConfigError, EngineError for what cannot start, before anything runs.
         """
@@ -150,7 +152,7 @@ class Supervisor:
                 lambda: self._on_part("results", error, output=name)
             )
         self.operations = Operations(
-            config, self._service, self._pipeline, reporter, self._main_thread.put, past.journal
+            config, self._service, self._pipeline, reporter, self._main_thread.put, past.journal, unused_plan
         )
         self._status = StatusReporter(self.operations, results)
         watched = self._pipeline.is_live and bool(content)

@@ -9,6 +9,7 @@ child process's work). A job's states between "verdict" and "current" belong to 
 job             JobState, JobJournal, JobRecord, JobTracker, Job, JobRegistry, MODEL, PROVEN, RUNTIME
 limits          AutomationLimits, PrecisionAttempts, ROLLBACK_LOOP
 refusal         RefusalMemory, Refusal, Attempt
+offline_queue   OfflineQueue, OfflineAttempt
 recalibration   Recalibration, CollectionWait, SupervisedChild
 headroom        Headroom
 new_model       NewModel

@@ -22,8 +22,9 @@ from agent.config import backend_options
 from agent.contract.histograms import read_facts, read_upload
 from agent.jobs.child_process import Emit, JobOutcome, run_child
 from agent.jobs.request import HELD_OUT, HISTOGRAMS, JOB, MERGED, REFERENCE, SAMPLE, JobRequest, read_frames
-from agent.models.build import build_artefact
+from agent.models.build import adopt_artefact, build_artefact
 from agent.models.model import Model, calibrate, open_model, read_plan
+from agent.models.offline_work import LoadedWork, OfflineWork
 from agent.planning.costs import PlanBuilder
 from agent.planning.kept_costs import KeptCosts
 from agent.planning.ladder import REFUSED, Ladder, LadderOptions, Scene
@@ -38,9 +39,10 @@ from calibrate.histogram import AbsHistogram
 from calibrate.plan import ALL_INT8, PrecisionPlan
 from calibrate.repair import Extremes
 from engines.calibration import Calibration, load_extremes, load_histograms
+from engines.errors import EngineError
 from engines.interface import Backend, BackendOptions, Progress
 from engines.registry import open_backend
-from engines.store.artefact import Store, read_artefact
+from engines.store.artefact import Artefact, Store, read_artefact
 from engines.store.signing import find_key
 
 _TRIED_EVERY = 4  # of the held-out frames one tries repairs and plans, and does not judge the candidate
@@ -48,6 +50,8 @@ _TRIED_EVERY = 4  # of the held-out frames one tries repairs and plans, and does
 
 def run_job(directory: Path, emit: Emit) -> JobOutcome:
     """Calibrate; then plan, build and judge, one plan after the other, until an engine is accepted.
+
+    With offline work the calibration is there, and with an artefact the plan, and the engine where it serves here.
 
     Raises TaredError; `recalibration.refused` if none is good enough.
     """
@@ -67,7 +71,8 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
         )
     histograms = load_histograms(directory / HISTOGRAMS)
     extremes = load_extremes(directory / HISTOGRAMS)
-    calibration = _calibration(model, backend, directory / MERGED, histograms, extremes, request)
+    offline = _offline_work(request, model, backend, key)
+    calibration = _calibration(model, backend, directory / MERGED, histograms, extremes, request, offline)
     held_out = read_frames(directory / HELD_OUT)
     scene = Scene(calibration, read_frames(directory / SAMPLE), held_out[MIN_INFORMATIVE::_TRIED_EVERY])
     del held_out[MIN_INFORMATIVE::_TRIED_EVERY]
@@ -80,12 +85,15 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
     costs = KeptCosts(builder, scene.sample, runtime, lambda warning: emit({"warning": warning}))
     planning = steps.progress("PLANNING", 40, 50)
     ladder = Ladder(model, start, scene, without_int8, embedded, options, planning, costs.find)
-    tries_others = not (directory / MERGED).exists()  # a fleet's calibration has to do under the plan that serves
-    plans = ladder.plans() if tries_others else iter([ladder.start])
+    only: PrecisionPlan | None = None
+    if offline is not None and offline.artefact is not None:  # it was built under this plan
+        only = offline.model.plan
+    elif (directory / MERGED).exists():  # a fleet's calibration has to do under the plan that serves
+        only = ladder.start
     least_gain = -NO_WORSE if raising is None else RAISED_GAIN
     store = Store(state, key)
     refused: AgentError | None = None
-    for plan in plans:
+    for plan in ladder.plans() if only is None else [only]:
         judge = Judge(
             model.with_plan(plan),
             backend,
@@ -97,8 +105,9 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
             lambda error: _end(emit, error),
             steps.progress("VALIDATING", 80, 90),
         )
+        planned_from = "" if plan.essence == model.plan.essence else request.origin
         try:
-            artefact = build_artefact(
+            artefact = _adopted(offline, judge, store, planned_from) or build_artefact(
                 judge.model,
                 backend,
                 judge.noting_inputs(store.place),
@@ -107,11 +116,11 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
                 judge=judge,
                 key=key,
                 without_int8=without_int8,
-                planned_from="" if plan.essence == model.plan.essence else request.origin,
+                planned_from=planned_from,
             )
             return JobOutcome(artefact.path, judge.verdict)
         except AgentError as error:
-            if not tries_others or error.code != REFUSED or not judge.is_refused_for_precision:
+            if only is not None or error.code != REFUSED or not judge.is_refused_for_precision:
                 raise
             ladder.note(error.found)
             refused = error
@@ -138,6 +147,31 @@ class _Steps:
         return show
 
 
+def _offline_work(request: JobRequest, model: Model, backend: Backend, key: bytes | None) -> LoadedWork | None:
+    """Return the offline work that the job begins with; None without any. Raises as `OfflineWork.load`."""
+    if request.offline is None:
+        return None
+    return OfflineWork(request.offline["setting"], Path(request.offline["path"])).load(model, backend, key)
+
+
+def _adopted(offline: LoadedWork | None, judge: Judge, store: Store, planned_from: str) -> Artefact | None:
+    """Take over the artefact of offline work whose engine serves here; None where an engine has to be built.
+
+    Raises as `adopt_artefact`.
+    """
+    if offline is None or offline.artefact is None or offline.misfit is not None:
+        return None
+    place = judge.noting_inputs(store.place)
+    try:
+        return adopt_artefact(
+            offline.artefact, judge.backend, place, judge=judge, key=store.key, planned_from=planned_from
+        )
+    except EngineError as error:
+        if error.code != "engine.unreadable":  # what another library refuses that calls itself the same version
+            raise
+        return None
+
+
 def _calibration(
     model: Model,
     backend: Backend,
@@ -145,13 +179,17 @@ def _calibration(
     histograms: Mapping[str, AbsHistogram],
     extremes: Mapping[str, Extremes],
     request: JobRequest,
+    offline: LoadedWork | None,
 ) -> Calibration:
-    """Calibrate from the merged histograms of a fleet, if there is an upload, else from the collected frames.
+    """Return that of offline work, or calibrate: with the merged histograms of a fleet, if there is an upload, or else
+    with the collected frames.
 
     A fleet's uploads have no extremes: the divided tensors of the plan in service keep their ranges.
 
     Raises CalibrationError, and MessageError for a file that is no upload.
     """
+    if offline is not None:
+        return offline.calibration
     if not upload.exists():
         return calibrate(model, histograms, request.method, request.frames, request.source, backend, extremes)
     content = upload.read_bytes()

@@ -28,6 +28,7 @@ from agent.common.errors import AgentError
 from agent.common.state_files import parse_or_none
 from agent.jobs.limits import AutomationLimits
 from agent.jobs.refusal import Attempt
+from agent.models.offline_work import OfflineWork
 from agent.planning.raising import PrecisionRaise
 from agent.system.process import release_free_memory
 from agent.uplink.reporter import Reporter
@@ -387,8 +388,9 @@ class Job:
         max_loss: Largest accepted loss of fidelity; None: as configured.
         model: File of a new model that is not in its place yet; None: the model's file as it is now.
         merged: A calibration of the fleet, which is tried instead of one from the frames.
+        offline: What the owner has made offline, which is tried instead of a calibration from the frames.
         attempt: What the candidate comes of, once the frames are collected; None where precision is raised, which
-            PrecisionAttempts remembers, and for a calibration of the fleet.
+            PrecisionAttempts remembers, for offline work, which OfflineQueue does, and for a calibration of the fleet.
     """
 
     tracker: JobTracker
@@ -398,6 +400,7 @@ class Job:
     max_loss: float | None = None
     model: Path | None = None
     merged: Path | None = None
+    offline: OfflineWork | None = None
     attempt: Attempt | None = None
 
 

@@ -151,10 +151,10 @@ class Recalibration:
     def start(self, job: Job) -> None:
         """Start a job; no other may be running. One that cannot be journaled fails at once.
 
-        A recalibration collects frames first; a fleet's calibration needs them only for its verdict. For a new model
-        the float reference is built, which shows whether the model can be used.
+        A recalibration collects frames first; offline work and a fleet's calibration need them only for the verdict.
+        For a new model the float reference is built, which shows whether the model can be used.
         """
-        if job.merged is not None:
+        if job.merged is not None or job.offline is not None:
             job.frames = (HELD_OUT_EVERY - 1) * self.config.observe.held_out  # by then as many are held out
         job.frames = job.frames or self.config.calibration.frames
         job.method = job.method or self.config.calibration.method
@@ -239,7 +239,7 @@ class Recalibration:
         collected = self.observer.collection.collected()
         job.tracker.report_selection(self.observer.collection.selection_report(), self.config.state_dir)
         job.tracker.progress(JobState.CALIBRATING.value, _COLLECTED_PERCENT)
-        if job.raising is None and job.merged is None:
+        if job.raising is None and job.merged is None and job.offline is None:
             settings = settings_id(self.config, self.service, job.frames, job.method, job.max_loss)
             job.attempt = Attempt(settings, Regime.from_scene(collected.histograms))
         request = self._job_request(job, collected.frames)
@@ -257,6 +257,7 @@ class Recalibration:
             origin=service.precision_origin,
             planning_s=self.config.planning.budget_s,
             raising=asdict(job.raising) if job.raising is not None else None,
+            offline={"setting": job.offline.setting, "path": str(job.offline.path)} if job.offline else None,
             dla=self.config.dla,
             method=job.method,
             frames=frames,

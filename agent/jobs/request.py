@@ -37,6 +37,7 @@ class JobRequest:
             always be slower by MORE_FLOAT_SLOWDOWN.
         plan: The configured plan, whose tensors were observed; as PrecisionPlan.to_json returns it.
         start: The plan in service, with which planning begins; empty: the configured one.
+        offline: The fields of OfflineWork, which takes the place of the collected histograms; None: they count.
         origin: EngineService.precision_origin, for an artefact of another plan than the configured one.
         planning_s: As LadderOptions.budget_s.
         raising: The fields of PrecisionRaise; None: precision is not raised.
@@ -57,6 +58,7 @@ class JobRequest:
     origin: str = ""
     planning_s: float = 120.0
     raising: dict[str, Any] | None = None
+    offline: dict[str, str] | None = None
     dla: int | None = None
     max_slowdown: float = 1.25
 

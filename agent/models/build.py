@@ -1,7 +1,8 @@
 """Build an engine of a model, and write it as an artefact with everything that it was made of.
 
-`build_artefact` is the one way to an artefact, for the command line, a job's child and the start. `build_int8` builds
-an INT8 engine on a runtime that may lack INT8 kernels: layers without one are left float, and the graph is built again.
+`build_artefact` builds one, for the command line, a job's child and the start; `adopt_artefact` takes one over that was
+built elsewhere. `build_int8` builds an INT8 engine on a runtime that may lack INT8 kernels: layers without one are left
+float, and the graph is built again.
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ def _round(progress: Progress, number: int) -> Progress:
     return lambda fraction, doing: progress(1.0 - left + left * _ROUND_SHARE * fraction, doing)
 
 
+PLANNED_FROM = "raised_from"  # in an artefact's inputs: the name that earlier releases wrote
 Judge = Callable[[Engine], Mapping[str, Any]]
 
 
@@ -138,7 +140,7 @@ def build_artefact(
     if precision == "int8":
         inputs["plan"] = model.plan.essence
         if planned_from:
-            inputs["raised_from"] = planned_from  # the name that earlier releases wrote
+            inputs[PLANNED_FROM] = planned_from
 
     def judged(engine: bytes) -> Mapping[str, Any]:
         if judge is None:
@@ -160,6 +162,49 @@ def build_artefact(
     path = destination(inputs)
     if instead_of == fingerprint(inputs):
         return write_artefact(path, inputs, fill, key, replacing=True)
+    return _found_or_written(path, inputs, fill, judged, key)
+
+
+def adopt_artefact(
+    artefact: Artefact,
+    backend: Backend,
+    destination: Callable[[Mapping[str, Any]], Path],
+    *,
+    judge: Judge,
+    key: bytes | None = None,
+    planned_from: str = "",
+) -> Artefact:
+    """Judge an artefact that was built elsewhere for this runtime, and write it anew with its files as they are.
+
+    Args:
+        destination, judge, key, planned_from: As for `build_artefact`.
+
+    Raises EngineError as `Artefact.read_file`, `Backend.load` and `write_artefact`, and whatever `judge` raises.
+    """
+    inputs = {name: value for name, value in artefact.manifest["inputs"].items() if name != PLANNED_FROM}
+    if planned_from:
+        inputs[PLANNED_FROM] = planned_from
+
+    def judged(engine: bytes) -> Mapping[str, Any]:
+        with closing(backend.load(engine)) as loaded:
+            return judge(loaded)
+
+    def fill(directory: Path) -> Mapping[str, Any]:
+        for name in artefact.manifest["files"]:
+            (directory / name).write_bytes(artefact.read_file(name))
+        return {**artefact.manifest, **judged(artefact.read_engine())}
+
+    return _found_or_written(destination(inputs), inputs, fill, judged, key)
+
+
+def _found_or_written(
+    path: Path,
+    inputs: Mapping[str, Any],
+    fill: Callable[[Path], Mapping[str, Any]],
+    judged: Callable[[bytes], Mapping[str, Any]],
+    key: bytes | None,
+) -> Artefact:
+    """Return the artefact of these inputs at `path`, judged, or else a new one; `fill` judges that."""
     existing = find_artefact(path, inputs, key)
     if existing is None:
         return write_artefact(path, inputs, fill, key)

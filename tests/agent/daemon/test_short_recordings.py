@@ -36,3 +36,8 @@ def test_of_what_is_too_short_for_any_verdict_only_a_loop_makes_enough() -> None
 
 def test_what_is_long_enough_is_not_named() -> None:
     assert shortage_of_frames(config_of(), 5000, 200.0) == ""
+
+
+@pytest.mark.parametrize("sections", [{"start": "engine"}, {"calibration": {"file": "calibration.json"}}])
+def test_a_calibration_that_is_there_needs_no_frames(sections: dict[str, Any]) -> None:
+    assert shortage_of_frames(config_of(**sections), 300, 10.0) == ""
