@@ -131,7 +131,8 @@ def darken(image: Image, random: np.random.Generator) -> Image:
     """Return a frame, BGR uint8 (H, W, 3), as the sensor has it by night."""
     light = _LIGHT * (image.astype(np.float32) / 255.0) ** _GAMMA
     light += _NOISE * random.standard_normal(light.shape, np.float32)
-    return np.rint(np.clip(light, 0.0, 1.0) * 255.0).astype(np.uint8)
+    seen: Image = np.rint(np.clip(light, 0.0, 1.0) * 255.0).astype(np.uint8)
+    return seen
 
 
 def write_clips(source: Path, dark: Path, light: Path) -> None:
@@ -140,7 +141,7 @@ def write_clips(source: Path, dark: Path, light: Path) -> None:
     step, random = max(1, len(images) // _FRAMES), np.random.default_rng(0)
     height, width = images[0].shape[:2]
     clips = [
-        cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"FFV1"), _FPS, (width, height)) for path in (dark, light)
+        cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"FFV1"), _FPS, (width, height)) for path in (dark, light)
     ]
     for image in images[::step][:_FRAMES]:
         clips[0].write(darken(image, random))
