@@ -128,8 +128,8 @@ class FollowedDaemon:
 
     def _read(self) -> None:
         assert self.process.stderr is not None
-        with (self._folder / "log").open("w") as log:
-            for number, text in enumerate(self.process.stderr):
+        with (self._folder / "log").open("w") as log, self.process.stderr as said:
+            for number, text in enumerate(said):
                 log.write(text)
                 with self._changed:
                     self._lines.append(Line(number, time.time_ns(), text))
