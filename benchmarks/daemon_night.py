@@ -25,8 +25,6 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 from rich.progress import Progress
 
-from agent.camera.reader import read_images
-from agent.camera.source import parse_source
 from agent.models.model import open_model
 from benchmarks.corruption import Image
 from benchmarks.daemon_process import (
@@ -37,7 +35,7 @@ from benchmarks.daemon_process import (
     model_config,
     model_spec,
 )
-from benchmarks.daemon_scenes import losses, make
+from benchmarks.daemon_scenes import evenly, losses, make
 from benchmarks.loop_daemon import free_port
 from benchmarks.models import DATA
 from benchmarks.report import Bar, Section, at_least, at_most
@@ -47,7 +45,7 @@ MODELS = ("yolox_nano", "fastestdet")
 
 _LIGHT, _GAMMA, _NOISE = 0.25, 2.2, 0.02
 _FPS = 10.0
-_FRAMES = 250  # of the night's clip, and of the day's
+_FRAMES = 150  # of the night's clip, and of the day's
 _MAX_LOSS = 0.1  # recalibration.max_loss
 _LEAST_MACS = 0.85
 _WITHIN = 0.05  # of the fidelity of a fresh calibration
@@ -137,13 +135,11 @@ def darken(image: Image, random: np.random.Generator) -> Image:
 
 def write_clips(source: Path, dark: Path, light: Path) -> None:
     """Write the night's clip and the day's, of the same frames, which lie evenly in the source."""
-    images = [image for _, image in read_images(parse_source(str(source)))]
-    step, random = max(1, len(images) // _FRAMES), np.random.default_rng(0)
-    height, width = images[0].shape[:2]
-    clips = [
-        cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"FFV1"), _FPS, (width, height)) for path in (dark, light)
-    ]
-    for image in images[::step][:_FRAMES]:
+    clips, random = list[cv2.VideoWriter](), np.random.default_rng(0)
+    for image in evenly(source, _FRAMES):
+        if not clips:
+            size, codec = image.shape[1::-1], cv2.VideoWriter.fourcc(*"FFV1")  # loses nothing
+            clips = [cv2.VideoWriter(str(path), codec, _FPS, size) for path in (dark, light)]
         clips[0].write(darken(image, random))
         clips[1].write(image)
     for clip in clips:

@@ -104,14 +104,21 @@ class FollowedDaemon:
         self.summary = json.loads(printed[-1]) if printed else {}
 
     def wait(self, pattern: str, limit_s: float, after: int = -1) -> Line | None:
-        """Return the first line with a match behind line `after`; None if none comes in time, or ever."""
+        """Return the first line with a match behind line `after`; None if none comes in time, or ever.
+
+        Raises SystemExit for a daemon that has failed.
+        """
         deadline_s = time.monotonic() + limit_s
         with self._changed:
             while True:
                 found = next((line for line in self._lines[after + 1 :] if re.search(pattern, line.text)), None)
                 left_s = deadline_s - time.monotonic()
-                if found is not None or left_s <= 0.0 or not self._reader.is_alive():
+                if found is not None or left_s <= 0.0:
                     return found
+                if not self._reader.is_alive():
+                    if self.process.wait() == 0:
+                        return None
+                    raise SystemExit("error: a daemon that failed: " + "".join(line.text for line in self._lines[-20:]))
                 self._changed.wait(min(left_s, 1.0))
 
     def steps(self, after: int = -1) -> dict[str, int]:

@@ -36,6 +36,9 @@ class Clip:
     def isOpened(self) -> bool:
         return bool(self._video.isOpened())
 
+    def get(self, _property: int) -> float:
+        return 0.0  # a stream that says nothing of itself
+
     def read(self) -> tuple[bool, Any]:
         self._due_s = max(self._due_s + self.period_s, time.monotonic() - self.period_s)
         time.sleep(max(0.0, self._due_s - time.monotonic()))
