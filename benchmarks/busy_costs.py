@@ -88,8 +88,7 @@ class Engine:
     def layer_nodes(self) -> Mapping[str, tuple[str, ...]]:
         return {group.name: group.nodes for group in self._machine.grouping.groups}
 
-    # ARG002: the Protocol's; planted times do not depend on what is inferred.
-    def layer_times_ms(self, batch: Array, runs: int = 20) -> dict[str, float]:  # noqa: ARG002
+    def layer_times_ms(self, batch: Array, runs: int = 20) -> dict[str, float]:  # noqa: ARG002  planted
         return dict(zip(self.layer_nodes(), self._machine.profile_ms(self._int8).tolist(), strict=True))
 
     def close(self) -> None: ...

@@ -57,7 +57,7 @@ class MessageSource:
     """Messages that wait to be published, in order. The caller of `pop` reports what became of each message.
 
     All methods return at once. The MQTT thread calls all but the ones that fill the source. By default a source ignores
-    what became of its messages: it keeps no copies.
+    what became of its messages: it keeps no copies. It is empty until a subclass fills it.
     """
 
     def __len__(self) -> int:
@@ -68,8 +68,8 @@ class MessageSource:
         """Prepare for a new connection."""
 
     def pop(self) -> Message | None:
-        """Return the next message; None if nothing is due. Each source has its own."""
-        raise NotImplementedError
+        """Return the next message; None if nothing is due."""
+        return None
 
     def delivered(self, message: Message) -> None:
         """Note that the broker has acknowledged the message."""

@@ -67,8 +67,11 @@ def open_decoder(spec: ModelSpec, size: Size, outputs: Sequence[TensorSpec]) -> 
     decoder = _open_detector(spec, size)
     if all(None not in output.shape[1:] for output in outputs):
         # Decoding zeros once finds a decoder that does not fit before the first frame does.
-        # The guard above rules out open dimensions, which the checker cannot follow.
-        decoder({output.name: np.zeros((1, *output.shape[1:]), output.dtype) for output in outputs})  # type: ignore[arg-type]
+        zeros = {
+            output.name: np.zeros((1, *output.shape[1:]), output.dtype)  # type: ignore[type-var]  # none is open
+            for output in outputs
+        }
+        decoder(zeros)
     return decoder
 
 

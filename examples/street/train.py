@@ -68,8 +68,7 @@ def train(cache: Path, epochs: int, seed: int) -> StreetNet:
     torch.set_num_threads(1)  # the layers are too small to share: a second thread waits more than it works
     pictures, objects = map(torch.from_numpy, cached_set(cache / "train.npz", _TRAIN_IMAGES, TRAIN_SEED))
     tests = tuple(map(torch.from_numpy, cached_set(cache / "test.npz", _TEST_IMAGES, TEST_SEED)))
-    # torch's annotations know neither `to` with a memory format alone nor a typed `backward`.
-    net: StreetNet = StreetNet().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    net: StreetNet = StreetNet().to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch lacks it
     average: StreetNet = copy.deepcopy(net)
     optimiser = torch.optim.AdamW(net.parameters(), weight_decay=_WEIGHT_DECAY)
     corners, strides = grid()
@@ -102,9 +101,15 @@ def export(net: StreetNet, path: Path) -> None:
     """Write ONNX: `images` (1, 3, 160, 288) to `detections` (1, 900, 7), batch normalisation folded."""
     example = torch.zeros(1, 3, INPUT_HEIGHT_PX, INPUT_WIDTH_PX)
     deployed = Deployed(net).eval()
-    names = {"input_names": ["images"], "output_names": ["detections"]}
-    # `names` is a plain dict, whose values the checker does not tell apart.
-    torch.onnx.export(deployed, (example,), str(path), opset_version=_OPSET, dynamo=False, **names)  # type: ignore[arg-type]
+    torch.onnx.export(
+        deployed,
+        (example,),
+        str(path),
+        input_names=["images"],
+        output_names=["detections"],
+        opset_version=_OPSET,
+        dynamo=False,
+    )
     onnx.checker.check_model(onnx.load(path), full_check=True)
 
 

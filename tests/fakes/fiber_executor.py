@@ -69,11 +69,10 @@ class FiberExecutor:
         self._library.fibers_allocate.argtypes = [ctypes.c_size_t]
         self._library.fibers_free.argtypes = [ctypes.c_void_p]
 
-    # ARG002: CudaExecutor names these; fibers know no streams, and one number serves for every kernel.
-    def resident_blocks(self, kernel: str) -> int:  # noqa: ARG002
+    def resident_blocks(self, kernel: str) -> int:  # noqa: ARG002  one number serves for every kernel
         return self._resident
 
-    def upload(self, array: Array, stream: object | None = None) -> FiberBuffer:  # noqa: ARG002
+    def upload(self, array: Array, stream: object | None = None) -> FiberBuffer:  # noqa: ARG002  no streams
         buffer = self._allocate(array.shape, array.dtype, array.nbytes)
         contiguous = np.ascontiguousarray(array)
         ctypes.memmove(buffer.address, contiguous.ctypes.data, array.nbytes)
@@ -86,7 +85,7 @@ class FiberExecutor:
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike, stream: object | None = None) -> FiberBuffer:
         return self.upload(np.zeros(shape, dtype), stream)
 
-    def download(self, buffer: FiberBuffer, stream: object | None = None) -> Array:  # noqa: ARG002
+    def download(self, buffer: FiberBuffer, stream: object | None = None) -> Array:  # noqa: ARG002  no streams
         array = np.empty(buffer.shape, buffer.dtype)
         ctypes.memmove(array.ctypes.data, buffer.address, array.nbytes)
         return array
@@ -96,7 +95,7 @@ class FiberExecutor:
         kernel: str,
         blocks: int,
         arguments: Sequence[FiberBuffer | np.int32 | np.uint64],
-        stream: object | None = None,  # noqa: ARG002
+        stream: object | None = None,  # noqa: ARG002  fibers know no streams
         shared_bytes: int | None = None,
     ) -> None:
         shared = self.geometry.shared_bytes()[kernel] if shared_bytes is None else shared_bytes

@@ -149,8 +149,7 @@ def run_shown(command: tuple[str, ...], environment: Environment, copy: Path, li
             )
             leader = process.pid
         timer.start()
-        # The pipe is there: it was asked for above.
-        with process.stdout as output, copy.open("w", encoding="utf-8") as file:  # type: ignore[union-attr]
+        with process.stdout as output, copy.open("w", encoding="utf-8") as file:  # type: ignore[union-attr]  # a PIPE
             for line in output:
                 print(line, end="", flush=True)
                 file.write(line)

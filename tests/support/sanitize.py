@@ -17,21 +17,21 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [
     str(ROOT),
     str(ROOT / "tests/fakes"),
-]  # run as a file, by itself too: what follows is found through this
+]  # this module is run as a file, too
 
-import numpy as np  # noqa: E402
-from fiber_executor import COMPILER, FiberExecutor, build, sanitizer_runtime  # noqa: E402
-from kernel_reference import divergences, extremes, histograms, preprocessed, tensors, transforms  # noqa: E402
+import numpy as np  # noqa: E402  found through sys.path
+from fiber_executor import COMPILER, FiberExecutor, build, sanitizer_runtime  # noqa: E402  found through sys.path
+from kernel_reference import divergences, extremes, histograms, preprocessed, tensors, transforms  # noqa: E402  found through sys.path
 
-from calibrate.histogram import abs_histogram  # noqa: E402
-from engines.cuda.kernels import (  # noqa: E402
+from calibrate.histogram import abs_histogram  # noqa: E402  found through sys.path
+from engines.cuda.kernels import (  # noqa: E402  found through sys.path
     DeviceHistograms,
     DevicePreprocess,
     KernelGeometry,
     kernel_source,
     search_entropy,
 )
-from engines.errors import DeviceError  # noqa: E402
+from engines.errors import DeviceError  # noqa: E402  found through sys.path
 
 GEOMETRY = KernelGeometry(11, 2, 64)  # few threads: sanitised fibers are slow
 CHECKS = (("", 0), ("", 7), ("", 11), ("thread", 0), ("thread", 7), ("address", 0))  # sanitizer, seed of the order

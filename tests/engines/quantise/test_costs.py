@@ -71,8 +71,7 @@ class PlantedEngine:
     def infer(self, batch: Array) -> dict[str, Array]:
         raise NotImplementedError  # it is only profiled
 
-    # ARG002: the Protocol's; planted times do not depend on what is inferred.
-    def layer_times_ms(self, batch: Array, runs: int = 20) -> dict[str, float]:  # noqa: ARG002
+    def layer_times_ms(self, batch: Array, runs: int = 20) -> dict[str, float]:  # noqa: ARG002  planted
         machine = self.machine
         machine.clock *= machine.slowdown
         layers = machine.layers(self.labels)
