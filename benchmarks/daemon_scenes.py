@@ -173,16 +173,16 @@ def make(model: Model, source: Path, folder: Path) -> Made:
 def _collect(model: Model, source: Path) -> Collected:
     """Collect as a daemon does, from frames that lie evenly in the source. Raises AgentError (`scene.empty`)."""
     gathered = CalibrationSet(_HELD_OUT)
-    with closing(open_backend("onnxruntime").observer(model.reference, model.placement.taps)) as observer:
+    with closing(model.open_observer(open_backend("onnxruntime"))) as observer:
         task = VisionTask(model.spec, observer.inputs, observer.outputs)
         for image in evenly(source, FRAMES + _HELD_OUT):
             tensor, _ = task.preprocess(image)
             seen = observer.observe(tensor)
-            gathered.add(tensor, seen.histograms, not is_empty(task.decode(seen.outputs, tensor.shape)))
+            gathered.add(tensor, seen, not is_empty(task.decode(seen.outputs, tensor.shape)))
     if gathered.informative < MIN_INFORMATIVE:
         found = f"something is seen on {gathered.informative} of the frames that judge"
         raise AgentError("scene.empty", found, f"{MIN_INFORMATIVE} at least", "leave the scene out")
-    return Collected(gathered.frames, gathered.histograms, gathered.held_out, gathered.sample)
+    return Collected(gathered.frames, gathered.histograms, gathered.held_out, gathered.sample, gathered.extremes)
 
 
 def evenly(source: Path, most: int) -> Iterator[Image]:

@@ -33,6 +33,7 @@ _OCTAVES = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5)  # distances below the largest value a
 _REFINED = (0.25, 0.125, 0.0625)  # then octaves to either side of the best so far
 # Range of the narrowest channel over the widest one's. Smaller: a nearly silent channel is amplified without bound.
 _NARROWEST = 2.0**-10
+_HEADROOM = 1.0
 _CLIPS = np.array([1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6])  # fractions of the largest weight that are tried
 
 
@@ -43,12 +44,23 @@ def merge_extremes(into: dict[str, Extremes], others: Mapping[str, Extremes]) ->
         into[name] = np.stack((np.minimum(known[0], seen[0]), np.maximum(known[1], seen[1])))
 
 
+def widened(extremes: Extremes) -> Floats:
+    """Return what each channel is to be able to show in other scenes, (2, channels): more than it showed in this one.
+
+    No channel needs more than the whole tensor showed, which is what it has under one scale for all channels.
+    """
+    seen = extremes.astype(np.float64)
+    largest = np.abs(seen).max()
+    low, high = np.clip(_HEADROOM * seen, -largest, largest)
+    return np.stack((np.minimum(low, seen[0]), np.maximum(high, seen[1])))
+
+
 def divided_ends(extremes: Extremes, divisors: ArrayLike, offsets: ArrayLike) -> tuple[float, float]:
-    """Return the least and the largest value of (x - offset) / divisor over all channels.
+    """Return the least and the largest value of (x - offset) / divisor over all channels, which are widened.
 
     divisors: (channels,), positive. offsets: (channels,), or one for all.
     """
-    low, high = (extremes.astype(np.float64) - np.asarray(offsets)) / np.asarray(divisors)
+    low, high = (widened(extremes) - np.asarray(offsets)) / np.asarray(divisors)
     return float(low.min()), float(high.max())
 
 
@@ -139,7 +151,7 @@ def equalisation(matrix: Floats, read: LayerInput, extremes: Extremes, centred: 
 
 
 def _equalised(matrix: Floats, read: LayerInput, extremes: Extremes, exponent: float, centred: bool) -> Equalisation:
-    whole = LayerInput(read.samples, *extremes.astype(np.float64))
+    whole = LayerInput(read.samples, *widened(extremes))
     divisors = _divisors(_width(whole, centred), exponent)
     scaled = matrix * divisors.reshape(matrix.shape[0], 1, matrix.shape[2], 1)
     samples = read.samples / divisors.astype(np.float32)[:, np.newaxis]

@@ -30,7 +30,7 @@ from agent.models.engine_service import EngineService
 from agent.monitoring.camera_monitor import CameraState, CameraStates
 from agent.monitoring.drift import DriftState
 from agent.monitoring.view import BLIND, FROZEN
-from agent.planning.raising import PrecisionRaise
+from agent.planning.raising import EXHAUSTED, PrecisionRaise
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Trigger:
     Args:
         kind: first-start, switch, alarm, schedule or precision.
         request: What the journal keeps of it; of kind switch, the artefact to put in service.
-        raising: Of kind precision: by how much it is raised.
+        raising: Of kind precision: by how much it is raised; None where nothing is left to try, and it is held back.
         offline: Of kind first-start: the offline work that it begins with; None for frames of the board's own.
     """
 
@@ -146,6 +146,12 @@ class Triggers:
         vain = self._refused_before(states) if is_own else None
         if vain is not None:
             return vain
+        if kind == "precision" and trigger.raising is None:
+            found = (
+                f"fidelity is low, and no plan that raises the precision of {self.service.serving.id} is left to try"
+            )
+            remedy = "retrain the layers that the last job's error names, or accept more with recalibration.max_loss"
+            return Hindrance(EXHAUSTED, found, remedy)
         if not self.limits.may_start:
             return _pause(self.limits)
         if kind == "switch":
@@ -183,10 +189,8 @@ class Triggers:
         state = next((state for state in states if is_low(state, self.config)), None)
         if not recalibration.raise_precision or state is None:
             return None
-        rung = self.attempts.next_rung(serving)
-        if not rung:
-            return None
-        raising = PrecisionRaise(rung, state.settled.interval.estimate)
+        rung, fidelity = self.attempts.next_rung(serving), state.settled.interval.estimate
+        raising = PrecisionRaise(rung, fidelity) if rung else None  # None: held back, as nothing is left to try
         return Trigger("precision", {"rung": rung, "for": serving}, raising=raising)
 
     def _shows_scene(self, state: CameraState) -> bool:

@@ -243,6 +243,7 @@ class Recalibration:
             settings = settings_id(self.config, self.service, job.frames, job.method, job.max_loss)
             job.attempt = Attempt(settings, Regime.from_scene(collected.histograms))
         request = self._job_request(job, collected.frames)
+        job.max_loss = request.max_loss  # probation goes by the verdict's limit, whatever `set` makes of it meanwhile
         self._start_child(job, lambda path: write_job(path, request, collected, job.merged))
 
     def _job_request(self, job: Job, frames: int) -> JobRequest:

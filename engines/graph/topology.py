@@ -37,7 +37,7 @@ class TensorType:
 
 
 class Topology:
-    """Built from a model once; later changes to the model do not show.
+    """Built from a model once; a later change to the model shows only if it is made by `rename` or `insert`.
 
     nodes: topologically sorted, as ONNX demands of a graph.
     producers: the node that makes a tensor; graph inputs and initialisers have none.
@@ -68,6 +68,23 @@ class Topology:
         """Return the one node that reads a tensor; None when several do, none does, or the tensor is pinned."""
         readers = self.readers(tensor)
         return readers[0][0] if len(readers) == 1 and tensor not in self.pinned else None
+
+    def rename(self, tensor: str, name: str) -> None:
+        """Give a tensor that a node makes, and no body of control flow reads, another name."""
+        producer, readings = self.producers.pop(tensor), self.consumers.pop(tensor, [])
+        producer.output[list(producer.output).index(tensor)] = name
+        for reader, index in readings:
+            reader.input[index] = name
+        self.producers[name], self.consumers[name] = producer, readings
+
+    def insert(self, node: NodeProto, reader: NodeProto) -> None:
+        """Let a node that has been put into the graph make from input 0 what another one reads as input 0."""
+        tensor, (made,) = reader.input[0], node.output
+        reader.input[0] = made
+        others = [(each, index) for each, index in self.readers(tensor) if not (each is reader and index == 0)]
+        self.consumers[tensor] = [*others, (node, 0)]
+        self.consumers[made] = [(reader, 0)]
+        self.producers[made] = node
 
 
 def tensor_types(model: ModelProto) -> dict[str, TensorType]:

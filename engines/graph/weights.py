@@ -82,10 +82,10 @@ def groups(node: NodeProto) -> int:
 
 
 def add_constant(model: ModelProto, topology: Topology, name: str, value: NDArray[np.generic]) -> str:
-    """Add a constant to a model, and return its name, which is made unique. topology: of the model."""
-    taken = {*(tensor.name for tensor in model.graph.initializer), *topology.producers, *topology.inputs}
-    name = fresh_name(name, taken)
+    """Add a constant to a model and to its topology, and return its name, which is made unique."""
+    name = fresh_name(name, {*topology.initializers, *topology.producers, *topology.inputs})
     model.graph.initializer.append(numpy_helper.from_array(value, name))
+    topology.initializers[name] = model.graph.initializer[-1]
     return name
 
 

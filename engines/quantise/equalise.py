@@ -48,10 +48,12 @@ def equalise(
     if not (divisors or offsets):
         return master
     model = deepcopy(master)
-    for node in list(model.graph.node):
+    topology = Topology(model)
+    for node in topology.nodes:
         if node.name in divisors:
             divisor = np.asarray(divisors[node.name], np.float64)
-            _equalise(model, node, divisor, np.asarray(offsets.get(node.name, np.zeros_like(divisor)), np.float64))
+            offset = np.asarray(offsets.get(node.name, np.zeros_like(divisor)), np.float64)
+            _equalise(model, topology, node, divisor, offset)
     missing = (set(divisors) | set(offsets)) - {node.name for node in model.graph.node}
     if missing:
         raise _misfit(min(missing), "no node of that name")
@@ -89,8 +91,8 @@ def is_free(topology: Topology, layer: NodeProto) -> bool:
     return _divider(topology, layer) is not None
 
 
-def _equalise(model: ModelProto, layer: NodeProto, divisor: Floats, offset: Floats) -> None:
-    topology = Topology(model)  # of the graph as the layers before have changed it
+def _equalise(model: ModelProto, topology: Topology, layer: NodeProto, divisor: Floats, offset: Floats) -> None:
+    """topology: of the graph as the layers before have changed it."""
     if not can_divide(topology, layer) or (offset.any() and not can_offset(topology, layer)):
         raise _misfit(layer.name, f"a {layer.op_type} whose input cannot be divided or offset")
     weight = numpy_helper.to_array(topology.initializers[layer.input[1]])
@@ -110,8 +112,7 @@ def _equalise(model: ModelProto, layer: NodeProto, divisor: Floats, offset: Floa
         tensor = layer.input[0]
         while topology.producers[tensor].op_type == "MaxPool":
             tensor = topology.producers[tensor].input[0]
-        reader, index = topology.readers(tensor)[0]
-        topology.producers[tensor].output[0] = reader.input[index] = equalised_name(layer.name)
+        topology.rename(tensor, equalised_name(layer.name))
     else:
         _insert_operations(model, topology, layer, divisor, offset)
     multiplied = from_matrix(layer, matrix * by_input(divisor, matrix), weight.shape)
@@ -171,7 +172,7 @@ def _insert_operations(
         constant = add_constant(model, topology, f"{made}.constant", values.astype(np.float32).reshape(shape))
         node = helper.make_node(operator, [layer.input[0], constant], [made], name=made)
         model.graph.node.insert(index + number, node)
-        layer.input[0] = made
+        topology.insert(model.graph.node[index + number], layer)
 
 
 def _misfit(layer: str, found: str) -> EngineError:

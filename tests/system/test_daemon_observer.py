@@ -43,9 +43,13 @@ class Daemon:
         real = OnnxRuntimeBackend.observer
 
         def changed(
-            backend: OnnxRuntimeBackend, request: BuildRequest, taps: Sequence[str], progress: Progress = silent
+            backend: OnnxRuntimeBackend,
+            request: BuildRequest,
+            taps: Sequence[str],
+            progress: Progress = silent,
+            layers: Sequence[str] = (),
         ) -> Observer:
-            return change(real(backend, request, taps), progress)
+            return change(real(backend, request, taps, layers=layers), progress)
 
         self._patch.setattr(OnnxRuntimeBackend, "observer", changed)
         world = make_world(

@@ -10,6 +10,7 @@ import pytest
 from operations_bench import Desk, desk
 
 from agent.common.errors import AgentError
+from agent.control.reasons import explain
 from agent.jobs.child_process import JobOutcome
 from agent.jobs.limits import PrecisionAttempts
 
@@ -112,6 +113,18 @@ def test_only_a_candidate_that_was_refused_asks_for_more(desk: Callable[..., Des
     at.operations.jobs._finish(job, JobOutcome(error=AgentError(code, "", "", "")))
     at.tick()
     assert at.rung == rung
+
+
+def test_status_says_so_where_no_plan_helps_any_more(desk: Callable[..., Desk]) -> None:
+    at = desk(cooldown_s=0.0)
+    at.tick()
+    job = at.operations.jobs.job
+    assert job is not None
+    at.operations.jobs._finish(job, JobOutcome(error=AgentError("precision.exhausted", "", "", "")))
+    at.tick()
+    reasons = explain(at.operations, {"camera": at.state})
+    assert reasons.code == "precision.exhausted"
+    assert f"no plan that raises the precision of {at.int8.id} is left to try; retrain the layers" in reasons.held_back
 
 
 def test_going_back_to_a_raised_engine_is_no_attempt(desk: Callable[..., Desk]) -> None:

@@ -6,14 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from job_bench import JobDeskBench, ScriptedChild, job_desk, two_engines
 from operations_bench import Desk, desk
 
 from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import CommandError
 from agent.contract.commands import RecalibrateArgs, SwitchArgs
 from agent.daemon.handlers import engine_handlers
+from agent.jobs.child_process import JobOutcome
 
-__all__ = ["desk"]  # the fixture
+__all__ = ["desk", "job_desk", "two_engines"]  # fixtures
 
 
 def order(at: Desk, op: str, args: Any) -> None:
@@ -82,3 +84,18 @@ def test_what_is_set_is_what_the_next_job_goes_by(desk: Callable[..., Desk]) -> 
     assert jobs._job_request(jobs.job, 8).max_loss == 0.5
     for reader in (at.operations._triggers, jobs, at.operations.swap, at.operations._changes):
         assert reader.config.recalibration.max_loss == 0.5
+
+
+def test_a_limit_that_is_set_while_a_job_runs_is_for_the_next_one(
+    job_desk: JobDeskBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verdict and probation of one candidate go by one limit."""
+    operations, limits = job_desk.operations, list[float | None]()
+    monkeypatch.setattr(operations.swap, "start", lambda *swap: limits.append(swap[-1]))
+    assert operations.recalibrate(CommandProgress("c1", job_desk.results.append), RecalibrateArgs(frames=8))
+    for _ in range(3):
+        operations.tick({"camera": job_desk.state})
+    recalibration = operations.config.recalibration.model_copy(update={"max_loss": 0.5})
+    operations.configure(operations.config.model_copy(update={"recalibration": recalibration}))
+    ScriptedChild.latest.ends_with(JobOutcome(artefact=job_desk.other.path))
+    assert limits == [0.1]

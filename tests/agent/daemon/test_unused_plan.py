@@ -38,7 +38,7 @@ def config(model: Model, tmp_path: Path) -> Config:
     [
         (None, "plan.format: plan: PATH is not used: PATH: "),
         ("", "plan.format: plan: PATH is not used: text that is not JSON"),
-        ('{"schema": 3, "floats": {}}', "plan.schema: plan: PATH is not used: a plan of schema 3; expected schema 2"),
+        ('{"schema": 9, "floats": {}}', "plan.schema: plan: PATH is not used: a plan of schema 9; expected schema 3"),
         ('{"schema": 1, "floats": {"Conv_t77": ""}}', "plan.node: plan: PATH is not used: node 'Conv_t77' in the plan"),
     ],
 )
