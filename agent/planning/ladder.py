@@ -11,7 +11,8 @@
    are looked up or measured, and its noise is. The frontier of cost and noise gives the plans that follow.
 
 Where precision is raised (`LadderOptions.raising`), the first plan serves and is known to lose too much. So the search
-follows at once, what is float stays float, and only plans with at most half of the noise are tried.
+follows at once, what is float stays float, and only plans with at most half of the noise are tried. But where the first
+plan divides inputs, and loses little with the ranges of today's calibration, its channels have left yesterday's.
 
 Frames of the calibration propose, held-out frames try, and the verdict has others again: a repair is never judged on
 the frames that it was made for.
@@ -166,6 +167,8 @@ class Ladder:
         if raising is not None:
             tried, self._seems_good = self._try("the plan in service", first)
             tried.offered, tried.outcome = True, f"fidelity {raising.fidelity:.2f} where it serves"
+            if raising.rung == 1 and self._seems_good and first.repairs.divisors:  # with ranges of today
+                yield self._offered(tried)
         else:
             tried, suits = self._try("all that may be INT8" if first.repairs else "plain INT8", first)
             if suits:

@@ -78,6 +78,7 @@ def test_what_is_set_holds_at_once_and_after_a_restart_on_command(board: World, 
                 assert watcher.expect(TOPICS.reported, version=9)["error"]["code"] == "command.version"
 
 
+@pytest.mark.trial
 @pytest.mark.slow
 @pytest.mark.broker
 def test_another_telemetry_period_counts_from_now_on(board: World, mosquitto: RealBroker) -> None:

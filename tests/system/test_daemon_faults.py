@@ -75,6 +75,7 @@ def test_other_preprocessing_does_not_serve_with_the_old_scales(calibrated_world
     assert again["artefact"] != str(before)
 
 
+@pytest.mark.trial
 def test_a_store_that_cannot_be_changed_does_not_stop_the_new_engine(tmp_path: Path) -> None:
     world = steady(tmp_path)
     (world.state_dir / "current").mkdir(parents=True)  # no symlink can take its place

@@ -54,6 +54,7 @@ def test_start_lets_the_first_job_judge_an_artefact_that_serves_on_after_a_resta
     assert (again["artefact"], again["swaps"]) == (str(served.path), [])
 
 
+@pytest.mark.trial
 def test_calibration_file_takes_the_place_of_frames_under_a_configured_plan(world: World) -> None:
     world.config["plan"] = "plan.json"
     world.change(calibration={"frames": NEVER, "file": "calibration.json"})

@@ -109,6 +109,7 @@ def test_where_the_owner_wants_no_answer_it_is_only_told(story: Story, tmp_path:
     assert summary["swaps"] == []
 
 
+@pytest.mark.trial
 def test_what_is_forced_into_int8_stays_so_and_that_nothing_helps_is_told_once(story: Story, tmp_path: Path) -> None:
     world = story.copy(story.int8, tmp_path, precision={"force_int8": [COLLAPSES]})
     summary, said = world.run(until=r"precision\.exhausted")

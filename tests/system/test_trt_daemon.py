@@ -87,6 +87,7 @@ for command in sys.argv[1:]:
 """
 
 
+@pytest.mark.trial
 def test_the_commands_without_a_daemon(tmp_path: Path, mistakes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     board(tmp_path, seconds=2.0)
     monkeypatch.chdir(tmp_path)

@@ -143,7 +143,9 @@ def test_the_daemon_keeps_it_to_itself(tmp_path: Path, camera: MjpegServer, mosq
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["rtsp", "http", "rtmp"])
+@pytest.mark.parametrize(
+    "scheme", ["rtsp", *(pytest.param(each, marks=pytest.mark.trial) for each in ("http", "rtmp"))]
+)
 def test_on_the_command_line_it_is_overwritten(tmp_path: Path, scheme: str) -> None:
     """By a camera that takes the connection and never says a word: FFmpeg and we give up after five seconds."""
     world = make_world(tmp_path, lambda _: 0.5, 1.0)

@@ -26,9 +26,8 @@ def command(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str,
     return told
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "fastestdet" else pytest.param(name, marks=pytest.mark.trial) for name in FRAMES]
-)
+@pytest.mark.trial
+@pytest.mark.parametrize("name", FRAMES)
 def test_real_models_build(
     name: str, lab: Lab, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

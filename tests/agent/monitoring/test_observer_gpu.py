@@ -28,6 +28,7 @@ def start(bench: Bench) -> ObserverThread:
     return bench.start(reference)
 
 
+@pytest.mark.trial
 def test_memory_that_is_short_for_a_while(bench: Bench, fake: FakeTensorRt) -> None:
     thread = start(bench)
     thread.wait_until_tried(MANY)

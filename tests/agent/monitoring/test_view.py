@@ -146,8 +146,8 @@ def test_a_night_whose_noise_would_hide_a_blur_says_nothing_of_the_lens() -> Non
 @pytest.mark.parametrize(
     "name",
     [
-        "vid_face_asl_walk_640x480.mkv",
-        "vid_one_by_one_person_768x432.mp4",
+        pytest.param("vid_face_asl_walk_640x480.mkv", marks=pytest.mark.trial),
+        pytest.param("vid_one_by_one_person_768x432.mp4", marks=pytest.mark.trial),
         "vid_vehicle_surveillance_640x352.mp4",
     ],
 )
@@ -183,8 +183,10 @@ def test_a_moved_view_that_stands_still_becomes_the_usual_one_with_its_sharpness
     [
         (lambda number: scene(5 + number % 3), 60),
         (lambda number: scene(5 + number // 5 % 2), 60),
-        (lambda number: scene(5 if number % 5 < 3 else 6), 400),  # there for longer than it takes to settle
-        (lambda number: scene(5 + number // 400), 60),
+        pytest.param(
+            lambda number: scene(5 if number % 5 < 3 else 6), 400, marks=pytest.mark.trial
+        ),  # longer than SETTLED
+        pytest.param(lambda number: scene(5 + number // 400), 60, marks=pytest.mark.trial),
         (lambda number: scene(5) * 0.7 + scene(8) if number // 400 % 2 else scene(5), 60),
     ],
     ids=["turns", "swings", "is there three times in five", "is moved again", "is relit"],

@@ -80,6 +80,16 @@ def test_the_plan_in_service_is_not_offered_where_the_frames_happen_to_be_easy(t
     assert found.refusal(REFUSAL).code == REFUSED  # by chance: a later job may have other frames
 
 
+def test_a_plan_that_divides_inputs_is_offered_with_the_ranges_of_today_where_it_then_loses_little(
+    tmp_path: Path,
+) -> None:
+    """Channels that leave their ranges are not seen by the drift of a tensor, but by the fidelity alone."""
+    model = model_of(tmp_path, collapsing_net(7)).with_plan(PrecisionPlan({}, Repairs({COLLAPSES: (1000.0,)})))
+    for max_loss, is_offered in ((0.6, True), (0.1, False)):
+        first = next(ladder_of(model, max_loss=max_loss).plans())
+        assert (not first.floats and first.repairs.divisors == model.plan.repairs.divisors) is is_offered
+
+
 def test_what_is_float_stays_so_for_its_own_reason_and_more_follows(tmp_path: Path) -> None:
     found = ladder_of(model_of(tmp_path, residual_net()), PrecisionPlan({FIRST: "by hand"}), max_loss=1.0)
     floats = [plan.floats for plan in found.plans()]

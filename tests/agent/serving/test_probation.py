@@ -192,6 +192,7 @@ def test_fidelity_surely_below_the_engine_before_ends_it_and_all_its_frames_suff
     assert watch.affected_frames(error, frame_was_waiting=False) == 40
 
 
+@pytest.mark.trial
 def test_a_candidate_as_good_as_the_engine_before_is_condemned_in_one_probation_of_forty_at_most() -> None:
     rng, condemned = np.random.default_rng(2), 0
     watch, _ = probation()

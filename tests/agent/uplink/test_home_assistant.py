@@ -262,6 +262,7 @@ def test_it_is_announced_retained_and_again_whenever_home_assistant_is_born(boar
     assert board.retained() == [topic]
 
 
+@pytest.mark.trial
 @pytest.mark.slow
 @pytest.mark.broker
 def test_its_button_recalibrates_a_daemon(any_broker: RealBroker, calibrated_world: World) -> None:

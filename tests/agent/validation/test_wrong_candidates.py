@@ -127,8 +127,8 @@ def test_a_sound_one_is_accepted(board: Board, tmp_path: Path, monkeypatch: pyte
         ("scales_times_ten", "fidelity", "in service on 13 held-out frames"),
         ("nan_weights", "outputs", "is not finite (13 times)"),
         ("wrong_shape", "outputs", "is float32 [1, 10], not float32 [1, 5] (13 times)"),
-        ("slow", "latency", "ms in service; 1.25 times that is allowed"),
-        ("fail", "outputs", "it fails: engine.run: a kernel that fails (1 times)"),
+        pytest.param("slow", "latency", "ms in service; 1.25 times that is allowed", marks=pytest.mark.trial),
+        pytest.param("fail", "outputs", "it fails: engine.run: a kernel that fails (1 times)", marks=pytest.mark.trial),
     ],
 )
 def test_a_wrong_one_is_refused_and_its_evidence_kept(

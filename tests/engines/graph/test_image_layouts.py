@@ -66,9 +66,9 @@ def specs(name: str, layout: Layout, dtype: PixelType, moves_bytes: bool, data: 
 @pytest.mark.parametrize(
     ("name", "frames", "layout", "dtype", "moves_bytes"),
     [
-        ("fastestdet", COCO, "NHWC", "uint8", True),
-        ("ultraface", FACES, "NCHW", "uint8", False),
-        ("resnet20", CIFAR_TEST, "NHWC", "float32", False),
+        pytest.param("fastestdet", COCO, "NHWC", "uint8", True, marks=pytest.mark.trial),
+        pytest.param("ultraface", FACES, "NCHW", "uint8", False, marks=pytest.mark.trial),
+        pytest.param("resnet20", CIFAR_TEST, "NHWC", "float32", False, marks=pytest.mark.trial),
         ("resnet20", CIFAR_TEST, "NHWC", "uint8", False),
     ],
 )

@@ -104,6 +104,7 @@ OPEN_NETS: dict[str, tuple[Callable[[Shape], ModelProto], int]] = {
 }
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize(("name", "precision", "target"), in_turns(OPEN_NETS))
 def test_both_profiles_of_an_open_graph_are_built_as_written(name: str, precision: str, target: str) -> None:
     make, channels = OPEN_NETS[name]

@@ -153,6 +153,7 @@ def sample(monkeypatch: pytest.MonkeyPatch) -> Sample:
     return grouping, build, measure_costs(grouping, build, batch, runs=RUNS), batch
 
 
+@pytest.mark.trial
 def test_an_unseen_plan_takes_what_the_costs_say(sample: Sample) -> None:
     grouping, build, costs, batch = sample
     assert costs.source == "measured"

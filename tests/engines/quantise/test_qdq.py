@@ -179,6 +179,7 @@ def cifar(picture: NDArray[np.uint8]) -> NDArray[np.float32]:
     return normalised.astype(np.float32).transpose(2, 0, 1)[None]
 
 
+@pytest.mark.trial
 def test_resnet20_loses_at_most_half_a_point(shared_data: Path) -> None:
     model = prepare(load_model(shared_data / "cls_resnet20_cifar10_fp32.onnx"), run)
     train = [cifar(p) for _, p in pictures(shared_data / "img_cifar10_train_calib_500.zip")]

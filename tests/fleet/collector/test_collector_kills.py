@@ -96,6 +96,7 @@ def _sent_until_some(board: Board, upto: int) -> bool:
     return board.hear() > before or before == upto
 
 
+@pytest.mark.trial
 @pytest.mark.broker
 def test_two_collectors_share_the_load(mosquitto: RealBroker, where: str) -> None:
     open_store(where).close()
