@@ -15,7 +15,7 @@ The range of an input that is divided channel by channel does not follow from a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -33,7 +33,9 @@ _OCTAVES = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5)  # distances below the largest value a
 _REFINED = (0.25, 0.125, 0.0625)  # then octaves to either side of the best so far
 # Range of the narrowest channel over the widest one's. Smaller: a nearly silent channel is amplified without bound.
 _NARROWEST = 2.0**-10
-_HEADROOM = 1.0
+# Of a channel's range over what its extremes ask for, the widest first. Other scenes drive single channels further than
+# that of the calibration: by up to 8 times between a clip and photos (benchmarks/RESULTS.md).
+HEADROOMS = (4.0, 2.0)
 _CLIPS = np.array([1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6])  # fractions of the largest weight that are tried
 
 
@@ -44,28 +46,17 @@ def merge_extremes(into: dict[str, Extremes], others: Mapping[str, Extremes]) ->
         into[name] = np.stack((np.minimum(known[0], seen[0]), np.maximum(known[1], seen[1])))
 
 
-def widened(extremes: Extremes) -> Floats:
-    """Return what each channel is to be able to show in other scenes, (2, channels): more than it showed in this one.
-
-    No channel needs more than the whole tensor showed, which is what it has under one scale for all channels.
-    """
-    seen = extremes.astype(np.float64)
-    largest = np.abs(seen).max()
-    low, high = np.clip(_HEADROOM * seen, -largest, largest)
-    return np.stack((np.minimum(low, seen[0]), np.maximum(high, seen[1])))
-
-
 def divided_ends(extremes: Extremes, divisors: ArrayLike, offsets: ArrayLike) -> tuple[float, float]:
-    """Return the least and the largest value of (x - offset) / divisor over all channels, which are widened.
+    """Return the least and the largest value of (x - offset) / divisor over all channels.
 
     divisors: (channels,), positive. offsets: (channels,), or one for all.
     """
-    low, high = (widened(extremes) - np.asarray(offsets)) / np.asarray(divisors)
+    low, high = (extremes.astype(np.float64) - np.asarray(offsets)) / np.asarray(divisors)
     return float(low.min()), float(high.max())
 
 
 def kept_amax(ends: tuple[float, float], reach: float, centred: bool) -> float:
-    """Return the range of a tensor from its least and largest value, of which it keeps the fraction `reach`.
+    """Return the range of a tensor from its least and largest value: `reach` times the largest one.
 
     A centred tensor, one with offsets, is clipped at its high end alone: at the low one ReLU and SiLU have most values.
     """
@@ -110,8 +101,9 @@ class Equalisation:
 
     divisors: powers of two, so that without offsets float results do not change by a bit.
     offsets: multiples of a channel's INT8 step, so that exact zeros stay exact.
-    amax: the range of the divided input, over the whole calibration.
-    reach: what fraction it is of the input's largest value there, in (0, 1]; as `kept_amax` takes it.
+    amax: the range of the divided input.
+    reach: how many times the input's largest value in the whole calibration that is, as `kept_amax` takes it. Below 1
+        rare values are clipped; above 1 there is headroom.
     noise: of the layer's output, in its units squared, from activations and weights together.
     """
 
@@ -136,22 +128,28 @@ def weight_noise(matrix: Floats, variance: Floats, clips: Floats | None = None) 
     return float(_weight_errors(matrix, variance, np.ones(1) if clips is None else clips).sum())
 
 
-def equalisation(matrix: Floats, read: LayerInput, extremes: Extremes, centred: bool) -> Equalisation:
-    """Return the divisors of least noise; with `centred`, offsets too.
+def equalisation(
+    matrix: Floats, read: LayerInput, extremes: Extremes, centred: bool, headrooms: Sequence[float] = HEADROOMS
+) -> tuple[Equalisation, ...]:
+    """Return the divisors of least noise for each headroom; with `centred`, offsets too.
 
     A few frames show which fraction of the largest value a range should keep. The largest value, and the channels'
-    ranges, are those of the whole calibration: what a few frames do not show is not clipped.
+    ranges, are those of the whole calibration, with headroom: but no channel goes further than the whole tensor went,
+    for one scale for all channels allows no more.
 
     Divisors trade the noise of the activations against that of the weights. Offsets give a one-sided input, as ReLU and
     SiLU make it, all of INT8's range instead of half: a quarter of its noise.
     """
     exponents = (0.0, *_EXPONENTS) if centred else _EXPONENTS
-    candidates = [_equalised(matrix, read, extremes, exponent, centred) for exponent in exponents]
-    return min(candidates, key=lambda candidate: candidate.noise)
+    candidates = [_equalised(matrix, read, extremes, exponent, centred, headrooms) for exponent in exponents]
+    return tuple(min(alike, key=lambda candidate: candidate.noise) for alike in zip(*candidates, strict=True))
 
 
-def _equalised(matrix: Floats, read: LayerInput, extremes: Extremes, exponent: float, centred: bool) -> Equalisation:
-    whole = LayerInput(read.samples, *widened(extremes))
+def _equalised(
+    matrix: Floats, read: LayerInput, extremes: Extremes, exponent: float, centred: bool, headrooms: Sequence[float]
+) -> list[Equalisation]:
+    """Return the layer under divisors of one exponent, for each headroom."""
+    whole = LayerInput(read.samples, *extremes.astype(np.float64))
     divisors = _divisors(_width(whole, centred), exponent)
     scaled = matrix * divisors.reshape(matrix.shape[0], 1, matrix.shape[2], 1)
     samples = read.samples / divisors.astype(np.float32)[:, np.newaxis]
@@ -169,12 +167,25 @@ def _equalised(matrix: Floats, read: LayerInput, extremes: Extremes, exponent: f
 
     in_sample = largest(read)
     best = _best_amax(lambda amax: noise(read, amax), in_sample)
-    amax = largest(whole) * (min(best / in_sample, 1.0) if in_sample > 0.0 else 1.0)
-    offsets = offset_steps(whole, amax) * _scale(amax) * divisors
-    low, high = divided_ends(extremes, divisors, offsets)
-    reach = min(amax / (high if centred else max(-low, high)), 1.0) if amax > 0.0 else 1.0
+    kept = min(best / in_sample, 1.0) if in_sample > 0.0 else 1.0
     weights = weight_noise(scaled, read.variance / np.square(divisors))
-    return Equalisation(divisors, offsets, amax, reach, noise(whole, amax) + weights)
+    found = []
+    for headroom in headrooms:
+        seen = _widened(whole, headroom)
+        amax = kept * largest(seen)
+        offsets = offset_steps(seen, amax) * _scale(amax) * divisors
+        low, high = divided_ends(extremes, divisors, offsets)
+        end = high if centred else max(-low, high)
+        reach = amax / end if amax > 0.0 and end > 0.0 else 1.0
+        found.append(Equalisation(divisors, offsets, amax, reach, noise(seen, amax) + weights))
+    return found
+
+
+def _widened(whole: LayerInput, headroom: float) -> LayerInput:
+    """Return the input with room beyond the ends of its channels, within the largest |x| of all of them."""
+    largest = float(whole.amax.max())
+    low, high = (np.clip(headroom * end, -largest, largest) for end in (whole.low, whole.high))
+    return LayerInput(whole.samples, np.minimum(low, whole.low), np.maximum(high, whole.high))
 
 
 def _width(seen: LayerInput, centred: bool) -> Floats:

@@ -195,11 +195,11 @@ def _on_the_grid(repairs: Repairs, calibration: Calibration) -> dict[str, Number
 
 
 def known_amax(repairs: Repairs, calibration: Calibration) -> dict[str, float]:
-    """Return the amax of each tensor that has one. That of a divided tensor is, in this order:
+    """Return the amax of each tensor that has one.
 
-    1. the calibration's own, if it has observed this very tensor: divided otherwise it has another largest value;
-    2. the largest value by the calibration's extremes, times the plan's reach;
-    3. the plan's range, which is that of another calibration.
+    That of a divided tensor is its largest value by the extremes, times the plan's reach, or times what the method of
+    the calibration keeps of it if that is more and this very tensor was observed: divided otherwise it has another
+    largest value. Without extremes it is the calibration's own, or the plan's, which is that of another calibration.
     """
     amax = {**repairs.ranges, **calibration.amax}
     for layer, divisors in repairs.divisors.items():
@@ -207,9 +207,10 @@ def known_amax(repairs: Repairs, calibration: Calibration) -> dict[str, float]:
         if extremes is None or extremes.shape[1] != len(divisors):
             continue
         low, high = ends = divided_ends(extremes, divisors, repairs.offsets.get(layer, 0.0))
+        planned = kept_amax(ends, repairs.reach.get(tensor, 1.0), layer in repairs.offsets)
         own = calibration.histograms.get(tensor)
-        if own is None or not isclose(own.amax, max(-low, high), rel_tol=_SAME_LARGEST):
-            amax[tensor] = kept_amax(ends, repairs.reach.get(tensor, 1.0), layer in repairs.offsets)
+        is_own = own is not None and isclose(own.amax, max(-low, high), rel_tol=_SAME_LARGEST)
+        amax[tensor] = max(planned, calibration.amax[tensor]) if is_own else planned
     return amax
 
 

@@ -51,6 +51,7 @@ _BETTER_FREE = 0.8
 _BETTER_PAID = 0.5  # 3 dB, for a multiplication that the layer would not need
 _BETTER_CENTRED = 0.8  # of the noise with divisors alone, where these cost a multiplication too
 _BETTER_WEIGHTS = 0.95
+_HEADROOM_PRICE = 2.0  # times the network's predicted noise: what the widest headroom may add to that of the least
 _LEAST_SHARE = 0.005  # of the network's predicted noise: layers with less are left alone
 _LEAST_SHIFT = 0.02  # of the layer's noise: smaller shifts are left alone
 
@@ -174,7 +175,7 @@ class RepairedLayer:
         self.scale = activation_scale(better.amax, equalised_name(self.node.name))
 
 
-Equalisations = dict[tuple[str, bool], Equalisation]  # by layer, and whether centred
+Equalisations = dict[tuple[str, bool], tuple[Equalisation, ...]]  # by layer, and whether centred; for each of HEADROOMS
 
 
 @dataclass(frozen=True)
@@ -270,15 +271,16 @@ class _RepairSearch:
 
     def _equalise(self) -> Repairs:
         """Return divisors and offsets per layer, and the range of its new input."""
-        equalised = {name: better for name, layer in self.layers.items() if (better := self._equalised(layer))}
+        ways = {name: ways for name, layer in self.layers.items() if (ways := self._equalised(layer))}
         left = sum(
-            equalised[name].noise / layer.signal if name in equalised else layer.nsr
-            for name, layer in self.layers.items()
+            ways[name][-1].noise / layer.signal if name in ways else layer.nsr for name, layer in self.layers.items()
         )
+        price = _HEADROOM_PRICE * left / max(len(ways), 1)
         divisors, offsets = dict[str, Numbers](), dict[str, Numbers]()
         ranges, reach = dict[str, float](), dict[str, float]()
-        for name, better in equalised.items():
+        for name, found in ways.items():
             layer = self.layers[name]
+            better = next(each for each in found if each.noise - found[-1].noise <= price * layer.signal)
             if (layer.noise - better.noise) / layer.signal < _LEAST_SHARE * left:
                 continue
             divisors[name], tensor = tuple(better.divisors.tolist()), equalised_name(name)
@@ -290,28 +292,33 @@ class _RepairSearch:
                 layer.equalise(better, f"equalised{', free' if is_free(self.topology, layer.node) else ''}")
         return Repairs(divisors, offsets, ranges, reach)
 
-    def _equalised(self, layer: RepairedLayer) -> Equalisation | None:
-        """Return the best equalisation of a layer that is worth its price; None if there is none.
+    def _equalised(self, layer: RepairedLayer) -> list[Equalisation]:
+        """Return the equalisations of a layer that are worth their price, that of most headroom first.
 
         There is none without extremes: the range of a divided tensor does not follow from what a few frames show.
         """
         extremes = self.calibration.extremes.get(layer.node.name)
         if extremes is None or not extremes.any() or layer.signal == 0.0 or not layer.read.amax.any():
-            return None
+            return []
         if not (can_divide(self.topology, layer.node) and _has_scale_per_output(layer.node)):
-            return None
-        noise, best = layer.noise, None
-        free = is_free(self.topology, layer.node)
-        divided = self._equalisation(layer, extremes, centred=False)
-        if divided.noise < (_BETTER_FREE if free else _BETTER_PAID) * noise:
-            noise, best = divided.noise, divided
+            return []
+        free, plain = is_free(self.topology, layer.node), layer.noise
+        ways = [self._equalisation(layer, extremes, centred=False)]
         if can_offset(self.topology, layer.node):
-            centred = self._equalisation(layer, extremes, centred=True)
-            if centred.noise < (_BETTER_CENTRED if best and not free else _BETTER_PAID) * noise:
-                best = centred
-        return best
+            ways.append(self._equalisation(layer, extremes, centred=True))
+        found = []
+        for divided, *others in zip(*ways, strict=True):
+            noise, best = plain, None
+            if divided.noise < (_BETTER_FREE if free else _BETTER_PAID) * noise:
+                noise, best = divided.noise, divided
+            for centred in others:
+                if centred.noise < (_BETTER_CENTRED if best and not free else _BETTER_PAID) * noise:
+                    best = centred
+            if best is not None:
+                found.append(best)
+        return found
 
-    def _equalisation(self, layer: RepairedLayer, extremes: Extremes, centred: bool) -> Equalisation:
+    def _equalisation(self, layer: RepairedLayer, extremes: Extremes, centred: bool) -> tuple[Equalisation, ...]:
         key = (layer.node.name, centred)
         if key not in self.known:
             self.known[key] = equalisation(layer.matrix, layer.read, extremes, centred)

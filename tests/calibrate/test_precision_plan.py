@@ -152,7 +152,7 @@ def test_refuses_what_is_no_plan(text: str, code: str) -> None:
         '{"ranges": {"conv.equalised": -1.0}}',
         '{"ranges": {"conv.equalised": [1.0]}}',
         '{"reach": {"conv.equalised": 0.0}}',
-        '{"reach": {"conv.equalised": 1.5}}',
+        '{"reach": {"conv.equalised": -1.5}}',
         '{"ranges": [1.0]}',
         '{"methods": {"relu": 3}}',
         '{"methods": ["mse"]}',

@@ -27,8 +27,9 @@ def layer_input(samples: Floats) -> LayerInput:
 
 
 def equalised(matrix: Floats, read: LayerInput, centred: bool) -> Equalisation:
-    """Of a calibration that has seen these samples."""
-    return equalisation(matrix, read, np.stack((read.low, read.high)).astype(np.float32), centred)
+    """Of a calibration that has seen these samples, without headroom."""
+    (found,) = equalisation(matrix, read, np.stack((read.low, read.high)).astype(np.float32), centred, (1.0,))
+    return found
 
 
 def quantised(values: Floats, scale: float | Floats) -> Floats:
@@ -120,6 +121,24 @@ def test_offsets_quarter_the_noise_of_what_is_never_negative(rng: np.random.Gene
     divided, centred = (equalised(matrix, read, centred) for centred in (False, True))
     assert centred.noise == pytest.approx(divided.noise / 4.0, rel=0.1)
     assert noise_with(matrix, samples, centred) == pytest.approx(centred.noise, rel=0.1)
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_headroom_is_for_each_channel_and_within_what_the_tensor_showed(
+    rng: np.random.Generator, centred: bool
+) -> None:
+    ranges = np.array([1.0, 1.0, 64.0, 256.0])
+    samples = np.clip(rng.normal(size=(4, 20_000)), -1.0, 1.0) * ranges[:, np.newaxis]
+    matrix = (1.0 / ranges).reshape(1, 1, 4, 1) * np.ones((1, 4, 1, 1))
+    read = layer_input(samples)
+    extremes = np.stack((read.low, read.high)).astype(np.float32)
+    wide, tight = equalisation(matrix, read, extremes, centred, (4.0, 1.0))
+    held = np.minimum(4.0 * ranges, 256.0)
+    for found, least in ((wide, held), (tight, ranges)):
+        assert (found.divisors * found.amax + found.offsets >= 0.99 * least).all()
+        assert (found.divisors * found.amax - found.offsets >= 0.99 * least).all()
+    assert wide.noise > tight.noise
+    assert wide.reach > 1.5 > tight.reach
 
 
 @given(st.integers(0, 10_000), st.integers(1, 6))

