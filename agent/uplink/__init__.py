@@ -13,5 +13,6 @@ What acknowledges a telemetry row:
 - The broker's PUBACK: Connection (agent/mqtt/connection.py) -> Outbox.delivered -> OutboxStore. It deletes the row if
   `mqtt.outbox.confirm` is `broker`, or `auto` and there has been no collector. Otherwise the row is only marked sent.
 - The collector's Ack, once the row is durably stored (fleet/collector/collector.py): topic `ack` -> MqttLink.acks ->
-  CommandInbox (agent/daemon/inbox.py) -> Outbox.acknowledge -> OutboxStore, which deletes all rows up to its number.
+  CommandInbox (agent/daemon/inbox.py) -> Outbox.acknowledge -> OutboxStore, which deletes the rows up to its number
+  that the broker has acknowledged, too.
 """

@@ -140,6 +140,7 @@ def test_bad_labels_are_told_once_and_the_video_goes_on(
     assert errors.count("mqtt=inbox_full") < 10
 
 
+@pytest.mark.trial
 @pytest.mark.broker
 def test_the_labels_file_of_a_recording_is_scored_frame_by_frame(
     tmp_path: Path, any_broker: RealBroker, calibrated_once: World, answers: list[str]

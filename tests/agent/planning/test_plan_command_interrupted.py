@@ -48,6 +48,7 @@ raise SystemExit(main(sys.argv[4:]))
 """
 
 
+@pytest.mark.trial
 def test_a_search_that_is_stopped_goes_on_where_it_was(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Interrupted first, and then killed."""
     bench = Place(plan_world(tmp_path / "world", frames=260), capfd)
