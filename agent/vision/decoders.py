@@ -5,8 +5,8 @@ threshold, and returns the candidates above the threshold, before overlaps are s
 shape, since exporters name them freely, and raises ConfigError (`decoder.shape`) when none fits.
 
 To add a decoder: write its function here, enter it in `BUILTIN_DECODERS` at the end of this module, and its name in
-`DECODERS` of `agent.vision.spec`. `agent.vision.decode` does the rest when it serves, and opens decoders that users keep
-in packages of their own. `tared inspect` recognises a model by `CONVENTIONS` of `agent.inspection.spec_guess`.
+`DECODERS` of `agent.vision.spec`. `agent.vision.decode` does the rest when it serves, and opens decoders that users
+keep in packages of their own. `tared inspect` recognises a model by `CONVENTIONS` of `agent.inspection.spec_guess`.
 """
 
 from __future__ import annotations

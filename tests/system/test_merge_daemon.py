@@ -126,4 +126,7 @@ def rolled_out(operator: Operator, where: Path, file: str) -> list[str]:
     wishes = ["--waves", "1,100%", "--soak", "1s", "--gate", "fps>=1,fidelity>=0.5", "--why", "a merged calibration"]
     assert main(["fleet", "rollout", "create", "--op", "calibration", f"file={file}", "--db", str(where), *wishes]) == 0
     run = ["fleet", "rollout", "run", "--until-done", "--db", where]
-    return list(operator.tared(*run)["ended"].values())
+    ended: dict[str, str] = operator.tared(*run)["ended"]
+    for identity in ended:
+        main(["fleet", "rollout", "show", identity, "--db", str(where)])  # shown where the test fails
+    return list(ended.values())
