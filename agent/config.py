@@ -166,7 +166,7 @@ class BatchConfig(Strict):
 class PlanningConfig(Strict):
     """The measured search of a job for layers that have to stay float.
 
-    budget_s: seconds of the child process; the noise that is not measured by then is predicted.
+    budget_s: seconds of the child's CPU time per thread; the noise that is not measured by then is predicted.
     """
 
     budget_s: Finite = Field(default=120.0, ge=0.0, le=86400.0)

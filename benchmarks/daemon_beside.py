@@ -89,10 +89,11 @@ def measure(name: str, folder: Path) -> Beside:
         if daemon.wait(r"step='PLANNING'", JOB_LIMIT_S) is None:
             raise SystemExit(f"error: {name}: no job came to PLANNING: {daemon.error()}")
         memory = _Memory(psutil.Process(daemon.process.pid))
-        while daemon.wait(_PLANNED, _WEIGHED_EVERY_S) is None:
+        while daemon.process.poll() is None and daemon.wait(_PLANNED, _WEIGHED_EVERY_S) is None:
             memory.weigh()
         entered = daemon.steps()
-    collected_ns, planning_ns, planned_ns = entered["CALIBRATING"], entered["PLANNING"], max(entered.values())
+    collected_ns, planning_ns = entered["CALIBRATING"], entered["PLANNING"]
+    planned_ns = entered.get("BUILDING", max(entered.values()))
     latency = Frames.read(frames)
     return Beside(
         fps,

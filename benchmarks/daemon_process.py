@@ -30,10 +30,10 @@ FIRST_SCENES = {
     "yolox_nano": "vid_vehicle_surveillance_640x352.mp4",
 }
 JOB_LIMIT_S = 900.0
-JOB_ENDED = r"event=job .*step='(?:COMMITTED|ROLLED_BACK|FAILED|CANCELLED)'"
+JOB_ENDED = r"event=(?:job|error) .*step='(?:COMMITTED|ROLLED_BACK|FAILED|CANCELLED)'"
 
 _CIFAR_CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
-_STEP = re.compile(r"event=job .*step='(\w+)'")
+_STEP = re.compile(r"event=(?:job|error) .*step='(\w+)'")
 _ERROR = re.compile(r"event=error code='([\w.]+)' message='(.*?)'")
 _END_S = 60.0
 
@@ -122,7 +122,7 @@ class FollowedDaemon:
                 self._changed.wait(min(left_s, 1.0))
 
     def steps(self, after: int = -1) -> dict[str, int]:
-        """Return when the job behind line `after` entered which state, in ns of the wall clock."""
+        """Return when the job behind line `after` entered each of its states, in ns of the wall clock."""
         with self._changed:
             entered = [(step[1], line.at_ns) for line in self._lines[after + 1 :] if (step := _STEP.search(line.text))]
         return dict(reversed(entered))

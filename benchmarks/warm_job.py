@@ -162,8 +162,10 @@ def bars(jobs: Jobs) -> list[Bar]:
     """The bar of each model."""
     found = []
     for name in dict.fromkeys(name for name, _ in jobs):
-        here, there = (median(job.wall_s for job in jobs[name, tree]) for tree in ("here", "there"))
-        found.append(at_most(f"{name}: a job here, against one there", _MOST, here / there, ""))
+        here, there = (median(job.child_s for job in jobs[name, tree]) for tree in ("here", "there"))
+        committed = all(job.outcome == "COMMITTED" for tree in ("here", "there") for job in jobs[name, tree])
+        ratio = here / there if committed else float("inf")
+        found.append(at_most(f"{name}: the child's work here, against that there", _MOST, ratio, ""))
     return found
 
 

@@ -23,8 +23,8 @@ class Repairs:
     divisors, offsets: per layer and input channel. The layer reads (x - offset) / divisor through a Q of its own, and
         its weights and bias are changed to match, so that in float nothing changes.
     ranges: the amax of the tensor that such a layer reads, by the tensor's name; for calibrations that do not show it.
-    reach: by the same name its range as a multiple of the tensor's largest value: less than 1 clips rare values, more
-        is headroom; 1 without one.
+    reach: by the same name what that range covers, as a multiple of the tensor's largest |x|, or with offsets of its
+        span: less than 1 clips rare values, more is headroom. A tensor that is not named has 1.
     methods: per tap another threshold method than the calibration's.
     clips: per layer the fraction of its largest weight that the scale reaches, one in (0, 1] per output channel.
     shifts: per layer the shift that INT8 makes in the mean of its outputs, one per output channel; its bias is reduced

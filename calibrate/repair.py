@@ -33,8 +33,8 @@ _OCTAVES = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5)  # distances below the largest value a
 _REFINED = (0.25, 0.125, 0.0625)  # then octaves to either side of the best so far
 # Range of the narrowest channel over the widest one's. Smaller: a nearly silent channel is amplified without bound.
 _NARROWEST = 2.0**-10
-# Of a channel's range over what its extremes ask for, the widest first. Other scenes drive single channels further than
-# that of the calibration: by up to 8 times between a clip and photos (benchmarks/RESULTS.md).
+# Factors by which a channel may exceed its observed extremes; the widest is tried first. Other scenes drive single
+# channels further than that of the calibration: by up to 8 times between a clip and photos (benchmarks/RESULTS.md).
 HEADROOMS = (4.0, 2.0)
 _CLIPS = np.array([1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6])  # fractions of the largest weight that are tried
 
@@ -56,12 +56,13 @@ def divided_ends(extremes: Extremes, divisors: ArrayLike, offsets: ArrayLike) ->
 
 
 def kept_amax(ends: tuple[float, float], reach: float, centred: bool) -> float:
-    """Return the range of a tensor from its least and largest value: `reach` times the largest one.
+    """Return the range of a tensor from its least and largest value: `reach` times its largest |x|.
 
-    A centred tensor, one with offsets, is clipped at its high end alone: at the low one ReLU and SiLU have most values.
+    A centred tensor, one with offsets, goes from its low end, which is never clipped, up to `reach` times its span: at
+    the low end ReLU and SiLU have most values.
     """
     low, high = ends
-    return max(-low, reach * high) if centred else reach * max(-low, high)
+    return max(-low, low + reach * (high - low)) if centred else reach * max(-low, high)
 
 
 def undivided(extremes: Extremes, divisors: ArrayLike, offsets: ArrayLike) -> Extremes:
@@ -102,8 +103,8 @@ class Equalisation:
     divisors: powers of two, so that without offsets float results do not change by a bit.
     offsets: multiples of a channel's INT8 step, so that exact zeros stay exact.
     amax: the range of the divided input.
-    reach: how many times the input's largest value in the whole calibration that is, as `kept_amax` takes it. Below 1
-        rare values are clipped; above 1 there is headroom.
+    reach: what it covers, as a multiple of the input's largest |x| in the whole calibration, or with offsets of its
+        span; see `kept_amax`. Below 1 rare values are clipped; above 1 there is headroom.
     noise: of the layer's output, in its units squared, from activations and weights together.
     """
 
@@ -175,8 +176,8 @@ def _equalised(
         amax = kept * largest(seen)
         offsets = offset_steps(seen, amax) * _scale(amax) * divisors
         low, high = divided_ends(extremes, divisors, offsets)
-        end = high if centred else max(-low, high)
-        reach = amax / end if amax > 0.0 and end > 0.0 else 1.0
+        size, covered = (high - low, amax - low) if centred else (max(-low, high), amax)
+        reach = covered / size if covered > 0.0 and size > 0.0 else 1.0
         found.append(Equalisation(divisors, offsets, amax, reach, noise(seen, amax) + weights))
     return found
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 _MODEL = Path("/proc/device-tree/model")
 _RELEASE = Path("/etc/nv_tegra_release")
+_CPUS = Path("/proc/cpuinfo")
 _DRIVER = Path("/proc/driver/nvidia/version")
 _POWER = Path("/var/lib/nvpmodel/status")  # "pmode:0002": what `nvpmodel -q` reports, readable without root
 
@@ -19,6 +20,13 @@ def board() -> dict[str, str]:
         if text:
             facts[name] = text.partition("\n")[0].strip("\0 ")
     return facts
+
+
+def processor() -> str:
+    """Return the model of the CPU, as Linux names it; empty where it does not."""
+    lines = (line.partition(":") for line in _read(_CPUS).splitlines())
+    names = {key.strip(): value.strip() for key, _, value in lines}
+    return next((names[key] for key in ("model name", "CPU part") if names.get(key)), "")
 
 
 def is_jetson() -> bool:

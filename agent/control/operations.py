@@ -34,7 +34,7 @@ from agent.jobs.limits import ROLLBACK_LOOP, AutomationLimits, PrecisionAttempts
 from agent.jobs.new_model import NewModel
 from agent.jobs.offline_queue import OfflineQueue
 from agent.jobs.recalibration import Recalibration
-from agent.jobs.refusal import RefusalMemory, settings_id
+from agent.jobs.refusal import RefusalMemory, raising_id, settings_id
 from agent.models.engine_service import EngineService, LoadedEngine
 from agent.monitoring.camera_monitor import CameraStates
 from agent.monitoring.regimes import Regimes, RegimeStore
@@ -84,7 +84,7 @@ class Operations:
         store = RegimeStore(config.state_dir / "regimes.json", service.identity, config.regimes.most)
         observer = pipeline.observer
         self.regimes = Regimes(config, store, observer.monitors.values(), observer.collection)
-        self._attempts = PrecisionAttempts(kept_path("attempts.json"), service.precision_origin, report_error)
+        self._attempts = PrecisionAttempts(kept_path("attempts.json"), raising_id(config, service), report_error)
         self._refusals = RefusalMemory(kept_path("refusal.json"), report_error)
         self._offline = OfflineQueue(config, service, self.journal, reporter.error)
         self._limits = AutomationLimits(
@@ -346,6 +346,7 @@ class Operations:
         """Apply a configuration that differs only in the keys that `Settings` can set."""
         for each in (self, self._triggers, self.jobs, self.swap, self._changes):
             each.config = config
+        self._attempts.renew(raising_id(config, self.service))
         self._settings_changed()
 
     def recalibrate(self, command: CommandProgress, args: RecalibrateArgs) -> bool:

@@ -147,10 +147,9 @@ class Triggers:
         if vain is not None:
             return vain
         if kind == "precision" and trigger.raising is None:
-            found = (
-                f"fidelity is low, and no plan that raises the precision of {self.service.serving.id} is left to try"
-            )
-            remedy = "retrain the layers that the last job's error names, or accept more with recalibration.max_loss"
+            serving = self.service.serving.id
+            found = f"fidelity is low, and the plans that raise the precision of {serving} were tried, or taken back"
+            remedy = "retrain the layers that refused/ names, or accept more with recalibration.max_loss"
             return Hindrance(EXHAUSTED, found, remedy)
         if not self.limits.may_start:
             return _pause(self.limits)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -84,7 +85,12 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
     builder = PlanBuilder(model, calibration, backend, without_int8)
     costs = KeptCosts(builder, scene.sample, runtime, lambda warning: emit({"warning": warning}))
     planning = steps.progress("PLANNING", 40, 50)
-    ladder = Ladder(model, start, scene, without_int8, embedded, options, planning, costs.find)
+
+    def spent_s() -> float:
+        """Return the CPU time per thread. A child that is stopped, as the board is too hot, spends none."""
+        return time.process_time() / request.threads
+
+    ladder = Ladder(model, start, scene, without_int8, embedded, options, planning, costs.find, spent_s)
     only: PrecisionPlan | None = None
     if offline is not None and offline.artefact is not None:  # it was built under this plan
         only = offline.model.plan
@@ -115,7 +121,7 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
                 calibration=calibration,
                 judge=judge,
                 key=key,
-                without_int8=without_int8,
+                without_int8=ladder.without_int8,
                 planned_from=planned_from,
             )
             return JobOutcome(artefact.path, judge.verdict)

@@ -183,8 +183,8 @@ _RECALLED = "probation.recalled"
 class PrecisionAttempts:
     """The raises of precision that were tried in vain, by the artefact whose low fidelity they were for.
 
-    They hold as long as the configured plan and rules stay the same, for the last hundred artefacts. A file of other
-    rules, or one that cannot be parsed, is started from scratch.
+    They hold as long as the configured plan, the rules and the settings of a raise stay the same, for the last hundred
+    artefacts. A file of others, or one that cannot be parsed, is started from scratch.
     """
 
     def __init__(self, path: Path | None, origin: str, on_error: Callable[[AgentError], None]) -> None:
@@ -192,7 +192,7 @@ class PrecisionAttempts:
 
         Args:
             path: The file; None keeps nothing over a restart, as for a recording.
-            origin: EngineService.precision_origin, the fingerprint of the configured plan and rules.
+            origin: Fingerprint of what the attempts depend on, as `raising_id` (agent.jobs.refusal) returns it.
             on_error: Called once for a disk that refuses.
 
         Raises AgentError (`attempts.schema`) for the file of a newer tared.
@@ -201,6 +201,11 @@ class PrecisionAttempts:
         self._file = StateFile(path, _ATTEMPTS_SCHEMA, "attempts.write", on_error)
         # By artefact, how many candidates were refused; None: no other is allowed. The latest artefact is the last.
         self._refused: dict[str, int | None] = self._file.read(self._parse) or {}
+
+    def renew(self, origin: str) -> None:
+        """Forget all attempts if what they depend on has changed."""
+        if origin != self._origin:
+            self._origin, self._refused = origin, {}
 
     def next_rung(self, artefact: str) -> int:
         """Return the rung to begin with for this artefact, as in PrecisionRaise.

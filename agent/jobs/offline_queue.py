@@ -13,14 +13,11 @@ from dataclasses import dataclass
 from agent.common.errors import AgentError
 from agent.config import Config
 from agent.jobs.job import JobJournal, JobState
+from agent.jobs.limits import REFUSED
 from agent.models.engine_service import EngineService
 from agent.models.offline_work import CALIBRATION_FILE, START, OfflineWork
 from calibrate.errors import TaredError
 from engines.store.artefact import fingerprint
-
-# Errors that say nothing of the work: of the board, of its frames, or of a process that ended.
-_MAY_PASS = ("headroom", "journal", "store", "swap")
-_MAY_PASS_CODES = tuple(f"recalibration.{reason}" for reason in ("disk", "frames", "interrupted", "timeout"))
 
 
 @dataclass(frozen=True)
@@ -64,6 +61,7 @@ class OfflineQueue:
             content = self._content(work)
             attempt = OfflineAttempt(work, fingerprint({"content": content, "settings": settings}))
             if content and attempt.id not in self._vain:
+                self.unused.pop(work.setting, None)  # under other settings it was refused
                 return attempt
             if content:
                 self.unused[work.setting] = work.refusal(self._vain[attempt.id])
@@ -104,8 +102,8 @@ def _attempts_in_vain(journal: JobJournal) -> dict[str, TaredError]:
 
 
 def _was_in_vain(state: JobState, error: TaredError) -> bool:
-    """Return True unless the error may pass; a candidate that was on probation is not tried again in any case."""
-    if state is JobState.ROLLED_BACK:
-        return True
-    may_pass = error.code in _MAY_PASS_CODES or error.code.partition(".")[0] in _MAY_PASS
-    return state is JobState.FAILED and not may_pass
+    """Return True for a candidate that was refused, or that was on probation: its engine may have ended the daemon.
+
+    Any other error, such as a full disk or short memory, may pass.
+    """
+    return state is JobState.ROLLED_BACK or (state is JobState.FAILED and error.code in REFUSED)

@@ -111,6 +111,7 @@ class CollectionWait:
 
 CHANGED = "model.changed"  # error of a new model that cannot be served
 _OF_THE_BOARD = ("recalibration.memory", "store.room", "store.write")  # errors that say nothing of a new model
+_PLANNED_WITHIN = 1.0 / 3.0  # of the child's time limit, to measure plans: builds and verdicts follow
 _COLLECTED_PERCENT = 40  # of the whole job; the child reports the rest
 
 
@@ -256,7 +257,7 @@ class Recalibration:
             plan=service.model.plan.to_json(),
             start=service.plan.to_json(),
             origin=service.precision_origin,
-            planning_s=self.config.planning.budget_s,
+            planning_s=min(self.config.planning.budget_s, _PLANNED_WITHIN * self.config.recalibration.timeout_s),
             raising=asdict(job.raising) if job.raising is not None else None,
             offline={"setting": job.offline.setting, "path": str(job.offline.path)} if job.offline else None,
             dla=self.config.dla,

@@ -69,6 +69,19 @@ def settings_id(
     )
 
 
+def raising_id(config: Config, service: EngineService) -> str:
+    """Return a fingerprint of what decides whether precision can be raised, but for the artefact and the scene."""
+    return fingerprint(
+        {
+            "tared": version("tared"),
+            "identity": service.identity,
+            "origin": service.precision_origin,
+            "max_loss": config.recalibration.max_loss,
+            "planning": config.planning.model_dump(mode="json"),
+        }
+    )
+
+
 @dataclass(frozen=True)
 class Refusal:
     """An attempt, and why its candidate was refused."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agent.common.errors import AgentError
-from agent.models.model import Model, check_calibration, read_rules
+from agent.models.model import Model, check_calibration, check_ranges, read_rules
 from calibrate.errors import TaredError
 from calibrate.plan import PrecisionPlan
 from engines.calibration import Calibration, load_calibration
@@ -64,11 +64,13 @@ class OfflineWork:
             artefact.precision  a float artefact
             artefact.model      an artefact of another model
             plan.node           a plan of another model
-        Raises CalibrationError as `load_calibration`, `check_calibration` and `PrecisionPlan.from_json`.
+        Raises CalibrationError as `load_calibration`, `check_calibration`, `check_ranges` and
+        `PrecisionPlan.from_json`.
         """
         if self.setting == CALIBRATION_FILE:
             calibration = load_calibration(self.path)
             check_calibration(model, calibration)
+            check_ranges(model, calibration)
             return LoadedWork(calibration, model)
         artefact = read_artefact(self.path, key)
         inputs = artefact.manifest["inputs"]
@@ -83,6 +85,7 @@ class OfflineWork:
         plan = PrecisionPlan.from_json(artefact.read_file("plan.json").decode(errors="replace"))
         planned = model.with_plan(_plan_to_begin_with(model, plan))
         check_calibration(planned, calibration)
+        check_ranges(planned, calibration)
         return LoadedWork(calibration, planned, artefact, _misfit(artefact, planned, backend))
 
     def refusal(self, error: TaredError) -> AgentError:

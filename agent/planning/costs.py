@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -87,13 +87,15 @@ class GroupCosts:
     """The costs that the search uses.
 
     why: The reason for which they are not measured; empty if they are.
-    on: The runtime that was measured. kept: True if it was in an earlier job.
+    on: The runtime that was measured. kept: True if an earlier job measured them.
+    without_int8: Layers without an INT8 kernel there, each with the reason, as far as measuring has shown.
     """
 
     costs: Costs
     why: str
     on: str = ""
     kept: bool = False
+    without_int8: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def tolerance(self) -> float:
@@ -175,19 +177,23 @@ def _measured(
         values = {name: np.asarray(value).tolist() for name, value in asdict(costs).items()}
         return {**values, "without_int8": dict(builder.without_int8)}
 
-    costs, without_int8 = parse_costs(remember("group costs", measured))
+    costs, without_int8 = parse_costs(remember("group costs", measured), grouping)
     builder.without_int8 |= without_int8
     return costs
 
 
-def parse_costs(document: Mapping[str, Any]) -> tuple[Costs, dict[str, str]]:
-    """Return remembered costs, and the layers without INT8 kernels.
+def parse_costs(document: Mapping[str, Any], grouping: Grouping) -> tuple[Costs, dict[str, str]]:
+    """Return remembered costs of these groups, and the layers without INT8 kernels.
 
     Raises KeyError, TypeError or ValueError for anything else.
     """
     known = dict(document)
     without_int8 = dict(known.pop("without_int8"))
-    arrays = {name: np.array(known[name], np.float64) for name in ("int8_ms", "float_ms", "boundary_ms")}
+    sizes = {"int8_ms": len(grouping.groups), "float_ms": len(grouping.groups), "boundary_ms": len(grouping.edges)}
+    arrays = {name: np.array(known[name], np.float64) for name in sizes}
+    for name, size in sizes.items():
+        if arrays[name].shape != (size,) or not (np.isfinite(arrays[name]) & (arrays[name] >= 0.0)).all():
+            raise ValueError(f"{name} of other groups, or that are no times")
     return Costs(**{**known, **arrays, "by_macs": np.array(known["by_macs"], np.bool_)}), without_int8
 
 

@@ -3,7 +3,7 @@
 `measure_noise` runs the network with blocks of groups in INT8, and splits the loud blocks. The ladder of a job and the
 search of `tared plan` choose their plans by it, and both describe the groups in the evidence by `describe_groups`.
 
-What is predicted only says where to cut blocks, and shares out the noise of a block that is not split. It does not
+The prediction only decides where blocks are cut, and shares out the noise of a block that is not split. It does not
 suffice alone: predicted from histograms, which do not see the channels of a tensor, half of yolox_nano's noise is in 37
 of its 109 groups, and leaving these float hardly helps. Measured, one group makes 88 % of it.
 """

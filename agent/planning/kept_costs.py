@@ -1,8 +1,8 @@
 """Keep the measured costs from job to job: they are of a model, a runtime and a board, and not of a scene.
 
-`KeptCosts.find` returns the costs that a job's search goes by. What was measured and believed lies in a file of the
-cache folder, and is not measured again. It is treated as a timing cache is: old files go with the upkeep of the store,
-a damaged one counts as none, and where the disk refuses, the next job measures again.
+`KeptCosts.find` returns the costs that a job's search goes by. A file of the cache folder holds them once they were
+measured beyond doubt. It is treated as a timing cache is: old files go with the upkeep of the store, a damaged one
+counts as none, and where the disk refuses, the next job measures again.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from agent.common.state_files import parse_or_none, parse_state
 from agent.models.model import read_rules
 from agent.planning.costs import GroupCosts, PlanBuilder, find_costs, parse_costs
 from calibrate.plan import Repairs
+from engines.board import board, processor
+from engines.errors import EngineError
 from engines.interface import Array, BackendOptions, Progress
-from engines.quantise.costs import HasTime
+from engines.quantise.costs import HasTime, macs_costs
 from engines.quantise.fusion import Grouping
 from engines.quantise.placement import place
 from engines.store.artefact import fingerprint
 from engines.store.files import replace_files
-from engines.store.signing import is_signed, sign
+from engines.store.signing import is_signed, open_regular, sign
 
 _FORMAT = 1  # of the file
-_PURPOSE = "layer costs"  # of its signature
 
 
 class KeptCosts:
@@ -57,9 +58,11 @@ class KeptCosts:
     def find(self, grouping: Grouping, repairs: Repairs, progress: Progress, has_time: HasTime) -> GroupCosts:
         """Return the kept costs of these groups; else measure them as `find_costs` does, and keep them.
 
+        Where the runtime fails while it is measured, multiply-accumulates count: a search goes on without times.
+
         repairs: those under which the graph has these groups.
 
-        Raises what `find_costs` raises.
+        Raises DeviceError where the GPU is lost, and what `progress` raises.
         """
         builder, batch, kept = self._builder, self._frames[0], True
         builder.repairs = repairs
@@ -67,21 +70,27 @@ class KeptCosts:
 
         def remember(_: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
             nonlocal kept
-            known = self._read(file) if file is not None else None
+            known = self._read(file, grouping) if file is not None else None
             if known is None:
                 kept, known = False, measure()
-                if file is not None and known["source"] == "measured":
+                if file is not None and known["source"] == "measured" and not known["doubt"]:
                     self._write(file, known)
             return known
 
-        found = find_costs(grouping, self._floats, builder, batch, remember, progress, has_time=has_time)
-        return replace(found, on=" ".join(builder.runtime.values()), kept=kept)
+        try:
+            found = find_costs(grouping, self._floats, builder, batch, remember, progress, has_time=has_time)
+        except EngineError as error:
+            found, kept = GroupCosts(macs_costs(grouping), f"measuring failed: {error.found}"), False
+            self._warn(f"the costs of layers are not known: {error}")
+        on = " ".join(builder.runtime.values())
+        return replace(found, on=on, kept=kept, without_int8=dict(builder.without_int8))
 
     def _file(self, grouping: Grouping, batch: Array) -> Path | None:
         identity = {
             "format": _FORMAT,
             "model": self._builder.model.sha256,
             "runtime": dict(self._builder.runtime),
+            "board": {**board(), "processor": processor()},
             "threads": self._options.threads,
             "batch": batch.shape,
             "floats": sorted(self._floats),
@@ -90,13 +99,14 @@ class KeptCosts:
         }
         return self._options.cache and self._options.cache / f"{fingerprint(identity)}.costs"
 
-    def _read(self, file: Path) -> dict[str, Any] | None:
+    def _read(self, file: Path, grouping: Grouping) -> dict[str, Any] | None:
         def parse() -> dict[str, Any]:
-            signature, _, content = file.read_bytes().partition(b"\n")
-            if not is_signed(self._options.key or b"", _PURPOSE, content, signature.decode()):
-                raise ValueError("changed since it was written")
+            with open_regular(file) as opened:
+                signature, _, content = opened.read().partition(b"\n")
+            if not is_signed(self._options.key or b"", _purpose(file), content, signature.decode()):
+                raise ValueError("changed since it was written, or of other layers")
             known: dict[str, Any] = parse_state(content)
-            parse_costs(known)
+            parse_costs(known, grouping)
             return known
 
         known = parse_or_none(parse)
@@ -108,4 +118,9 @@ class KeptCosts:
         content = json.dumps(known).encode()
         with suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
-            replace_files({file: sign(self._options.key or b"", _PURPOSE, content).encode() + b"\n" + content})
+            replace_files({file: sign(self._options.key or b"", _purpose(file), content).encode() + b"\n" + content})
+
+
+def _purpose(file: Path) -> str:
+    """Return that of the signature: the name says of which model, runtime and board the costs are."""
+    return f"layer costs {file.stem}"

@@ -41,13 +41,12 @@ from calibrate.plan import PrecisionPlan, Repairs
 from engines.calibration import Calibration
 from engines.interface import Array, Backend, Progress
 from engines.quantise.apply_plan import observed_graph, with_ranges
-from engines.quantise.costs import HasTime, macs_costs
+from engines.quantise.costs import HasTime
 from engines.quantise.fusion import Grouping, fusion_groups, int8_macs_share
 from engines.quantise.placement import place
 
 REFUSED = "recalibration.refused"
 FOUND_BY = "job"  # in the evidence of a plan
-_EQUALLY_FAST = 0.05  # relative difference in cost below which the quieter plan is taken
 _COSTS_SHARE = 0.5  # of the budget that is left, to measure costs; the rest is for the noise
 _MOST_ENGINES = 4  # of plans that the search found: each is built and judged
 _LOUDEST = 3  # groups that a refusal names
@@ -57,11 +56,6 @@ _RAISED = "raised: made {:.3g} % of the noise while fidelity was {:.2f}"
 
 Flags = NDArray[np.bool_]
 FindCosts = Callable[[Grouping, Repairs, Progress, HasTime], GroupCosts]  # as KeptCosts.find
-
-
-def count_macs(grouping: Grouping, *_: object) -> GroupCosts:
-    """Count multiply-accumulates, and measure nothing."""
-    return GroupCosts(macs_costs(grouping), "asked for")
 
 
 @dataclass(frozen=True)
@@ -79,7 +73,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class LadderOptions:
-    """max_loss: the largest accepted 1 - fidelity. budget_s: for measuring; the rest is predicted.
+    """max_loss: the largest accepted 1 - fidelity. budget_s: to measure, by the ladder's clock; the rest is predicted.
 
     raising: The request for a plan with higher precision than that of the plan in service; None: any plan may do.
     """
@@ -115,6 +109,7 @@ class Ladder:
     Attributes:
         tried: The plans so far, in their order.
         choice: The repairs that were tried, and why they were kept; None where a plan of before is tried.
+        without_int8: Nodes without an INT8 kernel, each with the reason, as far as is known.
     """
 
     def __init__(
@@ -126,7 +121,8 @@ class Ladder:
         embedded: Backend,
         options: LadderOptions,
         progress: Progress,
-        find_costs: FindCosts = count_macs,
+        find_costs: FindCosts,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare the search; nothing is measured yet.
 
@@ -136,17 +132,19 @@ class Ladder:
             without_int8: Nodes that are float for want of an INT8 kernel, each with the reason.
             embedded: ONNX Runtime, on which plans are tried.
             find_costs: Called once, and only if plans have to be searched.
+            clock: In seconds. Where the process may be stopped, one that stops with it.
         """
         self.tried: list[Tried] = []
         self.choice: RepairChoice | None = None
         self._model = model
         self._given = start
         self._scene = scene
-        self._without_int8 = without_int8
+        self.without_int8 = without_int8
         self._embedded = embedded
         self._options = options
         self._progress = progress
-        self._began_s = time.monotonic()
+        self._clock = clock
+        self._began_s = clock()
         self._groups: list[dict[str, Any]] = []
         self._seems_good = False  # the plan in service, on the frames that try plans
         self._find_costs = find_costs
@@ -183,9 +181,9 @@ class Ladder:
             "tried": [each.as_dict() for each in self.tried],
             "repairs": repairs,
             "costs": self._costs.as_dict() if self._costs is not None else {},
-            "sensed": bool(self._groups),
+            "sensed": any(group["measured"] for group in self._groups),
             "groups": self._groups,
-            "seconds": round(time.monotonic() - self._began_s, 3),
+            "seconds": round(self._clock() - self._began_s, 3),
         }
 
     def note(self, outcome: str) -> None:
@@ -210,7 +208,9 @@ class Ladder:
         loudest = sorted(self._groups, key=lambda group: -group["sensitivity"])[:_LOUDEST]
         total = sum(group["sensitivity"] for group in self._groups) or 1.0
         named = ", ".join(f"'{each['name']}' ({100.0 * each['sensitivity'] / total:.0f} %)" for each in loudest)
-        layers = f"the layers that make the noise are {named}; retrain them" if named else "retrain the model"
+        is_measured = any(group["measured"] for group in self._groups)
+        made = "make" if is_measured else "by their work may make"
+        layers = f"the layers that {made} the noise are {named}; retrain them" if named else "retrain the model"
         remedy = f"{layers}, or accept more with recalibration.max_loss"
         code, found = EXHAUSTED if exhausted else REFUSED, f"no plan of {len(self.tried)} was accepted. {found}"
         return AgentError(code, found, expected, remedy)
@@ -254,7 +254,7 @@ class Ladder:
         return tried, answer.telling < _TELLING or answer.loss <= self._options.max_loss
 
     def _with_missing(self, plan: PrecisionPlan) -> PrecisionPlan:
-        return replace(plan, floats={**plan.floats, **self._without_int8})
+        return replace(plan, floats={**plan.floats, **self.without_int8})
 
     # ---- further plans
 
@@ -272,11 +272,13 @@ class Ladder:
         """Measure costs and noise of the groups; yield the plans that keep the loss, the fastest first."""
         grouping = self._grouping(repairs)
         self._costs = self._measure_costs(grouping, repairs)
+        self.without_int8 = {**self.without_int8, **self._costs.without_int8}
+        self._rules = Rules({**self._rules.floats, **self._costs.without_int8}, self._rules.int8)
         measured = self._measure(grouping, repairs)
         noise, self._groups = measured.shares, describe_groups(self._model.master, grouping, measured)
         problem = as_problem(grouping, self._costs.costs, noise, self._labels(grouping))
         engines = 0
-        for number, partition in enumerate(self._rungs(problem), start=1):
+        for number, partition in enumerate(self._rungs(problem, self._costs.tolerance), start=1):
             self._progress(0.9, f"trying plan {number} of the search")
             plan = self._plan(grouping, partition.int8, noise, repairs)
             if plan.essence in [each.plan.essence for each in self.tried]:
@@ -291,28 +293,29 @@ class Ladder:
         if not quietest.offered:  # on the frames of the verdict, or compared with the engine in service, it may do
             yield self._offered(quietest)
 
-    def _rungs(self, problem: Problem) -> list[Partition]:
+    def _rungs(self, problem: Problem, tolerance: float) -> list[Partition]:
         """Return plans of ever less noise, the fastest first; to raise precision, from half of the noise on.
 
+        tolerance: the relative difference in cost below which the quieter plan is taken.
         Then the noise of layers that have to be INT8 does not count, for no plan avoids it.
         """
         raising = self._options.raising
         if raising is None:
-            return ladder(frontier(problem), _EQUALLY_FAST)
+            return ladder(frontier(problem), tolerance)
         avoidable = np.where(problem.fixed == FREE, problem.noise, 0.0)
         quieter = [
             plan for plan in frontier(replace(problem, noise=avoidable)) if 2.0 * plan.noise <= float(avoidable.sum())
         ]
-        return ladder(quieter, _EQUALLY_FAST)[raising.rung - 1 :]
+        return ladder(quieter, tolerance)[raising.rung - 1 :]
 
     def _measure_costs(self, grouping: Grouping, repairs: Repairs) -> GroupCosts:
-        now = time.monotonic()
+        now = self._clock()
         until = now + _COSTS_SHARE * (self._began_s + self._options.budget_s - now)
         return self._find_costs(
             grouping,
             repairs,
             lambda _, doing: self._progress(0.5, doing),
-            lambda seconds: time.monotonic() + seconds < until,
+            lambda seconds: self._clock() + seconds < until,
         )
 
     def _measure(self, grouping: Grouping, repairs: Repairs) -> GroupNoise:
@@ -323,7 +326,7 @@ class Ladder:
             predicted = np.array([float(group.macs) for group in grouping.groups])
 
         def diverge(int8: Flags) -> float | None:
-            if time.monotonic() - self._began_s >= self._options.budget_s:
+            if self._clock() - self._began_s >= self._options.budget_s:
                 return None
             return self._evaluate(PrecisionPlan(grouping.plan(int8.tolist(), ""), repairs)).divergence
 

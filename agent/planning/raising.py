@@ -15,8 +15,8 @@ EXHAUSTED = "precision.exhausted"  # the error of a job that found no plan which
 class PrecisionRaise:
     """The request for a raise, because the served engine has this fidelity.
 
-    rung: of the plans with ever less noise, each with half of that of the one before, where to begin, from 1. Those
-    before it were tried in vain.
+    rung: The first plan to try, from 1. Each has at most half of the noise of the one before; lower rungs were tried in
+        vain.
     """
 
     rung: int

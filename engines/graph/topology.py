@@ -37,7 +37,8 @@ class TensorType:
 
 
 class Topology:
-    """Built from a model once; a later change to the model shows only if it is made by `rename` or `insert`.
+    """Built from a model once; a later change to the model shows only if it is made by `rename`, `insert` or
+    `engines.graph.weights.add_constant`.
 
     nodes: topologically sorted, as ONNX demands of a graph.
     producers: the node that makes a tensor; graph inputs and initialisers have none.
@@ -78,7 +79,10 @@ class Topology:
         self.producers[name], self.consumers[name] = producer, readings
 
     def insert(self, node: NodeProto, reader: NodeProto) -> None:
-        """Let a node that has been put into the graph make from input 0 what another one reads as input 0."""
+        """Register a node that was placed between a tensor and its reader, which reads it as input 0.
+
+        `nodes` does not list it, and `readers` may return it out of order.
+        """
         tensor, (made,) = reader.input[0], node.output
         reader.input[0] = made
         others = [(each, index) for each, index in self.readers(tensor) if not (each is reader and index == 0)]

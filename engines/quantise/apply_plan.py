@@ -197,9 +197,12 @@ def _on_the_grid(repairs: Repairs, calibration: Calibration) -> dict[str, Number
 def known_amax(repairs: Repairs, calibration: Calibration) -> dict[str, float]:
     """Return the amax of each tensor that has one.
 
-    That of a divided tensor is its largest value by the extremes, times the plan's reach, or times what the method of
-    the calibration keeps of it if that is more and this very tensor was observed: divided otherwise it has another
-    largest value. Without extremes it is the calibration's own, or the plan's, which is that of another calibration.
+    That of a divided tensor is
+
+    1. what the plan's reach makes of the extremes; or what the calibration's method keeps, if that is more and this
+       very tensor was observed: divided otherwise it has another largest value;
+    2. without extremes the calibration's own;
+    3. else the plan's, which is that of another calibration.
     """
     amax = {**repairs.ranges, **calibration.amax}
     for layer, divisors in repairs.divisors.items():
@@ -223,7 +226,7 @@ def with_ranges(plan: PrecisionPlan, calibration: Calibration) -> PrecisionPlan:
 
 
 def layers_without_range(repairs: Repairs, calibration: Calibration) -> list[str]:
-    """Return the divided layers whose range this calibration does not show: it observed too little, or before."""
+    """Return the divided layers whose range this calibration does not show: it observed neither channels nor tensor."""
     return [
         layer
         for layer in repairs.divisors

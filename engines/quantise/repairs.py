@@ -51,7 +51,8 @@ _BETTER_FREE = 0.8
 _BETTER_PAID = 0.5  # 3 dB, for a multiplication that the layer would not need
 _BETTER_CENTRED = 0.8  # of the noise with divisors alone, where these cost a multiplication too
 _BETTER_WEIGHTS = 0.95
-_HEADROOM_PRICE = 2.0  # times the network's predicted noise: what the widest headroom may add to that of the least
+# Headroom may raise the network's predicted noise by this multiple, shared equally among the divided layers.
+_HEADROOM_PRICE = 2.0
 _LEAST_SHARE = 0.005  # of the network's predicted noise: layers with less are left alone
 _LEAST_SHIFT = 0.02  # of the layer's noise: smaller shifts are left alone
 

@@ -68,7 +68,8 @@ def test_planning_has_less_time_where_plain_int8_suits() -> None:
 
 def test_a_daemon_is_followed_by_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "program"
-    log = r"event=error code='a.b' message='no end'\nevent=job step='PLANNING'\nevent=job step='FAILED'\n"
+    failed = "event=error code='a.b' message='no end' step='FAILED'"
+    log = rf"event=error code='c.d' message='no matter'\nevent=job step='PLANNING'\n{failed}\n"
     program.write_text(f'#!/bin/sh\nprintf "{log}" >&2\necho \'{{"frames": 3}}\'\nexec sleep 60\n')
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))

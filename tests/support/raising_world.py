@@ -20,10 +20,18 @@ from agent.config import Config
 from agent.monitoring.camera_monitor import CameraMonitor, CameraState, Spending
 from agent.monitoring.drift import DriftMonitor, Regime
 from agent.monitoring.estimates import Estimate
+from agent.planning.costs import GroupCosts
 from calibrate.evidence import Interval
+from engines.quantise.costs import macs_costs
+from engines.quantise.fusion import Grouping
 
 COLLAPSES = "Conv_t3"  # reads the tensor whose quiet half is less than half a step
 PRECISION_COMMIT = "event=commit .*trigger='precision'"
+
+
+def count_macs(grouping: Grouping, *_: object) -> GroupCosts:
+    """Costs for a ladder that is to measure none."""
+    return GroupCosts(macs_costs(grouping), "asked for")
 
 
 def collapsing_net(kernel: int = 1) -> ModelProto:

@@ -13,6 +13,7 @@ from agent.common.errors import AgentError
 from agent.control.reasons import explain
 from agent.jobs.child_process import JobOutcome
 from agent.jobs.limits import PrecisionAttempts
+from agent.jobs.refusal import raising_id
 
 __all__ = ["desk"]  # the fixture
 
@@ -78,12 +79,13 @@ def test_what_the_operator_took_back_is_not_raised_again_until_the_owner_says_ot
     at.tick()
     assert at.rung is None
     kept = tmp_path / "state" / "attempts.json"
-    assert PrecisionAttempts(kept, at.service.precision_origin, pytest.fail).next_rung(at.int8.id) == 0
+    origin = raising_id(at.operations.config, at.service)
+    assert PrecisionAttempts(kept, origin, pytest.fail).next_rung(at.int8.id) == 0
     again = desk(cooldown_s=0.0)
     assert again.service.serving.id == at.int8.id
     again.tick()
     assert again.rung is None
-    kept.write_text(kept.read_text().replace(at.service.precision_origin, "another word"))
+    kept.write_text(kept.read_text().replace(origin, "another word"))
     otherwise = desk(cooldown_s=0.0)
     otherwise.tick()
     assert otherwise.rung == 1
@@ -124,7 +126,11 @@ def test_status_says_so_where_no_plan_helps_any_more(desk: Callable[..., Desk]) 
     at.tick()
     reasons = explain(at.operations, {"camera": at.state})
     assert reasons.code == "precision.exhausted"
-    assert f"no plan that raises the precision of {at.int8.id} is left to try; retrain the layers" in reasons.held_back
+    recalibration = at.operations.config.recalibration.model_copy(update={"max_loss": 0.2})
+    at.operations.configure(at.operations.config.model_copy(update={"recalibration": recalibration}))
+    at.tick()
+    assert at.rung == 1, "more is accepted"
+    assert f"the precision of {at.int8.id} were tried, or taken back; retrain the layers" in reasons.held_back
 
 
 def test_going_back_to_a_raised_engine_is_no_attempt(desk: Callable[..., Desk]) -> None:

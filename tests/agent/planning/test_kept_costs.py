@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +21,12 @@ from agent.planning.kept_costs import KeptCosts
 from agent.vision.spec import ModelSpec
 from calibrate.plan import Repairs
 from engines.calibration import Calibration
+from engines.errors import EngineError
 from engines.interface import BackendOptions, silent
 from engines.quantise.costs import Costs, macs_costs
 from engines.quantise.fusion import Grouping, fusion_groups
 from engines.registry import open_backend
+from engines.store.signing import sign
 
 FRAMES = [np.zeros((1, 3, 8, 8), np.float32)]
 
@@ -82,6 +85,43 @@ def test_costs_that_are_not_believed_are_not_kept(board: Board) -> None:
     for _ in range(2):
         assert board.find().as_dict()["why"] == "there was no time to measure"
     assert (board.measured, board.files) == (2, [])
+
+
+def test_costs_that_leave_doubt_are_used_once(board: Board) -> None:
+    board.spoil = lambda found: replace(found, doubt="3 groups differ by less than the noise")
+    assert [board.find().as_dict()["source"] for _ in range(2)] == ["measured"] * 2
+    assert (board.measured, board.files) == (2, [])
+
+
+def test_a_runtime_that_fails_while_it_is_measured_costs_the_times_alone(board: Board) -> None:
+    def fail(_: Costs) -> Costs:
+        raise EngineError("engine.memory", "a GPU without memory", "room", "free some")
+
+    board.spoil = fail
+    assert board.find().as_dict()["why"] == "measuring failed: a GPU without memory"
+    assert (len(board.warnings), board.files) == (1, [])
+
+
+def test_a_file_in_the_place_of_another_does_not_count(board: Board) -> None:
+    board.find()
+    (first,) = board.files
+    board.options = BackendOptions(2, board.options.cache)
+    board.find()
+    (second,) = set(board.files) - {first}
+    second.write_bytes(first.read_bytes())
+    board.find()
+    assert (board.measured, len(board.warnings)) == (3, 1)
+
+
+@pytest.mark.parametrize("values", [[1.0], [float("nan")] * 9, [-1.0] * 9])
+def test_times_that_are_none_are_measured_again(board: Board, values: list[float]) -> None:
+    board.find()
+    (file,) = board.files
+    known = {**json.loads(file.read_bytes().partition(b"\n")[2]), "int8_ms": values}
+    content = json.dumps(known).encode()
+    file.write_bytes(sign(b"", f"layer costs {file.stem}", content).encode() + b"\n" + content)
+    board.find()
+    assert board.measured == 2
 
 
 def test_other_threads_rules_and_models_have_costs_of_their_own(board: Board) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
-from raising_world import COLLAPSES, collapsing_net
+from raising_world import COLLAPSES, collapsing_net, count_macs
 from worlds import SPEC
 from zoo import Net
 
@@ -19,7 +19,7 @@ from agent.collection.collection import CalibrationSet
 from agent.common.errors import AgentError
 from agent.models.model import Model, calibrate, open_model
 from agent.planning.costs import GroupCosts
-from agent.planning.ladder import FindCosts, Ladder, LadderOptions, Scene, count_macs
+from agent.planning.ladder import FindCosts, Ladder, LadderOptions, Scene
 from agent.vision.spec import ModelSpec
 from calibrate.plan import PrecisionPlan, Repairs
 from calibrate.repair import divided_ends, kept_amax

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from raising_world import COLLAPSES, collapsing_net, config_of, observer_state
+from raising_world import COLLAPSES, collapsing_net, config_of, count_macs, observer_state
 from worlds import SPEC
 from zoo import residual_net
 
@@ -57,7 +57,8 @@ def ladder_of(
 ) -> Ladder:
     options = LadderOptions(max_loss, 60.0, PrecisionRaise(rung, 0.714))
     runtime = open_backend("onnxruntime")
-    return Ladder(model, serving or model.plan, scene_of(model), without_int8 or {}, runtime, options, silent)
+    start = serving or model.plan
+    return Ladder(model, start, scene_of(model), without_int8 or {}, runtime, options, silent, count_macs)
 
 
 def test_the_layer_that_int8_destroys_is_left_float_with_the_reason(tmp_path: Path) -> None:
@@ -110,7 +111,9 @@ def test_what_the_owner_forces_into_int8_stays_int8_and_then_a_person_is_needed(
 
 def test_a_layer_without_a_kernel_is_never_int8(tmp_path: Path) -> None:
     found = ladder_of(model_of(tmp_path, collapsing_net(7)), without_int8={COLLAPSES: "no kernel"})
-    assert all(plan.floats[COLLAPSES] == "no kernel" for plan in found.plans())
+    plans = list(found.plans())
+    assert plans
+    assert all(plan.floats[COLLAPSES] == "no kernel" for plan in plans)
     assert found.tried[0].loss == 0.0
 
 

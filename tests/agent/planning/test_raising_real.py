@@ -7,6 +7,7 @@ from itertools import islice
 
 import pytest
 from lab import COCO, Lab
+from raising_world import count_macs
 
 from agent.camera.reader import read_images
 from agent.camera.source import parse_source
@@ -38,7 +39,7 @@ def test_measured_it_is_one_group_of_yolox_nano_and_most_of_the_work_stays_int8(
     raised = {}
     for how, budget_s in (("measured", 300.0), ("predicted", 0.0)):
         options = LadderOptions(1.0, budget_s, PrecisionRaise(1, 1.0 - loss))
-        found = Ladder(model, model.plan, scene, {}, runtime, options, silent)
+        found = Ladder(model, model.plan, scene, {}, runtime, options, silent, count_macs)
         plan = next(found.plans())
         raised[how] = found.tried[-1].int8_macs_share, asked.evaluate(plan).loss
         noise = sorted(group["sensitivity"] for group in plan.evidence["groups"])

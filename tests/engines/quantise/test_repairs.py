@@ -174,6 +174,20 @@ def test_the_whole_calibration_gives_the_range_and_a_few_frames_what_it_keeps() 
     assert noise(narrow.repairs, replace(whole, extremes={})) > -15.0  # its own ranges would clip
 
 
+@pytest.mark.parametrize(("activation", "pad"), [("Relu", 0), ("SiLU", 0), ("Relu", 1)])
+def test_a_range_grows_as_the_extremes_do(activation: str, pad: int) -> None:
+    """One-sided inputs too, whose largest value lies in the middle of a range with headroom."""
+    model = uneven_net(activation, pad)
+    frames = frames_for(model)
+    calibration, repairs = calibrated(model, frames), proposed(model, frames, ("divisors",)).repairs
+    assert repairs.ranges
+    for growth in (1.0, 1.01, 1.5, 2.0):
+        extremes = {layer: np.float32(growth) * seen for layer, seen in calibration.extremes.items()}
+        amax = known_amax(repairs, replace(calibration, extremes=extremes))
+        for tensor, planned in repairs.ranges.items():
+            assert 0.99 * planned <= amax[tensor] <= 1.01 * (2.0 * growth - 1.0) * planned, (tensor, growth)
+
+
 def test_what_is_centred_is_never_clipped_at_its_low_end() -> None:
     """A darker calibration brings the high end down, while the offset stays that of the plan."""
     model = uneven_net("SiLU", pad=0)
