@@ -127,6 +127,7 @@ def exact_chain(net: Problem, budgets: list[int]) -> list[float]:
     return [float(least[:, : budget + 1].min()) for budget in budgets]
 
 
+@pytest.mark.trial
 def test_plans_for_200_groups_are_near_the_exact_optimum() -> None:
     net = network(0, 200)
     chain = replace(net, edges=net.edges[:199], boundary=net.boundary[:199], noise=np.ceil(net.noise * 5000.0))
@@ -304,6 +305,7 @@ def cpu_s(work: Callable[[], object]) -> float:
     return time.thread_time() - start
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize("solve", [lambda net: fastest(net, 0.25), frontier], ids=["fastest", "frontier"])
 def test_200_groups_take_less_than_a_second(solve: Callable[[Problem], object]) -> None:
     net = network(0, 200)

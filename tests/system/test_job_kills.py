@@ -1,6 +1,6 @@
 """Killed at every line of a job, before and after it is written: the next daemon serves, and every sender is answered.
 
-All of it takes minutes, by `make trials`; what the default suite runs is one case of each kind.
+All of it takes minutes, by `make trials`; the default suite runs one case.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def expected(states: list[str], state: str, moment: str) -> str:
     return states[place] if place >= 0 else ""
 
 
-@pytest.mark.parametrize(("state", "moment"), cases(RECALIBRATION, ("COMMITTED", BEFORE)))
+@pytest.mark.parametrize(("state", "moment"), cases(RECALIBRATION))
 def test_a_recalibration_by_command(case: Case, start_s: float, state: str, moment: str) -> None:
     known, before = len(case.records("command")), case.current
     with case.living("first", at_write(moment, state, "command")) as first:

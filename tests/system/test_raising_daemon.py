@@ -21,7 +21,7 @@ from calibrate.plan import PrecisionPlan
 from engines.onnxruntime_backend import OnnxRuntimeBackend
 from engines.store.artefact import Artefact, Store
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.trial]
 ACCEPTED = 0.2  # as max_loss; the INT8 engine loses about half
 RAISED = {COLLAPSES, "Gemm_t7"}  # the second has hardly any work, and is quieter so
 
@@ -82,7 +82,6 @@ def test_low_fidelity_is_told_once_and_raises_precision(story: Story) -> None:
     assert 0.0 < artefact.manifest["int8_macs_share"] < 1.0
 
 
-@pytest.mark.trial
 def test_a_restart_serves_it_and_a_recalibration_goes_on_under_its_plan(story: Story, tmp_path: Path) -> None:
     world = story.copy(story.raised, tmp_path)
     before = built(world.state_dir)
@@ -109,7 +108,6 @@ def test_where_the_owner_wants_no_answer_it_is_only_told(story: Story, tmp_path:
     assert summary["swaps"] == []
 
 
-@pytest.mark.trial
 def test_what_is_forced_into_int8_stays_so_and_that_nothing_helps_is_told_once(story: Story, tmp_path: Path) -> None:
     world = story.copy(story.int8, tmp_path, precision={"force_int8": [COLLAPSES]})
     summary, said = world.run(until=r"precision\.exhausted")

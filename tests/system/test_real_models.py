@@ -63,7 +63,7 @@ def test_ultraface_finds_the_43_faces_of_nine_photos(lab: Lab) -> None:
         assert (sum(hits), sum(map(len, found))) == (43, 43)
 
 
-@pytest.mark.slow
+@pytest.mark.trial
 def test_ultraface_in_int8_agrees_with_float_on_clips_it_was_not_calibrated_on(lab: Lab) -> None:
     for clip in ("book", "no", "walk", "yes"):
         agreements = list(fidelities(lab, "ultraface", ASL.format(clip)))

@@ -104,7 +104,7 @@ def test_one_of_several_that_cannot_be_read_ends_alone(tmp_path: Path, code: str
 
 
 @pytest.mark.parametrize("code", ["images.unreadable", "images.zip", "camera.open"])
-@pytest.mark.parametrize("others", [(), ("text.mp4",)])
+@pytest.mark.parametrize("others", [(), pytest.param(("text.mp4",), marks=pytest.mark.trial)])
 def test_where_nothing_can_be_read_the_daemon_says_so(tmp_path: Path, code: str, others: tuple[str, ...]) -> None:
     (tmp_path / "text.mp4").write_text("this is no video\n" * 100)
     world = world_of(tmp_path, unreadable(tmp_path, code), *others)
