@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -62,9 +63,10 @@ def ladder_of(
     options: LadderOptions = OPTIONS,
     scene: Scene | None = None,
     find_costs: FindCosts = count_macs,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Ladder:
-    runtime, scene = open_backend("onnxruntime"), scene or scene_of(model)
-    return Ladder(model, start or model.plan, scene, without_int8 or {}, runtime, options, silent, find_costs)
+    runtime, scene, missing = open_backend("onnxruntime"), scene or scene_of(model), without_int8 or {}
+    return Ladder(model, start or model.plan, scene, missing, runtime, options, silent, find_costs, clock)
 
 
 def channels_net() -> onnx.ModelProto:
@@ -153,6 +155,15 @@ def test_without_time_the_noise_is_predicted(tmp_path: Path) -> None:
     plans = list(found.plans())
     assert plans
     assert not any(group["measured"] for group in plans[-1].evidence["groups"])
+
+
+def test_time_in_which_its_clock_stands_still_is_not_spent(tmp_path: Path) -> None:
+    """As that of a child process does, which is stopped while the board is too hot."""
+    model, options = model_of(tmp_path, collapsing_net(7)), LadderOptions(max_loss=0.1, budget_s=1e-6)
+    for clock, is_measured in ((lambda: 0.0, True), (time.monotonic, False)):
+        plans = list(ladder_of(model, options=options, clock=clock).plans())
+        assert any(group["measured"] for group in plans[-1].evidence["groups"]) is is_measured
+        assert plans[-1].evidence["sensed"] is is_measured
 
 
 def test_what_the_owner_forces_into_int8_is_named_when_no_plan_will_do(tmp_path: Path) -> None:
