@@ -83,7 +83,7 @@ class Engine:
         self._int8 = int8
 
     def infer(self, batch: Array) -> dict[str, Array]:
-        raise NotImplementedError  # it is only profiled
+        raise AssertionError(f"a planted engine is profiled, and never infers: {batch.shape}")
 
     def layer_nodes(self) -> Mapping[str, tuple[str, ...]]:
         return {group.name: group.nodes for group in self._machine.grouping.groups}

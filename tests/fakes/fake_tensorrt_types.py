@@ -172,6 +172,7 @@ class ILogger:
     INFO = Severity.INFO
     VERBOSE = Severity.VERBOSE
 
+    # Callbacks here and in the next three classes are pure virtual in TensorRT: subclasses override all of them.
     def log(self, severity: PybindEnum, message: str) -> None:
         raise NotImplementedError
 

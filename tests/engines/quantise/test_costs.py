@@ -69,7 +69,7 @@ class PlantedEngine:
         self.inputs, self.outputs = (), ()
 
     def infer(self, batch: Array) -> dict[str, Array]:
-        raise NotImplementedError  # it is only profiled
+        raise AssertionError(f"a planted engine is profiled, and never infers: {batch.shape}")
 
     def layer_times_ms(self, batch: Array, runs: int = 20) -> dict[str, float]:  # noqa: ARG002  planted
         machine = self.machine
