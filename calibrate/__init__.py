@@ -13,7 +13,7 @@ Read in this order: histogram, threshold, scale, noise, evidence. The other modu
     noise        tensor_noise, network_noise, predicted_gain_db: the noise that a set of scales makes
     repair       equalisation, best_clips, output_shift: what keeps a layer in INT8; merge_extremes, kept_amax
     plan         PrecisionPlan, Repairs: which layers stay float, and how the others are repaired
-    partition    Problem, fastest, frontier: the plan of least time within a noise budget
+    partition    Problem, fastest, frontier, rungs: the plans of least time within noise budgets
     cost_fit, sensitivity    fit_costs, measure_blocks, share_out: from measurements to costs and noise
     evidence     DriftDetector, ConfidenceSequence, gain_bounds: has something changed?
     loss_bound   LossBound, frames_needed: is a candidate good enough?

@@ -13,7 +13,7 @@ in pairs and in all combinations of the few that the cuts leave undecided.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -165,6 +165,7 @@ _HULL_CUTS = 64  # at most, besides the two ends, the widest gap first: a large 
 _TURNED_CUTS = 256  # at most, the least decided groups first; with no more groups than that, all are tried
 _UNDECIDED = 16  # groups of which all combinations are tried: 65536 plans
 _POINTS = 16  # budgets that the frontier spreads over the hull; each gets no more than _UNDECIDED turned cuts
+_MOST_RUNGS = 10  # plans of half the noise each
 _ROUNDING = 1e-12  # of all noise: the rounding error that a sum of differences may have
 
 Ints = NDArray[np.int64]
@@ -213,6 +214,20 @@ def frontier(problem: Problem) -> tuple[Partition, ...]:
         if not front or plan.noise < front[-1].noise:
             front.append(plan)
     return tuple(front)
+
+
+def rungs(frontier: Sequence[Partition], tolerance: float) -> list[Partition]:
+    """Choose plans of ever less noise, fastest first: at each step the quietest of those that are as fast as any.
+
+    frontier: fastest first, quietest last. tolerance: relative difference in time below which plans are equally fast.
+    """
+    chosen: list[Partition] = []
+    plans = [plan for plan in frontier if plan.int8.any()]
+    while plans and len(chosen) < _MOST_RUNGS:
+        as_fast = (1.0 + tolerance) * plans[0].time
+        chosen.append(min((plan for plan in plans if plan.time <= as_fast), key=lambda plan: plan.noise))
+        plans = [plan for plan in plans if 2.0 * plan.noise <= chosen[-1].noise and plan.noise < chosen[-1].noise]
+    return chosen
 
 
 def _hull(network: FlowNetwork, budget: float | None = None) -> list[Partition]:

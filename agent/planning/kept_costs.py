@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,7 @@ from engines.quantise.costs import HasTime, macs_costs
 from engines.quantise.fusion import Grouping
 from engines.quantise.placement import place
 from engines.store.artefact import fingerprint
-from engines.store.files import replace_files
-from engines.store.signing import is_signed, open_regular, sign
+from engines.store.kept_file import read_kept, write_kept
 
 _FORMAT = 1  # of the file
 
@@ -100,12 +98,10 @@ class KeptCosts:
         return self._options.cache and self._options.cache / f"{fingerprint(identity)}.costs"
 
     def _read(self, file: Path, grouping: Grouping) -> dict[str, Any] | None:
+        content = read_kept(file, self._options.key, _purpose(file))
+
         def parse() -> dict[str, Any]:
-            with open_regular(file) as opened:
-                signature, _, content = opened.read().partition(b"\n")
-            if not is_signed(self._options.key or b"", _purpose(file), content, signature.decode()):
-                raise ValueError("changed since it was written, or of other layers")
-            known: dict[str, Any] = parse_state(content)
+            known: dict[str, Any] = parse_state(content or b"")
             parse_costs(known, grouping)
             return known
 
@@ -115,10 +111,7 @@ class KeptCosts:
         return known
 
     def _write(self, file: Path, known: Mapping[str, Any]) -> None:
-        content = json.dumps(known).encode()
-        with suppress(OSError):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            replace_files({file: sign(self._options.key or b"", _purpose(file), content).encode() + b"\n" + content})
+        write_kept(file, self._options.key, _purpose(file), json.dumps(known).encode())
 
 
 def _purpose(file: Path) -> str:

@@ -34,9 +34,8 @@ from agent.models.model import Model, Rules, read_rules
 from agent.planning.costs import GroupCosts, as_problem, labels
 from agent.planning.group_noise import FRAMES_PER_RUN, GroupNoise, describe_groups, measure_noise
 from agent.planning.raising import EXHAUSTED, PrecisionRaise
-from agent.planning.search import ladder
 from agent.planning.what_if import RepairChoice, WhatIf, WhatIfResult, choose_repairs
-from calibrate.partition import FLOAT, FREE, Partition, Problem, frontier
+from calibrate.partition import FLOAT, FREE, Partition, Problem, frontier, rungs
 from calibrate.plan import PrecisionPlan, Repairs
 from engines.calibration import Calibration
 from engines.interface import Array, Backend, Progress
@@ -301,12 +300,12 @@ class Ladder:
         """
         raising = self._options.raising
         if raising is None:
-            return ladder(frontier(problem), tolerance)
+            return rungs(frontier(problem), tolerance)
         avoidable = np.where(problem.fixed == FREE, problem.noise, 0.0)
         quieter = [
             plan for plan in frontier(replace(problem, noise=avoidable)) if 2.0 * plan.noise <= float(avoidable.sum())
         ]
-        return ladder(quieter, tolerance)[raising.rung - 1 :]
+        return rungs(quieter, tolerance)[raising.rung - 1 :]
 
     def _measure_costs(self, grouping: Grouping, repairs: Repairs) -> GroupCosts:
         now = self._clock()

@@ -37,7 +37,7 @@ from agent.planning.frames import RandomFrames
 from agent.planning.group_noise import FRAMES_PER_RUN, GroupNoise, measure_noise
 from agent.planning.what_if import RepairChoice, WhatIf, WhatIfResult, choose_repairs
 from agent.vision.task import VisionTask
-from calibrate.partition import FLOAT, Partition, frontier
+from calibrate.partition import FLOAT, Partition, frontier, rungs
 from engines.interface import Array, Backend, Engine, Progress
 from engines.quantise.apply_plan import observed_graph
 from engines.quantise.costs import HasTime
@@ -50,7 +50,6 @@ _FEWEST = 8
 _STRETCHES = 4  # of time, into which a single source is cut; repairs are proposed from every other
 
 _HARDLY = 0.25  # of the accepted loss: a plan that loses less has hardly a loss to win back
-_MOST_PLANS = 10  # on the ladder, of half the noise each
 
 _RESTORED = 8  # most sensitive groups that are also measured as the only float one
 _SENSITIVITY_SHARE = 0.5  # of the budget; what is not measured until then is predicted, so that something is certified
@@ -160,20 +159,6 @@ class Candidate:
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> Candidate:
         return cls(Partition(np.array(row["int8"], np.bool_), row["time"], row["noise"]), WhatIfResult(**row["answer"]))
-
-
-def ladder(frontier: Sequence[Partition], tolerance: float) -> list[Partition]:
-    """Choose plans of ever less noise, fastest first: at each step the quietest of those that are as fast as any.
-
-    frontier: fastest first, quietest last. tolerance: relative difference in time below which plans are equally fast.
-    """
-    chosen: list[Partition] = []
-    plans = [plan for plan in frontier if plan.int8.any()]
-    while plans and len(chosen) < _MOST_PLANS:
-        as_fast = (1.0 + tolerance) * plans[0].time
-        chosen.append(min((plan for plan in plans if plan.time <= as_fast), key=lambda plan: plan.noise))
-        plans = [plan for plan in plans if 2.0 * plan.noise <= chosen[-1].noise and plan.noise < chosen[-1].noise]
-    return chosen
 
 
 def choose_candidates(
@@ -397,7 +382,7 @@ class PlanSearch:
                 return self._evaluate(int8)
 
             fastest = next((plan for plan in result.frontier if plan.int8.any()), None)
-            plans, most = ladder(result.frontier, costs.tolerance), self.split.terms.candidates
+            plans, most = rungs(result.frontier, costs.tolerance), self.split.terms.candidates
             chosen, result.tried = choose_candidates(plans, evaluate, self.options.max_loss, most, fastest)
         # Once a candidate was measured, the error is split over these: whatever a resumed search chooses, no others.
         kept = cast("list[dict[str, Any]] | None", self._journal.get(_CANDIDATES))

@@ -6,5 +6,6 @@ Read in this order: artefact, retention.
                 Store: artefacts under their ids, with `current` and `previous`
     retention   StoreCleaner, retain: which artefacts stay; record_refusal
     signing     find_key, sign, is_signed: keys, signatures and sealed manifests
+    kept_file   read_kept, write_kept: signed files of caches
     files       replace_files, staging, remove, sweep: writing so that nobody meets half a file
 """

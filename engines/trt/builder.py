@@ -4,8 +4,7 @@
 the caller. `parse` makes TensorRT's network of the graph, and BuildProgress reports how far the builder is.
 
 How fast each kernel was is kept in a timing cache on disk, so that the next build need not try them again. TensorRT
-parses that file, so it gets only bytes that were written here: an HMAC stands before them, with the key that signs
-artefacts if there is one; without a key it shows damage only.
+parses that file, so it gets only bytes that were written here (engines/store/kept_file.py).
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ from engines.errors import EngineError
 from engines.graph.load import image_input
 from engines.graph.topology import trial_shape, value_type
 from engines.interface import BuildRequest, Profile, Progress, ShapeRange, TensorSpec
-from engines.store.files import replace_files
-from engines.store.signing import is_signed, sign
+from engines.store.kept_file import read_kept, write_kept
 from engines.trt.api import (
     Builder,
     CrossConfig,
@@ -246,11 +244,7 @@ def _failure(release: TensorRtRelease, record: LogRecord) -> EngineError:
 
 def _start_timings(config: IBuilderConfig, path: Path, key: bytes | None) -> None:
     """Start with what earlier builds measured; a file that is damaged, or of another GPU, counts as none."""
-    content = b""
-    with contextlib.suppress(OSError):
-        signature, _, written = path.read_bytes().partition(b"\n")
-        if is_signed(key or b"", _PURPOSE, written, signature.decode(errors="replace")):
-            content = written
+    content = read_kept(path, key, _PURPOSE) or b""
     cache = config.create_timing_cache(content) or config.create_timing_cache(b"")
     if cache is not None:
         config.set_timing_cache(cache, False)
@@ -259,12 +253,8 @@ def _start_timings(config: IBuilderConfig, path: Path, key: bytes | None) -> Non
 def _keep_timings(config: IBuilderConfig, path: Path, key: bytes | None) -> None:
     """Write what is known after a build; if the disk refuses, the next build measures again."""
     cache = config.get_timing_cache()
-    if cache is None:
-        return
-    content = bytes(cache.serialize())
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_files({path: sign(key or b"", _PURPOSE, content).encode() + b"\n" + content})
+    if cache is not None:
+        write_kept(path, key, _PURPOSE, bytes(cache.serialize()))
 
 
 def parse(release: TensorRtRelease, builder: Builder, graph: ModelProto) -> tuple[INetworkDefinition, OnnxParser]:

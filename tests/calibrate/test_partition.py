@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibrate.partition import FLOAT, FREE, INT8, Partition, Problem, fastest, frontier
+from calibrate.partition import FLOAT, FREE, INT8, Partition, Problem, fastest, frontier, rungs
 
 BUDGETS = (0.1, 0.25, 0.5)
 
@@ -296,6 +296,27 @@ def test_no_plan_exceeds_its_budget_unless_forced_to(net: Problem, share: float)
     else:
         strictly_within = noises <= budget - 1e-9 * net.noise.sum()
         assert plan.time <= min(times[strictly_within], default=np.inf) + 1e-9 * times.max()
+
+
+def chosen_noises(front: list[tuple[float, float]], tolerance: float) -> list[float]:
+    """The noise of each rung, from (noise, time)."""
+    plans = [Partition(np.arange(4) < 1, time, noise) for noise, time in front]
+    return [plan.noise for plan in rungs(plans, tolerance)]
+
+
+def test_each_rung_is_the_quietest_of_those_as_fast_and_has_half_the_noise() -> None:
+    front = [(8.0, 1.0), (7.0, 1.01), (4.0, 1.5), (3.0, 1.52), (1.4, 1.9), (0.1, 2.5)]
+    assert chosen_noises(front, 0.0) == [8.0, 4.0, 1.4, 0.1]
+    assert chosen_noises(front, 0.05) == [7.0, 3.0, 1.4, 0.1]
+
+
+def test_the_rungs_end_at_a_plan_without_noise() -> None:
+    assert chosen_noises([(1.0, 1.0), (0.0, 2.0)], 0.0) == [1.0, 0.0]
+    assert chosen_noises([(0.0, 1.0)], 0.0) == [0.0]
+
+
+def test_a_plan_without_int8_is_no_rung() -> None:
+    assert rungs([Partition(np.zeros(4, np.bool_), 1.0, 0.0)], 0.0) == []
 
 
 def cpu_s(work: Callable[[], object]) -> float:

@@ -1,37 +1,17 @@
-"""Which plans are tried for a certificate: a ladder of noise, the fastest first where it hardly loses."""
+"""Which plans are tried for a certificate: the fastest first where it hardly loses."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from agent.planning.search import choose_candidates, ladder
+from agent.planning.search import choose_candidates
 from agent.planning.what_if import WhatIfResult
 from calibrate.partition import Partition
 
 
 def partition(noise: float, time: float, int8: int = 1) -> Partition:
     return Partition(np.arange(4) < int8, time, noise)
-
-
-def rungs(front: list[tuple[float, float]], tolerance: float) -> list[float]:
-    """The noise of each, from (noise, time)."""
-    return [plan.noise for plan in ladder([partition(*plan) for plan in front], tolerance)]
-
-
-def test_the_ladder_takes_the_quietest_of_those_as_fast_and_halves_the_noise() -> None:
-    front = [(8.0, 1.0), (7.0, 1.01), (4.0, 1.5), (3.0, 1.52), (1.4, 1.9), (0.1, 2.5)]
-    assert rungs(front, 0.0) == [8.0, 4.0, 1.4, 0.1]
-    assert rungs(front, 0.05) == [7.0, 3.0, 1.4, 0.1]
-
-
-def test_the_ladder_ends_at_a_plan_without_noise() -> None:
-    assert rungs([(1.0, 1.0), (0.0, 2.0)], 0.0) == [1.0, 0.0]
-    assert rungs([(0.0, 1.0)], 0.0) == [0.0]
-
-
-def test_a_plan_without_int8_is_no_rung() -> None:
-    assert ladder([partition(0.0, 1.0, 0)], 0.0) == []
 
 
 def test_a_plan_that_loses_too_much_on_the_search_frames_is_no_candidate() -> None:

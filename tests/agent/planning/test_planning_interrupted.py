@@ -128,7 +128,7 @@ def test_what_the_time_was_too_short_for_does_not_bind_the_search_that_goes_on(
     (search_world / "plan.json.journal").unlink()
     with monkeypatch.context() as patch:
         patch.setattr(search.PlanSearch, "out_of_time", lambda _, share=1.0: share < 1.0)  # nothing is sensed
-        patch.setattr(search, "ladder", lambda *_: [])
+        patch.setattr(search, "rungs", lambda *_: [])
         patch.setattr(search, "choose_candidates", lambda *_: ([], []))
         hurried, evidence = search_in(search_world)
     assert set(hurried.floats) == {LOUD, QUIET}
