@@ -27,7 +27,7 @@ from agent.vision.spec import ModelSpec, rebase
 from calibrate.errors import CalibrationError
 from calibrate.threshold import parse_method
 from engines.interface import BackendOptions
-from engines.store.signing import find_key
+from engines.registry import options_for
 
 
 class CommandsConfig(Strict):
@@ -256,12 +256,7 @@ class Config(Strict):
 
     def backend_options(self, threads: int | None = None) -> BackendOptions:
         """Return the options of the serving runtime; threads: None for the configured number."""
-        return backend_options(self.state_dir, threads or self.threads, self.dla)
-
-
-def backend_options(state_dir: Path, threads: int, dla: int | None) -> BackendOptions:
-    """Return the options of a runtime, for the daemon and its child process. Raises EngineError (`artefact.key`)."""
-    return BackendOptions(threads, state_dir / "cache", find_key(), dla=dla)
+        return options_for(self.state_dir, threads or self.threads, self.dla)
 
 
 def load_config(path: Path) -> Config:

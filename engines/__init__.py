@@ -3,7 +3,7 @@
 Read in this order: interface, registry, onnxruntime_backend, quantise/placement.
 
     interface      Backend, Engine, Observer and what they exchange: BuildRequest, Built, Observation, ...
-    registry       open_backend
+    registry       open_backend, options_for
     errors         EngineError, DeviceError
     calibration    Calibration: a model's histograms, extremes and scales, and its file
     onnxruntime_backend    the runtime on the CPU

@@ -1,9 +1,12 @@
-"""Open an inference runtime by its name."""
+"""Open an inference runtime by its name, with the options that a board has for it."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from engines.errors import EngineError
 from engines.interface import Backend, BackendOptions
+from engines.store.signing import find_key
 
 
 def open_backend(name: str, options: BackendOptions | None = None) -> Backend:
@@ -25,3 +28,11 @@ def open_backend(name: str, options: BackendOptions | None = None) -> Backend:
         "'onnxruntime' or 'tensorrt'",
         "choose one of them with --backend",
     )
+
+
+def options_for(state_dir: Path, threads: int, dla: int | None) -> BackendOptions:
+    """Return the options of a runtime that keeps its cache in a state directory, with the key that signs there.
+
+    Raises EngineError (`artefact.key`).
+    """
+    return BackendOptions(threads, state_dir / "cache", find_key(), dla=dla)

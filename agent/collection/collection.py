@@ -11,12 +11,10 @@ import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from agent.camera.capture import Frame
 from agent.collection.report import MAX_THUMBNAILS, SelectionReport, Thumbnail
 from agent.collection.selection import HELD_OUT_EVERY, TAKEN, FrameSelector, LumaGrid
-from agent.config import Config
 from agent.vision.decode import Classification, Prediction
 from agent.vision.detections import Detections
 from agent.vision.fidelity import is_empty
@@ -24,6 +22,10 @@ from agent.vision.spec import ModelSpec
 from calibrate.histogram import AbsHistogram, merge_into, nbytes
 from calibrate.repair import Extremes, merge_extremes
 from engines.interface import Array, Observation
+
+if TYPE_CHECKING:  # a job's child process reads `Collected`, and needs neither
+    from agent.camera.capture import Frame
+    from agent.config import Config
 
 # Held-out frames in a row, in the beginning and at most: soon there are some, and later most have no neighbour that
 # calibrates.

@@ -19,7 +19,6 @@ from typing import NoReturn
 import numpy as np
 
 from agent.common.errors import AgentError
-from agent.config import backend_options
 from agent.contract.histograms import read_facts, read_upload
 from agent.jobs.child_process import Emit, JobOutcome, run_child
 from agent.jobs.request import HELD_OUT, HISTOGRAMS, JOB, MERGED, REFERENCE, SAMPLE, JobRequest, read_frames
@@ -42,7 +41,7 @@ from calibrate.repair import Extremes
 from engines.calibration import Calibration, load_extremes, load_histograms
 from engines.errors import EngineError
 from engines.interface import Backend, BackendOptions, Progress
-from engines.registry import open_backend
+from engines.registry import open_backend, options_for
 from engines.store.artefact import Artefact, Store, read_artefact
 from engines.store.signing import find_key
 
@@ -60,7 +59,7 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
     steps = _Steps(emit)
     steps.progress("CALIBRATING", 40, 40)(0.0, "calibrating")
     key, state = find_key(), Path(request.state_dir)
-    runtime = backend_options(state, request.threads, request.dla)
+    runtime = options_for(state, request.threads, request.dla)
     backend = open_backend(request.backend, runtime)
     model = open_model(ModelSpec.model_validate(request.spec), PrecisionPlan.from_json(request.plan))
     if model.sha256 != request.model_sha256:
@@ -230,7 +229,7 @@ def build_reference(directory: Path, emit: Emit) -> JobOutcome:
     request = json.loads((directory / REFERENCE).read_text(encoding="utf-8"))
     emit({"step": "BUILDING", "percent": 0})
     key, state = find_key(), Path(request["state_dir"])
-    backend = open_backend(request["backend"], backend_options(state, request["threads"], request["dla"]))
+    backend = open_backend(request["backend"], options_for(state, request["threads"], request["dla"]))
     plan = read_plan(Path(request["plan"])) if request["plan"] else ALL_INT8
     spec = ModelSpec.model_validate(request["spec"])
     artefact = build_artefact(

@@ -13,15 +13,17 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from agent.collection.collection import Collected
-from agent.config import Config
 from calibrate.plan import ALL_INT8
 from engines.calibration import save_histograms
 from engines.interface import Array
+
+if TYPE_CHECKING:  # the child has the request alone
+    from agent.config import Config
 
 JOB, HISTOGRAMS, MERGED, HELD_OUT, SAMPLE = "job.json", "histograms.npz", "merged.upload", "held_out.npy", "sample.npy"
 REFERENCE = "reference.json"  # the request for the reference of a new model, in the place of JOB

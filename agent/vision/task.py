@@ -11,17 +11,19 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.camera.capture import Frame
 from agent.vision.decode import Decoder, Prediction, open_decoder
 from agent.vision.preprocess import Geometry, Preprocessor, network_input
 from agent.vision.spec import ModelSpec
 from engines.interface import Array, Engine, ImageEngine, OverlappingEngine, TensorSpec
 from engines.trace import span
+
+if TYPE_CHECKING:  # a job's child process has no cameras, and imports their modules for nothing
+    from agent.camera.capture import Frame
 
 POLL_S = 5e-4  # between two questions to a device
 _OPEN_DECODERS = 8  # for so many sizes of the network input; more sizes than a few take turns only while calibrating

@@ -17,7 +17,6 @@ from zoo import residual_net
 
 import engines.trt.backend as tensorrt_backend
 from agent.collection.collection import Collected
-from agent.config import backend_options
 from agent.jobs.candidate import run_job
 from agent.jobs.child_process import JobOutcome
 from agent.jobs.request import JobRequest, write_job
@@ -26,7 +25,7 @@ from agent.models.model import Model, calibrate, open_model
 from agent.vision.spec import ModelSpec
 from calibrate.histogram import AbsHistogram, merge
 from engines.interface import BuildRequest, Built, Progress, silent
-from engines.registry import open_backend
+from engines.registry import open_backend, options_for
 from engines.store.artefact import Artefact, Store, read_artefact
 from engines.trt.backend import TensorRtBackend
 
@@ -61,7 +60,7 @@ class Bench:
         state = self.folder / "state"
         return build_artefact(
             self.model,
-            open_backend("tensorrt", backend_options(state, 1, None)),
+            open_backend("tensorrt", options_for(state, 1, None)),
             Store(state).place,
             lambda fraction, _: told.append(fraction),
             calibration=calibrate(self.model, self.histograms, "entropy", 8, "night"),
