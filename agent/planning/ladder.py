@@ -6,7 +6,7 @@
     ladder.refusal(error)          # none was accepted: what was measured, and what would help
 
 1. The first plan. A plan that served before is tried with ranges of today's calibration; else each kind of repair is
-   tried, and kept where it helps.
+   tried, and kept where it helps, and of the layers that stay loud all the same those that hardly work stay float.
 2. If that loses too much on the frames that try plans, or its engine is refused, the costs of each group of layers
    are looked up or measured, and its noise is. The frontier of cost and noise gives the plans that follow.
 
@@ -49,8 +49,13 @@ FOUND_BY = "job"  # in the evidence of a plan
 _COSTS_SHARE = 0.5  # of the budget that is left, to measure costs; the rest is for the noise
 _MOST_ENGINES = 4  # of plans that the search found: each is built and judged
 _LOUDEST = 3  # groups that a refusal names
+# A layer is loud whose noise is within 30 dB of its output. Many depthwise convolutions are, and hardly work. With the
+# loudest in float, engines lose less on scenes that did not make them (benchmarks/RESULTS.md).
+_LOUD = 1e-3
+_LITTLE = 0.03  # of all multiply-accumulates
 _TELLING = 5  # frames with something on them, of which fewer refuse no plan: the verdict has more
 _LEFT_FLOAT = "left float by the job: {:.2g} of the noise"
+_HARDLY_WORKS = "left float by the job: its noise is {:.0f} dB below its output, and it does {:.2g} of the work"
 _RAISED = "raised: made {:.3g} % of the noise while fidelity was {:.2f}"
 
 Flags = NDArray[np.bool_]
@@ -167,7 +172,7 @@ class Ladder:
             if raising.rung == 1 and self._seems_good and first.repairs.divisors:  # with ranges of today
                 yield self._offered(tried)
         else:
-            tried, suits = self._try("all that may be INT8" if first.repairs else "plain INT8", first)
+            tried, suits = self._try(self._name_of(first), first)
             if suits:
                 yield self._offered(tried)
         if self._may_search(first):
@@ -230,7 +235,29 @@ class Ladder:
         self._progress(0.0, "choosing repairs")
         if self._options.raising is not None or self._given.repairs or self._given.evidence:
             return self.start
-        return PrecisionPlan(self._model.plan.floats, self._new_repairs())
+        repairs = self._new_repairs()
+        return PrecisionPlan({**self._loudest(repairs), **self._model.plan.floats}, repairs)
+
+    def _name_of(self, first: PrecisionPlan) -> str:
+        if first.floats.keys() - self._model.plan.floats.keys():
+            return "all INT8 but the loudest"
+        return "all that may be INT8" if first.repairs else "plain INT8"
+
+    def _loudest(self, repairs: Repairs) -> dict[str, str]:
+        """Return layers that are loud in spite of the repairs and hardly work, the loudest first, with the reason."""
+        assert self.choice is not None
+        grouping, nsr = self._grouping(repairs), self.choice.nsr
+        free = self._labels(grouping) == FREE
+        noise = [max((nsr.get(layer, 0.0) for layer in group.layers), default=0.0) for group in grouping.groups]
+        macs = sum(group.macs for group in grouping.groups)
+        left, floats = _LITTLE * macs, dict[str, str]()
+        for index in sorted(np.flatnonzero(free), key=lambda index: -noise[index]):
+            group = grouping.groups[index]
+            if noise[index] > _LOUD and group.macs <= left:
+                left -= group.macs
+                reason = _HARDLY_WORKS.format(-10.0 * np.log10(noise[index]), group.macs / macs)
+                floats.update(dict.fromkeys(group.layers, reason))
+        return floats
 
     def _new_repairs(self) -> Repairs:
         self.choice = choose_repairs(

@@ -14,13 +14,14 @@ import pytest
 from numpy.typing import NDArray
 from raising_world import COLLAPSES, collapsing_net, count_macs
 from worlds import SPEC
-from zoo import Net
+from zoo import Net, residual_net
 
 from agent.collection.collection import CalibrationSet
 from agent.common.errors import AgentError
 from agent.models.model import Model, calibrate, open_model
 from agent.planning.costs import GroupCosts
 from agent.planning.ladder import FindCosts, Ladder, LadderOptions, Scene
+from agent.planning.what_if import RepairChoice
 from agent.vision.spec import ModelSpec
 from calibrate.plan import PrecisionPlan, Repairs
 from calibrate.repair import divided_ends, kept_amax
@@ -96,6 +97,20 @@ def test_a_layer_that_a_repair_saves_stays_int8(tmp_path: Path) -> None:
     assert plan.evidence["tried"] == [
         {"plan": "all that may be INT8", "int8_macs_share": 1.0, "loss": 0.0, "outcome": ""}
     ]
+
+
+@pytest.mark.parametrize(("gemm_nsr", "floats"), [(0.002, {"Gemm_t9"}), (0.0005, set())])
+def test_a_layer_that_is_loud_and_hardly_works_stays_float(
+    gemm_nsr: float, floats: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nsr = {"Conv_t2": 0.3, "Gemm_t9": gemm_nsr}  # one does two fifths of the work, the other a hundredth
+    chosen = RepairChoice(Repairs(), nsr, {}, {})
+    monkeypatch.setattr("agent.planning.ladder.choose_repairs", lambda *_: chosen)
+    found = ladder_of(model_of(tmp_path, residual_net()))
+    plan = next(found.plans())
+    assert plan.floats.keys() == floats
+    assert found.tried[0].name == ("all INT8 but the loudest" if floats else "plain INT8")
+    assert all("27 dB below" in reason for reason in plan.floats.values())
 
 
 def test_a_layer_that_no_repair_saves_is_left_float_and_the_others_are_not(tmp_path: Path) -> None:
