@@ -30,6 +30,7 @@ from engines.store.artefact import Artefact, Store, read_artefact
 from engines.trt.backend import TensorRtBackend
 
 FIRST, SECOND = "Conv_t0", "Conv_t2"
+LITTLE = 0.03  # of the work, which a job may leave float where it is loud
 
 
 class Bench:
@@ -94,7 +95,8 @@ def test_a_recalibration_starts_from_what_the_engine_in_service_taught(bench: Be
     again, told = bench.recalibrate("max", serving.path)
     assert bench.builds == 1
     assert again.manifest["without_int8"] == serving.manifest["without_int8"]
-    assert again.manifest["int8_macs_share"] == serving.manifest["int8_macs_share"] < 1.0
+    share = serving.manifest["int8_macs_share"]
+    assert share - LITTLE <= again.manifest["int8_macs_share"] <= share < 1.0
     percents = [line["percent"] for line in told]
     assert percents == sorted(percents)
     judging = {line["percent"] for line in told if line["step"] == "VALIDATING"}
@@ -108,7 +110,7 @@ def test_another_board_is_asked_anew(bench: Bench, fake: FakeTensorRt, monkeypat
     monkeypatch.setattr(tensorrt_backend, "board", lambda: {"power_mode": "pmode:0001"})
     again, _ = bench.recalibrate("max", serving.path)
     assert (bench.builds, again.manifest["without_int8"]) == (1, {})
-    assert again.manifest["int8_macs_share"] == 1.0
+    assert again.manifest["int8_macs_share"] >= 1.0 - LITTLE
 
 
 def test_several_builds_are_told_as_one(bench: Bench, fake: FakeTensorRt) -> None:
