@@ -39,4 +39,4 @@ def test_the_daemon_serves_a_users_own_model_and_video(
     artefact = read_artefact(Path(summary["artefact"]))
     assert artefact.id == swap["artefact"]
     assert artefact.manifest["inputs"]["precision"] == "int8"
-    assert artefact.manifest["int8_macs_share"] > 0.99
+    assert artefact.manifest["int8_macs_share"] >= 0.97  # the loudest layers that hardly work stay float
