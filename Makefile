@@ -18,6 +18,8 @@ WORKERS ?= 5
 TRIAL_WORKERS ?= 4
 # The tests start hundreds of processes: what Python has compiled once and kept, each need not compile again.
 unexport PYTHONDONTWRITEBYTECODE
+# As in agent/__init__.py, which the workers of the tests import too late.
+export OPENBLAS_NUM_THREADS := 1
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: run test trials check soak sanitize lock clean broker rtsp systemd postgres bindings wheelhouse gpu-check

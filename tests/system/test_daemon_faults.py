@@ -118,7 +118,7 @@ def observed(watcher: Watcher, since_s: float) -> tuple[float, int]:
 @pytest.mark.broker
 def test_what_the_operator_rolled_back_does_not_return_by_itself(tmp_path: Path, any_broker: RealBroker) -> None:
     mqtt = {"host": any_broker.host, "port": any_broker.port}
-    world = make_world(tmp_path, lambda ts: 0.06 if ts < 60.0 else 1.0, 600.0, mqtt=mqtt)
+    world = make_world(tmp_path, lambda ts: 0.06 if ts < 60.0 else 1.0, 1500.0, mqtt=mqtt)  # outlasts the test
     with Watcher(any_broker.endpoint) as watcher, world.running():
         watcher.expect(TOPICS.event, kind="swap", trigger="first-start")
         watcher.expect(TOPICS.event, kind="swap", trigger="alarm")
