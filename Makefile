@@ -18,7 +18,7 @@ WORKERS ?= 5
 TRIAL_WORKERS ?= 4
 # The tests start hundreds of processes: what Python has compiled once and kept, each need not compile again.
 unexport PYTHONDONTWRITEBYTECODE
-# As in agent/__init__.py, which the workers of the tests import too late.
+# As in agent/cli/main.py, which the workers of the tests do not go through.
 export OPENBLAS_NUM_THREADS := 1
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 

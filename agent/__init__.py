@@ -6,11 +6,3 @@ collection, control, jobs, planning, models, validation; then what reports and o
 daemon; and cli, inspection, doctor, system, common. `config` is the schema of config.yaml; `detections` has a name that
 decoders of others import.
 """
-
-from __future__ import annotations
-
-import os
-
-# The threads of NumPy's OpenBLAS spin after each product, and no product here is large enough to need them. OpenBLAS
-# reads the variable when NumPy is first imported; child processes inherit it.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

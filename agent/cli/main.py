@@ -40,6 +40,9 @@ def main(arguments: Sequence[str] | None = None, extra: Sequence[CommandGroup] =
         arguments: The command line without the program's name; None: the process's own.
         extra: Further command groups, added to the board's.
     """
+    # The threads of NumPy's OpenBLAS spin after each product, and no product here is large enough to need them. The
+    # variable is read when NumPy is first imported, by the command or by a process that it starts.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, so `finally` runs; the daemon sets its own
     hide_arguments()
     try:
