@@ -14,7 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SAMPLE := var/sample
 # For two cores: tests and trials wait for half of their time, for a process, a network or a clock.
-WORKERS ?= 5
+WORKERS ?= 6
 TRIAL_WORKERS ?= 4
 # The tests start hundreds of processes: what Python has compiled once and kept, each need not compile again.
 unexport PYTHONDONTWRITEBYTECODE

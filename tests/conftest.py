@@ -68,11 +68,12 @@ def pytest_configure() -> None:
 
 
 def pytest_collection() -> None:
-    """Nothing of what is collected goes: searching it for circles costs three seconds of a worker."""
+    """Nothing of what is collected goes: to search it for circles, now or later, would cost seconds of a worker."""
     gc.disable()
 
 
 def pytest_collection_finish() -> None:
+    gc.freeze()
     gc.enable()
 
 

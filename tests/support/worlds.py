@@ -33,6 +33,7 @@ SPEC = {
     "input": {"color": "bgr", "resize": "stretch", "scale": 1 / 255},
 }
 FPS = 10
+SPEED = 20  # of the clip, times real time
 _LIMIT_S = 120.0
 
 # An engine is the store's from its commit on: what ends between swap and commit takes the candidate back.
@@ -122,7 +123,7 @@ def make_world(folder: Path, light: Callable[[float], float], seconds: float, **
     config: dict[str, Any] = {
         "model": "model.yaml",
         "state_dir": "state",
-        "camera": {"source": "clip.avi", "speed": 20},
+        "camera": {"source": "clip.avi", "speed": SPEED},
         "observe": {"held_out": 16, "budget": None},
         "calibration": {"frames": 32, "within_s": 2.0},
         "drift": {"block_s": 1.0},

@@ -5,17 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
 import pytest
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from plan_evidence import all_float, by_macs, evidence, one_group, two_sources, unmeasured
 
 from agent.common.errors import AgentError
 from agent.planning.chart import draw_chart
+
+if TYPE_CHECKING:  # its import takes a tenth of the collection of all tests, in each worker
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 GREEN, RED, BLUE = "#117733", "#cc3311", "#4477aa"
 
@@ -30,6 +32,8 @@ def pixels(path: Path, color: str) -> int:
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[dict[str, Any]], Axes]:
     """The axes that `draw_chart` has drawn on, without a picture of them."""
+    from matplotlib.figure import Figure
+
     monkeypatch.setattr(Figure, "savefig", lambda *_, **__: None)
 
     def draw(found: dict[str, Any]) -> Axes:
