@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 SAMPLE := var/sample
 # For two cores: tests and trials wait for half of their time, for a process, a network or a clock.
 WORKERS ?= 6
-TRIAL_WORKERS ?= 4
+TRIAL_WORKERS ?= 5
 # The tests start hundreds of processes: what Python has compiled once and kept, each need not compile again.
 unexport PYTHONDONTWRITEBYTECODE
 # As in agent/cli/main.py, which the workers of the tests do not go through.

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from brokers import eventually
 from warm_start import TARED, WarmProcess
 from worlds import World, make_world
 
@@ -22,12 +23,19 @@ SAYING = (
 )
 
 
-def run(arguments: list[str], log: Path, connected: bool, source: str = TARED) -> str:
-    """With stderr as systemd leaves it: JOURNAL_STREAM names the file, or one that stderr is not connected with."""
+def run(arguments: list[str], log: Path, connected: bool, source: str = TARED, until: tuple[str, ...] = ()) -> str:
+    """With stderr as systemd leaves it: JOURNAL_STREAM names the file, or one that stderr is not connected with.
+
+    until: Words; once the log has all of them, the process is to end. Without any, it ends by itself.
+    """
     with log.open("wb") as file, pytest.MonkeyPatch.context() as environment:
         here = os.fstat(file.fileno())
         environment.setenv("JOURNAL_STREAM", f"{here.st_dev}:{here.st_ino + (not connected)}")
-        WarmProcess(arguments, stderr=file.fileno(), source=source).wait(120.0)
+        process = WarmProcess(arguments, stderr=file.fileno(), source=source)
+        if until:
+            eventually(lambda: all(words in log.read_text() for words in until), 60.0)
+            process.terminate()
+        process.wait(120.0)
     return log.read_text()
 
 
@@ -37,14 +45,14 @@ def say_in(log: Path, source: str) -> list[str]:
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    world = make_world(tmp_path, lambda _: 0.5, 20.0, camera={"source": "clip.avi", "speed": 4})
+    world = make_world(tmp_path, lambda _: 0.5, 600.0)
     world.config["mqtt"] = {"host": "127.0.0.1", "port": 1, "device": "board"}
     return world
 
 
 @pytest.mark.slow
 def test_a_daemon_in_the_journal_says_lines_with_priorities_and_no_progress(world: World, tmp_path: Path) -> None:
-    said = run(world.arguments("--frames", "150"), tmp_path / "log", connected=True)
+    said = run(world.arguments(), tmp_path / "log", connected=True, until=("event=swap",))
     assert "event=swap" in said
     assert all(re.match(r"<[2-7]>\S", line) for line in said.splitlines()), said
     assert not re.search(r"serving: |\d\d:\d\d:\d\d", said)
@@ -52,8 +60,8 @@ def test_a_daemon_in_the_journal_says_lines_with_priorities_and_no_progress(worl
 
 @pytest.mark.slow
 def test_elsewhere_it_says_what_it_always_has(world: World, tmp_path: Path) -> None:
-    said = run(world.arguments("--frames", "150"), tmp_path / "log", connected=False)
-    assert re.search(r"^serving: \d+/150 ", said, re.MULTILINE)
+    said = run(world.arguments(), tmp_path / "log", connected=False, until=("event=swap", "serving: "))
+    assert re.search(r"^serving: \d+/6000 ", said, re.MULTILINE)
     assert re.search(r"^level=INFO at=agent.uplink event=swap ", said, re.MULTILINE)
     assert not re.search(r"^<", said, re.MULTILINE)
 
