@@ -19,7 +19,6 @@ from typing import NoReturn
 import numpy as np
 
 from agent.common.errors import AgentError
-from agent.contract.histograms import read_facts, read_upload
 from agent.jobs.child_process import Emit, JobOutcome, run_child
 from agent.jobs.request import HELD_OUT, HISTOGRAMS, JOB, MERGED, REFERENCE, SAMPLE, JobRequest, read_frames
 from agent.models.build import adopt_artefact, build_artefact
@@ -197,6 +196,8 @@ def _calibration(
         return offline.calibration
     if not upload.exists():
         return calibrate(model, histograms, request.method, request.frames, request.source, backend, extremes)
+    from agent.contract.histograms import read_facts, read_upload  # its schemas take a tenth of a child's imports
+
     content = upload.read_bytes()
     facts = read_facts(content)
     merged = facts.merged or {}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
+import hashlib
+import inspect
 import json
+import os
 import re
 import shutil
 import sys
@@ -21,6 +23,8 @@ import numpy as np
 import onnx
 import pytest
 import yaml
+from numpy.typing import NDArray
+from places import ROOT
 from warm_start import TalkingProcess
 from zoo import residual_net
 
@@ -151,18 +155,22 @@ def calibrated_world(calibrated_once: World, tmp_path: Path) -> World:
 
 
 def write_clip(path: Path, light: Callable[[float], float], frames: int) -> None:
-    """What a camera sees under this light, as for `make_world`."""
-    path.write_bytes(_clip(tuple(light(number / FPS) for number in range(frames))))
+    """What a camera sees under this light, as for `make_world`. Encoding is slow: clips are kept for all workers."""
+    lights = np.array([light(number / FPS) for number in range(frames)])
+    name = hashlib.sha256(inspect.getsource(_encode).encode() + lights.tobytes()).hexdigest()
+    kept = ROOT / "var" / "clips" / f"{name}.avi"
+    if not kept.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
+            _encode(Path(folder) / "clip.avi", lights)
+            os.replace(Path(folder) / "clip.avi", kept)
+    shutil.copyfile(kept, path)
 
 
-@functools.lru_cache(maxsize=8)  # a second of work for some, a few MB each
-def _clip(lights: tuple[float, ...]) -> bytes:
-    """An AVI file of a frame under each light."""
+def _encode(path: Path, lights: NDArray[np.float64]) -> None:
+    """Write a frame under each light."""
     rng = np.random.default_rng(0)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "clip.avi"
-        writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), FPS, (32, 32))
-        for light in lights:
-            writer.write((rng.uniform(0.0, 255.0, (32, 32, 3)) * light).astype(np.uint8))
-        writer.release()
-        return path.read_bytes()
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), FPS, (32, 32))
+    for light in lights:
+        writer.write((rng.uniform(0.0, 255.0, (32, 32, 3)) * light).astype(np.uint8))
+    writer.release()
