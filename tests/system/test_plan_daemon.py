@@ -33,7 +33,7 @@ def plan_fixture(tmp_path_factory: pytest.TempPathFactory) -> PrecisionPlan:
 
 
 def world_under(folder: Path, plan: PrecisionPlan, light: float = 0.06) -> World:
-    world = make_world(folder, lambda _: light, 600.0)
+    world = make_world(folder, lambda _: light, 1200.0)
     (folder / "plan.json").write_text(plan.to_json())
     world.config["plan"] = "plan.json"
     return world

@@ -25,7 +25,7 @@ def mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def board(folder: Path, light: float = 0.06, seconds: float = 600.0) -> World:
+def board(folder: Path, light: float = 0.06, seconds: float = 1200.0) -> World:
     world = make_world(folder, lambda _: light, seconds)
     world.config["backend"] = "tensorrt"
     return world
