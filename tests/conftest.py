@@ -19,9 +19,9 @@ import engines  # noqa: F401  # before anything imports ONNX Runtime, which woul
 from agent.common.console import ConsoleHandler
 
 pytest_plugins = [
-    "worlds",  # first: the others import it
+    "brokers",  # first: the others import it
+    "worlds",  # second
     "bench",
-    "brokers",
     "databases",
     "job_bench",
     "job_worlds",
@@ -32,7 +32,7 @@ pytest_plugins = [
 ]
 
 
-# Four tests share two cores: how long an example takes says nothing of it.
+# Many tests share two cores: how long an example takes says nothing of it.
 hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("busy")
 

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import sqlite3
 import sys
 import tempfile
 import threading
@@ -23,6 +24,7 @@ import numpy as np
 import onnx
 import pytest
 import yaml
+from brokers import eventually
 from numpy.typing import NDArray
 from places import ROOT
 from warm_start import TalkingProcess
@@ -38,6 +40,7 @@ SPEC = {
 }
 FPS = 10
 SPEED = 20  # of the clip, times real time
+OUTLASTS_S = 1200.0  # of a clip that no test is to see the end of: a minute at SPEED
 _LIMIT_S = 120.0
 
 # An engine is the store's from its commit on: what ends between swap and commit takes the candidate back.
@@ -86,6 +89,20 @@ class World:
         the machine's affair. Fails unless the exit code is 0.
         """
         return run_until(TalkingProcess(self.arguments(*more), file_bytes=file_bytes), until)
+
+    def wait_for_first_commit(self) -> str:
+        """Wait until the first job is COMMITTED and its journal closed; the engine's id.
+
+        The engine serves, and is the store's, somewhat earlier: a disk that fails in between costs the job.
+        """
+        eventually(lambda: (self.state_dir / "jobs.sqlite").exists() and bool(self._committed()), 60.0)
+        return self._committed()[0]
+
+    def _committed(self) -> list[str]:
+        with contextlib.closing(sqlite3.connect(f"file:{self.state_dir / 'jobs.sqlite'}?mode=ro", uri=True)) as jobs:
+            if not jobs.execute("SELECT 1 FROM sqlite_master WHERE name = 'jobs'").fetchone():
+                return []  # it is being created
+            return [row[0] for row in jobs.execute("SELECT artefact FROM jobs WHERE state = 'COMMITTED'")]
 
     @contextlib.contextmanager
     def running(self) -> Iterator[TalkingProcess]:
@@ -144,7 +161,7 @@ def make_world(folder: Path, light: Callable[[float], float], seconds: float, **
 @pytest.fixture(scope="session")
 def calibrated_once(tmp_path_factory: pytest.TempPathFactory) -> World:
     """A steady light, to which a daemon has calibrated its engine; not to be changed."""
-    world = make_world(tmp_path_factory.mktemp("calibrated") / "world", lambda _: 0.5, 400.0)
+    world = make_world(tmp_path_factory.mktemp("calibrated") / "world", lambda _: 0.5, 400.0)  # copied often
     world.run(until=FIRST_COMMIT)
     return world
 

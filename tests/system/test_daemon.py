@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from brokers import RealBroker, Watcher, eventually, free_port
-from worlds import ALARM_COMMIT, FIRST_COMMIT, SPEED, World, make_world
+from worlds import ALARM_COMMIT, FIRST_COMMIT, OUTLASTS_S, SPEED, World, make_world
 
 from agent.contract.commands import CommandResult
 from agent.contract.topics import Topics
@@ -34,7 +34,7 @@ def mqtt(broker: RealBroker) -> dict[str, object]:
 
 @pytest.mark.broker
 def test_night_calibration_morning_alarm_recalibration_and_swap(tmp_path: Path, any_broker: RealBroker) -> None:
-    world = make_world(tmp_path, morning, 1200.0, mqtt=mqtt(any_broker))
+    world = make_world(tmp_path, morning, OUTLASTS_S, mqtt=mqtt(any_broker))
     with Watcher(any_broker.endpoint) as watcher:
         summary, _ = world.run(until=ALARM_COMMIT)
         states = [watcher.expect(TOPICS.status)["state"]]
@@ -76,7 +76,7 @@ def test_night_calibration_morning_alarm_recalibration_and_swap(tmp_path: Path, 
 
 
 def long_night(folder: Path, broker: RealBroker) -> World:
-    return make_world(folder, lambda _: 0.5, 400.0, camera={"source": "clip.avi", "speed": 10}, mqtt=mqtt(broker))
+    return make_world(folder, lambda _: 0.5, OUTLASTS_S, camera={"source": "clip.avi", "speed": 10}, mqtt=mqtt(broker))
 
 
 def results(broker: RealBroker, op: str, **arguments: str) -> list[CommandResult]:
@@ -141,7 +141,7 @@ def test_a_signal_ends_it_cleanly_with_its_child(
 
 
 def test_an_unreachable_broker_does_not_stop_the_video(tmp_path: Path) -> None:
-    world = make_world(tmp_path, lambda _: 0.5, 400.0, mqtt={"host": "127.0.0.1", "port": free_port()})
+    world = make_world(tmp_path, lambda _: 0.5, OUTLASTS_S, mqtt={"host": "127.0.0.1", "port": free_port()})
     summary, errors = world.run(until=FIRST_COMMIT)
     assert summary["dropped"] == {}
     assert len(summary["swaps"]) == 1
@@ -171,7 +171,7 @@ def test_a_restart_serves_what_was_current_and_a_damaged_one_falls_back(calibrat
 
 @pytest.mark.parametrize(("most_bytes", "code"), [(6_000, "journal.write"), (34_000, "recalibration.disk")])
 def test_a_full_disk_costs_the_job_and_not_the_video(tmp_path: Path, most_bytes: int, code: str) -> None:
-    world = make_world(tmp_path, lambda _: 0.5, 400.0, observe={"held_out": 128}, calibration={"frames": 200})
+    world = make_world(tmp_path, lambda _: 0.5, OUTLASTS_S, observe={"held_out": 128}, calibration={"frames": 200})
     summary, said = world.run(until=code, file_bytes=most_bytes)
     assert said.count("journal.write:") <= 1
     assert summary["dropped"] == {}

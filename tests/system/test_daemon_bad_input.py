@@ -17,7 +17,7 @@ import pytest
 from bench import Bench, classifier, contents, fill, small_file_system
 from brokers import RealBroker, Watcher, eventually, free_port
 from warm_start import tared
-from worlds import World, make_world
+from worlds import OUTLASTS_S, World, make_world
 
 from agent.contract.commands import CommandResult
 from agent.contract.topics import Topics
@@ -60,7 +60,7 @@ def test_a_device_that_does_not_answer_is_named(any_broker: RealBroker) -> None:
 def night(folder: Path, broker: RealBroker | None, **changes: Any) -> World:
     mqtt = {"host": broker.host, "port": broker.port} if broker else {"host": "127.0.0.1", "port": free_port()}
     changes = {"camera": {"source": "clip.avi", "speed": 10}, **changes}
-    return make_world(folder, lambda _: 0.5, 600.0, mqtt=mqtt, **changes)
+    return make_world(folder, lambda _: 0.5, OUTLASTS_S, mqtt=mqtt, **changes)
 
 
 def results(broker: RealBroker, op: str, **arguments: str) -> list[CommandResult]:
@@ -111,7 +111,7 @@ def test_commands_that_cannot_be_carried_out_are_rejected_and_the_video_goes_on(
 
 def test_activations_that_are_no_numbers_cost_the_job_and_not_the_video(tmp_path: Path) -> None:
     world = make_world(
-        tmp_path, lambda ts: 0.02 if ts > 2.0 else 0.5, 400.0, mqtt={"host": "127.0.0.1", "port": free_port()}
+        tmp_path, lambda ts: 0.02 if ts > 2.0 else 0.5, OUTLASTS_S, mqtt={"host": "127.0.0.1", "port": free_port()}
     )
     onnx.save(classifier(lambda net: net.node("Log", "image")), tmp_path / "model.onnx")
     summary, errors = world.run(until="code='calibration.nonfinite'")
@@ -129,8 +129,7 @@ def recalibrate_while_full(
     world: World, broker: RealBroker, full: Callable[[], object], room: Callable[[], object]
 ) -> None:
     """A recalibration that finds the disk full fails; the video goes on, and with room again the next one succeeds."""
-    eventually(lambda: current_id(world) is not None, 30.0)
-    serving = current_id(world)
+    serving = world.wait_for_first_commit()
     full()
     before = contents(world.state_dir / "artefacts")
     last = results(broker, "recalibrate", frames="16", method="max")[-1]

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from brokers import RealBroker, Watcher, eventually
 from warm_start import tared
-from worlds import FIRST_COMMIT, SPEC, World, make_world
+from worlds import FIRST_COMMIT, OUTLASTS_S, SPEC, World, make_world
 
 from agent.contract.topics import Topics
 from fleet.operator import new_command, send
@@ -19,7 +19,7 @@ from fleet.operator import new_command, send
 TOPICS = Topics("default", "board")
 
 
-def steady(folder: Path, seconds: float = 400.0, **changes: object) -> World:
+def steady(folder: Path, seconds: float = OUTLASTS_S, **changes: object) -> World:
     return make_world(folder, lambda _: 0.5, seconds, **changes)
 
 
@@ -118,7 +118,7 @@ def observed(watcher: Watcher, since_s: float) -> tuple[float, int]:
 @pytest.mark.broker
 def test_what_the_operator_rolled_back_does_not_return_by_itself(tmp_path: Path, any_broker: RealBroker) -> None:
     mqtt = {"host": any_broker.host, "port": any_broker.port}
-    world = make_world(tmp_path, lambda ts: 0.06 if ts < 60.0 else 1.0, 1500.0, mqtt=mqtt)  # outlasts the test
+    world = make_world(tmp_path, lambda ts: 0.06 if ts < 60.0 else 1.0, OUTLASTS_S, mqtt=mqtt)
     with Watcher(any_broker.endpoint) as watcher, world.running():
         watcher.expect(TOPICS.event, kind="swap", trigger="first-start")
         watcher.expect(TOPICS.event, kind="swap", trigger="alarm")

@@ -13,7 +13,7 @@ import pytest
 from brokers import RealBroker
 from troubled_board import Board, calibrated_board, codes, copied, stop
 from warm_start import tared
-from worlds import FIRST_COMMIT, make_world
+from worlds import FIRST_COMMIT, OUTLASTS_S, make_world
 
 from agent.jobs.job import JobJournal
 from engines.store.artefact import Store
@@ -78,7 +78,7 @@ def journal(tmp_path: Path) -> Path:
 def test_a_damaged_journal_is_moved_aside_and_the_first_job_is_done(
     tmp_path: Path, journal: Path, damage: Callable[[Path], None], told: bool | None
 ) -> None:
-    world = make_world(tmp_path, lambda _: 0.5, 600.0)
+    world = make_world(tmp_path, lambda _: 0.5, OUTLASTS_S)
     damage(journal)
     summary, errors = world.run(until=FIRST_COMMIT)
     assert [swap["trigger"] for swap in summary["swaps"]] == ["first-start"]

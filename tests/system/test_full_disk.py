@@ -14,7 +14,7 @@ import pytest
 from bench import fill, small_file_system
 from brokers import RealBroker, eventually
 from warm_start import TalkingProcess
-from worlds import World, make_world
+from worlds import OUTLASTS_S, World, make_world
 
 from agent.contract.commands import CommandResult
 from agent.contract.topics import Topics
@@ -45,13 +45,12 @@ def current_id(world: World) -> str:
 
 def night(folder: Path, broker: RealBroker) -> World:
     mqtt = {"host": broker.host, "port": broker.port}
-    return make_world(folder, lambda _: 0.5, 600.0, camera={"source": "clip.avi", "speed": 10}, mqtt=mqtt)
+    return make_world(folder, lambda _: 0.5, OUTLASTS_S, camera={"source": "clip.avi", "speed": 10}, mqtt=mqtt)
 
 
 def refused_while(world: World, broker: RealBroker, broken: Callable[[], object], reason: str) -> str:
     """The first engine serves; then the disk breaks, a command is refused for that, and the engine serves on."""
-    eventually(lambda: current_id(world) != "", 60.0)
-    serving = current_id(world)
+    serving = world.wait_for_first_commit()
     broken()
     last = order(broker, "recalibrate", frames="16", method="max")
     assert last.status == "REJECTED"

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from brokers import RealBroker, eventually
 from collector_bench import collecting
-from worlds import SPEC, World, make_world
+from worlds import OUTLASTS_S, SPEC, World, make_world
 
 from agent.contract.signing import new_key
 from calibrate.histogram import AbsHistogram, merge
@@ -35,7 +35,7 @@ def make_board(folder: Path, light: float, broker: RealBroker, key: Path) -> Wor
     world = make_world(
         folder,
         lambda _: light,
-        600.0,
+        OUTLASTS_S,
         camera={"source": "clip.avi", "speed": 5},
         mqtt={"host": broker.host, "port": broker.port, "device": folder.name},
         commands={"operator_keys": [str(key)], "clock": "trusted"},  # this machine may follow no time server

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from places import FAKE_MACHINE_PATH
 from plan_world import MACS, journal, plan_world, planner
-from worlds import ALARM_COMMIT, FIRST_COMMIT, SPEC, World, make_world
+from worlds import ALARM_COMMIT, FIRST_COMMIT, OUTLASTS_S, SPEC, World, make_world
 from zoo import residual_net
 
 from agent.planning.result import make_plan
@@ -33,7 +33,7 @@ def plan_fixture(tmp_path_factory: pytest.TempPathFactory) -> PrecisionPlan:
 
 
 def world_under(folder: Path, plan: PrecisionPlan, light: float = 0.06) -> World:
-    world = make_world(folder, lambda _: light, 1200.0)
+    world = make_world(folder, lambda _: light, OUTLASTS_S)
     (folder / "plan.json").write_text(plan.to_json())
     world.config["plan"] = "plan.json"
     return world

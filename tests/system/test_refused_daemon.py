@@ -8,7 +8,7 @@ import onnx
 import pytest
 import yaml
 from raising_world import collapsing_net
-from worlds import FIRST_COMMIT, FPS, SPEC, World, make_world
+from worlds import FIRST_COMMIT, FPS, OUTLASTS_S, SPEC, World, make_world
 
 DIMS_S = 120.0
 
@@ -37,7 +37,7 @@ def test_as_long_as_the_light_stays_there_is_one_job_and_the_summary_says_why(tm
 
 @pytest.mark.trial
 def test_another_light_is_tried_and_gets_its_engine(tmp_path: Path) -> None:
-    summary, _ = unsuited_world(tmp_path, 1200.0).run(until=FIRST_COMMIT)
+    summary, _ = unsuited_world(tmp_path, OUTLASTS_S).run(until=FIRST_COMMIT)
     assert [job["state"] for job in summary["jobs"]] == ["FAILED", "COMMITTED"]
     assert summary["swaps"][0]["ts"] > DIMS_S
     assert summary["degraded"] is None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from places import FAKE_MACHINE_PATH
 from warm_start import TalkingProcess
-from worlds import ALARM_COMMIT, FIRST_COMMIT, World, make_world
+from worlds import ALARM_COMMIT, FIRST_COMMIT, OUTLASTS_S, World, make_world
 
 from engines.store.artefact import Store
 
@@ -25,7 +25,7 @@ def mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def board(folder: Path, light: float = 0.06, seconds: float = 1200.0) -> World:
+def board(folder: Path, light: float = 0.06, seconds: float = OUTLASTS_S) -> World:
     world = make_world(folder, lambda _: light, seconds)
     world.config["backend"] = "tensorrt"
     return world

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from brokers import eventually
 from warm_start import TARED, WarmProcess
-from worlds import World, make_world
+from worlds import OUTLASTS_S, World, make_world
 
 from agent.common import console
 from agent.common.console import ConsoleHandler, say
@@ -45,7 +45,7 @@ def say_in(log: Path, source: str) -> list[str]:
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    world = make_world(tmp_path, lambda _: 0.5, 600.0)
+    world = make_world(tmp_path, lambda _: 0.5, OUTLASTS_S)
     world.config["mqtt"] = {"host": "127.0.0.1", "port": 1, "device": "board"}
     return world
 
@@ -61,7 +61,7 @@ def test_a_daemon_in_the_journal_says_lines_with_priorities_and_no_progress(worl
 @pytest.mark.slow
 def test_elsewhere_it_says_what_it_always_has(world: World, tmp_path: Path) -> None:
     said = run(world.arguments(), tmp_path / "log", connected=False, until=("event=swap", "serving: "))
-    assert re.search(r"^serving: \d+/6000 ", said, re.MULTILINE)
+    assert re.search(r"^serving: \d+/12000 ", said, re.MULTILINE)
     assert re.search(r"^level=INFO at=agent.uplink event=swap ", said, re.MULTILINE)
     assert not re.search(r"^<", said, re.MULTILINE)
 
