@@ -39,7 +39,7 @@ NO_ROOM = "store.room"  # what a job is refused for that would have to build whe
 # Met by chance alone here: see below, tests/agent/jobs/test_restraint.py and tests/engines/store/test_refusals.py.
 ELSEWHERE = {"store.write", "restraint.write", "refusal.write", "refusal_not_kept"}
 BYTES = (0, 16384, 40960, 81920, 131072)
-FILES = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12)
+FILES = range(14)  # with one more there is room for all
 
 
 @dataclass
