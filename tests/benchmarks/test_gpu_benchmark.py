@@ -109,6 +109,7 @@ def case(dtype: str, data: str) -> Case:
     return Case("3 of 5000", 2, 3, 5000, np.dtype(dtype), data, 11)
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize("data", ["normal", "ReLU"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_every_launch_that_was_timed_counted_right(dtype: str, data: str) -> None:
@@ -124,6 +125,7 @@ def test_a_wrong_count_is_found(first: int) -> None:
     assert not measure(case("float32", "ReLU"), HostDevice(), Wrong(first, argument=2), rounds=2).equal
 
 
+@pytest.mark.trial
 def test_the_search_is_measured_and_its_choices_compared() -> None:
     search = measure_search(HostDevice(), FiberExecutor(GEOMETRY), rounds=1)
     assert search.equal

@@ -59,6 +59,7 @@ def test_labels_do_not_depend_on_the_light(street: Street) -> None:
     assert street.frame(31.0, NIGHT).labels == street.frame(31.0, MORNING).labels
 
 
+@pytest.mark.trial
 def test_every_label_keeps_the_stated_rule(mornings: list[Frame]) -> None:
     labels = [label for frame in mornings for label in frame.labels]
     assert {label.class_id for label in labels} == set(range(len(CLASSES)))
@@ -69,6 +70,7 @@ def test_every_label_keeps_the_stated_rule(mornings: list[Frame]) -> None:
         assert MIN_VISIBLE <= label.visible <= 1.0
 
 
+@pytest.mark.trial
 def test_boxes_lie_on_what_moves(mornings: list[Frame]) -> None:
     empty = np.median([frame.image for frame in mornings], axis=0)
     inside, outside = [], []
@@ -86,6 +88,7 @@ def test_boxes_lie_on_what_moves(mornings: list[Frame]) -> None:
     assert np.mean(outside) < 0.05  # shadows, and what is too hidden or too small for a label
 
 
+@pytest.mark.trial
 def test_a_box_is_as_tight_as_the_silhouette(street: Street) -> None:
     """What a lone pedestrian changes in the picture reaches every side of the box."""
     nobody = Street(SEED, 0.0)
@@ -223,6 +226,7 @@ def _int8(backend: Backend, model: Model, frames: list[Frame]) -> onnx.ModelProt
 
 
 @pytest.mark.slow
+@pytest.mark.trial
 def test_scales_of_the_night_fail_in_the_morning_and_new_ones_cure_it(
     street: Street, backend: Backend, model: Model
 ) -> None:

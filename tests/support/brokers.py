@@ -154,12 +154,16 @@ def no_thread_left() -> Iterator[None]:
     eventually(lambda: set(threading.enumerate()) <= before)
 
 
+_EXPECTED_S = 120.0  # for a document among others that come all the time
+
+
 class Watcher:
     """Sees all that is published under tared/; once the context is entered the subscription stands."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         name = f"watcher-{uuid.uuid4().hex}"
         self._client = MqttClient(endpoint, name, SessionOptions(subscriptions=["tared/#"], backoff=Backoff(0.05, 0.2)))
+        self._client.inboxes["tared/#"] = queue.Queue()  # without bound: a test may look late
         self.seen: list[Message] = []
 
     def __enter__(self) -> Watcher:
@@ -184,8 +188,10 @@ class Watcher:
 
     def expect(self, topic: str, **fields: object) -> dict[str, Any]:
         """The next document on `topic` that has these fields. Fails when it does not come."""
+        give_up_at = time.monotonic() + _EXPECTED_S
         while True:
             message = self.next()
+            assert time.monotonic() < give_up_at, f"no document on {topic} with {fields} in {_EXPECTED_S:g} s"
             if message.topic == topic:
                 document: dict[str, Any] = json.loads(message.payload)
                 if fields.items() <= document.items():

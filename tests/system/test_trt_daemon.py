@@ -106,6 +106,7 @@ def test_the_commands_without_a_daemon(tmp_path: Path, mistakes: Path, monkeypat
     check(mistakes, 1)
 
 
+@pytest.mark.trial
 def test_a_recording_waits_for_the_reference_that_has_to_be_built(
     tmp_path: Path, mistakes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

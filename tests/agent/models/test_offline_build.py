@@ -45,6 +45,7 @@ def test_real_models_build(
     assert all("Int8" in (*layer["inputs"], *layer["constants"]) for layer in computing)
 
 
+@pytest.mark.trial
 def test_the_sample_builds(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     spec = ROOT / "examples/street/model.yaml"

@@ -216,7 +216,7 @@ FIGURE = 2e-3  # the JPEG decoders of OpenCV 4.9 and 5.0 alone move these figure
 COCO = "img_coco_train2017_first128_labelled.zip"
 
 
-@pytest.mark.slow
+@pytest.mark.trial
 def test_fastestdet_on_coco(shared_data: Path) -> None:
     path = shared_data / "det_fastestdet_352_coco80_fp32.onnx"
     result = evaluate(Reference(path), ModelSpec(path=path, **FASTESTDET), shared_data / COCO)
