@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,10 @@ pytest_plugins = [
 ]
 
 
-# Many tests share two cores: how long an example takes says nothing of it.
-hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+# Many tests share two cores: how long an example takes says nothing of it. Each run draws other examples.
+hypothesis.settings.register_profile(
+    "busy", max_examples=50, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("busy")
 
 
@@ -79,10 +82,20 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(trylast=True)  # of the tests that are selected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run first what takes minutes, then files with slow tests: at the end the workers share what is short."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: (-_minutes(item), item.path not in slow))
+    """Run first what takes minutes; at the end the workers share what is short."""
+    place = {path: number for number, path in enumerate(_mixed(items))}
+    items.sort(key=lambda item: (-_minutes(item), place[item.path]))
     items[:] = _dealt(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+
+
+def _mixed(items: list[pytest.Item]) -> list[Path]:
+    """Return the files; two others follow each that waits for processes: while these wait, those need the processor."""
+    files = list(dict.fromkeys(item.path for item in items))
+    marked = {item.path for item in items if item.get_closest_marker("slow")}
+    slow = [path for path in files if path in marked or path.parent.name == "system"]
+    others = [path for path in files if path not in slow]
+    mixed = [path for each, *two in zip_longest(slow, others[::2], others[1::2]) for path in (each, *two)]
+    return [path for path in mixed if path is not None]
 
 
 def _minutes(item: pytest.Item) -> float:

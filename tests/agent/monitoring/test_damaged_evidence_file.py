@@ -51,7 +51,7 @@ def test_a_file_of_another_version_or_that_cannot_be_read_is_begun_anew(path: Pa
     assert Process(path).record.since_start.estimate.interval.n == 1
 
 
-@settings(ONE_FILE, max_examples=80)
+@settings(ONE_FILE)
 @given(data=st.data())
 def test_whatever_is_in_the_file_the_daemon_starts_and_remembers(path: Path, data: st.DataObject) -> None:
     """The files of fidelity and of accuracy, some of their lines spoilt: what is taken up can be gone on with."""

@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import pytest
 from fiber_executor import COMPILER, FiberExecutor
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from kernel_reference import grey_levels, preprocessed, scaled_levels
 from numpy.typing import NDArray
@@ -74,7 +74,6 @@ def input_spec(**given: object) -> InputSpec:
     return InputSpec.model_validate(given)
 
 
-@settings(max_examples=100)
 @given(
     frame_size=st.tuples(SIDES, SIDES),
     size=st.tuples(SIDES, SIDES),
