@@ -28,7 +28,7 @@ TOPICS = Topics("default", "board")
 @pytest.fixture(name="board")
 def board_fixture(calibrated_world: World, mosquitto: RealBroker) -> World:
     """A long night, in which nothing happens but what is ordered."""
-    calibrated_world.change(camera={"speed": 10}, mqtt={"host": mosquitto.host, "port": mosquitto.port})
+    calibrated_world.change(mqtt={"host": mosquitto.host, "port": mosquitto.port})
     return calibrated_world
 
 

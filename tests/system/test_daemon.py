@@ -76,7 +76,7 @@ def test_night_calibration_morning_alarm_recalibration_and_swap(tmp_path: Path, 
 
 
 def long_night(folder: Path, broker: RealBroker) -> World:
-    return make_world(folder, lambda _: 0.5, OUTLASTS_S, camera={"source": "clip.avi", "speed": 10}, mqtt=mqtt(broker))
+    return make_world(folder, lambda _: 0.5, OUTLASTS_S, mqtt=mqtt(broker))
 
 
 def results(broker: RealBroker, op: str, **arguments: str) -> list[CommandResult]:
@@ -85,7 +85,7 @@ def results(broker: RealBroker, op: str, **arguments: str) -> list[CommandResult
 
 @pytest.mark.broker
 def test_an_operator_recalibrates_and_rolls_back(calibrated_world: World, any_broker: RealBroker) -> None:
-    calibrated_world.change(camera={"speed": 10}, mqtt=mqtt(any_broker))
+    calibrated_world.change(mqtt=mqtt(any_broker))
     store = Store(calibrated_world.state_dir)
     first = store.read("current")
     with calibrated_world.running():

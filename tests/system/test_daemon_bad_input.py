@@ -59,7 +59,6 @@ def test_a_device_that_does_not_answer_is_named(any_broker: RealBroker) -> None:
 
 def night(folder: Path, broker: RealBroker | None, **changes: Any) -> World:
     mqtt = {"host": broker.host, "port": broker.port} if broker else {"host": "127.0.0.1", "port": free_port()}
-    changes = {"camera": {"source": "clip.avi", "speed": 10}, **changes}
     return make_world(folder, lambda _: 0.5, OUTLASTS_S, mqtt=mqtt, **changes)
 
 

@@ -91,7 +91,7 @@ def test_a_cancelled_job_gives_the_observer_its_pace_back(tmp_path: Path, any_br
     mqtt = {"host": any_broker.host, "port": any_broker.port}
     # A block that outlasts the test: none can be suspicious, which would be a reason of its own for the alert pace.
     drift = {"block_s": 3600.0}
-    world = steady(tmp_path, camera={"source": "clip.avi", "speed": 10}, mqtt=mqtt, drift=drift)
+    world = steady(tmp_path, mqtt=mqtt, drift=drift)
     world.run(until=FIRST_COMMIT)  # what ends before that leaves no engine, and the next start a job of its own
     with Watcher(any_broker.endpoint) as watcher, world.running():
         watcher.expect(TOPICS.telemetry)

@@ -45,7 +45,7 @@ def current_id(world: World) -> str:
 
 def night(folder: Path, broker: RealBroker) -> World:
     mqtt = {"host": broker.host, "port": broker.port}
-    return make_world(folder, lambda _: 0.5, OUTLASTS_S, camera={"source": "clip.avi", "speed": 10}, mqtt=mqtt)
+    return make_world(folder, lambda _: 0.5, OUTLASTS_S, mqtt=mqtt)
 
 
 def refused_while(world: World, broker: RealBroker, broken: Callable[[], object], reason: str) -> str:

@@ -74,7 +74,7 @@ def label(client: MqttClient, retain: bool = False, **fields: Any) -> None:
 def test_labels_over_mqtt_give_the_accuracy_of_the_engine_in_service(
     tmp_path: Path, any_broker: RealBroker, calibrated_once: World, answers: list[str]
 ) -> None:
-    world = calibrated_once.copy(tmp_path / "world", mqtt=mqtt(any_broker), camera={"speed": 10})
+    world = calibrated_once.copy(tmp_path / "world", mqtt=mqtt(any_broker))
     spec = {**SPEC, "reference_accuracy": REFERENCE_ACCURACY}  # which no engine depends on
     (world.folder / "model.yaml").write_text(yaml.safe_dump(spec))
     with (
@@ -104,7 +104,7 @@ def test_labels_over_mqtt_give_the_accuracy_of_the_engine_in_service(
 def test_bad_labels_are_told_once_and_the_video_goes_on(
     tmp_path: Path, any_broker: RealBroker, calibrated_once: World, answers: list[str]
 ) -> None:
-    world = calibrated_once.copy(tmp_path / "world", mqtt=mqtt(any_broker), camera={"speed": 10})
+    world = calibrated_once.copy(tmp_path / "world", mqtt=mqtt(any_broker))
     bad: dict[str, dict[str, Any]] = {
         "labels.camera": {"camera": "south", "frame": 0, "labels": 1},
         "labels.unknown": {"frame": 10**9, "labels": 1},

@@ -75,8 +75,8 @@ def test_where_one_drifts_the_alarm_names_it_and_the_new_engine_suits_both(
     """The yard has a night, the hall has not: a recalibration is made of both."""
     world = make_world(tmp_path, lambda ts: 0.06 if ts < NIGHT_ENDS_S else 1.0, 1800.0, mqtt=mqtt(any_broker))
     write_clip(tmp_path / "hall.avi", lambda _: 0.06, 18_000)
-    yard = {"name": "yard", "source": "clip.avi", "speed": 20}
-    of_cameras(world, yard, {"name": "hall", "source": "hall.avi", "speed": 20})
+    yard = {"name": "yard", "source": "clip.avi", "speed": 10}
+    of_cameras(world, yard, {"name": "hall", "source": "hall.avi", "speed": 10})
     with Watcher(any_broker.endpoint) as watcher:
         summary, _ = world.run(until=ALARM_COMMIT)
         telemetry = told(watcher, TOPICS.telemetry)

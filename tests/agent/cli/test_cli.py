@@ -146,7 +146,7 @@ def test_run_tells_what_the_run_was(bench: Bench) -> None:
 @pytest.mark.broker
 def test_send_follows_a_command_to_its_end(calibrated_world: World, any_broker: RealBroker) -> None:
     world = calibrated_world
-    world.change(camera={"speed": 10}, mqtt={"host": any_broker.host, "port": any_broker.port})
+    world.change(mqtt={"host": any_broker.host, "port": any_broker.port})
 
     def send(*arguments: str) -> subprocess.CompletedProcess[str]:
         return tared("send", "board", *arguments, "--port", any_broker.port, "--timeout", 10)

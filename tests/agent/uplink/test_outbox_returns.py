@@ -186,8 +186,8 @@ def test_an_ack_that_the_disk_refused_counts_when_it_comes_again(disk: Path) -> 
     with opened(disk, confirm="collector") as outbox:
         assert numbers(taken(outbox, 5)) == [1, 2, 3, 4, 5]
         with refusing(disk):
+            outbox.acknowledge(first.epoch, 5)  # first: it is in the transaction that is refused
             put(outbox, 1)
-            outbox.acknowledge(first.epoch, 5)
             assert outbox.errors.get(timeout=10.0).code == "outbox.write"
         eventually(lambda: not outbox._pending)
         put(outbox, 1)
