@@ -38,7 +38,7 @@ SITES = {
 NO_ROOM = "store.room"  # what a job is refused for that would have to build where nothing is left
 # Met by chance alone here: see below, tests/agent/jobs/test_restraint.py and tests/engines/store/test_refusals.py.
 ELSEWHERE = {"store.write", "restraint.write", "refusal.write", "refusal_not_kept"}
-BYTES = (0, 16384, 40960, 81920, 131072)
+BYTES = (0, 16384, 40960, 81920)  # with 128 KiB there may be room for all
 FILES = range(14)  # with one more there is room for all
 
 
