@@ -40,7 +40,7 @@ def test_memory_that_is_short_for_a_while(bench: Bench, fake: FakeTensorRt) -> N
         assert thread.states()["camera"].outage == "cuda.memory"
         fake.pycuda.fail.clear()
         bench.feed(thread, lambda: not thread.states()["camera"].outage)
-        assert thread.collection.counts[0] > collected
+        bench.feed(thread, lambda collected=collected: thread.collection.counts[0] > collected)
     assert [error and error.code for error in bench.told] == ["cuda.memory", None] * 2
     bench.end()
     assert thread.error is None
