@@ -28,7 +28,7 @@ from agent.jobs.request import JobRequest, write_job
 from agent.models.build import build_int8
 from agent.models.model import Model, open_model
 from agent.validation.verdict import MIN_INFORMATIVE
-from agent.vision.evaluation import evaluate
+from agent.vision.evaluation import AveragePrecision, DetectionImages, average_precision
 from agent.vision.fidelity import fidelity, is_empty
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
@@ -59,11 +59,12 @@ SCENES = {"resnet20": _OBJECTS, "fastestdet": _PEOPLE, "ultraface": _PEOPLE, "yo
 _DETECTORS = ("fastestdet", "yolox_nano")  # of COCO's classes
 
 _HELD_OUT = ObserveConfig().held_out
-_SCORED_FRAMES, _SCORED_PHOTOS = 48, 128  # of a scene: neighbours in a clip are alike
+_SCORED_FRAMES, _SCORED_PHOTOS = 192, 128  # of a scene; of 48 frames chance moves a loss by 0.03
 _LEAST_SEEN = 8  # of them with something on them: fewer say nothing of a loss
 _MAX_LOSS = RecalibrationConfig().max_loss
 _MARGIN = 0.02  # beyond max_loss, or beyond plain INT8's loss where that is larger
 _POINTS = 1.0  # of mAP, below FP32
+_SAMPLES = 200  # of the bootstrap: photos are drawn with replacement, the same for an engine and for FP32
 
 
 @dataclass(frozen=True)
@@ -94,18 +95,25 @@ class Pair:
         return self.planned - max(_MAX_LOSS, self.plain)
 
 
+@dataclass(frozen=True)
+class Points:
+    """The mAP of an engine less that of FP32, in points, and the standard deviation of that in a bootstrap."""
+
+    difference: float
+    deviation: float
+
+
 @dataclass
 class Matrix:
     """One model. pairs: by the scene that made the engines, and the scene that scored them.
 
-    map: on the COCO photos by the scene that made the engine; of FP32 under the empty name. without: scenes of which
-    no engine was made, and why.
+    points: on the COCO photos, by the scene that made the engine. without: scenes of which no engine was made, and why.
     """
 
     made: dict[str, Made] = field(default_factory=dict)
     without: dict[str, str] = field(default_factory=dict)
     pairs: dict[tuple[str, str], Pair] = field(default_factory=dict)
-    map: dict[str, float] = field(default_factory=dict)
+    points: dict[str, Points] = field(default_factory=dict)
 
 
 def scenes(models: list[str], folder: Path, progress: Progress) -> tuple[list[Section], list[Bar]]:
@@ -134,8 +142,8 @@ def measure(name: str, sources: Mapping[str, str], folder: Path, progress: Progr
             matrix.pairs[maker, scene] = pair
         progress.advance(task)
     if name in _DETECTORS:
-        engines = {"": model.master.SerializeToString()} | {scene: made.planned for scene, made in matrix.made.items()}
-        matrix.map = {scene: _average_precision(engine, spec) for scene, engine in engines.items()}
+        planned = {scene: made.planned for scene, made in matrix.made.items()}
+        matrix.points = _lost_points(planned, model.master.SerializeToString(), spec)
     progress.advance(task)
     return matrix
 
@@ -230,9 +238,28 @@ def losses(model: Model, source: Path, engines: Mapping[K, bytes]) -> tuple[int,
     return seen, {key: float(np.mean(each)) if each else 0.0 for key, each in lost.items()}
 
 
-def _average_precision(engine: bytes, spec: ModelSpec) -> float:
-    with closing(open_backend("onnxruntime").load(engine)) as loaded:
-        return float(evaluate(loaded, spec, DATA / COCO).scores["map"])
+def _lost_points(engines: Mapping[str, bytes], reference: bytes, spec: ModelSpec) -> dict[str, Points]:
+    """Return how many points of mAP each engine has beyond the float network, on the COCO photos."""
+    images = DetectionImages(DATA / COCO, spec.labels)
+
+    def scored(content: bytes) -> AveragePrecision:
+        with closing(open_backend("onnxruntime").load(content)) as engine:
+            return average_precision(engine, spec, images)
+
+    def points(precision: AveragePrecision) -> float:
+        return 100.0 * float(precision.by_threshold().mean())
+
+    float_one, drawn = scored(reference), np.random.default_rng(0).integers(len(images), size=(_SAMPLES, len(images)))
+    float_points, float_samples = points(float_one), [points(float_one.resampled(sample)) for sample in drawn]
+    found = {}
+    for scene, content in engines.items():
+        precision = scored(content)
+        differences = [
+            points(precision.resampled(sample)) - reference_points
+            for sample, reference_points in zip(drawn, float_samples, strict=True)
+        ]
+        found[scene] = Points(points(precision) - float_points, float(np.std(differences)))
+    return found
 
 
 def _losses_section(name: str, matrix: Matrix) -> Section:
@@ -240,13 +267,15 @@ def _losses_section(name: str, matrix: Matrix) -> Section:
     scored = list(dict.fromkeys(scene for _, scene in matrix.pairs))
     table = Section(
         f"{name}: loss on other scenes, of the job's engine / of plain INT8",
-        ("made of", *scored, *(["mAP to FP32, points"] if matrix.map else [])),
-        note=f"Bold: beyond max({_MAX_LOSS:g}, plain INT8's) + {_MARGIN:g}. In brackets: its own scene.",
+        ("made of", *scored, *(["mAP to FP32, points"] if matrix.points else [])),
+        note=f"Bold: beyond max({_MAX_LOSS:g}, plain INT8's) + {_MARGIN:g}. In brackets: its own scene. "
+        "±: standard deviation in a bootstrap of the photos.",
     )
     for scene in matrix.made:
         cells = [_cell(matrix.pairs[scene, other], other == scene) for other in scored]
-        points = [f"{_points(matrix, scene):+.2f}"] if matrix.map else []
-        table.rows.append((scene, *cells, *(f"({each})" if scene == "coco" else each for each in points)))
+        each = matrix.points.get(scene)
+        points = [f"{each.difference:+.2f} ± {each.deviation:.2f}"] if each is not None else []
+        table.rows.append((scene, *cells, *(f"({cell})" if scene == "coco" else cell for cell in points)))
     return table
 
 
@@ -266,10 +295,6 @@ def _made_section(name: str, matrix: Matrix) -> Section:
     return table
 
 
-def _points(matrix: Matrix, scene: str) -> float:
-    return 100.0 * (matrix.map[scene] - matrix.map[""])
-
-
 def scene_bars(name: str, matrix: Matrix) -> list[Bar]:
     """The bars of one model: the worst pair counts."""
     others = {places: pair for places, pair in matrix.pairs.items() if len(set(places)) == 2}
@@ -278,7 +303,7 @@ def scene_bars(name: str, matrix: Matrix) -> list[Bar]:
     (maker, scene), worst = max(others.items(), key=lambda item: item[1].excess)
     what = f"{name}: loss beyond what is accepted, worst of {len(others)} pairs: {maker} on {scene}"
     bars = [at_most(what, _MARGIN, worst.excess, "")]
-    lost = {scene: -_points(matrix, scene) for scene in matrix.made if matrix.map and scene != "coco"}
+    lost = {scene: -points.difference for scene, points in matrix.points.items() if scene != "coco"}
     if lost:
         scene = max(lost, key=lambda each: lost[each])
         bars.append(at_most(f"{name}: points of mAP lost, worst: made of {scene}", _POINTS, lost[scene], ""))

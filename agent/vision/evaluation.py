@@ -172,6 +172,12 @@ class AveragePrecision:
         hits = match(best, truth, IOU_THRESHOLDS.tolist())
         self._images.append((truth.classes, best.classes, best.scores, hits))
 
+    def resampled(self, images: Sequence[int]) -> AveragePrecision:
+        """Return that of these of the added images, which may be there more than once: a bootstrap sample."""
+        sample = AveragePrecision()
+        sample._images = [self._images[number] for number in images]
+        return sample
+
     def by_threshold(self) -> NDArray[np.float64]:
         """Return the mean AP at each IoU threshold 0.50, 0.55 ... 0.95: (10,) in [0, 1]; NaN without any object."""
         if not any(len(objects) for objects, *_ in self._images):
@@ -255,7 +261,8 @@ def _evaluate_classifier(engine: Engine, spec: ModelSpec, images: ClassifiedImag
     return Evaluation(spec.task, len(images), {"top1": correct / len(images)})
 
 
-def _evaluate_detector(engine: Engine, spec: ModelSpec, images: DetectionImages) -> Evaluation:
+def average_precision(engine: Engine, spec: ModelSpec, images: DetectionImages) -> AveragePrecision:
+    """Return the precision of a detector over all images. Raises DatasetError as the images do."""
     all_scores = spec.model_copy(update={"score_threshold": _EVALUATION_SCORE_THRESHOLD})
     vision = VisionTask(all_scores, engine.inputs, engine.outputs)
     precision = AveragePrecision()
@@ -263,7 +270,11 @@ def _evaluate_detector(engine: Engine, spec: ModelSpec, images: DetectionImages)
         detections, geometry = vision.infer(engine, image)
         assert isinstance(detections, Detections)
         precision.add(replace(detections, boxes=geometry.to_frame(detections.boxes)), truth)
-    by_threshold = precision.by_threshold()
+    return precision
+
+
+def _evaluate_detector(engine: Engine, spec: ModelSpec, images: DetectionImages) -> Evaluation:
+    by_threshold = average_precision(engine, spec, images).by_threshold()
     if np.isnan(by_threshold).any():
         found = f"no labelled object in {len(images)} images"
         raise DatasetError("dataset.empty", found, "at least one", "check the label files")

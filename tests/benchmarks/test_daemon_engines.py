@@ -12,7 +12,7 @@ import pytest
 from benchmarks.daemon_beside import Beside, beside_bars
 from benchmarks.daemon_night import Dawn, darken, dawn_bars
 from benchmarks.daemon_process import JOB_ENDED, FollowedDaemon
-from benchmarks.daemon_scenes import Made, Matrix, Pair, scene_bars
+from benchmarks.daemon_scenes import Made, Matrix, Pair, Points, scene_bars
 
 MADE = Made(b"", b"", 0.0, 1.0, 1)
 DAWN = Dawn("COMMITTED", 0.05, 30.0, "COMMITTED", 0.99, stale=0.6, found=0.08, fresh=0.04)
@@ -20,7 +20,8 @@ BESIDE = Beside(15.0, 40.0, 50.0, 12.0, 300 * 2**20, 400 * 2**20)
 
 
 def matrix(pairs: dict[tuple[str, str], Pair], points: dict[str, float]) -> Matrix:
-    return Matrix({maker: MADE for maker, _ in pairs}, {}, pairs, points)
+    found = {scene: Points(difference, 0.5) for scene, difference in points.items()}
+    return Matrix({maker: MADE for maker, _ in pairs}, {}, pairs, found)
 
 
 def test_the_worst_pair_of_two_scenes_is_held_against_plain_int8() -> None:
@@ -34,9 +35,9 @@ def test_the_worst_pair_of_two_scenes_is_held_against_plain_int8() -> None:
 
 def test_photos_that_made_an_engine_do_not_score_it() -> None:
     pairs = {("coco", "street"): Pair(48, 0.0, 0.0), ("street", "coco"): Pair(48, 0.0, 0.0)}
-    (_, kept) = scene_bars("yolox_nano", matrix(pairs, {"": 0.33, "coco": 0.1, "street": 0.321}))
+    (_, kept) = scene_bars("yolox_nano", matrix(pairs, {"coco": -23.0, "street": -0.9}))
     assert kept.passed
-    (_, missed) = scene_bars("yolox_nano", matrix(pairs, {"": 0.33, "coco": 0.33, "street": 0.319}))
+    (_, missed) = scene_bars("yolox_nano", matrix(pairs, {"coco": 0.0, "street": -1.1}))
     assert not missed.passed
 
 

@@ -103,6 +103,16 @@ def test_without_objects_there_is_no_ap() -> None:
     assert np.isnan(AveragePrecision().by_threshold()).all()
 
 
+def test_a_resample_is_the_precision_of_its_images() -> None:
+    truth = LabelledBoxes(boxes=np.array([[0, 0, 10, 10]], np.float32), classes=np.zeros(1, np.int64))
+    precision = AveragePrecision()
+    for left in (0, 100):  # a hit, then a miss
+        precision.add(found_at([(left, 0, left + 10, 10)], [0], [0.9]), truth)
+    whole, hits, misses = (precision.resampled(images).by_threshold()[0] for images in ([0, 1], [0, 0], [1]))
+    assert (whole, hits, misses) == (precision.by_threshold()[0], 1.0, 0.0)
+    assert precision.resampled([0, 1, 1]).by_threshold()[0] < whole < 1.0
+
+
 def naive_ap(images: list[tuple[Detections, LabelledBoxes]], threshold: float) -> float:
     """COCO's AP of class 0 from the definition: rank, match greedily, best precision at each recall."""
     ranked = sorted(
