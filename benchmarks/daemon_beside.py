@@ -7,16 +7,16 @@ when the observer looks once a second, as it does all its life. Meaningful on a 
 
 from __future__ import annotations
 
+import os
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-import psutil
 from rich.progress import Progress
 
 from agent.camera.reader import read_images
@@ -88,7 +88,7 @@ def measure(name: str, folder: Path) -> Beside:
     with FollowedDaemon(config, folder, program) as daemon:
         if daemon.wait(r"step='PLANNING'", JOB_LIMIT_S) is None:
             raise SystemExit(f"error: {name}: no job came to PLANNING: {daemon.error()}")
-        memory = _Memory(psutil.Process(daemon.process.pid))
+        memory = _Memory(daemon.process.pid)
         while daemon.process.poll() is None and daemon.wait(_PLANNED, _WEIGHED_EVERY_S) is None:
             memory.weigh()
         entered = daemon.steps()
@@ -106,17 +106,32 @@ def measure(name: str, folder: Path) -> Beside:
 
 
 class _Memory:
-    """The most resident memory of a daemon, and of all that it has started together, in bytes."""
+    """The most resident memory of a daemon, and of all that it has started together, in bytes.
 
-    def __init__(self, daemon: psutil.Process) -> None:
+    It is read from the kernel's files: to look for children among all processes takes time that frames would wait for.
+    """
+
+    def __init__(self, daemon: int) -> None:
         self.daemon_bytes = self.child_bytes = 0
         self._daemon = daemon
 
     def weigh(self) -> None:
-        with suppress(psutil.NoSuchProcess):
-            self.daemon_bytes = max(self.daemon_bytes, self._daemon.memory_info().rss)
-            children = self._daemon.children(recursive=True)
-            self.child_bytes = max(self.child_bytes, sum(child.memory_info().rss for child in children))
+        self.daemon_bytes = max(self.daemon_bytes, _resident_bytes(self._daemon))
+        self.child_bytes = max(self.child_bytes, sum(map(_resident_bytes, _descendants(self._daemon))))
+
+
+def _descendants(process: int) -> Iterator[int]:
+    with suppress(OSError):  # it may end meanwhile
+        for file in Path(f"/proc/{process}/task").glob("*/children"):
+            for child in map(int, file.read_text().split()):
+                yield child
+                yield from _descendants(child)
+
+
+def _resident_bytes(process: int) -> int:
+    with suppress(OSError):
+        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
 
 
 def _inference_s(name: str, clip: str) -> float:
