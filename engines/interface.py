@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from calibrate.histogram import AbsHistogram
 from calibrate.repair import Extremes
+from engines.errors import EngineError
 from engines.preprocessing import ImageTransform
 
 Array = NDArray[np.generic]
@@ -39,6 +40,18 @@ class TensorSpec:
         """Return True if a tensor of this shape fits: the same rank, and every size that is not open."""
         return len(shape) == len(self.shape) and all(
             size > 0 and expected in (None, size) for size, expected in zip(shape, self.shape, strict=True)
+        )
+
+    def check(self, batch: Array) -> None:
+        """Raise EngineError (`engine.batch`) for a batch of another shape or dtype."""
+        if self.accepts(batch.shape) and batch.dtype == self.dtype:
+            return
+        shape = ", ".join("any" if size is None else str(size) for size in self.shape)
+        raise EngineError(
+            "engine.batch",
+            f"{batch.dtype} {list(batch.shape)}",
+            f"{self.dtype} [{shape}] for input '{self.name}'",
+            "preprocess images for this engine's input",
         )
 
 
@@ -197,6 +210,18 @@ class BackendOptions:
     target: str | None = None
     dla: int | None = None
     best: bool = False
+
+    def check_cpu(self, backend: str) -> None:
+        """Raise EngineError (`backend.option`) if there are options that only a GPU's runtime has."""
+        gpu_options = {"--target": self.target, "--dla": self.dla, "--best": self.best or None}
+        given = [name for name, value in gpu_options.items() if value is not None]
+        if given:
+            raise EngineError(
+                "backend.option",
+                f"{' and '.join(given)} with backend {backend}",
+                "an option that a runtime on the CPU has",
+                "leave it out, or choose --backend tensorrt",
+            )
 
 
 @runtime_checkable

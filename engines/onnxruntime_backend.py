@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import platform
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -26,6 +26,7 @@ from engines.errors import EngineError
 from engines.graph.taps import expose, expose_extremes
 from engines.graph.topology import Topology, trial_shape
 from engines.interface import Array, BackendOptions, BuildRequest, Built, Observation, Progress, TensorSpec, silent
+from engines.kernel_nodes import assign_others
 
 _KERNEL = "_kernel_time"
 _BLOCKED = re.compile(r"_nchwc(_token_\d+)?$")  # a kernel on blocked channels is named after the tensor it makes
@@ -44,20 +45,14 @@ def nodes_by_kernel(graph: ModelProto, optimised: ModelProto) -> dict[str, tuple
     """Return, per node of the optimised graph, the names of the nodes of `graph` that it computes, in graph order.
 
     1. Fused nodes, and constants folded into them, are found from the tensor that the node makes.
-    2. A node that only changes the layout computes none: it gets the nodes that read its result, for which it is there.
-    3. If nothing reads it, it gets those that made its input.
+    2. The others get nodes as `assign_others` has it.
     """
-    nodes = _claimed(graph, optimised)
     topology = Topology(optimised)
-    for node in reversed(topology.nodes):
-        if not nodes[node.name]:
-            readers = (reader.name for name in node.output for reader, _ in topology.readers(name))
-            nodes[node.name] = _union(nodes, readers)
-    for node in topology.nodes:
-        if not nodes[node.name]:
-            makers = (topology.producers[name].name for name in node.input if name in topology.producers)
-            nodes[node.name] = _union(nodes, makers)
-    return nodes
+    readers = {
+        node.name: [reader.name for name in node.output for reader, _ in topology.readers(name)]
+        for node in topology.nodes
+    }
+    return assign_others(_claimed(graph, optimised), readers)
 
 
 def _claimed(graph: ModelProto, optimised: ModelProto) -> dict[str, tuple[str, ...]]:
@@ -92,10 +87,6 @@ def _last_nodes(kernel: NodeProto, topology: Topology, named: Mapping[str, NodeP
     return nodes
 
 
-def _union(nodes: Mapping[str, tuple[str, ...]], kernels: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(node for kernel in kernels for node in nodes[kernel]))
-
-
 _DTYPES = {
     "tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64,
     "tensor(int8)": np.int8, "tensor(uint8)": np.uint8, "tensor(int32)": np.int32, "tensor(int64)": np.int64,
@@ -117,16 +108,8 @@ class OnnxRuntimeBackend:
     def __init__(self, options: BackendOptions | None = None) -> None:
         """Raises EngineError (`backend.option`) for options that only a GPU's runtime has."""
         options = options or BackendOptions()
+        options.check_cpu(self.name)
         self._threads = options.threads
-        gpu_options = {"--target": options.target, "--dla": options.dla, "--best": options.best or None}
-        given = [name for name, value in gpu_options.items() if value is not None]
-        if given:
-            raise EngineError(
-                "backend.option",
-                f"{' and '.join(given)} with backend onnxruntime",
-                "an option that ONNX Runtime on the CPU has",
-                "leave it out, or choose --backend tensorrt",
-            )
 
     def describe(self) -> Mapping[str, str]:
         return {
@@ -193,14 +176,7 @@ class OnnxRuntimeEngine:
         Raises EngineError: `engine.batch` (other shape or dtype), `engine.run`, `engine.closed`.
         """
         session, spec = self._running(), self.inputs[0]
-        if not spec.accepts(batch.shape) or batch.dtype != spec.dtype:
-            shape = ", ".join("any" if size is None else str(size) for size in spec.shape)
-            raise EngineError(
-                "engine.batch",
-                f"{batch.dtype} {list(batch.shape)}",
-                f"{spec.dtype} [{shape}] for input '{spec.name}'",
-                "preprocess images for this engine's input",
-            )
+        spec.check(batch)
         try:
             results: list[Array] = session.run(names, {spec.name: batch})
         except _FAILURES as error:

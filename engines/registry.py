@@ -1,33 +1,100 @@
-"""Open an inference runtime by its name, with the options that a board has for it."""
+"""Open an inference runtime by its name, with the options that a board has for it; or choose the fastest that works."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from calibrate.errors import TaredError
 from engines.errors import EngineError
 from engines.interface import Backend, BackendOptions
 from engines.store.signing import find_key
 
+AUTO = "auto"
+
+
+def _tensorrt(options: BackendOptions) -> Backend:
+    from engines.trt.backend import TensorRtBackend
+
+    return TensorRtBackend(options)
+
+
+def _openvino(options: BackendOptions) -> Backend:
+    try:
+        from engines.openvino_backend import OpenVinoBackend
+    except ImportError as error:
+        raise _missing("openvino", "'tared[openvino]'", error) from error
+    return OpenVinoBackend(options)
+
+
+def _onnxruntime(options: BackendOptions) -> Backend:
+    try:
+        from engines.onnxruntime_backend import OnnxRuntimeBackend
+    except ImportError as error:
+        raise _missing("onnxruntime", "onnxruntime", error) from error
+    return OnnxRuntimeBackend(options)
+
+
+def _missing(name: str, package: str, error: ImportError) -> EngineError:
+    return EngineError("backend.missing", f"no usable {name} package: {error}", "its wheel", f"pip install {package}")
+
+
+BACKENDS: Mapping[str, Callable[[BackendOptions], Backend]] = {  # the fastest first
+    "tensorrt": _tensorrt,
+    "openvino": _openvino,
+    "onnxruntime": _onnxruntime,
+}
+
+
+@dataclass(frozen=True)
+class ChosenBackend:
+    """A runtime, and by name the reason for which each faster one was not taken."""
+
+    backend: Backend
+    not_taken: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """The choice in one line, for people."""
+        reasons = "".join(f"; not {name}: {reason}" for name, reason in self.not_taken.items())
+        return f"{self.backend.name}{reasons}"
+
 
 def open_backend(name: str, options: BackendOptions | None = None) -> Backend:
-    """Open a runtime by name. Raises EngineError (`backend.missing`) if it is missing: there is no silent fallback."""
-    if name == "onnxruntime":
-        try:
-            from engines.onnxruntime_backend import OnnxRuntimeBackend
-        except ImportError as error:
-            found = f"no usable onnxruntime package: {error}"
-            raise EngineError("backend.missing", found, "its wheel", "pip install onnxruntime") from error
-        return OnnxRuntimeBackend(options)
-    if name == "tensorrt":
-        from engines.trt.backend import TensorRtBackend
+    """Open a runtime by name; "auto" opens the fastest that works.
 
-        return TensorRtBackend(options)
-    raise EngineError(
-        "backend.missing",
-        f"backend '{name}'",
-        "'onnxruntime' or 'tensorrt'",
-        "choose one of them with --backend",
-    )
+    Raises EngineError (`backend.missing`) if it is missing: a named runtime never falls back. Raises what it raises.
+    """
+    return choose_backend(name, options).backend
+
+
+def choose_backend(name: str, options: BackendOptions | None = None) -> ChosenBackend:
+    """Open a runtime as `open_backend` does, and return it with the reasons against the others."""
+    options = options or BackendOptions()
+    if name != AUTO:
+        if name not in BACKENDS:
+            expected = ", ".join(repr(each) for each in (AUTO, *BACKENDS))
+            raise EngineError("backend.missing", f"backend '{name}'", f"one of {expected}", "choose with --backend")
+        return ChosenBackend(BACKENDS[name](options))
+    not_taken: dict[str, str] = {}
+    for each in BACKENDS:
+        backend = _working(each, options, not_taken)
+        if backend is not None:
+            return ChosenBackend(backend, not_taken)
+    reasons = "; ".join(f"{each}: {reason}" for each, reason in not_taken.items())
+    raise EngineError("backend.missing", reasons, "a runtime that works", "pip install onnxruntime")
+
+
+def _working(name: str, options: BackendOptions, not_taken: dict[str, str]) -> Backend | None:
+    """Open a runtime; where it does not work, note the reason and return None."""
+    try:
+        backend = BACKENDS[name](options)
+        backend.describe()  # a runtime that computes nothing here says so now
+    except TaredError as error:
+        not_taken[name] = error.found
+        return None
+    return backend
 
 
 def options_for(state_dir: Path, threads: int, dla: int | None) -> BackendOptions:

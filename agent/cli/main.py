@@ -90,7 +90,7 @@ def _parser(extra: Sequence[CommandGroup]) -> argparse.ArgumentParser:
     run = command(commands, "run", _run, "the daemon; a finite source ends the run with a summary")
     run.add_argument("-c", "--config", type=Path, default=Path("config.yaml"), metavar="FILE")
     run.add_argument("--frames", type=number(int, 1), default=0, metavar="N", help="stop after N frames of each camera")
-    run.add_argument("--backend", help="instead of the configured one")
+    run.add_argument("--backend", help="instead of the configured one; auto: the fastest that works")
 
     add_offline(commands)
     add_store(commands)

@@ -91,7 +91,11 @@ def add_offline(commands: Any) -> None:
     evaluate.add_argument("--dataset", type=Path, required=True, metavar="DIR_OR_ZIP")
 
     for offline in (calibrate, plan, build, infer, evaluate, inspect):
-        offline.add_argument("--backend", default="onnxruntime", help="onnxruntime (default) or tensorrt")
+        offline.add_argument(
+            "--backend",
+            default="onnxruntime",
+            help="onnxruntime (default), openvino, tensorrt, or auto: the fastest that works",
+        )
         offline.add_argument("--key", type=Path, metavar="FILE", help="signs artefacts, and refuses those it has not")
         offline.add_argument("--threads", type=number(int, 1), default=os.cpu_count() or 1, metavar="N")
 

@@ -126,6 +126,7 @@ class RunSummary:
     artefact: str
     degraded: str = ""
     held_back: str = ""
+    backend: str = ""  # the runtime, and why faster ones were not taken
     stopped_by: str = ""
     last_ts: float = 0.0
     loop: LoopSample | None = None
@@ -169,6 +170,7 @@ class RunSummary:
             **({"results_dropped": dict(self.results_dropped)} if self.results_dropped else {}),
             **({"cameras": {name: each.as_dict() for name, each in self.cameras.items()}} if self.cameras else {}),
             "artefact": self.artefact,
+            "backend": self.backend,
             "degraded": self.degraded or None,
             **({"held_back": self.held_back} if self.held_back else {}),
             "jobs": [asdict(job) for job in self.jobs],

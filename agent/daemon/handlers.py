@@ -73,6 +73,7 @@ def _status(operations: Operations, _args: StatusArgs, progress: CommandProgress
     progress.succeed(
         {
             "engine": service.serving.id,
+            "backend": service.backend.name,
             "degraded": service.is_degraded,
             "degraded_reason": reasons.degraded or None,
             "held_back": reasons.held_back or None,

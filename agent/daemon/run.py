@@ -5,6 +5,7 @@ After a change of the model's file a new Supervisor takes over; the broker, the 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from importlib.metadata import version
@@ -43,9 +44,11 @@ from agent.vision.detections import LabelledBoxes
 from calibrate.errors import TaredError
 from calibrate.plan import PrecisionPlan
 from engines.board import board
-from engines.registry import open_backend
+from engines.registry import choose_backend
 from engines.store.artefact import Store, read_artefact
 from engines.store.signing import find_key
+
+log = logging.getLogger(__package__)
 
 _COLLECTED_WITHIN = 0.25  # of a recording; the rest shows the engine that comes of it
 _SAFELY = 0.8  # of the frames that a recording has for a calibration: on a busy machine fewer are observed
@@ -69,7 +72,10 @@ def run_daemon(config: Config, frame_limit: int = 0) -> RunSummary:
 
 
 def _run(config: Config, frame_limit: int, labels: Mapping[str, Mapping[int, Truth]]) -> RunSummary:
-    backend = open_backend(config.backend, config.backend_options())
+    chosen = choose_backend(config.backend, config.backend_options())
+    backend = chosen.backend
+    log.info("backend name=%s not_taken=%r", backend.name, dict(chosen.not_taken))
+    config = config.model_copy(update={"backend": backend.name})  # the children open the same
     content, model, unused_plan = _open_model(config)
     if warning := slower_here(model.plan, backend.describe()):
         say(f"warning: {warning}")
@@ -81,7 +87,7 @@ def _run(config: Config, frame_limit: int, labels: Mapping[str, Mapping[int, Tru
     birth = Birth(
         agent_version=version("tared"),
         hardware=dict(board()),
-        runtimes=dict(backend.describe()),
+        runtimes={**backend.describe(), **{f"not {name}": why for name, why in chosen.not_taken.items()}},
         model=model.sha256,
         commands=authority.description,
     )
@@ -119,6 +125,7 @@ def _run(config: Config, frame_limit: int, labels: Mapping[str, Mapping[int, Tru
                 summary.accuracy = review(panel, camera.to_source(), boxes, summary.periods())
         except TaredError as error:
             say(f"no review: {error}")  # the run itself was good: return its summary
+    summary.backend = chosen.text
     return summary
 
 

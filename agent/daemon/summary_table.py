@@ -82,6 +82,7 @@ def _rows(summary: RunSummary) -> Iterator[tuple[str, str]]:
     elif summary.held_back:
         yield "held back", summary.held_back
     yield "artefact", summary.artefact
+    yield "backend", summary.backend
 
 
 def _interval_row(mean: Interval, since: float) -> str:

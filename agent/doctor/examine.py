@@ -43,7 +43,7 @@ def examine(config_path: Path | None = None, root: Path = Path("/")) -> list[Fin
         return [
             *findings,
             *examine_machine(root, config, service is not None),
-            *examine_software(),
+            *examine_software(config.backend if config is not None else ""),
             *examine_gpu(root, needs_gpu),
             *(examine_configured(config, service is not None) if config is not None else examine_unconfigured(root)),
             *examine_service(root, service or TARED, csi=has_csi),

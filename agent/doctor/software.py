@@ -23,11 +23,12 @@ from engines.trt.release import open_release
 _FOLLOWS_SIZES = (4, 13)
 
 
-def examine_software() -> list[Finding]:
-    """Examine what is installed in this environment."""
+def examine_software(backend: str = "") -> list[Finding]:
+    """Examine what is installed in this environment; backend: the configured one."""
     return [
         _python(),
         package("onnxruntime", needed=True, remedy="pip install onnxruntime"),
+        package("openvino", needed=backend == "openvino", remedy="for INT8 on the CPU: pip install 'tared[openvino]'"),
         _compiled_code("histograms", COMPILED, "calibration and observing"),
         _compiled_code("preprocessing", is_compiled(), "frames that no GPU makes ready"),
         _opencv(),

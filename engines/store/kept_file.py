@@ -1,4 +1,4 @@
-"""Keep in a file what would take long to find again: kernel timings, and the costs of layers.
+"""Keep in a file what would take long to make again: kernel timings, costs of layers, compiled networks.
 
 A library may parse these bytes without distrust, so only what was written here with the same key comes back. An
 HMAC-SHA256 in the first line proves it; without a key it shows damage only. Old files go with the upkeep of the store

@@ -123,8 +123,8 @@ class Freed:
 class StoreCleaner:
     """Removes from a store, and from the caches beside it, what `retain` lets go.
 
-    keep: how many of the newest artefacts stay without being needed, and how many cached references, timing caches and
-        files of layer costs; of these at least one stays, since one is in use.
+    keep: how many of the newest artefacts stay without being needed, and how many cached references, timing caches,
+        files of layer costs and compiled networks; of these at least one stays, since one is in use.
     reserve_bytes: the space that an engine must leave free on the disk.
 
     Do not use it while another process builds into the store. Loaded artefacts must be among the pins.
@@ -148,7 +148,7 @@ class StoreCleaner:
         return stored, retain(stored, {**links, **pins}, self._keep)
 
     def cached(self) -> list[Path]:
-        """Return reference engines, timing caches and files of layer costs, the newest of each kind first.
+        """Return reference engines, timing caches, files of layer costs and compiled networks, by kind, newest first.
 
         Raises EngineError (`artefact.unreadable`).
         """
@@ -159,7 +159,8 @@ class StoreCleaner:
         with self._store.reading():
             built = (cache / "references").is_dir()
             references = Store(cache / "references", self._store.key).places() if built else []
-            return [_newest_first(paths) for paths in (references, cache.glob("*.timings"), cache.glob("*.costs"))]
+            files = (cache.glob(f"*.{kind}") for kind in ("timings", "costs", "openvino"))
+            return [_newest_first(paths) for paths in (references, *files)]
 
     def tidy(self, pins: Pins, dry_run: bool = False) -> Freed:
         """Remove what nobody needs; with `dry_run` only report it.
@@ -206,8 +207,8 @@ class StoreCleaner:
     def verify(self) -> tuple[int, list[EngineError]]:
         """Read every byte of every artefact and cached reference; return their number and the errors.
 
-        It is an error too if `current` or `previous` lead out of the store. Timing caches and layer costs are verified
-        when they are read, and a damaged file counts as none.
+        It is an error too if `current` or `previous` lead out of the store. Timing caches, layer costs and compiled
+        networks are verified when they are read, and a damaged file counts as none.
         """
         errors: list[EngineError] = []
         places = self._store.places()

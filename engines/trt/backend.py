@@ -23,12 +23,13 @@ from engines.board import board
 from engines.cuda.gpu import Gpu
 from engines.cuda.kernels import CudaExecutor, KernelGeometry, search_entropy
 from engines.errors import EngineError
+from engines.graph.profiles import profiles_for
 from engines.graph.taps import expose_extremes
 from engines.graph.topology import COMPUTE_OPS, Topology
 from engines.half.convert import half_precision
 from engines.interface import BackendOptions, BuildRequest, Built, Progress, silent
 from engines.store.artefact import Store, fingerprint
-from engines.trt.builder import BuilderOptions, BuiltEngine, MissingKernelError, build_engine, profiles_for
+from engines.trt.builder import BuilderOptions, BuiltEngine, MissingKernelError, build_engine
 from engines.trt.layers import LAYERS_FILE, Layer, layers_to_json, with_times, without_int8
 from engines.trt.reference import Reference, TensorRtObserver, open_reference
 from engines.trt.release import open_release

@@ -1,7 +1,7 @@
 """Build an engine of a strongly typed graph.
 
-`profiles_for` chooses the shapes and `build_engine` runs the builder in a thread of its own, so that signals stay with
-the caller. `parse` makes TensorRT's network of the graph, and BuildProgress reports how far the builder is.
+`build_engine` runs the builder in a thread of its own, so that signals stay with the caller. `parse` makes TensorRT's
+network of the graph, and BuildProgress reports how far the builder is.
 
 How fast each kernel was is kept in a timing cache on disk, so that the next build need not try them again. TensorRT
 parses that file, so it gets only bytes that were written here (engines/store/kept_file.py).
@@ -21,9 +21,8 @@ import psutil
 from onnx import ModelProto, TensorProto
 
 from engines.errors import EngineError
-from engines.graph.load import image_input
-from engines.graph.topology import trial_shape, value_type
-from engines.interface import BuildRequest, Profile, Progress, ShapeRange, TensorSpec
+from engines.graph.topology import value_type
+from engines.interface import Profile, Progress
 from engines.store.kept_file import read_kept, write_kept
 from engines.trt.api import (
     Builder,
@@ -48,38 +47,6 @@ _MOST_CHARACTERS = 400  # of the parser's reason: behind it the parser lists con
 _NO_MEMORY = re.compile(  # TensorRT's own spellings, "insuficient" among them
     r"out ?of ?memory|MemoryAllocation|insuff?icient (memory|workspace)|bad_alloc|could not be allocated", re.IGNORECASE
 )
-
-
-def profiles_for(graph: ModelProto, request: BuildRequest) -> tuple[Profile, ...]:
-    """Return the profiles of a graph: none if no dimension is open, those of the request, or one of its input shape.
-
-    Raises EngineError (`engine.profile`) for a profile of another input or another rank, or that changes a dimension
-    which the model fixes.
-    """
-    image = image_input(graph)
-    for profile in request.profiles:
-        _check(profile, image)
-    if None not in image.shape:
-        return ()
-    shape = request.input_shape or trial_shape(image.shape)
-    return request.profiles or ({image.name: ShapeRange(shape, shape, shape)},)
-
-
-def _check(profile: Profile, image: TensorSpec) -> None:
-    if set(profile) != {image.name}:
-        raise _wrong(f"a profile for {', '.join(map(repr, profile)) or 'no input'}", f"one for input '{image.name}'")
-    shapes = profile[image.name]
-    for bound in ("min", "opt", "max"):
-        shape: tuple[int, ...] = getattr(shapes, bound)
-        fixed = [size if size is not None else "any" for size in image.shape]
-        if not image.accepts(shape):
-            raise _wrong(f"{bound} {list(shape)}", f"{fixed}, as the model has '{image.name}'")
-    if not all(a <= b <= c for a, b, c in zip(shapes.min, shapes.opt, shapes.max, strict=True)):
-        raise _wrong(f"{shapes}", "min <= opt <= max in every dimension")
-
-
-def _wrong(found: str, expected: str) -> EngineError:
-    return EngineError("engine.profile", found, expected, "correct `profiles` in the model spec")
 
 
 @dataclass(frozen=True)

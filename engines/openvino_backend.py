@@ -1,0 +1,290 @@
+"""Run graphs with OpenVINO on the CPU, whose integer kernels take a Q/DQ graph as it is.
+
+The engine file is the graph: fixed to one shape unless profiles leave it open, and rewritten so that the kernels compute
+what it says (engines/quantise/integer_kernels.py). OpenVINO compiles it when it is loaded. The cache folder keeps
+compiled networks, signed, each for one release on one kind of processor.
+
+All that is not INT8 is computed in float32, also where the processor has bfloat16. ONNX Runtime observes for a
+calibration, since it computes a graph to the last bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from functools import lru_cache
+from statistics import median
+from typing import Any
+
+import numpy as np
+import onnx
+import openvino as ov
+from google.protobuf.message import DecodeError
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from engines.board import processor
+from engines.errors import EngineError
+from engines.graph.load import image_input
+from engines.graph.profiles import profiles_for
+from engines.graph.topology import QDQ_OPS, graph_inputs, trial_shape
+from engines.interface import Array, BackendOptions, BuildRequest, Built, Observer, Progress, TensorSpec, silent
+from engines.kernel_nodes import assign_others
+from engines.onnxruntime_backend import OnnxRuntimeBackend
+from engines.quantise.integer_kernels import narrow_weights, shift_concatenated
+from engines.store.artefact import fingerprint
+from engines.store.kept_file import read_kept, write_kept
+
+_WARM_UP = 3  # profiled runs that do not count: memory is allocated, caches fill
+_BRANCH = re.compile(r"_\d+$")  # where OpenVINO quantises the inputs of a Concat instead of its output
+_SOURCE = re.compile(r"^(Exception from \S+:\d+:|Check '.*' failed at \S+:\d+:)\s*$")
+_UNSUPPORTED = re.compile(r"not supported|unsupported|does not support|No conversion|not implemented", re.IGNORECASE)
+
+
+class OpenVinoBackend:
+    """Backend on the CPU, with integer kernels."""
+
+    name = "openvino"
+    engine_file = "engine.onnx"
+    precisions: Sequence[str] = ("fp32",)
+
+    def __init__(self, options: BackendOptions | None = None) -> None:
+        """Raises EngineError (`backend.option`) for options that only a GPU's runtime has."""
+        self._options = options or BackendOptions()
+        self._options.check_cpu(self.name)
+        self._just_built: tuple[bytes, ov.CompiledModel] | None = None  # as a rule it is loaded next
+
+    def describe(self) -> Mapping[str, str]:
+        """Runtime, version and processor, and whether its INT8 products may saturate."""
+        return {
+            "runtime": self.name,
+            "version": ov.get_version(),
+            "machine": platform.machine(),
+            "processor": processor(),
+            "products": "saturate" if _saturates() else "exact",
+        }
+
+    def flags(self) -> Mapping[str, str]:
+        return {}
+
+    def build(self, request: BuildRequest, progress: Progress = silent) -> Built:
+        """Return the graph in the form that is compiled, once it has been loaded and has run on zeros.
+
+        Raises EngineError: `engine.profile` as `profiles_for`, `engine.unsupported`, `engine.graph` or `engine.run`.
+        """
+        progress(0.0, "loading the graph")
+        graph, facts = _with_shape(request), dict[str, Any]()
+        if any(node.op_type in QDQ_OPS for node in graph.graph.node):
+            shift_concatenated(graph)
+            if _saturates():
+                facts["weight_bits"] = 7
+                facts["narrowed"] = narrow_weights(graph)
+        content = graph.SerializeToString()
+        compiled = _compiled(content, self._options.threads)
+        progress(0.6, "running it once")
+        profiles = profiles_for(request.graph, request)
+        image = image_input(graph)
+        shape = profiles[0][image.name].opt if profiles else trial_shape(image.shape)
+        with closing(OpenVinoEngine(content, compiled, self._options.threads)) as engine:
+            engine.infer(np.zeros(shape, image.dtype))
+        self._just_built = content, compiled
+        progress(1.0, "built")
+        return Built(content, facts=facts)
+
+    def load(self, engine: bytes) -> OpenVinoEngine:
+        """Raises EngineError: `engine.unreadable`, `engine.unsupported`, `engine.graph`."""
+        just_built, self._just_built = self._just_built, None
+        if just_built is not None and just_built[0] == engine:
+            return OpenVinoEngine(*just_built, self._options.threads)
+        identity = {"graph": hashlib.sha256(engine).hexdigest(), "runtime": dict(self.describe())}
+        cache = self._options.cache
+        kept = cache / f"{fingerprint(identity)}.openvino" if cache is not None else None
+        compiled = _imported(read_kept(kept, self._options.key, kept.stem), self._options.threads) if kept else None
+        if compiled is None:
+            compiled = _compiled(engine, self._options.threads)
+            if kept is not None:
+                write_kept(kept, self._options.key, kept.stem, _exported(compiled))
+        return OpenVinoEngine(engine, compiled, self._options.threads)
+
+    def observer(
+        self, request: BuildRequest, taps: Sequence[str], progress: Progress = silent, layers: Sequence[str] = ()
+    ) -> Observer:
+        """Raises EngineError as ONNX Runtime's, which observes."""
+        return OnnxRuntimeBackend(BackendOptions(self._options.threads)).observer(request, taps, progress, layers)
+
+
+class OpenVinoEngine:
+    """Engine on one compiled network; `graph` is what it was compiled from."""
+
+    def __init__(self, graph: bytes, compiled: ov.CompiledModel, threads: int) -> None:
+        self._graph, self._threads = graph, threads
+        self.inputs = [_spec(port) for port in compiled.inputs]
+        self.outputs = [_spec(port) for port in compiled.outputs]
+        self._request: ov.InferRequest | None = compiled.create_infer_request()
+
+    def infer(self, batch: Array) -> dict[str, Array]:
+        """Raises EngineError: `engine.batch` (other shape or dtype), `engine.run`, `engine.closed`."""
+        request = self._running()
+        self.inputs[0].check(batch)
+        try:
+            results = request.infer([np.ascontiguousarray(batch)], share_inputs=True)
+        except RuntimeError as error:
+            raise _engine_error(error, "engine.run") from error
+        return {spec.name: results[index] for index, spec in enumerate(self.outputs)}
+
+    def layer_times_ms(self, batch: Array, runs: int = 20) -> dict[str, float]:
+        """Measure in a second network, with the profiler on. Raises EngineError as `infer`."""
+        self.infer(batch)  # refuses a batch that does not fit
+        request = _compiled(self._graph, self._threads, PERF_COUNT=True).create_infer_request()
+        times: dict[str, list[float]] = {}
+        for run in range(_WARM_UP + runs):
+            request.infer([np.ascontiguousarray(batch)], share_inputs=True)
+            for kernel in request.get_profiling_info() if run >= _WARM_UP else ():
+                if kernel.status == ov.ProfilingInfo.Status.EXECUTED:
+                    times.setdefault(kernel.node_name, []).append(1000.0 * kernel.real_time.total_seconds())
+        return {name: median(values) for name, values in times.items()}
+
+    def layer_nodes(self) -> dict[str, tuple[str, ...]]:
+        """Identify nodes by the names that OpenVINO keeps for each kernel. Raises EngineError (`engine.closed`)."""
+        self._running()
+        kernels = _compiled(self._graph, self._threads).get_runtime_model().get_ordered_ops()
+        names = {port: kernel.get_friendly_name() for kernel in kernels for port in kernel.outputs()}
+        readers: dict[str, list[str]] = {kernel.get_friendly_name(): [] for kernel in kernels}
+        for kernel in kernels:
+            for port in kernel.inputs():
+                readers[names[port.get_source_output()]].append(kernel.get_friendly_name())
+        nodes = _NodeNames(onnx.load_from_string(self._graph))
+        computed = {kernel.get_friendly_name(): nodes.of_kernel(kernel) for kernel in kernels}
+        return assign_others(computed, readers)
+
+    def close(self) -> None:
+        self._request, self._graph = None, b""
+
+    def _running(self) -> ov.InferRequest:
+        if self._request is None:
+            raise EngineError("engine.closed", "a closed engine", "an open one", "load it again")
+        return self._request
+
+
+class _NodeNames:
+    """Finds the nodes of a graph under the names that OpenVINO derives from theirs, or from those of their outputs."""
+
+    def __init__(self, graph: ModelProto) -> None:
+        self._nodes = {name: node.name for node in graph.graph.node for name in (*node.output, node.name)}
+
+    def of_kernel(self, kernel: ov.Node) -> tuple[str, ...]:
+        """Return the names of the nodes that a kernel of the compiled network computes."""
+        layers = str(kernel.get_rt_info()["originalLayersNames"].astype(str))
+        found = (self._node(name) for name in layers.split(","))
+        return tuple(dict.fromkeys(name for name in found if name))
+
+    def _node(self, name: str) -> str:
+        while name:  # "Conv_0/WithoutBiases"
+            for candidate in (name, _BRANCH.sub("", name)):
+                if candidate in self._nodes:
+                    return self._nodes[candidate]
+            name = name.rpartition("/")[0]
+        return ""
+
+
+def _with_shape(request: BuildRequest) -> ModelProto:
+    """Return the graph; sizes that are open, but the same in all profiles, are fixed: so they are compiled for."""
+    graph = ModelProto()
+    graph.CopyFrom(request.graph)
+    image = graph_inputs(graph)[0]
+    profiles = [profile[image.name] for profile in profiles_for(request.graph, request)]
+    for axis, size in enumerate(image.type.tensor_type.shape.dim):
+        sizes = {shape[axis] for each in profiles for shape in (each.min, each.max)}
+        if len(sizes) == 1:
+            size.dim_value = sizes.pop()
+    return graph
+
+
+def _compiled(graph: bytes, threads: int, **more: Any) -> ov.CompiledModel:
+    """Compile a graph. Raises EngineError: `engine.unreadable`, `engine.unsupported`, `engine.graph`."""
+    try:
+        ModelProto.FromString(graph)
+    except DecodeError as error:
+        raise EngineError(
+            "engine.unreadable", str(error), "a complete engine file", "build the engine again"
+        ) from error
+    try:
+        return _core().compile_model(_core().read_model(graph), "CPU", {**_settings(threads), **more})
+    except RuntimeError as error:
+        raise _engine_error(error, "engine.graph") from error
+
+
+def _exported(compiled: ov.CompiledModel) -> bytes:
+    stream = io.BytesIO()
+    compiled.export_model(stream)
+    return stream.getvalue()
+
+
+def _imported(content: bytes | None, threads: int) -> ov.CompiledModel | None:
+    """Return a network that was compiled before; None if there is none, or this release or processor refuses it."""
+    if content is None:
+        return None
+    try:
+        return _core().import_model(io.BytesIO(content), "CPU", _settings(threads))
+    except RuntimeError:
+        return None
+
+
+def _settings(threads: int) -> dict[str, Any]:
+    return {
+        "PERFORMANCE_HINT": "LATENCY",
+        "NUM_STREAMS": 1,
+        "INFERENCE_NUM_THREADS": threads,
+        "ENABLE_CPU_PINNING": False,  # a pinned thread would keep its core from the camera
+        "INFERENCE_PRECISION_HINT": "f32",
+    }
+
+
+@lru_cache(maxsize=1)
+def _core() -> ov.Core:
+    return ov.Core()
+
+
+@lru_cache(maxsize=1)
+def _saturates() -> bool:
+    """Return whether INT8 products saturate here: what one convolution with the largest values answers.
+
+    oneDNN's variable ONEDNN_MAX_CPU_ISA, which limits the instructions of its kernels, counts.
+    """
+    channels = 64
+    weights = {"weight": np.full((1, channels, 1, 1), 127, np.int8), "one": np.float32(1.0), "zero": np.int8(0)}
+    nodes = [
+        helper.make_node("QuantizeLinear", ["image", "one", "zero"], ["levels"]),
+        helper.make_node("DequantizeLinear", ["levels", "one", "zero"], ["values"]),
+        helper.make_node("DequantizeLinear", ["weight", "one", "zero"], ["weights"]),
+        helper.make_node("Conv", ["values", "weights"], ["sums"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "products",
+        [helper.make_tensor_value_info("image", TensorProto.FLOAT, (1, channels, 4, 4))],
+        [helper.make_tensor_value_info("sums", TensorProto.FLOAT, (1, 1, 4, 4))],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    request = _compiled(model.SerializeToString(), threads=1).create_infer_request()
+    sums = request.infer([np.full((1, channels, 4, 4), 127.0, np.float32)])[0]
+    return not np.allclose(sums, channels * 127.0 * 127.0, rtol=1e-3)
+
+
+def _spec(port: ov.ConstOutput) -> TensorSpec:
+    shape = tuple(None if size.is_dynamic else size.get_length() for size in port.get_partial_shape())
+    return TensorSpec(port.get_any_name(), port.get_element_type().to_dtype(), shape)
+
+
+def _engine_error(error: RuntimeError, code: str) -> EngineError:
+    """Sort OpenVINO's exceptions, which have one type; the text begins with lines of its own sources."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    found = " ".join(line for line in lines if line and not _SOURCE.match(line))
+    if _UNSUPPORTED.search(found):
+        remedy = f"update openvino ({ov.get_version()} here), or choose --backend onnxruntime"
+        return EngineError("engine.unsupported", found, "operators that OpenVINO has on the CPU", remedy)
+    return EngineError(code, found, "a graph that OpenVINO runs", "choose --backend onnxruntime for this model")

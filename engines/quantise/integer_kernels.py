@@ -1,0 +1,87 @@
+"""Rewrite a quantised graph so that the integer kernels of a CPU compute what the graph says.
+
+Both passes keep the graph a valid one, which ONNX Runtime computes exactly. They are for OpenVINO, each for what was
+measured there (benchmarks/RESULTS.md, "INT8 on OpenVINO").
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
+
+from engines.graph.topology import DEQUANTISE, MOVEMENT_OPS, QUANTISE, Topology, data_inputs
+from engines.graph.weights import add_constant
+
+_SHIFT = 128  # from int8 to uint8
+_MOVING = {*MOVEMENT_OPS, "Relu", "Clip"}  # OpenVINO quantises before these what is quantised behind them
+
+
+def shift_concatenated(model: ModelProto) -> int:
+    """Write int8 tensors that come from a Concat as uint8 with zero point 128; return how many.
+
+    The numbers are the same. But of int8 there, OpenVINO 2024.6 to 2026.4 loses the scale where convolutions in INT8
+    make the inputs of the Concat: these keep two or three levels.
+    """
+    topology = Topology(model)
+    zero_points = {
+        name for name, tensor in topology.initializers.items()
+        if tensor.data_type == TensorProto.INT8 and not numpy_helper.to_array(tensor).any()
+    }  # fmt: skip
+    shifted = set[str]()
+    for node in topology.nodes:
+        if node.op_type != QUANTISE or len(node.input) < 3 or node.input[2] not in zero_points:
+            continue
+        readers = [reader for reader, _ in topology.readers(node.output[0])]
+        if not _is_concatenated(node, topology) or any(reader.op_type != DEQUANTISE for reader in readers):
+            continue
+        if node.output[0] in topology.pinned:
+            continue
+        shape = topology.initializers[node.input[2]].dims
+        zero = add_constant(model, topology, f"{node.name}.shift", np.full(tuple(shape), _SHIFT, np.uint8))
+        for each in (node, *readers):
+            each.input[2] = zero
+        shifted.add(node.output[0])
+    for value in [value for value in model.graph.value_info if value.name in shifted]:
+        model.graph.value_info.remove(value)  # its type was int8
+    return len(shifted)
+
+
+def _is_concatenated(node: NodeProto, topology: Topology) -> bool:
+    """Return whether the node reads a Concat's output, or what was only moved or clipped since."""
+    waiting = [node.input[0]]
+    while waiting:
+        maker = topology.producers.get(waiting.pop())
+        if maker is None:
+            continue
+        if maker.op_type == "Concat":
+            return True
+        if maker.op_type in _MOVING:
+            waiting += [maker.input[index] for index in data_inputs(maker)]
+    return False
+
+
+def narrow_weights(model: ModelProto) -> int:
+    """Round weights from eight to seven bits, -64 to 64, with scales twice as large; return how many tensors.
+
+    Without VNNI, x86 processors add two products of uint8 and int8 in 16 bits (vpmaddubsw), which saturates from
+    2 * 255 * 65 on. With seven bits it cannot.
+    """
+    topology = Topology(model)
+    scales: dict[str, str] = {}
+    narrowed = set[str]()
+    for node in topology.nodes:
+        if node.op_type != DEQUANTISE or node.input[0] not in topology.initializers:
+            continue
+        tensor = topology.initializers[node.input[0]]
+        if tensor.data_type != TensorProto.INT8 or len(tensor.dims) < 2:
+            continue
+        if tensor.name not in narrowed:
+            narrowed.add(tensor.name)
+            values = np.rint(numpy_helper.to_array(tensor) / 2.0).astype(np.int8)
+            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+        name = node.input[1]
+        if name not in scales:  # a scale may be an activation's, too
+            doubled = 2 * numpy_helper.to_array(topology.initializers[name])
+            scales[name] = add_constant(model, topology, f"{name}.doubled", doubled)
+        node.input[1] = scales[name]
+    return len(narrowed)
