@@ -1,7 +1,7 @@
-"""Assign the nodes of a graph to the kernels that a runtime made of them, so that times of kernels become times of nodes.
+"""Assign the nodes of a graph to the kernels that a runtime made of them, for times by kernel to become times by node.
 
-A runtime fuses nodes, and adds kernels that only change how a tensor lies in memory. Which nodes a kernel computes is the
-runtime's own matter; `assign_others` gives the kernels that compute none their share.
+A runtime fuses nodes, and adds kernels that only change how a tensor lies in memory. Which nodes a kernel computes only
+the runtime knows; `assign_others` gives their share to the kernels that compute none.
 """
 
 from __future__ import annotations

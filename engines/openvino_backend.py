@@ -1,8 +1,8 @@
 """Run graphs with OpenVINO on the CPU, whose integer kernels take a Q/DQ graph as it is.
 
-The engine file is the graph: fixed to one shape unless profiles leave it open, and rewritten so that the kernels compute
-what it says (engines/quantise/integer_kernels.py). OpenVINO compiles it when it is loaded. The cache folder keeps
-compiled networks, signed, each for one release on one kind of processor.
+The engine file is the graph: fixed to one shape unless profiles leave it open, and rewritten so that the kernels
+compute what it says (engines/quantise/integer_kernels.py). OpenVINO compiles it when it is loaded. The cache folder
+keeps compiled networks, signed, each for one release on one kind of processor.
 
 All that is not INT8 is computed in float32, also where the processor has bfloat16. ONNX Runtime observes for a
 calibration, since it computes a graph to the last bit.
