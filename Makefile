@@ -2,6 +2,7 @@
 # make test        sets itself up, runs the whole test suite
 # make check       format, lint, types, import rules
 # make trials      killed at every line of a job, and what else takes minutes; .ci/run runs them
+# make openvino    the tests of engines, plans, jobs, probation and the store, served by OpenVINO
 # make soak        the longer trials (see benchmarks/RESULTS.md)
 # make sanitize    kernels.cu on the CPU under ThreadSanitizer and AddressSanitizer (needs g++)
 # make gpu-check   on a machine with a GPU: its tests, compute-sanitizer, the benchmark
@@ -22,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export OPENBLAS_NUM_THREADS := 1
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test trials check soak sanitize lock clean broker rtsp systemd postgres bindings wheelhouse gpu-check
+.PHONY: run test trials openvino check soak sanitize lock clean broker rtsp systemd postgres bindings wheelhouse gpu-check
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run $(SAMPLE)/street.mp4
@@ -40,6 +41,10 @@ check: $(VENV)/.test
 
 trials: $(VENV)/.test broker postgres
 	@$(BIN)/python -m pytest -m "trial and not soak" -n $(TRIAL_WORKERS) --dist worksteal --durations 40
+
+openvino: $(VENV)/.test broker
+	@TARED_TEST_RUNTIME=openvino $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+	  $(addprefix tests/,agent/jobs agent/models agent/planning agent/serving agent/validation engines/store system)
 
 soak: $(VENV)/.test broker
 	$(BIN)/python -m pytest -m soak

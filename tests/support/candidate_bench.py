@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
+from runtime_under_test import RUNTIME
 from warm_start import TalkingProcess
 from worlds import SPEC
 from zoo import residual_net
@@ -26,7 +27,7 @@ from engines.registry import open_backend
 
 @pytest.fixture
 def backend() -> Backend:
-    return open_backend("onnxruntime")
+    return open_backend(RUNTIME)
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def request(model: Model, folder: Path, serving: Path | None = None, **changes: 
     keys: dict[str, object] = {
         "spec": model.spec.model_dump(mode="json"),
         "model_sha256": model.sha256,
-        "backend": "onnxruntime",
+        "backend": RUNTIME,
         "threads": 1,
         "method": "max",
         "frames": 16,

@@ -14,6 +14,7 @@ import onnx
 import pytest
 from operations_bench import frame_path, stored
 from raising_world import collapsing_net, observer_state, observing
+from runtime_under_test import RUNTIME
 from worlds import SPEC
 
 from agent.collection.collection import Collected, SharedCollection
@@ -140,7 +141,7 @@ def job_desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_engines: Path)
     monkeypatch.setattr(Headroom, "reason_to_wait", lambda _: "")  # what this machine has to spare is its own affair
     monkeypatch.setattr(Headroom, "reason_to_pause", lambda _: "")
     config = config_in(tmp_path)
-    service = EngineService(open_model(config.model), open_backend("onnxruntime"), Store(config.state_dir))
+    service = EngineService(open_model(config.model), open_backend(RUNTIME), Store(config.state_dir))
     service.start(pytest.fail).close()
     reporter = Reporter(None, Birth(agent_version="0"))
     state = replace(observer_state(config), collected=100, informative=100)

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import pytest
 from raising_world import COLLAPSES, collapsing_net, observer_state, observing
+from runtime_under_test import RUNTIME
 from worlds import SPEC
 
 from agent.commands.dispatcher import CommandProgress
@@ -134,7 +135,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Desk]
 
 def stored(config: Config) -> tuple[EngineService, Sequence[Artefact]]:
     """A store whose raised engine is current, the other one previous."""
-    model, backend, store = open_model(config.model), open_backend("onnxruntime"), Store(config.state_dir)
+    model, backend, store = open_model(config.model), open_backend(RUNTIME), Store(config.state_dir)
     with closing(backend.observer(model.reference, model.placement.taps)) as observer:
         seen = observer.observe(np.random.default_rng(0).uniform(size=(1, 3, 8, 8)).astype(np.float32)).histograms
     calibration = calibrate(model, seen, "max", 1, "test")

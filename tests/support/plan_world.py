@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import yaml
 from onnx import ModelProto
+from runtime_under_test import RUNTIME
 from worlds import FPS, SPEC, make_world
 from zoo import Net
 
@@ -62,7 +63,7 @@ def planner(
     """A search in a world; every call is a new one, as a new process would make it."""
     embedded = open_backend("onnxruntime")
     model = open_model(load_model_spec(folder / "model.yaml"))
-    builder = PlanBuilder(model, load_calibration(folder / "calibration.json"), backend or embedded)
+    builder = PlanBuilder(model, load_calibration(folder / "calibration.json"), backend or open_backend(RUNTIME))
     frames = [RandomFrames(parse_source(str(folder / source)), options.seed) for source in sources]
     rules = read_rules(model.spec.precision, model.master, model.placement)
     return PlanSearch(builder, rules, frames, embedded, options, silent_stage)

@@ -27,6 +27,7 @@ import yaml
 from brokers import eventually
 from numpy.typing import NDArray
 from places import ROOT
+from runtime_under_test import RUNTIME
 from warm_start import TalkingProcess
 from zoo import residual_net
 
@@ -144,6 +145,7 @@ def make_world(folder: Path, light: Callable[[float], float], seconds: float, **
     config: dict[str, Any] = {
         "model": "model.yaml",
         "state_dir": "state",
+        "backend": RUNTIME,
         "camera": {"source": "clip.avi", "speed": SPEED},
         "observe": {"held_out": 16, "budget": None},
         "calibration": {"frames": 32, "within_s": 2.0},

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
+from runtime_under_test import RUNTIME
 from worlds import FIRST_COMMIT, OUTLASTS_S, World, make_world
 
 from agent.cli.offline_runs import run_build, run_calibrate
@@ -27,7 +28,7 @@ NEVER = 100_000  # frames of the board's own calibration
 def world(tmp_path: Path) -> World:
     """With calibration.json, and engine/ that was built under plan.json."""
     world = make_world(tmp_path / "world", lambda _: 0.5, OUTLASTS_S)
-    spec, backend = world.folder / "model.yaml", open_backend("onnxruntime")
+    spec, backend = world.folder / "model.yaml", open_backend(RUNTIME)
     (world.folder / "plan.json").write_text(PLAN.to_json())
     with contextlib.redirect_stderr(io.StringIO()):
         file = world.folder / "calibration.json"

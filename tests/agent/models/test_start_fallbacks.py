@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from runtime_under_test import RUNTIME
 from worlds import SPEC
 from zoo import residual_net
 
@@ -52,7 +53,7 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
     folder = tmp_path_factory.mktemp("stock")
     onnx.save(residual_net((1, 3, 8, 8)), folder / "model.onnx")
     model = open_model(ModelSpec.model_validate({**SPEC, "path": folder / "model.onnx"}))
-    backend, store = open_backend("onnxruntime"), Store(folder / "state")
+    backend, store = open_backend(RUNTIME), Store(folder / "state")
     made = []
     for light in (0.2, 0.5, 1.0):
         with closing(backend.observer(model.reference, model.placement.taps)) as observer:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from runtime_under_test import RUNTIME
 from worlds import SPEC
 from zoo import residual_net
 
@@ -56,7 +57,7 @@ class Board:
     def find(self) -> GroupCosts:
         """As a job does, in a process of its own."""
         model = self.model
-        builder = PlanBuilder(model, Calibration(model.sha256, "max", 0, "", {}, {}), open_backend("onnxruntime"))
+        builder = PlanBuilder(model, Calibration(model.sha256, "max", 0, "", {}, {}), open_backend(RUNTIME))
         kept = KeptCosts(builder, FRAMES, self.options, self.warnings.append)
         grouping = fusion_groups(model.master, model.placement)
         return kept.find(grouping, Repairs(), silent, lambda _: True)
@@ -76,7 +77,7 @@ def test_costs_are_measured_once(board: Board) -> None:
     assert (board.measured, first.kept, again.kept) == (1, False, True)
     assert again.costs.int8_ms.tolist() == first.costs.int8_ms.tolist()
     assert again.as_dict() == {**first.as_dict(), "kept": True}
-    assert (again.as_dict()["source"], again.on.split()[0]) == ("measured", "onnxruntime")
+    assert (again.as_dict()["source"], again.on.split()[0]) == ("measured", RUNTIME)
     assert (len(board.files), board.warnings) == (1, [])
 
 

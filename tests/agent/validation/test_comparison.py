@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
+from runtime_under_test import RUNTIME
 from worlds import SPEC
 from zoo import residual_net
 
@@ -50,7 +51,7 @@ class Bench:
         profiles = [{"image": shapes}] if most else []
         spec = ModelSpec.model_validate({**SPEC, "path": folder / "model.onnx", "profiles": profiles})
         self.model: Model = open_model(spec)
-        self.backend: Backend = open_backend("onnxruntime")
+        self.backend: Backend = open_backend(RUNTIME)
         self.serving = build_artefact(
             self.model, self.backend, lambda _: folder / "serving", lambda *_: None, calibration=None, precision="fp32"
         )
