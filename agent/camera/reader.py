@@ -65,6 +65,18 @@ def read_images(
         yield ts, apply_mask_and_crop(image, source.framing)
 
 
+def read_spread(source: Source, count: int) -> Iterator[Image]:
+    """Yield at most `count` images: evenly spaced where the source knows its length, else the first ones."""
+    length = source_length(source) or count
+    yielded = 0
+    for index, (_, image) in enumerate(read_images(source)):
+        if index * count >= yielded * length:
+            yield image
+            yielded += 1
+        if yielded == count:
+            return
+
+
 def _read_once(source: Source, silence_s: float, reading: StreamState | None) -> Iterator[tuple[float, Image]]:
     if source.kind == "images":
         return _read_folder(source, reading)

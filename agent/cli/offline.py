@@ -90,6 +90,16 @@ def add_offline(commands: Any) -> None:
     evaluate.add_argument("target", type=Path, metavar="ARTEFACT_OR_MODEL.yaml")
     evaluate.add_argument("--dataset", type=Path, required=True, metavar="DIR_OR_ZIP")
 
+    benchmark = command(commands, "benchmark", _benchmark, "every runtime here, in float, in INT8 and under a plan")
+    benchmark.add_argument("model", type=Path, metavar="MODEL.yaml")
+    benchmark.add_argument("--frames", required=True, metavar="SRC", help=SOURCES)
+    benchmark.add_argument("--count", type=number(int, 16), default=128, metavar="N", help="frames of it (128)")
+    benchmark.add_argument(
+        "--max-loss", type=number(float, 0.0, 1.0), default=0.1, metavar="X", help="of the plan (0.1)"
+    )
+    benchmark.add_argument("--dataset", type=Path, metavar="DIR_OR_ZIP", help="labelled images: top-1 or mAP, too")
+    benchmark.add_argument("--threads", type=number(int, 1), default=1, metavar="N", help="of each engine (1)")
+
     for offline in (calibrate, plan, build, infer, evaluate, inspect):
         offline.add_argument(
             "--backend",
@@ -223,6 +233,19 @@ def _evaluate(options: argparse.Namespace) -> int:
 
     backend = _open_backend(options)
     return print_result(options, run_evaluate(options.target, options.dataset, backend, _key(options)))
+
+
+def _benchmark(options: argparse.Namespace) -> int:
+    from agent.planning.benchmark import print_benchmark, run_benchmark
+
+    result = run_benchmark(
+        options.model, options.frames, options.count, options.threads, options.max_loss, options.dataset
+    )
+    if options.json:
+        print(json.dumps(result))
+    else:
+        print_benchmark(result, table_console())
+    return 0
 
 
 def _open_backend(options: argparse.Namespace, **more: Any) -> Backend:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agent.camera.reader import Image, read_images, source_length
+from agent.camera.reader import Image, read_images, read_spread, source_length
 from agent.camera.source import Source, parse_source
 from agent.collection.collection import CalibrationSet, Reservoir
 from agent.common.console import progress, say, stage
@@ -72,7 +72,7 @@ def run_calibrate(
         observer = model.open_observer(backend, show)
     with closing(observer), progress("calibrating", min(count, source_length(source) or count)) as bar:
         task = VisionTask(model.spec, observer.inputs, observer.outputs)
-        for image in _spread(source, count):
+        for image in read_spread(source, count):
             tensor, _ = task.preprocess(image)
             collection.add(tensor, observer.observe(tensor))
             kept.offer(tensor.copy)
@@ -213,7 +213,7 @@ def _network_inputs(model: Model, source: Source) -> list[Array]:
     """Return the network inputs (1, C, H, W) of a few frames of a source, evenly spaced."""
     with closing(open_backend("onnxruntime").load(model.master.SerializeToString())) as engine:
         task = VisionTask(model.spec, engine.inputs, engine.outputs)
-    return [task.preprocess(image)[0].copy() for image in _spread(source, CHECKED_FRAMES)]
+    return [task.preprocess(image)[0].copy() for image in read_spread(source, CHECKED_FRAMES)]
 
 
 def _plan_command(spec_path: Path, calibration_path: Path, frames: str, backend: Backend) -> str:
@@ -285,18 +285,6 @@ def open_engine(target: Path, backend: Backend, key: bytes | None = None) -> Ite
         built = backend.build(model.reference, show)
     with closing(backend.load(built.engine)) as engine:
         yield engine, model.spec
-
-
-def _spread(source: Source, count: int) -> Iterator[Image]:
-    """Yield at most `count` images: evenly spaced where the source knows its length, else the first ones."""
-    length = source_length(source) or count
-    yielded = 0
-    for index, (_, image) in enumerate(read_images(source)):
-        if index * count >= yielded * length:
-            yield image
-            yielded += 1
-        if yielded == count:
-            return
 
 
 @contextmanager
