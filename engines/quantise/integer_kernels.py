@@ -9,18 +9,18 @@ from __future__ import annotations
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
-from engines.graph.topology import DEQUANTISE, MOVEMENT_OPS, QUANTISE, Topology, data_inputs
+from engines.graph.topology import COMPUTE_OPS, DEQUANTISE, QDQ_OPS, QUANTISE, Topology
 from engines.graph.weights import add_constant
 
 _SHIFT = 128  # from int8 to uint8
-_MOVING = {*MOVEMENT_OPS, "Relu", "Clip"}  # OpenVINO quantises before these what is quantised behind them
 
 
 def shift_concatenated(model: ModelProto) -> int:
     """Write int8 tensors that come from a Concat as uint8 with zero point 128; return how many.
 
     The numbers are the same. But of int8 there, OpenVINO 2024.6 to 2026.4 loses the scale where convolutions in INT8
-    make the inputs of the Concat: these keep two or three levels.
+    make the inputs of the Concat: these keep two or three levels. So it does where the Concat's output is clipped,
+    moved or added to a constant before it is quantised.
     """
     topology = Topology(model)
     zero_points = {
@@ -47,16 +47,17 @@ def shift_concatenated(model: ModelProto) -> int:
 
 
 def _is_concatenated(node: NodeProto, topology: Topology) -> bool:
-    """Return whether the node reads a Concat's output, or what was only moved or clipped since."""
-    waiting = [node.input[0]]
+    """Return whether a Concat has a part in what the node reads, behind the last layers that multiply weights."""
+    waiting, seen = list(node.input[:1]), set[str]()
     while waiting:
-        maker = topology.producers.get(waiting.pop())
-        if maker is None:
+        tensor = waiting.pop()
+        maker = topology.producers.get(tensor)
+        if maker is None or tensor in seen or maker.op_type in COMPUTE_OPS or maker.op_type in QDQ_OPS:
             continue
         if maker.op_type == "Concat":
             return True
-        if maker.op_type in _MOVING:
-            waiting += [maker.input[index] for index in data_inputs(maker)]
+        seen.add(tensor)
+        waiting += maker.input
     return False
 
 

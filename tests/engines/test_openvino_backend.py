@@ -45,13 +45,15 @@ def code_of(call: Callable[[], object]) -> str:
 # ---- what it computes
 
 
-def concatenated_net(channels: int = 16) -> ModelProto:
-    """Two convolutions in INT8, joined, quantised as one tensor, and read by a third."""
+def concatenated_net(channels: int = 16, offset: bool = False) -> ModelProto:
+    """Two convolutions in INT8, joined, quantised as one tensor, and read by a third; with the offset of a repair."""
     net = QuantisedNet((1, channels, 12, 12))
     x = net.int8("image", 0.02)
     parts = [net.node("Relu", net.int8_conv(x, channels, channels)) for _ in range(2)]
     joined = net.node("Concat", *parts, axis=1)
     moved = net.node("MaxPool", joined, kernel_shape=[2, 2])
+    if offset:
+        moved = net.node("Add", moved, net.constant(np.full((1, 2 * channels, 1, 1), -0.7, np.float32)))
     return net.model(net.int8_conv(net.int8(moved, 0.05), 2 * channels, 8))
 
 
@@ -60,7 +62,11 @@ def random_image(model: ModelProto, seed: int = 0) -> Array:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("model", [concatenated_net(), quantised(residual_net())], ids=["concat", "residual"])
+@pytest.mark.parametrize(
+    "model",
+    [concatenated_net(), concatenated_net(offset=True), quantised(residual_net())],
+    ids=["concat", "offset", "residual"],
+)
 def test_int8_is_computed_as_the_engine_has_it_written(backend: Backend, model: ModelProto) -> None:
     engine = backend.build(BuildRequest(model)).engine
     batch = random_image(model)
