@@ -1,12 +1,14 @@
 """The seam between tared and the inference runtimes. It imports calibrate, never agent.
 
-Read in this order: interface, registry, onnxruntime_backend, quantise/placement.
+Read in this order: interface, registry, onnxruntime_backend, openvino_backend, quantise/placement.
 
     interface      Backend, Engine, Observer and what they exchange: BuildRequest, Built, Observation, ...
-    registry       open_backend, options_for
+    registry       open_backend, choose_backend, options_for
     errors         EngineError, DeviceError
     calibration    Calibration: a model's histograms, extremes and scales, and its file
-    onnxruntime_backend    the runtime on the CPU
+    onnxruntime_backend    the runtime that computes a graph as it is written, on the CPU
+    openvino_backend       the runtime with integer kernels, on the CPU
+    kernel_nodes   from kernels to the nodes that they compute
     preprocessing  ImageTransform: preprocessing in numbers; the compiled pass on the host
     board, trace   which board this is; ranges on NVIDIA's timeline
     graph/         from an ONNX file to the FP32 master graph

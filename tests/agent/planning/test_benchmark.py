@@ -1,0 +1,44 @@
+"""`tared benchmark`: every engine that a model can have here, measured on frames that did not make it."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.console import Console
+from worlds import SPEC, make_world
+
+from agent.common.errors import AgentError
+from agent.planning.benchmark import FLOAT, PLAIN, PLANNED, print_benchmark, run_benchmark
+
+
+def test_all_engines_of_all_runtimes_on_the_same_frames(tmp_path: Path) -> None:
+    world = make_world(tmp_path, lambda at: 0.3 + 0.05 * at, 6.0)
+    result = run_benchmark(world.folder / "model.yaml", str(world.folder / "clip.avi"), 40, 1, 0.1)
+    assert result["frames"] == 20
+    engines = {(each["runtime"], each["engine"]): each for each in result["engines"]}
+    measured = {place for place, each in engines.items() if not each["without"]}
+    runtimes = {runtime for runtime, _ in measured}
+    assert {"onnxruntime", "openvino"} <= runtimes
+    assert measured == {(runtime, engine) for runtime in runtimes for engine in (FLOAT, PLAIN, PLANNED)}
+    for runtime, engine in measured:
+        each = engines[runtime, engine]
+        assert 0.0 < each["p50_ms"] <= each["p99_ms"]
+        assert each["fidelity"] >= (1.0 if engine == FLOAT else 0.8)
+        assert each["memory_bytes"] > 0
+        assert each["made_s"] > 0.0
+    absent = engines.get(("tensorrt", FLOAT))
+    assert absent is None or absent["p50_ms"] is not None or absent["without"]
+    console = Console(file=io.StringIO(), width=200)
+    print_benchmark(result, console)
+    assert isinstance(console.file, io.StringIO)
+    assert "1.00x" in console.file.getvalue()
+
+
+def test_a_recording_that_is_too_short_is_named(tmp_path: Path) -> None:
+    world = make_world(tmp_path, lambda _: 0.5, 1.0)
+    (world.folder / "model.yaml").write_text(yaml.safe_dump(SPEC))
+    with pytest.raises(AgentError, match=r"benchmark\.frames: 10 frames .* 16 at least"):
+        run_benchmark(world.folder / "model.yaml", str(world.folder / "clip.avi"), 40, 1, 0.1)
