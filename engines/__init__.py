@@ -22,7 +22,14 @@ Read in this order: interface, registry, onnxruntime_backend, openvino_backend, 
 from __future__ import annotations
 
 import os
+import sys
+from types import ModuleType
+from typing import cast
 
 # ONNX Runtime, 1.29 and later, reports to Microsoft what runs here, from its import on, with a thread and a database in
 # the user's cache. Only a variable that is set before the import prevents all of it. Source: Privacy.md in its package.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+
+# OpenVINO reports to Google Analytics that it was imported, under an identity that it writes into the user's home. It
+# does neither without this package, which Python finds no more. Source: openvino/tools/ovc/__init__.py in its package.
+sys.modules["openvino_telemetry"] = cast("ModuleType", None)

@@ -209,6 +209,17 @@ def test_times_belong_to_nodes(backend: Backend) -> None:
     assert {node.name for node in model.graph.node if node.op_type in {"Conv", "Concat", "MaxPool"}} <= covered
 
 
+def test_what_runs_here_is_reported_to_nobody(tmp_path: Path) -> None:
+    """Its package for telemetry would write an identity into the user's home first."""
+    own = {name: value for name, value in os.environ.items() if name != "XDG_CACHE_HOME"}
+    code = "import engines.openvino_backend as o, sys; o._saturates(); print(sys.modules['openvino_telemetry'])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**own, "HOME": str(tmp_path)}, capture_output=True, text=True, check=True
+    )
+    assert list(tmp_path.rglob("*")) == []
+    assert done.stdout.strip() == "None"
+
+
 # ---- the cache
 
 
