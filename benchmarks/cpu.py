@@ -2,9 +2,9 @@
 
     python -m benchmarks.cpu [--models resnet20 ... sample] [--json | --markdown]
 
-Needs ../shared/data (or $TARED_SHARED/data), and for `sample` the video that `make run` renders. One thread; all engines
-of a model answer the same frames in turn. Of COCO's photos half calibrate, and all are scored. Meaningful on a quiet
-machine only. The graph that OpenVINO is given is also run on ONNX Runtime, which computes it as it is written.
+Needs ../shared/data (or $TARED_SHARED/data), and for `sample` the video that `make run` renders. One thread; all
+engines of a model answer the same frames in turn. Of COCO's photos half calibrate, and all are scored. Meaningful on a
+quiet machine only. The graph that OpenVINO is given is also run on ONNX Runtime, which computes it as it is written.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
-from rich.progress import Progress
 
+from agent.common.console import say
 from agent.planning.benchmark import FLOAT, PLAIN, PLANNED, Entry, run_benchmark
 from benchmarks.daemon_process import CIFAR_TEST, CIFAR_TRAIN, COCO, model_spec
 from benchmarks.models import DATA
@@ -122,11 +121,10 @@ def main() -> None:
     add_output_option(parser)
     options = parser.parse_args()
     found: dict[str, list[Entry]] = {}
-    with tempfile.TemporaryDirectory() as folder, Progress(console=Console(stderr=True)) as progress:
-        task = progress.add_task("models", total=len(options.models))
+    with tempfile.TemporaryDirectory() as folder:
         for name in options.models:
+            say(name)
             found[name] = measure(name, Path(folder))
-            progress.advance(task)
     publish([engines_section(found), bars_section(bars(found))], options)
 
 
