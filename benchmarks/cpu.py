@@ -1,29 +1,48 @@
 """What INT8 gains on this CPU: every runtime in float, in plain INT8 and under a plan, as `tared benchmark` has them.
 
-    python -m benchmarks.cpu [--models resnet20 ... sample] [--json | --markdown]
+    python -m benchmarks.cpu [--parts engines instructions] [--models resnet20 ... sample] [--json | --markdown]
 
 Needs ../shared/data (or $TARED_SHARED/data), and for `sample` the video that `make run` renders. One thread; all
 engines of a model answer the same frames in turn. Of COCO's photos half calibrate, and all are scored. Meaningful on a
 quiet machine only. The graph that OpenVINO is given is also run on ONNX Runtime, which computes it as it is written.
+
+`instructions` limits oneDNN's kernels to those of older processors, and compares the outputs of plain INT8 with the
+graph as it is written (benchmarks/workers/openvino_instructions.py).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
+from agent.camera.reader import read_spread
+from agent.camera.source import parse_source
+from agent.collection.collection import CalibrationSet
 from agent.common.console import say
+from agent.models.build import build_int8
+from agent.models.model import calibrate, open_model
 from agent.planning.benchmark import FLOAT, PLAIN, PLANNED, Entry, run_benchmark
+from agent.vision.spec import load_model_spec
+from agent.vision.task import VisionTask
 from benchmarks.daemon_process import CIFAR_TEST, CIFAR_TRAIN, COCO, model_spec
 from benchmarks.models import DATA
 from benchmarks.peers import ROOT
 from benchmarks.report import Bar, Section, add_output_option, at_most, bars_section, publish
+from calibrate.plan import ALL_INT8
+from engines.interface import Array, silent
+from engines.registry import open_backend
 
 _FRAMES = 128  # of each scene: half calibrate, half measure
 _MAX_LOSS = 0.1
@@ -45,20 +64,29 @@ CASES = {
     "yolox_nano": Case(COCO, COCO, 0.95),
     "sample": Case("", None, 0.60),
 }
+_LIMITS = ("DEFAULT", "AVX512_CORE", "AVX2", "SSE41")  # oneDNN's names; DEFAULT: all that the processor has
+_COMPARED = 12  # frames
 _POINTS, _FIDELITY = 0.3, 0.01  # allowed between a graph on OpenVINO and as it is written
 
 
 def measure(name: str, folder: Path) -> list[Entry]:
     """Return the engines of one model. Raises TaredError as `run_benchmark`."""
     case = CASES[name]
-    if name == "sample":
-        spec, frames = ROOT / "examples" / "street" / "model.yaml", ROOT / "var" / "sample" / "street.mp4"
-    else:
-        spec, frames = folder / f"{name}.yaml", DATA / case.frames
-        spec.write_text(yaml.safe_dump(model_spec(name).model_dump(mode="json")))
     dataset = DATA / case.dataset if case.dataset is not None else None
-    result = run_benchmark(spec, str(frames), _FRAMES, 1, _MAX_LOSS, dataset)
+    result = run_benchmark(_spec(name, folder), str(_frames(name)), _FRAMES, 1, _MAX_LOSS, dataset)
     return [Entry(**entry) for entry in result["engines"]]
+
+
+def _spec(name: str, folder: Path) -> Path:
+    if name == "sample":
+        return ROOT / "examples" / "street" / "model.yaml"
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(model_spec(name).model_dump(mode="json")))
+    return path
+
+
+def _frames(name: str) -> Path:
+    return ROOT / "var" / "sample" / "street.mp4" if name == "sample" else DATA / CASES[name].frames
 
 
 def of(entries: Sequence[Entry], runtime: str, engine: str) -> Entry:
@@ -114,18 +142,66 @@ def _time_of_good(entry: Entry) -> float:
     return (entry.p50_ms or 0.0) + (0.0 if is_good else 1e6)
 
 
+def instructions(names: Sequence[str], folder: Path) -> Section:
+    """One row a model and limit of instructions."""
+    columns = ("model", "instructions up to", "products", "as tared gives it, dB", "weights of eight bits, dB")
+    table = Section("OpenVINO's outputs to the graph as written", columns, note=f"Over {_COMPARED} frames.")
+    for name in names:
+        graph, tensors = _plain_int8(name, folder)
+        for limit in _LIMITS:
+            found = _limited(graph, tensors, limit)
+            ratios = [f"{found[key]:.1f}" if key in found else found["error"] for key in ("built", "eight_bits")]
+            table.rows.append((name, limit, found["products"], *ratios))
+    return table
+
+
+def _plain_int8(name: str, folder: Path) -> tuple[Path, Path]:
+    """Write the plain INT8 graph of a model, and network inputs that did not calibrate it; return the paths."""
+    model, backend = open_model(load_model_spec(_spec(name, folder))), open_backend("onnxruntime")
+    images = list(read_spread(parse_source(str(_frames(name))), _FRAMES))
+    collection, inputs = CalibrationSet(held_out_size=0), list[Array]()
+    with closing(model.open_observer(backend)) as observer:
+        task = VisionTask(model.spec, observer.inputs, observer.outputs)
+        for number, image in enumerate(images):
+            tensor, _ = task.preprocess(image)
+            if number % 2 == 0:
+                collection.add(tensor, observer.observe(tensor))
+            elif len(inputs) < _COMPARED:
+                inputs.append(tensor.copy())
+    calibration = calibrate(model, collection.histograms, "entropy", collection.frames, name, backend)
+    graph, tensors = folder / f"{name}.onnx", folder / f"{name}.npy"
+    graph.write_bytes(build_int8(model, backend, ALL_INT8, calibration, {}, silent).built.engine)
+    np.save(tensors, np.stack(inputs))
+    return graph, tensors
+
+
+def _limited(graph: Path, tensors: Path, limit: str) -> dict[str, Any]:
+    """Return what the worker prints under a limit of instructions."""
+    command = [sys.executable, "-m", "benchmarks.workers.openvino_instructions", str(graph), str(tensors)]
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": limit}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="What INT8 gains on this CPU.")
+    parser.add_argument("--parts", nargs="+", choices=("engines", "instructions"), default=["engines", "instructions"])
     parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
     add_output_option(parser)
     options = parser.parse_args()
-    found: dict[str, list[Entry]] = {}
+    sections = list[Section]()
     with tempfile.TemporaryDirectory() as folder:
-        for name in options.models:
-            say(name)
-            found[name] = measure(name, Path(folder))
-    publish([engines_section(found), bars_section(bars(found))], options)
+        if "engines" in options.parts:
+            found = dict[str, list[Entry]]()
+            for name in options.models:
+                say(name)
+                found[name] = measure(name, Path(folder))
+            sections += [engines_section(found), bars_section(bars(found))]
+        if "instructions" in options.parts:
+            sections.append(instructions(options.models, Path(folder)))
+    publish(sections, options)
 
 
 if __name__ == "__main__":
