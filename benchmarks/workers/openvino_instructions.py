@@ -1,8 +1,8 @@
 """python -m benchmarks.workers.openvino_instructions GRAPH TENSORS: is an INT8 graph computed as it is written?
 
-GRAPH: an ONNX file with Q/DQ. TENSORS: a .npy file of network inputs, (images, C, H, W). Prints one JSON object: whether
-products saturate, and signal to noise in dB over all outputs, of the graph as tared gives it to OpenVINO (`built`), and
-of the same with weights of eight bits (`eight_bits`). ONEDNN_MAX_CPU_ISA limits the instructions.
+GRAPH: an ONNX file with Q/DQ. TENSORS: a .npy file of network inputs, (images, C, H, W). Prints one JSON object:
+whether products saturate, and signal to noise in dB over all outputs, of the graph as tared gives it to OpenVINO
+(`built`), and of the same with weights of eight bits (`eight_bits`). ONEDNN_MAX_CPU_ISA limits the instructions.
 """
 
 from __future__ import annotations
