@@ -5,8 +5,8 @@
 TREE is a built checkout, such as one of the commit before jobs planned. Needs ../shared/data (or $TARED_SHARED/data)
 and mosquitto. In each round the two trees take turns: a daemon makes its first engine of a clip, and is then commanded
 to recalibrate. Few frames calibrate, so that collecting hides nothing. A job is counted from the command to its result;
-*child* is its child process at work, and *CPU* what that used, which other load hardly changes. A ratio is of the medians
-of the jobs that were committed; here these are all.
+*child* is its child process at work, and *CPU* what that used, which other load hardly changes. A ratio is of medians
+over the jobs that were committed; here these are all.
 """
 
 from __future__ import annotations
