@@ -13,7 +13,7 @@ import cv2
 import agent.camera.capture
 import agent.daemon.run
 from agent.common.timing import Backoff
-from engines.registry import open_backend
+from engines.registry import ChosenBackend, choose_backend
 
 switches = Path(sys.argv.pop(1))
 clip = sys.argv.pop(1)
@@ -81,7 +81,7 @@ class Slow:
 if (switches / "deaf").exists():
     signal.signal(signal.SIGABRT, signal.SIG_IGN)
 cv2.VideoCapture = Stream
-agent.daemon.run.open_backend = lambda name, options: Slow(open_backend(name, options))
+agent.daemon.run.choose_backend = lambda *opened: ChosenBackend(Slow(choose_backend(*opened).backend))
 
 from fleet.cli.main import main
 

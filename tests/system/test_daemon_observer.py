@@ -11,6 +11,7 @@ import pytest
 import yaml
 from listening import Listening
 from observer_bench import FAULT, FULL, Faulty
+from runtime_under_test import RUNTIME
 from worlds import make_world
 
 import agent.monitoring.observer as observer_module
@@ -60,7 +61,7 @@ class Daemon:
         model = open_model(config.model)
         birth = Birth(agent_version="0", model=model.sha256)
         link = cast(MqttLink, self.link)  # as far as a supervisor knows
-        return Supervisor(config, model, open_backend("onnxruntime"), link, birth).run()
+        return Supervisor(config, model, open_backend(RUNTIME), link, birth).run()
 
 
 @pytest.fixture
