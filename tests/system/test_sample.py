@@ -25,19 +25,19 @@ def run_sample(folder: Path) -> dict[str, Any]:
     config["state_dir"] = str(folder / "state")
     config["camera"]["source"] = str(folder / Path(config["camera"]["source"]).name)
     # Beside four other tests on two cores its jobs have to end before the video does.
-    config["camera"]["speed"] = 1.25
+    config["camera"]["speed"] = 1
     config["recalibration"] = {**config.get("recalibration", {}), "nice": 0}
     config["camera"]["labels"] = str(folder / Path(config["camera"]["labels"]).name)
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     run = [sys.executable, "-m", "fleet.cli", "run", "--json", "-c", str(folder / "config.yaml")]
-    done = subprocess.run(run, cwd=ROOT, check=False, capture_output=True, text=True, timeout=330)
+    done = subprocess.run(run, cwd=ROOT, check=False, capture_output=True, text=True, timeout=450)
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     return result
 
 
 @pytest.mark.trial
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(520)
 def test_the_scales_of_the_night_fail_in_the_morning_and_a_recalibration_restores_the_accuracy(tmp_path: Path) -> None:
     summary = run_sample(tmp_path)
     assert summary["frames"] >= 2700
@@ -46,7 +46,7 @@ def test_the_scales_of_the_night_fail_in_the_morning_and_a_recalibration_restore
     (alarm,) = summary["alarms"]
     assert NIGHT_ENDS_S < alarm["onset_ts"] < MORNING_SURE_S
     assert alarm["onset_ts"] < alarm["ts"] < alarm["onset_ts"] + 120.0
-    assert [swap["trigger"] for swap in summary["swaps"]] == ["first-start", "alarm"]
+    assert [swap["trigger"] for swap in summary["swaps"]] == ["first-start", "alarm"], summary["jobs"]
     assert summary["swaps"][0]["ts"] < NIGHT_ENDS_S
     assert summary["swaps"][1]["ts"] > alarm["ts"]
 
