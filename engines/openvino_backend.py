@@ -14,7 +14,7 @@ import hashlib
 import io
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import closing
 from functools import lru_cache
 from statistics import median
@@ -121,8 +121,10 @@ class OpenVinoEngine:
 
     def __init__(self, graph: bytes, compiled: ov.CompiledModel, threads: int) -> None:
         self._graph, self._threads = graph, threads
-        self.inputs = [_spec(port) for port in compiled.inputs]
-        self.outputs = [_spec(port) for port in compiled.outputs]
+        model = onnx.load_from_string(graph)
+        named = {value.name for value in (*graph_inputs(model), *model.graph.output)}
+        self.inputs = [_spec(port, named) for port in compiled.inputs]
+        self.outputs = [_spec(port, named) for port in compiled.outputs]
         self._request: ov.InferRequest | None = compiled.create_infer_request()
 
     def infer(self, batch: Array) -> dict[str, Array]:
@@ -275,9 +277,11 @@ def _saturates() -> bool:
     return not np.allclose(sums, channels * 127.0 * 127.0, rtol=1e-3)
 
 
-def _spec(port: ov.ConstOutput) -> TensorSpec:
+def _spec(port: ov.ConstOutput, named: Set[str]) -> TensorSpec:
+    """Return the input or output; of several names that a tensor has, that of the graph's own."""
+    name = next(iter(port.get_names() & named), port.get_any_name())
     shape = tuple(None if size.is_dynamic else size.get_length() for size in port.get_partial_shape())
-    return TensorSpec(port.get_any_name(), port.get_element_type().to_dtype(), shape)
+    return TensorSpec(name, port.get_element_type().to_dtype(), shape)
 
 
 def _engine_error(error: RuntimeError, code: str) -> EngineError:

@@ -154,6 +154,14 @@ def test_profiles_leave_open_what_they_differ_in(backend: Backend) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_outputs_have_the_names_of_the_graph(backend: Backend) -> None:
+    """OpenVINO drops an Identity, and its tensor then has two names."""
+    net = Net()
+    conv = net.conv("image", 3, 4)
+    model = net.model(net.node("Identity", conv), net.node("Relu", conv))
+    assert [spec.name for spec in built(backend, model).outputs] == [output.name for output in model.graph.output]
+
+
 def test_a_profile_of_another_input_is_refused(backend: Backend) -> None:
     request = BuildRequest(residual_net(OPEN), profiles=({"video": ShapeRange((1,), (1,), (1,))},))
     assert (
