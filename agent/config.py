@@ -140,7 +140,7 @@ class RecalibrationConfig(Strict):
     raise_precision: bool = True
     max_loss: float = Field(default=0.1, ge=0.0, le=1.0)
     max_slowdown: Finite = Field(default=1.25, ge=1.0, le=100.0)
-    nice: int = Field(default=10, ge=0, le=19)
+    nice: int = Field(default=19, ge=0, le=19)
     timeout_s: Finite = Field(default=900.0, gt=0.0)
     cooldown_s: Finite = Field(default=600.0, ge=0.0)
     per_day: int = Field(default=8, ge=1, le=1000)

@@ -32,8 +32,13 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_GO, encoding="ascii")
+    nice = max(nice, os.getpriority(os.PRIO_PROCESS, 0))
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, max(nice, os.getpriority(os.PRIO_PROCESS, 0)))
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
+    # A kernel with autogroups shares the CPU among sessions first, and this process has one of its own: within it the
+    # niceness above says nothing against the daemon's threads. Source: sched(7), "The autogroup feature".
+    with contextlib.suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(nice), encoding="ascii")
     with contextlib.suppress(OSError, psutil.Error):
         psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
     sys.argv = sys.argv[3:]

@@ -94,7 +94,6 @@ _NO_MESSAGE = (ArithmeticError, AttributeError, KeyError, TypeError, ValueError)
 _END_S = 2.0  # between SIGTERM and SIGKILL
 _WATCH_EVERY_S = 0.5
 _WEIGH_EVERY = 4  # polls: going through all descendants takes time
-_NICE = 10
 
 
 @dataclass
@@ -121,7 +120,7 @@ class JobProcess:
     on_progress: Callable[[str, int], None]
     on_outcome: Callable[[JobOutcome], None]
     module: str = "agent.jobs.candidate"
-    nice: int = _NICE
+    nice: int = 0
     memory_bytes: int | None = None
 
     def __post_init__(self) -> None:

@@ -12,28 +12,28 @@ from __future__ import annotations
 import struct
 import sys
 import time
-from typing import Any
+from typing import BinaryIO
 
-from agent.common.latency import LoopMeter
 from agent.serving import pipeline
+from agent.vision.task import ServedFrame
 from benchmarks.workers.clip_camera import Clip
 from fleet.cli.main import main
 
 
-class RecordingMeter(LoopMeter):
-    """Keeps every latency as well."""
+class RecordedFeed(pipeline.Feed):
+    """Keeps the latency of every answered frame as well."""
 
-    file: Any = None
+    file: BinaryIO
 
-    def record(self, latency_ns: int) -> None:
-        super().record(latency_ns)
-        self.file.write(struct.pack("<qq", time.time_ns(), latency_ns))
+    def add_answer(self, served: ServedFrame) -> None:
+        super().add_answer(served)
+        self.file.write(struct.pack("<qq", time.time_ns(), served.done_ns - served.frame.captured_ns))
 
 
 if __name__ == "__main__":
     _, frames, clip, fps, *arguments = sys.argv
     Clip.install(clip, float(fps))
-    with open(frames, "wb", buffering=1 << 16) as RecordingMeter.file:
-        pipeline.LoopMeter = RecordingMeter  # type: ignore[misc]  # the one of the whole run
+    with open(frames, "wb", buffering=1 << 16) as RecordedFeed.file:
+        pipeline.Feed = RecordedFeed  # type: ignore[misc]
         status = main(arguments)
     sys.exit(status)

@@ -28,6 +28,8 @@ from agent.contract.topics import Topics
 WATCHDOG_S, ABORT_S, RESTART_S = 4.0, 1.0, 0.5
 KEY = "of the artefacts, 32 bytes long.."
 
+_NICE = 12  # of the process that builds candidates
+
 # In the sandbox, before the daemon: what that asks of the system, and what it must not get.
 PROBE = """
 import ctypes, errno, os, socket
@@ -122,7 +124,9 @@ def service(request: pytest.FixtureRequest, tmp_path: Path, any_broker: RealBrok
     for folder in folders.values():
         folder.mkdir(mode=0o755)
     folders["switches"].chmod(0o777)
-    world = make_world(folders["world"], lambda _: 0.3, 20.0, camera={"source": "rtsp://camera"})
+    world = make_world(
+        folders["world"], lambda _: 0.3, 20.0, camera={"source": "rtsp://camera"}, recalibration={"nice": _NICE}
+    )
     del world.config["state_dir"]
     world.config["mqtt"] = {"host": "localhost", "port": any_broker.port, "device": "board"}
     (world.folder / "config.yaml").write_text(yaml.safe_dump(world.config))
@@ -159,7 +163,7 @@ def test_it_serves_calibrates_hangs_and_serves_again(service: Service, any_broke
         child = _child(service, main)
         # It lowers its priorities one after the other, this one last.
         service.wait(lambda: child.ionice().ioclass == psutil.IOPRIO_CLASS_IDLE)
-        assert child.nice() == 10
+        assert child.nice() == _NICE
         assert Path(f"/proc/{child.pid}/oom_score_adj").read_text() == "1000\n"
         service.wait(lambda: service.said(FIRST_COMMIT))  # through the child, the store and its signature
         status = watcher.expect(Topics("default", "board").status, state="online")  # localhost was looked up
@@ -243,7 +247,7 @@ def _child(service: Service, main: psutil.Process) -> psutil.Process:
         found.clear()
         for each in main.children():
             with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
-                if each.nice() == 10:
+                if each.nice() == _NICE:
                     found.append(each)
         return bool(found)
 

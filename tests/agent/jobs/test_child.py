@@ -257,7 +257,8 @@ import json, pathlib, psutil, sys
 me = psutil.Process()
 facts = {"argv": sys.argv[1:], "nice": me.nice(),
          "idle_io": me.ionice().ioclass == psutil.IOPRIO_CLASS_IDLE,
-         "oom": pathlib.Path("/proc/self/oom_score_adj").read_text().strip()}
+         "oom": pathlib.Path("/proc/self/oom_score_adj").read_text().strip(),
+         "group": group.read_text().split()[-1] if (group := pathlib.Path("/proc/self/autogroup")).exists() else ""}
 print(json.dumps({"error": {"code": "facts", "found": json.dumps(facts), "expected": "e", "remedy": "r"}}))
 """
 
@@ -270,11 +271,13 @@ def test_it_gives_way_before_its_module_is_imported(tmp_path: Path, monkeypatch:
     JobProcess(job, lambda *_: None, outcomes.put, module="facts", nice=12)
     error = outcomes.get(timeout=20.0).error
     assert error is not None
+    nice = max(12, os.getpriority(os.PRIO_PROCESS, 0))
     assert json.loads(error.found) == {
         "argv": [str(job)],
-        "nice": max(12, os.getpriority(os.PRIO_PROCESS, 0)),
+        "nice": nice,
         "idle_io": True,
         "oom": "1000",
+        "group": str(nice) if Path("/proc/self/autogroup").exists() else "",
     }
 
 
