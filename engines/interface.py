@@ -168,6 +168,11 @@ class Backend(Protocol):
         """The float precisions this runtime executes beside int8: the reference's first, the fastest last."""
         ...
 
+    @property
+    def int8_must_gain(self) -> bool:
+        """True if INT8 that is slower than float is of no use here, whatever memory it saves."""
+        ...
+
     def describe(self) -> Mapping[str, str]:
         """Runtime name, version and whatever else makes an engine unusable elsewhere; part of the fingerprint."""
         ...

@@ -50,6 +50,7 @@ class OpenVinoBackend:
     name = "openvino"
     engine_file = "engine.onnx"
     precisions: Sequence[str] = ("fp32",)
+    int8_must_gain = True
 
     def __init__(self, options: BackendOptions | None = None) -> None:
         """Raises EngineError (`backend.option`) for options that only a GPU's runtime has."""

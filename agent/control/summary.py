@@ -60,6 +60,8 @@ class Swap:
         seconds: Wall time from the trigger to the swap.
         fidelity, fidelity_before: Of the new and of the previous engine, on the held-out frames of the job.
         skipped: Frames between the last one of the previous engine and the first one of the new, that nobody took.
+        latency_ms, latency_float_ms: Medians in the job, of the new engine and of the float engine that had served, on
+            the same frames in turn; None where INT8 had served.
     """
 
     ts: float | None
@@ -69,6 +71,8 @@ class Swap:
     fidelity: float | None
     fidelity_before: float | None
     skipped: int = 0
+    latency_ms: float | None = None
+    latency_float_ms: float | None = None
 
 
 @dataclass(frozen=True)

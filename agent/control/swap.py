@@ -251,6 +251,8 @@ class EngineSwap:
             verdict.fidelity if verdict else None,
             verdict.fidelity_serving if verdict else None,
             skipped,
+            verdict.latency_ms if verdict else None,
+            verdict.latency_float_ms if verdict else None,
         )
         self.reporter.event("rollback" if tracker.trigger == "rollback" else "swap", **_event_detail(swap.announced))
 

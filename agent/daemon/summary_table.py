@@ -73,6 +73,11 @@ def _rows(summary: RunSummary) -> Iterator[tuple[str, str]]:
     if len(history) > 1:
         start, end = f"{history[0][0]:.0f} s", f"{history[-1][0]:.0f} s"
         yield "fidelity over time", f"{sparkline(history)}\n{start}{end:>{_COLUMNS - len(start)}}"
+    timed = [(swap.latency_ms, swap.latency_float_ms) for swap in summary.swaps]
+    for int8_ms, float_ms in timed[::-1]:
+        if int8_ms and float_ms:
+            yield "INT8 and float", _speed_row(int8_ms, float_ms)
+            break
     if any(summary.results_dropped.values()):
         yield "results lost", ", ".join(f"{count} by {output}" for output, count in summary.results_dropped.items())
     if summary.stopped_by:
@@ -88,6 +93,14 @@ def _rows(summary: RunSummary) -> Iterator[tuple[str, str]]:
 def _interval_row(mean: Interval, since: float) -> str:
     interval = f"95 % interval [{mean.low:.3f}, {mean.high:.3f}] from {mean.n} frames"
     return f"{mean.estimate:.3f} since {since:.0f} s, {interval}"
+
+
+def _speed_row(int8_ms: float, float_ms: float) -> str:
+    if int8_ms <= float_ms:
+        comparison = f"INT8 is {float_ms / int8_ms:.1f} times as fast as float"
+    else:
+        comparison = f"INT8 takes {int8_ms / float_ms:.1f} times as long as float"
+    return f"{comparison} on this machine\n{int8_ms:.2f} against {float_ms:.2f} ms, on the same frames in turn"
 
 
 def _swap_row(swap: Swap, alarm: Alarm | None) -> tuple[str, str]:

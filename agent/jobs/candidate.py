@@ -96,18 +96,19 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
         only = ladder.start
     least_gain = -NO_WORSE if raising is None else RAISED_GAIN
     store = Store(state, key)
-    refused: AgentError | None = None
+    slow = refused = None
     for plan in ladder.plans() if only is None else [only]:
         judge = Judge(
             model.with_plan(plan),
             backend,
             request.serving,
             held_out,
-            VerdictLimits(request.max_loss, request.max_slowdown, least_gain),
+            VerdictLimits(request.max_loss, request.max_slowdown, least_gain, backend.int8_must_gain),
             state,
             {"calibration": calibration.id, "source": request.source, "ladder": ladder.report()},
             lambda error: _end(emit, error),
             steps.progress("VALIDATING", 80, 90),
+            request.float_engine,
         )
         planned_from = "" if plan.essence == model.plan.essence else request.origin
         try:
@@ -126,9 +127,11 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
         except AgentError as error:
             if only is not None or error.code != REFUSED or not judge.is_refused_for_precision:
                 raise
+            if judge.is_refused_for_gain:
+                slow = error
             ladder.note(error.found)
             refused = error
-    raise ladder.refusal(refused)
+    raise slow or ladder.refusal(refused)
 
 
 class _Steps:

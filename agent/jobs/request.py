@@ -34,7 +34,8 @@ class JobRequest:
     """The request of the daemon to the child, in job.json; the collected data lies in the same directory.
 
     Args:
-        serving: Directory of the artefact in service; None while the reference engine serves.
+        serving: Directory of the artefact in service; None while the float engine serves.
+        float_engine: Directory of that one's artefact; None while INT8 serves.
         max_loss, max_slowdown: See VerdictLimits. A candidate with more layers float than the engine in service may
             always be slower by MORE_FLOAT_SLOWDOWN.
         plan: The configured plan, whose tensors were observed; as PrecisionPlan.to_json returns it.
@@ -63,6 +64,7 @@ class JobRequest:
     offline: dict[str, str] | None = None
     dla: int | None = None
     max_slowdown: float = 1.25
+    float_engine: str | None = None
 
 
 def write_job(

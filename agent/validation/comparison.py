@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,6 +44,7 @@ class Comparison:
         fidelities: (informative frames, engines), of the frames on which an engine or the reference found anything.
         latencies_ms: (inferences, engines); those of a row are on the same frame, one right after the other.
         reference_ms: Latency of the reference per frame.
+        float_ms: The same of the float engine; empty where it is not timed.
         confusion: Per engine, which classes it takes for which.
         outputs: What is wrong with the candidate's outputs, in words -> on how many frames.
         rows: What is wrong with batches.
@@ -53,6 +54,7 @@ class Comparison:
     fidelities: NDArray[np.float64]
     latencies_ms: NDArray[np.float64]
     reference_ms: NDArray[np.float64]
+    float_ms: NDArray[np.float64]
     confusion: Sequence[ConfusionCounts]
     outputs: Mapping[str, int] = field(default_factory=dict)
     rows: Sequence[str] = ()
@@ -66,28 +68,30 @@ def compare(
     held_out: HeldOut,
     deadline: Deadline,
     progress: Progress = silent,
+    float_engine: str | None = None,
 ) -> Comparison:
     """Run reference, candidate and engine in service in turn, frame by frame.
 
     Args:
         serving: Directory of the artefact in service, if any.
+        float_engine: Directory of the float engine's artefact, to be timed with them; None: it is not.
         held_out: Network inputs (1, C, H, W), of any sizes.
         deadline: Ends this process if an inference of the candidate hangs.
         progress: Progress of the reference engine, where that has to be built.
 
-    Raises TaredError for a reference or an engine in service that does not run. A candidate that does not run is a
-    result.
+    Raises TaredError for a reference, an engine in service or a float engine that does not run. A candidate that does
+    not run is a result.
     """
-    reference = model.open_observer(backend, progress)
-    engines = [candidate]
-    try:
-        if serving is not None:
-            engines.append(backend.load(read_artefact(Path(serving), find_key()).read_engine()))
-        return _PairedRun(model, reference, engines, deadline).run(held_out)
-    finally:
-        reference.close()
-        for engine in engines[1:]:
-            engine.close()
+    with ExitStack() as stack:
+
+        def load(artefact: str) -> Engine:
+            content = read_artefact(Path(artefact), find_key()).read_engine()
+            return stack.enter_context(closing(backend.load(content)))
+
+        reference = stack.enter_context(closing(model.open_observer(backend, progress)))
+        engines = [candidate, *([load(serving)] if serving is not None else [])]
+        in_float = load(float_engine) if float_engine is not None else None
+        return _PairedRun(model, reference, engines, in_float, deadline).run(held_out)
 
 
 class _CandidateFailedError(Exception):
@@ -97,13 +101,21 @@ class _CandidateFailedError(Exception):
 class _PairedRun:
     """One comparison while it is made. engines: the candidate, and the engine in service, if any."""
 
-    def __init__(self, model: Model, reference: Observer, engines: Sequence[Engine], deadline: Deadline) -> None:
+    def __init__(
+        self,
+        model: Model,
+        reference: Observer,
+        engines: Sequence[Engine],
+        in_float: Engine | None,
+        deadline: Deadline,
+    ) -> None:
         self._spec = model.spec
         self._reference = reference
         self._task = VisionTask(model.spec, reference.inputs, reference.outputs)
         # A detector's number of candidates may depend on the frame; every other shape is the reference's.
         self._declared = {each.name: each.shape for each in reference.outputs} if model.spec.task == "detect" else {}
         self._engines = engines
+        self._float = in_float
         self._deadline = deadline
         self._confusion = [ConfusionCounts() for _ in engines]
         self._faults: Counter[str] = Counter()
@@ -111,6 +123,7 @@ class _PairedRun:
         self._scores: list[list[float]] = []
         self._latencies_ms: list[list[float]] = []
         self._reference_ms: list[float] = []
+        self._float_ms: list[float] = []
         self._slowest_ms = 0.0  # of the reference, the first inference included
 
     def run(self, held_out: HeldOut) -> Comparison:
@@ -120,6 +133,8 @@ class _PairedRun:
                 self._reference.infer(tensor)
                 self._slowest_ms = (time.perf_counter() - started) * 1e3
                 self._infer_in_turn(tensor)
+                if self._float is not None:
+                    self._float.infer(tensor)
             most = largest_batch(self._engines[0], self._spec)
             self._rows = row_faults(lambda batch: self._infer(0, batch)[0], held_out, most)
             for tensor in held_out:
@@ -134,6 +149,7 @@ class _PairedRun:
             np.array(self._scores).reshape(-1, columns),
             np.array(self._latencies_ms).reshape(-1, columns),
             np.array(self._reference_ms),
+            np.array(self._float_ms),
             self._confusion,
             self._faults,
             self._rows,
@@ -146,6 +162,10 @@ class _PairedRun:
         self._slowest_ms = max(self._slowest_ms, self._reference_ms[-1])
         outputs, latencies_ms = self._infer_in_turn(tensor)
         self._latencies_ms.append(latencies_ms)
+        if self._float is not None:
+            started = time.perf_counter()
+            self._float.infer(tensor)
+            self._float_ms.append((time.perf_counter() - started) * 1e3)
         row = [self._agreement(column, served, expected, tensor.shape) for column, served in enumerate(outputs)]
         if not all(agreement.is_empty for agreement in row):
             self._scores.append([agreement.value for agreement in row])

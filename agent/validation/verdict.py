@@ -1,8 +1,8 @@
 """Decide whether a candidate engine may serve.
 
-`decide` turns a `Comparison` of candidate, engine in service and reference into a `Verdict`. It applies five tests:
-outputs, rows, confusion, latency and fidelity. `Judge` is what a job's child calls for each engine that it builds: it
-compares, decides, and records a refusal.
+`decide` turns a `Comparison` of candidate, engine in service and reference into a `Verdict`. It applies six tests:
+outputs, rows, confusion, latency, gain and fidelity. `Judge` is what a job's child calls for each engine that it
+builds: it compares, decides, and records a refusal.
 """
 
 from __future__ import annotations
@@ -46,9 +46,12 @@ _EXPECTED = {
     "rows": "the same answer for equal frames of a batch",
     "confusion": "no classes confused that the engine in service keeps apart",
     "latency": "a latency within recalibration.max_slowdown",
+    "gain": "an engine no slower than float",
     "fidelity": f"at least {MIN_INFORMATIVE} frames with something on them, and a loss within recalibration.max_loss "
     "or clearly below today's",
 }
+_SERVES_ON = "the engine in service serves on; a model that plain INT8 does not suit needs layers kept float"
+_FLOAT_IS_FASTER = "let float serve, which is faster here; backend onnxruntime serves slower INT8, which saves memory"
 
 
 @dataclass(frozen=True)
@@ -59,11 +62,13 @@ class VerdictLimits:
         max_loss: Largest 1 - mean fidelity at which a candidate is good, whatever serves now.
         max_slowdown: Largest latency, as a multiple of that of the engine in service.
         least_gain: Least gain in mean fidelity over the engine in service, on the same frames.
+        must_gain: A candidate that is slower than the float engine in service is of no use.
     """
 
     max_loss: float
     max_slowdown: float
     least_gain: float = -NO_WORSE
+    must_gain: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,8 @@ class Verdict:
         gain_low, gain_high: Bounds with 95 % confidence of the gain in fidelity over the engine in service.
         latency_ms, latency_serving_ms, latency_reference_ms: Medians, measured in turn in one process.
         latency_p99_ms, latency_serving_p99_ms: 99th percentiles; None where inferences were too few.
-        failed: The tests that it did not pass, among "outputs", "rows", "confusion", "latency" and "fidelity".
+        latency_float_ms: Median of the float engine, as long as that serves; None where INT8 does.
+        failed: The tests that it did not pass, of _EXPECTED.
         confused: The pairs of classes that it newly confuses.
     """
 
@@ -97,6 +103,7 @@ class Verdict:
     latency_serving_p99_ms: float | None = None
     failed: tuple[str, ...] = ()
     confused: tuple[str, ...] = ()
+    latency_float_ms: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the verdict in JSON's types."""
@@ -114,7 +121,8 @@ class Judge:
     """Judges the engines that one job builds of `model`; `verdict` is that on the last engine.
 
     Args:
-        serving: Directory of the artefact in service; None while the reference engine serves.
+        serving: Directory of the artefact in service; None while the float engine serves.
+        float_engine: Directory of that one's artefact; None while INT8 serves.
         evidence: Goes into the file of a refusal, with the verdict.
         inputs: The fingerprinted inputs of the artefact whose engine is judged next.
         on_hang: Called in another thread when an inference does not come back; it has to end the process.
@@ -129,6 +137,7 @@ class Judge:
     evidence: Mapping[str, Any]
     on_hang: Callable[[AgentError], None]
     progress: Progress
+    float_engine: str | None = None
     verdict: Verdict | None = field(default=None, init=False)
     inputs: Mapping[str, Any] = field(default_factory=dict, init=False)
 
@@ -136,7 +145,16 @@ class Judge:
         """Return what the manifest of an accepted engine says. Raises `recalibration.refused`, and as `compare`."""
         self.progress(0.0, "comparing")
         with closing(Deadline(self._on_missed_deadline)) as deadline:
-            comparison = compare(self.model, self.backend, engine, self.serving, self.held_out, deadline, self.progress)
+            comparison = compare(
+                self.model,
+                self.backend,
+                engine,
+                self.serving,
+                self.held_out,
+                deadline,
+                self.progress,
+                self.float_engine,
+            )
         self.verdict = verdict = decide(comparison, self._limits(), self.model.spec.label)
         if not verdict.accepted:
             self._record_refusal({"verdict": verdict.as_dict()})
@@ -144,14 +162,19 @@ class Judge:
                 "recalibration.refused",
                 verdict.reason,
                 ", ".join(_EXPECTED[test] for test in verdict.failed),
-                "the engine in service serves on; a model that plain INT8 does not suit needs layers kept float",
+                _FLOAT_IS_FASTER if self.is_refused_for_gain else _SERVES_ON,
             )
         return {"verdict": verdict.as_dict()}
 
     @property
     def is_refused_for_precision(self) -> bool:
-        """True if the last engine was refused for how well it answers alone: one with more layers float may do."""
-        return self.verdict is not None and {"confusion", "fidelity"}.issuperset(self.verdict.failed)
+        """True if one with other layers in INT8 may do: the last one was refused only for its answers or its gain."""
+        return self.verdict is not None and {"confusion", "fidelity", "gain"}.issuperset(self.verdict.failed)
+
+    @property
+    def is_refused_for_gain(self) -> bool:
+        """True if the last engine was refused for being slower than float alone."""
+        return self.verdict is not None and self.verdict.failed == ("gain",)
 
     def noting_inputs(self, place: Callable[[Mapping[str, Any]], Path]) -> Callable[[Mapping[str, Any]], Path]:
         """Return `place`, which notes the inputs of the artefact whose engine is judged next."""
@@ -193,9 +216,9 @@ class Judge:
 def decide(comparison: Comparison, limits: VerdictLimits, label: Callable[[int], str] = str) -> Verdict:
     """Accept a candidate that is sound, confuses no classes newly, is not too slow, and is faithful.
 
-    Without an engine in service it must keep max_loss, and its latency is reported but not judged. With one, it must
-    either be better with 95 % confidence, or have the least gain and keep max_loss. Frames on which neither an engine
-    nor the reference found anything are counted apart; MIN_INFORMATIVE others are required.
+    Without an engine in service it must keep max_loss, and be no slower than float where that is asked. With one, it
+    must either be better with 95 % confidence, or have the least gain and keep max_loss. Frames on which neither an
+    engine nor the reference found anything are counted apart; MIN_INFORMATIVE others are required.
 
     Args:
         label: Returns the name of a class.
@@ -220,6 +243,7 @@ def decide(comparison: Comparison, limits: VerdictLimits, label: Callable[[int],
         "rows": "; ".join(comparison.rows),
         "confusion": "it newly confuses " + ", ".join(confused) if confused else "",
         "latency": latency.objection(limits.max_slowdown),
+        "gain": latency.slower_than_float if limits.must_gain else "",
         "fidelity": "" if faithful else fidelity,
     }
     objections = {test: words for test, words in failed.items() if words}
@@ -239,6 +263,7 @@ def decide(comparison: Comparison, limits: VerdictLimits, label: Callable[[int],
         latency.p99_ms[1] if latency.p99_ms and engines > 1 else None,
         tuple(objections),
         confused,
+        latency.float_ms,
     )
 
 
@@ -261,21 +286,32 @@ class _Latency:
     p50_ms: tuple[float, ...]
     p99_ms: tuple[float, ...]
     reference_ms: float
+    float_ms: float | None
 
     @classmethod
     def from_comparison(cls, comparison: Comparison) -> _Latency:
-        times_ms, reference_ms = comparison.latencies_ms, comparison.reference_ms
+        times_ms, reference_ms, float_ms = comparison.latencies_ms, comparison.reference_ms, comparison.float_ms
         runs, engines = times_ms.shape
         p50_ms = np.median(times_ms, axis=0).tolist() if runs else [0.0] * engines
         p99_ms = np.percentile(times_ms, 99.0, axis=0).tolist() if runs >= _TAIL_FROM else []
-        return cls(times_ms, tuple(p50_ms), tuple(p99_ms), float(np.median(reference_ms)) if reference_ms.size else 0.0)
+        reference = float(np.median(reference_ms)) if reference_ms.size else 0.0
+        in_float = float(np.median(float_ms)) if float_ms.size else None
+        return cls(times_ms, tuple(p50_ms), tuple(p99_ms), reference, in_float)
 
     @property
     def summary(self) -> str:
         first = len(self.p50_ms) == 1
-        other = f"{self.reference_ms:.3g} ms in float" if first else f"{self.p50_ms[1]:.3g} ms in service"
+        in_float = self.reference_ms if self.float_ms is None else self.float_ms
+        other = f"{in_float:.3g} ms in float" if first else f"{self.p50_ms[1]:.3g} ms in service"
         unjudged = "" if first or self.p99_ms else f", p99 not judged: {len(self.times_ms)} inferences"
         return f"{self.p50_ms[0]:.3g} ms against {other}{unjudged}"
+
+    @property
+    def slower_than_float(self) -> str:
+        """Say so where the candidate is; empty where it is not, or the float engine was not timed."""
+        if self.float_ms is None or not _is_slower((self.p50_ms[0], self.float_ms), 1.0):
+            return ""
+        return f"p50 {self.p50_ms[0]:.3g} ms against {self.float_ms:.3g} ms in float"
 
     def objection(self, max_slowdown: float) -> str:
         """Return in words why the candidate is too slow; empty where it is not, or nothing serves.

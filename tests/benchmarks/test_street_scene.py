@@ -178,7 +178,7 @@ def test_the_model_is_small_and_has_what_a_real_one_has() -> None:
     assert path.stat().st_size < 1_000_000
     assert len(convolutions) >= 12
     assert max(groups) > 1
-    assert {"Add", "Sigmoid", "Mul"} <= {node.op_type for node in model.graph.node}
+    assert {"Add", "Relu", "Resize", "Sigmoid"} <= {node.op_type for node in model.graph.node}
 
 
 @pytest.fixture(scope="module")

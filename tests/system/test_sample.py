@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
 import yaml
 from places import ROOT
@@ -52,6 +51,8 @@ def test_the_scales_of_the_night_fail_in_the_morning_and_a_recalibration_restore
 
     night, morning = summary["accuracy"]["first light"], summary["accuracy"]["last light"]
     first, second = (swap["artefact"] for swap in summary["swaps"])
+    if summary["backend"].startswith("openvino"):
+        assert summary["swaps"][0]["latency_ms"] < summary["swaps"][0]["latency_float_ms"]
     assert night["reference"]["f1"] > 0.8
     assert night[first]["f1"] > night["reference"]["f1"] - 0.02
     assert morning["reference"]["f1"] > 0.8
@@ -59,14 +60,3 @@ def test_the_scales_of_the_night_fail_in_the_morning_and_a_recalibration_restore
     assert morning[second]["f1"] > morning["reference"]["f1"] - 0.02
     assert summary["swaps"][1]["fidelity"] > summary["swaps"][1]["fidelity_before"] + 0.1
     assert summary["fidelity"]["estimate"] > 0.9
-
-
-def test_the_committed_detector_has_something_to_bite_on() -> None:
-    path = ROOT / "examples" / "street" / "street.onnx"
-    model = onnx.load(path)
-    operators = [node.op_type for node in model.graph.node]
-    groups = [a.i for n in model.graph.node if n.op_type == "Conv" for a in n.attribute if a.name == "group"]
-    assert path.stat().st_size <= 1_000_000
-    assert operators.count("Conv") >= 12
-    assert any(group > 1 for group in groups)
-    assert {"Add", "Sigmoid", "Mul"} <= set(operators)

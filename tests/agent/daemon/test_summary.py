@@ -22,7 +22,10 @@ def test_a_sparkline_shows_means_over_time_and_bridges_gaps() -> None:
 def story() -> RunSummary:
     summary = RunSummary("store/artefacts/b", last_ts=300.0)
     summary.loop = LoopSample(3000, {"stale": 4}, 59.7, 3.1, 6.7)
-    summary.swaps = [Swap(50.0, "aaaa", "first-start", 8.0, 0.98, None), Swap(200.0, "bbbb", "alarm", 3.0, 0.99, 0.6)]
+    summary.swaps = [
+        Swap(50.0, "aaaa", "first-start", 8.0, 0.98, None, 0, 0.8, 2.0),
+        Swap(200.0, "bbbb", "alarm", 3.0, 0.99, 0.6),
+    ]
     summary.alarms = [Alarm(185.0, 120.0, 11.5, 1e6)]
     summary.fidelity = Interval(0.99, 0.9, 1.0, 70)
     summary.fidelity_history = [(60.0, 1.0), (290.0, 0.5)]

@@ -24,6 +24,7 @@ def seen(
     serving: Sequence[float] | None = None,
     latencies_ms: np.ndarray | None = None,
     misread: Sequence[ConfusionCounts] | None = None,
+    float_ms: float | None = None,
     **changes: object,
 ) -> Comparison:
     columns = [candidate] if serving is None else [candidate, serving]
@@ -32,6 +33,7 @@ def seen(
         np.array(columns, np.float64).T.reshape(-1, len(columns)),
         np.ones((200, len(columns))) if latencies_ms is None else latencies_ms,
         np.full(32, 3.0),
+        np.array([]) if float_ms is None else np.full(32, float_ms),
         [ConfusionCounts() for _ in columns] if misread is None else misread,
         **changes,  # type: ignore[arg-type]  # outputs or rows
     )
@@ -135,6 +137,16 @@ def test_a_first_engine_slower_than_the_reference_is_told_and_accepted() -> None
     found = verdict(seen(around(0.95), None, np.full((32, 1), 20.0)))
     assert found.accepted
     assert found.reason.endswith("20 ms against 3 ms in float")
+
+
+@pytest.mark.parametrize(("float_ms", "refused"), [(3.0, True), (3.9, False), (9.0, False)])
+def test_where_int8_has_to_gain_a_first_engine_is_no_slower_than_float(float_ms: float, refused: bool) -> None:
+    comparison = seen(around(0.95), None, np.full((32, 1), 4.0), float_ms=float_ms)
+    found = decide(comparison, VerdictLimits(0.1, 1.25, must_gain=True))
+    assert found.failed == (("gain",) if refused else ())
+    assert f"4 ms against {float_ms:.3g} ms in float" in found.reason
+    assert found.latency_float_ms == float_ms
+    assert verdict(comparison).accepted
 
 
 def reads(served: dict[int, int | None], every: int = 2) -> ConfusionCounts:

@@ -35,6 +35,7 @@ from agent.validation.verdict import Verdict, VerdictLimits, decide
 from agent.vision.spec import ModelSpec
 from calibrate.histogram import AbsHistogram, merge
 from calibrate.plan import PrecisionPlan
+from engines.onnxruntime_backend import OnnxRuntimeBackend
 from engines.registry import open_backend
 from engines.store.artefact import Store
 
@@ -148,6 +149,28 @@ def test_a_wrong_one_is_refused_and_its_evidence_kept(
         assert each["inputs"]["model"] == board.model.sha256
         assert each["inputs"]["calibration"]["id"] == each["calibration"]
     assert board.artefacts(tmp_path) == [board.serving.id]
+
+
+@pytest.mark.parametrize("fault", ["", "slow"])
+def test_where_int8_has_to_gain_one_that_is_slower_than_float_never_serves(
+    board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """Other plans are tried, since some layers may gain; a slow one is refused although nothing in INT8 serves."""
+    monkeypatch.setattr(OnnxRuntimeBackend, "int8_must_gain", fault == "slow")
+    request = board.request(tmp_path, serving=None)
+    place, backend = Store(tmp_path / "state").place, open_backend("onnxruntime")
+    in_float = build_artefact(board.model, backend, place, lambda *_: None, calibration=None, precision="fp32")
+    job = board.write(replace(request, float_engine=str(in_float.path)), tmp_path)
+    if not fault:
+        verdict = run_with(fault, job, monkeypatch).verdict
+        assert verdict is not None
+        assert verdict.latency_float_ms is not None
+        return
+    with pytest.raises(AgentError, match="ms in float") as refused:
+        run_with(fault, job, monkeypatch)
+    assert (refused.value.code, refused.value.expected) == ("recalibration.refused", "an engine no slower than float")
+    assert refused.value.remedy.startswith("let float serve")
+    assert len(refusals(tmp_path)) > 1
 
 
 def test_a_disk_that_refuses_does_not_hide_the_refusal(
