@@ -133,7 +133,7 @@ class OpenVinoEngine:
         request = self._running()
         self.inputs[0].check(batch)
         try:
-            results = request.infer([np.ascontiguousarray(batch)], share_inputs=True)
+            results = _answer(request, batch)
         except RuntimeError as error:
             raise _engine_error(error, "engine.run") from error
         return {spec.name: results[index] for index, spec in enumerate(self.outputs)}
@@ -144,7 +144,7 @@ class OpenVinoEngine:
         request = _compiled(self._graph, self._threads, PERF_COUNT=True).create_infer_request()
         times: dict[str, list[float]] = {}
         for run in range(_WARM_UP + runs):
-            request.infer([np.ascontiguousarray(batch)], share_inputs=True)
+            _answer(request, batch)
             for kernel in request.get_profiling_info() if run >= _WARM_UP else ():
                 if kernel.status == ov.ProfilingInfo.Status.EXECUTED:
                     times.setdefault(kernel.node_name, []).append(1000.0 * kernel.real_time.total_seconds())
@@ -204,6 +204,16 @@ def _with_shape(request: BuildRequest) -> ModelProto:
         if len(sizes) == 1:
             size.dim_value = sizes.pop()
     return graph
+
+
+def _answer(request: ov.InferRequest, batch: Array) -> Any:
+    """Infer without a copy of the batch.
+
+    `infer([batch], share_inputs=True)` comes to the same, but spends as much time in Python as five small layers take.
+    """
+    readable = batch if batch.flags.c_contiguous and batch.flags.writeable else batch.copy(order="C")
+    request.set_input_tensor(ov.Tensor(readable, shared_memory=True))  # which `readable` has to outlive
+    return request.infer()
 
 
 def _compiled(graph: bytes, threads: int, **more: Any) -> ov.CompiledModel:

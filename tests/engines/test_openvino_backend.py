@@ -162,6 +162,21 @@ def test_outputs_have_the_names_of_the_graph(backend: Backend) -> None:
     assert [spec.name for spec in built(backend, model).outputs] == [output.name for output in model.graph.output]
 
 
+def test_the_batch_may_lie_in_memory_as_it_likes(backend: Backend) -> None:
+    """And it is read at once: what becomes of it later changes nothing."""
+    model = residual_net()
+    engine, batch = built(backend, model), random_image(model)
+    expected = {name: output.copy() for name, output in engine.infer(batch).items()}
+    frozen, mirrored = batch.copy(), np.asfortranarray(batch)
+    frozen.flags.writeable = False
+    for each in (frozen, mirrored, batch.copy()):
+        found = engine.infer(each)
+        if each.flags.writeable:
+            each[:] = 0.0
+        for name, output in found.items():
+            np.testing.assert_array_equal(output, expected[name])
+
+
 def test_a_profile_of_another_input_is_refused(backend: Backend) -> None:
     request = BuildRequest(residual_net(OPEN), profiles=({"video": ShapeRange((1,), (1,), (1,))},))
     assert (
