@@ -1,10 +1,14 @@
 """What INT8 gains on this CPU: every runtime in float, in plain INT8 and under a plan, as `tared benchmark` has them.
 
-    python -m benchmarks.cpu [--parts engines instructions] [--models resnet20 ... sample] [--json | --markdown]
+    python -m benchmarks.cpu [--parts engines instructions] [--models resnet20 ...] [--peers] [--json | --markdown]
 
 Needs ../shared/data (or $TARED_SHARED/data), and for `sample` the video that `make run` renders. One thread; all
 engines of a model answer the same frames in turn. Of COCO's photos half calibrate, and all are scored. Meaningful on a
 quiet machine only. The graph that OpenVINO is given is also run on ONNX Runtime, which computes it as it is written.
+
+With --peers other tools quantise each network, too, calibrated on the same images (benchmarks/workers/quantise.py):
+NNCF, which OpenVINO's documentation names, and ONNX Runtime's own. A peer beats ours where it is faster on OpenVINO,
+and more accurate by more than chance.
 
 `instructions` limits oneDNN's kernels to those of older processors, and compares the outputs of plain INT8 with the
 graph as it is written (benchmarks/workers/openvino_instructions.py).
@@ -38,7 +42,7 @@ from agent.vision.spec import load_model_spec
 from agent.vision.task import VisionTask
 from benchmarks.daemon_process import CIFAR_TEST, CIFAR_TRAIN, COCO, model_spec
 from benchmarks.models import DATA
-from benchmarks.peers import ROOT
+from benchmarks.peers import HERE, NNCF, ROOT, WORKERS, PeerError, interpreter
 from benchmarks.report import Bar, Section, add_output_option, at_most, bars_section, publish
 from calibrate.plan import ALL_INT8
 from engines.interface import Array, silent
@@ -67,14 +71,44 @@ CASES = {
 _LIMITS = ("DEFAULT", "AVX512_CORE", "AVX2", "SSE41")  # oneDNN's names; DEFAULT: all that the processor has
 _COMPARED = 12  # frames
 _POINTS, _FIDELITY = 0.3, 0.01  # allowed between a graph on OpenVINO and as it is written
+_CHANCE, _FIDELITY_CHANCE = 0.007, 0.01  # of mAP on 128 photos (benchmarks/RESULTS.md), of fidelity on 64 frames
+# Tools of benchmarks/workers/quantise.py, the environment of each, and the runtimes that serve what it makes.
+_PEERS = {
+    "NNCF symmetric": ("nncf", NNCF, ("openvino",)),
+    "NNCF mixed": ("nncf-mixed", NNCF, ("openvino",)),
+    "quantize_static": ("default", HERE, ("openvino", "onnxruntime")),
+}
 
 
-def measure(name: str, folder: Path) -> list[Entry]:
+def measure(name: str, folder: Path, with_peers: bool = False) -> list[Entry]:
     """Return the engines of one model. Raises TaredError as `run_benchmark`."""
-    case = CASES[name]
+    case, spec = CASES[name], _spec(name, folder)
     dataset = DATA / case.dataset if case.dataset is not None else None
-    result = run_benchmark(_spec(name, folder), str(_frames(name)), _FRAMES, 1, _MAX_LOSS, dataset)
-    return [Entry(**entry) for entry in result["engines"]]
+    others, missing = quantise_by_peers(name, spec, folder) if with_peers else ({}, [])
+    result = run_benchmark(spec, str(_frames(name)), _FRAMES, 1, _MAX_LOSS, dataset, others)
+    return [*(Entry(**entry) for entry in result["engines"]), *missing]
+
+
+def quantise_by_peers(name: str, spec_path: Path, folder: Path) -> tuple[dict[tuple[str, str], bytes], list[Entry]]:
+    """Return what the peers made, by runtime and name, and an entry for each that made nothing."""
+    spec = load_model_spec(spec_path)
+    images = list(read_spread(parse_source(str(_frames(name))), _FRAMES))[::2]  # those that calibrate tared's
+    with closing(open_backend("onnxruntime").load(spec.path.read_bytes())) as engine:
+        task = VisionTask(spec, engine.inputs, engine.outputs)
+        tensors, output = folder / f"{name}-calibrating.npy", folder / f"{name}-peer.onnx"
+        np.save(tensors, np.concatenate([task.preprocess(image)[0].copy() for image in images]))
+    made, missing = dict[tuple[str, str], bytes](), list[Entry]()
+    for peer, (tool, environment, runtimes) in _PEERS.items():
+        say(f"{name}: {peer}")
+        try:
+            command = [interpreter(environment), WORKERS / "quantise.py", tool, spec.path, tensors, output]
+            done = subprocess.run([str(part) for part in command], cwd=ROOT, capture_output=True, text=True)
+            if done.returncode:
+                raise PeerError((done.stderr.strip().splitlines() or ["it failed without a word"])[-1])
+            made |= {(runtime, peer): output.read_bytes() for runtime in runtimes}
+        except PeerError as error:
+            missing += [Entry(runtime, peer, str(error)) for runtime in runtimes]
+    return made, missing
 
 
 def _spec(name: str, folder: Path) -> Path:
@@ -101,7 +135,9 @@ def engines_section(found: Mapping[str, Sequence[Entry]]) -> Section:
     for name, entries in found.items():
         base = of(entries, "onnxruntime", FLOAT).p50_ms or 1.0
         for each in entries:
-            if each.without or each.p50_ms is None:
+            if each.p50_ms is None:
+                if each.engine in _PEERS:
+                    table.rows.append((name, each.runtime, f"{each.engine}: {each.without}", *[""] * 9))
                 continue
             figures: list[Any] = [each.fidelity, each.score, each.memory_bytes, each.engine_bytes, each.made_s]
             fidelity, score, memory, size, made = (0.0 if value is None else value for value in figures)
@@ -133,7 +169,22 @@ def bars(found: Mapping[str, Sequence[Entry]]) -> list[Bar]:
         elif plan.fidelity is not None and written.fidelity is not None:
             apart = abs(plan.fidelity - written.fidelity)
             judged.append(at_most(f"{name}: the plan's fidelity, to the same graph's as written", _FIDELITY, apart, ""))
+        rivals = [each for each in entries if each.engine in _PEERS and each.runtime == "openvino" and each.p50_ms]
+        if rivals:
+            better = [each.engine for each in rivals if beats(each, served)]
+            judged.append(at_most(f"{name}: peers that beat it {' '.join(better)}".rstrip(), 0, len(better), ""))
     return judged
+
+
+def beats(peer: Entry, ours: Entry) -> bool:
+    """Return whether a peer's engine is faster, and more accurate by more than chance."""
+    assert peer.p50_ms is not None
+    assert ours.p50_ms is not None
+    if peer.score is not None and ours.score is not None:
+        is_better = peer.score - ours.score > _CHANCE
+    else:
+        is_better = (peer.fidelity or 0.0) - (ours.fidelity or 0.0) > _FIDELITY_CHANCE
+    return peer.p50_ms < ours.p50_ms and is_better
 
 
 def _time_of_good(entry: Entry) -> float:
@@ -189,6 +240,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What INT8 gains on this CPU.")
     parser.add_argument("--parts", nargs="+", choices=("engines", "instructions"), default=["engines", "instructions"])
     parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--peers", action="store_true", help="quantised by other tools, too")
     add_output_option(parser)
     options = parser.parse_args()
     sections = list[Section]()
@@ -197,7 +249,7 @@ def main() -> None:
             found = dict[str, list[Entry]]()
             for name in options.models:
                 say(name)
-                found[name] = measure(name, Path(folder))
+                found[name] = measure(name, Path(folder), options.peers)
             sections += [engines_section(found), bars_section(bars(found))]
         if "instructions" in options.parts:
             sections.append(instructions(options.models, Path(folder)))

@@ -79,7 +79,13 @@ class _Made:
 
 
 def run_benchmark(
-    spec_path: Path, frames: str, count: int, threads: int, max_loss: float, dataset: Path | None = None
+    spec_path: Path,
+    frames: str,
+    count: int,
+    threads: int,
+    max_loss: float,
+    dataset: Path | None = None,
+    others: Mapping[tuple[str, str], bytes] | None = None,
 ) -> dict[str, Any]:
     """Build all engines, measure them, and return the object that --json prints.
 
@@ -87,6 +93,7 @@ def run_benchmark(
         frames: A source, as `parse_source` understands it. count: Frames of it at most, evenly spread.
         max_loss: What the plan may lose, as recalibration.max_loss.
         dataset: Labelled images, as for `tared evaluate`.
+        others: Engines that another tool made, by runtime and name.
 
     Raises AgentError (`benchmark.frames`) for too few frames, and TaredError as the source and the model do.
     """
@@ -106,6 +113,8 @@ def run_benchmark(
         built, missing = _build_all(model, name, options, calibration, plan)
         made += built
         entries += missing
+    for (name, engine), content in (others or {}).items():
+        made.append(_Made(Entry(name, engine, engine_bytes=len(content)), open_backend(name, options), content))
     entries += _measure(model, made, measured, embedded, dataset)
     rows = [asdict(entry) for entry in sorted(entries, key=lambda entry: list(BACKENDS).index(entry.runtime))]
     return {"model": spec_path.name, "frames": len(measured), "threads": threads, "engines": rows}

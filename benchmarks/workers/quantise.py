@@ -6,6 +6,8 @@ TENSORS: a .npy file of network inputs, (images, C, H, W) float32. TOOL, each ca
     minmax     the same as TensorRT takes it: Q/DQ, symmetric int8, weights per channel; calibrated by MinMax
     entropy    the same, calibrated by Entropy
     modelopt   modelopt.onnx.quantization.quantize, its float part left in float32
+    nncf       nncf.quantize with nothing but its arguments: symmetric, the preset "performance"
+    nncf-mixed the same with the preset "mixed": activations that have a sign are asymmetric
 
 Every tool is given the network in opset 13, which scales per channel need, with its constants no longer inputs, as ONNX
 Runtime's documentation advises; its own tools then also with quant_pre_process.
@@ -90,6 +92,14 @@ def with_modelopt(model: str, reader: TensorReader, output: str) -> None:
     )
 
 
+def with_nncf(tool: str, model: onnx.ModelProto, reader: TensorReader, output: str) -> None:
+    import nncf
+
+    batches = iter(reader.get_next, None)
+    mixed = {"preset": nncf.QuantizationPreset.MIXED} if tool == "nncf-mixed" else {}
+    onnx.save(nncf.quantize(model, nncf.Dataset(list(batches)), **mixed), output)
+
+
 def main() -> None:
     tool, path, tensors, output = sys.argv[1:]
     with tempfile.TemporaryDirectory() as folder:
@@ -99,6 +109,8 @@ def main() -> None:
         reader = TensorReader(model.graph.input[0].name, tensors)
         if tool == "modelopt":
             with_modelopt(ready, reader, output)
+        elif tool.startswith("nncf"):
+            with_nncf(tool, model, reader, output)
         else:
             with_onnxruntime(tool, ready, reader, output, Path(folder))
 

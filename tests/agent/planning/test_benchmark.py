@@ -16,9 +16,12 @@ from agent.planning.benchmark import FLOAT, PLAIN, PLANNED, print_benchmark, run
 
 def test_all_engines_of_all_runtimes_on_the_same_frames(tmp_path: Path) -> None:
     world = make_world(tmp_path, lambda at: 0.3 + 0.05 * at, 6.0)
-    result = run_benchmark(world.folder / "model.yaml", str(world.folder / "clip.avi"), 40, 1, 0.1)
+    others = {("onnxruntime", "of another tool"): (world.folder / "model.onnx").read_bytes()}
+    clip = str(world.folder / "clip.avi")
+    result = run_benchmark(world.folder / "model.yaml", clip, 40, 1, 0.1, others=others)
     assert result["frames"] == 20
     engines = {(each["runtime"], each["engine"]): each for each in result["engines"]}
+    assert engines.pop(("onnxruntime", "of another tool"))["fidelity"] == 1.0
     measured = {place for place, each in engines.items() if not each["without"]}
     runtimes = {runtime for runtime, _ in measured}
     assert {"onnxruntime", "openvino"} <= runtimes
