@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+from rich.bar import Bar
 from rich.console import Console
 from rich.table import Table
 
@@ -46,6 +47,7 @@ _FEWEST = 16  # frames: half of them measure
 _TIMED = 200  # inferences of each engine at least: the 99th percentile has two above it
 _PLANNING_FRAMES = 16
 _PLANNING_S = 120.0
+_CHART_COLUMNS = 36
 
 
 @dataclass(frozen=True)
@@ -242,7 +244,7 @@ def _weigh(name: str, content: bytes, shape: list[int]) -> int:
 
 
 def print_benchmark(result: Mapping[str, Any], console: Console) -> None:
-    """Print the table. Latencies are also shown as multiples of float on ONNX Runtime."""
+    """Print the table, and a chart of the latencies; in the table they are also multiples of float on ONNX Runtime."""
     table = Table(
         title=f"{result['model']}: {result['frames']} frames, {result['threads']} threads", title_justify="left"
     )
@@ -254,6 +256,12 @@ def print_benchmark(result: Mapping[str, Any], console: Console) -> None:
     for each in entries:
         table.add_row(*_cells(each, base))
     console.print(table)
+    timed = sorted(((each.p50_ms, each) for each in entries if each.p50_ms is not None), key=lambda row: row[0])
+    chart = Table.grid(padding=(0, 1))
+    for p50_ms, each in timed:
+        bar = Bar(timed[-1][0], 0.0, p50_ms, width=_CHART_COLUMNS)
+        chart.add_row(f"{each.runtime}, {each.engine}", bar, f"{p50_ms:.2f} ms")
+    console.print("\np50, the fastest first", chart, sep="\n")
 
 
 def _cells(entry: Entry, base_ms: float | None) -> Iterator[str]:

@@ -38,6 +38,9 @@ def test_all_engines_of_all_runtimes_on_the_same_frames(tmp_path: Path) -> None:
     print_benchmark(result, console)
     assert isinstance(console.file, io.StringIO)
     assert "1.00x" in console.file.getvalue()
+    *_, slowest = console.file.getvalue().rstrip().splitlines()
+    assert f"{max(each['p50_ms'] for each in result['engines'] if each['p50_ms']):.2f} ms" in slowest
+    assert "█" * 36 in slowest
 
 
 def test_a_recording_that_is_too_short_is_named(tmp_path: Path) -> None:
