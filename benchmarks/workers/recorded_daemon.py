@@ -34,6 +34,6 @@ if __name__ == "__main__":
     _, frames, clip, fps, *arguments = sys.argv
     Clip.install(clip, float(fps))
     with open(frames, "wb", buffering=1 << 16) as RecordedFeed.file:
-        pipeline.Feed = RecordedFeed  # type: ignore[misc]
+        pipeline.Feed = RecordedFeed  # type: ignore[misc]  # a class in the place of a class
         status = main(arguments)
     sys.exit(status)

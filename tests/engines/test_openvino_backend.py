@@ -32,7 +32,8 @@ def backend() -> Backend:
 
 
 def built(backend: Backend, model: ModelProto, **more: object) -> Engine:
-    return backend.load(backend.build(BuildRequest(model, **more)).engine)  # type: ignore[arg-type]
+    made = backend.build(BuildRequest(model, **more))  # type: ignore[arg-type]  # fields of several types
+    return backend.load(made.engine)
 
 
 def code_of(call: Callable[[], object]) -> str:

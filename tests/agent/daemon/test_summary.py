@@ -48,6 +48,7 @@ def test_the_tables_tell_the_story_in_order() -> None:
         "FP32 reference",
         "INT8 bbbb, alarm",
         "0.900 (0.900)",
+        "INT8 is 2.5 times as fast as float on this machine",
     ):
         assert part in told
 

@@ -152,7 +152,7 @@ def test_a_wrong_one_is_refused_and_its_evidence_kept(
 
 
 @pytest.mark.parametrize("fault", ["", "slow"])
-def test_where_int8_has_to_gain_one_that_is_slower_than_float_never_serves(
+def test_where_int8_has_to_gain_a_first_one_that_is_slower_than_float_is_refused(
     board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     """Other plans are tried, since some layers may gain; a slow one is refused although nothing in INT8 serves."""
