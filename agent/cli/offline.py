@@ -149,15 +149,15 @@ def _search(options: argparse.Namespace) -> tuple[Mapping[str, Any], dict[str, A
     """Search for a plan; return its evidence, and the object that --json prints."""
     from agent.planning.command import run_plan
     from agent.planning.search import PlanOptions
-    from engines.interface import BackendOptions
-    from engines.registry import open_backend
+    from engines.registry import open_simulator
 
     missing = [name for name in ("frames", "output") if getattr(options, name) is None]
     if missing:
         found = f"'tared plan' without --{missing[0]}"
         raise AgentError("cli.arguments", found, "--calibration, --frames and --output", "see 'tared plan --help'")
     limits = PlanOptions(options.max_loss, options.max_confusion, options.budget_s, options.costs, options.seed)
-    backend, embedded = _open_backend(options), open_backend("onnxruntime", BackendOptions(options.threads))
+    backend = _open_backend(options)
+    embedded = open_simulator(backend, options.threads)
     plan, result = run_plan(
         options.model, options.calibration, options.frames, options.output, backend, embedded, limits, options.dataset
     )

@@ -39,8 +39,8 @@ from calibrate.plan import ALL_INT8, PrecisionPlan
 from calibrate.repair import Extremes
 from engines.calibration import Calibration, load_extremes, load_histograms
 from engines.errors import EngineError
-from engines.interface import Backend, BackendOptions, Progress
-from engines.registry import open_backend, options_for
+from engines.interface import Backend, Progress
+from engines.registry import open_backend, open_simulator, options_for
 from engines.store.artefact import Artefact, Store, read_artefact
 from engines.store.signing import find_key
 
@@ -77,7 +77,7 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
     del held_out[MIN_INFORMATIVE::_TRIED_EVERY]
     without_int8 = _without_int8(model, backend, request.serving, key)
     start = PrecisionPlan.from_json(request.start or request.plan)
-    embedded = open_backend("onnxruntime", BackendOptions(request.threads))
+    embedded = open_simulator(backend, request.threads)
     raising = PrecisionRaise(**request.raising) if request.raising is not None else None
     options = LadderOptions(request.max_loss, request.planning_s, raising)
     builder = PlanBuilder(model, calibration, backend, without_int8)
