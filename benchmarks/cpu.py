@@ -47,7 +47,7 @@ from benchmarks.peers import HERE, NNCF, ROOT, WORKERS, PeerError, interpreter
 from benchmarks.report import Bar, Section, add_output_option, at_most, bars_section, publish
 from calibrate.plan import ALL_INT8
 from engines.interface import Array, silent
-from engines.registry import open_backend
+from engines.registry import open_backend, open_simulator
 
 _FRAMES = 128  # of each scene: half calibrate, half measure
 _MAX_LOSS = 0.1
@@ -210,8 +210,8 @@ def instructions(names: Sequence[str], folder: Path) -> Section:
 
 
 def _plain_int8(name: str, folder: Path) -> tuple[Path, Path]:
-    """Write the plain INT8 graph of a model, and network inputs that did not calibrate it; return the paths."""
-    model, backend = open_model(load_model_spec(_spec(name, folder))), open_backend("onnxruntime")
+    """Write the plain INT8 graph that a model has for OpenVINO, and network inputs that did not calibrate it; return the paths."""
+    model, backend = open_model(load_model_spec(_spec(name, folder))), open_simulator(open_backend("openvino"), 1)
     images = list(read_spread(parse_source(str(_frames(name))), _FRAMES))
     collection, inputs = CalibrationSet(held_out_size=0), list[Array]()
     with closing(model.open_observer(backend)) as observer:
