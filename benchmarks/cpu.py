@@ -210,7 +210,7 @@ def instructions(names: Sequence[str], folder: Path) -> Section:
 
 
 def _plain_int8(name: str, folder: Path) -> tuple[Path, Path]:
-    """Write the plain INT8 graph that a model has for OpenVINO, and network inputs that did not calibrate it; return the paths."""
+    """Write the plain INT8 graph that a model has for OpenVINO, and network inputs that did not calibrate it."""
     model, backend = open_model(load_model_spec(_spec(name, folder))), open_simulator(open_backend("openvino"), 1)
     images = list(read_spread(parse_source(str(_frames(name))), _FRAMES))
     collection, inputs = CalibrationSet(held_out_size=0), list[Array]()
