@@ -81,6 +81,18 @@ def add_offline(commands: Any) -> None:
     inspect.add_argument("-o", "--output", type=Path, metavar="model.yaml", help="of a MODEL.onnx; MODEL.yaml if new")
     inspect.add_argument("--overwrite", action="store_true", help="also a model.yaml that is there already")
 
+    report = command(
+        commands, "report", _report, "one HTML file that shows a calibration, a plan, an engine or a board"
+    )
+    report.add_argument(
+        "subject", type=Path, metavar="SUBJECT", help="a calibration.json, a plan.json, an ARTEFACT/ or a state_dir"
+    )
+    report.add_argument(
+        "-o", "--output", type=Path, default=Path("report.html"), metavar="report.html", help="report.html by default"
+    )
+
+    report.add_argument("--key", type=Path, metavar="FILE", help="verifies signed engines")
+
     infer = command(commands, "infer", _infer, "run an artefact over frames")
     infer.add_argument("artefact", type=Path, metavar="ARTEFACT/")
     infer.add_argument("--frames", required=True, metavar="SRC", help=SOURCES)
@@ -226,6 +238,16 @@ def _infer(options: argparse.Namespace) -> int:
 
     backend = _open_backend(options)
     return print_result(options, run_infer(options.artefact, options.frames, options.output, backend, _key(options)))
+
+
+def _report(options: argparse.Namespace) -> int:
+    from agent.jobs.job import read_journal
+    from agent.reports.command import make_report
+
+    def read_jobs(state_dir: Path) -> list[Any]:
+        return read_journal(state_dir / "jobs.sqlite")
+
+    return print_result(options, make_report(options.subject, options.output, _key(options), read_jobs))
 
 
 def _evaluate(options: argparse.Namespace) -> int:

@@ -1,8 +1,8 @@
 """Draw charts as SVG, on the machine that makes the page.
 
-A chart has its colours by class (`c0` to `c7`, `good`, `warning`, `bad`, `idle`). The page's style has them for light, dark
-and paper. The meaning of a mark stands in its `<title>`, which browsers show and screen readers read. No chart needs a
-script, or a style of its own, so that pages can forbid both.
+A chart has its colours by class (`c0` to `c7`, `good`, `warning`, `bad`, `idle`). The page's style has them, for light,
+for dark and for paper. The meaning of a mark stands in its `<title>`, which browsers show and screen readers read. No
+chart needs a script, or a style of its own, so that pages can forbid both.
 
 Sizes are in units of the drawing, which the page scales.
 """
@@ -19,7 +19,7 @@ from markupsafe import Markup, escape
 from agent.html.text import visible
 
 WIDTH, HEIGHT = 560, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 14, 34
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 24, 34
 _PLOT_WIDTH, _PLOT_HEIGHT = WIDTH - _LEFT - _RIGHT, HEIGHT - _TOP - _BOTTOM
 _ROW, _NAMES, _COUNTS = 24, 150, 44  # of charts with a row for each name
 _DOT = 4
@@ -115,7 +115,15 @@ def _log_ticks(low: float, high: float) -> list[tuple[float, str]]:
     every = max(1, (last - first + 1) // _TICKS)
     ticks = [10.0**power for power in range(first, last + 1, every)]
     ticks = ticks if len(ticks) > 1 else [low, math.sqrt(low * high), high]
-    return [(value, f"{value:.3g}") for value in ticks]
+    return [(value, _short(value)) for value in ticks]
+
+
+def _short(value: float) -> str:
+    """Show a number with a thousand as k and a million as M."""
+    for factor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= factor:
+            return f"{value / factor:.3g} {unit}"
+    return f"{value:.3g}"
 
 
 def _time_ticks(low: float, high: float) -> list[tuple[float, str]]:
@@ -152,7 +160,7 @@ class _Plot:
             self.shapes.append(_text(left, bottom + 16, words, "middle axis"))
         self.shapes.append(_line(_LEFT, bottom, right, bottom, "rule"))
         self.shapes.append(_text(right, HEIGHT - 4, x_title, "end axis"))
-        self.shapes.append(_text(4, _TOP - 3, y_title, "axis"))
+        self.shapes.append(_text(4, 11, y_title, "axis"))
 
     def draw_marks(self, marks: Sequence[Mark]) -> None:
         for mark in marks:

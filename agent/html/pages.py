@@ -54,7 +54,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a report; what it does not have is left out. pictures: each with the text below it."""
+    """A part of a report; what it does not have is left out. pictures: JPEG or PNG, each with the text below it."""
 
     title: str
     text: Sequence[str] = ()
@@ -101,9 +101,10 @@ def _hash(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def _picture(jpeg: bytes) -> str:
-    """Return a JPEG as the address by which the page that holds it shows it."""
-    return f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"
+def _picture(content: bytes) -> str:
+    """Return a JPEG or PNG as the address by which the page that holds it shows it."""
+    kind = "png" if content.startswith(b"\x89PNG") else "jpeg"
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def show_share(share: float | None) -> str:
@@ -126,5 +127,5 @@ def show_bytes(size: float) -> str:
 
 
 def show_time(at: float) -> str:
-    """Show Unix time in s."""
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
+    """Show Unix time in s, in UTC; the text is not broken at its ends of words."""
+    return time.strftime("%Y\u2011%m\u2011%d\u00a0%H:%M:%S", time.gmtime(at))
