@@ -1,7 +1,7 @@
 """Reports for people: a calibration, a plan, an artefact or a board's state as one HTML file.
 
 Reading order: `calibration`, `plan`, `artefact` and `state` make the sections of each. `command` is `tared report`; it
-finds out what it was given. agent/html draws and renders.
+finds out what it was given. agent/common/html draws and renders.
 
 Public names:
     calibration  calibration_sections

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent.html.pages import Section, Table, render_report, show_bytes, show_share
+from agent.common.html.pages import Section, Table, render_report, show_bytes, show_share
 from agent.reports.calibration import calibration_facts, calibration_sections
 from agent.reports.plan import plan_sections
 from calibrate.plan import PrecisionPlan

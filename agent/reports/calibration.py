@@ -9,8 +9,8 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from agent.html.charts import Axis, Mark, histogram_chart
-from agent.html.pages import Figure, Section, Table, show_share
+from agent.common.html.charts import Axis, Mark, histogram_chart
+from agent.common.html.pages import Figure, Section, Table, show_share
 from calibrate.histogram import AbsHistogram
 from calibrate.noise import noise_power
 from engines.calibration import Calibration

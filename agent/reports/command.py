@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agent.common.errors import AgentError
-from agent.html.pages import render_report
+from agent.common.html.pages import render_report
 from agent.reports.artefact import artefact_report
 from agent.reports.calibration import calibration_facts, calibration_sections
 from agent.reports.plan import plan_facts, plan_sections

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from agent.html.charts import Axis, Mark, scatter_chart, strip
-from agent.html.pages import Figure, Section, Table, show_share
+from agent.common.html.charts import Axis, Mark, scatter_chart, strip
+from agent.common.html.pages import Figure, Section, Table, show_share
 from agent.planning.report import CostScale, noise_share, show_confidence, show_costs, show_loss
 from calibrate.plan import PrecisionPlan
 
 _COLORS = {"INT8": "c0", "INT8, repaired": "c2", "float": "c1"}
 _LEAST_WIDTH = 0.004  # of the map: a layer of hardly any work can still be seen
+_MAP_TITLE = "Precision of each group of layers, in the network's order"
+_HOW_TO_READ = (
+    "From left to right stand the groups of layers that share a decision, in the network's order: as wide as their work, "
+    "and as high as the noise that INT8 adds in them, relative to the loudest."
+)
 _OF_JOBS = {"tried", "costs", "groups"}  # keys in the evidence of a job's plan
 
 
@@ -46,8 +51,7 @@ def _searched(plan: PrecisionPlan) -> Iterator[Section]:
         "Precision, layer by layer",
         [
             str(evidence["verdict"]),
-            "From left to right stand the groups of layers that share a decision, in the network's order: as wide as "
-            "their work, and as high as the noise that INT8 adds in them, relative to the loudest.",
+            _HOW_TO_READ,
         ],
         figures=[Figure("Precision map", _map(evidence["groups"]), _COLORS)],
         tables=[_group_table(evidence)],
@@ -78,7 +82,7 @@ def _map(groups: Sequence[Mapping[str, Any]]) -> Any:
         )
         for group in groups
     ]
-    return strip(cells, "Precision of each group of layers, in the network's order")
+    return strip(cells, _MAP_TITLE)
 
 
 def _group_table(evidence: Mapping[str, Any]) -> Table:
@@ -172,25 +176,53 @@ def _of_job(plan: PrecisionPlan) -> Iterator[Section]:
         )
         for each in evidence["tried"]
     ]
+    if evidence["groups"]:
+        yield _groups_of_job(plan)
     text = ["A job found this plan. It tries plans from the fastest on, until an engine is accepted."]
     yield Section("Plans that the job tried", text, tables=[Table(heads, rows), *_floats(plan)])
-    if evidence["groups"]:
-        loudest = max(group["sensitivity"] for group in evidence["groups"]) or 1.0
-        groups = [
-            (
-                group["name"],
-                "float" if set(group["layers"]) <= plan.floats.keys() else "INT8",
-                (show_share(group["macs_share"]), group["macs_share"]),
-                (show_share(group["sensitivity"] / loudest), group["sensitivity"]),
-                "measured" if group["measured"] else "in a block",
-            )
-            for group in evidence["groups"]
-        ]
-        named = (
-            ("group of layers", False), ("precision", False), ("work", True), ("noise, of the loudest", True),
-            ("noise is", False),
-        )  # fmt: skip
-        yield Section("Noise, group by group", tables=[Table(named, groups, filters=True)])
+
+
+def _groups_of_job(plan: PrecisionPlan) -> Section:
+    """Show the map and the groups; their noise was measured where the job had to search, and else is predicted."""
+    evidence, repaired = plan.evidence, _repaired(plan)
+    loudest = max(group["sensitivity"] for group in evidence["groups"]) or 1.0
+    kinds = [_kind_in(plan, repaired, group["layers"]) for group in evidence["groups"]]
+    pairs = list(zip(evidence["groups"], kinds, strict=True))
+    cells = [
+        (
+            max(group["macs_share"], _LEAST_WIDTH),
+            group["sensitivity"] / loudest,
+            _COLORS[kind],
+            f"{group['name']}: {kind}; {show_share(group['macs_share'])} of the work",
+        )
+        for group, kind in pairs
+    ]
+    rows = [
+        (
+            group["name"],
+            (str(number), number),
+            kind,
+            "; ".join(dict.fromkeys(words for layer in group["layers"] for words in repaired.get(layer, ()))),
+            (show_share(group["macs_share"]), group["macs_share"]),
+            (show_share(group["sensitivity"] / loudest), group["sensitivity"]),
+            "measured" if group["measured"] else "in a block" if evidence["sensed"] else "predicted",
+        )
+        for number, (group, kind) in enumerate(pairs, start=1)
+    ]
+    heads = (
+        ("group of layers", False), ("order", True), ("precision", False), ("repairs", False), ("work", True),
+        ("noise, of the loudest", True), ("noise is", False),
+    )  # fmt: skip
+    figure = Figure("Precision map", strip(cells, _MAP_TITLE), _COLORS)
+    return Section(
+        "Precision, layer by layer", [_HOW_TO_READ], figures=[figure], tables=[Table(heads, rows, filters=True)]
+    )
+
+
+def _kind_in(plan: PrecisionPlan, repaired: Mapping[str, Sequence[str]], layers: Sequence[str]) -> str:
+    if plan.floats.keys() >= set(layers):
+        return "float"
+    return "INT8, repaired" if repaired.keys() & set(layers) else "INT8"
 
 
 def _floats(plan: PrecisionPlan) -> list[Table]:

@@ -9,8 +9,8 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-from agent.html.charts import Axis, Mark, Series, line_chart, timeline
-from agent.html.pages import Figure, Section, Table, render_report, show_bytes, show_share, show_time
+from agent.common.html.charts import Axis, Mark, Series, line_chart, timeline
+from agent.common.html.pages import Figure, Section, Table, render_report, show_bytes, show_share, show_time
 from agent.monitoring.history import HistoryRow, read_history
 from calibrate.errors import TaredError
 from engines.store.artefact import Artefact, read_artefact
@@ -77,22 +77,22 @@ def _over_time(history: Sequence[HistoryRow]) -> Iterator[Section]:
     figures = []
     for camera in cameras:
         rows = [row for row in history if row.camera == camera]
-        of = f" of {camera}" if len(cameras) > 1 else ""
+        whose = f" of {camera}" if len(cameras) > 1 else ""
         marks = list(_swaps(rows))
         key = {"new engine": "c2"} if marks else {}
         measures = (("fidelity", "fidelity", "c0"), ("accuracy", "accuracy by labels", "c3"))
         for name, title, color in measures:
             series = list(_measured(rows, name, title, color))
             if series:
-                chart = line_chart(series, _TIME, Axis(title, high=1.0), f"{title}{of}", marks)
-                figures.append(Figure(f"{title.capitalize()}{of}, with its interval", chart, {title: color, **key}))
+                chart = line_chart(series, _TIME, Axis(title, high=1.0), f"{title}{whose}", marks)
+                figures.append(Figure(f"{title.capitalize()}{whose}, with its interval", chart, {title: color, **key}))
         gains = [row for row in rows if row.gain_db is not None]
         if gains:
             alarms = [row for row in gains if row.drift == "alarm"]
             points = [Series("gain", [(row.ts, row.gain_db or 0.0) for row in part], "c1") for part in _unbroken(gains)]
             risen = [Mark(row.ts, "drift alarm", "bad") for row in _first_of_each(alarms)]
-            chart = line_chart(points, _TIME, Axis("dB", low=0.0), f"Predicted gain{of}", [*marks, *risen])
-            title = f"Drift{of}: what a recalibration would gain in signal to noise"
+            chart = line_chart(points, _TIME, Axis("dB", low=0.0), f"Predicted gain{whose}", [*marks, *risen])
+            title = f"Drift{whose}: what a recalibration would gain in signal to noise"
             figures.append(Figure(title, chart, {"gain, dB": "c1", **key, **({"alarm": "bad"} if risen else {})}))
     text = ["Lines are interrupted where nothing was measured. The older a stretch, the fewer points are kept of it."]
     yield Section("Over time", text, figures=figures)
@@ -214,7 +214,8 @@ def _jobs(jobs: Sequence[JobRow]) -> Iterator[Section]:
         for job in reversed(shown)
     ]
     heads = (
-        ("began, UTC", False), ("trigger", False), ("state", False), ("took, s", True), ("engine", False), ("reason", False),
+        ("began, UTC", False), ("trigger", False), ("state", False), ("took, s", True), ("engine", False),
+        ("reason", False),
     )  # fmt: skip
     key = {"committed": "good", "failed or rolled back": "bad", "cancelled": "warning"}
     figure = Figure("Jobs by what started them", timeline(lanes, "Jobs over time"), key)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from markupsafe import Markup, escape
 
-from agent.html.text import visible
+from agent.common.html.text import visible
 
 WIDTH, HEIGHT = 560, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 24, 34
@@ -75,7 +75,7 @@ class _Scale:
     end: float
 
     @classmethod
-    def of(cls, axis: Axis, values: Iterable[float], begin: float, end: float) -> _Scale:
+    def spanning(cls, axis: Axis, values: Iterable[float], begin: float, end: float) -> _Scale:
         """Span the values, and whatever the axis says; a span of nothing is widened."""
         seen = [value for value in values if math.isfinite(value) and (value > 0.0 or not axis.logarithmic)]
         low = axis.low if axis.low is not None else min(seen, default=0.0)
@@ -189,7 +189,7 @@ def line_chart(
     ys = [value for each in series for _, value in each.points]
     ys += [end for each in series for _, *ends in each.band for end in ends]
     ys += [mark.at for mark in marks if mark.across]
-    plot = _Plot(title, _Scale.of(x, xs, _LEFT, WIDTH - _RIGHT), _Scale.of(y, ys, HEIGHT - _BOTTOM, _TOP))
+    plot = _Plot(title, _Scale.spanning(x, xs, _LEFT, WIDTH - _RIGHT), _Scale.spanning(y, ys, HEIGHT - _BOTTOM, _TOP))
     plot.draw_axes(x.title, y.title)
     plot.draw_marks(marks)
     for each in series:
@@ -217,7 +217,9 @@ def histogram_chart(
     most = max(counts, default=0.0)
     least = min((count for count in counts if count > 0.0), default=1.0)
     y = Axis("count", least / 2.0, most, logarithmic=True) if most > 1000.0 * least else Axis("count", 0.0, most or 1.0)
-    plot = _Plot(title, _Scale.of(x, edges, _LEFT, WIDTH - _RIGHT), _Scale.of(y, counts, HEIGHT - _BOTTOM, _TOP))
+    plot = _Plot(
+        title, _Scale.spanning(x, edges, _LEFT, WIDTH - _RIGHT), _Scale.spanning(y, counts, HEIGHT - _BOTTOM, _TOP)
+    )
     plot.draw_axes(x.title, y.title)
     bottom = HEIGHT - _BOTTOM
     bars = []
@@ -236,7 +238,7 @@ def scatter_chart(
     """Draw points (x, y, colour, text)."""
     xs, ys = [across for across, *_ in points], [up for _, up, *_ in points]
     ys += [mark.at for mark in marks if mark.across]
-    plot = _Plot(title, _Scale.of(x, xs, _LEFT, WIDTH - _RIGHT), _Scale.of(y, ys, HEIGHT - _BOTTOM, _TOP))
+    plot = _Plot(title, _Scale.spanning(x, xs, _LEFT, WIDTH - _RIGHT), _Scale.spanning(y, ys, HEIGHT - _BOTTOM, _TOP))
     plot.draw_axes(x.title, y.title)
     plot.draw_marks(marks)
     for across, up, color, words in points:
@@ -263,7 +265,7 @@ def stacked_bars(rows: Mapping[str, Mapping[str, int]], colors: Mapping[str, str
 def timeline(lanes: Mapping[str, Sequence[tuple[float, str, str]]], title: str) -> Markup:
     """Draw a lane for each name, and on it marks: (Unix time in s, colour, text); below, the axis of time."""
     times = [at for marks in lanes.values() for at, _, _ in marks]
-    scale = _Scale.of(Axis(times=True), times, _NAMES + 8, WIDTH - 12)
+    scale = _Scale.spanning(Axis(times=True), times, _NAMES + 8, WIDTH - 12)
     foot = len(lanes) * _ROW
     shapes = [_line(scale(at), 0, scale(at), foot, "grid") for at, _ in scale.ticks()]
     for number, (name, marks) in enumerate(lanes.items()):

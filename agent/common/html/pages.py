@@ -17,9 +17,9 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from agent.html.text import visible
+from agent.common.html.text import visible
 
-_PACKAGE = "agent.html"
+_PACKAGE = "agent.common.html"
 
 
 @cache
