@@ -85,5 +85,5 @@ def _classes(classes: Mapping[str, Sequence[int]]) -> Table:
         (name, (show_share(kept / seen if seen else 1.0), kept / seen if seen else 1.0), (str(seen), seen))
         for name, (kept, seen) in classes.items()
     ]
-    heads = (("class, as the reference sees it", False), ("the engine agrees", True), ("objects", True))
+    heads = (("class, as the reference sees it", False), ("the engine agrees", True), ("frames with it", True))
     return Table(heads, rows, "Agreement by class")

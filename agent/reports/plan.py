@@ -14,8 +14,8 @@ _COLORS = {"INT8": "c0", "INT8, repaired": "c2", "float": "c1"}
 _LEAST_WIDTH = 0.004  # of the map: a layer of hardly any work can still be seen
 _MAP_TITLE = "Precision of each group of layers, in the network's order"
 _HOW_TO_READ = (
-    "From left to right stand the groups of layers that share a decision, in the network's order: as wide as their work, "
-    "and as high as the noise that INT8 adds in them, relative to the loudest."
+    "From left to right stand the groups of layers that share a decision, in the network's order: as wide as their "
+    "work, and as high as the noise that INT8 adds in them, relative to the loudest."
 )
 _OF_JOBS = {"tried", "costs", "groups"}  # keys in the evidence of a job's plan
 
