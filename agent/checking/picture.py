@@ -181,8 +181,8 @@ def _planes(tensor: Array) -> NDArray[np.float32]:
 
 def _fit(picture: Picture) -> float:
     """Return by what a picture's sides are to be multiplied to fill a tile."""
-    height, width = picture.shape[:2]
-    return min(_TILE_PX / width, _TALLEST_PX / height)
+    height, width = picture.shape[0], picture.shape[1]
+    return float(min(_TILE_PX / width, _TALLEST_PX / height))
 
 
 def _wrapped(text: str, width_px: int, size: float) -> list[tuple[str, float]]:

@@ -92,6 +92,9 @@ def add_offline(commands: Any) -> None:
     infer.add_argument("artefact", type=Path, metavar="ARTEFACT/")
     infer.add_argument("--frames", required=True, metavar="SRC", help=SOURCES)
     infer.add_argument("-o", "--output", type=Path, metavar="results.jsonl")
+    infer.add_argument(
+        "--save", type=Path, metavar="OUT", help="the frames with results: out.mp4, .mkv, .avi, a folder"
+    )
 
     evaluate = command(commands, "evaluate", _evaluate, "top-1 or mAP on labelled images")
     evaluate.add_argument("target", type=Path, metavar="ARTEFACT_OR_MODEL.yaml")
@@ -250,7 +253,10 @@ def _infer(options: argparse.Namespace) -> int:
     from agent.cli.offline_runs import run_infer
 
     backend = _open_backend(options)
-    return print_result(options, run_infer(options.artefact, options.frames, options.output, backend, _key(options)))
+    key = _key(options)
+    return print_result(
+        options, run_infer(options.artefact, options.frames, options.output, backend, key, options.save)
+    )
 
 
 def _evaluate(options: argparse.Namespace) -> int:
