@@ -1,8 +1,8 @@
 """Send a command to a board as its operator: repeat it until the board answers, and follow it to its end.
 
-`new_command` makes a command of what was typed, `send` sends one and yields its results, `receive_snapshots`
-receives the picture of a `snapshot`. Rollouts and merges send many
-commands at a time; they use the parts: `encode_command`, `command_message`, `requested_chunks`.
+`new_command` makes a command of what was typed, `send` sends one and yields its results, `receive_snapshots` receives
+the picture of a `snapshot`. Rollouts and merges send many commands at a time; they use the parts: `encode_command`,
+`command_message`, `requested_chunks`.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def _ranges(image: InputSpec) -> Mapping[str, Mapping[str, Any]]:
         "values 0 to 255": _UNSCALED,
         "values 0 to 1": {**_UNSCALED, "scale": 1 / 255},
         "values -1 to 1": {"scale": 1.0, "mean": (127.5,), "std": (127.5,)},
-        "values 0 to 1, ImageNet's mean": {"scale": 1 / 255, **imagenet},
+        "values as for ImageNet": {"scale": 1 / 255, **imagenet},
     }
 
 

@@ -109,7 +109,8 @@ class Check:
         if self.surest is not self.rows[0]:
             figures = f"{self.surest.sureness.mean:.2f} against {written.mean:.2f}"
             found = f"with {self.surest.alternative.name} the model is surer ({figures}): try it"
-            return "; ".join([found, *(f"{row.alternative.name} does as well" for row in self._equals)])
+            equals = [row.alternative.name for row in self._equals]
+            return f"{found}; {' and '.join(equals)} {'do' if len(equals) > 1 else 'does'} as well" if equals else found
         if all(row.sureness is not None and row.sureness.mean < LEAST for row in self.rows):
             return "nothing is found in these frames, whatever the spec: give frames that show what the model looks for"
         return _unchanged_verdict(self.rows, self.frames)

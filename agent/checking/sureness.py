@@ -2,17 +2,20 @@
 
 A network that is fed wrongly may well be sure: values 255 times too large drive its scores to 1 wherever they are not
 0. So only what the mirrored frame confirms counts, as in test-time augmentation, of which the spread is a known sign of
-how far an answer can be trusted (Ayhan and Berens, MIDL 2018). A detection counts with the geometric mean of its
-score and that of the detection of its class in the mirrored frame, times their overlap, from MATCH_IOU on. A class
-counts with the geometric mean of its probabilities in the two frames. From a class is taken off what the frame gives
-it in disorder, its tiles exchanged: an engine that says the same of everything is sure of nothing.
+how far an answer can be trusted (Ayhan and Berens, MIDL 2018):
+
+- A detection's confirmed confidence is the geometric mean of its score and that of the detection of its class in the
+  mirrored frame, times their overlap, from MATCH_IOU on. A frame's sureness is the sum of their squares, so that one
+  sure object counts more than several doubtful ones, times the share of all scores that is confirmed.
+- A class's confirmed confidence is the geometric mean of its probabilities in the two frames, less what the frame gives
+  it in disorder, its tiles exchanged: an engine that says the same of everything is sure of nothing.
 
 Two specs are compared on the same frames, pair by pair. One is surer if its mean is above MARGIN times the other's,
-and the mean of the differences above T standard errors; by chance alone one of a dozen
-alternatives passes for surer at most once in some 25 checks (one-sided t-test of 24 frames, Bonferroni). Of fewer
-frames than FEW the spread is not known: then it has to be FEW_MARGIN times as sure. Whichever way frames are
-resized, some objects become larger for the network, and more of them are found; so the surest object of each frame has
-to be surer too, else the spec only finds more.
+and the frames speak for it beyond CHANCE (Wilcoxon's signed-rank test, one-sided): so one of a dozen alternatives
+passes for surer by chance at most once in some 28 checks. The test goes by ranks, because a frame may have one object
+in it or thirty. Fewer frames than FEW cannot pass it: then a spec has to be FEW_MARGIN times as sure. Whichever way
+frames are resized, some objects become larger for the network, and more of them are found; so the surest object of each
+frame has to be surer too, else the spec only finds more.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import wilcoxon
 
 from agent.vision.decode import class_probabilities
 from agent.vision.detections import Detections, iou_matrix
@@ -32,10 +36,10 @@ from agent.vision.task import VisionTask
 from engines.interface import Engine
 
 MARGIN = 1.1
-T = 3.0
+CHANCE = 0.003
 FEW = 8
 FEW_MARGIN = 2.0
-LEAST = 0.1  # a frame; below it, nothing is found that could be compared
+LEAST = 0.02  # a frame; below it, nothing is found that could be compared
 _TILES = 32  # along each side of a frame that is put in disorder
 
 Image = NDArray[np.uint8]
@@ -48,8 +52,8 @@ class Sureness:
     """How sure the model is of each frame's answer under one spec.
 
     Args:
-        sums: confirmed confidence of all that was found (frames,); of a classifier that of the class, 0 to 1.
-        tops: that of the surest object (frames,); of a classifier the same as `sums`.
+        sums: of all that was found in a frame (frames,); of a classifier the confirmed confidence of the class, 0 to 1.
+        tops: confirmed confidence of the surest object, 0 to 1 (frames,); of a classifier the same as `sums`.
     """
 
     sums: Means
@@ -70,12 +74,9 @@ def measure(engine: Engine, spec: ModelSpec, images: Iterable[Image]) -> Surenes
     Raises ConfigError as `VisionTask` where the spec does not fit the engine.
     """
     task = VisionTask(spec, engine.inputs, engine.outputs)
-    find = _class_confidence if spec.task == "classify" else _confirmed_scores
-    found = [find(task, engine, image) for image in images]
-    return Sureness(
-        np.array([scores.sum() for scores in found], np.float64),
-        np.array([scores.max(initial=0.0) for scores in found], np.float64),
-    )
+    find = _class_confidence if spec.task == "classify" else _detections_confidence
+    found = np.array([find(task, engine, image) for image in images])
+    return Sureness(found[:, 0], found[:, 1])
 
 
 def compare(ours: Sureness, theirs: Sureness, resizes: bool) -> Finding:
@@ -93,18 +94,17 @@ def _is_above(ours: Means, theirs: Means) -> bool:
     count, mean, other = len(ours), float(ours.mean()), float(theirs.mean())
     if mean < LEAST or mean < (MARGIN if count >= FEW else FEW_MARGIN) * other:
         return False
-    differences = ours - theirs
-    return count < FEW or bool(differences.mean() > T * differences.std(ddof=1) / np.sqrt(count))
+    return count < FEW or bool(wilcoxon(ours, theirs, alternative="greater").pvalue < CHANCE)
 
 
-def _confirmed_scores(task: VisionTask, engine: Engine, image: Image) -> Means:
-    """Return the confirmed confidence of each detection of a frame (n,)."""
+def _detections_confidence(task: VisionTask, engine: Engine, image: Image) -> tuple[float, float]:
+    """Return a frame's sureness, and the largest confirmed confidence of its detections."""
     seen, seen_at = task.infer(engine, image)
     mirrored, mirrored_at = task.infer(engine, np.ascontiguousarray(image[:, ::-1]))
     assert isinstance(seen, Detections)
     assert isinstance(mirrored, Detections)
     if not len(seen) or not len(mirrored):
-        return np.zeros(0)
+        return 0.0, 0.0
     width = np.float32(image.shape[1])
     boxes = mirrored_at.to_frame(mirrored.boxes)
     boxes[:, [0, 2]] = width - boxes[:, [2, 0]]
@@ -112,18 +112,20 @@ def _confirmed_scores(task: VisionTask, engine: Engine, image: Image) -> Means:
     overlaps[(overlaps < MATCH_IOU) | (seen.classes[:, np.newaxis] != mirrored.classes)] = 0.0
     # Scores are sigmoids or probabilities; a decoder that misreads an output may give more than 1.
     first, second = (np.clip(each.scores.astype(np.float64), 0.0, 1.0) for each in (seen, mirrored))
-    confirmed: Means = (np.sqrt(first[:, np.newaxis] * second) * overlaps).max(axis=1)
-    return confirmed
+    confirmed = (np.sqrt(first[:, np.newaxis] * second) * overlaps).max(axis=1)
+    share = 2.0 * confirmed.sum() / (first.sum() + second.sum())
+    return float(np.square(confirmed).sum() * share), float(confirmed.max())
 
 
-def _class_confidence(task: VisionTask, engine: Engine, image: Image) -> Means:
-    """Return the confirmed confidence of the class that a frame and its mirror image agree on best (1,)."""
+def _class_confidence(task: VisionTask, engine: Engine, image: Image) -> tuple[float, float]:
+    """Return the confirmed confidence of the class that a frame and its mirror image agree on best, twice."""
     views = image, np.ascontiguousarray(image[:, ::-1]), disordered(image)
     seen, mirrored, scattered = (probabilities(task, engine, view) for view in views)
     agreed = np.sqrt(seen * mirrored)
     class_id = int(agreed.argmax())
     confidence = float(agreed[class_id] - np.sqrt(seen[class_id] * scattered[class_id]))
-    return np.array([max(0.0, confidence) if np.isfinite(confidence) else 0.0])
+    confidence = max(0.0, confidence) if np.isfinite(confidence) else 0.0
+    return confidence, confidence
 
 
 def probabilities(task: VisionTask, engine: Engine, image: Image) -> Means:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.cli.arguments import command, number, print_result
-from agent.common.errors import ConfigError
+from agent.common.errors import AgentError, ConfigError
 from fleet.cli.arguments import add_broker_options, add_sign_option, endpoint_from, fleet_from, signer_from
 
 _OPS = (
@@ -74,7 +74,7 @@ def _send(options: argparse.Namespace) -> int:
     output: Path | None = options.output
     if output is not None and options.op != "snapshot":
         found, remedy = f"-o with op '{options.op[:64]}'", "leave -o out"
-        raise ConfigError("cli.arguments", found, "a snapshot, which answers with a picture", remedy)
+        raise AgentError("cli.arguments", found, "a snapshot, which answers with a picture", remedy)
     if output is not None and (output.is_dir() or not os.access(output.parent, os.W_OK)):
         raise ConfigError("snapshot.write", f"-o {output}", "a file that can be written", "choose another with -o")
     signer = signer_from(options)
