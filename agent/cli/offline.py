@@ -1,4 +1,4 @@
-"""Declare the commands that need no daemon: calibrate, plan, build, inspect, infer, evaluate.
+"""Declare the commands that need no daemon: check, calibrate, plan, build, inspect, infer, evaluate, benchmark.
 
 Each command imports what it runs when it runs, from agent/cli/offline_runs.py among others: `tared send` must not wait
 for OpenCV.
@@ -26,6 +26,13 @@ SOURCES = "a video file, a folder or zip of images, v4l2:/dev/video0, csi:0, rts
 
 def add_offline(commands: Any) -> None:
     """Add the commands that need no daemon."""
+    check = command(commands, "check", _check, "draw what the model gets and answers; find what its spec has wrong")
+    check.add_argument("model", type=Path, metavar="MODEL.yaml", help="or a MODEL.onnx, with the spec guessed of it")
+    check.add_argument("--frames", required=True, metavar="SRC", help=f"a photo, {SOURCES}")
+    check.add_argument("--count", type=number(int, 1, 1000), metavar="N", help="frames of it (24; a classifier: 128)")
+    check.add_argument("--threads", type=number(int, 1), default=os.cpu_count() or 1, metavar="N")
+    check.add_argument("-o", "--output", type=Path, metavar="check.png", help="the picture: input, answer, other specs")
+
     calibrate = command(commands, "calibrate", _calibrate, "observe frames and choose the INT8 scales")
     calibrate.add_argument("model", type=Path, metavar="MODEL.yaml")
     calibrate.add_argument("--frames", required=True, metavar="SRC", help=SOURCES)
@@ -97,6 +104,9 @@ def add_offline(commands: Any) -> None:
     infer.add_argument("artefact", type=Path, metavar="ARTEFACT/")
     infer.add_argument("--frames", required=True, metavar="SRC", help=SOURCES)
     infer.add_argument("-o", "--output", type=Path, metavar="results.jsonl")
+    infer.add_argument(
+        "--save", type=Path, metavar="OUT", help="the frames with results: out.mp4, .mkv, .avi, a folder"
+    )
 
     evaluate = command(commands, "evaluate", _evaluate, "top-1 or mAP on labelled images")
     evaluate.add_argument("target", type=Path, metavar="ARTEFACT_OR_MODEL.yaml")
@@ -120,6 +130,24 @@ def add_offline(commands: Any) -> None:
         )
         offline.add_argument("--key", type=Path, metavar="FILE", help="signs artefacts, and refuses those it has not")
         offline.add_argument("--threads", type=number(int, 1), default=os.cpu_count() or 1, metavar="N")
+
+
+def _check(options: argparse.Namespace) -> int:
+    from agent.checking.check import print_check, run_check
+    from agent.checking.picture import check_output, draw_check
+
+    if options.output is not None:
+        check_output(options.output)
+    check = run_check(options.model, options.frames, options.count, options.threads)
+    if options.output is not None:
+        draw_check(check, options.output)
+    if options.json:
+        print(json.dumps({**check.as_dict(), "output": str(options.output) if options.output else None}))
+    else:
+        print_check(check, table_console())
+        if options.output is not None:
+            print(f"{options.output} shows it")
+    return 0
 
 
 def _calibrate(options: argparse.Namespace) -> int:
@@ -237,7 +265,10 @@ def _infer(options: argparse.Namespace) -> int:
     from agent.cli.offline_runs import run_infer
 
     backend = _open_backend(options)
-    return print_result(options, run_infer(options.artefact, options.frames, options.output, backend, _key(options)))
+    key = _key(options)
+    return print_result(
+        options, run_infer(options.artefact, options.frames, options.output, backend, key, options.save)
+    )
 
 
 def _report(options: argparse.Namespace) -> int:

@@ -1,7 +1,7 @@
 """Give the answers of the frame path away: as JSON lines on a socket, in a file, on an MQTT topic, and as pictures.
 
 Reading order: `writer` (the thread and the line), then its outputs `socket_output`, `file_output` and `mqtt_output`;
-`snapshot` stands alone.
+`snapshot` and `drawn_frames` stand alone.
 
 Public names:
     writer         ResultsWriter, Output
@@ -9,4 +9,5 @@ Public names:
     file_output    ResultsFile
     mqtt_output    ResultsTopic
     snapshot       annotate, encode_jpeg
+    drawn_frames   open_drawn_frames
 """
