@@ -29,9 +29,9 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from agent.checking.check import Check, Row, run_check
-from agent.checking.sureness import compare
 from agent.common.schema import read_yaml
+from agent.inspection.check import Check, Row, run_check
+from agent.inspection.sureness import compare
 from agent.vision.spec import ModelSpec, load_model_spec
 from benchmarks.models import DATA, MODELS, UNIT
 from examples.street.render import render_video

@@ -133,8 +133,8 @@ def add_offline(commands: Any) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from agent.checking.check import print_check, run_check
-    from agent.checking.picture import check_output, draw_check
+    from agent.inspection.check import print_check, run_check
+    from agent.inspection.picture import check_output, draw_check
 
     if options.output is not None:
         check_output(options.output)
@@ -275,10 +275,7 @@ def _report(options: argparse.Namespace) -> int:
     from agent.jobs.job import read_journal
     from agent.reports.command import make_report
 
-    def read_jobs(state_dir: Path) -> list[Any]:
-        return read_journal(state_dir / "jobs.sqlite")
-
-    return print_result(options, make_report(options.subject, options.output, _key(options), read_jobs))
+    return print_result(options, make_report(options.subject, options.output, _key(options), read_journal))
 
 
 def _evaluate(options: argparse.Namespace) -> int:

@@ -28,12 +28,13 @@ from agent.planning.costs import PlanBuilder
 from agent.planning.kept_costs import KeptCosts
 from agent.planning.ladder import REFUSED, Ladder, LadderOptions, Scene
 from agent.planning.raising import PrecisionRaise
+from agent.validation.pictures import differing_pictures
 from agent.validation.verdict import MIN_INFORMATIVE, NO_WORSE, RAISED_GAIN, Judge, VerdictLimits
 from agent.vision.output_checks import check_batch
 from agent.vision.preprocess import network_input
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
-from calibrate.errors import CalibrationError
+from calibrate.errors import CalibrationError, TaredError
 from calibrate.histogram import AbsHistogram
 from calibrate.plan import ALL_INT8, PrecisionPlan
 from calibrate.repair import Extremes
@@ -123,6 +124,7 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
                 without_int8=ladder.without_int8,
                 planned_from=planned_from,
             )
+            _leave_report(artefact, judge, emit)
             return JobOutcome(artefact.path, judge.verdict)
         except AgentError as error:
             if only is not None or error.code != REFUSED or not judge.is_refused_for_precision:
@@ -132,6 +134,17 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
             ladder.note(error.found)
             refused = error
     raise slow or ladder.refusal(refused)
+
+
+def _leave_report(artefact: Artefact, judge: Judge, emit: Emit) -> None:
+    """Keep the report on an accepted engine. One that fails is a warning, and no failure of the job."""
+    from agent.reports.artefact import artefact_report, keep_report  # what draws it takes long to import
+
+    try:
+        pictures = differing_pictures(judge.differing, judge.model.spec)
+        keep_report(judge.state_dir, artefact.id, artefact_report(artefact, pictures))
+    except (OSError, TaredError) as error:
+        emit({"warning": f"no report on the engine: {error}"})
 
 
 class _Steps:

@@ -80,6 +80,7 @@ _FINISHED = frozenset({JobState.COMMITTED, JobState.ROLLED_BACK, JobState.FAILED
 # An engine for another runtime or of another model is not on probation: there is nothing to go back to.
 _BEFORE_COMMIT = frozenset({JobState.BUILDING, JobState.PROBATION})
 
+JOURNAL = "jobs.sqlite"
 _MOST_JOBS = 1000
 _COLUMNS = "id, trigger, request, command_ids, state, artefact, error, result"
 _MIGRATIONS = (
@@ -124,8 +125,9 @@ class JobRecord:
     result: Mapping[str, Any] | None
 
 
-def read_journal(path: Path) -> list[JobRow]:
+def read_journal(state_dir: Path) -> list[JobRow]:
     """Return what a report shows of a journal, the oldest job first; nothing where there is none, or a damaged one."""
+    path = state_dir / JOURNAL
     if not path.exists():
         return []
     wanted = "SELECT trigger, state, artefact, error, created_wall, updated_wall FROM jobs ORDER BY number"

@@ -6,7 +6,7 @@ finds out what it was given. agent/common/html draws and renders.
 Public names:
     calibration  calibration_sections
     plan         plan_sections
-    artefact     artefact_report
+    artefact     artefact_report, keep_report
     state        state_report
     command      make_report
 """

@@ -13,7 +13,10 @@ from agent.reports.plan import plan_sections
 from calibrate.plan import PrecisionPlan
 from engines.calibration import load_calibration
 from engines.store.artefact import Artefact
+from engines.store.files import replace_files
 
+_REPORTS = "reports"  # a folder of the state directory: an artefact's own folder is sealed
+_OWNER_ONLY = 0o600  # a report shows frames: the user of the daemon may read it, and nobody else on the board
 _PLAN, _CALIBRATION = "plan.json", "calibration.json"
 
 
@@ -36,6 +39,22 @@ def artefact_report(artefact: Artefact, missed: Sequence[tuple[bytes, str]] = ()
         sections += calibration_sections(calibration)
     lead = str(verdict["reason"]) if verdict is not None else "This engine was built by hand: no verdict has judged it."
     return render_report(f"Engine {artefact.id}", lead, sections, facts)
+
+
+def keep_report(state_dir: Path, artefact_id: str, content: str) -> Path:
+    """Write the report on an artefact of a state directory, and remove those whose artefact has gone.
+
+    Raises OSError.
+    """
+    folder = state_dir / _REPORTS
+    folder.mkdir(mode=0o700, exist_ok=True)
+    kept = {each.name for each in (state_dir / "artefacts").iterdir()}
+    for report in folder.glob("*.html"):
+        if report.stem not in kept:
+            report.unlink(missing_ok=True)
+    path = folder / f"{artefact_id}.html"
+    replace_files({path: content.encode()}, mode=_OWNER_ONLY)
+    return path
 
 
 def _facts(artefact: Artefact) -> dict[str, str]:

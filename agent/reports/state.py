@@ -170,7 +170,11 @@ def _engines(
     tables = [Table(heads, rows, chosen=chosen)]
     if damaged:
         tables.append(Table((("engine", False), ("why it cannot be used", False)), damaged, "Not usable"))
-    yield Section("Engines", ["Beside each engine that a job made lies its own report."], tables=tables)
+    yield Section(
+        "Engines",
+        ["Each engine that a job made has a report of its own, in reports/ of the state directory."],
+        tables=tables,
+    )
 
 
 def _engine_row(artefact: Artefact, current: str, previous: str) -> tuple[Any, ...]:

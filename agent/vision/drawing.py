@@ -1,6 +1,6 @@
 """Draw a prediction into a picture, for people: boxes with their labels and scores, or classes.
 
-`draw_prediction` is the entry.
+`draw_prediction` is the entry; `input_picture` shows what a network gets.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from agent.vision.decode import Classification, Prediction
 from agent.vision.detections import Detections
 from agent.vision.preprocess import Geometry
-from agent.vision.spec import ModelSpec
+from agent.vision.spec import InputSpec, ModelSpec
+from engines.interface import Array
+from engines.preprocessing import image_layout
 
 Picture = NDArray[np.uint8]  # BGR (height, width, 3)
 Color = tuple[int, int, int]
@@ -56,6 +58,23 @@ def scaled(picture: Picture, scale: float) -> Picture:
     size = max(1, round(picture.shape[1] * scale)), max(1, round(picture.shape[0] * scale))
     kind = cv2.INTER_AREA if scale < 1.0 else cv2.INTER_NEAREST
     return np.asarray(cv2.resize(picture, size, interpolation=kind), np.uint8)
+
+
+def input_picture(tensor: Array, image: InputSpec) -> Picture:
+    """Return a network input (1, C, H, W) or (1, H, W, C) as a picture.
+
+    Its values are levels again, and its channels as the spec states them.
+    """
+    planes = np.asarray(tensor[0], np.float32)
+    planes = planes if image_layout(tensor.shape) == "NCHW" else planes.transpose(2, 0, 1)
+    std, mean = (np.resize(np.array(values), len(planes))[:, None, None] for values in (image.std, image.mean))
+    planes = (planes * std + mean) / image.scale  # of a graph that takes bytes they are 1 and 0
+    levels = np.clip(np.rint(planes), 0, 255).astype(np.uint8)
+    if image.color == "rgb":
+        levels = levels[::-1]
+    elif image.color == "gray":
+        levels = np.repeat(levels, 3, axis=0)
+    return np.ascontiguousarray(levels.transpose(1, 2, 0))
 
 
 def _draw_boxes(

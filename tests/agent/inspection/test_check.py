@@ -17,8 +17,8 @@ from lab import SPECS
 from places import ROOT
 from plain_decoders import softmax_top_1
 
-from agent.checking.check import Check, run_check
-from agent.checking.sureness import Sureness, compare, disordered
+from agent.inspection.check import Check, run_check
+from agent.inspection.sureness import Sureness, compare, disordered
 from agent.vision.decode import class_probabilities
 from examples.street.scene import Street
 from fleet.cli.main import main

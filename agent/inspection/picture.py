@@ -10,14 +10,12 @@ from textwrap import wrap
 
 import cv2
 import numpy as np
-from numpy.typing import NDArray
 
-from agent.checking.check import Answer, Check, Row
 from agent.common.errors import AgentError
-from agent.vision.drawing import COLORS, Color, Picture, draw_prediction, scaled
+from agent.inspection.check import Answer, Check, Row
+from agent.vision.drawing import COLORS, Color, Picture, draw_prediction, input_picture, scaled
 from agent.vision.spec import InputSpec
 from engines.interface import Array
-from engines.preprocessing import image_layout
 
 _COLUMNS = 3
 _TILE_PX, _TALLEST_PX = 480, 340  # width, and most height, of a tile's picture
@@ -65,7 +63,7 @@ def draw_check(check: Check, path: Path) -> None:
 def _sheet(check: Check) -> Picture:
     first, spec = check.answers[0], check.written
     tiles = [
-        _Tile("what the network gets", _input_note(first.tensor, spec.input), _input_picture(first.tensor, spec.input)),
+        _Tile("what the network gets", _input_note(first.tensor, spec.input), _shown_input(first.tensor, spec.input)),
         _answer_tile(check, check.rows[0], first, "what it answers"),
         _Tile(check.rows[0].alternative.name, check.target.name, _facts(check), _PAPER),
     ]
@@ -154,29 +152,14 @@ def _short(value: object) -> str:
 
 
 def _input_note(tensor: Array, image: InputSpec) -> str:
-    height, width = _planes(tensor).shape[1:]
+    height, width = input_picture(tensor, image).shape[:2]
     low, high = float(tensor.min()), float(tensor.max())
     return f"{width} x {height}, {_CHANNELS[image.color]}, values {low:.3g} to {high:.3g}"
 
 
-def _input_picture(tensor: Array, image: InputSpec) -> Picture:
-    """Return a network input as a picture: its values as levels again, its channels as the spec states them."""
-    planes = _planes(tensor)
-    std, mean = (np.resize(np.array(values), len(planes))[:, None, None] for values in (image.std, image.mean))
-    planes = (planes * std + mean) / image.scale  # of a graph that takes bytes they are 1 and 0
-    levels = np.clip(np.rint(planes), 0, 255).astype(np.uint8)
-    if image.color == "rgb":
-        levels = levels[::-1]
-    elif image.color == "gray":
-        levels = np.repeat(levels, 3, axis=0)
-    picture = np.ascontiguousarray(levels.transpose(1, 2, 0))
+def _shown_input(tensor: Array, image: InputSpec) -> Picture:
+    picture = input_picture(tensor, image)
     return scaled(picture, _fit(picture))
-
-
-def _planes(tensor: Array) -> NDArray[np.float32]:
-    """Return one image's values with the channels first."""
-    image = np.asarray(tensor[0], np.float32)
-    return image if image_layout(tensor.shape) == "NCHW" else image.transpose(2, 0, 1)
 
 
 def _fit(picture: Picture) -> float:

@@ -19,12 +19,12 @@ from rich.table import Table
 
 from agent.camera.reader import read_spread, source_length
 from agent.camera.source import parse_source
-from agent.checking.alternatives import Alternative, alternatives, unchanged
-from agent.checking.sureness import FEW, LEAST, Finding, Sureness, compare, measure, probabilities
 from agent.common.console import Task, progress
+from agent.inspection.alternatives import Alternative, alternatives, unchanged
 from agent.inspection.graph_facts import read_facts
 from agent.inspection.inspect import inspect_model
 from agent.inspection.spec_guess import Head, fitting_heads
+from agent.inspection.sureness import FEW, LEAST, Finding, Sureness, compare, measure, probabilities
 from agent.models.model import open_model
 from agent.vision.decode import Prediction, prediction_as_dict
 from agent.vision.preprocess import Geometry
