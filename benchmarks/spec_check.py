@@ -10,6 +10,7 @@ became of it:
     corrected  the verdict is the right spec
     equal      the verdict is another spec, than which the right one is not less sure
     WRONG      the verdict is a spec that is not right, and surer than the right one
+    same       the mistake changes nothing: these frames have the proportions of the input
 
 `rank` is that of the right spec among all that were tried, by sureness; `right` and `planted` are the two figures.
 """
@@ -30,6 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agent.common.schema import read_yaml
+from agent.inspection.alternatives import same_values
 from agent.inspection.check import Check, Row, run_check
 from agent.inspection.sureness import compare
 from agent.vision.spec import ModelSpec, load_model_spec
@@ -110,18 +112,18 @@ def _written(keys: Mapping[str, Any], path: Path) -> ModelSpec:
 
 def _is(row: Row, right: ModelSpec) -> bool:
     spec = row.alternative.spec
-    return spec.decoder == right.decoder and _effect(spec) == _effect(right)
+    return spec.decoder == right.decoder and _place(spec) == _place(right) and same_values(spec.input, right.input)
 
 
-def _effect(spec: ModelSpec) -> dict[str, Any]:
-    """What of an input's keys has an effect: a stretched frame has no anchor and no padding."""
-    ignored = {"anchor", "pad"} if spec.input.resize == "stretch" else set()
-    return spec.input.model_dump(exclude=ignored)
+def _place(spec: ModelSpec) -> tuple[str, ...]:
+    """What says where a frame lies in the input: stretched, it has no anchor."""
+    image = spec.input
+    return (image.color, image.resize) if image.resize == "stretch" else (image.color, image.resize, image.anchor)
 
 
 def _outcome(check: Check, truth: Row | None) -> str:
     if check.surest is check.rows[0]:
-        return "nothing"
+        return "nothing" if truth is not None else "same"
     if check.surest is truth:
         return "corrected"
     surest, right = check.surest.sureness, truth.sureness if truth is not None else None

@@ -29,7 +29,7 @@ def add_offline(commands: Any) -> None:
     check = command(commands, "check", _check, "draw what the model gets and answers; find what its spec has wrong")
     check.add_argument("model", type=Path, metavar="MODEL.yaml", help="or a MODEL.onnx, with the spec guessed of it")
     check.add_argument("--frames", required=True, metavar="SRC", help=f"a photo, {SOURCES}")
-    check.add_argument("--count", type=number(int, 1, 1000), metavar="N", help="frames of it (24; a classifier: 128)")
+    check.add_argument("--count", type=number(int, 1, 1000), metavar="N", help="frames of it (32; a classifier: 128)")
     check.add_argument("--threads", type=number(int, 1), default=os.cpu_count() or 1, metavar="N")
     check.add_argument("-o", "--output", type=Path, metavar="check.png", help="the picture: input, answer, other specs")
 

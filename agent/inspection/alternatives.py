@@ -65,27 +65,29 @@ def alternatives(base: Alternative, heads: Sequence[Head], is_bytes: bool) -> It
         heads: what the outputs may be (`fitting_heads`).
         is_bytes: the graph takes uint8, and scales by itself.
     """
-    for kind, name, spec in _changes(base.spec, heads, is_bytes):
+    for kind, name, spec in _changes(base, heads, is_bytes):
         if kind not in base.kinds:
             names = (base.name, name) if base.kinds else (name,)
             yield Alternative(", ".join(names), (*base.kinds, kind), spec)
 
 
-def _changes(spec: ModelSpec, heads: Sequence[Head], is_bytes: bool) -> Iterator[tuple[Kind, str, ModelSpec]]:
-    image = spec.input
+def _changes(base: Alternative, heads: Sequence[Head], is_bytes: bool) -> Iterator[tuple[Kind, str, ModelSpec]]:
+    spec, image = base.spec, base.spec.input
     if image.color != "gray":
         color = "rgb" if image.color == "bgr" else "bgr"
-        yield "color", f"color: {color}", _with_input(spec, {"color": color})
+        # Means that the user has written stay in his order; those that we have chosen are of a colour each.
+        ours = {"mean": image.mean[::-1], "std": image.std[::-1]} if "values" in base.kinds else {}
+        yield "color", f"color: {color}", _with_input(spec, {"color": color, **ours})
     if image.resize in ("letterbox", "stretch"):
         for name, keys in _RESIZES.items():
             if any(getattr(image, key) != value for key, value in keys.items()):
                 yield "resize", name, _with_input(spec, keys)
     for name, keys in () if is_bytes else _ranges(image).items():
         changed = _with_input(spec, keys)
-        if not _same_values(changed.input, image):
+        if not same_values(changed.input, image):
             yield "values", name, changed
     for decoder in dict.fromkeys(head.decoder for head in heads):
-        if spec.task == "detect" and decoder not in (None, spec.decoder):
+        if spec.task == "detect" and decoder != spec.decoder:
             yield "decoder", f"decoder: {decoder}", spec.model_copy(update={"decoder": decoder})
 
 
@@ -109,7 +111,7 @@ def _with_input(spec: ModelSpec, keys: Mapping[str, Any]) -> ModelSpec:
     return spec.model_copy(update={"input": changed})
 
 
-def _same_values(first: InputSpec, second: InputSpec) -> bool:
+def same_values(first: InputSpec, second: InputSpec) -> bool:
     """Return True where black and white become nearly the same values in both."""
     ends = [
         (np.array([[0.0], [255.0]]) * image.scale - np.array(image.mean)) / np.array(image.std)

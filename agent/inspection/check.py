@@ -19,7 +19,7 @@ from rich.table import Table
 
 from agent.camera.reader import read_spread, source_length
 from agent.camera.source import parse_source
-from agent.common.console import Task, progress
+from agent.common.console import progress
 from agent.inspection.alternatives import Alternative, alternatives, unchanged
 from agent.inspection.graph_facts import read_facts
 from agent.inspection.inspect import inspect_model
@@ -35,7 +35,7 @@ from engines.registry import open_backend
 
 _ROUNDS = 3
 _TOP_CLASSES = 5
-_COUNTS = {"detect": 24, "classify": 128, "raw": 1}  # a class is one answer a frame, mostly all or nothing
+_COUNTS = {"detect": 32, "classify": 128, "raw": 1}  # a class is one answer a frame, mostly all or nothing
 
 Image = NDArray[np.uint8]
 
@@ -219,11 +219,13 @@ def run_check(target: Path, frames: str, count: int | None, threads: int) -> Che
             images.append(image)
             bar.update(len(images))
     heads = fitting_heads(read_facts(spec.path)) if spec.task == "detect" else ()
-    with (
-        closing(open_backend("onnxruntime", BackendOptions(threads)).load(model.master.SerializeToString())) as engine,
-        progress("checking") as bar,
-    ):
-        rows, surest = _measure_rounds(engine, unchanged(spec, is_guessed), images, heads, bar)
+    written = unchanged(spec, is_guessed)
+    with closing(open_backend("onnxruntime", BackendOptions(threads)).load(model.master.SerializeToString())) as engine:
+        if spec.task == "raw":
+            rows = [Row(written, None)]
+            surest = rows[0]
+        else:
+            rows, surest = _measure_rounds(engine, written, images, heads)
         found = np.sum([row.sureness.sums for row in rows if row.sureness is not None], axis=0)
         shown = images[int(np.argmax(found))]
         answers = tuple(_answer(engine, row.alternative.spec, shown) for row in rows)
@@ -236,42 +238,40 @@ def _is_finite(output: Array) -> bool:
 
 
 def _measure_rounds(
-    engine: Engine, written: Alternative, images: Sequence[Image], heads: Sequence[Head], bar: Task
+    engine: Engine, written: Alternative, images: Sequence[Image], heads: Sequence[Head]
 ) -> tuple[list[Row], Row]:
     """Return every spec that was tried, the one as written first, and the surest of them."""
-    if written.spec.task == "raw":
-        row = Row(written, None)
-        return [row], row
-    done = 0
-
-    def measured(alternative: Alternative) -> Sureness:
-        def counted() -> Iterator[Image]:
-            nonlocal done
-            for image in images:
-                yield image
-                done += 1
-                bar.update(done, alternative.name)
-
-        return measure(engine, alternative.spec, counted())
-
-    surest = Row(written, measured(written))
+    (sureness,) = _measure(engine, [written], images, "measuring the spec")
+    surest = Row(written, sureness)
     rows = [surest]
     is_bytes = engine.inputs[0].dtype == np.uint8
-    for _ in range(_ROUNDS):
-        base = surest
-        assert base.sureness is not None
-        for alternative in alternatives(base.alternative, heads, is_bytes):
-            if _same_input(engine, base.alternative.spec, alternative.spec, images):
-                continue
-            sureness = measured(alternative)
-            row = Row(alternative, sureness, compare(sureness, base.sureness, alternative.kinds[-1] == "resize"))
+    for number in range(1, _ROUNDS + 1):
+        base, best = surest.alternative, sureness
+        others = [
+            other
+            for other in alternatives(base, heads, is_bytes)
+            if not _same_input(engine, base.spec, other.spec, images)
+        ]
+        figures = _measure(engine, others, images, f"measuring alternatives, round {number}")
+        for other, figure in zip(others, figures, strict=True):
+            row = Row(other, figure, compare(figure, best, other.kinds[-1] == "resize"))
             rows.append(row)
-            assert surest.sureness is not None
-            if row.finding == "surer" and sureness.mean > surest.sureness.mean:
-                surest = row
-        if surest is base:
+            if row.finding == "surer" and figure.mean > sureness.mean:
+                surest, sureness = row, figure
+        if surest.alternative is base:
             break
     return rows, surest
+
+
+def _measure(engine: Engine, specs: Sequence[Alternative], images: Sequence[Image], title: str) -> list[Sureness]:
+    with progress(title, len(specs) * len(images)) as bar:
+
+        def counted(index: int) -> Iterator[Image]:
+            for done, image in enumerate(images, start=index * len(images)):
+                bar.update(done, specs[index].name)
+                yield image
+
+        return [measure(engine, each.spec, counted(index)) for index, each in enumerate(specs)]
 
 
 def _same_input(engine: Engine, first: ModelSpec, second: ModelSpec, images: Sequence[Image]) -> bool:

@@ -85,8 +85,11 @@ def guess_head(facts: GraphFacts) -> Head:
 
 
 def fitting_heads(facts: GraphFacts) -> tuple[Head, ...]:
-    """Return every reading of the outputs that fits, the surest first."""
-    return () if facts.size is None else tuple(_readings(facts, facts.size))
+    """Return every reading of the outputs as a detector's that its decoder accepts, the surest first."""
+    if facts.size is None:
+        return ()
+    heads = _readings(facts, facts.size)
+    return tuple(head for head in heads if head.decoder is not None and _fits(head.decoder, facts, facts.size))
 
 
 def class_names(facts: GraphFacts) -> tuple[str, ...]:

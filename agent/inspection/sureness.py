@@ -40,6 +40,7 @@ CHANCE = 0.003
 FEW = 8
 FEW_MARGIN = 2.0
 LEAST = 0.02  # a frame; below it, nothing is found that could be compared
+_EXACT = 50  # differences; of more, the normal distribution is as good
 _TILES = 32  # along each side of a frame that is put in disorder
 
 Image = NDArray[np.uint8]
@@ -94,7 +95,11 @@ def _is_above(ours: Means, theirs: Means) -> bool:
     count, mean, other = len(ours), float(ours.mean()), float(theirs.mean())
     if mean < LEAST or mean < (MARGIN if count >= FEW else FEW_MARGIN) * other:
         return False
-    return count < FEW or bool(wilcoxon(ours, theirs, alternative="greater").pvalue < CHANCE)
+    if count < FEW:
+        return True
+    differences = (ours - theirs)[ours != theirs]
+    method = "exact" if len(differences) <= _EXACT else "auto"
+    return bool(wilcoxon(differences, alternative="greater", method=method).pvalue < CHANCE)
 
 
 def _detections_confidence(task: VisionTask, engine: Engine, image: Image) -> tuple[float, float]:

@@ -13,10 +13,10 @@ from calibrate.plan import PrecisionPlan
 _COLORS = {"INT8": "c0", "INT8, repaired": "c2", "float": "c1"}
 _LEAST_WIDTH = 0.004  # of the map: a layer of hardly any work can still be seen
 _MAP_TITLE = "Precision of each group of layers, in the network's order"
-_HOW_TO_READ = (
-    "From left to right stand the groups of layers that share a decision, in the network's order: as wide as their "
-    "work, and as high as the noise that INT8 adds in them, relative to the loudest."
+_ORDER = (
+    "From left to right stand the groups of layers that share a decision, in the network's order, as wide as their work"
 )
+_HOW_TO_READ = f"{_ORDER}, and as high as the noise that INT8 adds in them, relative to the loudest."
 _OF_JOBS = {"tried", "costs", "groups"}  # keys in the evidence of a job's plan
 
 
@@ -185,13 +185,12 @@ def _of_job(plan: PrecisionPlan) -> Iterator[Section]:
 def _groups_of_job(plan: PrecisionPlan) -> Section:
     """Show the map and the groups; their noise was measured where the job had to search, and else is predicted."""
     evidence, repaired = plan.evidence, _repaired(plan)
-    loudest = max(group["sensitivity"] for group in evidence["groups"]) or 1.0
-    kinds = [_kind_in(plan, repaired, group["layers"]) for group in evidence["groups"]]
-    pairs = list(zip(evidence["groups"], kinds, strict=True))
+    loudest = max(group["sensitivity"] for group in evidence["groups"])
+    pairs = [(group, _kind_in(plan, repaired, group["layers"])) for group in evidence["groups"]]
     cells = [
         (
             max(group["macs_share"], _LEAST_WIDTH),
-            group["sensitivity"] / loudest,
+            group["sensitivity"] / loudest if loudest else 0.5,
             _COLORS[kind],
             f"{group['name']}: {kind}; {show_share(group['macs_share'])} of the work",
         )
@@ -204,8 +203,14 @@ def _groups_of_job(plan: PrecisionPlan) -> Section:
             kind,
             "; ".join(dict.fromkeys(words for layer in group["layers"] for words in repaired.get(layer, ()))),
             (show_share(group["macs_share"]), group["macs_share"]),
-            (show_share(group["sensitivity"] / loudest), group["sensitivity"]),
-            "measured" if group["measured"] else "in a block" if evidence["sensed"] else "predicted",
+            (show_share(group["sensitivity"] / loudest) if loudest else "", group["sensitivity"] if loudest else ""),
+            ""
+            if not loudest
+            else "measured"
+            if group["measured"]
+            else "in a block"
+            if evidence["sensed"]
+            else "predicted",
         )
         for number, (group, kind) in enumerate(pairs, start=1)
     ]
@@ -213,10 +218,10 @@ def _groups_of_job(plan: PrecisionPlan) -> Section:
         ("group of layers", False), ("order", True), ("precision", False), ("repairs", False), ("work", True),
         ("noise, of the loudest", True), ("noise is", False),
     )  # fmt: skip
+    text = _HOW_TO_READ if loudest else f"{_ORDER}. This plan served before, and its noise was not measured again."
     figure = Figure("Precision map", strip(cells, _MAP_TITLE), _COLORS)
-    return Section(
-        "Precision, layer by layer", [_HOW_TO_READ], figures=[figure], tables=[Table(heads, rows, filters=True)]
-    )
+    table = Table(heads, rows, filters=True)
+    return Section("Precision, layer by layer", [text], figures=[figure], tables=[table])
 
 
 def _kind_in(plan: PrecisionPlan, repaired: Mapping[str, Sequence[str]], layers: Sequence[str]) -> str:

@@ -172,7 +172,7 @@ def _engines(
         tables.append(Table((("engine", False), ("why it cannot be used", False)), damaged, "Not usable"))
     yield Section(
         "Engines",
-        ["Each engine that a job made has a report of its own, in reports/ of the state directory."],
+        ["Each engine that a job made has a report of its own, in reports/."],
         tables=tables,
     )
 

@@ -87,7 +87,7 @@ def _draw_boxes(
     )
     for (left, top, right, bottom), class_id, score in rows:
         color = COLORS[class_id % len(COLORS)]
-        cv2.rectangle(picture, (left, top), (right, bottom), color, thickness)
+        cv2.rectangle(picture, (left, top), (right, bottom), color, thickness + 1)
         _write_text(picture, f"{spec.label(class_id)} {score:.2f}", (left, top), color, thickness)
 
 

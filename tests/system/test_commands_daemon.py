@@ -103,7 +103,7 @@ def test_send_saves_a_snapshot_where_the_owner_lets_it_go(board: World, mosquitt
         board.change(privacy={"snapshot": True})
         with board.running():
             watcher.expect(TOPICS.telemetry)
-            eventually(lambda: tared(*words, "annotated=true").returncode == 0)
+            eventually(lambda: tared(*words[:3], "annotated=true", *words[3:]).returncode == 0, 30.0)
             image = cv2.imread(str(picture))
             assert image is not None
             assert image.shape == (32, 32, 3)

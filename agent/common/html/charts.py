@@ -135,7 +135,8 @@ def _time_ticks(low: float, high: float) -> list[tuple[float, str]]:
         if not is_date:
             ticks.append((float(at), f"{at // 60}:{at % 60:02d}" if high > 120 else f"{at} s"))
         else:
-            ticks.append((float(at), time.strftime("%m-%d" if step >= 86400 else "%H:%M", time.gmtime(at))))
+            form = "%m-%d" if step >= 86400 else "%H:%M" if step >= 60 else "%H:%M:%S"
+            ticks.append((float(at), time.strftime(form, time.gmtime(at))))
     return ticks
 
 
