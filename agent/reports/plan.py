@@ -224,6 +224,12 @@ def _groups_of_job(plan: PrecisionPlan) -> Section:
     return Section("Precision, layer by layer", [text], figures=[figure], tables=[table])
 
 
+def _noise_is(group: Mapping[str, Any], evidence: Mapping[str, Any]) -> str:
+    if group["measured"]:
+        return "measured"
+    return "measured in a block" if evidence["sensed"] else "predicted"
+
+
 def _kind_in(plan: PrecisionPlan, repaired: Mapping[str, Sequence[str]], layers: Sequence[str]) -> str:
     if plan.floats.keys() >= set(layers):
         return "float"
