@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import cv2
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +15,7 @@ from agent.vision.spec import ModelSpec
 from agent.vision.task import ServedFrame
 
 _QUALITY = 85
+_FAR = 2.0**14  # pixels; OpenCV takes no coordinate of more than 31 bits, and is slow long before
 _DARK, _LIGHT = (0, 0, 0), (255, 255, 255)
 # For one class after another, BGR: Okabe and Ito's, which colour-blind people can tell apart
 # (jfly.uni-koeln.de/color).
@@ -30,13 +33,28 @@ def annotate(served: ServedFrame, spec: ModelSpec) -> NDArray[np.uint8]:
     if not isinstance(result, Detections):
         return picture
     boxes = served.geometry.to_frame(result.boxes) if served.geometry is not None else result.boxes
-    boxes = np.where(np.isfinite(boxes), boxes, 0.0)
+    boxes = np.clip(np.where(np.isfinite(boxes), boxes, 0.0), -_FAR, _FAR)
     rows = zip(np.rint(boxes).astype(int).tolist(), result.classes.tolist(), result.scores.tolist(), strict=True)
     for (left, top, right, bottom), class_id, score in rows:
         color = _COLORS[class_id % len(_COLORS)]
         cv2.rectangle(picture, (left, top), (right, bottom), color, thickness)
         _write(picture, f"{spec.label(class_id)} {score:.2f}", (left, top), color, thickness)
     return picture
+
+
+def shrink(served: ServedFrame, width: int) -> ServedFrame:
+    """Return the answer with its frame, and the boxes in it, scaled down to at most `width` pixels."""
+    image, result = served.frame.image, served.result
+    scale = width / image.shape[1]
+    if scale >= 1.0:
+        return served
+    size = (width, max(1, round(scale * image.shape[0])))
+    small = np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_AREA), np.uint8)
+    if isinstance(result, Detections):
+        boxes = served.geometry.to_frame(result.boxes) if served.geometry is not None else result.boxes
+        scaled = np.asarray(boxes * scale, np.float32)
+        result = Detections(boxes=scaled, classes=result.classes, scores=result.scores)
+    return replace(served, frame=replace(served.frame, image=small), result=result, geometry=None)
 
 
 def _write(
