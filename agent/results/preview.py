@@ -31,7 +31,7 @@ from agent.common.timing import Backoff, RetryState
 from agent.config import Config
 from agent.results.snapshot import annotate, encode_jpeg, shrink
 from agent.results.unix_listener import UnixListener
-from agent.results.viewer import Picture, Refusal, Viewer, parse_request, response
+from agent.results.viewer import Picture, RefusedRequest, Viewer, parse_request, response
 from agent.vision.task import ServedFrame
 from calibrate.errors import TaredError
 
@@ -41,7 +41,7 @@ _BACKLOG = 128
 _SEND_BUFFER_BYTES = 2**18  # for each viewer in the kernel: a slow one is to get fewer frames, not old ones
 _MOST_WAITING = 16  # connections that get no stream: their request or their end is still to come
 _ADMITTED_AT_ONCE = 16
-_CROWDED_S = 0.05  # until more are admitted, where the oldest had to go: a flood of connections costs little
+_CROWDED_S = 0.02  # until more are admitted, where the oldest had to go: a flood of connections costs little
 _REQUEST_S, _LEAVE_S, _STALLED_S = 5.0, 2.0, 30.0
 _REPEAT_S = 1.0  # Chrome shows a part once the next one has begun
 _MOST_JPEG_BYTES = 2**21
@@ -160,7 +160,9 @@ class Preview(threading.Thread):
         place = self._config.place
         assert place is not None  # else there is no preview
         with ExitStack() as stack:
+            stack.callback(self._close_all)
             try:
+                self._selector = stack.enter_context(selectors.DefaultSelector())
                 if isinstance(place, Path):
                     unix = UnixListener(place, _MODE, _BACKLOG)
                     stack.callback(unix.close)
@@ -169,12 +171,10 @@ class Preview(threading.Thread):
                     listener = stack.enter_context(_listen(*place))
                     host, port = listener.getsockname()[:2]
                     address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-                self._selector = stack.enter_context(selectors.DefaultSelector())
             except OSError as error:
                 found = f"{self._config.address}: {error.strerror or error}"
                 remedy = "choose another preview.address, or end the process that has it"
                 raise AgentError("preview.address", found, "an address that is free", remedy) from error
-            stack.callback(self._close_all)
             self.address = address
             if self._opening.code:
                 self._opening.note_success()
@@ -264,7 +264,7 @@ class Preview(threading.Thread):
             request = parse_request(head, self._cameras, not isinstance(self._config.place, Path))
             if len(self._viewers) >= self._config.viewers:
                 text = f"{len(self._viewers)} viewers look already, as many as preview.viewers in config.yaml permits"
-                raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, text, "Retry-After: 5")
+                raise RefusedRequest(HTTPStatus.SERVICE_UNAVAILABLE, text, "Retry-After: 5")
             if request.streams:
                 viewer.begin(request.camera, now_s)
                 self._viewers[viewer] = self._waiting.pop(viewer)
@@ -272,10 +272,10 @@ class Preview(threading.Thread):
             picture = self._picture(request.camera, now_s)
             if picture is None:
                 text = "no frame yet, or none that could be drawn"
-                raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, text, "Retry-After: 1")
+                raise RefusedRequest(HTTPStatus.SERVICE_UNAVAILABLE, text, "Retry-After: 1")
             stamps = (f"X-Frame: {picture.frame_id}", f"X-Timestamp: {picture.ts:.6f}")
             viewer.finish(response(HTTPStatus.OK, picture.jpeg, "image/jpeg", *stamps), now_s)
-        except Refusal as refusal:
+        except RefusedRequest as refusal:
             viewer.finish(refusal.response, now_s)
 
     def _show_newest(self, now_s: float) -> None:

@@ -56,7 +56,7 @@ class ViewRequest:
     streams: bool
 
 
-class Refusal(Exception):
+class RefusedRequest(Exception):
     """A request that is refused, with the answer to it."""
 
     def __init__(self, status: HTTPStatus, text: str, *headers: str) -> None:
@@ -85,7 +85,7 @@ def parse_request(head: bytes, cameras: Sequence[str], checks_host: bool) -> Vie
     checks_host: refuse a Host that does not name this machine's loopback interface. A page whose own name was made to
     lead here (DNS rebinding) is as good as the preview's own for a browser, and could read the pictures.
 
-    Raises Refusal.
+    Raises RefusedRequest.
     """
     line, _, rest = head.partition(b"\r\n")
     try:
@@ -94,19 +94,19 @@ def parse_request(head: bytes, cameras: Sequence[str], checks_host: bool) -> Vie
         url = urlsplit(target)
         query = parse_qs(url.query, keep_blank_values=True, max_num_fields=8)
     except (ValueError, HTTPException):
-        raise Refusal(HTTPStatus.BAD_REQUEST, "a request that is not HTTP/1.1") from None
+        raise RefusedRequest(HTTPStatus.BAD_REQUEST, "a request that is not HTTP/1.1") from None
     if not version.startswith("HTTP/1."):
-        raise Refusal(HTTPStatus.BAD_REQUEST, "expected HTTP/1.1")
+        raise RefusedRequest(HTTPStatus.BAD_REQUEST, "expected HTTP/1.1")
     if checks_host and not _names_loopback(headers):
         text = "the Host of the request does not name this machine: use 127.0.0.1 or localhost, with the port"
-        raise Refusal(HTTPStatus.FORBIDDEN, text)
+        raise RefusedRequest(HTTPStatus.FORBIDDEN, text)
     if url.path not in (STREAM, PICTURE):
-        raise Refusal(HTTPStatus.NOT_FOUND, _known_pages(cameras))
+        raise RefusedRequest(HTTPStatus.NOT_FOUND, _known_pages(cameras))
     if method != "GET":
-        raise Refusal(HTTPStatus.METHOD_NOT_ALLOWED, "expected GET", "Allow: GET")
+        raise RefusedRequest(HTTPStatus.METHOD_NOT_ALLOWED, "expected GET", "Allow: GET")
     camera = query.get("camera", cameras)[0]
     if camera not in cameras:
-        raise Refusal(HTTPStatus.NOT_FOUND, _known_pages(cameras))
+        raise RefusedRequest(HTTPStatus.NOT_FOUND, _known_pages(cameras))
     return ViewRequest(camera, url.path == STREAM)
 
 
