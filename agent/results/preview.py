@@ -1,8 +1,9 @@
 """Show annotated frames to people on this machine: MJPEG over HTTP, on a loopback port or a Unix socket.
 
-`Preview` is one thread of low priority, which accepts viewers, draws, encodes and sends. The frame path does nothing
-for it: it keeps the newest answer of each camera anyway. While nobody looks, the thread sleeps. While somebody does, it
-draws the newest answer of each camera that is looked at, at most `preview.per_s` times a second, once for all viewers.
+`Preview` is one thread of low priority, which accepts viewers, draws, encodes and sends. While nobody looks, it sleeps,
+and the frame path asks an empty set. While somebody does, it draws an answer of each camera that is looked at, at most
+`preview.per_s` times a second, once for all viewers. It begins as soon as the frame path has handed it over: until the
+next frame comes, nobody else wants the processor. Drawn at any other time, some frames would wait for it.
 
 A viewer gets the next picture once it has taken the one before: a slow one gets fewer, and nobody waits for it. The
 number of viewers, the number of incomplete requests and the time for each are bounded.
@@ -45,6 +46,7 @@ _CROWDED_S = 0.02  # until more are admitted, where the oldest had to go: a floo
 _REQUEST_S, _LEAVE_S, _STALLED_S = 5.0, 2.0, 30.0
 _REPEAT_S = 1.0  # Chrome shows a part once the next one has begun
 _MOST_JPEG_BYTES = 2**21
+_PATIENCE_S = 0.5  # for the next answer of a camera; then the latest one has to do
 _RETRY_S = (1.0, 60.0)  # between two attempts, at random up to so much
 _END_S = 5.0
 
@@ -81,6 +83,9 @@ class Preview(threading.Thread):
         self._waiting: dict[Viewer, None] = {}  # all others
         self._selector: selectors.BaseSelector  # while viewers are served
         self._admits_at_s = 0.0
+        self._awaited: set[str] = set()  # cameras whose next answer is wanted; the frame path takes them out
+        self._offered: dict[str, ServedFrame] = {}
+        self._awaited_since_s: dict[str, float] = {}
         self._pictures: dict[str, Picture] = {}
         self._drawn: dict[str, tuple[int, int]] = {}  # the frame of each picture: its number, and when it was answered
         self._due_s = dict.fromkeys(self._cameras, 0.0)  # when the next frame of each camera may be drawn
@@ -100,6 +105,14 @@ class Preview(threading.Thread):
     def show(self, newest: Newest, on_change: Callable[[TaredError | None], None]) -> None:
         """Take frames from here on. newest: returns the latest answer of a camera; called in the preview's thread."""
         self._newest, self._on_change = newest, on_change
+
+    def offer(self, served: ServedFrame) -> None:
+        """Accept an answer that somebody waits to see; a sink of the frame path, which never waits."""
+        camera = served.frame.camera
+        if camera in self._awaited:
+            self._awaited.discard(camera)
+            self._offered[camera] = served
+            self._notify()
 
     def permit(self, permitted: bool) -> None:
         """Listen; or end all viewers at once, and stop listening. permitted: `privacy.preview`."""
@@ -188,6 +201,9 @@ class Preview(threading.Thread):
             viewer.close()
         self._viewers.clear()
         self._waiting.clear()
+        self._awaited.clear()
+        self._offered.clear()
+        self._awaited_since_s.clear()
         self._pictures.clear()
         self._drawn.clear()
 
@@ -216,9 +232,7 @@ class Preview(threading.Thread):
 
     def _idle_s(self, admits: bool) -> float | None:
         """Return for how long nothing is to be done unless somebody moves; None: for ever."""
-        due_s = [
-            self._due_s[viewer.camera] for viewer in self._viewers if viewer.is_ready and viewer.camera is not None
-        ]
+        due_s = [self._next_s(camera) for camera in self._cameras_looked_at()]
         due_s += [viewer.moved_s + _limit_s(viewer) for viewer in [*self._waiting, *self._viewers] if _is_timed(viewer)]
         due_s += [self._admits_at_s] if not admits else []
         return max(0.0, min(due_s) - time.monotonic()) if due_s else None
@@ -265,38 +279,55 @@ class Preview(threading.Thread):
             if len(self._viewers) >= self._config.viewers:
                 text = f"{len(self._viewers)} viewers look already, as many as preview.viewers in config.yaml permits"
                 raise RefusedRequest(HTTPStatus.SERVICE_UNAVAILABLE, text, "Retry-After: 5")
-            if request.streams:
-                viewer.begin(request.camera, now_s)
-                self._viewers[viewer] = self._waiting.pop(viewer)
-                return
-            picture = self._picture(request.camera, now_s)
-            if picture is None:
-                text = "no frame yet, or none that could be drawn"
-                raise RefusedRequest(HTTPStatus.SERVICE_UNAVAILABLE, text, "Retry-After: 1")
-            stamps = (f"X-Frame: {picture.frame_id}", f"X-Timestamp: {picture.ts:.6f}")
-            viewer.finish(response(HTTPStatus.OK, picture.jpeg, "image/jpeg", *stamps), now_s)
+            viewer.begin(request, now_s)
+            self._viewers[viewer] = self._waiting.pop(viewer)
         except RefusedRequest as refusal:
             viewer.finish(refusal.response, now_s)
 
+    def _cameras_looked_at(self) -> set[str]:
+        """Return the cameras of the viewers that may get another picture."""
+        return {viewer.request.camera for viewer in self._viewers if viewer.request is not None and viewer.is_ready}
+
     def _show_newest(self, now_s: float) -> None:
         """Give each viewer that is ready the newest picture of its camera, and the same one again after a while."""
+        for camera in self._cameras_looked_at():
+            self._update_picture(camera, now_s)
         for viewer in [*self._viewers]:
-            if viewer.camera is None or not viewer.is_ready:
+            request = viewer.request
+            if request is None or not viewer.is_ready:
                 continue
-            picture = self._picture(viewer.camera, now_s)
-            if picture is not None and (picture is not viewer.sent or now_s >= viewer.moved_s + _REPEAT_S):
+            picture = self._pictures.get(request.camera)
+            if not request.streams:
+                if now_s < self._due_s[request.camera]:  # else an answer is still awaited
+                    self._waiting[viewer] = self._viewers.pop(viewer)
+                    viewer.finish(_one_picture(picture), now_s)
+                    self._send(viewer, now_s)
+            elif picture is not None and (picture is not viewer.sent or now_s >= viewer.moved_s + _REPEAT_S):
                 viewer.show(picture, now_s)
                 self._send(viewer, now_s)
 
-    def _picture(self, camera: str, now_s: float) -> Picture | None:
-        """Return the picture of a camera's newest frame, or while none may be drawn that of an earlier one."""
-        if now_s >= self._due_s[camera]:
-            self._due_s[camera] = now_s + 1.0 / self._config.per_s
-            served = self._newest(camera)
-            if served is not None and (served.frame.id, served.done_ns) != self._drawn.get(camera):
-                self._drawn[camera] = served.frame.id, served.done_ns
-                self._draw(camera, served)
-        return self._pictures.get(camera)
+    def _next_s(self, camera: str) -> float:
+        """Return when a camera's picture is to be seen to, unless an answer comes before."""
+        since_s = self._awaited_since_s.get(camera)
+        return since_s + _PATIENCE_S if since_s is not None else self._due_s[camera]
+
+    def _update_picture(self, camera: str, now_s: float) -> None:
+        """Where a camera's next picture is due, wait for its next answer, and draw that, or the latest one."""
+        if now_s < self._due_s[camera]:
+            return
+        since_s = self._awaited_since_s.setdefault(camera, now_s)
+        served = self._offered.pop(camera, None)
+        if served is None and now_s < since_s + _PATIENCE_S:
+            self._awaited.add(camera)
+            return
+        self._awaited.discard(camera)
+        del self._awaited_since_s[camera]
+        period_s = 1.0 / self._config.per_s
+        self._due_s[camera] = max(self._due_s[camera] + period_s, now_s + 0.5 * period_s)
+        served = served or self._newest(camera)
+        if served is not None and (served.frame.id, served.done_ns) != self._drawn.get(camera):
+            self._drawn[camera] = served.frame.id, served.done_ns
+            self._draw(camera, served)
 
     def _draw(self, camera: str, served: ServedFrame) -> None:
         try:
@@ -332,9 +363,18 @@ class Preview(threading.Thread):
         viewer.close()
 
 
+def _one_picture(picture: Picture | None) -> bytes:
+    """Return the response with one picture, or with the reason why there is none."""
+    if picture is None:
+        text = "no frame yet, or none that could be drawn"
+        return RefusedRequest(HTTPStatus.SERVICE_UNAVAILABLE, text, "Retry-After: 1").response
+    stamps = (f"X-Frame: {picture.frame_id}", f"X-Timestamp: {picture.ts:.6f}")
+    return response(HTTPStatus.OK, picture.jpeg, "image/jpeg", *stamps)
+
+
 def _is_timed(viewer: Viewer) -> bool:
     """Return True unless the viewer has taken everything, and it is up to the camera when there is more."""
-    return viewer.camera is None or not viewer.is_ready
+    return viewer.request is None or viewer.is_leaving or not viewer.is_ready
 
 
 def _limit_s(viewer: Viewer) -> float:

@@ -1,7 +1,7 @@
 """Speak HTTP with one viewer of the preview: read its request, answer it, and send pictures as far as there is room.
 
-No call blocks. A viewer passes through three states: its request is read (`head`), it gets pictures (`camera` is set),
-and it has got all (`is_leaving`). Pictures are sent as parts of `multipart/x-mixed-replace`, which every browser shows.
+No call blocks. A viewer passes through three states: its request is read, it gets pictures (`request` is set), and it
+has got all (`is_leaving`). Pictures are sent as parts of `multipart/x-mixed-replace`, which every browser shows.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Viewer:
     """A connection.
 
     Attributes:
-        camera: Whose stream it gets; None before its request, and for one picture.
+        request: What it gets; None before its request, and where that was refused.
         sent: The picture that it has got last, or is getting.
         moved_s: When it connected, or last took anything, on the monotonic clock.
         is_leaving: Everything for it has been queued, and its end is waited for.
@@ -141,7 +141,7 @@ class Viewer:
         with suppress(OSError):  # a Unix socket has no such option
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.connection = connection
-        self.camera: str | None = None
+        self.request: ViewRequest | None = None
         self.sent: Picture | None = None
         self.moved_s = now_s
         self.is_leaving = False
@@ -164,16 +164,17 @@ class Viewer:
             self._received += len(content)
             if not content or self._received > _MOST_BYTES:
                 raise ConnectionAbortedError
-            if self.camera is None and not self.is_leaving:
+            if self.request is None and not self.is_leaving:
                 self._head += content
                 head, end, _ = bytes(self._head).partition(b"\r\n\r\n")
                 return head + end if end else None
         return None
 
-    def begin(self, camera: str, now_s: float) -> None:
-        """Start a stream."""
-        self.camera = camera
-        self._push(stream_head(), now_s)
+    def begin(self, request: ViewRequest, now_s: float) -> None:
+        """Accept its request; a stream starts."""
+        self.request = request
+        if request.streams:
+            self._push(stream_head(), now_s)
 
     def show(self, picture: Picture, now_s: float) -> None:
         """Send a picture of the stream."""

@@ -29,19 +29,20 @@ NOTHING = Detections(boxes=np.zeros((0, 4), np.float32), classes=np.zeros(0, np.
 
 
 class Cameras:
-    """Newest answers by camera, each a frame of one brightness, and how often the preview has asked for them."""
+    """The frame path of a preview: answers by camera, made up by a test."""
 
     def __init__(self, *names: str) -> None:
         self.names = names
-        self.asked = 0
+        self.preview: Preview | None = None
         self._newest: dict[str, ServedFrame] = {}
 
     def answer(self, camera: str, number: int, image: Any, result: Prediction = NOTHING) -> None:
         frame = Frame(number, number / 10.0, number, image, camera)
-        self._newest[camera] = ServedFrame(frame, "f00d", result, number, 0.001)
+        served = self._newest[camera] = ServedFrame(frame, "f00d", result, number, 0.001)
+        if self.preview is not None:
+            self.preview.offer(served)
 
     def newest(self, camera: str) -> ServedFrame | None:
-        self.asked += 1
         return self._newest.get(camera)
 
     @contextlib.contextmanager
@@ -75,6 +76,7 @@ def preview_config(address: str = "127.0.0.1:0", names: tuple[str, ...] = ("stre
 def previewed(config: Config, cameras: Cameras, changes: list[TaredError | None] | None = None) -> Iterator[Preview]:
     """The preview, permitted and open. changes: collects what it reports."""
     with Preview(config) as preview:
+        cameras.preview = preview
         preview.show(cameras.newest, (changes if changes is not None else []).append)
         preview.permit(True)
         eventually(lambda: bool(preview.address))

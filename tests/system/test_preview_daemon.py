@@ -1,4 +1,4 @@
-"""The preview of a daemon as users start it: pictures for those who may look, and the video goes on whatever happens."""
+"""The preview of a daemon as users start it: pictures for those who may look, and the video goes on all the same."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_what_hinders_the_preview_does_not_hinder_the_video(tmp_path: Path, any_
                 stack.enter_context(contextlib.closing(socket.create_server(("127.0.0.1", port))))
             stack.enter_context(world.running())
             eventually(lambda: errors(watcher) == [code], 60.0)  # noqa: B023
-            eventually(lambda: served(watcher) > 20.0, 60.0)  # noqa: B023
+            eventually(lambda: served(watcher) > 20.0, 60.0)
             status = (ask(any_broker, "status").result or {})["preview"]
             assert status == {"address": None, "viewers": 0, "error": code}
 
