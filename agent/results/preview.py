@@ -79,8 +79,8 @@ class Preview(threading.Thread):
         self._wakes.setblocking(False)
         self._wake.setblocking(False)
         self.address = ""
-        self._viewers: dict[Viewer, None] = {}  # that get a stream, the oldest first
-        self._waiting: dict[Viewer, None] = {}  # all others
+        self._viewers: dict[Viewer, None] = {}  # whose request was accepted
+        self._waiting: dict[Viewer, None] = {}  # all others, the oldest first
         self._selector: selectors.BaseSelector  # while viewers are served
         self._admits_at_s = 0.0
         self._awaited: set[str] = set()  # cameras whose next answer is wanted; the frame path takes them out
@@ -201,9 +201,8 @@ class Preview(threading.Thread):
             viewer.close()
         self._viewers.clear()
         self._waiting.clear()
-        self._awaited.clear()
-        self._offered.clear()
-        self._awaited_since_s.clear()
+        for camera in self._cameras:
+            self._await_no_more(camera)
         self._pictures.clear()
         self._drawn.clear()
 
@@ -290,7 +289,10 @@ class Preview(threading.Thread):
 
     def _show_newest(self, now_s: float) -> None:
         """Give each viewer that is ready the newest picture of its camera, and the same one again after a while."""
-        for camera in self._cameras_looked_at():
+        looked_at = self._cameras_looked_at()
+        for camera in self._awaited_since_s.keys() - looked_at:
+            self._await_no_more(camera)
+        for camera in looked_at:
             self._update_picture(camera, now_s)
         for viewer in [*self._viewers]:
             request = viewer.request
@@ -315,19 +317,26 @@ class Preview(threading.Thread):
         """Where a camera's next picture is due, wait for its next answer, and draw that, or the latest one."""
         if now_s < self._due_s[camera]:
             return
-        since_s = self._awaited_since_s.setdefault(camera, now_s)
-        served = self._offered.pop(camera, None)
-        if served is None and now_s < since_s + _PATIENCE_S:
+        if camera not in self._awaited_since_s:
+            self._awaited_since_s[camera] = now_s
+            self._offered.pop(camera, None)  # from an earlier wait
             self._awaited.add(camera)
             return
-        self._awaited.discard(camera)
-        del self._awaited_since_s[camera]
+        served = self._offered.get(camera)
+        if served is None and now_s < self._awaited_since_s[camera] + _PATIENCE_S:
+            return
+        self._await_no_more(camera)
         period_s = 1.0 / self._config.per_s
         self._due_s[camera] = max(self._due_s[camera] + period_s, now_s + 0.5 * period_s)
         served = served or self._newest(camera)
         if served is not None and (served.frame.id, served.done_ns) != self._drawn.get(camera):
             self._drawn[camera] = served.frame.id, served.done_ns
             self._draw(camera, served)
+
+    def _await_no_more(self, camera: str) -> None:
+        self._awaited.discard(camera)
+        self._awaited_since_s.pop(camera, None)
+        self._offered.pop(camera, None)
 
     def _draw(self, camera: str, served: ServedFrame) -> None:
         try:
