@@ -69,7 +69,7 @@ class Looking:
 
 @dataclass(frozen=True)
 class Turn:
-    """Begin and end in wall-clock ns, CPU s of the daemon, pictures of each viewer a s, the machine's share of others."""
+    """Begin and end in wall-clock ns, CPU s of the daemon, pictures of each viewer a s; the share of others."""
 
     span: tuple[int, int]
     cpu_s: float
