@@ -21,8 +21,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, fie
 
 from agent.camera.config import CameraConfig
 from agent.common.credentials import FileOrCredential
-from agent.common.schema import Finite, LocalPath, Strict, read_yaml, validate, verbatim_error
+from agent.common.schema import Finite, LocalPath, Strict, in_folder, read_yaml, validate, verbatim_error
 from agent.mqtt.config import MqttConfig
+from agent.mqtt.endpoint import is_loopback
 from agent.vision.spec import ModelSpec, rebase
 from calibrate.errors import CalibrationError
 from calibrate.threshold import parse_method
@@ -45,9 +46,10 @@ class CommandsConfig(Strict):
 
 
 class PrivacyConfig(Strict):
-    """Whether pictures, and the histograms of a calibration, may leave the board."""
+    """Whether pictures, and the histograms of a calibration, may leave the board, and whether a preview may be seen."""
 
     snapshot: bool = False
+    preview: bool = False
     histograms: bool = False
 
 
@@ -57,6 +59,36 @@ class ResultsConfig(Strict):
     file: LocalPath | None = None
     socket: LocalPath | None = None
     mqtt_per_s: Finite = Field(default=0.0, ge=0.0, le=60.0)
+
+
+def _preview_address(address: str, info: ValidationInfo) -> str:
+    """Return an absolute path, taken from the file's folder, or a loopback address as it is."""
+    if "/" in address:
+        return str(in_folder(Path(address), info).absolute())
+    host, colon, port = address.rpartition(":")
+    if not (colon and port.isascii() and port.isdigit() and int(port) <= 65535):
+        raise ValueError("a loopback address such as 127.0.0.1:8090, or a socket's path such as ./preview.sock")
+    if not host or not is_loopback(host.removeprefix("[").removesuffix("]")):
+        raise ValueError("a loopback address: the preview has no password. Elsewhere use ssh -L (docs/privacy.md)")
+    return address
+
+
+class PreviewConfig(Strict):
+    """Annotated frames for people, as MJPEG: where, and how often, how wide and for how many viewers at most."""
+
+    address: Annotated[str, AfterValidator(_preview_address)] | None = None
+    per_s: Finite = Field(default=5.0, gt=0.0, le=30.0)
+    width: int = Field(default=960, ge=64, le=7680)
+    viewers: int = Field(default=4, ge=1, le=32)
+
+    @property
+    def place(self) -> Path | tuple[str, int] | None:
+        """The address as the path of a Unix socket, or as host and port."""
+        if self.address is None or "/" in self.address:
+            return Path(self.address) if self.address is not None else None
+        host, _, port = self.address.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        return ("127.0.0.1" if host == "localhost" else host), int(port)
 
 
 def _known_method(method: str) -> str:
@@ -221,6 +253,7 @@ class Config(Strict):
     store: StoreConfig = StoreConfig()
     mqtt: MqttConfig = Field(default_factory=MqttConfig)
     results: ResultsConfig = ResultsConfig()
+    preview: PreviewConfig = PreviewConfig()
     metrics: MetricsConfig = MetricsConfig()
     commands: CommandsConfig = CommandsConfig()
     privacy: PrivacyConfig = PrivacyConfig()

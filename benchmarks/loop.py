@@ -1,4 +1,4 @@
-"""The video loop beside its engine and its peers: speed, overhead, latency, fairness, memory.
+"""The video loop beside its engine and its peers: speed, overhead, latency, fairness, preview, memory.
 
     python -m benchmarks.loop [--parts throughput overhead ...] [--models fastestdet yolox_nano] [--rounds 9]
 
@@ -25,6 +25,7 @@ from benchmarks.loop_cameras import fairness
 from benchmarks.loop_memory import flat, memory
 from benchmarks.loop_peers import beside_peers
 from benchmarks.loop_preprocess import preprocessing
+from benchmarks.loop_preview import previewing
 from benchmarks.loop_speed import overhead, throughput
 from benchmarks.recalibration import broker
 from benchmarks.report import Bar, Section, add_output_option, bars_section, publish
@@ -36,6 +37,7 @@ PARTS: dict[str, Part] = {
     "preprocessing": preprocessing,
     "peers": beside_peers,
     "fairness": fairness,
+    "preview": previewing,
     "flat": flat,
     "memory": memory,
 }

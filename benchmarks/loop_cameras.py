@@ -27,9 +27,9 @@ _SECONDS = 30.0
 
 
 @contextmanager
-def camera(width: int, height: int, fps: float) -> Iterator[str]:
-    """The URL of one that plays CLIP, in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.workers.mjpeg_camera", str(DATA / CLIP)]
+def camera(width: int, height: int, fps: float, clip: Path = DATA / CLIP) -> Iterator[str]:
+    """The URL of one that plays the clip, in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.workers.mjpeg_camera", str(clip)]
     command += [str(width), str(height), str(fps)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         try:

@@ -32,9 +32,11 @@ LIVE = (
     "recalibration.raise_precision",
     "recalibration.max_loss",
     "recalibration.max_slowdown",
+    "privacy.preview",
 )
 # Narrower than config.yaml's: nobody may silence a board from afar, or have it flood its broker.
 _BOUNDS = {"mqtt.telemetry_period_s": (0.5, 3600.0)}
+_ONLY_OFF = ("privacy.preview",)  # what may be seen is for the board's owner to permit, in config.yaml
 _SCHEMA = 1
 
 
@@ -147,6 +149,10 @@ def _with(config: Config, values: Mapping[str, JsonValue]) -> Config:
     except ValidationError as error:
         expected = "values that config.yaml could have"
         raise CommandError("command.set", describe_errors(error), expected, "correct them") from None
+    for key in _ONLY_OFF:
+        if values.get(key, False) is not False:
+            found, expected = f"{key} {values[key]}", "false, or null for that of config.yaml"
+            raise CommandError("command.set", found, expected, "let the board's owner set it in config.yaml")
     for key in _BOUNDS.keys() & values.keys():
         (least, most), bounded = _BOUNDS[key], _value(config, key)
         if not isinstance(bounded, (int, float)) or not least <= bounded <= most:

@@ -39,6 +39,7 @@ from agent.control.operations import Operations
 from agent.control.reasons import explain
 from agent.models.engine_service import EngineService
 from agent.monitoring.camera_monitor import CameraState, least_faithful
+from agent.results.preview import Preview
 from agent.results.snapshot import annotate, encode_jpeg
 from agent.serving.pipeline import Feed, Pipeline
 from agent.uplink.link import MqttLink
@@ -53,10 +54,15 @@ MAX_SNAPSHOT_BYTES = 512 * 1024
 _SNAPSHOT_PERIOD_S = 1.0
 
 
-def engine_handlers(operations: Operations, deliveries: Sequence[FileReceiver[Any]] = ()) -> dict[str, Handler]:
-    """Return the handlers of the commands that concern engines and jobs. deliveries: what `cancel` ends as well."""
+def engine_handlers(
+    operations: Operations, deliveries: Sequence[FileReceiver[Any]] = (), preview: Preview | None = None
+) -> dict[str, Handler]:
+    """Return the handlers of the commands that concern engines and jobs.
+
+    deliveries: what `cancel` ends as well. preview: what `status` reports as well.
+    """
     return {
-        "status": partial(_status, operations),
+        "status": partial(_status, operations, preview),
         "recalibrate": partial(_recalibrate, operations),
         "rollback": partial(_roll_back, operations),
         "cancel": partial(_cancel, operations, deliveries),
@@ -64,7 +70,7 @@ def engine_handlers(operations: Operations, deliveries: Sequence[FileReceiver[An
     }
 
 
-def _status(operations: Operations, _args: StatusArgs, progress: CommandProgress) -> None:
+def _status(operations: Operations, preview: Preview | None, _args: StatusArgs, progress: CommandProgress) -> None:
     """Of several cameras, the state of the least faithful one stands at the top level too."""
     service, pipeline = operations.service, operations.pipeline
     states, job = pipeline.observer.states(), operations.job
@@ -88,6 +94,7 @@ def _status(operations: Operations, _args: StatusArgs, progress: CommandProgress
             "automatic": not operations.stopped_by,
             "stopped_by": operations.stopped_by,
             "job": job.as_dict() if job is not None else None,
+            "preview": preview.as_dict() if preview is not None else None,
         }
     )
 

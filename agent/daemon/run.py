@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from importlib.metadata import version
 
 from agent.camera.opencv import check_readable
@@ -32,6 +32,7 @@ from agent.mqtt.client import Endpoint
 from agent.mqtt.endpoint import is_loopback
 from agent.results.file_output import ResultsFile
 from agent.results.mqtt_output import ResultsTopic
+from agent.results.preview import Preview
 from agent.results.socket_output import ResultsSocket
 from agent.results.writer import Output, ResultsWriter
 from agent.system.process import handling_signals, notify_service_manager, raise_interrupt
@@ -96,11 +97,23 @@ def _run(config: Config, frame_limit: int, labels: Mapping[str, Mapping[int, Tru
         _open_metrics(config) as set_metrics_source,
         _open_link(config, birth, authority) as link,
         _open_results(config, link) as results,
+        _open_preview(config) as preview,
     ):
 
         def serve() -> RunSummary:
             supervisor = Supervisor(
-                config, model, backend, link, birth, frame_limit, labels, content, authority, results, unused_plan
+                config,
+                model,
+                backend,
+                link,
+                birth,
+                frame_limit,
+                labels,
+                content,
+                authority,
+                results,
+                unused_plan,
+                preview,
             )
             set_metrics_source(supervisor.operations, link)
             return supervisor.run()
@@ -263,3 +276,8 @@ def _open_results(config: Config, link: MqttLink | None) -> Iterator[ResultsWrit
         return
     with ResultsWriter(config, outputs) as results:
         yield results
+
+
+def _open_preview(config: Config) -> AbstractContextManager[Preview | None]:
+    """Return the preview, whose context it is; without an address there is none."""
+    return Preview(config) if config.preview.address is not None else nullcontext()

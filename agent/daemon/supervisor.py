@@ -10,6 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+
+from pydantic import JsonValue
 
 from agent.commands.authority import Authority, Releases
 from agent.commands.deliveries import FileReceiver, ModelAdmission, calibration_admission
@@ -36,6 +39,7 @@ from agent.models.model_watch import ModelWatch
 from agent.monitoring.accuracy import Truth
 from agent.monitoring.camera_monitor import least_faithful
 from agent.monitoring.history import History
+from agent.results.preview import Preview
 from agent.results.writer import ResultsWriter
 from agent.serving.pipeline import Pipeline, total_frames
 from agent.system.process import handling_signals, notify_service_manager
@@ -102,6 +106,7 @@ class Supervisor:
         authority: Authority | None = None,
         results: ResultsWriter | None = None,
         unused_plan: TaredError | None = None,
+        preview: Preview | None = None,
     ) -> None:
         """Load the engine, and build whatever it needs to serve.
 
@@ -114,6 +119,7 @@ class Supervisor:
             authority: Decides whose commands count; None admits everybody.
             results: Receives every answer.
             unused_plan: As for Operations.
+            preview: Shows the newest answers.
 
         Raises CameraError, ConfigError, EngineError for what cannot start, before anything runs.
         """
@@ -145,13 +151,21 @@ class Supervisor:
             lambda name, error: self._main_thread.put(lambda: self._on_camera(name, error)),
             lambda error: self._main_thread.put(lambda: self._on_part("observer", error)),
             StartupProgress("reference", reporter, self._on_building, self._main_thread.put),
-            [results.offer] if results is not None else [],
+            [part.offer for part in (results, preview) if part is not None],
         )
         self._results = results
+        self._preview = preview
         if results is not None:
             results.on_change = lambda name, error: self._main_thread.put(
                 lambda: self._on_part("results", error, output=name)
             )
+        if preview is not None:
+            feeds = self._pipeline.feeds
+            preview.show(
+                lambda camera: feeds[camera].newest,
+                lambda error: self._main_thread.put(partial(self._on_preview, error, preview.address)),
+            )
+            preview.permit(config.privacy.preview)
         self.operations = Operations(
             config, self._service, self._pipeline, reporter, self._main_thread.put, past.journal, unused_plan
         )
@@ -198,7 +212,7 @@ class Supervisor:
         )
         deliveries = (models, calibrations)
         handlers: dict[str, Handler] = {
-            **engine_handlers(self.operations, deliveries),
+            **engine_handlers(self.operations, deliveries, self._preview),
             **BoardHandlers(settings, self._pipeline, link, self._stop).handlers,
             "histograms": HistogramUpload(config.privacy, self._service, link, run_in_main_thread).start,
             "model": models.start,
@@ -265,7 +279,9 @@ class Supervisor:
             line = self._status.progress_line(states, self._built_percent)
             bar.update(self._pipeline.served, line)
             if self._telemetry.due(time.monotonic()):
-                self._reporter.telemetry(self._status.telemetry(states), self._results_dropped, reasons.as_dict())
+                self._reporter.telemetry(
+                    self._status.telemetry(states), self._results_dropped, reasons.as_dict(), self._preview_state
+                )
         self._receive()
 
     def _goes_on_without_frames(self) -> bool:
@@ -298,6 +314,10 @@ class Supervisor:
     def _results_dropped(self) -> Mapping[str, int]:
         return self._results.dropped if self._results is not None else {}
 
+    @property
+    def _preview_state(self) -> Mapping[str, JsonValue]:
+        return self._preview.as_dict() if self._preview is not None else {}
+
     def _apply_labels(self) -> None:
         """Apply recorded labels to the frames answered since the last call, and report labels that were refused."""
         for camera, labels in self._recorded_labels.items():
@@ -323,6 +343,8 @@ class Supervisor:
         self._config = config
         self._telemetry.set_period(config.mqtt.telemetry_period_s, time.monotonic())
         self.operations.configure(config)
+        if self._preview is not None:
+            self._preview.permit(config.privacy.preview)
         if self._inbox is not None:
             self._inbox.report()
 
@@ -343,6 +365,12 @@ class Supervisor:
             self._reporter.error(error, part=part, **detail)
         else:
             self._reporter.event(part, **detail, state="back")
+
+    def _on_preview(self, error: TaredError | None, address: str) -> None:
+        if error is not None:
+            self._reporter.error(error, part="preview")
+        else:
+            self._reporter.event("preview", state="open", address=address)
 
     def _on_model(self, content: str) -> None:
         self._main_thread.put(lambda: self.operations.new_model.content_changed(content))

@@ -155,7 +155,7 @@ class Endpoint:
 
 
 def is_loopback(host: str | None) -> bool:
-    """Return whether only this machine reaches the broker at this address; None is the embedded one."""
+    """Return whether only this machine reaches this address; None is the embedded broker's."""
     if host is None or host == "localhost":
         return True
     try:

@@ -204,13 +204,7 @@ def _groups_of_job(plan: PrecisionPlan) -> Section:
             "; ".join(dict.fromkeys(words for layer in group["layers"] for words in repaired.get(layer, ()))),
             (show_share(group["macs_share"]), group["macs_share"]),
             (show_share(group["sensitivity"] / loudest) if loudest else "", group["sensitivity"] if loudest else ""),
-            ""
-            if not loudest
-            else "measured"
-            if group["measured"]
-            else "in a block"
-            if evidence["sensed"]
-            else "predicted",
+            _noise_is(group, evidence) if loudest else "",
         )
         for number, (group, kind) in enumerate(pairs, start=1)
     ]

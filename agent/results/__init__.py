@@ -1,13 +1,17 @@
 """Give the answers of the frame path away: as JSON lines on a socket, in a file, on an MQTT topic, and as pictures.
 
 Reading order: `writer` (the thread and the line), then its outputs `socket_output`, `file_output` and `mqtt_output`;
-`snapshot` and `drawn_frames` stand alone.
+`preview` (the thread that shows pictures), then `viewer` (one connection) and `snapshot` (how they are drawn);
+`drawn_frames` stands alone.
 
 Public names:
     writer         ResultsWriter, Output
     socket_output  ResultsSocket
     file_output    ResultsFile
     mqtt_output    ResultsTopic
-    snapshot       annotate, encode_jpeg
+    preview        Preview
+    viewer         Viewer, Picture, parse_request
+    snapshot       annotate, shrink, encode_jpeg
     drawn_frames   open_drawn_frames
+    unix_listener  UnixListener
 """

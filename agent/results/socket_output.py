@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
 import select
 import socket
-import stat
 import time
 from contextlib import suppress
 from pathlib import Path
 
 from agent.common.errors import ConfigError
+from agent.results.unix_listener import UnixListener
 from agent.results.writer import Output, ResultLine
 
 log = logging.getLogger(__package__)
@@ -21,7 +19,7 @@ MAX_READERS = 8
 _POLL_S = 0.2  # for new readers; they are also admitted before each line, so that none misses it
 _RETRY_S = 0.02  # to send the rest of a line
 _END_S = 0.5  # for the rest of the last line
-_MODE = 0o660
+_MODE = 0o660  # owner and group
 
 
 class _Reader:
@@ -76,12 +74,11 @@ class ResultsSocket(Output):
         self._path = path
         self._readers: list[_Reader] = []
         try:
-            self._listener = _listen(path)
+            self._listener = UnixListener(path, _MODE, MAX_READERS)
         except OSError as error:
             found = f"{path}: {error.strerror or error}"
             remedy = "choose another results.socket, or end who serves it"
             raise ConfigError("results.socket", found, "a path for a socket of the daemon's own", remedy) from None
-        self._inode = path.stat().st_ino
 
     def add(self, line: ResultLine) -> None:
         """Send the next line to every reader that is connected."""
@@ -100,9 +97,6 @@ class ResultsSocket(Output):
 
     def close(self) -> None:
         """Remove the socket file, unless it is another one by now."""
-        with suppress(OSError):
-            if self._path.lstat().st_ino == self._inode:
-                self._path.unlink()
         self._listener.close()
         ends_s = time.monotonic() + _END_S
         while time.monotonic() < ends_s and any(reader.rest for reader in self._readers):
@@ -123,7 +117,7 @@ class ResultsSocket(Output):
     def _admit(self) -> None:
         while True:
             try:
-                connection, _ = self._listener.accept()
+                connection, _ = self._listener.socket.accept()
             except OSError:  # nobody, or no descriptor to spare for them: they wait
                 return
             if len(self._readers) >= MAX_READERS:  # a reader that has gone is noticed by a line alone
@@ -138,39 +132,3 @@ class ResultsSocket(Output):
     def _remove(self, reader: _Reader) -> None:
         self._readers.remove(reader)
         reader.close()
-
-
-def _listen(path: Path) -> socket.socket:
-    """Return a new socket of this name, for owner and group. Raises OSError, also where somebody serves it already."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_stale(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listener.bind(str(path))
-        path.chmod(_MODE)  # nobody can connect before it listens
-        listener.listen(MAX_READERS)
-        listener.setblocking(False)
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-def _remove_stale(path: Path) -> None:
-    """Remove the socket of a daemon that was killed. Raises OSError (EADDRINUSE, EEXIST) for anything else there."""
-    try:
-        is_socket = stat.S_ISSOCK(path.lstat().st_mode)
-    except FileNotFoundError:
-        return
-    if not is_socket:
-        raise FileExistsError(errno.EEXIST, "not a socket")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink()
-        except BlockingIOError:
-            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE)) from None
-        else:
-            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))

@@ -67,18 +67,22 @@ class Reporter:
         cameras: Mapping[str, CameraTelemetry],
         results_dropped: Mapping[str, int] | None = None,
         reasons: Mapping[str, str | None] | None = None,
+        preview: Mapping[str, JsonValue] | None = None,
     ) -> None:
         """Report a sample of the cameras and the board's health.
 
         Args:
             results_dropped: Lines of results lost, by output.
             reasons: The fields of Telemetry that say why the board is degraded, and what holds a job back.
+            preview: Its state; empty or None without one.
         """
         if self._link is None:
             return
         state: dict[str, JsonValue] = {**self.health(), "mqtt_dropped": sum(self._link.drops.values())}
         if results_dropped:
             state["results_dropped"] = dict(results_dropped)
+        if preview:
+            state["preview"] = dict(preview)
         if self._birth.commands.get("unsigned"):
             state["commands_unsigned"] = True
         ts = self._clock()

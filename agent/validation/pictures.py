@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import cv2
 import numpy as np
 
+from agent.results.snapshot import encode_jpeg
 from agent.validation.comparison import Difference
 from agent.vision.decode import Classification, Prediction
 from agent.vision.detections import Detections
@@ -14,7 +14,7 @@ from agent.vision.drawing import draw_prediction, input_picture
 from agent.vision.spec import ModelSpec
 
 _WIDTH_PX = 280  # of each half: what float saw, and what the candidate saw
-_QUALITY = 80
+_MOST_BYTES = 100_000
 
 
 def differing_pictures(differences: Sequence[Difference], spec: ModelSpec) -> list[tuple[bytes, str]]:
@@ -32,8 +32,7 @@ def _pair(difference: Difference, spec: ModelSpec) -> bytes:
     scale = _WIDTH_PX / picture.shape[1]
     answers = (difference.reference, difference.served)
     halves = [draw_prediction(picture, answer, None, spec, scale) for answer in answers]
-    _, encoded = cv2.imencode(".jpg", np.concatenate(halves, axis=1), [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])
-    return encoded.tobytes()
+    return encode_jpeg(np.concatenate(halves, axis=1), _MOST_BYTES)[0]
 
 
 def _text(difference: Difference, spec: ModelSpec) -> str:

@@ -30,6 +30,7 @@ COLORS: tuple[Color, ...] = (
     (0, 94, 213),
     (167, 121, 204),
 )
+_FAR = 2.0**14  # pixels; OpenCV takes no coordinate of more than 31 bits, and is slow long before
 _DARK, _LIGHT = (0, 0, 0), (255, 255, 255)
 
 
@@ -81,7 +82,7 @@ def _draw_boxes(
     picture: Picture, boxes: NDArray[np.float32], detections: Detections, spec: ModelSpec, thickness: int
 ) -> None:
     """Draw boxes (n, 4) x1 y1 x2 y2 in the picture's pixels, with the classes and scores of `detections`."""
-    boxes = np.where(np.isfinite(boxes), boxes, 0.0)
+    boxes = np.clip(np.where(np.isfinite(boxes), boxes, 0.0), -_FAR, _FAR)
     rows = zip(
         np.rint(boxes).astype(int).tolist(), detections.classes.tolist(), detections.scores.tolist(), strict=True
     )

@@ -3,8 +3,8 @@
     python -m benchmarks.workers.recorded_daemon FRAMES CLIP FPS run -c config.yaml
 
 The source in the config is `rtsp://clip`: in this process the clip stands where OpenCV would open the stream, at FPS
-frames per second, or with 0 as fast as they are read. FRAMES gets, per frame answered, two little-endian int64: the
-wall clock and the latency, both in ns.
+frames per second, or with 0 as fast as they are read. With `-` in the place of CLIP the config's own source is read.
+FRAMES gets, per frame answered, two little-endian int64: the wall clock and the latency, both in ns.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class RecordedFeed(pipeline.Feed):
 
 if __name__ == "__main__":
     _, frames, clip, fps, *arguments = sys.argv
-    Clip.install(clip, float(fps))
+    if clip != "-":
+        Clip.install(clip, float(fps))
     with open(frames, "wb", buffering=1 << 16) as RecordedFeed.file:
         pipeline.Feed = RecordedFeed  # type: ignore[misc]  # a class in the place of a class
         status = main(arguments)

@@ -27,7 +27,7 @@ _FIRST_PAGE, _PAGE = 16, 1000  # rows that are read at once; few at first, for t
 _KINDS = frozenset(
     ["alarm", "drift", "fidelity", "view", "regime", "job", "swap", "commit", "rollback", "store", "error"]
 )
-_KINDS |= {"camera", "observer", "results"}
+_KINDS |= {"camera", "observer", "results", "preview"}
 
 
 class Stream(NamedTuple):

@@ -90,6 +90,8 @@ def test_a_whole_document_leaves_nothing_else(make: Make, config: Config) -> Non
         {"log_level": "loud"},
         {"mqtt.host": "broker.example.com"},
         {"privacy.snapshot": True},
+        {"privacy.preview": True},
+        {"privacy.preview": 1},
         {"commands.unsigned": "allow"},
         {"recalibration": {}},
         {"recalibration.max_loss.x": 1},
@@ -100,6 +102,16 @@ def test_a_whole_document_leaves_nothing_else(make: Make, config: Config) -> Non
 def test_what_cannot_be_set_changes_nothing(make: Make, values: dict[str, Any]) -> None:
     assert refusal(make(), values) == "command.set"
     assert make().version == 0
+
+
+def test_a_preview_that_its_owner_permits_can_be_closed_from_afar_and_no_more(make: Make, config: Config) -> None:
+    permitted = config.model_copy(update={"privacy": config.privacy.model_copy(update={"preview": True})})
+    make(of=permitted).set({"privacy.preview": False}, Authorisation(1))
+    settings = make(of=permitted)
+    assert not settings.config.privacy.preview
+    settings.set({"privacy.preview": None}, Authorisation(2))
+    assert settings.config.privacy.preview
+    assert not make(of=config).config.privacy.preview
 
 
 def test_an_old_document_is_no_way_back(make: Make) -> None:

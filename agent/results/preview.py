@@ -1,0 +1,408 @@
+"""Show annotated frames to people on this machine: MJPEG over HTTP, on a loopback port or a Unix socket.
+
+`Preview` is one thread of low priority, which accepts viewers, draws, encodes and sends. While nobody looks, it sleeps,
+and the frame path asks an empty set. While somebody does, it draws an answer of each camera that is looked at, at most
+`preview.per_s` times a second, once for all viewers. It begins as soon as the frame path has handed it over: until the
+next frame comes, nobody else wants the processor. Drawn at any other time, some frames would wait for it.
+
+A viewer gets the next picture once it has taken the one before: a slow one gets fewer, and nobody waits for it. The
+number of viewers, the number of incomplete requests and the time for each are bounded.
+
+Addresses: `/stream.mjpeg?camera=NAME` and `/frame.jpg?camera=NAME`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from http import HTTPStatus
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from agent.common.errors import AgentError
+from agent.common.timing import Backoff, RetryState
+from agent.config import Config
+from agent.results.snapshot import annotate, encode_jpeg, shrink
+from agent.results.unix_listener import UnixListener
+from agent.results.viewer import Picture, RefusedRequest, Viewer, parse_request, response
+from agent.vision.task import ServedFrame
+from calibrate.errors import TaredError
+
+_NICE = 10  # of the thread: the frame path goes first
+_MODE = 0o600  # of a Unix socket: the daemon's user alone
+_BACKLOG = 128
+_SEND_BUFFER_BYTES = 2**18  # for each viewer in the kernel: a slow one is to get fewer frames, not old ones
+_MOST_WAITING = 16  # connections that get no stream: their request or their end is still to come
+_ADMITTED_AT_ONCE = 16
+_CROWDED_S = 0.02  # until more are admitted, where the oldest had to go: a flood of connections costs little
+_REQUEST_S, _LEAVE_S, _STALLED_S = 5.0, 2.0, 30.0
+_REPEAT_S = 1.0  # Chrome shows a part once the next one has begun
+_MOST_JPEG_BYTES = 2**21
+_PATIENCE_S = 0.5  # for the next answer of a camera; then the latest one has to do
+_RETRY_S = (1.0, 60.0)  # between two attempts, at random up to so much
+_END_S = 5.0
+
+Newest = Callable[[str], ServedFrame | None]
+
+
+class Preview(threading.Thread):
+    """A context manager; inside it the thread runs. It listens once `permit(True)` was called.
+
+    Whatever fails is reported through `on_change`, called in this thread: with the error once per outage, and with None
+    when viewers can connect, at first and after each outage. The attempt is repeated.
+
+    Attributes:
+        address: Where viewers connect: `http://HOST:PORT`, or `unix:PATH`. Empty while nobody can.
+    """
+
+    def __init__(self, config: Config) -> None:
+        """config: its sections preview, model and cameras count."""
+        super().__init__(name="preview", daemon=True)
+        self._config = config.preview
+        self._spec = config.model
+        self._cameras = [camera.name for camera in config.every_camera]
+        self._newest: Newest = lambda _camera: None
+        self._on_change: Callable[[TaredError | None], None] = lambda _error: None
+        backoff = [Backoff(*_RETRY_S) for _ in range(3)]
+        self._opening, self._accepting, self._drawing = (RetryState(self._report, each, 1) for each in backoff)
+        self._permitted: bool | None = None  # None: nobody has decided yet
+        self._ending = False
+        self._wakes, self._wake = socket.socketpair()
+        self._wakes.setblocking(False)
+        self._wake.setblocking(False)
+        self.address = ""
+        self._viewers: dict[Viewer, None] = {}  # whose request was accepted
+        self._waiting: dict[Viewer, None] = {}  # all others, the oldest first
+        self._selector: selectors.BaseSelector  # while viewers are served
+        self._admits_at_s = 0.0
+        self._awaited: set[str] = set()  # cameras whose next answer is wanted; the frame path takes them out
+        self._offered: dict[str, ServedFrame] = {}
+        self._awaited_since_s: dict[str, float] = {}
+        self._pictures: dict[str, Picture] = {}
+        self._drawn: dict[str, tuple[int, int]] = {}  # the frame of each picture: its number, and when it was answered
+        self._due_s = dict.fromkeys(self._cameras, 0.0)  # when the next frame of each camera may be drawn
+
+    def __enter__(self) -> Preview:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending = True
+        self._notify()
+        self.join(_END_S)
+        if not self.is_alive():
+            self._wakes.close()
+            self._wake.close()
+
+    def show(self, newest: Newest, on_change: Callable[[TaredError | None], None]) -> None:
+        """Take frames from here on. newest: returns the latest answer of a camera; called in the preview's thread."""
+        self._newest, self._on_change = newest, on_change
+
+    def offer(self, served: ServedFrame) -> None:
+        """Accept an answer that somebody waits to see; a sink of the frame path, which never waits."""
+        camera = served.frame.camera
+        if camera in self._awaited:
+            self._awaited.discard(camera)
+            self._offered[camera] = served
+            self._notify()
+
+    def permit(self, permitted: bool) -> None:
+        """Listen; or end all viewers at once, and stop listening. permitted: `privacy.preview`."""
+        if permitted != self._permitted:
+            self._permitted = permitted
+            self._notify()
+
+    def as_dict(self) -> dict[str, JsonValue]:
+        """The state for `status` and telemetry. error: the code of what fails."""
+        error = self._opening.code or self._accepting.code or self._drawing.code
+        return {"address": self.address or None, "viewers": len(self._viewers), "error": error or None}
+
+    def run(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        while not self._ending:
+            if self._permitted is None:
+                self._sleep(None)
+                continue
+            try:
+                self._check_permitted()
+                with self._listening() as listener:
+                    self._serve(listener)
+            except AgentError as error:
+                pause_s = self._opening.note_failure(error)
+                self._sleep(pause_s if self._permitted else None)
+            except Exception as error:  # a fault of the preview must not end the video
+                found = f"{type(error).__name__}: {error}"
+                failure = AgentError("preview.failed", found, "viewers that are served", "report it")
+                self._sleep(self._opening.note_failure(failure))
+
+    def _report(self, error: TaredError | None) -> None:
+        self._on_change(error)
+
+    def _notify(self) -> None:
+        with suppress(BlockingIOError):  # it has been woken often enough
+            self._wake.send(b"\0")
+
+    def _sleep(self, seconds: float | None) -> None:
+        """Wait until `permit` or the end wakes the thread, or the time is over."""
+        poll = select.poll()
+        poll.register(self._wakes, select.POLLIN)
+        poll.poll(None if seconds is None else 1000.0 * seconds)
+        self._clear_wakes()
+
+    def _clear_wakes(self) -> None:
+        with suppress(BlockingIOError):
+            self._wakes.recv(4096)
+
+    def _check_permitted(self) -> None:
+        if not self._permitted:
+            found = f"preview.address is {self._config.address}, and privacy.preview is false"
+            remedy = "let the board's owner set privacy.preview in config.yaml, or leave preview.address out"
+            raise AgentError("preview.privacy", found, "leave to show frames", remedy)
+
+    @contextmanager
+    def _listening(self) -> Iterator[socket.socket]:
+        """Listen while the block runs, then end all viewers. Raises AgentError (`preview.address`)."""
+        place = self._config.place
+        assert place is not None  # else there is no preview
+        with ExitStack() as stack:
+            stack.callback(self._close_all)
+            try:
+                self._selector = stack.enter_context(selectors.DefaultSelector())
+                if isinstance(place, Path):
+                    unix = UnixListener(place, _MODE, _BACKLOG)
+                    stack.callback(unix.close)
+                    listener, address = unix.socket, f"unix:{place}"
+                else:
+                    listener = stack.enter_context(_listen(*place))
+                    host, port = listener.getsockname()[:2]
+                    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+            except OSError as error:
+                found = f"{self._config.address}: {error.strerror or error}"
+                remedy = "choose another preview.address, or end the process that has it"
+                raise AgentError("preview.address", found, "an address that is free", remedy) from error
+            self.address = address
+            if self._opening.code:
+                self._opening.note_success()
+            else:
+                self._report(None)
+            yield listener
+
+    def _close_all(self) -> None:
+        self.address = ""
+        for viewer in [*self._viewers, *self._waiting]:
+            viewer.close()
+        self._viewers.clear()
+        self._waiting.clear()
+        for camera in self._cameras:
+            self._await_no_more(camera)
+        self._pictures.clear()
+        self._drawn.clear()
+
+    def _serve(self, listener: socket.socket) -> None:
+        """Serve viewers until the end, or until they are no longer permitted. Nothing here blocks but the selector."""
+        self._selector.register(self._wakes, selectors.EVENT_READ)
+        self._selector.register(listener, selectors.EVENT_READ)
+        admits = True
+        while self._permitted and not self._ending:
+            for key, _ in self._selector.select(self._idle_s(admits)):
+                if key.fileobj is self._wakes:
+                    self._clear_wakes()
+                elif key.fileobj is listener:
+                    self._admit(listener)
+                else:
+                    self._attend(key.data)
+            now_s = time.monotonic()
+            self._end_overdue(now_s)
+            self._show_newest(now_s)
+            if admits != (now_s >= self._admits_at_s):
+                admits = not admits
+                if admits:
+                    self._selector.register(listener, selectors.EVENT_READ)
+                else:
+                    self._selector.unregister(listener)
+
+    def _idle_s(self, admits: bool) -> float | None:
+        """Return for how long nothing is to be done unless somebody moves; None: for ever."""
+        due_s = [self._next_s(camera) for camera in self._cameras_looked_at()]
+        due_s += [viewer.moved_s + _limit_s(viewer) for viewer in [*self._waiting, *self._viewers] if _is_timed(viewer)]
+        due_s += [self._admits_at_s] if not admits else []
+        return max(0.0, min(due_s) - time.monotonic()) if due_s else None
+
+    def _admit(self, listener: socket.socket) -> None:
+        """Accept connections. Where too many wait, the oldest goes: an honest viewer sends its request at once."""
+        for _ in range(_ADMITTED_AT_ONCE):
+            now_s = time.monotonic()
+            try:
+                connection, _ = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    found, remedy = f"{error.strerror}", "see what else takes descriptors or memory on this board"
+                    failure = AgentError("preview.accept", found, "room for a viewer", remedy)
+                    self._admits_at_s = now_s + self._accepting.note_failure(failure)
+                    return
+                continue  # the viewer has gone again
+            self._accepting.note_success()
+            if len(self._waiting) >= _MOST_WAITING:
+                self._end(next(iter(self._waiting)))
+                self._admits_at_s = now_s + _CROWDED_S
+            viewer = Viewer(connection, now_s)
+            self._waiting[viewer] = None
+            self._selector.register(connection, selectors.EVENT_READ, viewer)
+
+    def _attend(self, viewer: Viewer) -> None:
+        """Read and write as far as it goes without waiting."""
+        if viewer not in self._waiting and viewer not in self._viewers:
+            return  # ended meanwhile
+        now_s = time.monotonic()
+        try:
+            if head := viewer.receive():
+                self._answer(viewer, head, now_s)
+        except OSError:
+            self._end(viewer)
+            return
+        self._send(viewer, now_s)
+
+    def _answer(self, viewer: Viewer, head: bytes, now_s: float) -> None:
+        try:
+            request = parse_request(head, self._cameras, not isinstance(self._config.place, Path))
+            if len(self._viewers) >= self._config.viewers:
+                text = f"{len(self._viewers)} viewers look already, as many as preview.viewers in config.yaml permits"
+                raise RefusedRequest(HTTPStatus.SERVICE_UNAVAILABLE, text, "Retry-After: 5")
+            viewer.begin(request, now_s)
+            self._viewers[viewer] = self._waiting.pop(viewer)
+        except RefusedRequest as refusal:
+            viewer.finish(refusal.response, now_s)
+
+    def _cameras_looked_at(self) -> set[str]:
+        """Return the cameras of the viewers that may get another picture."""
+        return {viewer.request.camera for viewer in self._viewers if viewer.request is not None and viewer.is_ready}
+
+    def _show_newest(self, now_s: float) -> None:
+        """Give each viewer that is ready the newest picture of its camera, and the same one again after a while."""
+        looked_at = self._cameras_looked_at()
+        for camera in self._awaited_since_s.keys() - looked_at:
+            self._await_no_more(camera)
+        for camera in looked_at:
+            self._update_picture(camera, now_s)
+        for viewer in [*self._viewers]:
+            request = viewer.request
+            if request is None or not viewer.is_ready:
+                continue
+            picture = self._pictures.get(request.camera)
+            if not request.streams:
+                if now_s < self._due_s[request.camera]:  # else an answer is still awaited
+                    self._waiting[viewer] = self._viewers.pop(viewer)
+                    viewer.finish(_one_picture(picture), now_s)
+                    self._send(viewer, now_s)
+            elif picture is not None and (picture is not viewer.sent or now_s >= viewer.moved_s + _REPEAT_S):
+                viewer.show(picture, now_s)
+                self._send(viewer, now_s)
+
+    def _next_s(self, camera: str) -> float:
+        """Return when a camera's picture is to be seen to, unless an answer comes before."""
+        since_s = self._awaited_since_s.get(camera)
+        return since_s + _PATIENCE_S if since_s is not None else self._due_s[camera]
+
+    def _update_picture(self, camera: str, now_s: float) -> None:
+        """Where a camera's next picture is due, wait for its next answer, and draw that, or the latest one."""
+        if now_s < self._due_s[camera]:
+            return
+        if camera not in self._awaited_since_s:
+            self._awaited_since_s[camera] = now_s
+            self._offered.pop(camera, None)  # from an earlier wait
+            self._awaited.add(camera)
+            return
+        served = self._offered.get(camera)
+        if served is None and now_s < self._awaited_since_s[camera] + _PATIENCE_S:
+            return
+        self._await_no_more(camera)
+        period_s = 1.0 / self._config.per_s
+        self._due_s[camera] = max(self._due_s[camera] + period_s, now_s + 0.5 * period_s)
+        served = served or self._newest(camera)
+        if served is not None and (served.frame.id, served.done_ns) != self._drawn.get(camera):
+            self._drawn[camera] = served.frame.id, served.done_ns
+            self._draw(camera, served)
+
+    def _await_no_more(self, camera: str) -> None:
+        self._awaited.discard(camera)
+        self._awaited_since_s.pop(camera, None)
+        self._offered.pop(camera, None)
+
+    def _draw(self, camera: str, served: ServedFrame) -> None:
+        try:
+            image = annotate(shrink(served, self._config.width), self._spec)
+            jpeg, _ = encode_jpeg(image, _MOST_JPEG_BYTES)
+        except Exception as error:  # an answer that cannot be drawn
+            found = f"{type(error).__name__}: {error}"
+            failure = AgentError("preview.draw", found, "a frame that can be drawn", "look at the model's decoder")
+            self._drawing.note_failure(failure)
+            return
+        self._drawing.note_success()
+        self._pictures[camera] = Picture(jpeg, served.frame.id, served.frame.ts)
+
+    def _send(self, viewer: Viewer, now_s: float) -> None:
+        try:
+            viewer.send(now_s)
+        except OSError:
+            self._end(viewer)
+            return
+        events = selectors.EVENT_READ if viewer.is_ready else selectors.EVENT_READ | selectors.EVENT_WRITE
+        if self._selector.get_key(viewer.connection).events != events:
+            self._selector.modify(viewer.connection, events, viewer)
+
+    def _end_overdue(self, now_s: float) -> None:
+        for viewer in [*self._waiting, *self._viewers]:
+            if _is_timed(viewer) and now_s >= viewer.moved_s + _limit_s(viewer):
+                self._end(viewer)
+
+    def _end(self, viewer: Viewer) -> None:
+        self._waiting.pop(viewer, None)
+        self._viewers.pop(viewer, None)
+        self._selector.unregister(viewer.connection)
+        viewer.close()
+
+
+def _one_picture(picture: Picture | None) -> bytes:
+    """Return the response with one picture, or with the reason why there is none."""
+    if picture is None:
+        text = "no frame yet, or none that could be drawn"
+        return RefusedRequest(HTTPStatus.SERVICE_UNAVAILABLE, text, "Retry-After: 1").response
+    stamps = (f"X-Frame: {picture.frame_id}", f"X-Timestamp: {picture.ts:.6f}")
+    return response(HTTPStatus.OK, picture.jpeg, "image/jpeg", *stamps)
+
+
+def _is_timed(viewer: Viewer) -> bool:
+    """Return True unless the viewer has taken everything, and it is up to the camera when there is more."""
+    return viewer.request is None or viewer.is_leaving or not viewer.is_ready
+
+
+def _limit_s(viewer: Viewer) -> float:
+    """Return how long a viewer may stand still: one that requests nothing, does not read, or does not hang up."""
+    if not viewer.is_ready:
+        return _STALLED_S
+    return _LEAVE_S if viewer.is_leaving else _REQUEST_S
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a new listening socket that does not block. Raises OSError."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier daemon may linger
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
