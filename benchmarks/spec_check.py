@@ -6,11 +6,12 @@ Needs ../shared/data (or $TARED_SHARED/data); the sample's video is rendered int
 checked with its right spec and with one mistake after the other, on frames as its users have them. A line says what
 became of it:
 
-    nothing    no other spec was called surer
-    corrected  the verdict is the right spec
-    equal      the verdict is another spec, than which the right one is not less sure
-    WRONG      the verdict is a spec that is not right, and surer than the right one
-    same       the mistake changes nothing: these frames have the proportions of the input
+    left alone  no other spec was called surer, and none is right but the one as written
+    corrected   the verdict is the right spec
+    part        the verdict is another spec, between which and the right one these frames find no difference
+    tie         these frames find no difference between the mistake and the right spec: nothing was claimed
+    missed      nothing was claimed, though the right spec finds more or less than the mistake
+    WRONG       the verdict is a spec that is not right, and differs from the right one
 
 `rank` is that of the right spec among all that were tried, by sureness; `right` and `planted` are the two figures.
 """
@@ -123,13 +124,14 @@ def _place(spec: ModelSpec) -> tuple[str, ...]:
 
 def _outcome(check: Check, truth: Row | None) -> str:
     if check.surest is check.rows[0]:
-        return "nothing" if truth is not None else "same"
+        # Frames with the proportions of the input: then no other resize is another spec.
+        if truth is None or truth is check.surest:
+            return "left alone"
+        return "tie" if truth.finding == "no difference" else "missed"
     if check.surest is truth:
         return "corrected"
-    surest, right = check.surest.sureness, truth.sureness if truth is not None else None
-    assert surest is not None
-    is_equal = right is not None and compare(surest, right, resizes=False) == "no difference"
-    return "equal" if is_equal else "WRONG"
+    is_equal = truth is not None and compare(check.surest.sureness, truth.sureness, resizes=False) == "no difference"
+    return "part" if is_equal else "WRONG"
 
 
 def _rank(check: Check, truth: Row | None) -> int | None:
@@ -137,7 +139,6 @@ def _rank(check: Check, truth: Row | None) -> int | None:
 
 
 def _mean(row: Row) -> float:
-    assert row.sureness is not None
     return round(row.sureness.mean, 3)
 
 

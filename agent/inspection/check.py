@@ -24,7 +24,7 @@ from agent.inspection.alternatives import Alternative, alternatives, unchanged
 from agent.inspection.graph_facts import read_facts
 from agent.inspection.inspect import inspect_model
 from agent.inspection.spec_guess import Head, fitting_heads
-from agent.inspection.sureness import FEW, LEAST, Finding, Sureness, compare, measure, probabilities
+from agent.inspection.sureness import FEW, LEAST, NO_SURENESS, Finding, Sureness, compare, measure, probabilities
 from agent.models.model import open_model
 from agent.vision.decode import Prediction, prediction_as_dict
 from agent.vision.preprocess import Geometry
@@ -34,6 +34,7 @@ from engines.interface import Array, BackendOptions, Engine
 from engines.registry import open_backend
 
 _ROUNDS = 3
+_COLUMNS = 80  # of the table
 _TOP_CLASSES = 5
 _COUNTS = {"detect": 32, "classify": 128, "raw": 1}  # a class is one answer a frame, mostly all or nothing
 
@@ -61,12 +62,12 @@ class Row:
     """A spec that was tried.
 
     Args:
-        sureness: None for task `raw`, of which there is none.
+        sureness: nothing for task `raw`.
         finding: compared with the surest spec of the rounds before; empty for the spec as written.
     """
 
     alternative: Alternative
-    sureness: Sureness | None
+    sureness: Sureness
     finding: Finding | None = None
 
 
@@ -95,6 +96,11 @@ class Check:
         return self.rows[0].alternative.spec
 
     @property
+    def is_compared(self) -> bool:
+        """False for task `raw`, of which nothing says how sure it is."""
+        return self.written.task != "raw"
+
+    @property
     def lines(self) -> list[str]:
         """The lines of YAML to change; none where no other spec is surer."""
         return self.surest.alternative.lines(self.written)
@@ -102,16 +108,14 @@ class Check:
     @property
     def verdict(self) -> str:
         """One sentence for people."""
-        written = self.rows[0].sureness
-        if written is None:
+        if not self.is_compared:
             return "a raw model does not say how sure it is, so nothing is compared: look at its input and its outputs"
-        assert self.surest.sureness is not None
         if self.surest is not self.rows[0]:
-            figures = f"{self.surest.sureness.mean:.2f} against {written.mean:.2f}"
+            figures = f"{self.surest.sureness.mean:.2f} against {self.rows[0].sureness.mean:.2f}"
             found = f"with {self.surest.alternative.name} the model is surer ({figures}): try it"
             equals = [row.alternative.name for row in self._equals]
             return f"{found}; {' and '.join(equals)} {'do' if len(equals) > 1 else 'does'} as well" if equals else found
-        if all(row.sureness is not None and row.sureness.mean < LEAST for row in self.rows):
+        if all(row.sureness.mean < LEAST for row in self.rows):
             return "nothing is found in these frames, whatever the spec: give frames that show what the model looks for"
         return _unchanged_verdict(self.rows, self.frames)
 
@@ -125,8 +129,6 @@ class Check:
             if row is not surest
             and row.alternative.kinds == surest.alternative.kinds
             and row.finding == "surer"
-            and row.sureness is not None
-            and surest.sureness is not None
             and compare(surest.sureness, row.sureness, row.alternative.kinds[-1] == "resize") == "no difference"
         ]
 
@@ -137,11 +139,13 @@ class Check:
                 "name": row.alternative.name,
                 "kinds": list(row.alternative.kinds),
                 "yaml": row.alternative.lines(self.written),
-                **({"sureness": _figure(row.sureness.mean), "top": _figure(row.sureness.top)} if row.sureness else {}),
+                "sureness": _figure(row.sureness.mean) if self.is_compared else None,
+                "top": _figure(row.sureness.top) if self.is_compared else None,
                 "finding": row.finding,
             }
             for row in self.rows
         ]
+        first = self.answers[0]
         return {
             "model": str(self.target),
             "task": self.written.task,
@@ -152,9 +156,7 @@ class Check:
             "specs": rows,
             "outputs": [dict(zip(("name", "shape", *_RANGE), row, strict=True)) for row in self.ranges],
             "faults": list(self.faults),
-            "answer": prediction_as_dict(self.answers[0].prediction, self.answers[0].geometry, self.written)
-            if self.written.task != "raw"
-            else None,
+            "answer": prediction_as_dict(first.prediction, first.geometry, self.written) if self.is_compared else None,
         }
 
     @property
@@ -222,12 +224,11 @@ def run_check(target: Path, frames: str, count: int | None, threads: int) -> Che
     written = unchanged(spec, is_guessed)
     with closing(open_backend("onnxruntime", BackendOptions(threads)).load(model.master.SerializeToString())) as engine:
         if spec.task == "raw":
-            rows = [Row(written, None)]
-            surest = rows[0]
+            surest = Row(written, NO_SURENESS)
+            rows = [surest]
         else:
             rows, surest = _measure_rounds(engine, written, images, heads)
-        found = np.sum([row.sureness.sums for row in rows if row.sureness is not None], axis=0)
-        shown = images[int(np.argmax(found))]
+        shown = images[int(np.argmax(np.sum([row.sureness.sums for row in rows], axis=0)))]
         answers = tuple(_answer(engine, row.alternative.spec, shown) for row in rows)
     faults = [f"output '{name}' is not finite" for name, each in answers[0].outputs.items() if not _is_finite(each)]
     return Check(target, len(images), tuple(rows), surest, shown, answers, tuple(faults))
@@ -298,8 +299,11 @@ def _answer(engine: Engine, spec: ModelSpec, image: Image) -> Answer:
 
 def print_check(check: Check, console: Console) -> None:
     """Print a check for people: a table of 80 columns, the verdict, and the lines of YAML to change."""
-    console = Console(file=console.file, width=min(console.width, 80), force_terminal=console.is_terminal)
-    if check.rows[0].sureness is None:
+    width, is_terminal = min(console.width, _COLUMNS), console.is_terminal
+    console = Console(
+        file=console.file, width=width, force_terminal=is_terminal, markup=False, highlight=False, emoji=False
+    )
+    if not check.is_compared:
         table = Table("output", "shape", *_RANGE, box=None, pad_edge=False)
         for name, shape, *figures in check.ranges:
             table.add_row(name, shape, *("not finite" if figure is None else f"{figure:.4g}" for figure in figures))
@@ -310,11 +314,9 @@ def print_check(check: Check, console: Console) -> None:
             table.add_column(header, justify="right")
         table.add_column("than the surest above")
         for row in check.rows:
-            assert row.sureness is not None
             top = [f"{row.sureness.top:.2f}"] if is_detector else []
             table.add_row(row.alternative.name, f"{row.sureness.mean:.2f}", *top, row.finding or "")
-    console.print(table, highlight=False, markup=False)
-    for text in (*check.faults, check.verdict):
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-    for line in check.lines:
-        console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
+    table.columns[0].overflow = "fold"
+    console.print(table)
+    for text in (*check.faults, check.verdict, *(f"  {line}" for line in check.lines)):
+        console.print(text, soft_wrap=True)

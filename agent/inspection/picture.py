@@ -111,9 +111,9 @@ def _answer_tile(check: Check, row: Row, answer: Answer, title: str) -> _Tile:
     picture = draw_prediction(check.frame, answer.prediction, answer.geometry, spec, _fit(check.frame))
     if answer.classes:
         picture = _with_classes(scaled(check.frame, _fit(check.frame)), answer.classes)
-    note = "not drawn: raw outputs"
-    if row.sureness is not None:
-        note = f"sureness {row.sureness.mean:.2f}" + (f": {row.finding}" if row.finding else "")
+    note = f"sureness {row.sureness.mean:.2f}" + (f": {row.finding}" if row.finding else "")
+    if not check.is_compared:
+        note = "not drawn: raw outputs"
     return _Tile(title, note, picture, stands_out=row is check.surest and row is not check.rows[0])
 
 

@@ -69,6 +69,9 @@ class Sureness:
         return float(self.tops.mean())
 
 
+NO_SURENESS = Sureness(np.zeros(1), np.zeros(1))
+
+
 def measure(engine: Engine, spec: ModelSpec, images: Iterable[Image]) -> Sureness:
     """Infer each frame, BGR uint8 (H, W, 3), and its mirror image; a classifier's also in disorder.
 

@@ -17,7 +17,7 @@ from worlds import make_world
 
 from fleet.cli.main import main
 
-COMMANDS = ("run", "calibrate", "build", "infer", "evaluate", "send", "doctor")
+COMMANDS = ("run", "check", "calibrate", "build", "infer", "evaluate", "send", "doctor")
 
 
 def test_without_json_a_person_reads_names_and_values(bench: Bench) -> None:
