@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent.collection.report import SelectionReport
 from agent.commands.dispatcher import CANCELLED, CommandProgress
@@ -31,12 +31,14 @@ from agent.jobs.limits import AutomationLimits
 from agent.jobs.refusal import Attempt
 from agent.models.offline_work import OfflineWork
 from agent.planning.raising import PrecisionRaise
-from agent.reports.state import JobRow
 from agent.system.process import release_free_memory
 from agent.uplink.reporter import Reporter
 from calibrate.errors import TaredError
 from engines.interface import Engine
 from engines.store.retention import Freed, Pins, StoreCleaner
+
+if TYPE_CHECKING:
+    from agent.reports.state import JobRow
 
 MODEL = "model"  # trigger of a job for another content of the model's file
 RUNTIME = "runtime"  # trigger of a job that a start does because the engine was built for another runtime
@@ -127,6 +129,8 @@ class JobRecord:
 
 def read_journal(state_dir: Path) -> list[JobRow]:
     """Return what a report shows of a journal, the oldest job first; nothing where there is none, or a damaged one."""
+    from agent.reports.state import JobRow  # no daemon needs what draws reports
+
     path = state_dir / JOURNAL
     if not path.exists():
         return []

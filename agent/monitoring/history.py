@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -66,7 +67,7 @@ class History:
             if is_again:
                 replace_files({self._path: text.encode()}, mode=_OWNER_ONLY)
             else:
-                with self._path.open("a", encoding="utf-8") as file:
+                with open(self._path, "a", encoding="utf-8", opener=_open_private) as file:
                     file.write(text)
             if self._count > _MOST_ROWS:
                 self._thin()
@@ -83,6 +84,10 @@ class History:
         kept = [*rows[:middle:2], *rows[middle:]]
         replace_files({self._path: "".join(map(_line, kept)).encode()}, mode=_OWNER_ONLY)
         self._count = len(kept)
+
+
+def _open_private(name: str, flags: int) -> int:
+    return os.open(name, flags, _OWNER_ONLY)
 
 
 def read_history(state_dir: Path) -> list[HistoryRow]:

@@ -20,6 +20,7 @@ from markupsafe import Markup
 from agent.common.html.text import visible
 
 _PACKAGE = "agent.common.html"
+_LONGEST = 2000  # characters of one text
 
 
 @cache
@@ -68,9 +69,16 @@ class Section:
 def environment(package: str = _PACKAGE) -> Environment:
     """Return the environment of a package's templates; those of this one are found after them."""
     loader = ChoiceLoader([PackageLoader(each) for each in dict.fromkeys((package, _PACKAGE))])
-    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, finalize=_shown, trim_blocks=True, lstrip_blocks=True
+    )
     made.filters.update(visible=visible, picture=_picture)
     return made
+
+
+def _shown(value: object) -> object:
+    """Make every text visible that a template shows; markup of this package stays as it is."""
+    return value if isinstance(value, Markup) else visible(value, _LONGEST)
 
 
 def render_report(title: str, lead: str, sections: Sequence[Section], facts: Mapping[str, str] | None = None) -> str:
@@ -101,10 +109,10 @@ def _hash(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def _picture(content: bytes) -> str:
+def _picture(content: bytes) -> Markup:
     """Return a JPEG or PNG as the address by which the page that holds it shows it."""
     kind = "png" if content.startswith(b"\x89PNG") else "jpeg"
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+    return Markup("data:image/{};base64,{}").format(kind, base64.b64encode(content).decode())
 
 
 def show_share(share: float | None) -> str:

@@ -1,0 +1,186 @@
+"""Reports hold the figures of what they are about, and nothing that fetches, runs or misleads."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from candidate_bench import backend as backend
+from candidate_bench import collected, frames, observed, request
+from candidate_bench import model as model
+
+from agent.cli.main import main
+from agent.common.html.pages import Section, Table, render_report
+from agent.jobs.candidate import run_job
+from agent.jobs.job import JobJournal, JobState, read_journal
+from agent.jobs.request import write_job
+from agent.models.model import Model, calibrate
+from agent.monitoring.history import History, HistoryRow
+from agent.reports.calibration import tensor_facts
+from calibrate.plan import PrecisionPlan, Repairs
+from engines.calibration import load_calibration, save_calibration
+from engines.interface import Backend
+
+EVIL = "<script>alert('x')</script>\u202e\"&'" + "x" * 10_000
+VOID = {"meta", "input", "img"}
+
+
+class Checked(HTMLParser):
+    """Well-formed; nothing in it leads elsewhere."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text: list[str] = []
+        self.scripts = 0
+        self.feed(text)
+        assert self.open == []
+        assert self.scripts == 1  # the page's own, which its policy names by its hash
+        assert "http://" not in text
+        assert "https://" not in text
+        assert "\u202e" not in text
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.scripts += tag == "script"
+        named = dict(attrs)
+        assert (named.get("href") or "#").startswith("#")
+        assert (named.get("src") or "data:image/").startswith("data:image/")
+        assert not {name for name in named if name.startswith("on") or name == "style"}
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+    @property
+    def words(self) -> str:
+        return re.sub(r"\s+", " ", " ".join(self.text))
+
+
+def report(subject: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, Checked]:
+    """Its kind, and the page that the command wrote."""
+    output = subject.parent / "report.html"
+    assert main(["report", str(subject), "-o", str(output), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["bytes"] == output.stat().st_size
+    assert stat.S_IMODE(output.stat().st_mode) == 0o600
+    return printed["kind"], Checked(output.read_text())
+
+
+@pytest.fixture
+def job(model: Model, backend: Backend, tmp_path: Path) -> Path:
+    """A state directory in which a job has built an engine."""
+    tensors = frames(24)
+    write_job(tmp_path / "job", request(model, tmp_path), collected(model, backend, tensors[:16], tensors[16:]))
+    outcome = run_job(tmp_path / "job", lambda _: None)
+    assert outcome.artefact is not None
+    (tmp_path / "state" / "current").symlink_to(outcome.artefact)
+    return tmp_path / "state"
+
+
+def test_a_calibration_shows_each_tensor_with_what_its_range_clips(
+    model: Model, backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calibration = calibrate(model, observed(model, backend, frames(8)), "percentile:90", 8, EVIL[:60], backend)
+    save_calibration(calibration, tmp_path / "calibration.json")
+    kind, page = report(tmp_path / "calibration.json", capsys)
+    assert kind == "calibration"
+    facts = tensor_facts(load_calibration(tmp_path / "calibration.json"))
+    assert {each.name for each in facts} == set(calibration.amax)
+    for each in facts:
+        histogram = calibration.histograms[each.name]
+        above = histogram.counts[np.arange(histogram.counts.size) * histogram.bin_width > each.amax].sum()
+        if histogram.total > 1000:  # of fewer one value on the edge of a bin counts
+            assert each.clipped == pytest.approx(above / histogram.total, abs=0.01)
+        assert f"{each.amax:.4g}" in page.words
+        assert each.name in page.words
+    assert sum(each.clipped > 0.02 for each in facts) > 0  # the 90th percentile clips
+
+
+def test_a_job_leaves_the_report_on_its_engine(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (left,) = (job / "reports").iterdir()
+    assert left.stem == (job / "current").resolve().name
+    assert stat.S_IMODE(left.stat().st_mode) == 0o600
+    page = Checked(left.read_text())
+    kind, again = report(job / "current", capsys)
+    assert kind == "artefact"
+    manifest = json.loads((job / "current" / "manifest.json").read_text())
+    for shown in (page, again):
+        assert f"{manifest['verdict']['fidelity']:.3f}" in shown.words
+        assert "Agreement by class" in shown.words
+        assert "Precision map" in shown.words
+        assert "All " in shown.words
+
+
+def test_a_state_directory_shows_its_engines_jobs_and_history(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal = JobJournal(job / "jobs.sqlite", lambda _: None)
+    journal.start("j1", "alarm", {}, [])
+    journal.enter("j1", JobState.COLLECTING)
+    history = History(job, lambda _: None)
+    for ts in range(0, 60, 5):
+        engine, drift = ("e1", "calm") if ts < 30 else ("e2", "alarm")
+        history.add(float(ts), [HistoryRow(float(ts), "yard", engine, True, (0.9, 0.8, 1.0), (), drift, 3.0)])
+    (job / "artefacts" / "0123456789abcdef").mkdir()
+    (job / "artefacts" / "0123456789abcdef" / "manifest.json").write_text("{")
+    assert [each.trigger for each in read_journal(job)] == ["alarm"]
+    kind, page = report(job, capsys)
+    assert kind == "state"
+    current = (job / "current").resolve().name
+    for words in (current, "in service", "alarm", "COLLECTING", "Fidelity", "new engine", "Not usable"):
+        assert words in page.words
+
+
+def test_a_plan_by_hand_and_one_with_repairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = PrecisionPlan({"Conv_1": EVIL[:80]}, Repairs(divisors={"Conv_2": (1.0, 2.0)}, methods={"t": "mse"}))
+    (tmp_path / "plan.json").write_text(plan.to_json())
+    kind, page = report(tmp_path / "plan.json", capsys)
+    assert kind == "plan"
+    for words in ("Conv_1", "Conv_2", "input divided channel by channel", "mse"):
+        assert words in page.words
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", "{}", "[" * 100_000, '{"floats": 3, "schema": 1}', "\x00\xff"])
+def test_what_is_none_of_these_is_refused_by_name(
+    tmp_path: Path, content: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    subject = tmp_path / "thing.json"
+    if content is not None:
+        subject.write_text(content)
+    assert main(["report", str(subject), "-o", str(tmp_path / "r.html")]) == 2
+    printed = capsys.readouterr().err
+    assert re.search(r"error: (report\.subject|plan\.format)", printed)
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_a_damaged_engine_has_no_report(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree((job / "current").resolve(), copy)
+    (copy / "calibration.json").write_text("{}")
+    assert main(["report", str(copy), "-o", str(tmp_path / "r.html")]) == 2
+    assert "artefact.damaged" in capsys.readouterr().err
+    assert main(["report", str(job / "current"), "-o", str(tmp_path / "none" / "r.html")]) == 2
+    assert "report.write" in capsys.readouterr().err
+
+
+def test_words_of_strangers_are_text_in_every_place_of_a_report() -> None:
+    table = Table(((EVIL[:50], False), ("n", True)), [(EVIL, (EVIL, 1.0))], EVIL[:50], filters=True)
+    section = Section(EVIL[:50], [EVIL], {EVIL[:50]: EVIL}, tables=[table], pictures=[(b"\x89PNG", EVIL)])
+    page = Checked(render_report(EVIL, EVIL, [section, section], {"a": EVIL}))
+    assert "alert('x')" in page.words
+
+
+def test_no_daemon_imports_what_draws_reports() -> None:
+    source = "import sys, agent.daemon.run, agent.jobs.candidate; assert 'jinja2' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
