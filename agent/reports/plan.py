@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ _MAP_TITLE = "Precision of each group of layers, in the network's order"
 _ORDER = (
     "From left to right stand the groups of layers that share a decision, in the network's order, as wide as their work"
 )
-_HOW_TO_READ = f"{_ORDER}, and as high as the noise that INT8 adds in them, relative to the loudest."
+_HOW_TO_READ = f"{_ORDER}, and as high as the square root of the noise that INT8 adds there."
 _OF_JOBS = {"tried", "costs", "groups"}  # keys in the evidence of a job's plan
 
 
@@ -50,7 +51,6 @@ def _searched(plan: PrecisionPlan) -> Iterator[Section]:
     yield Section(
         "Precision, layer by layer",
         [
-            str(evidence["verdict"]),
             _HOW_TO_READ,
         ],
         figures=[Figure("Precision map", _map(evidence["groups"]), _COLORS)],
@@ -76,7 +76,7 @@ def _map(groups: Sequence[Mapping[str, Any]]) -> Any:
     cells = [
         (
             max(group["macs_share"], _LEAST_WIDTH),
-            group["sensitivity"] / loudest,
+            math.sqrt(group["sensitivity"] / loudest),
             _COLORS[_kind(group)],
             f"{group['name']}: {_kind(group)}; {show_share(group['macs_share'])} of the work; {group['why']}",
         )
@@ -87,7 +87,7 @@ def _map(groups: Sequence[Mapping[str, Any]]) -> Any:
 
 def _group_table(evidence: Mapping[str, Any]) -> Table:
     scale = CostScale(evidence)
-    unit = "ms" if scale.measured else "% of all float"
+    unit = "ms" if scale.measured else "% of float"
     heads = (
         ("group", False), ("order", True), ("precision", False), ("why", False), ("repairs", False),
         ("work", True), (f"INT8, {unit}", True), (f"float, {unit}", True), ("noise", True), ("noise is", False),
@@ -190,7 +190,7 @@ def _groups_of_job(plan: PrecisionPlan) -> Section:
     cells = [
         (
             max(group["macs_share"], _LEAST_WIDTH),
-            group["sensitivity"] / loudest if loudest else 0.5,
+            math.sqrt(group["sensitivity"] / loudest) if loudest else 0.5,
             _COLORS[kind],
             f"{group['name']}: {kind}; {show_share(group['macs_share'])} of the work",
         )
