@@ -170,7 +170,9 @@ class Supervisor:
             config, self._service, self._pipeline, reporter, self._main_thread.put, past.journal, unused_plan
         )
         self._status = StatusReporter(self.operations, results)
-        self._history = History(config.state_dir, lambda error: reporter.error(error, part="history"))
+        self._history = History(
+            config.state_dir, lambda error: reporter.error(error, part="history"), self._pipeline.is_live
+        )
         watched = self._pipeline.is_live and bool(content)
         self._watch = ModelWatch(model.spec.path, content, self._on_model) if watched else None
         recovered = past.end_unfinished_jobs(content)
@@ -271,7 +273,7 @@ class Supervisor:
             if self._pipeline.pulse != pinged:
                 pinged = self._pipeline.pulse
                 notify_service_manager("WATCHDOG=1")
-            if self._history.is_due(self._pipeline.last_ts):
+            if self._pipeline.served and self._history.is_due(self._pipeline.last_ts):
                 self._history.add(self._pipeline.last_ts, self._status.history(states))
             reasons = explain(self.operations, states)
             if self._link is not None:

@@ -48,9 +48,11 @@ class HistoryRow:
 class History:
     """The file of a running daemon; one thread uses it. A disk that refuses is reported once."""
 
-    def __init__(self, state_dir: Path, on_error: Callable[[AgentError], None]) -> None:
+    def __init__(self, state_dir: Path, on_error: Callable[[AgentError], None], is_live: bool) -> None:
+        """is_live: times are those of a clock, which may be set; else a time before the last is of another run."""
         self._path = state_dir / FILE
         self._on_error = on_error
+        self._is_live = is_live
         rows = read_history(state_dir)
         self._count, self._last_ts = len(rows), rows[-1].ts if rows else math.nan
         self._has_failed = False
@@ -60,8 +62,8 @@ class History:
         return not 0.0 <= ts - self._last_ts < _SPACING_S
 
     def add(self, ts: float, rows: Sequence[HistoryRow]) -> None:
-        """Append the rows of one moment. A time before the last one begins a new history: a recording runs again."""
-        text, is_again = "".join(map(_line, rows)), ts < self._last_ts
+        """Append the rows of one moment. Where a recording runs again, a new history begins."""
+        text, is_again = "".join(map(_line, rows)), ts < self._last_ts and not self._is_live
         self._count, self._last_ts = len(rows) + (0 if is_again else self._count), ts
         try:
             if is_again:

@@ -115,10 +115,10 @@ def _measured(rows: Sequence[HistoryRow], name: str, title: str, color: str) -> 
 
 
 def _unbroken(rows: Sequence[HistoryRow]) -> Iterator[list[HistoryRow]]:
-    """Split rows where time is missing, or another engine began."""
+    """Split rows where time is missing, the clock was set back, or another engine began."""
     part: list[HistoryRow] = []
     for row in rows:
-        if part and (row.ts - part[-1].ts > _LONGEST_GAP_S or row.engine != part[-1].engine):
+        if part and (not 0.0 <= row.ts - part[-1].ts <= _LONGEST_GAP_S or row.engine != part[-1].engine):
             yield part
             part = []
         part.append(row)

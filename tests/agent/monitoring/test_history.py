@@ -24,8 +24,8 @@ def never(error: AgentError) -> None:
     raise error
 
 
-def filled(folder: Path, seconds: range) -> History:
-    history = History(folder, never)
+def filled(folder: Path, seconds: range, is_live: bool = False) -> History:
+    history = History(folder, never, is_live)
     for second in seconds:
         if history.is_due(float(second)):
             history.add(float(second), [row(float(second))])
@@ -62,6 +62,12 @@ def test_it_goes_on_after_a_start_and_begins_anew_where_a_recording_does(tmp_pat
     assert [each.ts for each in read_history(tmp_path)] == [0.0, 5.0]
 
 
+def test_a_clock_that_was_set_back_costs_a_live_camera_nothing(tmp_path: Path) -> None:
+    filled(tmp_path, range(1000, 1020), is_live=True)
+    filled(tmp_path, range(0, 10), is_live=True)
+    assert [each.ts for each in read_history(tmp_path)] == [1000.0, 1005.0, 1010.0, 1015.0, 0.0, 5.0]
+
+
 @pytest.mark.parametrize(
     "line",
     ["{", "[]", '{"ts": 1}', json.dumps({"ts": "x", "camera": "c", "engine": "e", "is_int8": True}), "\x00" * 50,
@@ -80,7 +86,7 @@ def test_a_damaged_row_costs_itself(tmp_path: Path, line: str) -> None:
 def test_a_disk_that_refuses_is_reported_once(tmp_path: Path) -> None:
     (tmp_path / FILE).mkdir()
     errors: list[AgentError] = []
-    history = History(tmp_path, errors.append)
+    history = History(tmp_path, errors.append, is_live=True)
     history.add(0.0, [row(0.0)])
     history.add(5.0, [row(5.0)])
     assert [error.code for error in errors] == ["history.write"]

@@ -127,7 +127,7 @@ def test_a_state_directory_shows_its_engines_jobs_and_history(job: Path, capsys:
     journal = JobJournal(job / "jobs.sqlite", lambda _: None)
     journal.start("j1", "alarm", {}, [])
     journal.enter("j1", JobState.COLLECTING)
-    history = History(job, lambda _: None)
+    history = History(job, lambda _: None, is_live=False)
     for ts in range(0, 60, 5):
         engine, drift = ("e1", "calm") if ts < 30 else ("e2", "alarm")
         history.add(float(ts), [HistoryRow(float(ts), "yard", engine, True, (0.9, 0.8, 1.0), (), drift, 3.0)])
