@@ -1,0 +1,229 @@
+"""Serve the pages: HTML made here, a stream of changes (server-sent events), and commands as forms.
+
+A page has no script or style of its own: its policy allows the two files of this server alone. A changed part comes as
+HTML over the stream, and takes the place of the one with its id. Commands need the page's token, which no other site
+can read; a name that leads to this port from elsewhere is refused (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import secrets
+import time
+from base64 import b64decode
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from agent.common.html.pages import environment, resource
+from calibrate.errors import TaredError
+from fleet.web.boards import LiveBoards
+from fleet.web.orders import OPS, Orders
+from fleet.web.views import board_page, fleet_rows
+
+_PACKAGE = "fleet.web"
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+_LEAST_S, _ALIVE_S = 0.5, 15.0  # between two changes that a page is sent, and between two signs of life without any
+_MOST_FORM_BYTES = 4096
+_MOST_STREAMS = 32
+_SCRIPTS = {"page.js": "text/javascript", "style.css": "text/css"}
+
+
+@dataclass(frozen=True)
+class WebOptions:
+    """How the pages are served.
+
+    hosts: the names under which this port may be called, without the port. password: demanded of everybody, with any
+    user name; empty: of nobody.
+    """
+
+    hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]")
+    password: str = ""
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(32))
+
+
+def create_app(boards: LiveBoards, orders: Orders, options: WebOptions) -> Starlette:
+    """Return the application."""
+    pages = _Pages(boards, orders, options)
+    routes = [
+        Route("/", pages.fleet),
+        Route("/boards/{name}", pages.board),
+        Route("/boards/{name}/orders", pages.order, methods=["POST"]),
+        Route("/boards/{name}/snapshot.jpg", pages.picture),
+        Route("/live", pages.live),
+        Route("/live/{name}", pages.live),
+        Route("/static/{name}", pages.static),
+    ]
+    middleware = [
+        Middleware(TrustedHostMiddleware, allowed_hosts=[*options.hosts], www_redirect=False),
+        Middleware(_Guard, password=options.password),
+    ]
+    return Starlette(routes=routes, middleware=middleware)
+
+
+class _Guard:
+    """Adds the headers of every response, and demands the password where there is one."""
+
+    def __init__(self, app: ASGIApp, password: str) -> None:
+        self._app = app
+        self._password = password.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                added = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
+                message["headers"] = [*message["headers"], *added]
+            await send(message)
+
+        if self._password and not self._knows_password(Headers(scope=scope).get("authorization", "")):
+            demand = {"WWW-Authenticate": 'Basic realm="tared", charset="UTF-8"'}
+            await PlainTextResponse("the password of tared web, please\n", 401, demand)(scope, receive, send_guarded)
+            return
+        await self._app(scope, receive, send_guarded)
+
+    def _knows_password(self, authorization: str) -> bool:
+        scheme, _, content = authorization.partition(" ")
+        try:
+            given = b64decode(content, validate=True).partition(b":")[2]
+        except ValueError:
+            return False
+        return scheme.lower() == "basic" and hmac.compare_digest(given, self._password)
+
+
+class _Pages:
+    """The handlers. Whatever reads the boards is quick; nothing here waits for a broker or a board."""
+
+    def __init__(self, boards: LiveBoards, orders: Orders, options: WebOptions) -> None:
+        self._boards = boards
+        self._orders = orders
+        self._options = options
+        self._streams = 0
+
+    async def fleet(self, request: Request) -> Response:
+        return self._page("fleet.html", **self._fleet_values())
+
+    async def board(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if self._boards.get(name) is None:
+            return self._page("missing.html", status=404, name=name)
+        return self._page("board.html", ops=OPS[1:], **self._board_values(name))
+
+    async def picture(self, request: Request) -> Response:
+        picture = self._orders.picture_of(request.path_params["name"])
+        return PlainTextResponse("no picture\n", 404) if picture is None else Response(picture, media_type="image/jpeg")
+
+    async def order(self, request: Request) -> Response:
+        """Send a command: the fields `token`, `op`, and the arguments of the op."""
+        if int(request.headers.get("content-length") or _MOST_FORM_BYTES + 1) > _MOST_FORM_BYTES:
+            return PlainTextResponse("a form that is too large\n", 413)
+        form = {key: str(value) for key, value in (await request.form()).items()}
+        if not hmac.compare_digest(form.pop("token", "").encode(), self._options.token.encode()):
+            return PlainTextResponse("this form is not of this page: load the page again\n", 403)
+        name, op = request.path_params["name"], form.pop("op", "")
+        if self._boards.get(name) is None or op not in OPS:
+            return PlainTextResponse("no such board, or no such command\n", 404)
+        try:
+            self._orders.give(name, op, {key: value for key, value in form.items() if value})
+        except TaredError as error:
+            return PlainTextResponse(f"{error}\n", 400)
+        if request.headers.get("x-requested-with") == "page":
+            return Response(status_code=204)
+        return RedirectResponse(f"/boards/{name}", 303)
+
+    async def static(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name == "live.js":
+            return Response(_live_script(), media_type="text/javascript")
+        if name not in _SCRIPTS:
+            return PlainTextResponse("no such file\n", 404)
+        return Response(resource(name), media_type=_SCRIPTS[name])
+
+    async def live(self, request: Request) -> Response:
+        """Send the changing part of a page whenever it changes."""
+        if self._streams >= _MOST_STREAMS:
+            return PlainTextResponse("too many pages are open\n", 503, {"Retry-After": "10"})
+        return StreamingResponse(self._changes(request), media_type="text/event-stream")
+
+    async def _changes(self, request: Request) -> AsyncIterator[str]:
+        name = request.path_params.get("name")
+        shown: tuple[int, int, str] | None = None
+        self._streams += 1
+        try:
+            sent_s = time.monotonic()
+            while not await request.is_disconnected():
+                now = self._boards.version, self._orders.version, self._boards.trouble
+                if now != shown:
+                    shown, sent_s = now, time.monotonic()
+                    yield _event(self._part(name))
+                elif time.monotonic() - sent_s > _ALIVE_S:
+                    sent_s = time.monotonic()
+                    yield ": still here\n\n"
+                await asyncio.sleep(_LEAST_S)
+        finally:
+            self._streams -= 1
+
+    def _part(self, name: str | None) -> str:
+        if name is None:
+            return self._render("fleet_part.html", **self._fleet_values())
+        return self._render("board_part.html", **self._board_values(name))
+
+    def _fleet_values(self) -> dict[str, Any]:
+        names = self._boards.names()
+        known = {name: board for name in names if (board := self._boards.get(name)) is not None}
+        return {"fleet": self._boards.fleet, "rows": fleet_rows(known), "trouble": self._boards.trouble}
+
+    def _board_values(self, name: str) -> dict[str, Any]:
+        board = self._boards.get(name)
+        assert board is not None
+        orders = self._orders.of_board(name)
+        return {
+            "name": name,
+            "board": board_page(board),
+            "orders": orders,
+            "picture": next((order.sent_at for order in orders if order.picture is not None), None),
+            "trouble": self._boards.trouble,
+            "signs": self._orders.signs,
+        }
+
+    def _page(self, template: str, status: int = 200, **values: Any) -> Response:
+        return HTMLResponse(self._render(template, token=self._options.token, **values), status)
+
+    @staticmethod
+    def _render(template: str, **values: Any) -> str:
+        return environment(_PACKAGE).get_template(template).render(now=time.time(), **values)
+
+
+def _live_script() -> str:
+    from importlib.resources import files
+
+    return (files(_PACKAGE) / "templates" / "live.js").read_text(encoding="utf-8")
+
+
+def _event(html: str) -> str:
+    """Return an event with a part of the page; JSON keeps its lines together."""
+    return f"event: part\ndata: {json.dumps(html)}\n\n"

@@ -1,0 +1,209 @@
+"""Say what the pages show: a board's documents as tiles, charts, a job's states and rows; a fleet's boards as rows."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agent.common.html.charts import Axis, Mark, Series, line_chart
+from agent.common.html.pages import Figure
+from agent.common.html.text import visible
+from fleet.devices.facts import value_at
+from fleet.web.boards import LiveBoard
+
+_STATES = {"online": "good", "degraded": "warning", "stopping": "idle", "offline": "bad"}
+_DRIFT = {"calm": "good", "warning": "warning", "alarm": "bad"}
+_STEPS = ("COLLECTING", "CALIBRATING", "PLANNING", "BUILDING", "VALIDATING", "PROBATION", "COMMITTED")
+_SILENT_S = 600.0
+_GOOD = 0.9  # of fidelity: a loss of recalibration.max_loss
+_EVENT_WORDS = ("trigger", "step", "state", "code", "artefact", "reason", "message", "address")
+_MARKED = {"alarm": "bad", "swap": "c2", "rollback": "c3"}
+_MOST_TEXT = 300
+_HEALTH = ("temperature_", "power_w", "rss", "load", "cpu", "memory")  # of the figures in telemetry.health
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A figure with its name. tone: a colour class of the style; detail: what stands below, smaller."""
+
+    name: str
+    value: str
+    detail: str = ""
+    tone: str = ""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A state of the running job: is_done, is_now or neither."""
+
+    name: str
+    is_done: bool
+    is_now: bool
+
+
+def state_of(board: LiveBoard, now: float) -> tuple[str, str]:
+    """Return a board's state and its tone; one that says it is there, and is not heard, is silent."""
+    state = str(value_at(board.documents.get("status"), "state") or "never heard")
+    if state in ("online", "degraded") and (board.heard_at is None or now - board.heard_at > _SILENT_S):
+        return "silent", "c3"
+    return visible(state), _STATES.get(state, "idle")
+
+
+def board_page(board: LiveBoard) -> dict[str, Any]:
+    """Return what the changing part of a board's page shows."""
+    now = time.time()
+    state, tone = state_of(board, now)
+    telemetry = board.documents.get("telemetry", {})
+    reported = telemetry.get("cameras")
+    cameras = {str(name): each for name, each in reported.items()} if isinstance(reported, Mapping) else {}
+    return {
+        "state": state,
+        "tone": tone,
+        "why": visible(_reason(board), _MOST_TEXT),
+        "heard_at": board.heard_at,
+        "tiles": list(_tiles(board, telemetry)),
+        "cameras": {visible(name): list(_camera_tiles(each)) for name, each in list(cameras.items())[:16]},
+        "figures": list(_figures(board)),
+        "steps": _steps(board.job),
+        "percent": _number(value_at(board.job, "percent")) if board.job is not None else None,
+        "trigger": visible(value_at(board.job, "trigger") or ""),
+        "events": [(at, visible(event.get("kind", "")), _event_words(event)) for at, event in list(board.events)[:30]],
+        "preview": visible(value_at(telemetry, "health", "preview", "address") or ""),
+    }
+
+
+def fleet_rows(boards: Mapping[str, LiveBoard]) -> list[dict[str, Any]]:
+    """Return a row for each board of the fleet's table."""
+    now, rows = time.time(), []
+    for name, board in boards.items():
+        state, tone = state_of(board, now)
+        camera = _least_faithful(board.documents.get("telemetry", {}))
+        fidelity, gain_db = (_number(value_at(camera, *path)) for path in (("fidelity", "estimate"), ("drift", "gain_db")))
+        drift = str(value_at(camera, "drift", "state") or "")
+        rows.append(
+            {
+                "name": name,
+                "state": state,
+                "tone": tone,
+                "engine": visible(value_at(board.documents.get("birth"), "engine") or "", 16),
+                "fidelity": fidelity,
+                "drift": visible(drift),
+                "drift_tone": _DRIFT.get(drift, "idle"),
+                "gain_db": gain_db,
+                "fps": _number(value_at(camera, "fps")),
+                "p99_ms": _number(value_at(camera, "latency_ms", "p99")),
+                "job": visible(value_at(board.job, "step") or ""),
+                "heard_at": board.heard_at,
+            }
+        )
+    return rows
+
+
+def _reason(board: LiveBoard) -> str:
+    """Return why the board is degraded, or what holds a job back, in its own sentence."""
+    telemetry, status = board.documents.get("telemetry", {}), board.documents.get("status", {})
+    for document, key in ((status, "reason"), (telemetry, "degraded"), (telemetry, "held_back")):
+        if isinstance(document.get(key), str):
+            return str(document[key])
+    return ""
+
+
+def _tiles(board: LiveBoard, telemetry: Mapping[str, Any]) -> Iterator[Tile]:
+    birth = board.documents.get("birth", {})
+    engine, regime = birth.get("engine"), value_at(_newest(board, "regime"), "artefact")
+    detail = "" if engine is None else "the engine of a known regime" if regime == engine else _precision(board, engine)
+    yield Tile("engine", visible(engine or "none yet", 16), detail)
+    runtime, version = (value_at(birth, "runtimes", key) for key in ("runtime", "version"))
+    yield Tile("runtime", visible(runtime or "not known", 24), visible(str(version or "").partition("-")[0], 24))
+    yield Tile("tared", visible(birth.get("agent_version") or "not known", 20))
+    health = telemetry.get("health")
+    for name, value in sorted(health.items()) if isinstance(health, Mapping) else ():
+        if (shown := _number(value)) is not None and name.startswith(_HEALTH):
+            yield Tile(visible(name.replace("_", " "), 30), f"{shown:.4g}")
+    if value_at(health, "throttling") is True:
+        yield Tile("heat", "slowed down", "the board is too hot", "bad")
+
+
+def _precision(board: LiveBoard, engine: object) -> str:
+    """Return the precision of the engine in service, where its swap was seen."""
+    swap = _newest(board, "swap")
+    return "INT8" if swap.get("artefact") == engine else ""
+
+
+def _newest(board: LiveBoard, kind: str) -> Mapping[str, Any]:
+    return next((event for _, event in board.events if event.get("kind") == kind), {})
+
+
+def _camera_tiles(camera: Any) -> Iterator[Tile]:
+    yield _interval_tile("fidelity", value_at(camera, "fidelity"))
+    if (accuracy := value_at(camera, "accuracy")) is not None:
+        yield _interval_tile("accuracy", accuracy)
+    drift, gain_db = str(value_at(camera, "drift", "state") or "not known"), _number(value_at(camera, "drift", "gain_db"))
+    detail = f"a recalibration would gain {gain_db:.1f} dB" if gain_db is not None else ""
+    yield Tile("drift", visible(drift), detail, _DRIFT.get(drift, "idle"))
+    fps, p50, p99 = (_number(value_at(camera, *path)) for path in (("fps",), ("latency_ms", "p50"), ("latency_ms", "p99")))
+    yield Tile("frames per second", f"{fps:.1f}" if fps is not None else "?")
+    yield Tile("latency", f"{p50:.1f} ms" if p50 is not None else "?", f"p99 {p99:.1f} ms" if p99 is not None else "")
+    dropped = value_at(camera, "dropped")
+    lost = sum(value for value in map(_number, dropped.values()) if value) if isinstance(dropped, Mapping) else 0.0
+    yield Tile("dropped", f"{lost:.0f}", "since the last report", "warning" if lost else "")
+
+
+def _interval_tile(name: str, measured: Any) -> Tile:
+    estimate, low, high = (_number(value_at(measured, key)) for key in ("estimate", "low", "high"))
+    if estimate is None or low is None or high is None:
+        return Tile(name, "not measured")
+    tone = "good" if low >= _GOOD else "warning" if high >= _GOOD else "bad"
+    return Tile(name, f"{estimate:.3f}", f"{low:.3f} to {high:.3f}", tone)
+
+
+def _figures(board: LiveBoard) -> Iterator[Figure]:
+    for name, points in board.points.items():
+        if len(points) < 2:
+            continue
+        whose = f" of {visible(name)}" if len(board.points) > 1 else ""
+        begin = points[0][0]
+        marks = [
+            Mark(at, visible(event["kind"]), _MARKED[str(event["kind"])])
+            for at, event in board.events
+            if event.get("kind") in _MARKED and at >= begin
+        ]
+        key = {kind: tone for kind, tone in _MARKED.items() if any(mark.text == kind for mark in marks)}
+        fidelity = [(at, each) for at, each, _ in points if each is not None]
+        gain = [(at, each) for at, _, each in points if each is not None]
+        for title, axis, values, tone in (
+            ("Fidelity", Axis("fidelity", 0.0, 1.0), fidelity, "c0"),
+            ("Predicted gain of a recalibration", Axis("dB", 0.0), gain, "c1"),
+        ):
+            if len(values) > 1:
+                chart = line_chart([Series(title, values, tone)], Axis(times=True), axis, f"{title}{whose}", marks)
+                yield Figure(f"{title}{whose}", chart, key)
+
+
+def _steps(job: Mapping[str, Any] | None) -> list[Step]:
+    """Return the states of the running job in their order; none without a job."""
+    step = value_at(job, "step")
+    if step not in _STEPS:
+        return []
+    now = _STEPS.index(str(step))
+    return [Step(name, index < now, index == now) for index, name in enumerate(_STEPS)]
+
+
+def _event_words(event: Mapping[str, Any]) -> str:
+    words = (f"{key} {event[key]}" for key in _EVENT_WORDS if isinstance(event.get(key), (str, int, float)))
+    return visible(", ".join(words), _MOST_TEXT)
+
+
+def _least_faithful(telemetry: Mapping[str, Any]) -> Any:
+    cameras = telemetry.get("cameras")
+    each = list(cameras.values()) if isinstance(cameras, Mapping) else []
+    return min(each, key=lambda camera: _number(value_at(camera, "fidelity", "estimate")) or math.inf, default={})
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if abs(value) < 1e15 else None
