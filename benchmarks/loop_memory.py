@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from benchmarks.report import Bar, Section, at_most
 
 MIB = 2**20
 MOST_MIB = 150.0
+_RUNTIMES = ("onnxruntime", "openvino")
 _CAMERA = (640, 480, 10.0)
 _HELD_S = 10.0
 _HOUR_S = 3600.0
@@ -63,20 +65,21 @@ def null_daemon(folder: Path, endpoint: Endpoint, url: str) -> Iterator[Daemon]:
 def memory(
     folder: Path, endpoint: Endpoint, models: list[str], _rounds: int, progress: Progress
 ) -> tuple[list[Section], list[Bar]]:
-    """Resident memory on a camera, with the null model and with real ones."""
+    """Resident memory on a camera, with the null model and with real ones on either runtime for CPUs."""
     width, height, fps = _CAMERA
     title = f"Resident memory on an MJPEG camera, {width}x{height} at {fps:g} fps"
-    table = Section(title, ("model", "of the daemon", "of it the libraries' files"))
+    table = Section(title, ("model", "runtime", "of the daemon", "of it the libraries' files"))
     with camera(width, height, fps) as url, null_daemon(folder, endpoint, url) as daemon:
         null_mib = daemon.rss_bytes() / MIB
-        table.rows.append(("one node", f"{null_mib:.0f} MiB", f"{_file_mib(daemon):.0f} MiB"))
+        table.rows.append(("one node", "onnxruntime", f"{null_mib:.0f} MiB", f"{_file_mib(daemon):.0f} MiB"))
     with camera(width, height, fps) as url:
-        for name in progress.track(models, description="resident memory"):
-            config = {"model": spec(name), "camera": {"source": url}}
-            with Daemon(folder / name, endpoint, config) as daemon:
+        served = list(product(models, _RUNTIMES))
+        for name, runtime in progress.track(served, description="resident memory"):
+            config = {"model": spec(name), "backend": runtime, "camera": {"source": url}}
+            with Daemon(folder / f"{name}-{runtime}", endpoint, config) as daemon:
                 time.sleep(_HELD_S)
                 mib = daemon.rss_bytes() / MIB
-                table.rows.append((name, f"{mib:.0f} MiB", f"{_file_mib(daemon):.0f} MiB"))
+                table.rows.append((name, runtime, f"{mib:.0f} MiB", f"{_file_mib(daemon):.0f} MiB"))
     return [table], [at_most("resident memory with a null engine", MOST_MIB, null_mib, " MiB")]
 
 

@@ -64,7 +64,15 @@ MODELOPT = Peer(
 )  # fmt: skip
 PPQ = Peer("ppq", (TORCH, ("ppq==0.6.6", "numpy==1.26.4", "onnx==1.14.1", "protobuf==3.20.3")))
 MXNET = Peer("mxnet", (("mxnet==1.9.1", "numpy==1.23.5"),))  # the last of each that still go together
-NNCF = Peer("nncf", (("nncf==3.4.0", "openvino==2026.4.1", "onnx==1.23.2", "onnxruntime==1.31.1", "numpy==2.4.6"),))
+NNCF = Peer(
+    "nncf",
+    (
+        (
+            "nncf==3.4.0", "openvino==2026.4.1", "onnx==1.23.2", "onnxruntime==1.31.1", "numpy==2.4.6",
+            "opencv-python-headless==5.0.0.93", "pydantic", "pyyaml==6.0.3",  # for tared's fidelity, a metric
+        ),
+    ),
+)  # fmt: skip
 PYAV = Peer("pyav", (("av==18.1.0", "numpy==2.4.6"),))
 RIVER = Peer("river", (("river==0.26.1",),))
 SUPERVISION = Peer(

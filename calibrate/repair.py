@@ -22,7 +22,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from calibrate.scale import MIN_SCALE, QMAX
+from calibrate.scale import MIN_SCALE, QMAX, UNSIGNED_QMAX
 
 Floats = NDArray[np.float64]
 Extremes = NDArray[np.float32]  # (2, channels): the least and the largest value of each channel of a layer's input
@@ -73,11 +73,20 @@ def undivided(extremes: Extremes, divisors: ArrayLike, offsets: ArrayLike) -> Ex
 
 @dataclass(frozen=True)
 class LayerInput:
-    """A layer's input: samples (channels, n), and the least and the largest value of each channel, (channels,)."""
+    """A layer's input: samples (channels, n), and the least and the largest value of each channel, (channels,).
+
+    is_unsigned: it is never negative, and uint8 in place of int8.
+    """
 
     samples: Samples
     low: Floats
     high: Floats
+    is_unsigned: bool = False
+
+    @property
+    def largest_step(self) -> int:
+        """The largest integer that it is quantised to."""
+        return UNSIGNED_QMAX if self.is_unsigned else QMAX
 
     @property
     def amax(self) -> Floats:
@@ -91,9 +100,10 @@ class LayerInput:
         return variance
 
     def scaled(self, divisors: Floats, offsets: Floats) -> LayerInput:
-        """Return (x - offset) / divisor, channel by channel."""
+        """Return (x - offset) / divisor, channel by channel; with offsets it has a sign."""
         samples = ((self.samples - offsets[:, np.newaxis]) / divisors[:, np.newaxis]).astype(np.float32)
-        return LayerInput(samples, (self.low - offsets) / divisors, (self.high - offsets) / divisors)
+        is_unsigned = self.is_unsigned and not offsets.any()
+        return LayerInput(samples, (self.low - offsets) / divisors, (self.high - offsets) / divisors, is_unsigned)
 
 
 @dataclass(frozen=True)
@@ -116,8 +126,8 @@ class Equalisation:
 
 
 def activation_noise(matrix: Floats, read: LayerInput, scale: float) -> float:
-    """Return the mean squared error of all outputs of a layer together, if it reads its input with one int8 scale."""
-    return float(_by_input(matrix) @ _channel_noise(read.samples, scale))
+    """Return the mean squared error of all outputs of a layer together, if it reads its input with one scale."""
+    return float(_by_input(matrix) @ _channel_noise(read.samples, scale, read.largest_step))
 
 
 def weight_noise(matrix: Floats, variance: Floats, clips: Floats | None = None) -> float:
@@ -139,7 +149,7 @@ def equalisation(
     for one scale for all channels allows no more.
 
     Divisors trade the noise of the activations against that of the weights. Offsets give a one-sided input, as ReLU and
-    SiLU make it, all of INT8's range instead of half: a quarter of its noise.
+    SiLU make it, all of INT8's range instead of half: a quarter of its noise. So has an unsigned one without them.
     """
     exponents = (0.0, *_EXPONENTS) if centred else _EXPONENTS
     candidates = [_equalised(matrix, read, extremes, exponent, centred, headrooms) for exponent in exponents]
@@ -150,6 +160,7 @@ def _equalised(
     matrix: Floats, read: LayerInput, extremes: Extremes, exponent: float, centred: bool, headrooms: Sequence[float]
 ) -> list[Equalisation]:
     """Return the layer under divisors of one exponent, for each headroom."""
+    largest_step = QMAX if centred else read.largest_step
     whole = LayerInput(read.samples, *extremes.astype(np.float64))
     divisors = _divisors(_width(whole, centred), exponent)
     scaled = matrix * divisors.reshape(matrix.shape[0], 1, matrix.shape[2], 1)
@@ -161,10 +172,11 @@ def _equalised(
 
     def offset_steps(seen: LayerInput, amax: float) -> Floats:
         """Return offsets in INT8 steps, from the low end up: the high end is clipped, where values are rare."""
-        return np.rint((seen.low / divisors + amax) / _scale(amax)) if centred else np.zeros_like(divisors)
+        return np.rint((seen.low / divisors + amax) / _scale(amax, QMAX)) if centred else np.zeros_like(divisors)
 
     def noise(seen: LayerInput, amax: float) -> float:
-        return float(gains @ _channel_noise(samples, _scale(amax), offset_steps(seen, amax)))
+        scale = _scale(amax, largest_step)
+        return float(gains @ _channel_noise(samples, scale, largest_step, offset_steps(seen, amax)))
 
     in_sample = largest(read)
     best = _best_amax(lambda amax: noise(read, amax), in_sample)
@@ -174,7 +186,7 @@ def _equalised(
     for headroom in headrooms:
         seen = _widened(whole, headroom)
         amax = kept * largest(seen)
-        offsets = offset_steps(seen, amax) * _scale(amax) * divisors
+        offsets = offset_steps(seen, amax) * _scale(amax, QMAX) * divisors
         low, high = divided_ends(extremes, divisors, offsets)
         size, covered = (high - low, amax - low) if centred else (max(-low, high), amax)
         reach = covered / size if covered > 0.0 and size > 0.0 else 1.0
@@ -225,7 +237,7 @@ def output_shift(matrix: Floats, read: LayerInput, scale: float, clips: Floats |
 
     Borders are left out, where taps read padding.
     """
-    steps = np.rint(read.samples * np.float32(1.0 / scale)).clip(-QMAX, QMAX)
+    steps = np.rint(read.samples * np.float32(1.0 / scale)).clip(-read.largest_step, read.largest_step)
     groups, _, inputs, _ = matrix.shape
     quantised = _quantised(matrix, np.ones(1) if clips is None else clips)
     seen = steps.mean(axis=1, dtype=np.float64).reshape(groups, inputs) * scale
@@ -234,20 +246,20 @@ def output_shift(matrix: Floats, read: LayerInput, scale: float, clips: Floats |
     return moved.ravel()
 
 
-def _scale(amax: float) -> float:
+def _scale(amax: float, largest_step: int) -> float:
     """Return what `calibrate.scale.activation_scale` does, for an amax that is finite and not 0, in less time."""
-    return float(np.float32(max(amax / QMAX, MIN_SCALE)))
+    return float(np.float32(max(amax / largest_step, MIN_SCALE)))
 
 
-def _channel_noise(samples: Samples, scale: float, offset_steps: Floats | None = None) -> Floats:
-    """Return the mean squared error of each input channel at one int8 scale, (channels,).
+def _channel_noise(samples: Samples, scale: float, largest_step: int, offset_steps: Floats | None = None) -> Floats:
+    """Return the mean squared error of each input channel at one scale, (channels,).
 
     offset_steps: whole steps (channels,) that are subtracted before rounding. They only move the clipping limits.
     """
     middle = np.zeros((1, 1), np.float32) if offset_steps is None else offset_steps.astype(np.float32)[:, np.newaxis]
     steps = samples * np.float32(1.0 / scale)
     error = np.rint(steps)
-    np.clip(error, middle - QMAX, middle + QMAX, out=error)
+    np.clip(error, middle - largest_step, middle + largest_step, out=error)
     error -= steps
     noise: Floats = np.einsum("cn,cn->c", error, error) * np.float64(scale**2 / samples.shape[1])
     return noise

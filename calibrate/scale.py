@@ -1,4 +1,4 @@
-"""Turn amax into INT8 scales: symmetric, zero point 0, integers in [-127, 127].
+"""Turn amax into INT8 scales: symmetric, zero point 0, integers in [-127, 127]; unsigned in [0, 255].
 
 The scales are float32; a float16 form of the graph rounds them. Two guards make every scale survive that:
 
@@ -30,13 +30,16 @@ from numpy.typing import NDArray
 from calibrate.errors import CalibrationError
 
 QMAX = 127  # -128 is left out: symmetric, and a product of two INT8 values then fits 15 bits
+UNSIGNED_QMAX = 255  # of uint8
 MIN_SCALE = 2.0**-17
 MAX_SCALE = 65504.0
 UNUSED_SCALE = 2.0**-7
 
 
-def activation_scale(amax: float, tensor: str) -> float:
+def activation_scale(amax: float, tensor: str, unsigned: bool = False) -> float:
     """Return the scale of an activation tensor whose range is [-amax, amax]; `tensor` names it in errors.
+
+    unsigned: the range is [0, amax], in uint8.
 
     Raises CalibrationError: `scale.amax` (NaN, infinite or negative), `scale.range` (beyond float16).
     """
@@ -54,7 +57,8 @@ def activation_scale(amax: float, tensor: str) -> float:
             f"at most {QMAX * MAX_SCALE:.3g}, the reach of a float16 scale",
             "keep the layers that read it float, or look for the layer that diverges",
         )
-    return float(np.float32(max(amax / QMAX, MIN_SCALE) if amax > 0.0 else UNUSED_SCALE))
+    largest = UNSIGNED_QMAX if unsigned else QMAX
+    return float(np.float32(max(amax / largest, MIN_SCALE) if amax > 0.0 else UNUSED_SCALE))
 
 
 def has_scale(amax: float) -> bool:

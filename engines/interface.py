@@ -173,6 +173,11 @@ class Backend(Protocol):
         """True if INT8 that is slower than float is of no use here, whatever memory it saves."""
         ...
 
+    @property
+    def takes_unsigned(self) -> bool:
+        """True if activations may be uint8, which tensors that are never negative then are."""
+        ...
+
     def describe(self) -> Mapping[str, str]:
         """Runtime name, version and whatever else makes an engine unusable elsewhere; part of the fingerprint."""
         ...
@@ -206,7 +211,8 @@ class BackendOptions:
     threads: bound of its CPU threads. cache: folder for what makes the next build faster; None keeps nothing.
     key: signs and verifies what is kept there. target: the GPU to build for, "sm86", on a machine that need not have
     it: such an engine proves that the builder takes the model, and is never served. dla: build for this DLA core, with
-    the GPU for what it cannot run, FP32 engines among them. best: search longest for the fastest kernels.
+    the GPU for what it cannot run, FP32 engines among them. best: search longest for the fastest kernels. unsigned:
+    ONNX Runtime simulates INT8 of a runtime that takes uint8, too.
     """
 
     threads: int = 1
@@ -215,6 +221,7 @@ class BackendOptions:
     target: str | None = None
     dla: int | None = None
     best: bool = False
+    unsigned: bool = False
 
     def check_cpu(self, backend: str) -> None:
         """Raise EngineError (`backend.option`) if there are options that only a GPU's runtime has."""

@@ -111,6 +111,7 @@ class OnnxRuntimeBackend:
         options = options or BackendOptions()
         options.check_cpu(self.name)
         self._threads = options.threads
+        self.takes_unsigned = options.unsigned  # as written it computes any: the graph for TensorRT is the usual one
 
     def describe(self) -> Mapping[str, str]:
         return {
@@ -121,7 +122,7 @@ class OnnxRuntimeBackend:
         }
 
     def flags(self) -> Mapping[str, str]:
-        return {}
+        return {"activations": "unsigned"} if self.takes_unsigned else {}
 
     def build(self, request: BuildRequest, progress: Progress = silent) -> Built:
         """Return the graph itself, once it has been loaded and has run on zeros.

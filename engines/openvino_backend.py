@@ -51,6 +51,7 @@ class OpenVinoBackend:
     engine_file = "engine.onnx"
     precisions: Sequence[str] = ("fp32",)
     int8_must_gain = True
+    takes_unsigned = True
 
     def __init__(self, options: BackendOptions | None = None) -> None:
         """Raises EngineError (`backend.option`) for options that only a GPU's runtime has."""
@@ -69,7 +70,7 @@ class OpenVinoBackend:
         }
 
     def flags(self) -> Mapping[str, str]:
-        return {}
+        return {"activations": "unsigned"}
 
     def build(self, request: BuildRequest, progress: Progress = silent) -> Built:
         """Return the graph in the form that is compiled, once it has been loaded and has run on zeros.

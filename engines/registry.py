@@ -69,6 +69,11 @@ def open_backend(name: str, options: BackendOptions | None = None) -> Backend:
     return choose_backend(name, options).backend
 
 
+def open_simulator(backend: Backend, threads: int) -> Backend:
+    """Open ONNX Runtime to try plans for a runtime: it computes the INT8 graph that this runtime is given."""
+    return open_backend("onnxruntime", BackendOptions(threads, unsigned=backend.takes_unsigned))
+
+
 def choose_backend(name: str, options: BackendOptions | None = None) -> ChosenBackend:
     """Open a runtime as `open_backend` does, and return it with the reasons against the others."""
     options = options or BackendOptions()

@@ -1,7 +1,8 @@
 """Send a command to a board as its operator: repeat it until the board answers, and follow it to its end.
 
-`new_command` makes a command of what was typed, `send` sends one and yields its results. Rollouts and merges send many
-commands at a time; they use the parts: `encode_command`, `command_message`, `requested_chunks`.
+`new_command` makes a command of what was typed, `send` sends one and yields its results, `receive_snapshots` receives
+the picture of a `snapshot`. Rollouts and merges send many commands at a time; they use the parts: `encode_command`,
+`command_message`, `requested_chunks`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import math
 import queue
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,10 @@ _DOUBTED_FOR = 3  # times REPEAT_S: how long to wait for another answer after a 
 FILES = ("model", "calibration")  # ops that deliver a file
 _NOT_TEXT = (*FILES, "histograms")  # ops whose arguments are not typed: hashes, lists of numbers
 _UNPROVEN = ("message.", "command.unsigned", "command.signature", "command.target")
+
+_JPEG = b"\xff\xd8\xff"  # how each begins
+
+ReceiveSnapshot = Callable[[CommandResult], bytes]
 
 log = logging.getLogger(__package__)
 
@@ -194,6 +200,39 @@ def send(
                 yield result
             latest, doubted = result, None
             sending.note_answer()
+
+
+@contextmanager
+def receive_snapshots(endpoint: Endpoint, topics: Topics, silence_s: float) -> Iterator[ReceiveSnapshot]:
+    """Subscribe to a board's pictures, and yield the function that waits for the one of a succeeded `snapshot`.
+
+    Enter it before the command is sent: a picture is not retained, and comes before its result. One that another
+    operator has ordered is recognised by its length.
+
+    Raises AgentError:
+        broker.unreachable   there is no connection to the broker within `silence_s`
+        command.no_picture   (CommandError, of the function) the picture does not come within `silence_s`
+    """
+    name = f"tared-operator-{uuid.uuid4().hex}"
+    options = SessionOptions(subscriptions=[topics.snapshot], backoff=Backoff(0.2, 2.0))
+    with MqttClient(endpoint, name, options) as client:
+        wait_connected(client, endpoint, silence_s)
+
+        def receive(result: CommandResult) -> bytes:
+            length = (result.result or {}).get("bytes")
+            give_up_at = time.monotonic() + silence_s
+            while (left_s := give_up_at - time.monotonic()) > 0.0:
+                try:
+                    picture = client.inbox.get(timeout=left_s).payload
+                except queue.Empty:
+                    break
+                if len(picture) == length and picture.startswith(_JPEG):
+                    return picture
+            found = f"no picture on {topics.snapshot} for {silence_s:.0f} s"
+            remedy = "send it again; see that the broker lets you read the topic, and lets such a length through"
+            raise CommandError("command.no_picture", found, f"a JPEG of {length} bytes", remedy)
+
+        yield receive
 
 
 class RepeatedCommand:

@@ -8,7 +8,7 @@ Stale frames, those that nobody took before a newer one came, are dropped and co
 Public names:
     config         CameraConfig
     source         Source, CaptureSettings, Framing, parse_source
-    reader         read_images, source_length, source_seconds, Image
+    reader         read_images, source_length, source_seconds, source_fps, Image
     images         ImageFiles
     opencv         check_readable, has_gstreamer, opencv_version
     capture        Frame, FrameSlot, CaptureThread

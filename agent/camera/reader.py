@@ -245,9 +245,14 @@ def source_seconds(source: Source) -> float | None:
     frames = source_length(source)
     if frames is None:
         return None
-    if source.kind == "images":
-        return frames * _IMAGE_PERIOD_S
-    return frames / (_claimed(source, cv2.CAP_PROP_FPS) or _ASSUMED_FPS)
+    return frames / (source_fps(source) or _ASSUMED_FPS)
+
+
+def source_fps(source: Source) -> float | None:
+    """Return the frames per second of a recording, an assumed rate where a file does not say; None for a camera."""
+    if source.live:
+        return None
+    return 1.0 / _IMAGE_PERIOD_S if source.kind == "images" else _claimed(source, cv2.CAP_PROP_FPS) or _ASSUMED_FPS
 
 
 def _claimed(source: Source, capture_property: int) -> float:

@@ -100,6 +100,22 @@ def _parser(extra: Sequence[CommandGroup]) -> argparse.ArgumentParser:
     return parser
 
 
+def _write_report(state_dir: Path) -> str:
+    """Write the report on a run that has ended; return where it lies, empty where that fails."""
+    from agent.common.console import say_error
+    from agent.jobs.job import read_journal
+    from agent.reports.command import make_report
+    from engines.store.signing import find_key
+
+    report = state_dir / "report.html"
+    try:
+        make_report(state_dir, report, find_key(), read_journal)
+    except TaredError as error:  # the run itself was a success
+        say_error(f"no report: {error}")
+        return ""
+    return str(report)
+
+
 def _run(options: argparse.Namespace) -> int:
     from agent.system.process import limit_malloc_arenas
 
@@ -121,5 +137,5 @@ def _run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(summary.as_dict()))
     else:
-        print_summary(summary, Console())
+        print_summary(summary, Console(), "" if summary.stopped_by else _write_report(config.state_dir))
     return EXIT_RESTART if summary.stopped_by == RESTART else 0

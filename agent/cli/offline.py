@@ -1,4 +1,4 @@
-"""Declare the commands that need no daemon: calibrate, plan, build, inspect, infer, evaluate.
+"""Declare the commands that need no daemon: check, calibrate, plan, build, inspect, infer, evaluate, benchmark.
 
 Each command imports what it runs when it runs, from agent/cli/offline_runs.py among others: `tared send` must not wait
 for OpenCV.
@@ -26,6 +26,13 @@ SOURCES = "a video file, a folder or zip of images, v4l2:/dev/video0, csi:0, rts
 
 def add_offline(commands: Any) -> None:
     """Add the commands that need no daemon."""
+    check = command(commands, "check", _check, "draw what the model gets and answers; find what its spec has wrong")
+    check.add_argument("model", type=Path, metavar="MODEL.yaml", help="or a MODEL.onnx, with the spec guessed of it")
+    check.add_argument("--frames", required=True, metavar="SRC", help=f"a photo, {SOURCES}")
+    check.add_argument("--count", type=number(int, 1, 1000), metavar="N", help="frames of it (24; a classifier: 128)")
+    check.add_argument("--threads", type=number(int, 1), default=os.cpu_count() or 1, metavar="N")
+    check.add_argument("-o", "--output", type=Path, metavar="check.png", help="the picture: input, answer, other specs")
+
     calibrate = command(commands, "calibrate", _calibrate, "observe frames and choose the INT8 scales")
     calibrate.add_argument("model", type=Path, metavar="MODEL.yaml")
     calibrate.add_argument("--frames", required=True, metavar="SRC", help=SOURCES)
@@ -81,10 +88,25 @@ def add_offline(commands: Any) -> None:
     inspect.add_argument("-o", "--output", type=Path, metavar="model.yaml", help="of a MODEL.onnx; MODEL.yaml if new")
     inspect.add_argument("--overwrite", action="store_true", help="also a model.yaml that is there already")
 
+    report = command(
+        commands, "report", _report, "one HTML file that shows a calibration, a plan, an engine or a board"
+    )
+    report.add_argument(
+        "subject", type=Path, metavar="SUBJECT", help="a calibration.json, a plan.json, an ARTEFACT/ or a state_dir"
+    )
+    report.add_argument(
+        "-o", "--output", type=Path, default=Path("report.html"), metavar="report.html", help="report.html by default"
+    )
+
+    report.add_argument("--key", type=Path, metavar="FILE", help="verifies signed engines")
+
     infer = command(commands, "infer", _infer, "run an artefact over frames")
     infer.add_argument("artefact", type=Path, metavar="ARTEFACT/")
     infer.add_argument("--frames", required=True, metavar="SRC", help=SOURCES)
     infer.add_argument("-o", "--output", type=Path, metavar="results.jsonl")
+    infer.add_argument(
+        "--save", type=Path, metavar="OUT", help="the frames with results: out.mp4, .mkv, .avi, a folder"
+    )
 
     evaluate = command(commands, "evaluate", _evaluate, "top-1 or mAP on labelled images")
     evaluate.add_argument("target", type=Path, metavar="ARTEFACT_OR_MODEL.yaml")
@@ -108,6 +130,24 @@ def add_offline(commands: Any) -> None:
         )
         offline.add_argument("--key", type=Path, metavar="FILE", help="signs artefacts, and refuses those it has not")
         offline.add_argument("--threads", type=number(int, 1), default=os.cpu_count() or 1, metavar="N")
+
+
+def _check(options: argparse.Namespace) -> int:
+    from agent.inspection.check import print_check, run_check
+    from agent.inspection.picture import check_output, draw_check
+
+    if options.output is not None:
+        check_output(options.output)
+    check = run_check(options.model, options.frames, options.count, options.threads)
+    if options.output is not None:
+        draw_check(check, options.output)
+    if options.json:
+        print(json.dumps({**check.as_dict(), "output": str(options.output) if options.output else None}))
+    else:
+        print_check(check, table_console())
+        if options.output is not None:
+            print(f"{options.output} shows it")
+    return 0
 
 
 def _calibrate(options: argparse.Namespace) -> int:
@@ -149,15 +189,15 @@ def _search(options: argparse.Namespace) -> tuple[Mapping[str, Any], dict[str, A
     """Search for a plan; return its evidence, and the object that --json prints."""
     from agent.planning.command import run_plan
     from agent.planning.search import PlanOptions
-    from engines.interface import BackendOptions
-    from engines.registry import open_backend
+    from engines.registry import open_simulator
 
     missing = [name for name in ("frames", "output") if getattr(options, name) is None]
     if missing:
         found = f"'tared plan' without --{missing[0]}"
         raise AgentError("cli.arguments", found, "--calibration, --frames and --output", "see 'tared plan --help'")
     limits = PlanOptions(options.max_loss, options.max_confusion, options.budget_s, options.costs, options.seed)
-    backend, embedded = _open_backend(options), open_backend("onnxruntime", BackendOptions(options.threads))
+    backend = _open_backend(options)
+    embedded = open_simulator(backend, options.threads)
     plan, result = run_plan(
         options.model, options.calibration, options.frames, options.output, backend, embedded, limits, options.dataset
     )
@@ -225,7 +265,17 @@ def _infer(options: argparse.Namespace) -> int:
     from agent.cli.offline_runs import run_infer
 
     backend = _open_backend(options)
-    return print_result(options, run_infer(options.artefact, options.frames, options.output, backend, _key(options)))
+    key = _key(options)
+    return print_result(
+        options, run_infer(options.artefact, options.frames, options.output, backend, key, options.save)
+    )
+
+
+def _report(options: argparse.Namespace) -> int:
+    from agent.jobs.job import read_journal
+    from agent.reports.command import make_report
+
+    return print_result(options, make_report(options.subject, options.output, _key(options), read_journal))
 
 
 def _evaluate(options: argparse.Namespace) -> int:

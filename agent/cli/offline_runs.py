@@ -14,12 +14,12 @@ import shlex
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agent.camera.reader import Image, read_images, read_spread, source_length
+from agent.camera.reader import Image, read_images, read_spread, source_fps, source_length
 from agent.camera.source import Source, parse_source
 from agent.collection.collection import CalibrationSet, Reservoir
 from agent.common.console import progress, say, stage
@@ -29,7 +29,9 @@ from agent.common.schema import validate
 from agent.models.build import build_artefact
 from agent.models.model import Model, calibrate, check_calibration, check_ranges, open_model, read_plan, slower_here
 from agent.planning.quick_check import CHECKED_FRAMES, QuickCheck, quick_check
+from agent.results.drawn_frames import open_drawn_frames
 from agent.vision.decode import prediction_as_dict
+from agent.vision.drawing import draw_prediction
 from agent.vision.evaluation import evaluate
 from agent.vision.spec import ModelSpec, load_model_spec
 from agent.vision.task import VisionTask
@@ -224,32 +226,45 @@ def _plan_command(spec_path: Path, calibration_path: Path, frames: str, backend:
 
 
 def run_infer(
-    artefact_path: Path, frames: str, output: Path | None, backend: Backend, key: bytes | None = None
+    artefact_path: Path,
+    frames: str,
+    output: Path | None,
+    backend: Backend,
+    key: bytes | None = None,
+    save: Path | None = None,
 ) -> dict[str, Any]:
     """Run an artefact over a source; write predictions to `output` as JSON lines, boxes in frame pixels.
+
+    Frames with the predictions drawn into them go to `save`, see `open_drawn_frames`.
 
     A frame's latency runs from when it was read until it is decoded. Where the engine overlaps frames, it includes the
     wait for the next frame.
     """
     source = parse_source(frames)
     latency = LatencyHistogram()
-    read: deque[tuple[float, int]] = deque()
+    read: deque[tuple[float, int, Image]] = deque()
 
     def images() -> Iterator[Image]:
         for ts, image in read_images(source):
-            read.append((ts, time.perf_counter_ns()))
+            read.append((ts, time.perf_counter_ns(), image))
             yield image
 
     count = 0
-    with open_engine(artefact_path, backend, key) as (engine, spec), _results(output) as write:
+    with (
+        open_engine(artefact_path, backend, key) as (engine, spec),
+        _results(output) as write,
+        open_drawn_frames(save, source_fps(source), spec) if save is not None else nullcontext() as draw,
+    ):
         task = VisionTask(spec, engine.inputs, engine.outputs)
         started = time.monotonic()
         with progress("inferring", source_length(source)) as bar:
             for prediction, geometry in task.infer_each(engine, images()):
-                ts, read_ns = read.popleft()
+                ts, read_ns, image = read.popleft()
                 latency.add(time.perf_counter_ns() - read_ns)
                 if write is not None:
                     write({"frame": count, "ts": ts, **prediction_as_dict(prediction, geometry, spec)})
+                if draw is not None:
+                    draw(draw_prediction(image, prediction, geometry, spec))
                 count += 1
                 bar.update(count)
     return {

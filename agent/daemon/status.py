@@ -8,9 +8,11 @@ from agent.contract.messages import Accuracy, CameraTelemetry, FidelityReport, L
 from agent.control.operations import Operations
 from agent.monitoring.accuracy import accuracy_bound
 from agent.monitoring.camera_monitor import CameraState, CameraStates, least_faithful
+from agent.monitoring.history import HistoryRow
 from agent.monitoring.observer import PREPARING
 from agent.results.writer import ResultsWriter
 from agent.serving.pipeline import Feed
+from calibrate.evidence import Interval
 
 # Of DriftState, in telemetry: serving_db is the gain over the served engine, gain_db that over the best regime.
 _DRIFT_KEYS = ("state", "e_value", "gain_db", "serving_db", "clipping_share")
@@ -53,6 +55,23 @@ class StatusReporter:
         feeds = self._operations.pipeline.feeds
         return {camera: self._sample(feeds[camera], state) for camera, state in states.items()}
 
+    def history(self, states: CameraStates) -> list[HistoryRow]:
+        """Return what the history keeps of this moment, camera by camera."""
+        service, pipeline = self._operations.service, self._operations.pipeline
+        return [
+            HistoryRow(
+                round(pipeline.last_ts, 3),
+                camera,
+                service.serving.id,
+                not service.is_degraded,
+                _rounded(state.fidelity) if state.fidelity.n and not state.outage else (),
+                _rounded(accuracy) if (accuracy := pipeline.feeds[camera].accuracy.estimate.interval).n else (),
+                state.drift.state if state.drift is not None and not state.outage else "",
+                round(state.drift.gain_db, 3) if state.drift is not None and not state.outage else None,
+            )
+            for camera, state in states.items()
+        ]
+
     def _sample(self, feed: Feed, state: CameraState) -> CameraTelemetry:
         loop = feed.meter.sample()
         observed, reference = not state.outage, self._operations.config.model.reference_accuracy
@@ -76,3 +95,7 @@ class StatusReporter:
             observer=state.outage or None,
             observing=Observing(**asdict(state.spending), state_bytes=state.nbytes + feed.accuracy.answers.nbytes),
         )
+
+
+def _rounded(interval: Interval) -> tuple[float, float, float]:
+    return round(interval.estimate, 4), round(interval.low, 4), round(interval.high, 4)

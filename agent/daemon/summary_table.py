@@ -16,11 +16,16 @@ _BARS = "▁▂▃▄▅▆▇█"
 _COLUMNS = 50
 
 
-def print_summary(summary: RunSummary, console: Console) -> None:
-    """Print tables of the run and, if there were labels, of the engines' F1; and fidelity over time as bars."""
+def print_summary(summary: RunSummary, console: Console, report: str = "") -> None:
+    """Print tables of the run and, if there were labels, of the engines' F1; and fidelity over time as bars.
+
+    report: where the report on the run lies, if there is one.
+    """
     table = Table(title="tared run", show_header=False, title_justify="left")
     for name, value in _rows(summary):
         table.add_row(name, Text(value, overflow="fold"))
+    if report:
+        table.add_row("report", Text(report, overflow="fold"))
     console.print(table)
     if summary.accuracy:
         console.print(_accuracy_table(summary.accuracy, summary.swaps))

@@ -38,6 +38,7 @@ from agent.models.model import Model
 from agent.models.model_watch import ModelWatch
 from agent.monitoring.accuracy import Truth
 from agent.monitoring.camera_monitor import least_faithful
+from agent.monitoring.history import History
 from agent.results.preview import Preview
 from agent.results.writer import ResultsWriter
 from agent.serving.pipeline import Pipeline, total_frames
@@ -169,6 +170,7 @@ class Supervisor:
             config, self._service, self._pipeline, reporter, self._main_thread.put, past.journal, unused_plan
         )
         self._status = StatusReporter(self.operations, results)
+        self._history = History(config.state_dir, lambda error: reporter.error(error, part="history"))
         watched = self._pipeline.is_live and bool(content)
         self._watch = ModelWatch(model.spec.path, content, self._on_model) if watched else None
         recovered = past.end_unfinished_jobs(content)
@@ -269,6 +271,8 @@ class Supervisor:
             if self._pipeline.pulse != pinged:
                 pinged = self._pipeline.pulse
                 notify_service_manager("WATCHDOG=1")
+            if self._history.is_due(self._pipeline.last_ts):
+                self._history.add(self._pipeline.last_ts, self._status.history(states))
             reasons = explain(self.operations, states)
             if self._link is not None:
                 self._link.set_state("degraded" if self._service.is_degraded else "online", reasons.sentence)

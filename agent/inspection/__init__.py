@@ -1,7 +1,14 @@
-"""Inspect models and artefacts for `tared inspect`, and guess the spec of a model.
+"""Look at models before they serve: `tared inspect` guesses the spec of one, `tared check` tries a spec on frames.
 
-Reading order: `graph_facts` (what the graph shows), `spec_guess` (what follows from it), `inspect` (the command).
+Reading order of inspect: `graph_facts` (what the graph shows), `spec_guess` (what follows from it), `inspect` (the
+command). Of check: `alternatives` (the likeliest mistakes of a spec), `sureness` (how sure the model is, and when one
+spec counts as surer than another), `check` (the command: rounds of alternatives, a verdict, a table), `picture` (its
+PNG).
 
 Public names:
-    inspect  inspect_model, write_spec, print_model_inspection, inspect_artefact, print_artefact_inspection
+    inspect       inspect_model, write_spec, print_model_inspection, inspect_artefact, print_artefact_inspection
+    alternatives  Alternative, unchanged, alternatives
+    sureness      Sureness, measure, compare
+    check         run_check, print_check
+    picture       draw_check, check_output
 """

@@ -22,8 +22,10 @@ from rich.console import Console
 from rich.table import Table
 
 from agent.common.errors import AgentError
+from agent.common.schema import validate
 from agent.inspection.graph_facts import GraphFacts, GraphTensor, read_facts
 from agent.inspection.spec_guess import Guess, guess_head, guess_spec
+from agent.vision.spec import ModelSpec
 from calibrate.errors import TaredError
 from engines.errors import EngineError
 from engines.graph.load import load_model
@@ -49,6 +51,17 @@ class ModelInspection:
     guesses: tuple[Guess, ...]
     refusal: str
     classes: int
+
+    def spec(self) -> ModelSpec:
+        """Return the guessed spec. Raises ConfigError, as `validate`, and AgentError (`inspect.refused`)."""
+        if self.refusal:
+            found, expected = f"{self.path}: {self.refusal}", "a graph that tared can use"
+            raise AgentError("inspect.refused", found, expected, f"see 'tared inspect {self.path}'")
+        content: dict[str, Any] = {"path": str(self.path)}
+        for guess in self.guesses:
+            section, _, key = guess.key.rpartition(".")
+            (content.setdefault(section, {}) if section else content)[key] = guess.value
+        return validate(ModelSpec, content, f"the spec guessed of {self.path}")
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON object of `--json`."""
@@ -111,7 +124,7 @@ def print_model_inspection(inspection: ModelInspection, console: Console) -> Non
         console.print(f"{name:10} {fact}", highlight=False, markup=False)
     table = Table("key", "guess", "how sure", "why", box=None)
     for guess in inspection.guesses:
-        table.add_row(guess.key, _yaml(guess.value), guess.sureness, guess.reason)
+        table.add_row(guess.key, one_line_yaml(guess.value), guess.sureness, guess.reason)
     console.print(table, highlight=False, markup=False)
 
 
@@ -124,27 +137,28 @@ def _lines(inspection: ModelInspection, folder: Path) -> Iterator[str]:
     yield f"# Guessed by 'tared inspect {_one_line(name)}'. Behind each key: how sure, and why. Correct what is wrong."
     if inspection.refusal:
         yield f"# Not usable as it is: {_one_line(inspection.refusal)}"
-    yield f"path: {_yaml(os.path.relpath(inspection.path.resolve(), folder.resolve()))}"
+    yield f"path: {one_line_yaml(os.path.relpath(inspection.path.resolve(), folder.resolve()))}"
     is_inside = False
     for guess in inspection.guesses:
         section, _, key = guess.key.rpartition(".")
         if section and not is_inside:
             yield f"{section}:"
         is_inside = bool(section)
-        yield f"{'  ' if section else ''}{key}: {_yaml(guess.value)}  # {guess.sureness}: {_one_line(guess.reason)}"
+        indent = "  " if section else ""
+        yield f"{indent}{key}: {one_line_yaml(guess.value)}  # {guess.sureness}: {_one_line(guess.reason)}"
     if inspection.classes and "labels" not in [guess.key for guess in inspection.guesses]:
         yield f"# labels: labels.txt  # one name per line, {inspection.classes} in all: the graph has none"
 
 
-def _yaml(value: object) -> str:
+def one_line_yaml(value: object) -> str:
     """Write a value as YAML on one line."""
     if isinstance(value, str):
         is_plain = _PLAIN.fullmatch(value) and yaml.safe_load(value) == value  # 'no' is a word, and a boolean
         return value if is_plain else yaml.safe_dump(value, default_style='"', width=math.inf).strip()
     if isinstance(value, list):
-        return f"[{', '.join(map(_yaml, value))}]"
+        return f"[{', '.join(map(one_line_yaml, value))}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{_yaml(key)}: {_yaml(each)}' for key, each in value.items())}}}"
+        return f"{{{', '.join(f'{one_line_yaml(key)}: {one_line_yaml(each)}' for key, each in value.items())}}}"
     return json.dumps(value)
 
 

@@ -20,7 +20,7 @@ from agent.common.errors import ConfigError
 from agent.inspection.graph_facts import GraphFacts, GraphOutput, Scaling
 from agent.vision.decoders import BUILTIN_DECODERS
 
-_IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 _NANODET = {"color": "bgr", "mean": [103.53, 116.28, 123.675], "std": [57.375, 57.12, 58.395]}
 
 
@@ -51,7 +51,7 @@ CONVENTIONS: Mapping[str, Convention] = {
     "nanodet": Convention("NanoDet", {"resize": "letterbox", "anchor": "center", "pad": 0, **_NANODET}, 0.35, 0.6),
     "nanodet-plus": Convention("NanoDet-Plus", {"resize": "stretch", **_NANODET}, 0.35, 0.6),
     "yunet": Convention("YuNet", {"color": "bgr", "resize": "letterbox", "anchor": "top-left", "pad": 0}, 0.9, 0.3),
-    "classify": Convention("torchvision", {"color": "rgb", "resize": "stretch", "scale": 1 / 255, **_IMAGENET}),
+    "classify": Convention("torchvision", {"color": "rgb", "resize": "stretch", "scale": 1 / 255, **IMAGENET}),
     "raw": Convention("nobody in particular", {"color": "bgr", "resize": "letterbox", "anchor": "top-left"}),
 }
 
@@ -82,6 +82,11 @@ def guess_head(facts: GraphFacts) -> Head:
     if facts.size is None:
         return Head("raw", None, "sure", "its input is not one image")
     return next(_readings(facts, facts.size), Head("raw", None, "likely", "no decoder fits its outputs"))
+
+
+def fitting_heads(facts: GraphFacts) -> tuple[Head, ...]:
+    """Return every reading of the outputs that fits, the surest first."""
+    return () if facts.size is None else tuple(_readings(facts, facts.size))
 
 
 def class_names(facts: GraphFacts) -> tuple[str, ...]:

@@ -28,19 +28,20 @@ from agent.planning.costs import PlanBuilder
 from agent.planning.kept_costs import KeptCosts
 from agent.planning.ladder import REFUSED, Ladder, LadderOptions, Scene
 from agent.planning.raising import PrecisionRaise
+from agent.validation.pictures import differing_pictures
 from agent.validation.verdict import MIN_INFORMATIVE, NO_WORSE, RAISED_GAIN, Judge, VerdictLimits
 from agent.vision.output_checks import check_batch
 from agent.vision.preprocess import network_input
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
-from calibrate.errors import CalibrationError
+from calibrate.errors import CalibrationError, TaredError
 from calibrate.histogram import AbsHistogram
 from calibrate.plan import ALL_INT8, PrecisionPlan
 from calibrate.repair import Extremes
 from engines.calibration import Calibration, load_extremes, load_histograms
 from engines.errors import EngineError
-from engines.interface import Backend, BackendOptions, Progress
-from engines.registry import open_backend, options_for
+from engines.interface import Backend, Progress
+from engines.registry import open_backend, open_simulator, options_for
 from engines.store.artefact import Artefact, Store, read_artefact
 from engines.store.signing import find_key
 
@@ -77,7 +78,7 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
     del held_out[MIN_INFORMATIVE::_TRIED_EVERY]
     without_int8 = _without_int8(model, backend, request.serving, key)
     start = PrecisionPlan.from_json(request.start or request.plan)
-    embedded = open_backend("onnxruntime", BackendOptions(request.threads))
+    embedded = open_simulator(backend, request.threads)
     raising = PrecisionRaise(**request.raising) if request.raising is not None else None
     options = LadderOptions(request.max_loss, request.planning_s, raising)
     builder = PlanBuilder(model, calibration, backend, without_int8)
@@ -123,6 +124,7 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
                 without_int8=ladder.without_int8,
                 planned_from=planned_from,
             )
+            _leave_report(artefact, judge, emit)
             return JobOutcome(artefact.path, judge.verdict)
         except AgentError as error:
             if only is not None or error.code != REFUSED or not judge.is_refused_for_precision:
@@ -132,6 +134,17 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
             ladder.note(error.found)
             refused = error
     raise slow or ladder.refusal(refused)
+
+
+def _leave_report(artefact: Artefact, judge: Judge, emit: Emit) -> None:
+    """Keep the report on an accepted engine. One that fails is a warning, and no failure of the job."""
+    from agent.reports.artefact import artefact_report, keep_report  # what draws it takes long to import
+
+    try:
+        pictures = differing_pictures(judge.differing, judge.model.spec)
+        keep_report(judge.state_dir, artefact.id, artefact_report(artefact, pictures))
+    except (OSError, TaredError) as error:
+        emit({"warning": f"no report on the engine: {error}"})
 
 
 class _Steps:

@@ -15,9 +15,10 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from agent.jobs.limits import AutomationLimits
 from agent.jobs.refusal import Attempt
 from agent.models.offline_work import OfflineWork
 from agent.planning.raising import PrecisionRaise
+from agent.reports.state import JobRow
 from agent.system.process import release_free_memory
 from agent.uplink.reporter import Reporter
 from calibrate.errors import TaredError
@@ -78,6 +80,7 @@ _FINISHED = frozenset({JobState.COMMITTED, JobState.ROLLED_BACK, JobState.FAILED
 # An engine for another runtime or of another model is not on probation: there is nothing to go back to.
 _BEFORE_COMMIT = frozenset({JobState.BUILDING, JobState.PROBATION})
 
+JOURNAL = "jobs.sqlite"
 _MOST_JOBS = 1000
 _COLUMNS = "id, trigger, request, command_ids, state, artefact, error, result"
 _MIGRATIONS = (
@@ -120,6 +123,25 @@ class JobRecord:
     artefact: str | None
     error: AgentError | None
     result: Mapping[str, Any] | None
+
+
+def read_journal(state_dir: Path) -> list[JobRow]:
+    """Return what a report shows of a journal, the oldest job first; nothing where there is none, or a damaged one."""
+    path = state_dir / JOURNAL
+    if not path.exists():
+        return []
+    wanted = "SELECT trigger, state, artefact, error, created_wall, updated_wall FROM jobs ORDER BY number"
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+            rows = database.execute(wanted).fetchall()
+    except sqlite3.Error:
+        return []
+    found = []
+    for trigger, state, artefact, error, created, updated in rows:
+        failure = parse_or_none(partial(json.loads, error)) if error else None
+        reason = str(failure.get("found", "")) if failure else ""
+        found.append(JobRow(str(trigger), str(state), str(artefact or ""), reason, float(created), float(updated)))
+    return found
 
 
 class JobJournal:

@@ -16,7 +16,7 @@ from typing import Any
 from agent.commands.dispatcher import failure
 from agent.common.errors import AgentError
 from agent.contract.commands import CommandResult
-from agent.jobs.job import MODEL, PROVEN, RUNTIME, JobJournal, JobRecord, JobState, JobTracker
+from agent.jobs.job import JOURNAL, MODEL, PROVEN, RUNTIME, JobJournal, JobRecord, JobState, JobTracker
 from agent.models.engine_service import reject
 from agent.system.state_dir import remove_leftovers
 from agent.uplink.reporter import Reporter
@@ -60,7 +60,7 @@ class CrashRecovery:
         self._reporter = reporter
         link = state_dir / "current"
         self.current = link.readlink().name if link.is_symlink() else ""
-        self.journal = JobJournal(state_dir / "jobs.sqlite", reporter.error)
+        self.journal = JobJournal(state_dir / JOURNAL, reporter.error)
         try:
             self._records = self.journal.records()
         except AgentError:  # reported when it was opened

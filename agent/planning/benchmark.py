@@ -40,9 +40,10 @@ from engines.calibration import Calibration
 from engines.interface import Array, Backend, BackendOptions, Engine, Progress
 from engines.quantise.costs import HasTime, macs_costs
 from engines.quantise.fusion import Grouping
-from engines.registry import BACKENDS, open_backend
+from engines.registry import BACKENDS, open_backend, open_simulator
 
 FLOAT, PLAIN, PLANNED = "float", "plain INT8", "plan"
+AS_WRITTEN = "{} of {}, as written"
 _FEWEST = 16  # frames: half of them measure
 _TIMED = 200  # inferences of each engine at least: the 99th percentile has two above it
 _PLANNING_FRAMES = 16
@@ -88,6 +89,7 @@ def run_benchmark(
     max_loss: float,
     dataset: Path | None = None,
     others: Mapping[tuple[str, str], bytes] | None = None,
+    as_written: bool = False,
 ) -> dict[str, Any]:
     """Build all engines, measure them, and return the object that --json prints.
 
@@ -96,6 +98,7 @@ def run_benchmark(
         max_loss: What the plan may lose, as recalibration.max_loss.
         dataset: Labelled images, as for `tared evaluate`.
         others: Engines that another tool made, by runtime and name.
+        as_written: OpenVINO's INT8 graphs are run on ONNX Runtime, too, which computes them as they are written.
 
     Raises AgentError (`benchmark.frames`) for too few frames, and TaredError as the source and the model do.
     """
@@ -108,13 +111,26 @@ def run_benchmark(
     options = BackendOptions(threads)
     embedded = open_backend("onnxruntime", options)
     calibration, inputs = _calibrate(model, calibrating, embedded, frames)
-    with stage("planning") as show:
-        plan = _plan(model, Scene(calibration, inputs, inputs[1::4]), embedded, max_loss, show)
+    scene = Scene(calibration, inputs, inputs[1::4])
     entries, made = list[Entry](), list[_Made]()
     for name in BACKENDS:
-        built, missing = _build_all(model, name, options, calibration, plan)
+        try:
+            backend = open_backend(name, options)
+        except TaredError as error:
+            entries.append(Entry(name, FLOAT, error.found))
+            continue
+        with stage(f"planning for {name}") as show:
+            plan = _plan(model, scene, open_simulator(backend, threads), max_loss, show)
+        built, missing = _build_all(model, backend, calibration, plan)
         made += built
         entries += missing
+        if as_written and name == "openvino":
+            graphs = [each for each in built if each.entry.engine != FLOAT]
+            names = [AS_WRITTEN.format(each.entry.engine, name) for each in graphs]
+            made += [
+                _Made(Entry("onnxruntime", engine, engine_bytes=len(each.content)), embedded, each.content)
+                for engine, each in zip(names, graphs, strict=True)
+            ]
     for (name, engine), content in (others or {}).items():
         made.append(_Made(Entry(name, engine, engine_bytes=len(content)), open_backend(name, options), content))
     entries += _measure(model, made, measured, embedded, dataset)
@@ -145,21 +161,17 @@ def _plan(model: Model, scene: Scene, embedded: Backend, max_loss: float, show: 
     """Return the plan that a job would build first."""
 
     def by_work(grouping: Grouping, _: Repairs, __: Progress, ___: HasTime) -> GroupCosts:
-        return GroupCosts(macs_costs(grouping), "one plan serves all runtimes here")
+        return GroupCosts(macs_costs(grouping), "work counts: a job would measure times")
 
     ladder = Ladder(model, ALL_INT8, scene, {}, embedded, LadderOptions(max_loss, _PLANNING_S), show, by_work)
     return next(iter(ladder.plans()), ALL_INT8)
 
 
 def _build_all(
-    model: Model, name: str, options: BackendOptions, calibration: Calibration, plan: PrecisionPlan
+    model: Model, backend: Backend, calibration: Calibration, plan: PrecisionPlan
 ) -> tuple[list[_Made], list[Entry]]:
     """Build the engines of one runtime; return them, and an entry for each that could not be made."""
-    try:
-        backend = open_backend(name, options)
-    except TaredError as error:
-        return [], [Entry(name, FLOAT, error.found)]
-    made, missing = list[_Made](), list[Entry]()
+    name, made, missing = backend.name, list[_Made](), list[Entry]()
     with stage(f"building for {name}") as show:
         for engine in (FLOAT, PLAIN, PLANNED):
             started = time.monotonic()

@@ -381,4 +381,11 @@ class Ladder:
         if tried.plan.evidence and tried.plan.evidence.get("by") != FOUND_BY:
             return tried.plan
         known = {"by": FOUND_BY, "model": self._model.sha256, "calibration": self._scene.calibration.id}
-        return replace(tried.plan, evidence={**known, **self.report()})
+        groups = self._groups or self._unmeasured_groups(tried.plan.repairs)
+        return replace(tried.plan, evidence={**known, **self.report(), "groups": groups})
+
+    def _unmeasured_groups(self, repairs: Repairs) -> list[dict[str, Any]]:
+        """Return the groups of a plan that needed no search, with the noise that repairs predict, if any were tried."""
+        grouping, nsr = self._grouping(repairs), self.choice.nsr if self.choice is not None else {}
+        rows = describe_groups(self._model.master, grouping, None)
+        return [{**row, "sensitivity": sum(nsr.get(layer, 0.0) for layer in row["layers"])} for row in rows]

@@ -124,7 +124,8 @@ class WhatIf:
 
     def evaluate(self, plan: PrecisionPlan, frames: int | None = None) -> WhatIfResult:
         """Answer the first `frames` frames, or all, with the plan's INT8 graph; frames with detections come first."""
-        graph = quantised_graph(self._model.master, plan, self._calibration).graph
+        unsigned = self._runtime.takes_unsigned
+        graph = quantised_graph(self._model.master, plan, self._calibration, unsigned).graph
         divergences, losses = list[float](), list[float]()
         with closing(self._runtime.load(graph.SerializeToString())) as engine:
             for frame, expected, sighting in self._known[:frames]:
@@ -203,9 +204,12 @@ def choose_repairs(
     )
 
     equalisations: Equalisations = {}
+    unsigned = runtime.takes_unsigned
 
     def propose(families: Sequence[str]) -> Proposal:
-        return propose_repairs(model.master, model.placement, calibration, statistics, families, equalisations)
+        return propose_repairs(
+            model.master, model.placement, calibration, statistics, families, equalisations, unsigned
+        )
 
     kept, tried = list(FAMILIES), dict[str, Mapping[str, Any]]()
     proposal = propose(kept)

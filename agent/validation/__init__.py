@@ -1,8 +1,10 @@
 """Is a candidate engine good enough to serve? Runs in a job's child process, before the candidate sees live frames.
 
-Reading order: `confusion`, `comparison`, `verdict`. An accepted candidate goes on to its probation, agent.control.swap.
+Reading order: `confusion`, `comparison`, `verdict`, `pictures`. An accepted candidate goes on to its probation,
+agent.control.swap.
 
 confusion    answers, Answer, Disagreement, ConfusedPair, ConfusionCounts, newly_confused
 comparison   compare, Comparison, HeldOut, Deadline
+pictures     differing_pictures
 verdict      decide, Verdict, VerdictLimits, Judge, MIN_INFORMATIVE, NO_WORSE, RAISED_GAIN
 """

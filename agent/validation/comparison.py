@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from agent.models.model import Model
 from agent.validation.confusion import ConfusionCounts, answers
+from agent.vision.decode import Prediction
 from agent.vision.fidelity import Fidelity, fidelity
 from agent.vision.output_checks import largest_batch, output_faults, row_faults
 from agent.vision.task import VisionTask
@@ -34,6 +35,17 @@ _TIMING_S = 3.0  # limit for the extra inferences where held-out frames are too 
 _LEAST_DEADLINE_S = 5.0  # for one inference on a machine whose cores, memory and caches others use too
 _DEADLINE = 20.0  # times the slowest inference of the reference
 _NO_ANSWER = Fidelity(0.0)
+_MOST_DIFFERING = 8  # frames that a report shows
+
+
+@dataclass(frozen=True, eq=False)
+class Difference:
+    """A held-out frame (1, C, H, W) on which the candidate and the reference differ; fidelity: of the candidate."""
+
+    frame: Array
+    served: Prediction
+    reference: Prediction
+    fidelity: float
 
 
 @dataclass(frozen=True)
@@ -48,6 +60,7 @@ class Comparison:
         confusion: Per engine, which classes it takes for which.
         outputs: What is wrong with the candidate's outputs, in words -> on how many frames.
         rows: What is wrong with batches.
+        differing: The frames of least fidelity, the worst first; a few.
     """
 
     frames: int
@@ -58,6 +71,7 @@ class Comparison:
     confusion: Sequence[ConfusionCounts]
     outputs: Mapping[str, int] = field(default_factory=dict)
     rows: Sequence[str] = ()
+    differing: Sequence[Difference] = ()
 
 
 def compare(
@@ -124,6 +138,7 @@ class _PairedRun:
         self._latencies_ms: list[list[float]] = []
         self._reference_ms: list[float] = []
         self._float_ms: list[float] = []
+        self._differing: list[Difference] = []
         self._slowest_ms = 0.0  # of the reference, the first inference included
 
     def run(self, held_out: HeldOut) -> Comparison:
@@ -153,6 +168,7 @@ class _PairedRun:
             self._confusion,
             self._faults,
             self._rows,
+            self._differing,
         )
 
     def _compare(self, tensor: Array) -> None:
@@ -166,7 +182,7 @@ class _PairedRun:
             started = time.perf_counter()
             self._float.infer(tensor)
             self._float_ms.append((time.perf_counter() - started) * 1e3)
-        row = [self._agreement(column, served, expected, tensor.shape) for column, served in enumerate(outputs)]
+        row = [self._agreement(column, served, expected, tensor) for column, served in enumerate(outputs)]
         if not all(agreement.is_empty for agreement in row):
             self._scores.append([agreement.value for agreement in row])
 
@@ -198,20 +214,28 @@ class _PairedRun:
             return outputs, (time.perf_counter() - started) * 1e3
 
     def _agreement(
-        self, column: int, outputs: Mapping[str, Array], expected: Mapping[str, Array], shape: tuple[int, ...]
+        self, column: int, outputs: Mapping[str, Array], expected: Mapping[str, Array], tensor: Array
     ) -> Fidelity:
-        truth = self._task.decode(expected, shape)
+        truth = self._task.decode(expected, tensor.shape)
         faults = output_faults(outputs, expected, self._declared)
         served = None
         if not faults:
             try:
-                served = self._task.decode(outputs, shape)
+                served = self._task.decode(outputs, tensor.shape)
             except TaredError as error:
                 faults = [f"its outputs cannot be decoded: {error.found}"]
         if column == 0:
             self._faults.update(faults)
         self._confusion[column].add(answers(served, truth))
-        return _NO_ANSWER if served is None else fidelity(served, truth, self._spec.min_sqnr_db)
+        if served is None:
+            return _NO_ANSWER
+        agreement = fidelity(served, truth, self._spec.min_sqnr_db)
+        if column == 0 and agreement.value < 1.0:
+            self._note_difference(Difference(tensor, served, truth, agreement.value))
+        return agreement
+
+    def _note_difference(self, difference: Difference) -> None:
+        self._differing = sorted([*self._differing, difference], key=lambda each: each.fidelity)[:_MOST_DIFFERING]
 
 
 _POLL_S = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ import numpy as np
 
 from agent.common.errors import AgentError
 from agent.models.model import Model
-from agent.validation.comparison import Comparison, Deadline, HeldOut, compare
+from agent.validation.comparison import Comparison, Deadline, Difference, HeldOut, compare
 from agent.validation.confusion import newly_confused
 from calibrate.evidence import gain_bounds
 from engines.interface import Backend, Engine, Progress
@@ -40,6 +40,7 @@ MORE_FLOAT_SLOWDOWN = 2.0
 _MAX_CONFUSION = 0.1  # of the frames with a class, as `tared plan` has it; a larger configured max_loss raises it
 _TAIL_FROM = 100  # inferences: of fewer the 99th percentile is the slowest one, which depends on the machine's load
 _TAIL_CHANCE = 0.001  # probability that so many more slow inferences are the candidate's, if neither engine is slower
+_MOST_CLASSES = 100  # that a verdict lists
 _NOTICED_MS = 0.25  # a difference that no frame at 1000 Hz would notice does not count
 _EXPECTED = {
     "outputs": "finite outputs of the reference's names, types and shapes",
@@ -84,6 +85,8 @@ class Verdict:
         latency_ms, latency_serving_ms, latency_reference_ms: Medians, measured in turn in one process.
         latency_p99_ms, latency_serving_p99_ms: 99th percentiles; None where inferences were too few.
         latency_float_ms: Median of the float engine, as long as that serves; None where INT8 does.
+        classes: By name, on how many of the frames with a class every object of it was answered as the reference does,
+            and how many there were.
         failed: The tests that it did not pass, of _EXPECTED.
         confused: The pairs of classes that it newly confuses.
     """
@@ -104,21 +107,26 @@ class Verdict:
     failed: tuple[str, ...] = ()
     confused: tuple[str, ...] = ()
     latency_float_ms: float | None = None
+    classes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the verdict in JSON's types."""
-        return {**asdict(self), "failed": list(self.failed), "confused": list(self.confused)}
+        classes = {name: list(counts) for name, counts in self.classes.items()}
+        return {**asdict(self), "failed": list(self.failed), "confused": list(self.confused), "classes": classes}
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Verdict:
         """Read the result of `as_dict`."""
         pairs = {name: tuple(document[name]) for name in ("failed", "confused")}
-        return cls(**{**document, **pairs})
+        classes = {name: (kept, total) for name, (kept, total) in document.get("classes", {}).items()}
+        return cls(**{**document, **pairs, "classes": classes})
 
 
 @dataclass
 class Judge:
     """Judges the engines that one job builds of `model`; `verdict` is that on the last engine.
+
+    `differing` are the frames on which that engine and the reference differ most.
 
     Args:
         serving: Directory of the artefact in service; None while the float engine serves.
@@ -139,6 +147,7 @@ class Judge:
     progress: Progress
     float_engine: str | None = None
     verdict: Verdict | None = field(default=None, init=False)
+    differing: Sequence[Difference] = field(default=(), init=False)
     inputs: Mapping[str, Any] = field(default_factory=dict, init=False)
 
     def __call__(self, engine: Engine) -> Mapping[str, Any]:
@@ -155,6 +164,7 @@ class Judge:
                 self.progress,
                 self.float_engine,
             )
+        self.differing = comparison.differing
         self.verdict = verdict = decide(comparison, self._limits(), self.model.spec.label)
         if not verdict.accepted:
             self._record_refusal({"verdict": verdict.as_dict()})
@@ -264,7 +274,15 @@ def decide(comparison: Comparison, limits: VerdictLimits, label: Callable[[int],
         tuple(objections),
         confused,
         latency.float_ms,
+        _agreement_by_class(comparison, label),
     )
+
+
+def _agreement_by_class(comparison: Comparison, label: Callable[[int], str]) -> dict[str, tuple[int, int]]:
+    """Return the commonest classes, by what the candidate keeps of them."""
+    counts = comparison.confusion[0]
+    commonest = counts.totals.most_common(_MOST_CLASSES)
+    return {label(each): (total - counts.wrong[each], total) for each, total in commonest}
 
 
 def _newly_confused(comparison: Comparison, max_loss: float, label: Callable[[int], str]) -> tuple[str, ...]:

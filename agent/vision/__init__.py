@@ -2,7 +2,8 @@
 
 Reading order: `spec` (MODEL.yaml), `preprocess` (from the frame to the network input, and boxes back), `detections`,
 `decoders`, `decode` (from outputs to predictions), `task` (the whole way of one frame). Apart from these, `fidelity`
-compares two predictions, `evaluation` compares predictions with labels, and `output_checks` checks an engine's outputs.
+compares two predictions, `evaluation` compares predictions with labels, `output_checks` checks an engine's outputs, and
+`drawing` draws predictions into frames.
 
 A new decoder is added in `decoders`: its function, its entry in `BUILTIN_DECODERS`, and its name in `spec.DECODERS`.
 
@@ -11,9 +12,10 @@ Public names:
     preprocess     network_input, NetworkInput, Geometry
     detections     Detections, LabelledBoxes, NO_BOXES, iou_matrix, match
     decoders       BUILTIN_DECODERS
-    decode         Prediction, Classification, RawOutputs, prediction_as_dict
+    decode         Prediction, Classification, RawOutputs, prediction_as_dict, class_probabilities
     task           VisionTask, ServedFrame, PendingInference, Outputs, POLL_S
     fidelity       fidelity, Fidelity, MatchCounts, count_matches, is_empty, MATCH_IOU, sqnr_db
     evaluation     evaluate, labelled_images
+    drawing        draw_prediction
     output_checks  output_faults, row_faults, largest_batch, check_batch
 """

@@ -19,6 +19,7 @@ from traceback import extract_tb
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agent.common.errors import ConfigError
 from agent.vision.decoders import BUILTIN_DECODERS, CandidateDecoder, Outputs
@@ -89,14 +90,26 @@ def _check_classifier(spec: ModelSpec, outputs: Sequence[TensorSpec]) -> None:
 
 
 def _top_1(image: Outputs) -> Classification:
-    """Return the top class of logits, by softmax, or of probabilities, which are recognised by their sum of 1."""
+    """Return the top class and its probability; 0 where a broken engine emits inf or NaN."""
     (output,) = image.values()
-    scores = output.astype(np.float64).ravel()
-    class_id = int(scores.argmax())
-    with np.errstate(all="ignore"):  # a broken engine may emit inf and NaN, of which no probability follows
-        is_probability = scores.min() >= 0.0 and abs(scores.sum() - 1.0) < 1e-3
-        top = scores[class_id] if is_probability else 1.0 / np.exp(scores - scores[class_id]).sum()
+    class_id = int(output.argmax())
+    top = class_probabilities(image)[class_id]
     return Classification(class_id, float(top) if np.isfinite(top) else 0.0)
+
+
+def class_probabilities(image: Outputs) -> NDArray[np.float64]:
+    """Return the probability of each class (classes,), from one image's logits or probabilities.
+
+    Logits go through a softmax. Probabilities are recognised by their sum of 1. Of inf and NaN no probability follows.
+    """
+    (output,) = image.values()
+    scores: NDArray[np.float64] = output.astype(np.float64).ravel()
+    with np.errstate(all="ignore"):
+        if scores.min() >= 0.0 and abs(scores.sum() - 1.0) < 1e-3:
+            return scores
+        weights = np.exp(scores - scores.max())
+        softmax: NDArray[np.float64] = weights / weights.sum()
+    return softmax
 
 
 def _images(batch: Mapping[str, Array]) -> Iterator[Outputs]:

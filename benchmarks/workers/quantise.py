@@ -1,6 +1,9 @@
-"""python quantise.py TOOL MODEL TENSORS OUTPUT: a peer's INT8 form of a network, calibrated on preprocessed images.
+"""python quantise.py TOOL MODEL TENSORS OUTPUT [SPEC]: a peer's INT8 form of a network.
 
-TENSORS: a .npy file of network inputs, (images, C, H, W) float32. TOOL, each called as its manual says:
+It is calibrated on preprocessed images.
+
+TENSORS: a .npy file of network inputs, (images, C, H, W) float32. SPEC: the model's, for the tool that needs a metric.
+TOOL, each called as its manual says:
 
     default    onnxruntime.quantization.quantize_static with nothing but its arguments
     minmax     the same as TensorRT takes it: Q/DQ, symmetric int8, weights per channel; calibrated by MinMax
@@ -8,6 +11,8 @@ TENSORS: a .npy file of network inputs, (images, C, H, W) float32. TOOL, each ca
     modelopt   modelopt.onnx.quantization.quantize, its float part left in float32
     nncf       nncf.quantize with nothing but its arguments: symmetric, the preset "performance"
     nncf-mixed the same with the preset "mixed": activations that have a sign are asymmetric
+    nncf-accuracy  nncf.quantize_with_accuracy_control: the metric is tared's fidelity on the same images, of which a
+               plan may lose as much (MAX_DROP)
 
 Every tool is given the network in opset 13, which scales per channel need, with its constants no longer inputs, as ONNX
 Runtime's documentation advises; its own tools then also with quant_pre_process.
@@ -17,11 +22,15 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from statistics import mean
 
 import numpy as np
 import onnx
 from onnx import version_converter
+
+MAX_DROP = 0.1  # recalibration.max_loss
 
 
 class TensorReader:
@@ -92,16 +101,44 @@ def with_modelopt(model: str, reader: TensorReader, output: str) -> None:
     )
 
 
-def with_nncf(tool: str, model: onnx.ModelProto, reader: TensorReader, output: str) -> None:
+def with_nncf(tool: str, model: onnx.ModelProto, reader: TensorReader, output: str, spec: str) -> None:
     import nncf
 
-    batches = iter(reader.get_next, None)
-    mixed = {"preset": nncf.QuantizationPreset.MIXED} if tool == "nncf-mixed" else {}
-    onnx.save(nncf.quantize(model, nncf.Dataset(list(batches)), **mixed), output)
+    images = nncf.Dataset(list(iter(reader.get_next, None)))
+    if tool == "nncf-accuracy":
+        made = nncf.quantize_with_accuracy_control(model, images, images, fidelity_to(model, spec), max_drop=MAX_DROP)
+    else:
+        mixed = {"preset": nncf.QuantizationPreset.MIXED} if tool == "nncf-mixed" else {}
+        made = nncf.quantize(model, images, **mixed)
+    onnx.save(made, output)
+
+
+def fidelity_to(reference: onnx.ModelProto, spec: str) -> Callable[[onnx.ModelProto, Iterable], tuple[float, None]]:
+    """The mean fidelity of a network's answers to the reference's, as tared's verdict has it."""
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
+    from agent.vision.fidelity import fidelity
+    from agent.vision.spec import load_model_spec
+    from agent.vision.task import VisionTask
+    from engines.registry import open_backend
+
+    model_spec = load_model_spec(Path(spec))
+
+    def answers(model: onnx.ModelProto, images: Iterable[dict[str, np.ndarray]]) -> list:
+        engine = open_backend("onnxruntime").load(model.SerializeToString())
+        task = VisionTask(model_spec, engine.inputs, engine.outputs)
+        return [task.decode(engine.infer(tensor), tensor.shape) for image in images for tensor in image.values()]
+
+    def validate(model: onnx.ModelProto, images: Iterable[dict[str, np.ndarray]]) -> tuple[float, None]:
+        shown = list(images)
+        pairs = zip(answers(model, shown), answers(reference, shown), strict=True)
+        agreements = [fidelity(answer, truth, model_spec.min_sqnr_db) for answer, truth in pairs]
+        return mean([each.value for each in agreements if not each.is_empty] or [1.0]), None
+
+    return validate
 
 
 def main() -> None:
-    tool, path, tensors, output = sys.argv[1:]
+    tool, path, tensors, output, *spec = sys.argv[1:]
     with tempfile.TemporaryDirectory() as folder:
         model = prepared(path)
         ready = str(Path(folder) / "model.onnx")
@@ -110,7 +147,7 @@ def main() -> None:
         if tool == "modelopt":
             with_modelopt(ready, reader, output)
         elif tool.startswith("nncf"):
-            with_nncf(tool, model, reader, output)
+            with_nncf(tool, model, reader, output, "".join(spec))
         else:
             with_onnxruntime(tool, ready, reader, output, Path(folder))
 

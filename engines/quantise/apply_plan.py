@@ -1,4 +1,4 @@
-"""Write a plan and a calibration into the graph: explicit QuantizeLinear / DequantizeLinear, INT8, zero point 0.
+"""Write a plan and a calibration into the graph: explicit QuantizeLinear / DequantizeLinear, 8 bits, zero point 0.
 
 `quantised_graph` equalises the master, places Q/DQ, chooses each tap's amax, and writes with `insert_qdq`.
 
@@ -6,6 +6,9 @@ Weights are stored as INT8 with a DequantizeLinear, not as float32 with both nod
 every runtime computes with the very integers chosen here. Activations get one Q and one DQ per tensor,
 however many nodes read it; float readers keep the float tensor. The zero points are written out: ONNX takes a
 missing one for uint8.
+
+TensorRT takes int8 alone. For runtimes that take both (`Backend.takes_unsigned`), tensors that are never negative are
+uint8 with the same range: 255 steps where int8 has 127.
 
 A tensor that the model itself quantises is read through the model's own DequantizeLinear.
 """
@@ -28,11 +31,12 @@ from calibrate.threshold import histogram_amax
 from engines.calibration import Calibration
 from engines.errors import EngineError
 from engines.graph.existing_qdq import own_int8
+from engines.graph.signs import is_never_negative
 from engines.graph.topology import Topology, fresh_name, replace_nodes
 from engines.quantise.equalise import equalise, equalised_name, shift_biases
 from engines.quantise.placement import Placement, Weight, place
 
-_ZERO_POINT = "zero_point.int8"
+_ZERO_POINTS = {np.int8: "zero_point.int8", np.uint8: "zero_point.uint8"}
 _SAME_LARGEST = 1e-3  # relative difference of two largest values, of one tensor, but for rounding
 
 
@@ -41,20 +45,32 @@ def insert_qdq(
     placement: Placement,
     amax: Mapping[str, float],
     clips: Mapping[str, Sequence[float]] | None = None,
+    unsigned: bool = False,
 ) -> ModelProto:
     """Return the master graph with Q/DQ as placed; the master itself is not changed.
 
     amax: per tap, in the units of its tensor; a group takes the largest of its taps.
     clips: per layer, for layers that share their weights with none, the fraction of the largest weight that the scale
         reaches, per output channel.
+    unsigned: tensors that are never negative are uint8.
 
     Raises EngineError (`calibration.tap`) when a tap has no amax, CalibrationError as `calibrate.scale`.
     """
-    return _Writer(master, placement, clips or {}).write(_group_scales(placement, amax))
+    topology = Topology(master)
+    scales = _group_scales(placement, amax, topology if unsigned else None)
+    return _Writer(master, topology, placement, clips or {}).write(scales)
 
 
-def _group_scales(placement: Placement, amax: Mapping[str, float]) -> dict[str, float]:
-    """Scale per quantised tensor."""
+@dataclass(frozen=True)
+class _Scale:
+    """The scale of a tensor, and the type of its integers."""
+
+    value: float
+    integers: type[np.int8 | np.uint8]
+
+
+def _group_scales(placement: Placement, amax: Mapping[str, float], topology: Topology | None) -> dict[str, _Scale]:
+    """Return the scale of each quantised tensor. topology: where tensors that are never negative are to be uint8."""
     missing = [tap for tap in placement.taps if tap not in amax]
     if missing:
         raise EngineError(
@@ -63,22 +79,26 @@ def _group_scales(placement: Placement, amax: Mapping[str, float]) -> dict[str, 
             "a calibration of this model",
             "run `tared calibrate` with this model",
         )
-    scales: dict[str, float] = {}
+    scales: dict[str, _Scale] = {}
     for group in placement.groups:
         # By amax, not by scale: a dead tap must not widen its group. NaN counts as widest, to be refused.
         widest = max(group.taps, key=lambda tap: np.nan_to_num(amax[tap], nan=np.inf))
-        scales.update(dict.fromkeys(group.tensors, activation_scale(amax[widest], widest)))
+        is_unsigned = topology is not None and all(is_never_negative(tap, topology) for tap in group.taps)
+        value = activation_scale(amax[widest], widest, is_unsigned)
+        scales.update(dict.fromkeys(group.tensors, _Scale(value, np.uint8 if is_unsigned else np.int8)))
     return scales
 
 
 class _Writer:
     """One rewriting of one graph."""
 
-    def __init__(self, master: ModelProto, placement: Placement, clips: Mapping[str, Sequence[float]]) -> None:
+    def __init__(
+        self, master: ModelProto, topology: Topology, placement: Placement, clips: Mapping[str, Sequence[float]]
+    ) -> None:
         self.model = deepcopy(master)
         self.placement = placement
         self.clips = clips
-        self.topology = Topology(master)
+        self.topology = topology
         self.nodes: list[NodeProto] = []
         self.dequantised: dict[str | Weight, str] = {}
         names = (name for node in master.graph.node for name in (node.name, *node.input, *node.output))
@@ -87,9 +107,12 @@ class _Writer:
         pairs = own_int8(self.topology).pairs
         self.own = {tensor: pair for tensor, pair in pairs.items() if tensor in read}
 
-    def write(self, scales: Mapping[str, float]) -> ModelProto:
+    def write(self, scales: Mapping[str, _Scale]) -> ModelProto:
         graph = self.model.graph
-        self.zero_point = self._constant(_ZERO_POINT, np.zeros((), np.int8))
+        used = {scale.integers for scale in scales.values()}
+        self.zero_points = {
+            each: self._constant(name, np.zeros((), each)) for each, name in _ZERO_POINTS.items() if each in used
+        }
         written = {node.name for pair in self.own.values() for node in pair}
         for tensor in self.topology.inputs:
             self._quantise_activation(tensor, scales)
@@ -113,16 +136,17 @@ class _Writer:
         graph.initializer.extend(kept)
         return replace_nodes(self.model, self.nodes)
 
-    def _quantise_activation(self, tensor: str, scales: Mapping[str, float]) -> None:
+    def _quantise_activation(self, tensor: str, scales: Mapping[str, _Scale]) -> None:
         if tensor in self.own:  # written where the tensor is made, before all its readers
             self.nodes.extend(self.own[tensor])
             self.dequantised[tensor] = self.own[tensor][1].output[0]
         if tensor not in scales:
             return
-        scale = self._constant(f"{tensor}.scale", np.array(scales[tensor], np.float32))
-        quantised = self._node("QuantizeLinear", [tensor, scale, self.zero_point], f"{tensor}.int8")
+        scale = self._constant(f"{tensor}.scale", np.array(scales[tensor].value, np.float32))
+        zero_point = self.zero_points[scales[tensor].integers]
+        quantised = self._node("QuantizeLinear", [tensor, scale, zero_point], f"{tensor}.int8")
         self.dequantised[tensor] = self._node(
-            "DequantizeLinear", [quantised, scale, self.zero_point], f"{tensor}.dequantised"
+            "DequantizeLinear", [quantised, scale, zero_point], f"{tensor}.dequantised"
         )
 
     def _quantise_weight(self, weight: Weight, clip: Sequence[float]) -> None:
@@ -164,10 +188,12 @@ def observed_graph(master: ModelProto, plan: PrecisionPlan) -> ModelProto:
     return equalise(master, plan.effective.divisors, plan.effective.offsets)
 
 
-def quantised_graph(master: ModelProto, plan: PrecisionPlan, calibration: Calibration | None) -> Quantised:
+def quantised_graph(
+    master: ModelProto, plan: PrecisionPlan, calibration: Calibration | None, unsigned: bool = False
+) -> Quantised:
     """Return the master under a plan, with the amax of a calibration; the master itself is not changed.
 
-    A model that brings all its scales needs no calibration.
+    A model that brings all its scales needs no calibration. unsigned: as for `insert_qdq`.
 
     Raises EngineError: `plan.node` for a plan of another model, `calibration.tap` as `insert_qdq`.
     """
@@ -177,7 +203,7 @@ def quantised_graph(master: ModelProto, plan: PrecisionPlan, calibration: Calibr
     placement = place(graph, plan)
     _check_clips(graph, placement, repairs.clips)
     amax = planned_amax(placement, repairs, calibration) if calibration is not None else {}
-    return Quantised(insert_qdq(graph, placement, amax, repairs.clips), placement)
+    return Quantised(insert_qdq(graph, placement, amax, repairs.clips, unsigned), placement)
 
 
 def _on_the_grid(repairs: Repairs, calibration: Calibration) -> dict[str, Numbers]:

@@ -31,6 +31,7 @@ from calibrate.repair import (
 from calibrate.scale import activation_scale
 from calibrate.threshold import histogram_amax
 from engines.calibration import Calibration
+from engines.graph.signs import is_never_negative
 from engines.graph.taps import element_counts, expose
 from engines.graph.topology import Topology, number
 from engines.graph.weights import by_input, channels_first, coverage, groups, to_matrix
@@ -173,7 +174,7 @@ class RepairedLayer:
         self.notes = [note]
         self.matrix = self.matrix * by_input(better.divisors, self.matrix)
         self.read = self.read.scaled(better.divisors, better.offsets)
-        self.scale = activation_scale(better.amax, equalised_name(self.node.name))
+        self.scale = activation_scale(better.amax, equalised_name(self.node.name), self.read.is_unsigned)
 
 
 Equalisations = dict[tuple[str, bool], tuple[Equalisation, ...]]  # by layer, and whether centred; for each of HEADROOMS
@@ -196,14 +197,17 @@ def propose_repairs(
     statistics: Mapping[str, LayerStatistics],
     families: Collection[str] = FAMILIES,
     known: Equalisations | None = None,
+    unsigned: bool = False,
 ) -> Proposal:
     """Propose repairs for every layer that reads a tensor under a scale of ours.
 
     statistics: as `observe_channels` returns them.
     families: the kinds of repairs that may be proposed.
     known: a dictionary to share between proposals from the same statistics: most of the work is the same in all.
+    unsigned: as for `insert_qdq`.
     """
-    return _RepairSearch(master, placement, calibration, statistics, {} if known is None else known).proposal(families)
+    shared = {} if known is None else known
+    return _RepairSearch(master, placement, calibration, statistics, shared, unsigned).proposal(families)
 
 
 class _RepairSearch:
@@ -216,8 +220,10 @@ class _RepairSearch:
         calibration: Calibration,
         statistics: Mapping[str, LayerStatistics],
         known: Equalisations,
+        unsigned: bool,
     ) -> None:
         self.topology = Topology(master)
+        self.unsigned = unsigned
         self.calibration = calibration
         self.known = known
         self.groups = {tensor: group for group in placement.groups for tensor in group.tensors}
@@ -250,7 +256,8 @@ class _RepairSearch:
             matrix = matrix * number(node, "alpha", 1.0)
         amax = max(self.calibration.amax[tap] for tap in self.groups[node.input[0]].taps)
         signal = float(seen.variance.sum()) / coverage(node)
-        return RepairedLayer(node, matrix, seen.read, signal, activation_scale(amax, node.input[0]))
+        read = replace(seen.read, is_unsigned=self.unsigned and is_never_negative(node.input[0], self.topology))
+        return RepairedLayer(node, matrix, read, signal, activation_scale(amax, node.input[0], read.is_unsigned))
 
     def _thresholds(self) -> dict[ScaleGroup, str]:
         """Return per group the method of least noise behind the weights that read it, if that is clearly less."""
@@ -260,7 +267,9 @@ class _RepairSearch:
             readers = [layer for layer in self.layers.values() if layer.node.input[0] in group.tensors]
             members = [self.calibration.histograms[tap] for tap in group.taps]
             seen = merge_all(members, members[0].bits)
-            scales = {method: activation_scale(histogram_amax(seen, method), group.taps[0]) for method in METHODS}
+            amax = {method: histogram_amax(seen, method) for method in METHODS}
+            is_unsigned = readers[0].read.is_unsigned
+            scales = {method: activation_scale(amax[method], group.taps[0], is_unsigned) for method in METHODS}
             noise = {method: _noise_to_signal(readers, scale) for method, scale in scales.items()}
             best = min(noise, key=noise.__getitem__)
             if noise[best] < _BETTER_THRESHOLD * _noise_to_signal(readers, readers[0].scale):

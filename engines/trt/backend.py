@@ -45,6 +45,7 @@ class TensorRtBackend:
     engine_file = "engine.plan"
     precisions: Sequence[str] = ("fp32", "fp16")
     int8_must_gain = False  # it saves memory and power, too
+    takes_unsigned = False
 
     def __init__(self, options: BackendOptions | None = None) -> None:
         """Raises EngineError as `open_release`, DeviceError as Gpu."""

@@ -211,13 +211,15 @@ def _tag(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     from fleet.devices.records import audit_entries, quarantined
+    from fleet.devices.trends import daily_trends
     from fleet.rollout.register import RolloutRegister
     from fleet.views.page import page
 
     with _selection(options.db, options.fleet, options.where, options.silent) as (store, _, selected):
         rollouts = RolloutRegister(store, getpass.getuser()).all(options.fleet)
         records, refused = audit_entries(store), quarantined(store, fleet=options.fleet)
-    text = page(options.fleet, selected, rollouts, records, refused, options.silent)
+        trends = daily_trends(store, [each.id for each in selected], time.time())
+    text = page(options.fleet, selected, rollouts, records, refused, trends, options.silent)
     try:
         options.output.write_text(text, encoding="utf-8")
     except OSError as error:

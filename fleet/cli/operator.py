@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from agent.cli.arguments import command, number, print_result
-from agent.common.errors import ConfigError
+from agent.common.errors import AgentError, ConfigError
 from fleet.cli.arguments import add_broker_options, add_sign_option, endpoint_from, fleet_from, signer_from
 
 _OPS = (
@@ -29,6 +31,7 @@ def add_operator(commands: Any) -> None:
         metavar="key=value",
         help="of model: file=MODEL.onnx [release=FILE] [url=URL]; of calibration: file=FILE.bundle",
     )
+    send.add_argument("-o", "--output", type=Path, metavar="now.jpg", help="of snapshot: save the picture")
     add_sign_option(send)
     send.add_argument("--version", type=number(int, 1, 2**53 - 1), metavar="N", help="of set: above the one before")
     send.add_argument("--valid", type=number(float, 1.0, 30 * 86400.0), default=60.0, metavar="S", help="for S s (60)")
@@ -61,26 +64,50 @@ def add_operator(commands: Any) -> None:
 def _send(options: argparse.Namespace) -> int:
     from agent.common.console import progress, set_up_logging
     from agent.contract.topics import Topics
-    from fleet.operator import FILES, file_arguments_from, new_command, send
+    from fleet.operator import FILES, file_arguments_from, new_command, receive_snapshots, send
 
     set_up_logging("error")  # each failed attempt to connect is a warning; the last one is our error
     pairs: dict[str, Any] = dict(argument.partition("=")[::2] for argument in options.arguments)
     file = None
     if options.op in FILES:
         pairs, file = file_arguments_from(pairs)
+    output: Path | None = options.output
+    if output is not None and options.op != "snapshot":
+        found, remedy = f"-o with op '{options.op[:64]}'", "leave -o out"
+        raise AgentError("cli.arguments", found, "a snapshot, which answers with a picture", remedy)
+    if output is not None and (output.is_dir() or not os.access(output.parent, os.W_OK)):
+        raise ConfigError("snapshot.write", f"-o {output}", "a file that can be written", "choose another with -o")
     signer = signer_from(options)
     topics = Topics(fleet_from(options), options.device)
     addressee = topics if signer is not None else None
     request = new_command(options.op, pairs, time.time(), options.valid, addressee, options.version)
     result = None
-    with progress(options.op, 100) as bar:
-        for result in send(endpoint_from(options), topics, request, options.timeout, signer, file):
+    endpoint = endpoint_from(options)
+    pictures = receive_snapshots(endpoint, topics, options.timeout) if output is not None else nullcontext()
+    with pictures as receive, progress(options.op, 100) as bar:
+        for result in send(endpoint, topics, request, options.timeout, signer, file):
             bar.update(round(result.percent or 0.0), result.step or result.status)
             if not options.json and result.step is None:
                 print(result.to_json().decode())
+        if output is not None and receive is not None and result is not None and result.status == "SUCCEEDED":
+            _save(receive(result), output)
     if result is None or options.json:
         print(result.to_json().decode() if result else "{}")
     return 0 if result is not None and result.status == "SUCCEEDED" else 1
+
+
+def _save(picture: bytes, path: Path) -> None:
+    """Write a picture; the name is never that of half of one. Raises ConfigError (`snapshot.write`)."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        partial.write_bytes(picture)
+        os.replace(partial, path)
+    except OSError as error:
+        found = f"{path}: {error.strerror}"
+        raise ConfigError("snapshot.write", found, "a file that can be written", "choose another with -o") from error
+    finally:
+        with suppress(OSError):
+            partial.unlink()
 
 
 def _watch(options: argparse.Namespace) -> int:

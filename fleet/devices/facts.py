@@ -48,10 +48,9 @@ def facts(device: Device, now: float, silent_s: float = SILENT_S) -> dict[str, F
     seen_s = max(0.0, now - device.last_seen) if device.last_seen else None
     unheard = seen_s is None or seen_s > silent_s
     state = "silent" if device.state in ("online", "degraded") and unheard else device.state
-    reported = device.telemetry.get("cameras")
-    cameras = [each for each in reported.values() if isinstance(each, dict)] if isinstance(reported, dict) else []
+    cameras = _cameras(device.telemetry)
     regime = value_at(device.events.get("regime", {}), "artefact")
-    fidelity = min((_fidelity(each) for each in cameras), key=_lower_bound, default=(None,) * 4)
+    fidelity = least_fidelity(device.telemetry)
     drift = max((value_at(each, "drift", "state") for each in cameras), key=_severity, default=None)
     return {
         "name": device.name,
@@ -70,6 +69,16 @@ def facts(device: Device, now: float, silent_s: float = SILENT_S) -> dict[str, F
         "latency_p99": _worst(max, (value_at(each, "latency_ms", "p99") for each in cameras)),
         "seen_s": seen_s,
     }
+
+
+def least_fidelity(telemetry: Mapping[str, Any]) -> tuple[float | None, ...]:
+    """Return estimate, low end, high end and frames of the least faithful camera; None for what is not known."""
+    return min((_fidelity(each) for each in _cameras(telemetry)), key=_lower_bound, default=(None,) * 4)
+
+
+def _cameras(telemetry: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    reported = telemetry.get("cameras")
+    return [each for each in reported.values() if isinstance(each, dict)] if isinstance(reported, dict) else []
 
 
 def _fidelity(camera: Mapping[str, Any]) -> tuple[float | None, ...]:

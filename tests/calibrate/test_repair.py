@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -17,7 +19,7 @@ from calibrate.repair import (
     output_shift,
     weight_noise,
 )
-from calibrate.scale import MIN_SCALE, QMAX
+from calibrate.scale import MIN_SCALE, QMAX, UNSIGNED_QMAX
 
 Floats = NDArray[np.float64]
 
@@ -81,6 +83,18 @@ def test_predicted_noise_is_what_quantising_makes(rng: np.random.Generator, grou
     )
     by_weights = outputs(quantised_weights(matrix) - matrix, samples)
     assert weight_noise(matrix, read.variance) == pytest.approx(by_weights.var(axis=1).sum(), rel=0.03)
+
+
+def test_an_unsigned_input_has_twice_the_steps(rng: np.random.Generator) -> None:
+    matrix = rng.normal(size=(1, 8, 16, 1))
+    samples = np.abs(rng.laplace(size=(16, 20_000)))
+    read = replace(layer_input(samples), is_unsigned=True)
+    scale = float(read.amax.max()) / 2.0 / UNSIGNED_QMAX  # half of the range: some are clipped
+    measured = outputs(matrix, np.clip(np.rint(samples / scale), 0, UNSIGNED_QMAX) * scale - samples)
+    assert activation_noise(matrix, read, scale) == pytest.approx(np.square(measured).mean(axis=1).sum(), rel=0.03)
+    plain, centred = (equalised(matrix, read, each) for each in (False, True))
+    assert plain.noise == pytest.approx(centred.noise, rel=0.1)  # offsets win nothing that it has not
+    assert equalised(matrix, layer_input(samples), False).noise > 1.5 * plain.noise
 
 
 def test_taps_that_read_independent_values_add_up(rng: np.random.Generator) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import ModelProto, helper
+from onnx import ModelProto, TensorProto, helper
 from places import TEST_PATH
 from quantised_zoo import QuantisedNet, quantised, sqnr_db
 from zoo import Net, image, residual_net, run
@@ -20,6 +20,8 @@ from engines.errors import EngineError
 from engines.graph.profiles import profiles_for
 from engines.interface import Array, Backend, BackendOptions, BuildRequest, Engine, ProfiledEngine, ShapeRange
 from engines.openvino_backend import OpenVinoBackend
+from engines.quantise.apply_plan import insert_qdq
+from engines.quantise.placement import place
 from engines.registry import choose_backend, open_backend
 
 OPEN = ("batch", 3, 8, 8)
@@ -74,6 +76,21 @@ def test_int8_is_computed_as_the_engine_has_it_written(backend: Backend, model: 
     (found,) = backend.load(engine).infer(batch).values()
     (written,) = run(ModelProto.FromString(engine), batch).values()
     assert sqnr_db(written, found) > 30.0  # a value on the edge of a level may go to the next one
+
+
+def test_what_is_never_negative_is_unsigned_and_computed_as_written(backend: Backend) -> None:
+    net = Net((1, 3, 24, 24))
+    parts = [net.node("Relu", net.conv("image", 3, 8)) for _ in range(2)]
+    model = net.model(net.conv(net.node("Relu", net.conv(net.node("Concat", *parts, axis=1), 16, 8)), 8, 4))
+    graph = insert_qdq(model, place(model), dict.fromkeys(place(model).taps, 12.0), unsigned=backend.takes_unsigned)
+    engine = backend.build(BuildRequest(graph)).engine
+    kept = ModelProto.FromString(engine)
+    zeros = {tensor.name: tensor.data_type for tensor in kept.graph.initializer}
+    formats = [zeros[node.input[2]] for node in kept.graph.node if node.op_type == "QuantizeLinear"]
+    assert formats.count(TensorProto.UINT8) == len(formats) - 1  # all but the image
+    (found,) = backend.load(engine).infer(random_image(model)).values()
+    (written,) = run(kept, random_image(model)).values()
+    assert sqnr_db(written, found) > 30.0
 
 
 def test_a_rewritten_graph_has_the_numbers_of_the_given_one(backend: Backend) -> None:

@@ -45,6 +45,22 @@ def test_what_no_device_would_accept_is_not_sent(op: str, arguments: dict[str, s
         operator.new_command(op, arguments, NOW)
 
 
+@pytest.mark.broker
+def test_a_snapshot_is_the_picture_of_its_own_result(any_broker: RealBroker) -> None:
+    """Another operator's picture, and what is none, are passed over; one that does not come is an error."""
+    mine = CommandResult(id="c1", status="SUCCEEDED", result={"bytes": 7, "width": 1, "height": 1})
+    with (
+        operator.receive_snapshots(any_broker.endpoint, TOPICS, 1.0) as receive,
+        MqttClient(any_broker.endpoint, "board") as board,
+    ):
+        assert board.wait_connected(10.0)
+        for picture in (b"\xff\xd8\xff of another", b"no JPEG", b"\xff\xd8\xffmine"):
+            board.publish(Message(TOPICS.snapshot, picture))
+        assert receive(mine) == b"\xff\xd8\xffmine"
+        with pytest.raises(CommandError, match=r"command\.no_picture: no picture on .+ expected a JPEG of 7 bytes"):
+            receive(mine)
+
+
 class Supervisor:
     """The device's main loop, in a thread: drains the inbox and advances one job per turn."""
 

@@ -91,6 +91,27 @@ def test_another_telemetry_period_counts_from_now_on(board: World, mosquitto: Re
 
 @pytest.mark.slow
 @pytest.mark.broker
+def test_send_saves_a_snapshot_where_the_owner_lets_it_go(board: World, mosquitto: RealBroker, tmp_path: Path) -> None:
+    picture = tmp_path / "now.jpg"
+    words = ["send", "board", "snapshot", "--host", mosquitto.host, "--port", mosquitto.port, "-o", picture]
+    with Watcher(mosquitto.endpoint) as watcher:
+        with board.running():
+            watcher.expect(TOPICS.telemetry)
+            refused = tared(*words)
+            assert (refused.returncode, "command.privacy" in refused.stdout) == (1, True), refused.stdout
+            assert not picture.exists()
+        board.change(privacy={"snapshot": True})
+        with board.running():
+            watcher.expect(TOPICS.telemetry)
+            eventually(lambda: tared(*words, "annotated=true").returncode == 0)
+            image = cv2.imread(str(picture))
+            assert image is not None
+            assert image.shape == (32, 32, 3)
+            assert [path.name for path in picture.parent.iterdir() if "now" in path.name] == ["now.jpg"]
+
+
+@pytest.mark.slow
+@pytest.mark.broker
 def test_a_snapshot_is_the_newest_frame_where_the_owner_lets_it_go(board: World, mosquitto: RealBroker) -> None:
     board.change(privacy={"snapshot": True})
     with Watcher(mosquitto.endpoint) as watcher, board.running() as process:

@@ -25,7 +25,9 @@ from engines.quantise.placement import place
 Images = list[NDArray[np.float32]]
 
 
-def quantise(model: ModelProto, images: Images, method: str = "max", plan: PrecisionPlan | None = None) -> ModelProto:
+def quantise(
+    model: ModelProto, images: Images, method: str = "max", plan: PrecisionPlan | None = None, unsigned: bool = False
+) -> ModelProto:
     """Calibrate on images and insert Q/DQ, as the product does."""
     placement = place(model)
     observer = OnnxRuntimeBackend().observer(BuildRequest(model), placement.taps)
@@ -33,7 +35,7 @@ def quantise(model: ModelProto, images: Images, method: str = "max", plan: Preci
     calibration = calibrate_histograms(
         histograms, placement.shared, model_sha256="", method=method, frames=len(images), source=""
     )
-    quantised = insert_qdq(model, place(model, plan) if plan else placement, calibration.amax)
+    quantised = insert_qdq(model, place(model, plan) if plan else placement, calibration.amax, unsigned=unsigned)
     onnx.checker.check_model(quantised, full_check=True)
     return quantised
 
@@ -67,6 +69,35 @@ def test_one_q_per_tensor_int8_with_explicit_zero_points() -> None:
     assert nodes["Add_t5"].input[0] == "t4"
     bias = constants[nodes["Conv_t0"].input[2]]
     assert bias.data_type == TensorProto.FLOAT
+
+
+def test_where_uint8_is_taken_what_is_never_negative_has_twice_the_steps() -> None:
+    model = residual_net((1, 3, 32, 32))
+    images = [image(model, seed) for seed in range(4)]
+    signed, unsigned = (quantise(model, images, unsigned=each) for each in (False, True))
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in unsigned.graph.initializer}
+    before = {tensor.name: numpy_helper.to_array(tensor) for tensor in signed.graph.initializer}
+    written = {n.input[0]: n.input[1:] for n in unsigned.graph.node if n.op_type == "QuantizeLinear"}
+    assert {tensor: constants[zero].dtype for tensor, (_, zero) in written.items()} == {
+        "image": np.int8, "t1": np.uint8, "t3": np.uint8, "t7": np.uint8, "t8": np.uint8,
+    }  # fmt: skip
+    for tensor, (scale, zero) in written.items():
+        range_ = 255 if constants[zero].dtype == np.uint8 else 127
+        assert range_ * constants[scale] == pytest.approx(127 * before[f"{tensor}.scale"], rel=1e-6)
+    batch = image(model, 9)
+    (exact,), (found,) = (run(each, batch).values() for each in (model, unsigned))
+    assert sqnr_db(exact, found) > 35.0
+
+
+def test_tensors_under_one_scale_are_unsigned_together() -> None:
+    net = Net()
+    parts = [net.node("Relu", net.conv("image", 3, 4)), net.conv("image", 3, 4)]
+    model = net.model(net.conv(net.node("Concat", *parts, axis=1), 8, 4))
+    quantised = quantise(model, [image(model)], unsigned=True)
+    types = {tensor.name: tensor.data_type for tensor in quantised.graph.initializer}
+    assert {types[node.input[2]] for node in quantised.graph.node if node.op_type == "QuantizeLinear"} == {
+        TensorProto.INT8
+    }
 
 
 def test_the_master_is_not_changed() -> None:

@@ -1,0 +1,320 @@
+"""Check a model spec on frames: measure it beside its likeliest mistakes, round by round, and give a verdict.
+
+A round measures the surest spec so far beside all that differ from it in one more kind, and goes on from one that is
+surer. So two mistakes at a time are found too, as long as correcting one of them alone helps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from agent.camera.reader import read_spread, source_length
+from agent.camera.source import parse_source
+from agent.common.console import Task, progress
+from agent.inspection.alternatives import Alternative, alternatives, unchanged
+from agent.inspection.graph_facts import read_facts
+from agent.inspection.inspect import inspect_model
+from agent.inspection.spec_guess import Head, fitting_heads
+from agent.inspection.sureness import FEW, LEAST, Finding, Sureness, compare, measure, probabilities
+from agent.models.model import open_model
+from agent.vision.decode import Prediction, prediction_as_dict
+from agent.vision.preprocess import Geometry
+from agent.vision.spec import ModelSpec, load_model_spec
+from agent.vision.task import VisionTask
+from engines.interface import Array, BackendOptions, Engine
+from engines.registry import open_backend
+
+_ROUNDS = 3
+_TOP_CLASSES = 5
+_COUNTS = {"detect": 24, "classify": 128, "raw": 1}  # a class is one answer a frame, mostly all or nothing
+
+Image = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the network got of one frame, and what it answers.
+
+    Args:
+        tensor: the network input, of one frame.
+        classes: of a classifier, its surest classes by name, with their probabilities.
+    """
+
+    tensor: Array
+    outputs: Mapping[str, Array]
+    prediction: Prediction
+    geometry: Geometry
+    classes: Sequence[tuple[str, float]] = ()
+
+
+@dataclass(frozen=True)
+class Row:
+    """A spec that was tried.
+
+    Args:
+        sureness: None for task `raw`, of which there is none.
+        finding: compared with the surest spec of the rounds before; empty for the spec as written.
+    """
+
+    alternative: Alternative
+    sureness: Sureness | None
+    finding: Finding | None = None
+
+
+@dataclass(frozen=True)
+class Check:
+    """The result of a check.
+
+    Args:
+        rows: the spec as written first.
+        surest: one of `rows`; the first unless another one is surer.
+        frame: the frame with the most to see in it, BGR uint8 (H, W, 3).
+        answers: to that frame, one for each row.
+        faults: what is wrong with the outputs under the spec as written.
+    """
+
+    target: Path
+    frames: int
+    rows: tuple[Row, ...]
+    surest: Row
+    frame: Image
+    answers: tuple[Answer, ...]
+    faults: tuple[str, ...]
+
+    @property
+    def written(self) -> ModelSpec:
+        return self.rows[0].alternative.spec
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines of YAML to change; none where no other spec is surer."""
+        return self.surest.alternative.lines(self.written)
+
+    @property
+    def verdict(self) -> str:
+        """One sentence for people."""
+        written = self.rows[0].sureness
+        if written is None:
+            return "a raw model does not say how sure it is, so nothing is compared: look at its input and its outputs"
+        assert self.surest.sureness is not None
+        if self.surest is not self.rows[0]:
+            figures = f"{self.surest.sureness.mean:.2f} against {written.mean:.2f}"
+            found = f"with {self.surest.alternative.name} the model is surer ({figures}): try it"
+            equals = [row.alternative.name for row in self._equals]
+            return f"{found}; {' and '.join(equals)} {'do' if len(equals) > 1 else 'does'} as well" if equals else found
+        if all(row.sureness is not None and row.sureness.mean < LEAST for row in self.rows):
+            return "nothing is found in these frames, whatever the spec: give frames that show what the model looks for"
+        return _unchanged_verdict(self.rows, self.frames)
+
+    @property
+    def _equals(self) -> list[Row]:
+        """The other specs that are surer than the one as written, and that the surest is not surer than."""
+        surest = self.surest
+        return [
+            row
+            for row in self.rows
+            if row is not surest
+            and row.alternative.kinds == surest.alternative.kinds
+            and row.finding == "surer"
+            and row.sureness is not None
+            and surest.sureness is not None
+            and compare(surest.sureness, row.sureness, row.alternative.kinds[-1] == "resize") == "no difference"
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON object of `--json`."""
+        rows = [
+            {
+                "name": row.alternative.name,
+                "kinds": list(row.alternative.kinds),
+                "yaml": row.alternative.lines(self.written),
+                **({"sureness": _figure(row.sureness.mean), "top": _figure(row.sureness.top)} if row.sureness else {}),
+                "finding": row.finding,
+            }
+            for row in self.rows
+        ]
+        return {
+            "model": str(self.target),
+            "task": self.written.task,
+            "frames": self.frames,
+            "verdict": self.verdict,
+            "surest": self.surest.alternative.name,
+            "yaml": self.lines,
+            "specs": rows,
+            "outputs": [dict(zip(("name", "shape", *_RANGE), row, strict=True)) for row in self.ranges],
+            "faults": list(self.faults),
+            "answer": prediction_as_dict(self.answers[0].prediction, self.answers[0].geometry, self.written)
+            if self.written.task != "raw"
+            else None,
+        }
+
+    @property
+    def ranges(self) -> list[tuple[str, str, float | None, float | None, float | None]]:
+        """Name, shape, least, mean and largest value of each output for the frame; None for what is not finite."""
+        return [
+            (name, " x ".join(map(str, output.shape)), *_range(output))
+            for name, output in self.answers[0].outputs.items()
+        ]
+
+
+_RANGE = ("least", "mean", "largest")
+
+
+def _range(output: Array) -> tuple[float | None, float | None, float | None]:
+    """Return the least, mean and largest value; None for each that is not finite, and of an empty output."""
+    values = output.astype(np.float64)
+    if not values.size:
+        return None, None, None
+    return _figure(values.min()), _figure(values.mean()), _figure(values.max())
+
+
+def _figure(value: float) -> float | None:
+    return round(float(value), 4) if np.isfinite(value) else None
+
+
+def _unchanged_verdict(rows: Sequence[Row], frames: int) -> str:
+    """Return the verdict where nothing is surer than the spec as written."""
+    written, *others = rows
+    if not others:
+        return "no other spec fits this model, so there is nothing to compare"
+    open_kinds = dict.fromkeys(row.alternative.kinds[-1] for row in others if row.finding == "no difference")
+    if not open_kinds:
+        verdict = f"{written.alternative.name} is the surest"
+    else:
+        verdict = (
+            f"nothing is surer than {written.alternative.name}; these frames do not decide {', '.join(open_kinds)}"
+        )
+    for row in others:
+        if row.finding == "finds more":
+            return f"{verdict}; with {row.alternative.name} more is found, but nothing surer"
+    return verdict if frames >= FEW else f"{verdict}; {FEW} frames or more would say more"
+
+
+def run_check(target: Path, frames: str, count: int | None, threads: int) -> Check:
+    """Check a MODEL.yaml, or a MODEL.onnx by its guessed spec, on frames; its float reference runs on ONNX Runtime.
+
+    Args:
+        frames: a source, as `parse_source` understands it; a single photo too.
+        count: frames at most, spread evenly over a recording; None: enough for a verdict on most models.
+
+    Raises what reading the spec, the model and the frames raises; ConfigError where the spec does not fit the model.
+    """
+    source = parse_source(frames)
+    is_guessed = target.suffix == ".onnx"
+    spec = inspect_model(target).spec() if is_guessed else load_model_spec(target)
+    model = open_model(spec)
+    count = count or _COUNTS[spec.task]
+    images = []
+    with progress("reading frames", min(count, source_length(source) or count)) as bar:
+        for image in read_spread(source, count):
+            images.append(image)
+            bar.update(len(images))
+    heads = fitting_heads(read_facts(spec.path)) if spec.task == "detect" else ()
+    with (
+        closing(open_backend("onnxruntime", BackendOptions(threads)).load(model.master.SerializeToString())) as engine,
+        progress("checking") as bar,
+    ):
+        rows, surest = _measure_rounds(engine, unchanged(spec, is_guessed), images, heads, bar)
+        found = np.sum([row.sureness.sums for row in rows if row.sureness is not None], axis=0)
+        shown = images[int(np.argmax(found))]
+        answers = tuple(_answer(engine, row.alternative.spec, shown) for row in rows)
+    faults = [f"output '{name}' is not finite" for name, each in answers[0].outputs.items() if not _is_finite(each)]
+    return Check(target, len(images), tuple(rows), surest, shown, answers, tuple(faults))
+
+
+def _is_finite(output: Array) -> bool:
+    return bool(np.isfinite(output).all())
+
+
+def _measure_rounds(
+    engine: Engine, written: Alternative, images: Sequence[Image], heads: Sequence[Head], bar: Task
+) -> tuple[list[Row], Row]:
+    """Return every spec that was tried, the one as written first, and the surest of them."""
+    if written.spec.task == "raw":
+        row = Row(written, None)
+        return [row], row
+    done = 0
+
+    def measured(alternative: Alternative) -> Sureness:
+        def counted() -> Iterator[Image]:
+            nonlocal done
+            for image in images:
+                yield image
+                done += 1
+                bar.update(done, alternative.name)
+
+        return measure(engine, alternative.spec, counted())
+
+    surest = Row(written, measured(written))
+    rows = [surest]
+    is_bytes = engine.inputs[0].dtype == np.uint8
+    for _ in range(_ROUNDS):
+        base = surest
+        assert base.sureness is not None
+        for alternative in alternatives(base.alternative, heads, is_bytes):
+            if _same_input(engine, base.alternative.spec, alternative.spec, images):
+                continue
+            sureness = measured(alternative)
+            row = Row(alternative, sureness, compare(sureness, base.sureness, alternative.kinds[-1] == "resize"))
+            rows.append(row)
+            assert surest.sureness is not None
+            if row.finding == "surer" and sureness.mean > surest.sureness.mean:
+                surest = row
+        if surest is base:
+            break
+    return rows, surest
+
+
+def _same_input(engine: Engine, first: ModelSpec, second: ModelSpec, images: Sequence[Image]) -> bool:
+    """Return True where the network gets the same of these frames, as of frames with its own proportions, however."""
+    if first.decoder != second.decoder:
+        return False
+    by_size = {image.shape: image for image in images}
+    tasks = [VisionTask(spec, engine.inputs, engine.outputs) for spec in (first, second)]
+    return all(
+        np.array_equal(tasks[0].preprocess(image)[0], tasks[1].preprocess(image)[0]) for image in by_size.values()
+    )
+
+
+def _answer(engine: Engine, spec: ModelSpec, image: Image) -> Answer:
+    task = VisionTask(spec, engine.inputs, engine.outputs)
+    tensor, geometry = task.preprocess(image)
+    outputs = engine.infer(tensor)
+    classes: list[tuple[str, float]] = []
+    if spec.task == "classify":
+        each = np.nan_to_num(probabilities(task, engine, image))
+        classes = [(spec.label(int(index)), float(each[index])) for index in (-each).argsort()[:_TOP_CLASSES]]
+    return Answer(tensor.copy(), outputs, task.decode(outputs, tensor.shape), geometry, classes)
+
+
+def print_check(check: Check, console: Console) -> None:
+    """Print a check for people: a table of 80 columns, the verdict, and the lines of YAML to change."""
+    console = Console(file=console.file, width=min(console.width, 80), force_terminal=console.is_terminal)
+    if check.rows[0].sureness is None:
+        table = Table("output", "shape", *_RANGE, box=None, pad_edge=False)
+        for name, shape, *figures in check.ranges:
+            table.add_row(name, shape, *("not finite" if figure is None else f"{figure:.4g}" for figure in figures))
+    else:
+        is_detector = check.written.task == "detect"
+        table = Table(f"frames: {check.frames}", box=None, pad_edge=False)
+        for header in ("sureness", "surest object") if is_detector else ("sureness",):
+            table.add_column(header, justify="right")
+        table.add_column("than the surest above")
+        for row in check.rows:
+            assert row.sureness is not None
+            top = [f"{row.sureness.top:.2f}"] if is_detector else []
+            table.add_row(row.alternative.name, f"{row.sureness.mean:.2f}", *top, row.finding or "")
+    console.print(table, highlight=False, markup=False)
+    for text in (*check.faults, check.verdict):
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+    for line in check.lines:
+        console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)

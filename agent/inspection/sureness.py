@@ -1,0 +1,148 @@
+"""Measure how sure a model is of its answers under a spec, and decide whether it is surer under another one.
+
+A network that is fed wrongly may well be sure: values 255 times too large drive its scores to 1 wherever they are not
+0. So only what the mirrored frame confirms counts, as in test-time augmentation, of which the spread is a known sign of
+how far an answer can be trusted (Ayhan and Berens, MIDL 2018):
+
+- A detection's confirmed confidence is the geometric mean of its score and that of the detection of its class in the
+  mirrored frame, times their overlap, from MATCH_IOU on. A frame's sureness is the sum of their squares, so that one
+  sure object counts more than several doubtful ones, times the share of all scores that is confirmed.
+- A class's confirmed confidence is the geometric mean of its probabilities in the two frames, less what the frame gives
+  it in disorder, its tiles exchanged: an engine that says the same of everything is sure of nothing.
+
+Two specs are compared on the same frames, pair by pair. One is surer if its mean is above MARGIN times the other's,
+and the frames speak for it beyond CHANCE (Wilcoxon's signed-rank test, one-sided): so one of a dozen alternatives
+passes for surer by chance at most once in some 28 checks. The test goes by ranks, because a frame may have one object
+in it or thirty. Fewer frames than FEW cannot pass it: then a spec has to be FEW_MARGIN times as sure. Whichever way
+frames are resized, some objects become larger for the network, and more of them are found; so the surest object of each
+frame has to be surer too, else the spec only finds more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import wilcoxon
+
+from agent.vision.decode import class_probabilities
+from agent.vision.detections import Detections, iou_matrix
+from agent.vision.fidelity import MATCH_IOU
+from agent.vision.spec import ModelSpec
+from agent.vision.task import VisionTask
+from engines.interface import Engine
+
+MARGIN = 1.1
+CHANCE = 0.003
+FEW = 8
+FEW_MARGIN = 2.0
+LEAST = 0.02  # a frame; below it, nothing is found that could be compared
+_TILES = 32  # along each side of a frame that is put in disorder
+
+Image = NDArray[np.uint8]
+Means = NDArray[np.float64]
+Finding = Literal["surer", "finds more", "no difference", "finds less", "less sure"]
+
+
+@dataclass(frozen=True)
+class Sureness:
+    """How sure the model is of each frame's answer under one spec.
+
+    Args:
+        sums: of all that was found in a frame (frames,); of a classifier the confirmed confidence of the class, 0 to 1.
+        tops: confirmed confidence of the surest object, 0 to 1 (frames,); of a classifier the same as `sums`.
+    """
+
+    sums: Means
+    tops: Means
+
+    @property
+    def mean(self) -> float:
+        return float(self.sums.mean())
+
+    @property
+    def top(self) -> float:
+        return float(self.tops.mean())
+
+
+def measure(engine: Engine, spec: ModelSpec, images: Iterable[Image]) -> Sureness:
+    """Infer each frame, BGR uint8 (H, W, 3), and its mirror image; a classifier's also in disorder.
+
+    Raises ConfigError as `VisionTask` where the spec does not fit the engine.
+    """
+    task = VisionTask(spec, engine.inputs, engine.outputs)
+    find = _class_confidence if spec.task == "classify" else _detections_confidence
+    found = np.array([find(task, engine, image) for image in images])
+    return Sureness(found[:, 0], found[:, 1])
+
+
+def compare(ours: Sureness, theirs: Sureness, resizes: bool) -> Finding:
+    """Return how sure the model is under our spec, compared with theirs. resizes: the two differ in `resize`."""
+    for first, second, surer, more in (
+        (ours, theirs, "surer", "finds more"),
+        (theirs, ours, "less sure", "finds less"),
+    ):
+        if _is_above(first.sums, second.sums):
+            return surer if not resizes or _is_above(first.tops, second.tops) else more  # type: ignore[return-value]
+    return "no difference"
+
+
+def _is_above(ours: Means, theirs: Means) -> bool:
+    count, mean, other = len(ours), float(ours.mean()), float(theirs.mean())
+    if mean < LEAST or mean < (MARGIN if count >= FEW else FEW_MARGIN) * other:
+        return False
+    return count < FEW or bool(wilcoxon(ours, theirs, alternative="greater").pvalue < CHANCE)
+
+
+def _detections_confidence(task: VisionTask, engine: Engine, image: Image) -> tuple[float, float]:
+    """Return a frame's sureness, and the largest confirmed confidence of its detections."""
+    seen, seen_at = task.infer(engine, image)
+    mirrored, mirrored_at = task.infer(engine, np.ascontiguousarray(image[:, ::-1]))
+    assert isinstance(seen, Detections)
+    assert isinstance(mirrored, Detections)
+    if not len(seen) or not len(mirrored):
+        return 0.0, 0.0
+    width = np.float32(image.shape[1])
+    boxes = mirrored_at.to_frame(mirrored.boxes)
+    boxes[:, [0, 2]] = width - boxes[:, [2, 0]]
+    overlaps = iou_matrix(seen_at.to_frame(seen.boxes), boxes)
+    overlaps[(overlaps < MATCH_IOU) | (seen.classes[:, np.newaxis] != mirrored.classes)] = 0.0
+    # Scores are sigmoids or probabilities; a decoder that misreads an output may give more than 1.
+    first, second = (np.clip(each.scores.astype(np.float64), 0.0, 1.0) for each in (seen, mirrored))
+    confirmed = (np.sqrt(first[:, np.newaxis] * second) * overlaps).max(axis=1)
+    share = 2.0 * confirmed.sum() / (first.sum() + second.sum())
+    return float(np.square(confirmed).sum() * share), float(confirmed.max())
+
+
+def _class_confidence(task: VisionTask, engine: Engine, image: Image) -> tuple[float, float]:
+    """Return the confirmed confidence of the class that a frame and its mirror image agree on best, twice."""
+    views = image, np.ascontiguousarray(image[:, ::-1]), disordered(image)
+    seen, mirrored, scattered = (probabilities(task, engine, view) for view in views)
+    agreed = np.sqrt(seen * mirrored)
+    class_id = int(agreed.argmax())
+    confidence = float(agreed[class_id] - np.sqrt(seen[class_id] * scattered[class_id]))
+    confidence = max(0.0, confidence) if np.isfinite(confidence) else 0.0
+    return confidence, confidence
+
+
+def probabilities(task: VisionTask, engine: Engine, image: Image) -> Means:
+    """Return a classifier's probability of each class (classes,)."""
+    tensor, _ = task.preprocess(image)
+    return class_probabilities({name: output[0] for name, output in engine.infer(tensor).items()})
+
+
+def disordered(image: Image) -> Image:
+    """Return a copy of a frame whose tiles have changed places; the strip that fills no tile stays."""
+    height, width = (max(1, side // _TILES) for side in image.shape[:2])
+    rows, columns = image.shape[0] // height, image.shape[1] // width
+    whole = image[: rows * height, : columns * width]
+    tiles = whole.reshape(rows, height, columns, width, 3).swapaxes(1, 2).reshape(-1, height, width, 3)
+    shuffled = tiles[np.random.default_rng(0).permutation(len(tiles))]
+    copy: Image = image.copy()
+    copy[: rows * height, : columns * width] = (
+        shuffled.reshape(rows, columns, height, width, 3).swapaxes(1, 2).reshape(whole.shape)
+    )
+    return copy

@@ -1,0 +1,119 @@
+"""Keep how a board has done over time: fidelity, drift and engine, for the report on its state.
+
+A row each few seconds at first, in a file of bounded size: once it is full, every second row of its older half goes. So
+the last hours are fine, and the months before them coarse. Rows are written as they come, without forcing them to the
+disk: a power cut costs the last of them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from agent.common.errors import AgentError
+from agent.common.state_files import parse_or_none
+from engines.store.files import replace_files
+
+FILE = "history.jsonl"
+_SPACING_S = 5.0  # of capture time
+_MOST_ROWS = 2000  # 400 kB
+_OWNER_ONLY = 0o600
+
+
+@dataclass(frozen=True)
+class HistoryRow:
+    """One camera at one moment.
+
+    ts: capture time in s, Unix time for a live camera. engine: id of the artefact in service. is_int8: whether it has
+    INT8. fidelity, accuracy: (estimate, low, high), empty where nothing was measured. drift: its state, empty
+    without one; gain_db: what a recalibration would gain.
+    """
+
+    ts: float
+    camera: str
+    engine: str
+    is_int8: bool
+    fidelity: Sequence[float] = ()
+    accuracy: Sequence[float] = ()
+    drift: str = ""
+    gain_db: float | None = None
+
+
+class History:
+    """The file of a running daemon; one thread uses it. A disk that refuses is reported once."""
+
+    def __init__(self, state_dir: Path, on_error: Callable[[AgentError], None]) -> None:
+        self._path = state_dir / FILE
+        self._on_error = on_error
+        rows = read_history(state_dir)
+        self._count, self._last_ts = len(rows), rows[-1].ts if rows else math.nan
+        self._has_failed = False
+
+    def is_due(self, ts: float) -> bool:
+        """Return True if the next rows are to be added at capture time `ts`."""
+        return not 0.0 <= ts - self._last_ts < _SPACING_S
+
+    def add(self, ts: float, rows: Sequence[HistoryRow]) -> None:
+        """Append the rows of one moment. A time before the last one begins a new history: a recording runs again."""
+        text, is_again = "".join(map(_line, rows)), ts < self._last_ts
+        self._count, self._last_ts = len(rows) + (0 if is_again else self._count), ts
+        try:
+            if is_again:
+                replace_files({self._path: text.encode()}, mode=_OWNER_ONLY)
+            else:
+                with self._path.open("a", encoding="utf-8") as file:
+                    file.write(text)
+            if self._count > _MOST_ROWS:
+                self._thin()
+        except OSError as error:
+            if not self._has_failed:
+                reason = error.strerror or str(error)
+                remedy = "free some space; the history goes on as soon as there is some"
+                self._on_error(AgentError("history.write", f"{self._path}: {reason}", "a disk that takes it", remedy))
+            self._has_failed = True
+
+    def _thin(self) -> None:
+        rows = read_history(self._path.parent)
+        middle = len(rows) // 2
+        kept = [*rows[:middle:2], *rows[middle:]]
+        replace_files({self._path: "".join(map(_line, kept)).encode()}, mode=_OWNER_ONLY)
+        self._count = len(kept)
+
+
+def read_history(state_dir: Path) -> list[HistoryRow]:
+    """Return the rows that a daemon has kept, the oldest first; rows that cannot be read are left out."""
+    try:
+        lines = (state_dir / FILE).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    return list(_readable(lines[-2 * _MOST_ROWS :]))
+
+
+def _readable(lines: Sequence[str]) -> Iterator[HistoryRow]:
+    for line in lines:
+        row = parse_or_none(partial(_parsed, line))
+        if row is not None and _is_sound(row):
+            yield row
+
+
+def _parsed(line: str) -> HistoryRow:
+    return HistoryRow(**json.loads(line))
+
+
+def _is_sound(row: HistoryRow) -> bool:
+    figures = [row.ts, *row.fidelity, *row.accuracy, *([row.gain_db] if row.gain_db is not None else [])]
+    sizes = {len(row.fidelity), len(row.accuracy)}
+    are_numbers = all(isinstance(each, float | int) and math.isfinite(each) for each in figures)
+    return (
+        are_numbers and sizes <= {0, 3} and all(isinstance(each, str) for each in (row.camera, row.engine, row.drift))
+    )
+
+
+def _line(row: HistoryRow) -> str:
+    kept: Mapping[str, Any] = {name: value for name, value in asdict(row).items() if value not in ("", None, ())}
+    return json.dumps(kept) + "\n"

@@ -1,0 +1,104 @@
+"""Draw a prediction into a picture, for people: boxes with their labels and scores, or classes.
+
+`draw_prediction` is the entry; `input_picture` shows what a network gets.
+"""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.vision.decode import Classification, Prediction
+from agent.vision.detections import Detections
+from agent.vision.preprocess import Geometry
+from agent.vision.spec import InputSpec, ModelSpec
+from engines.interface import Array
+from engines.preprocessing import image_layout
+
+Picture = NDArray[np.uint8]  # BGR (height, width, 3)
+Color = tuple[int, int, int]
+
+# For one class after another, BGR: Okabe and Ito's, which colour-blind people can tell apart
+# (jfly.uni-koeln.de/color).
+COLORS: tuple[Color, ...] = (
+    (0, 159, 230),
+    (233, 180, 86),
+    (115, 158, 0),
+    (66, 228, 240),
+    (178, 114, 0),
+    (0, 94, 213),
+    (167, 121, 204),
+)
+_DARK, _LIGHT = (0, 0, 0), (255, 255, 255)
+_FAR = 2.0**14  # pixels; OpenCV takes no coordinate of more than 31 bits, and is slow long before
+
+
+def draw_prediction(
+    image: Picture, prediction: Prediction, geometry: Geometry | None, spec: ModelSpec, scale: float = 1.0
+) -> Picture:
+    """Return a copy of a frame with its boxes or its class; raw outputs are not drawn.
+
+    Args:
+        geometry: where the frame lay in the network input, in whose pixels a detector answers; None: in the frame's.
+        scale: the sides of the copy, by those of the frame.
+    """
+    picture = scaled(image, scale) if scale != 1.0 else image.copy()
+    thickness = max(1, round(max(picture.shape) / 500))
+    if isinstance(prediction, Classification):
+        text = f"{spec.label(prediction.class_id)} {prediction.score:.2f}"
+        _write_text(picture, text, (0, 0), COLORS[0], thickness)
+    if isinstance(prediction, Detections):
+        boxes = geometry.to_frame(prediction.boxes) if geometry is not None else prediction.boxes
+        _draw_boxes(picture, boxes * np.float32(scale), prediction, spec, thickness)
+    return picture
+
+
+def scaled(picture: Picture, scale: float) -> Picture:
+    """Return a picture with its sides multiplied, at least a pixel each; a larger one shows the pixels as squares."""
+    size = max(1, round(picture.shape[1] * scale)), max(1, round(picture.shape[0] * scale))
+    # Above a half linear misses no pixel, and is faster.
+    kind = cv2.INTER_NEAREST if scale >= 1.0 else cv2.INTER_LINEAR if scale > 0.5 else cv2.INTER_AREA
+    return np.asarray(cv2.resize(picture, size, interpolation=kind), np.uint8)
+
+
+def input_picture(tensor: Array, image: InputSpec) -> Picture:
+    """Return a network input (1, C, H, W) or (1, H, W, C) as a picture.
+
+    Its values are levels again, and its channels as the spec states them.
+    """
+    planes = np.asarray(tensor[0], np.float32)
+    planes = planes if image_layout(tensor.shape) == "NCHW" else planes.transpose(2, 0, 1)
+    std, mean = (np.resize(np.array(values), len(planes))[:, None, None] for values in (image.std, image.mean))
+    planes = (planes * std + mean) / image.scale  # of a graph that takes bytes they are 1 and 0
+    levels = np.clip(np.rint(planes), 0, 255).astype(np.uint8)
+    if image.color == "rgb":
+        levels = levels[::-1]
+    elif image.color == "gray":
+        levels = np.repeat(levels, 3, axis=0)
+    return np.ascontiguousarray(levels.transpose(1, 2, 0))
+
+
+def _draw_boxes(
+    picture: Picture, boxes: NDArray[np.float32], detections: Detections, spec: ModelSpec, thickness: int
+) -> None:
+    """Draw boxes (n, 4) x1 y1 x2 y2 in the picture's pixels, with the classes and scores of `detections`."""
+    boxes = np.clip(np.where(np.isfinite(boxes), boxes, 0.0), -_FAR, _FAR)
+    rows = zip(
+        np.rint(boxes).astype(int).tolist(), detections.classes.tolist(), detections.scores.tolist(), strict=True
+    )
+    for (left, top, right, bottom), class_id, score in rows:
+        color = COLORS[class_id % len(COLORS)]
+        cv2.rectangle(picture, (left, top), (right, bottom), color, thickness)
+        _write_text(picture, f"{spec.label(class_id)} {score:.2f}", (left, top), color, thickness)
+
+
+def _write_text(picture: Picture, text: str, corner: tuple[int, int], color: Color, thickness: int) -> None:
+    """Write above the corner (x, y) where there is room, else below it; dark on light colours, and light on dark."""
+    scale = 0.5 * thickness
+    (width, height), below = cv2.getTextSize(text, cv2.FONT_HERSHEY_SIMPLEX, scale, thickness)
+    left = min(max(corner[0], 0), max(0, picture.shape[1] - width))
+    foot = corner[1] - below if corner[1] >= height + below else corner[1] + height
+    cv2.rectangle(picture, (left, foot - height), (left + width, foot + below), color, cv2.FILLED)
+    ink = _DARK if sum(color) > 382 else _LIGHT
+    cv2.putText(picture, text, (left, foot), cv2.FONT_HERSHEY_SIMPLEX, scale, ink, thickness, cv2.LINE_AA)

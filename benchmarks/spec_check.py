@@ -1,0 +1,188 @@
+"""Does `tared check` find what is wrong with a spec, and leave alone what is right? Real models, planted mistakes.
+
+    python -m benchmarks.spec_check [--models yolox_nano ...] [--json | --markdown]
+
+Needs ../shared/data (or $TARED_SHARED/data); the sample's video is rendered into a temporary folder. Each model is
+checked with its right spec and with one mistake after the other, on frames as its users have them. A line says what
+became of it:
+
+    nothing    no other spec was called surer
+    corrected  the verdict is the right spec
+    equal      the verdict is another spec, than which the right one is not less sure
+    WRONG      the verdict is a spec that is not right, and surer than the right one
+
+`rank` is that of the right spec among all that were tried, by sureness; `right` and `planted` are the two figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from agent.common.schema import read_yaml
+from agent.inspection.check import Check, Row, run_check
+from agent.inspection.sureness import compare
+from agent.vision.spec import ModelSpec, load_model_spec
+from benchmarks.models import DATA, MODELS, UNIT
+from examples.street.render import render_video
+
+_SAMPLE = Path(__file__).resolve().parents[1] / "examples/street/model.yaml"
+_SAMPLE_FRAMES = 2800
+_COCO, _CIFAR = "img_coco_train2017_first128_labelled.zip", "img_cifar10_test_A_3000.zip"
+_CARS, _PEOPLE = "vid_vehicle_surveillance_640x352.mp4", "vid_one_by_one_person_768x432.mp4"
+_FACE, _FACES = "vid_face_asl_walk_640x480.mkv", "img_faces_dlib_9_labelled.zip"
+SOURCES = {
+    "yolox_nano": (_COCO, _CARS, _PEOPLE),
+    "fastestdet": (_COCO, _CARS, _PEOPLE),
+    "ultraface": (_FACES, _FACE),
+    "resnet20": (_CIFAR,),
+    "street": ("street.mp4",),
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One check. rank, right: None where the right spec was not among those that were tried."""
+
+    model: str
+    frames: str
+    mistake: str
+    outcome: str
+    rank: int | None
+    tried: int
+    planted: float
+    right: float | None
+    seconds: float
+    verdict: str
+
+
+def mistakes(keys: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the name of each mistake, and the keys of a spec that has it."""
+    image = dict(keys.get("input", {}))
+
+    def with_input(**changes: Any) -> dict[str, Any]:
+        return {**keys, "input": {**image, **changes}}
+
+    swapped = "rgb" if image.get("color", "bgr") == "bgr" else "bgr"
+    resized = "stretch" if image.get("resize", "letterbox") == "letterbox" else "letterbox"
+    is_bare = image.get("scale", 1.0) == 1.0 and "mean" not in image
+    values = {"scale": UNIT} if is_bare else {"scale": 1.0, "mean": [0.0], "std": [1.0]}
+    yield "none", dict(keys)
+    yield "colour", with_input(color=swapped)
+    yield "resize", with_input(resize=resized)
+    yield "values", with_input(**values)
+    yield "colour, values", with_input(color=swapped, **values)
+    if keys.get("decoder") == "yolox":
+        yield "decoder", {**keys, "decoder": "yolov5"}
+
+
+def check_all(model: str, keys: Mapping[str, Any], sources: Mapping[str, Path], folder: Path) -> Iterator[Outcome]:
+    """Check a model with each mistake, on each source."""
+    right = _written(keys, folder / "right.yaml")
+    for name, source in sources.items():
+        for mistake, planted in mistakes(keys):
+            path = folder / "planted.yaml"
+            _written(planted, path)
+            started = time.monotonic()
+            check = run_check(path, str(source), None, 2)
+            seconds = round(time.monotonic() - started, 1)
+            truth = next((row for row in check.rows if _is(row, right)), None)
+            yield Outcome(
+                model, name, mistake, _outcome(check, truth), _rank(check, truth), len(check.rows),
+                _mean(check.rows[0]), _mean(truth) if truth else None, seconds, check.verdict,
+            )  # fmt: skip
+
+
+def _written(keys: Mapping[str, Any], path: Path) -> ModelSpec:
+    path.write_text(yaml.safe_dump(json.loads(json.dumps(keys, default=str))))
+    return load_model_spec(path)
+
+
+def _is(row: Row, right: ModelSpec) -> bool:
+    spec = row.alternative.spec
+    return spec.decoder == right.decoder and _effect(spec) == _effect(right)
+
+
+def _effect(spec: ModelSpec) -> dict[str, Any]:
+    """What of an input's keys has an effect: a stretched frame has no anchor and no padding."""
+    ignored = {"anchor", "pad"} if spec.input.resize == "stretch" else set()
+    return spec.input.model_dump(exclude=ignored)
+
+
+def _outcome(check: Check, truth: Row | None) -> str:
+    if check.surest is check.rows[0]:
+        return "nothing"
+    if check.surest is truth:
+        return "corrected"
+    surest, right = check.surest.sureness, truth.sureness if truth is not None else None
+    assert surest is not None
+    is_equal = right is not None and compare(surest, right, resizes=False) == "no difference"
+    return "equal" if is_equal else "WRONG"
+
+
+def _rank(check: Check, truth: Row | None) -> int | None:
+    return None if truth is None else 1 + sum(_mean(row) > _mean(truth) for row in check.rows)
+
+
+def _mean(row: Row) -> float:
+    assert row.sureness is not None
+    return round(row.sureness.mean, 3)
+
+
+def _print(outcomes: list[Outcome], as_markdown: bool) -> None:
+    columns = ("model", "frames", "mistake", "outcome", "rank", "planted", "right", "s")
+    rows = [
+        (
+            one.model, one.frames, one.mistake, one.outcome, f"{one.rank or '-'} of {one.tried}",
+            f"{one.planted:.2f}", "-" if one.right is None else f"{one.right:.2f}", f"{one.seconds:.1f}",
+        )
+        for one in outcomes
+    ]  # fmt: skip
+    if as_markdown:
+        for row in (columns, ("---",) * len(columns), *rows):
+            print(f"| {' | '.join(row)} |")
+        return
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=list(SOURCES), default=list(SOURCES))
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true")
+    output.add_argument("--markdown", action="store_true")
+    options = parser.parse_args()
+    outcomes: list[Outcome] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for model in options.models:
+            if model == "street":
+                keys: dict[str, Any] = dict(read_yaml(_SAMPLE))
+                keys["path"] = str(_SAMPLE.parent / keys["path"])
+                sources = {"street.mp4": render_video(folder / "street.mp4", _SAMPLE_FRAMES)}
+            else:
+                keys = dict(MODELS[model][0])
+                keys["path"] = str(DATA / str(keys["path"]))
+                sources = {source: DATA / source for source in SOURCES[model]}
+            outcomes += check_all(model, keys, sources, folder)
+    if options.json:
+        print(json.dumps([asdict(one) for one in outcomes]))
+    else:
+        _print(outcomes, options.markdown)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""`tared check`: the sample's detector on its own street, with the right spec and with mistakes in it; real models."""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import yaml
+from bench import Bench
+from lab import SPECS
+from places import ROOT
+from plain_decoders import softmax_top_1
+
+from agent.inspection.check import Check, run_check
+from agent.inspection.sureness import Sureness, compare, disordered
+from agent.vision.decode import class_probabilities
+from examples.street.scene import Street
+from fleet.cli.main import main
+
+STREET = ROOT / "examples/street"
+HOURS = tuple(np.linspace(8.0, 9.0, 16))
+RIGHT = {"color": "bgr", "resize": "stretch", "scale": 1 / 255}
+
+
+@pytest.fixture(scope="session")
+def street(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of sixteen frames of a morning."""
+    folder = tmp_path_factory.mktemp("street")
+    scene = Street(5, 96.0)
+    for number, hour in enumerate(HOURS):
+        cv2.imwrite(str(folder / f"{number:02}.png"), scene.frame(6.0 * number + 3.0, float(hour)).image)
+    return folder
+
+
+def written(folder: Path, **image: Any) -> Path:
+    """The sample's spec, with these keys of `input` in the place of the right ones."""
+    content = yaml.safe_load((STREET / "model.yaml").read_text())
+    content |= {"path": str(STREET / "street.onnx"), "input": {**RIGHT, **image}}
+    (folder / "model.yaml").write_text(yaml.safe_dump(content))
+    return folder / "model.yaml"
+
+
+def check_street(folder: Path, street: Path, **image: Any) -> Check:
+    return run_check(written(folder, **image), str(street), None, 2)
+
+
+def test_with_the_right_spec_nothing_is_surer(tmp_path: Path, street: Path) -> None:
+    check = check_street(tmp_path, street)
+    assert check.lines == []
+    assert check.verdict.startswith(("the spec as written is the surest", "nothing is surer than the spec as written"))
+    written, *others = check.rows
+    assert written.sureness is not None
+    assert written.sureness.mean > 0.5
+    findings = {row.alternative.name: row.finding for row in others}
+    assert findings["values -1 to 1"] == "less sure"
+    assert {"color: rgb", "resize: letterbox, top-left", "values 0 to 255"} <= findings.keys()
+
+
+def test_one_and_two_mistakes_are_found_and_the_lines_that_correct_them(tmp_path: Path, street: Path) -> None:
+    for image in ({"scale": 1.0}, {"color": "rgb", "scale": 1.0}):
+        check = check_street(tmp_path, street, **image)
+        name = ", ".join(["values 0 to 1", *(["color: bgr"] if "color" in image else [])])
+        assert re.match(rf"with {name} the model is surer \(\d\.\d\d against \d\.\d\d\): try it", check.verdict)
+        (line,) = check.lines
+        corrected = yaml.safe_load(line)
+        assert corrected == {"input": RIGHT}
+        again = check_street(tmp_path, street, **corrected["input"])
+        assert again.lines == []
+
+
+def test_the_command_prints_a_table_of_80_columns_and_draws_a_picture(
+    tmp_path: Path, street: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "check.png"
+    model = written(tmp_path, scale=1.0)
+    assert main(["check", str(model), "--frames", str(street), "--count", "99", "-o", str(picture)]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    header, first = lines[:2]
+    assert header.split() == ["frames:", "16", "sureness", "surest", "object", "than", "the", "surest", "above"]
+    assert first.startswith("the spec as written")
+    verdict = next(index for index, line in enumerate(lines) if line.startswith("with values 0 to 1 the model"))
+    assert max(len(line) for line in lines[:verdict]) <= 80
+    assert lines[verdict + 1].startswith("  input: {color: bgr, resize: stretch, scale: 0.0039")
+    assert lines[verdict + 2] == f"{picture} shows it"
+    image = cv2.imread(str(picture))
+    assert image is not None
+    tiles = 2 + sum(1 for line in lines[1:verdict] if not line.startswith(" "))
+    assert image.shape[1] > 1500
+    assert image.shape[0] > (tiles + 2) // 3 * 300
+    assert (image == (0, 94, 213)).all(axis=2).sum() > 1000  # the frame around the surest
+
+
+def test_json_says_the_same_and_a_bare_onnx_is_checked_as_guessed(
+    street: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["check", str(STREET / "street.onnx"), "--frames", str(street), "--json"]
+    assert main(arguments) == 0
+    told = json.loads(capfd.readouterr().out)
+    assert told["frames"] == len(HOURS)
+    guessed, *others = told["specs"]
+    assert (guessed["name"], guessed["finding"], guessed["yaml"]) == ("the guessed spec", None, [])
+    assert all(other["yaml"] and 0.0 <= other["top"] <= 1.0 for other in others)
+    assert "values 0 to 1" in told["surest"]  # the guess is YOLOX's own 0 to 255
+    assert "scale: 0.00392156862745098" in told["yaml"][0]
+    assert told["output"] is None
+    assert told["answer"].keys() == {"detections"}
+
+
+def test_one_photo_is_enough_for_what_is_plain(tmp_path: Path, street: Path) -> None:
+    photo = str(street / "04.png")
+    wrong = run_check(written(tmp_path, scale=1.0), photo, None, 2)
+    assert wrong.frames == 1
+    assert wrong.surest.alternative.kinds == ("values",)
+    right = run_check(written(tmp_path), photo, None, 2)
+    assert right.lines == []
+
+
+def test_frames_that_show_nothing_decide_nothing(tmp_path: Path) -> None:
+    cv2.imwrite(str(tmp_path / "grey.png"), np.full((272, 480, 3), 114, np.uint8))
+    check = run_check(written(tmp_path), str(tmp_path / "grey.png"), None, 2)
+    assert check.verdict.startswith("nothing is found in these frames, whatever the spec")
+
+
+def test_a_raw_model_is_shown_and_not_compared(bench: Bench) -> None:
+    raw = bench.write("raw.yaml", {"path": "model.onnx", "task": "raw", "input": {"scale": 1 / 255}})
+    text = bench.text("check", raw, "--frames", bench / "clip.avi", "-o", bench / "raw.png")
+    assert re.match(r"output +shape +least +mean +largest", text)
+    assert "a raw model does not say how sure it is" in text
+    assert (bench / "raw.png").stat().st_size > 1000
+
+
+def test_a_classifier_shows_its_top_classes(bench: Bench) -> None:
+    told = bench.json("check", bench / "model.yaml", "--frames", bench / "clip.avi", "-o", bench / "check.jpg")
+    assert told["answer"]["label"] in "abcde"
+    assert cv2.imread(str(bench / "check.jpg")) is not None
+
+
+@pytest.mark.parametrize("output", ["check.gif", "nowhere/check.png", "."])
+def test_a_picture_that_cannot_be_written_is_refused_first(bench: Bench, output: str) -> None:
+    said = bench.refuses("check", bench / "none.yaml", "--frames", bench / "clip.avi", "-o", bench / output)
+    assert said.startswith("check.output: ")
+
+
+def test_margins() -> None:
+    """Surer is what differs by more than a tenth, and by more than the frames do among themselves."""
+
+    def figures(*sums: float, tops: tuple[float, ...] | None = None) -> Sureness:
+        return Sureness(np.array(sums), np.array(tops or sums))
+
+    steady = figures(*[0.5] * 10)
+    assert compare(figures(*[0.6] * 10), steady, resizes=False) == "surer"
+    assert compare(figures(*[0.54] * 10), steady, resizes=False) == "no difference"
+    assert compare(figures(*[0.4] * 10), steady, resizes=False) == "less sure"
+    assert compare(figures(*[0.1, 1.4] * 5), steady, resizes=False) == "no difference"
+    assert compare(figures(*[0.6] * 7, *[0.5] * 3), steady, resizes=False) == "no difference"
+    assert compare(figures(0.9), figures(0.5), resizes=False) == "no difference"
+    assert compare(figures(0.9), figures(0.4), resizes=False) == "surer"
+    assert compare(figures(*[0.01] * 10), figures(*[0.0] * 10), resizes=False) == "no difference"
+    more = figures(*[2.0] * 10, tops=(0.5,) * 10)
+    assert compare(more, steady, resizes=True) == "finds more"
+    assert compare(steady, more, resizes=True) == "finds less"
+
+
+def test_a_frame_in_disorder_has_the_same_pixels_elsewhere() -> None:
+    image = np.random.default_rng(1).integers(0, 255, (70, 100, 3), dtype=np.uint8)
+    scattered = disordered(image)
+    assert (np.sort(scattered.reshape(-1, 3), axis=0) == np.sort(image.reshape(-1, 3), axis=0)).all()
+    assert (scattered != image).any(axis=2).mean() > 0.8
+    assert disordered(image[:1, :1]).shape == (1, 1, 3)
+
+
+def test_probabilities_are_a_softmax_of_logits() -> None:
+    logits = np.array([1.0, 3.0, 2.0], np.float32)
+    each = class_probabilities({"logits": logits})
+    assert each.sum() == pytest.approx(1.0)
+    assert (int(each.argmax()), float(each.max())) == pytest.approx(softmax_top_1(logits))
+    assert class_probabilities({"p": each}).tolist() == each.tolist()
+
+
+REAL = {
+    "yolox_nano": ("vid_vehicle_surveillance_640x352.mp4", {"color": "rgb", "scale": 1 / 255}),
+    "ultraface": ("vid_face_asl_walk_640x480.mkv", {"mean": [0], "std": [1]}),
+    "resnet20": ("img_cifar10_test_A_3000.zip", {"mean": [0], "std": [1], "scale": 1.0}),
+}
+
+
+@pytest.mark.trial
+@pytest.mark.parametrize("name", list(REAL))
+def test_real_models(name: str, tmp_path: Path, shared_data: Path) -> None:
+    """The right spec is left alone, a wrong one is not: the verdict is as sure as the right spec."""
+    frames, wrong = REAL[name]
+    spec = {**SPECS[name], "path": str(shared_data / SPECS[name]["path"])}
+    with zipfile.ZipFile(shared_data / "img_coco_train2017_first128_labelled.zip") as archive:
+        (tmp_path / "coco.txt").write_bytes(archive.read("classes.txt"))
+    path = tmp_path / "model.yaml"
+    path.write_text(yaml.safe_dump(spec))
+    right = run_check(path, str(shared_data / frames), None, 2)
+    assert right.lines == []
+    path.write_text(yaml.safe_dump({**spec, "input": {**spec["input"], **wrong}}))
+    planted = run_check(path, str(shared_data / frames), None, 2)
+    assert right.rows[0].sureness is not None
+    assert planted.surest.sureness is not None
+    assert planted.lines
+    assert compare(right.rows[0].sureness, planted.surest.sureness, resizes=False) == "no difference"
