@@ -1,8 +1,7 @@
 """Give the answers of the frame path away: as JSON lines on a socket, in a file, on an MQTT topic, and as pictures.
 
 Reading order: `writer` (the thread and the line), then its outputs `socket_output`, `file_output` and `mqtt_output`;
-`preview` (the thread that shows pictures), then `viewer` (one connection) and `snapshot` (how they are drawn);
-`drawn_frames` stands alone.
+`preview` (the thread that shows pictures), then `viewer` (one connection); `snapshot` and `drawn_frames` stand alone.
 
 Public names:
     writer         ResultsWriter, Output
@@ -11,7 +10,7 @@ Public names:
     mqtt_output    ResultsTopic
     preview        Preview
     viewer         Viewer, Picture, parse_request
-    snapshot       annotate, shrink, encode_jpeg
+    snapshot       annotate, encode_jpeg
     drawn_frames   open_drawn_frames
     unix_listener  UnixListener
 """

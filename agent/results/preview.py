@@ -30,9 +30,10 @@ from pydantic import JsonValue
 from agent.common.errors import AgentError
 from agent.common.timing import Backoff, RetryState
 from agent.config import Config
-from agent.results.snapshot import annotate, encode_jpeg, shrink
+from agent.results.snapshot import encode_jpeg
 from agent.results.unix_listener import UnixListener
 from agent.results.viewer import Picture, RefusedRequest, Viewer, parse_request, response
+from agent.vision.drawing import draw_prediction
 from agent.vision.task import ServedFrame
 from calibrate.errors import TaredError
 
@@ -340,7 +341,9 @@ class Preview(threading.Thread):
 
     def _draw(self, camera: str, served: ServedFrame) -> None:
         try:
-            image = annotate(shrink(served, self._config.width), self._spec)
+            frame = served.frame.image
+            scale = min(1.0, self._config.width / frame.shape[1])
+            image = draw_prediction(frame, served.result, served.geometry, self._spec, scale)
             jpeg, _ = encode_jpeg(image, _MOST_JPEG_BYTES)
         except Exception as error:  # an answer that cannot be drawn
             found = f"{type(error).__name__}: {error}"

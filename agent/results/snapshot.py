@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 from agent.common.errors import AgentError
-from agent.vision.detections import Detections
 from agent.vision.drawing import draw_prediction
 from agent.vision.spec import ModelSpec
 from agent.vision.task import ServedFrame
@@ -20,22 +17,6 @@ _QUALITY = 85
 def annotate(served: ServedFrame, spec: ModelSpec) -> NDArray[np.uint8]:
     """Return a copy of the frame, BGR uint8 (H, W, 3), with its boxes or its class; raw outputs are not drawn."""
     return draw_prediction(served.frame.image, served.result, served.geometry, spec)
-
-
-def shrink(served: ServedFrame, width: int) -> ServedFrame:
-    """Return the answer with its frame, and the boxes in it, scaled down to at most `width` pixels."""
-    image, result = served.frame.image, served.result
-    scale = width / image.shape[1]
-    if scale >= 1.0:
-        return served
-    size = (width, max(1, round(scale * image.shape[0])))
-    kind = cv2.INTER_AREA if scale <= 0.5 else cv2.INTER_LINEAR  # which is faster, and leaves out no pixel here
-    small = np.asarray(cv2.resize(image, size, interpolation=kind), np.uint8)
-    if isinstance(result, Detections):
-        boxes = served.geometry.to_frame(result.boxes) if served.geometry is not None else result.boxes
-        scaled = np.asarray(boxes * scale, np.float32)
-        result = Detections(boxes=scaled, classes=result.classes, scores=result.scores)
-    return replace(served, frame=replace(served.frame, image=small), result=result, geometry=None)
 
 
 def encode_jpeg(image: NDArray[np.uint8], most_bytes: int) -> tuple[bytes, tuple[int, int]]:

@@ -32,6 +32,7 @@ COLORS: tuple[Color, ...] = (
 )
 _FAR = 2.0**14  # pixels; OpenCV takes no coordinate of more than 31 bits, and is slow long before
 _DARK, _LIGHT = (0, 0, 0), (255, 255, 255)
+_FAR = 2.0**14  # pixels; OpenCV takes no coordinate of more than 31 bits, and is slow long before
 
 
 def draw_prediction(
@@ -57,7 +58,8 @@ def draw_prediction(
 def scaled(picture: Picture, scale: float) -> Picture:
     """Return a picture with its sides multiplied, at least a pixel each; a larger one shows the pixels as squares."""
     size = max(1, round(picture.shape[1] * scale)), max(1, round(picture.shape[0] * scale))
-    kind = cv2.INTER_AREA if scale < 1.0 else cv2.INTER_NEAREST
+    # Above a half linear misses no pixel, and is faster.
+    kind = cv2.INTER_NEAREST if scale >= 1.0 else cv2.INTER_LINEAR if scale > 0.5 else cv2.INTER_AREA
     return np.asarray(cv2.resize(picture, size, interpolation=kind), np.uint8)
 
 

@@ -48,6 +48,13 @@ def add_operator(commands: Any) -> None:
     watch.add_argument("devices", nargs="*", metavar="DEVICE", help="all of the fleet")
     add_broker_options(watch)
 
+    web = command(commands, "web", _web, "show boards in a browser, live, and send them commands")
+    web.add_argument("--listen", default="127.0.0.1:8470", metavar="HOST:PORT", help="127.0.0.1:8470 by default")
+    web.add_argument("--name", action="append", default=[], metavar="HOST", help="browsers may call it so, too")
+    web.add_argument("--web-password-file", type=Path, metavar="FILE", help="demanded of browsers, with any user name")
+    add_sign_option(web)
+    add_broker_options(web)
+
     keys = commands.add_parser("keys", help="keys that sign commands and releases")
     new = command(keys.add_subparsers(required=True, metavar="COMMAND"), "new", _new, "make a key")
     new.add_argument("name", type=Path, help="writes NAME.key, which stays with its owner, and NAME.pub for the boards")
@@ -108,6 +115,17 @@ def _save(picture: bytes, path: Path) -> None:
     finally:
         with suppress(OSError):
             partial.unlink()
+
+
+def _web(options: argparse.Namespace) -> int:
+    from agent.common.console import say, set_up_logging
+    from fleet.web.command import Listen, run_web
+
+    set_up_logging("error")
+    listen = Listen.parse(options.listen, tuple(options.name))
+    endpoint, fleet, signer = endpoint_from(options), fleet_from(options), signer_from(options)
+    run_web(endpoint, fleet, listen, options.web_password_file, signer, lambda url: say(f"boards: {url}"))
+    return 0
 
 
 def _watch(options: argparse.Namespace) -> int:

@@ -34,8 +34,8 @@ from fleet.web.views import board_page, fleet_rows
 
 _PACKAGE = "fleet.web"
 _POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; form-action 'self'; "
-    "base-uri 'none'; frame-ancestors 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 _HEADERS = {
     "Content-Security-Policy": _POLICY,
@@ -124,7 +124,7 @@ class _Pages:
         self._options = options
         self._streams = 0
 
-    async def fleet(self, request: Request) -> Response:
+    async def fleet(self, _request: Request) -> Response:
         return self._page("fleet.html", **self._fleet_values())
 
     async def board(self, request: Request) -> Response:

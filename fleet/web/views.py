@@ -81,7 +81,9 @@ def fleet_rows(boards: Mapping[str, LiveBoard]) -> list[dict[str, Any]]:
     for name, board in boards.items():
         state, tone = state_of(board, now)
         camera = _least_faithful(board.documents.get("telemetry", {}))
-        fidelity, gain_db = (_number(value_at(camera, *path)) for path in (("fidelity", "estimate"), ("drift", "gain_db")))
+        fidelity, gain_db = (
+            _number(value_at(camera, *path)) for path in (("fidelity", "estimate"), ("drift", "gain_db"))
+        )
         drift = str(value_at(camera, "drift", "state") or "")
         rows.append(
             {
@@ -141,10 +143,15 @@ def _camera_tiles(camera: Any) -> Iterator[Tile]:
     yield _interval_tile("fidelity", value_at(camera, "fidelity"))
     if (accuracy := value_at(camera, "accuracy")) is not None:
         yield _interval_tile("accuracy", accuracy)
-    drift, gain_db = str(value_at(camera, "drift", "state") or "not known"), _number(value_at(camera, "drift", "gain_db"))
+    drift, gain_db = (
+        str(value_at(camera, "drift", "state") or "not known"),
+        _number(value_at(camera, "drift", "gain_db")),
+    )
     detail = f"a recalibration would gain {gain_db:.1f} dB" if gain_db is not None else ""
     yield Tile("drift", visible(drift), detail, _DRIFT.get(drift, "idle"))
-    fps, p50, p99 = (_number(value_at(camera, *path)) for path in (("fps",), ("latency_ms", "p50"), ("latency_ms", "p99")))
+    fps, p50, p99 = (
+        _number(value_at(camera, *path)) for path in (("fps",), ("latency_ms", "p50"), ("latency_ms", "p99"))
+    )
     yield Tile("frames per second", f"{fps:.1f}" if fps is not None else "?")
     yield Tile("latency", f"{p50:.1f} ms" if p50 is not None else "?", f"p99 {p99:.1f} ms" if p99 is not None else "")
     dropped = value_at(camera, "dropped")
@@ -201,6 +208,10 @@ def _least_faithful(telemetry: Mapping[str, Any]) -> Any:
     cameras = telemetry.get("cameras")
     each = list(cameras.values()) if isinstance(cameras, Mapping) else []
     return min(each, key=lambda camera: _number(value_at(camera, "fidelity", "estimate")) or math.inf, default={})
+
+
+def _figure(document: Any, *keys: str) -> float | None:
+    return _number(value_at(document, *keys))
 
 
 def _number(value: object) -> float | None:

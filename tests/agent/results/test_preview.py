@@ -11,6 +11,7 @@ import threading
 import time
 from itertools import islice
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import cv2
@@ -33,15 +34,12 @@ from preview_bench import (
 )
 from results_bench import SPEC, detections
 
-from agent.camera.capture import Frame
 from agent.common.errors import ConfigError
 from agent.common.schema import validate
 from agent.config import Config, PreviewConfig
 from agent.results.preview import Preview
-from agent.results.snapshot import annotate, shrink
+from agent.vision.drawing import draw_prediction
 from agent.vision.preprocess import Geometry
-from agent.vision.spec import ModelSpec
-from agent.vision.task import ServedFrame
 from calibrate.errors import TaredError
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
@@ -96,11 +94,11 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """For each picture that is drawn, the name of the thread that draws it."""
     threads: list[str] = []
 
-    def drawing(served: ServedFrame, spec: ModelSpec) -> object:
+    def drawing(*arguments: Any) -> object:
         threads.append(threading.current_thread().name)
-        return annotate(served, spec)
+        return draw_prediction(*arguments)
 
-    monkeypatch.setattr("agent.results.preview.annotate", drawing)
+    monkeypatch.setattr("agent.results.preview.draw_prediction", drawing)
     return threads
 
 
@@ -161,14 +159,12 @@ def test_a_frame_that_is_scaled_down_has_its_boxes_where_they_were() -> None:
     quartered = Geometry(400, 200, 0.25, 0.25, 0, 25)
     result = detections(0.5)
     result.boxes[0] = [25, 50, 45, 70]  # in the frame from (100, 100) to (180, 180)
-    served = ServedFrame(Frame(0, 0.0, 0, image), "a", result, 0, 0.0, quartered)
-    picture = annotate(shrink(served, 200), SPEC)
+    picture = draw_prediction(image, result, quartered, SPEC, 0.5)
     found = (picture != 128).any(axis=2)
     assert picture.shape == (100, 200, 3)
     assert found[50:91, 50].all()
     assert found[90, 50:91].all()
     assert not found[52:89, 52:89].any()
-    assert shrink(served, 400) is served
 
 
 @pytest.mark.parametrize("far", [1e30, -1e30, np.inf, np.nan])

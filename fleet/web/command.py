@@ -1,0 +1,125 @@
+"""Run the pages until a signal: `tared web`."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.common.errors import AgentError, ConfigError
+from agent.contract.signing import Signer
+from agent.mqtt.client import Endpoint
+from agent.mqtt.endpoint import is_loopback
+
+_LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
+_SHORTEST_PASSWORD = 12
+_MOST_CONNECTIONS = 100
+_KEEP_ALIVE_S = 10
+_END_S = 2
+
+
+@dataclass(frozen=True)
+class Listen:
+    """Where the pages are served. names: further names under which browsers may call them."""
+
+    host: str
+    port: int
+    names: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str, names: tuple[str, ...] = ()) -> Listen:
+        """Parse `HOST:PORT`. Raises ConfigError (`web.listen`)."""
+        host, colon, port = text.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not (colon and host and port.isascii() and port.isdigit() and int(port) <= 65535):
+            raise ConfigError("web.listen", f"--listen {text!a}", "such as 127.0.0.1:8470", "correct it")
+        return cls(host, int(port), names)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The names under which browsers may call the pages, without the port."""
+        own = f"[{self.host}]" if ":" in self.host else self.host
+        return (*_LOOPBACK_HOSTS, *(() if _is_any(self.host) else (own,)), *self.names)
+
+
+def run_web(
+    endpoint: Endpoint,
+    fleet: str,
+    listen: Listen,
+    password_file: Path | None,
+    signer: Signer | None,
+    announce: Callable[[str], None],
+) -> None:
+    """Serve until SIGINT or SIGTERM. announce: called with the address once the pages are served.
+
+    Raises AgentError: `web.missing` without the extra, `web.password` for an address that others can reach without a
+    password, `web.listen` for one that cannot be listened on.
+    """
+    try:
+        import uvicorn
+
+        from fleet.web.boards import LiveBoards
+        from fleet.web.orders import Orders
+        from fleet.web.server import WebOptions, create_app
+    except ImportError as error:
+        remedy = "pip install '.[web]' in a checkout of tared"
+        raise AgentError("web.missing", str(error), "starlette and uvicorn", remedy) from error
+    password = _password(listen, password_file)
+    options = WebOptions(listen.hosts, password)
+    with LiveBoards(endpoint, fleet) as boards:
+        app = create_app(boards, Orders(endpoint, fleet, signer), options)
+        config = uvicorn.Config(
+            app,
+            host=listen.host,
+            port=listen.port,
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            limit_concurrency=_MOST_CONNECTIONS,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=_END_S,
+        )
+        listener = _bound(listen)
+        with listener:
+            host, port = listener.getsockname()[:2]
+            announce(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+            uvicorn.Server(config).run(sockets=[listener])
+
+
+def _bound(listen: Listen) -> socket.socket:
+    """Return a socket that is bound. Raises AgentError (`web.listen`)."""
+    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((listen.host, listen.port))
+    except OSError as error:
+        bound.close()
+        found = f"{listen.host}:{listen.port}: {error.strerror or error}"
+        raise AgentError("web.listen", found, "an address of this machine that is free", "choose another") from error
+    return bound
+
+
+def _password(listen: Listen, file: Path | None) -> str:
+    if file is None:
+        if not is_loopback(listen.host):
+            found = f"--listen {listen.host}, which others can reach, without a password"
+            raise AgentError("web.password", found, "--password-file", "write a password into a file, and name it")
+        return ""
+    try:
+        password = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise AgentError("web.password", f"{file}: {error}", "a readable file", "correct --password-file") from error
+    if len(password) < _SHORTEST_PASSWORD:
+        found, expected = f"{len(password)} characters in {file}", f"{_SHORTEST_PASSWORD} at least"
+        raise AgentError("web.password", found, expected, "choose a longer password")
+    return password
+
+
+def _is_any(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
