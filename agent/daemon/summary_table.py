@@ -78,10 +78,9 @@ def _rows(summary: RunSummary) -> Iterator[tuple[str, str]]:
     if len(history) > 1:
         start, end = f"{history[0][0]:.0f} s", f"{history[-1][0]:.0f} s"
         yield "fidelity over time", f"{sparkline(history)}\n{start}{end:>{_COLUMNS - len(start)}}"
-    timed = [(swap.latency_ms, swap.latency_float_ms) for swap in summary.swaps]
-    for int8_ms, float_ms in timed[::-1]:
-        if int8_ms and float_ms:
-            yield "INT8 and float", _speed_row(int8_ms, float_ms)
+    for swap in summary.swaps[::-1]:
+        if swap.latency_ms and swap.latency_float_ms:
+            yield "INT8 and float", _speed_row(swap.artefact, swap.latency_ms, swap.latency_float_ms)
             break
     if any(summary.results_dropped.values()):
         yield "results lost", ", ".join(f"{count} by {output}" for output, count in summary.results_dropped.items())
@@ -100,12 +99,12 @@ def _interval_row(mean: Interval, since: float) -> str:
     return f"{mean.estimate:.3f} since {since:.0f} s, {interval}"
 
 
-def _speed_row(int8_ms: float, float_ms: float) -> str:
+def _speed_row(artefact: str, int8_ms: float, float_ms: float) -> str:
     if int8_ms <= float_ms:
         comparison = f"INT8 is {float_ms / int8_ms:.1f} times as fast as float"
     else:
         comparison = f"INT8 takes {int8_ms / float_ms:.1f} times as long as float"
-    return f"{comparison} on this machine\n{int8_ms:.2f} against {float_ms:.2f} ms, on the same frames in turn"
+    return f"{comparison} on this machine\n{artefact}: {int8_ms:.2f} against {float_ms:.2f} ms, in turn"
 
 
 def _swap_row(swap: Swap, alarm: Alarm | None) -> tuple[str, str]:

@@ -109,7 +109,7 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
             {"calibration": calibration.id, "source": request.source, "ladder": ladder.report()},
             lambda error: _end(emit, error),
             steps.progress("VALIDATING", 80, 90),
-            request.float_engine,
+            request.float_engine if backend.int8_must_gain else None,
         )
         planned_from = "" if plan.essence == model.plan.essence else request.origin
         try:
@@ -129,10 +129,12 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
         except AgentError as error:
             if only is not None or error.code != REFUSED or not judge.is_refused_for_precision:
                 raise
-            if judge.is_refused_for_gain:
-                slow = error
             ladder.note(error.found)
             refused = error
+            if judge.is_refused_for_gain:
+                if slow is not None:  # the fastest plan of the search: those after it are slower
+                    break
+                slow = error
     raise slow or ladder.refusal(refused)
 
 

@@ -307,8 +307,6 @@ class Ladder:
         for number, partition in enumerate(self._rungs(problem, self._costs.tolerance), start=1):
             self._progress(0.9, f"trying plan {number} of the search")
             plan = self._plan(grouping, partition.int8, noise, repairs)
-            if not partition.int8.any() and self._options.raising is None:  # that is the engine that serves already
-                continue
             if plan.essence in [each.plan.essence for each in self.tried]:
                 continue
             tried, suits = self._try(f"plan {number} of the search", plan)

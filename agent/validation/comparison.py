@@ -56,7 +56,8 @@ class Comparison:
         fidelities: (informative frames, engines), of the frames on which an engine or the reference found anything.
         latencies_ms: (inferences, engines); those of a row are on the same frame, one right after the other.
         reference_ms: Latency of the reference per frame.
-        float_ms: The same of the float engine; empty where it is not timed.
+        float_ms: The same of the float engine, (inferences,), in turn with those of `latencies_ms`; empty where it is
+            not timed.
         confusion: Per engine, which classes it takes for which.
         outputs: What is wrong with the candidate's outputs, in words -> on how many frames.
         rows: What is wrong with batches.
@@ -148,13 +149,12 @@ class _PairedRun:
                 self._reference.infer(tensor)
                 self._slowest_ms = (time.perf_counter() - started) * 1e3
                 self._infer_in_turn(tensor)
-                if self._float is not None:
-                    self._float.infer(tensor)
+                self._float_ms.clear()
             most = largest_batch(self._engines[0], self._spec)
             self._rows = row_faults(lambda batch: self._infer(0, batch)[0], held_out, most)
             for tensor in held_out:
                 self._compare(tensor)
-            if len(self._engines) > 1 and not self._faults:
+            if (len(self._engines) > 1 or self._float is not None) and not self._faults:
                 self._time(held_out)
         except _CandidateFailedError as error:
             self._faults[str(error)] += 1
@@ -178,10 +178,6 @@ class _PairedRun:
         self._slowest_ms = max(self._slowest_ms, self._reference_ms[-1])
         outputs, latencies_ms = self._infer_in_turn(tensor)
         self._latencies_ms.append(latencies_ms)
-        if self._float is not None:
-            started = time.perf_counter()
-            self._float.infer(tensor)
-            self._float_ms.append((time.perf_counter() - started) * 1e3)
         row = [self._agreement(column, served, expected, tensor) for column, served in enumerate(outputs)]
         if not all(agreement.is_empty for agreement in row):
             self._scores.append([agreement.value for agreement in row])
@@ -193,11 +189,25 @@ class _PairedRun:
             self._latencies_ms.append(self._infer_in_turn(held_out[len(self._latencies_ms) % len(held_out)])[1])
 
     def _infer_in_turn(self, tensor: Array) -> tuple[list[dict[str, Array]], list[float]]:
-        """Return outputs and latencies in ms by column. The order alternates: the first one warms the caches."""
+        """Return outputs and latencies in ms by column; time the float engine, too.
+
+        The order alternates: the first one warms the caches.
+        """
         columns = list(range(len(self._engines)))
-        order = columns if len(self._latencies_ms) % 2 else columns[::-1]
-        results = {column: self._infer(column, tensor) for column in order}
+        turns = [*columns, None] if self._float is not None else columns
+        results = {}
+        for column in turns if len(self._latencies_ms) % 2 else turns[::-1]:
+            if column is None:
+                self._time_float(tensor)
+            else:
+                results[column] = self._infer(column, tensor)
         return [results[column][0] for column in columns], [results[column][1] for column in columns]
+
+    def _time_float(self, tensor: Array) -> None:
+        assert self._float is not None
+        started = time.perf_counter()
+        self._float.infer(tensor)
+        self._float_ms.append((time.perf_counter() - started) * 1e3)
 
     def _infer(self, column: int, batch: Array) -> tuple[dict[str, Array], float]:
         if column:

@@ -14,8 +14,8 @@ TOOL, each called as its manual says:
     nncf-accuracy  nncf.quantize_with_accuracy_control: the metric is tared's fidelity on the same images, of which a
                plan may lose as much (MAX_DROP)
 
-Every tool is given the network in opset 13, which scales per channel need, with its constants no longer inputs, as ONNX
-Runtime's documentation advises; its own tools then also with quant_pre_process.
+Every tool is given the network for one image, in opset 13, which scales per channel need, with its constants no longer
+inputs, as ONNX Runtime's documentation advises; its own tools then also with quant_pre_process.
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ def prepared(path: str) -> onnx.ModelProto:
     inputs = [value for value in model.graph.input if value.name not in constants]
     del model.graph.input[:]
     model.graph.input.extend(inputs)
+    for size in model.graph.input[0].type.tensor_type.shape.dim[:1]:
+        size.dim_value = 1  # as tared compiles for it, too
     opset = next(each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
     return model if opset >= 13 else version_converter.convert_version(model, 13)
 

@@ -81,14 +81,14 @@ def run_web(
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_END_S,
         )
-        listener = _bound(listen)
+        listener = bound(listen)
         with listener:
             host, port = listener.getsockname()[:2]
             announce(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
             uvicorn.Server(config).run(sockets=[listener])
 
 
-def _bound(listen: Listen) -> socket.socket:
+def bound(listen: Listen) -> socket.socket:
     """Return a socket that is bound. Raises AgentError (`web.listen`)."""
     family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)

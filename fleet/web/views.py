@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from agent.common.html.charts import Axis, Mark, Series, line_chart
-from agent.common.html.pages import Figure
+from agent.common.html.pages import Figure, show_bytes
 from agent.common.html.text import visible
 from fleet.devices.facts import value_at
 from fleet.web.boards import LiveBoard
@@ -21,7 +21,7 @@ _SILENT_S = 600.0
 _GOOD = 0.9  # of fidelity: a loss of recalibration.max_loss
 _EVENT_WORDS = ("trigger", "step", "state", "code", "artefact", "reason", "message", "address")
 _MARKED = {"alarm": "bad", "swap": "c2", "rollback": "c3"}
-_MOST_TEXT = 300
+_MOST_TEXT, _MOST_ROWS = 300, 30
 _HEALTH = ("temperature_", "power_w", "rss", "load", "cpu", "memory")  # of the figures in telemetry.health
 
 
@@ -70,7 +70,7 @@ def board_page(board: LiveBoard) -> dict[str, Any]:
         "steps": _steps(board.job),
         "percent": _number(value_at(board.job, "percent")) if board.job is not None else None,
         "trigger": visible(value_at(board.job, "trigger") or ""),
-        "events": [(at, visible(event.get("kind", "")), _event_words(event)) for at, event in list(board.events)[:30]],
+        "events": list(_without_repeats(board.events))[:_MOST_ROWS],
         "preview": visible(value_at(telemetry, "health", "preview", "address") or ""),
     }
 
@@ -124,7 +124,9 @@ def _tiles(board: LiveBoard, telemetry: Mapping[str, Any]) -> Iterator[Tile]:
     health = telemetry.get("health")
     for name, value in sorted(health.items()) if isinstance(health, Mapping) else ():
         if (shown := _number(value)) is not None and name.startswith(_HEALTH):
-            yield Tile(visible(name.replace("_", " "), 30), f"{shown:.4g}")
+            is_size = name.endswith("_bytes")
+            title = visible(name.removesuffix("_bytes").replace("_", " "), 30)
+            yield Tile(title, show_bytes(shown) if is_size else f"{shown:.4g}")
     if value_at(health, "throttling") is True:
         yield Tile("heat", "slowed down", "the board is too hot", "bad")
 
@@ -197,6 +199,16 @@ def _steps(job: Mapping[str, Any] | None) -> list[Step]:
         return []
     now = _STEPS.index(str(step))
     return [Step(name, index < now, index == now) for index, name in enumerate(_STEPS)]
+
+
+def _without_repeats(events: Iterable[tuple[float, Mapping[str, Any]]]) -> Iterator[tuple[float, str, str]]:
+    """Yield time, kind and words of each event; of those that say the same in a row, the newest."""
+    shown = ("", "")
+    for at, event in events:
+        words = visible(event.get("kind", "")), _event_words(event)
+        if words != shown:
+            yield at, *words
+        shown = words
 
 
 def _event_words(event: Mapping[str, Any]) -> str:

@@ -56,7 +56,7 @@ def test_what_mqtt_3_cannot_say_stays_unsaid(broker: RealBroker) -> None:
 @pytest.mark.broker
 def test_the_broker_drops_what_has_expired(mosquitto: RealBroker) -> None:
     with connected(mosquitto.endpoint) as speaker:
-        speaker.publish(Message("t/a", b"1", retain=True, expires_s=1))
+        speaker.publish(Message("t/a", b"1", retain=True, expires_s=3))
         speaker.publish(Message("t/b", b"2", retain=True))
 
     def first_retained() -> str:

@@ -336,7 +336,7 @@ def test_a_slow_viewer_gets_fewer_frames_and_soon_a_new_one() -> None:
         newest = cameras.newest("street")
         assert newest is not None
         gaps = np.diff(numbers)
-        assert gaps.max() > 3  # frames are left out
+        assert gaps.max() > 1  # frames are left out
         assert newest.frame.id - numbers[-1] < 150  # no more wait than the kernels' buffers hold
 
 

@@ -95,7 +95,7 @@ def test_without_an_engine_in_service_nobody_asks_how_slow_the_slowest_are(bench
 
 def test_the_float_engine_is_timed_on_each_frame_where_it_serves(bench: Bench) -> None:
     seen, _ = bench.compare(in_float=True)
-    assert seen.float_ms.shape == (8,)
+    assert len(seen.float_ms) == len(seen.latencies_ms) > 8
     assert (seen.float_ms > 0.0).all()
     assert bench.compare()[0].float_ms.size == 0
 

@@ -164,7 +164,7 @@ def test_where_int8_has_to_gain_a_first_one_that_is_slower_than_float_is_refused
     if not fault:
         verdict = run_with(fault, job, monkeypatch).verdict
         assert verdict is not None
-        assert verdict.latency_float_ms is not None
+        assert verdict.latency_float_ms is None  # it is not timed where it decides nothing
         return
     with pytest.raises(AgentError, match="ms in float") as refused:
         run_with(fault, job, monkeypatch)

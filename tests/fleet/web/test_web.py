@@ -1,0 +1,205 @@
+"""`tared web`: it shows what boards report as they report it, sends what its buttons say, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from base64 import b64encode
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import quote, urlencode
+
+import pytest
+from brokers import RealBroker, eventually
+from web_bench import Board, Site, serving
+
+from agent.common.errors import AgentError, ConfigError
+from agent.contract.signing import Signer, new_key
+from fleet.cli.main import main
+from fleet.web.command import Listen, run_web
+
+EVIL = "<script>alert(1)</script>\u202e'"
+DONE = ({"status": "ACCEPTED"}, {"status": "IN_PROGRESS", "step": "BUILDING", "percent": 40.0}, {"status": "SUCCEEDED"})
+
+
+class Checked(HTMLParser):
+    """A page whose scripts and links are its own server's."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.words = ""
+        self.feed(text)
+        assert "\u202e" not in text
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        named = dict(attrs)
+        for name in ("src", "href", "action"):
+            assert re.match(r"/(?!/)|data:,|#", named.get(name) or "/"), named
+        assert not {name for name in named if name.startswith("on") or name == "style"}
+        assert tag != "script" or named.get("src")
+
+    def handle_data(self, data: str) -> None:
+        self.words += f" {data}"
+
+
+def shows(site: Site, path: str, *words: str) -> bool:
+    status, _, text = site.ask("GET", path)
+    return status == 200 and all(word in Checked(text).words for word in words)
+
+
+def test_a_board_is_shown_as_it_reports(any_broker: RealBroker) -> None:
+    with serving(any_broker.endpoint) as site, Board(any_broker.endpoint, "gate") as board:
+        board.say(
+            "status", True, state="degraded", session="s", boot_id="b", ts=1.0, reason="it is too dark; add light"
+        )
+        board.say("birth", True, agent_version="0.1", engine="0123456789abcdef", runtimes={"runtime": "openvino"})
+        board.report(0.75, 12.5, health={"rss_bytes": 1 << 20})
+        eventually(lambda: "gate" in site.boards.names() and shows(site, "/", "gate", "0.750", "12.5"))
+        eventually(lambda: shows(site, "/boards/gate", "0.750", "0.650 to 1.000", "12.5 dB", "10.0", "1.0 MiB"))
+        assert shows(site, "/boards/gate", "degraded", "too dark", "openvino", "0123456789abcdef")
+        board.say("event", epoch=1, seq=2, ts=2.0, kind="job", trigger="alarm", step="BUILDING", percent=50)
+        eventually(lambda: 'class="now">building' in site.page("/boards/gate"))
+        board.say("event", epoch=1, seq=3, ts=2.0, kind="job", trigger="alarm", step="COMMITTED")
+        eventually(lambda: 'class="now"' not in site.page("/boards/gate"))
+
+
+def test_a_change_is_on_the_page_within_a_second(any_broker: RealBroker) -> None:
+    with serving(any_broker.endpoint) as site, Board(any_broker.endpoint, "gate") as board:
+        board.report(0.5)
+        eventually(lambda: site.boards.get("gate") is not None)
+        parts = site.parts("/live/gate")
+        assert "0.500" in next(parts)
+        told_at = time.monotonic()
+        board.report(0.875)
+        assert "0.875" in next(parts)
+        assert time.monotonic() - told_at < 1.0 + 0.5  # the other half second is the test machine's
+        parts.close()
+
+
+def test_a_button_ends_in_the_answer_of_the_board(any_broker: RealBroker) -> None:
+    with serving(any_broker.endpoint) as site, Board(any_broker.endpoint, "gate", *DONE) as board:
+        board.report(0.5)
+        eventually(lambda: site.boards.get("gate") is not None)
+        assert site.order("gate", op="recalibrate") == 303
+        eventually(lambda: shows(site, "/boards/gate", "recalibrate", "SUCCEEDED"))
+        assert [command["op"] for command in board.commands] == ["recalibrate"]
+        assert "sig" not in json.dumps(board.commands)
+    refusal = {"status": "FAILED", "error": {"code": "store.no_previous", "message": f"nothing to go back to {EVIL}"}}
+    with serving(any_broker.endpoint) as site, Board(any_broker.endpoint, "gate", refusal) as board:
+        board.report(0.5)
+        eventually(lambda: site.boards.get("gate") is not None)
+        assert site.order("gate", op="rollback") == 303
+        eventually(lambda: shows(site, "/boards/gate", "rollback", "FAILED", "nothing to go back to"))
+
+
+def test_commands_are_signed_with_the_operators_key(any_broker: RealBroker, tmp_path: Path) -> None:
+    private, _, _ = new_key(tmp_path / "ann")
+    signer = Signer(private)
+    with serving(any_broker.endpoint, signer) as site, Board(any_broker.endpoint, "gate", *DONE) as board:
+        board.report(0.5)
+        eventually(lambda: site.boards.get("gate") is not None)
+        assert site.order("gate", op="switch", regime="0123456789abcdef") == 303
+        eventually(lambda: bool(board.commands))
+        (command,) = board.commands[:1]
+        assert command["args"] == {"regime": "0123456789abcdef"}
+        assert command["to"] == "f/gate"
+        assert command["signature"]
+
+
+def test_what_does_not_come_from_its_own_page_is_refused(any_broker: RealBroker) -> None:
+    with serving(any_broker.endpoint) as site, Board(any_broker.endpoint, "gate", *DONE) as board:
+        board.report(0.5)
+        eventually(lambda: site.boards.get("gate") is not None)
+        path, token = "/boards/gate/orders", site.token("gate")
+
+        def post(path: str, **fields: str) -> int:
+            return site.ask("POST", path, urlencode(fields))[0]
+
+        assert post(path, op="cancel") == 403
+        assert post(path, op="cancel", token="x" * 43) == 403
+        assert post(path, op="restart", token=token) == 404
+        assert post("/boards/other/orders", op="cancel", token=token) == 404
+        assert post(path, op="switch", token=token) == 400
+        assert post(path, op="cancel", token=token, more="x" * 5000) == 413
+        assert site.ask("GET", path)[0] == 405
+        assert site.ask("GET", "/", Host="evil.example")[0] == 400
+        assert site.ask("GET", "/static/../server.py")[0] == 404
+        assert site.ask("GET", "/boards/gate/snapshot.jpg")[0] == 404
+        assert site.ask("GET", "/boards/nobody")[0] == 404
+        assert board.commands == []
+        _, headers, _ = site.ask("GET", "/boards/gate")
+        assert "default-src 'none'" in headers["Content-Security-Policy"]
+        assert "unsafe" not in headers["Content-Security-Policy"]
+        assert headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_names_and_words_of_strangers_are_text(any_broker: RealBroker) -> None:
+    name = "<img src=x>\"'&"
+    with serving(any_broker.endpoint) as site, Board(any_broker.endpoint, name) as board:
+        board.say("status", state=EVIL, session="s", boot_id="b", ts=1.0, reason=EVIL * 100)
+        board.say("birth", agent_version=EVIL, engine=EVIL, runtimes={"runtime": EVIL})
+        board.say(
+            "telemetry", cameras={EVIL: {"drift": {"state": EVIL, "gain_db": 1e300}, "fps": "x"}}, health={EVIL: 1}
+        )
+        board.say("event", kind=EVIL, code=EVIL, message=EVIL * 1000, ts=1.0)
+        eventually(lambda: (found := site.boards.get(name)) is not None and len(found.events) == 1)
+        for path in ("/", f"/boards/{quote(name, safe='')}"):
+            page = Checked(site.page(path))
+            assert name in page.words
+            assert len(site.page(path)) < 20_000
+
+
+def test_documents_of_any_shape_cost_no_page(any_broker: RealBroker) -> None:
+    with serving(any_broker.endpoint) as site, Board(any_broker.endpoint, "gate") as board:
+        for kind in ("status", "birth", "telemetry", "event"):
+            board.say(kind, cameras=[1, 2], health=3, engine={"a": 1}, runtimes=[], state=[], kind=7, ts="x", reason=4)
+        board.say("telemetry", cameras={"a": None, "b": 3, "c": {"fidelity": [], "drift": "calm", "dropped": 3}})
+        board.report(0.5)
+        eventually(lambda: shows(site, "/boards/gate", "0.500"))
+        assert shows(site, "/", "gate")
+
+
+def test_a_broker_that_goes_and_comes_back(any_broker: RealBroker) -> None:
+    with serving(any_broker.endpoint) as site:
+        with Board(any_broker.endpoint, "gate") as board:
+            board.report(0.5)
+            eventually(lambda: shows(site, "/boards/gate", "0.500"))
+        any_broker.stop()
+        eventually(lambda: shows(site, "/boards/gate", "No connection to the broker", "0.500"), 30.0)
+        any_broker.start()
+        with Board(any_broker.endpoint, "gate") as board:
+            eventually(lambda: not site.boards.trouble, 30.0)
+            board.report(0.25)
+            eventually(lambda: shows(site, "/boards/gate", "0.250"))
+
+
+def test_a_password_is_demanded_of_everybody(any_broker: RealBroker) -> None:
+    with serving(any_broker.endpoint, password="correct horse") as site:
+        for given in ("", "Basic", "Basic !!!", f"Basic {b64encode(b'a:wrong').decode()}", "Bearer correct horse"):
+            for path in ("/", "/live", "/static/style.css"):
+                assert site.ask("GET", path, Authorization=given)[0] == 401
+        right = f"Basic {b64encode(b'anybody:correct horse').decode()}"
+        assert site.ask("GET", "/", Authorization=right)[0] == 200
+
+
+def test_an_address_that_others_reach_needs_a_password(any_broker: RealBroker, tmp_path: Path) -> None:
+    def code_of(listen: str, password: Path | None) -> str:
+        with pytest.raises(AgentError) as caught:
+            run_web(any_broker.endpoint, "f", Listen.parse(listen), password, None, lambda _: None)
+        return caught.value.code
+
+    assert code_of("0.0.0.0:0", None) == "web.password"
+    assert code_of("0.0.0.0:0", tmp_path / "none") == "web.password"
+    (tmp_path / "short").write_text("secret")
+    assert code_of("127.0.0.1:0", tmp_path / "short") == "web.password"
+    assert code_of("192.0.2.1:1", None) == "web.password"
+    for wrong in ("8470", "127.0.0.1:", "127.0.0.1:70000", ":1", "a:b"):
+        with pytest.raises(ConfigError, match="listen"):
+            Listen.parse(wrong)
+    assert Listen.parse("[::1]:8470").host == "::1"
+
+
+def test_the_command_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["web", "--listen", "nowhere"]) == 2
+    assert "web.listen" in capsys.readouterr().err

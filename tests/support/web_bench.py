@@ -1,0 +1,135 @@
+"""A site of `tared web` in this process, boards that report to it, and one that answers commands."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import uvicorn
+from brokers import eventually
+from mqtt_clients import connected
+
+from agent.contract.signing import Signer
+from agent.contract.topics import Topics
+from agent.mqtt.client import Endpoint, MqttClient
+from agent.mqtt.message import Message
+from fleet.web.boards import LiveBoards
+from fleet.web.command import Listen, bound
+from fleet.web.orders import Orders
+from fleet.web.server import WebOptions, create_app
+
+
+@dataclass
+class Site:
+    """port: of the loopback interface. headers: of each request."""
+
+    port: int
+    options: WebOptions
+    boards: LiveBoards
+    headers: Mapping[str, str]
+
+    def ask(self, method: str, path: str, body: str = "", **headers: str) -> tuple[int, http.client.HTTPMessage, str]:
+        """Its status, headers and text."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10.0)
+        with contextlib.closing(connection):
+            form = {"Content-Type": "application/x-www-form-urlencoded"} if body else {}
+            given = {name.replace("_", "-"): value for name, value in headers.items()}
+            connection.request(method, path, body or None, {**self.headers, **form, **given})
+            answer = connection.getresponse()
+            return answer.status, answer.headers, answer.read().decode("utf-8", "replace")
+
+    def page(self, path: str) -> str:
+        status, _, text = self.ask("GET", path)
+        assert status == 200, text
+        return text
+
+    def token(self, board: str) -> str:
+        (token, *_) = re.findall(r'name="token" value="([^"]+)"', self.page(f"/boards/{quote(board)}"))
+        return str(token)
+
+    def order(self, board: str, **fields: str) -> int:
+        body = urlencode({"token": self.token(board), **fields})
+        return self.ask("POST", f"/boards/{quote(board)}/orders", body)[0]
+
+    def parts(self, path: str) -> Iterator[str]:
+        """The changed parts of a page, as its stream sends them."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30.0)
+        with contextlib.closing(connection):
+            connection.request("GET", path, headers=dict(self.headers))
+            answer = connection.getresponse()
+            assert answer.headers["Content-Type"].startswith("text/event-stream")
+            for line in answer:
+                if line.startswith(b"data: "):
+                    yield str(json.loads(line[6:]))
+
+
+@contextlib.contextmanager
+def serving(endpoint: Endpoint, signer: Signer | None = None, password: str = "", fleet: str = "f") -> Iterator[Site]:
+    """A site that follows a fleet at this broker."""
+    options = WebOptions(password=password)
+    with LiveBoards(endpoint, fleet) as boards, bound(Listen("127.0.0.1", 0)) as listener:
+        app = create_app(boards, Orders(endpoint, fleet, signer), options)
+        config = uvicorn.Config(app, log_level="error", access_log=False, timeout_graceful_shutdown=1)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        try:
+            eventually(lambda: server.started)
+            eventually(lambda: not boards.trouble)
+            yield Site(listener.getsockname()[1], options, boards, {})
+        finally:
+            server.should_exit = True
+            thread.join(10.0)
+
+
+class Board:
+    """A board that publishes documents, and answers each command with these results."""
+
+    def __init__(self, endpoint: Endpoint, name: str, *answers: Mapping[str, Any], fleet: str = "f") -> None:
+        self.topics = Topics(fleet, name)
+        self.commands: list[dict[str, Any]] = []
+        self._endpoint, self._answers = endpoint, answers
+        self._stack = contextlib.ExitStack()
+        self._ending = False
+
+    def __enter__(self) -> Board:
+        self._client: MqttClient = self._stack.enter_context(connected(self._endpoint, self.topics.command))
+        self._thread = threading.Thread(target=self._answer, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending = True
+        self._thread.join(5.0)
+        self._stack.close()
+
+    def say(self, topic: str, retain: bool = False, **document: Any) -> None:
+        payload = json.dumps(document).encode()
+        self._client.publish(Message(self.topics.below(topic), payload, retain=retain))
+
+    def report(self, fidelity: float, gain_db: float = 0.5, **more: Any) -> None:
+        camera = {
+            "fps": 10.0,
+            "latency_ms": {"p50": 3.0, "p99": 7.0},
+            "dropped": {"stale": 2},
+            "drift": {"state": "calm", "gain_db": gain_db},
+            "fidelity": {"estimate": fidelity, "low": fidelity - 0.1, "high": 1.0, "n": 50},
+        }
+        self.say("telemetry", epoch=1, seq=1, ts=time.time(), cameras={"yard": camera}, **more)
+
+    def _answer(self) -> None:
+        while not self._ending:
+            with contextlib.suppress(Exception):
+                command = json.loads(self._client.inbox.get(timeout=0.1).payload)
+                self.commands.append(command)
+                for answer in self._answers:
+                    document = json.dumps({"id": command["id"], **answer}).encode()
+                    self._client.publish(Message(self.topics.result(command["id"]), document))
