@@ -23,14 +23,14 @@ unexport PYTHONDONTWRITEBYTECODE
 export OPENBLAS_NUM_THREADS := 1
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test trials openvino check soak sanitize lock clean broker rtsp systemd postgres bindings wheelhouse gpu-check
+.PHONY: run test trials openvino check soak sanitize lock clean broker rtsp systemd postgres browser bindings wheelhouse gpu-check
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run $(SAMPLE)/street.mp4
 	@rm -rf var/state  # every run of the sample starts on a blank board
 	@$(BIN)/tared run -c config.yaml
 
-test: $(VENV)/.test broker rtsp systemd postgres bindings
+test: $(VENV)/.test broker rtsp systemd postgres browser bindings
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 40
 
 check: $(VENV)/.test
@@ -92,6 +92,12 @@ postgres:
 	@PATH="$$PATH:$$(echo /usr/lib/postgresql/*/bin | tr " " :)"; command -v initdb >/dev/null || \
 	  { [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq install -y --no-install-recommends postgresql >/dev/null; } || \
 	  echo "PostgreSQL is not installed and cannot be: the store is tested in SQLite alone"
+
+# A browser for the tests of the pages: Debian's, with its driver.
+browser:
+	@command -v chromedriver >/dev/null || \
+	  { [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium chromium-driver >/dev/null; } || \
+	  echo "Chromium is not installed and cannot be: no browser looks at the pages"
 
 # 4 MB from the package index, once. Without it their test is skipped, and the line that says so names the reason.
 bindings: $(VENV)/.test

@@ -62,7 +62,7 @@ def run_web(
 
         from fleet.web.boards import LiveBoards
         from fleet.web.orders import Orders
-        from fleet.web.server import WebOptions, create_app
+        from fleet.web.server import PageServer, WebOptions, create_app
     except ImportError as error:
         remedy = "pip install '.[web]' in a checkout of tared"
         raise AgentError("web.missing", str(error), "starlette and uvicorn", remedy) from error
@@ -85,7 +85,7 @@ def run_web(
         with listener:
             host, port = listener.getsockname()[:2]
             announce(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
-            uvicorn.Server(config).run(sockets=[listener])
+            PageServer(config, options).run(sockets=[listener])
 
 
 def bound(listen: Listen) -> socket.socket:

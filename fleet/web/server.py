@@ -11,12 +11,16 @@ import asyncio
 import hmac
 import json
 import secrets
+import socket
+import threading
 import time
 from base64 import b64decode
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import parse_qsl
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
@@ -55,12 +59,13 @@ class WebOptions:
     """How the pages are served.
 
     hosts: the names under which this port may be called, without the port. password: demanded of everybody, with any
-    user name; empty: of nobody.
+    user name; empty: of nobody. token: that of the pages' forms. closing: the streams of open pages are to end.
     """
 
     hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]")
     password: str = ""
     token: str = field(default_factory=lambda: secrets.token_urlsafe(32))
+    closing: threading.Event = field(default_factory=threading.Event)
 
 
 def create_app(boards: LiveBoards, orders: Orders, options: WebOptions) -> Starlette:
@@ -80,6 +85,18 @@ def create_app(boards: LiveBoards, orders: Orders, options: WebOptions) -> Starl
         Middleware(_Guard, password=options.password),
     ]
     return Starlette(routes=routes, middleware=middleware)
+
+
+class PageServer(uvicorn.Server):
+    """Ends the streams of open pages first, for whose connections it would wait otherwise."""
+
+    def __init__(self, config: uvicorn.Config, options: WebOptions) -> None:
+        super().__init__(config)
+        self._closing = options.closing
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._closing.set()
+        await super().shutdown(sockets)
 
 
 class _Guard:
@@ -139,9 +156,10 @@ class _Pages:
 
     async def order(self, request: Request) -> Response:
         """Send a command: the fields `token`, `op`, and the arguments of the op."""
-        if int(request.headers.get("content-length") or _MOST_FORM_BYTES + 1) > _MOST_FORM_BYTES:
+        length = request.headers.get("content-length", "")
+        if not (length.isascii() and length.isdigit() and int(length) <= _MOST_FORM_BYTES):
             return PlainTextResponse("a form that is too large\n", 413)
-        form = {key: str(value) for key, value in (await request.form()).items()}
+        form = dict(parse_qsl((await request.body()).decode("utf-8", "replace")))
         if not hmac.compare_digest(form.pop("token", "").encode(), self._options.token.encode()):
             return PlainTextResponse("this form is not of this page: load the page again\n", 403)
         name, op = request.path_params["name"], form.pop("op", "")
@@ -175,7 +193,7 @@ class _Pages:
         self._streams += 1
         try:
             sent_s = time.monotonic()
-            while not await request.is_disconnected():
+            while not (self._options.closing.is_set() or await request.is_disconnected()):
                 now = self._boards.version, self._orders.version, self._boards.trouble
                 if now != shown:
                     shown, sent_s = now, time.monotonic()

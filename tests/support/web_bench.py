@@ -24,7 +24,7 @@ from agent.mqtt.message import Message
 from fleet.web.boards import LiveBoards
 from fleet.web.command import Listen, bound
 from fleet.web.orders import Orders
-from fleet.web.server import WebOptions, create_app
+from fleet.web.server import PageServer, WebOptions, create_app
 
 
 @dataclass
@@ -78,7 +78,7 @@ def serving(endpoint: Endpoint, signer: Signer | None = None, password: str = ""
     with LiveBoards(endpoint, fleet) as boards, bound(Listen("127.0.0.1", 0)) as listener:
         app = create_app(boards, Orders(endpoint, fleet, signer), options)
         config = uvicorn.Config(app, log_level="error", access_log=False, timeout_graceful_shutdown=1)
-        server = uvicorn.Server(config)
+        server = PageServer(config, options)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         try:
@@ -114,6 +114,11 @@ class Board:
     def say(self, topic: str, retain: bool = False, **document: Any) -> None:
         payload = json.dumps(document).encode()
         self._client.publish(Message(self.topics.below(topic), payload, retain=retain))
+
+    def say_of(self, name: str, topic: str, **document: Any) -> None:
+        """Publish a document of another board."""
+        payload = json.dumps(document).encode()
+        self._client.publish(Message(Topics(self.topics.fleet, name).below(topic), payload))
 
     def report(self, fidelity: float, gain_db: float = 0.5, **more: Any) -> None:
         camera = {
