@@ -13,7 +13,7 @@ became of it:
     missed      nothing was claimed, though the right spec finds more or less than the mistake
     WRONG       the verdict is a spec that is not right, and differs from the right one
 
-`rank` is that of the right spec among all that were tried, by sureness; `right` and `planted` are the two figures.
+Behind it: the rank of the right spec among all that were tried, by sureness, and its figure against the mistake's.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from examples.street.render import render_video
 
 _SAMPLE = Path(__file__).resolve().parents[1] / "examples/street/model.yaml"
 _SAMPLE_FRAMES = 2800
+_WIDTH = 200  # of the table
 _COCO, _CIFAR = "img_coco_train2017_first128_labelled.zip", "img_cifar10_test_A_3000.zip"
 _CARS, _PEOPLE = "vid_vehicle_surveillance_640x352.mp4", "vid_one_by_one_person_768x432.mp4"
 _FACE, _FACES = "vid_face_asl_walk_640x480.mkv", "img_faces_dlib_9_labelled.zip"
@@ -143,14 +144,14 @@ def _mean(row: Row) -> float:
 
 
 def _print(outcomes: list[Outcome], as_markdown: bool) -> None:
-    columns = ("model", "frames", "mistake", "outcome", "rank", "planted", "right", "s")
+    """Print a row for each model and its frames, a column for each mistake."""
+    kinds = list(dict.fromkeys(one.mistake for one in outcomes))
+    cells = {(one.model, one.frames, one.mistake): _cell(one) for one in outcomes}
+    columns = ("model, frames", *kinds)
     rows = [
-        (
-            one.model, one.frames, one.mistake, one.outcome, f"{one.rank or '-'} of {one.tried}",
-            f"{one.planted:.2f}", "-" if one.right is None else f"{one.right:.2f}", f"{one.seconds:.1f}",
-        )
-        for one in outcomes
-    ]  # fmt: skip
+        (f"{model}, {frames}", *(cells.get((model, frames, kind), "") for kind in kinds))
+        for model, frames in dict.fromkeys((one.model, one.frames) for one in outcomes)
+    ]
     if as_markdown:
         for row in (columns, ("---",) * len(columns), *rows):
             print(f"| {' | '.join(row)} |")
@@ -158,7 +159,13 @@ def _print(outcomes: list[Outcome], as_markdown: bool) -> None:
     table = Table(*columns)
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    Console(width=_WIDTH).print(table)
+
+
+def _cell(one: Outcome) -> str:
+    if one.mistake == "none" or one.right is None:
+        return f"{one.outcome}, {one.planted:.2f}"
+    return f"{one.outcome}, {one.rank} of {one.tried}, {one.right:.2f} against {one.planted:.2f}"
 
 
 def main() -> None:
