@@ -8,10 +8,11 @@ became of it:
 
     left alone  no other spec was called surer, and none is right but the one as written
     corrected   the verdict is the right spec
-    part        the verdict is another spec, between which and the right one these frames find no difference
+    part        the verdict corrects one mistake of two, or is another spec that these frames do not tell from the right
+                one, or names the right values beside its own as no worse
     tie         these frames find no difference between the mistake and the right spec: nothing was claimed
     missed      nothing was claimed, though the right spec finds more or less than the mistake
-    WRONG       the verdict is a spec that is not right, and differs from the right one
+    WRONG       anything else
 
 Behind it: the rank of the right spec among all that were tried, by sureness, and its figure against the mistake's.
 """
@@ -109,7 +110,7 @@ def check_all(model: str, keys: Mapping[str, Any], sources: Mapping[str, Path], 
             seconds = round(time.monotonic() - started, 1)
             truth = next((row for row in check.rows if _is(row, right)), None)
             yield Outcome(
-                model, name, mistake, _outcome(check, truth), _rank(check, truth), len(check.rows),
+                model, name, mistake, _outcome(check, truth, right), _rank(check, truth), len(check.rows),
                 _mean(check.rows[0]), _mean(truth) if truth else None, seconds, check.verdict,
             )  # fmt: skip
 
@@ -130,7 +131,7 @@ def _place(spec: ModelSpec) -> tuple[str, ...]:
     return (image.color, image.resize) if image.resize == "stretch" else (image.color, image.resize, image.anchor)
 
 
-def _outcome(check: Check, truth: Row | None) -> str:
+def _outcome(check: Check, truth: Row | None, right: ModelSpec) -> str:
     if check.surest is check.rows[0]:
         # Frames with the proportions of the input: then no other resize is another spec.
         if truth is None or truth is check.surest:
@@ -138,8 +139,21 @@ def _outcome(check: Check, truth: Row | None) -> str:
         return "tie" if truth.finding == "no difference" else "missed"
     if check.surest is truth:
         return "corrected"
-    is_equal = truth is not None and compare(check.surest.sureness, truth.sureness, resizes=False) == "no difference"
-    return "part" if is_equal else "WRONG"
+    if truth is not None and compare(check.surest.sureness, truth.sureness, resizes=False) == "no difference":
+        return "part"
+    return "part" if any(_agrees(row, right) for row in (check.surest, *check.equals)) else "WRONG"
+
+
+def _agrees(row: Row, right: ModelSpec) -> bool:
+    """Return True if all that the row changes becomes right."""
+    spec = row.alternative.spec
+    agreement = {
+        "color": spec.input.color == right.input.color,
+        "resize": _place(spec) == _place(right),
+        "values": same_values(spec.input, right.input),
+        "decoder": spec.decoder == right.decoder,
+    }
+    return all(agreement[kind] for kind in row.alternative.kinds)
 
 
 def _rank(check: Check, truth: Row | None) -> int | None:
