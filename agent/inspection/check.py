@@ -113,14 +113,14 @@ class Check:
         if self.surest is not self.rows[0]:
             figures = f"{self.surest.sureness.mean:.2f} against {self.rows[0].sureness.mean:.2f}"
             found = f"with {self.surest.alternative.name} the model is surer ({figures}): try it"
-            equals = [row.alternative.name for row in self._equals]
+            equals = [row.alternative.name for row in self.equals]
             return f"{found}; {' and '.join(equals)} {'do' if len(equals) > 1 else 'does'} as well" if equals else found
         if all(row.sureness.mean < LEAST for row in self.rows):
             return "nothing is found in these frames, whatever the spec: give frames that show what the model looks for"
         return _unchanged_verdict(self.rows, self.frames)
 
     @property
-    def _equals(self) -> list[Row]:
+    def equals(self) -> list[Row]:
         """The other specs that are surer than the one as written, and that the surest is not surer than."""
         surest = self.surest
         return [

@@ -6,7 +6,8 @@ how far an answer can be trusted (Ayhan and Berens, MIDL 2018):
 
 - A detection's confirmed confidence is the geometric mean of its score and that of the detection of its class in the
   mirrored frame, times their overlap, from MATCH_IOU on. A frame's sureness is the sum of their squares, so that one
-  sure object counts more than several doubtful ones, times the share of all scores that is confirmed.
+  sure object counts more than several doubtful ones, times the share of all scores that is confirmed: a saturated
+  network takes everything for an object, and some of it is confirmed by chance.
 - A class's confirmed confidence is the geometric mean of its probabilities in the two frames, less what the frame gives
   it in disorder, its tiles exchanged: an engine that says the same of everything is sure of nothing.
 
