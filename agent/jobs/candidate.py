@@ -40,7 +40,7 @@ from calibrate.plan import ALL_INT8, PrecisionPlan
 from calibrate.repair import Extremes
 from engines.calibration import Calibration, load_extremes, load_histograms
 from engines.errors import EngineError
-from engines.interface import Backend, Progress
+from engines.interface import Backend, Engine, Progress
 from engines.registry import open_backend, open_simulator, options_for
 from engines.store.artefact import Artefact, Store, read_artefact
 from engines.store.signing import find_key
@@ -97,6 +97,13 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
         only = ladder.start
     least_gain = -NO_WORSE if raising is None else RAISED_GAIN
     store = Store(state, key)
+
+    def load_float() -> Engine:
+        if request.float_engine is not None:
+            return backend.load(read_artefact(Path(request.float_engine), key).read_engine())
+        wanted = model.build_request(model.master, backend.precisions[-1], calibration.seen)
+        return backend.load(backend.build(wanted).engine)
+
     slow = refused = None
     for plan in ladder.plans() if only is None else [only]:
         judge = Judge(
@@ -109,7 +116,7 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
             {"calibration": calibration.id, "source": request.source, "ladder": ladder.report()},
             lambda error: _end(emit, error),
             steps.progress("VALIDATING", 80, 90),
-            request.float_engine if backend.int8_must_gain else None,
+            load_float if backend.int8_must_gain else None,
         )
         planned_from = "" if plan.essence == model.plan.essence else request.origin
         try:

@@ -35,7 +35,7 @@ class JobRequest:
 
     Args:
         serving: Directory of the artefact in service; None while the float engine serves.
-        float_engine: Directory of that one's artefact; None while INT8 serves.
+        float_engine: Directory of that one's artefact; None while INT8 serves: a job that needs one builds it.
         max_loss, max_slowdown: See VerdictLimits. A candidate with more layers float than the engine in service may
             always be slower by MORE_FLOAT_SLOWDOWN.
         plan: The configured plan, whose tensors were observed; as PrecisionPlan.to_json returns it.

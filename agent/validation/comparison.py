@@ -83,13 +83,13 @@ def compare(
     held_out: HeldOut,
     deadline: Deadline,
     progress: Progress = silent,
-    float_engine: str | None = None,
+    load_float: Callable[[], Engine] | None = None,
 ) -> Comparison:
     """Run reference, candidate and engine in service in turn, frame by frame.
 
     Args:
         serving: Directory of the artefact in service, if any.
-        float_engine: Directory of the float engine's artefact, to be timed with them; None: it is not.
+        load_float: Returns the float engine, to be timed with them; None: it is not.
         held_out: Network inputs (1, C, H, W), of any sizes.
         deadline: Ends this process if an inference of the candidate hangs.
         progress: Progress of the reference engine, where that has to be built.
@@ -105,7 +105,7 @@ def compare(
 
         reference = stack.enter_context(closing(model.open_observer(backend, progress)))
         engines = [candidate, *([load(serving)] if serving is not None else [])]
-        in_float = load(float_engine) if float_engine is not None else None
+        in_float = stack.enter_context(closing(load_float())) if load_float is not None else None
         return _PairedRun(model, reference, engines, in_float, deadline).run(held_out)
 
 

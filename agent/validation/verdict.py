@@ -64,7 +64,8 @@ class VerdictLimits:
         max_loss: Largest 1 - mean fidelity at which a candidate is good, whatever serves now.
         max_slowdown: Largest latency, as a multiple of that of the engine in service.
         least_gain: Least gain in mean fidelity over the engine in service, on the same frames.
-        must_gain: A candidate that is slower than the float engine in service is of no use.
+        must_gain: A candidate that is slower than float is of no use, unless its answers are clearly better than those
+            of the INT8 engine in service.
     """
 
     max_loss: float
@@ -85,7 +86,7 @@ class Verdict:
         gain_low, gain_high: Bounds with 95 % confidence of the gain in fidelity over the engine in service.
         latency_ms, latency_serving_ms, latency_reference_ms: Medians, measured in turn in one process.
         latency_p99_ms, latency_serving_p99_ms: 99th percentiles; None where inferences were too few.
-        latency_float_ms: Median of the float engine, as long as that serves; None where INT8 does.
+        latency_float_ms: Median of the float engine; None where it was not timed.
         classes: By name, on how many of the frames with a class every object of it was answered as the reference does,
             and how many there were.
         failed: The tests that it did not pass, of _EXPECTED.
@@ -131,7 +132,7 @@ class Judge:
 
     Args:
         serving: Directory of the artefact in service; None while the float engine serves.
-        float_engine: Directory of that one's artefact; None while INT8 serves.
+        load_float: Returns the float engine, than which the candidate may not be slower; None where that is not asked.
         evidence: Goes into the file of a refusal, with the verdict.
         inputs: The fingerprinted inputs of the artefact whose engine is judged next.
         on_hang: Called in another thread when an inference does not come back; it has to end the process.
@@ -146,7 +147,7 @@ class Judge:
     evidence: Mapping[str, Any]
     on_hang: Callable[[AgentError], None]
     progress: Progress
-    float_engine: str | None = None
+    load_float: Callable[[], Engine] | None = None
     verdict: Verdict | None = field(default=None, init=False)
     differing: Sequence[Difference] = field(default=(), init=False)
     inputs: Mapping[str, Any] = field(default_factory=dict, init=False)
@@ -163,7 +164,7 @@ class Judge:
                 self.held_out,
                 deadline,
                 self.progress,
-                self.float_engine,
+                self.load_float,
             )
         self.differing = comparison.differing
         self.verdict = verdict = decide(comparison, self._limits(), self.model.spec.label)
@@ -227,9 +228,10 @@ class Judge:
 def decide(comparison: Comparison, limits: VerdictLimits, label: Callable[[int], str] = str) -> Verdict:
     """Accept a candidate that is sound, confuses no classes newly, is not too slow, and is faithful.
 
-    Without an engine in service it must keep max_loss, and be no slower than float where that is asked. With one, it
-    must either be better with 95 % confidence, or have the least gain and keep max_loss. Frames on which neither an
-    engine nor the reference found anything are counted apart; MIN_INFORMATIVE others are required.
+    Without an engine in service it must keep max_loss. With one, it must either be better with 95 % confidence, or have
+    the least gain and keep max_loss. Where that is asked it must be no slower than float, unless it is better: an
+    engine whose answers are worse is not good for being fast. Frames on which neither an engine nor the reference found
+    anything are counted apart; MIN_INFORMATIVE others are required.
 
     Args:
         label: Returns the name of a class.
@@ -240,11 +242,11 @@ def decide(comparison: Comparison, limits: VerdictLimits, label: Callable[[int],
     low, high = gain_bounds(scores[:, 0] - scores[:, 1]) if engines > 1 else (0.0, 0.0)
     frames = f"on {informative} held-out frames, {comparison.frames - informative} others empty"
     keeps = informative >= MIN_INFORMATIVE and 1.0 - means[0] <= limits.max_loss
+    better = engines > 1 and informative >= MIN_INFORMATIVE and low > 0.0
     if engines == 1:
         faithful = keeps
         fidelity = f"loss {1.0 - means[0]:.3f} {frames}, at most {limits.max_loss} is allowed"
     else:
-        better = informative >= MIN_INFORMATIVE and low > 0.0
         faithful = better or (keeps and means[0] - means[1] >= limits.least_gain)
         fidelity = f"fidelity {means[0]:.3f} against {means[1]:.3f} in service {frames}"
     confused = _newly_confused(comparison, limits.max_loss, label)
@@ -254,7 +256,7 @@ def decide(comparison: Comparison, limits: VerdictLimits, label: Callable[[int],
         "rows": "; ".join(comparison.rows),
         "confusion": "it newly confuses " + ", ".join(confused) if confused else "",
         "latency": latency.objection(limits.max_slowdown),
-        "gain": latency.slower_than_float if limits.must_gain else "",
+        "gain": latency.slower_than_float if limits.must_gain and not better else "",
         "fidelity": "" if faithful else fidelity,
     }
     objections = {test: words for test, words in failed.items() if words}

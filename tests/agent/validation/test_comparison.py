@@ -58,13 +58,16 @@ class Bench:
         rng = np.random.default_rng(0)
         self.frames: list[NDArray[np.float32]] = list(rng.uniform(size=(8, 1, 3, 8, 8)).astype(np.float32))
 
+    def load_float(self) -> Engine:
+        return self.backend.load(self.serving.read_engine())
+
     def compare(
         self, change: Change = dict, serving: bool = False, in_float: bool = False
     ) -> tuple[Comparison, Changed]:
         engine = Changed(self.backend.load(self.serving.read_engine()), change)
-        path, timed = (str(self.serving.path) if wanted else None for wanted in (serving, in_float))
+        path, timed = str(self.serving.path) if serving else None, self.load_float if in_float else None
         with closing(Deadline(pytest.fail)) as deadline, closing(engine):
-            seen = compare(self.model, self.backend, engine, path, self.frames, deadline, float_engine=timed)
+            seen = compare(self.model, self.backend, engine, path, self.frames, deadline, load_float=timed)
             return seen, engine
 
 

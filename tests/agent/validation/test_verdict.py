@@ -150,6 +150,16 @@ def test_where_int8_has_to_gain_a_first_engine_is_no_slower_than_float(float_ms:
     assert verdict(comparison).accepted
 
 
+@pytest.mark.parametrize(("serving", "accepted"), [(0.95, False), (0.5, True)])
+def test_a_later_engine_slower_than_float_is_accepted_only_for_clearly_better_answers(
+    serving: float, accepted: bool
+) -> None:
+    comparison = seen(around(0.95), around(serving), np.full((32, 2), 4.0), float_ms=3.0)
+    found = decide(comparison, VerdictLimits(0.1, 1.25, must_gain=True))
+    assert found.accepted == accepted
+    assert found.failed == (() if accepted else ("gain",))
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_an_engine_as_fast_as_float_is_not_refused_for_the_noise_of_a_busy_machine(seed: int) -> None:
     rng = np.random.default_rng(seed)
