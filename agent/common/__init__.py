@@ -13,5 +13,6 @@ Public names:
     redaction    hide_arguments, redact, redact_location
     schema       Finite, Strict, read_yaml, validate, verbatim_error
     state_files  Journal, StateFile, parse_or_none, parse_state
+    thinning     thinned
     timing       Backoff, PeriodicTimer, RandomInterval, RetryState, is_final
 """

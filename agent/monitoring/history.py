@@ -1,7 +1,7 @@
 """Keep how a board has done over time: fidelity, drift and engine, for the report on its state.
 
-A row each few seconds at first, in a file of bounded size: once it is full, every second row of its older half goes. So
-the last hours are fine, and the months before them coarse. Rows are written as they come, without forcing them to the
+A row each few seconds at first, in a file of bounded size, which is thinned: the last hours are fine, and the months
+before them coarse. Rows are written as they come, without forcing them to the
 disk: a power cut costs the last of them.
 """
 
@@ -18,6 +18,7 @@ from typing import Any
 
 from agent.common.errors import AgentError
 from agent.common.state_files import parse_or_none
+from agent.common.thinning import thinned
 from engines.store.files import replace_files
 
 FILE = "history.jsonl"
@@ -81,9 +82,7 @@ class History:
             self._has_failed = True
 
     def _thin(self) -> None:
-        rows = read_history(self._path.parent)
-        middle = len(rows) // 2
-        kept = [*rows[:middle:2], *rows[middle:]]
+        kept = thinned(read_history(self._path.parent), _MOST_ROWS)
         replace_files({self._path: "".join(map(_line, kept)).encode()}, mode=_OWNER_ONLY)
         self._count = len(kept)
 

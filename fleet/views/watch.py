@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import queue
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +18,8 @@ from agent.common.errors import AgentError
 from agent.common.timing import Backoff
 from agent.contract.topics import Topics
 from agent.contract.wire import MessageError, read_object
+from agent.mqtt.bulk_receive import Arrival, ReceiveQueue
 from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
-from agent.mqtt.message import Message
 from fleet.devices.facts import value_at
 from fleet.operator import wait_connected
 from fleet.untrusted import printable
@@ -28,6 +27,7 @@ from fleet.untrusted import printable
 KINDS = ("status", "birth", "telemetry", "event", "reported")
 _CONNECT_S = 10.0
 _POLL_S = 0.2
+_QUEUE_BYTES = 16 << 20
 
 
 @dataclass
@@ -62,49 +62,40 @@ def watch(
     live = console.is_terminal and not as_json
     known: dict[str, WatchedDevice] = {}
     topics = [f"tared/v1/{fleet}/+/{kind}" for kind in KINDS]
-    client = MqttClient(
-        endpoint, f"tared-watch-{uuid.uuid4().hex}", SessionOptions(subscriptions=topics, backoff=Backoff(0.2, 2.0))
-    )
+    arrivals = ReceiveQueue(_QUEUE_BYTES)  # a broker sends what it retains of a thousand devices at once
+    options = SessionOptions(subscriptions=topics, backoff=Backoff(0.2, 2.0), receive_queue=arrivals)
+    client = MqttClient(endpoint, f"tared-watch-{uuid.uuid4().hex}", options)
     screen = Live(console=console, auto_refresh=False) if live else nullcontext()
     with client, screen as table:
         wait_connected(client, endpoint, _CONNECT_S)
         while not ended():
-            for message in _waiting_messages(client):
-                _receive(message, fleet, devices, known, None if live else _print)
+            arrived = arrivals.pop(_QUEUE_BYTES, _POLL_S, _POLL_S)
+            for arrival in arrived:
+                _receive(arrival, fleet, devices, known, None if live else _print)
+            arrivals.confirm(len(arrived))
             if table is not None:
                 table.update(_table(known), refresh=True)
-            time.sleep(_POLL_S)
-
-
-def _waiting_messages(client: MqttClient) -> list[Message]:
-    """Return what has arrived on all topics, in the order of KINDS: the state of a device before its events."""
-    waiting: list[Message] = []
-    for inbox in client.inboxes.values():
-        with suppress(queue.Empty):
-            while True:
-                waiting.append(inbox.get_nowait())
-    return waiting
 
 
 def _receive(
-    message: Message,
+    arrival: Arrival,
     fleet: str,
     devices: frozenset[str],
     known: dict[str, WatchedDevice],
     report: Callable[[str, str, dict[str, Any]], None] | None,
 ) -> None:
     """Note a document, and report it; ignore messages that cannot be read."""
-    name, kind = message.topic.split("/")[3:5]
-    if devices and name not in devices:
-        return
     try:
+        name, kind = arrival.topic.decode().split("/")[3:5]
         Topics(fleet, name)
-        document = read_object(message.payload)
-    except (AgentError, MessageError):
+        document = read_object(arrival.payload)
+    except (AgentError, MessageError, UnicodeDecodeError):
+        return
+    if devices and name not in devices:
         return
     device = known.setdefault(name, WatchedDevice())
     device.newest[kind] = document
-    if not message.retain:
+    if not arrival.retained:
         device.heard_s = time.monotonic()
     if report is not None:
         report(name, kind, document)

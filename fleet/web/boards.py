@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent.common.errors import AgentError
+from agent.common.thinning import thinned
 from agent.common.timing import Backoff
 from agent.contract.topics import Topics
 from agent.contract.wire import MessageError, read_object
@@ -21,7 +22,7 @@ from fleet.devices.facts import value_at
 KINDS = ("status", "birth", "telemetry", "event", "reported")
 _QUEUE_BYTES, _BATCH_BYTES = 16 << 20, 1 << 20
 _WAIT_S = 0.5
-_MOST_EVENTS, _MOST_POINTS = 60, 720
+_MOST_EVENTS, _MOST_POINTS = 60, 200
 _MOST_BOARDS = 20_000  # a stranger may publish under any name
 
 
@@ -42,7 +43,7 @@ class LiveBoard:
     heard_at: float | None = None
     events: deque[tuple[float, Mapping[str, Any]]] = field(default_factory=lambda: deque(maxlen=_MOST_EVENTS))
     job: Mapping[str, Any] | None = None
-    points: dict[str, deque[tuple[float, float | None, float | None]]] = field(default_factory=dict)
+    points: dict[str, list[tuple[float, float | None, float | None]]] = field(default_factory=dict)
     version: int = 0
 
 
@@ -147,8 +148,8 @@ def _note_points(board: LiveBoard, telemetry: Mapping[str, Any], now: float) -> 
     cameras = telemetry.get("cameras")
     for name, camera in cameras.items() if isinstance(cameras, Mapping) else ():
         estimate, gain_db = value_at(camera, "fidelity", "estimate"), value_at(camera, "drift", "gain_db")
-        points = board.points.setdefault(str(name), deque(maxlen=_MOST_POINTS))
-        points.append((now, _number(estimate), _number(gain_db)))
+        points = [*board.points.get(str(name), ()), (now, _number(estimate), _number(gain_db))]
+        board.points[str(name)] = thinned(points, _MOST_POINTS)
 
 
 def _number(value: object) -> float | None:

@@ -195,6 +195,17 @@ def test_the_batch_may_lie_in_memory_as_it_likes(backend: Backend) -> None:
             np.testing.assert_array_equal(output, expected[name])
 
 
+def test_an_answer_stays_what_it_was_when_the_next_batch_is_inferred(backend: Backend) -> None:
+    model = residual_net()
+    engine, batch = built(backend, model), random_image(model)
+    held = engine.infer(batch)
+    kept = {name: output.copy() for name, output in held.items()}
+    (other,) = engine.infer(random_image(model, 1)).values()
+    for name, output in held.items():
+        np.testing.assert_array_equal(output, kept[name])
+        assert not np.array_equal(output, other)
+
+
 def test_a_profile_of_another_input_is_refused(backend: Backend) -> None:
     request = BuildRequest(residual_net(OPEN), profiles=({"video": ShapeRange((1,), (1,), (1,))},))
     assert (

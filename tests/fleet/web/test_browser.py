@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from functools import partial
@@ -26,7 +27,9 @@ _FLAGS = (
 @pytest.fixture
 def browser(tmp_path: Path) -> Iterator[webdriver.Chrome]:
     if _CHROMIUM is None or _DRIVER is None:
-        pytest.skip("no Chromium: apt-get install chromium chromium-driver")
+        missing = "no Chromium: apt-get install chromium chromium-driver"
+        assert "TARED_REQUIRE_BROWSER" not in os.environ, missing
+        pytest.skip(missing)
     options = webdriver.ChromeOptions()
     options.binary_location = _CHROMIUM
     for flag in (*_FLAGS, f"--user-data-dir={tmp_path / 'profile'}"):
