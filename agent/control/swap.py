@@ -95,6 +95,11 @@ class EngineSwap:
         """True while an engine is on trial, or the frame path has yet to close the previous one."""
         return self._swap is not None or self.pipeline.loop.is_committing
 
+    @property
+    def candidate(self) -> str | None:
+        """Id of the engine that serves on probation; None while the service's own engine serves."""
+        return self._swap.loaded.artefact.id if self._swap is not None and self._swap.announced is not None else None
+
     def start(
         self, loaded: LoadedEngine, tracker: JobTracker, verdict: Verdict | None = None, max_loss: float | None = None
     ) -> None:

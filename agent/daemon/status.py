@@ -58,12 +58,13 @@ class StatusReporter:
     def history(self, states: CameraStates) -> list[HistoryRow]:
         """Return what the history keeps of this moment, camera by camera."""
         service, pipeline = self._operations.service, self._operations.pipeline
+        candidate = self._operations.swap.candidate  # the figures are of it from its first answer on
         return [
             HistoryRow(
                 round(pipeline.last_ts, 3),
                 camera,
-                service.serving.id,
-                not service.is_degraded,
+                candidate or service.serving.id,
+                candidate is not None or not service.is_degraded,
                 _rounded(state.fidelity) if state.fidelity.n and not state.outage else (),
                 _rounded(accuracy) if (accuracy := pipeline.feeds[camera].accuracy.estimate.interval).n else (),
                 state.drift.state if state.drift is not None and not state.outage else "",

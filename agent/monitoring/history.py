@@ -31,9 +31,9 @@ _OWNER_ONLY = 0o600
 class HistoryRow:
     """One camera at one moment.
 
-    ts: capture time in s, Unix time for a live camera. engine: id of the artefact in service. is_int8: whether it has
-    INT8. fidelity, accuracy: (estimate, low, high), empty where nothing was measured. drift: its state, empty
-    without one; gain_db: what a recalibration would gain.
+    ts: capture time in s, Unix time for a live camera. engine: id of the artefact that serves, on probation too.
+    is_int8: whether it has INT8. fidelity, accuracy: (estimate, low, high), empty where nothing was measured. drift:
+    its state, empty without one; gain_db: what a recalibration would gain.
     """
 
     ts: float

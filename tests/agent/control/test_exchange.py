@@ -31,6 +31,20 @@ def test_it_is_kept_after_its_frames_and_seconds_and_committed_only_then(bench: 
     assert not bench.exchange.is_active
 
 
+def test_the_candidate_is_what_serves_on_probation(bench: Bench) -> None:
+    trial = bench.start()
+    assert trial is not None
+    assert bench.exchange.candidate is None  # it has not answered yet
+    trial.live(1.0, 0)
+    assert bench.exchange.candidate == "new"
+    trial.failed(AgentError("probation.error", "a", "b", "c"), 0.0, False)
+    assert bench.exchange.candidate is None
+    bench.live()
+    bench.answer(19)
+    bench.tick()
+    assert (bench.committed, bench.exchange.candidate) == (["new"], None)
+
+
 @pytest.mark.parametrize(("before", "judged"), [(500, False), (1000, True)])
 def test_what_a_probation_could_judge_is_told(bench: Bench, before: int, judged: bool) -> None:
     state = SimpleNamespace(fidelity=Interval(0.95, 0.9, 1.0, 12), gain=UNKNOWN, drift=None)
