@@ -86,7 +86,7 @@ _HEADS = (
 
 
 def _row(facts: TensorFacts) -> Sequence[object]:
-    chart = Markup(str(tensor_chart(facts)).replace('class="chart"', 'class="chart small" tabindex="0"', 1))
+    chart = Markup(str(tensor_chart(facts)).replace('class="chart"', 'class="chart small"', 1))
     sqnr = f"{facts.sqnr_db:.1f}" if np.isfinite(facts.sqnr_db) else ""
     return (
         facts.name,

@@ -16,6 +16,7 @@ from calibrate.errors import TaredError
 from engines.store.artefact import Artefact, read_artefact
 
 _SHEET = "selection.png"
+_COUNTED = {"considered": "considered", "taken": "taken", "duplicate": "left out, too alike", "held_out": "held out"}
 _STATES = {
     "COMMITTED": "good", "ROLLED_BACK": "bad", "FAILED": "bad", "CANCELLED": "warning",
 }  # fmt: skip
@@ -232,7 +233,7 @@ def _jobs(jobs: Sequence[JobRow]) -> Iterator[Section]:
 def _selection(state_dir: Path) -> Iterator[Section]:
     try:
         counts = json.loads((state_dir / "selection.json").read_text(encoding="utf-8"))
-        facts = {name: str(counts[name]) for name in ("considered", "taken", "duplicate", "held_out") if name in counts}
+        facts = {words: str(counts[name]) for name, words in _COUNTED.items() if name in counts}
     except (OSError, ValueError, TypeError):
         facts = {}
     try:

@@ -294,7 +294,7 @@ def strip(cells: Sequence[tuple[float, float, str, str]], title: str, height: in
 
 
 def _svg(shapes: Sequence[Markup], width: float, height: float, title: str) -> Markup:
-    return Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
+    return Markup('<svg class="chart" tabindex="0" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
         width, height, visible(title), Markup("").join(shapes)
     )
 
