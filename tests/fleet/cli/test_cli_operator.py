@@ -136,7 +136,7 @@ def test_a_table_has_a_row_for_each_device_whatever_they_send() -> None:
         ("c", "telemetry", {"cameras": [1]}),
         ("c", "birth", {"engine": ["x"]}),
     ]:
-        message = watching.Message(f"tared/v1/fleet/{name}/{kind}", json.dumps(document).encode())
+        message = watching.Arrival(f"tared/v1/fleet/{name}/{kind}".encode(), json.dumps(document).encode())
         watching._receive(message, "fleet", frozenset({"a", "b", "c"}), known, None)
     shown = Console(file=(text := io.StringIO()), width=200, force_terminal=False)
     shown.print(watching._table(known))
@@ -150,7 +150,7 @@ def test_what_is_no_document_of_a_device_is_passed_over() -> None:
     known: dict[str, watching.WatchedDevice] = {}
     for name, payload in (("a", b"no JSON"), ("other", b"{}")):
         watching._receive(
-            watching.Message(f"tared/v1/fleet/{name}/status", payload), "fleet", frozenset("a"), known, None
+            watching.Arrival(f"tared/v1/fleet/{name}/status".encode(), payload), "fleet", frozenset("a"), known, None
         )
     assert known == {}
 

@@ -111,7 +111,8 @@ def test_a_late_will_in_one_batch_with_the_connection_that_followed_does_not_end
 def test_who_watches_is_not_told_that_it_was_heard_either() -> None:
     known: dict[str, watch.WatchedDevice] = {}
     for retain, is_seen in ((True, False), (False, True)):
-        watch._receive(Message(TOPICS.status, ONLINE.payload, retain=retain), "fleet", frozenset(), known, None)
+        arrival = Arrival(TOPICS.status.encode(), ONLINE.payload, retain)
+        watch._receive(arrival, "fleet", frozenset(), known, None)
         assert known["board"].newest["status"]["state"] == "online"
         assert (known["board"].heard_s is not None) is is_seen
         assert ("not yet" in list(watch._table(known).columns[-1].cells)) is not is_seen
