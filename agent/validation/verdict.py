@@ -41,7 +41,8 @@ _MAX_CONFUSION = 0.1  # of the frames with a class, as `tared plan` has it; a la
 _TAIL_FROM = 100  # inferences: of fewer the 99th percentile is the slowest one, which depends on the machine's load
 _TAIL_CHANCE = 0.001  # probability that so many more slow inferences are the candidate's, if neither engine is slower
 _MOST_CLASSES = 100  # that a verdict lists
-_LEAST_LOSS = 0.02  # of float's time: so much slower may INT8 be, which is as fast then
+# So much slower than float may INT8 be, and counts as fast: of float's time, and where that is next to nothing.
+_LEAST_LOSS, _LEAST_LOSS_MS = 0.02, 0.05
 _NOTICED_MS = 0.25  # a difference that no frame at 1000 Hz would notice does not count
 _EXPECTED = {
     "outputs": "finite outputs of the reference's names, types and shapes",
@@ -341,7 +342,7 @@ class _Latency:
             return ""
         candidate_ms = self.times_ms[-len(self.floats_ms) :, 0]
         later_ms = candidate_ms - self.floats_ms[-len(candidate_ms) :]
-        if np.median(later_ms) <= _LEAST_LOSS * self.float_ms:
+        if np.median(later_ms) <= max(_LEAST_LOSS * self.float_ms, _LEAST_LOSS_MS):
             return ""
         if _chance(int((later_ms > 0.0).sum()), len(later_ms)) >= _TAIL_CHANCE:
             return ""

@@ -150,6 +150,11 @@ def test_where_int8_has_to_gain_a_first_engine_is_no_slower_than_float(float_ms:
     assert verdict(comparison).accepted
 
 
+def test_where_float_takes_next_to_nothing_microseconds_refuse_no_int8() -> None:
+    comparison = seen(around(0.95), None, np.full((32, 1), 0.036), float_ms=0.032)
+    assert decide(comparison, VerdictLimits(0.1, 1.25, must_gain=True)).accepted
+
+
 @pytest.mark.parametrize(("serving", "accepted"), [(0.95, False), (0.5, True)])
 def test_a_later_engine_slower_than_float_is_accepted_only_for_clearly_better_answers(
     serving: float, accepted: bool
