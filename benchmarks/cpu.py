@@ -88,7 +88,7 @@ def measure(name: str, folder: Path, with_peers: bool = False) -> list[Entry]:
     dataset = DATA / case.dataset if case.dataset is not None else None
     others, missing = quantise_by_peers(name, spec, folder) if with_peers else ({}, [])
     result = run_benchmark(spec, str(_frames(name)), _FRAMES, 1, _MAX_LOSS, dataset, others, as_written=True)
-    return [*(Entry(**entry) for entry in result["engines"]), *missing]
+    return [*(Entry(**row) for row in result["rows"]), *missing]
 
 
 def quantise_by_peers(name: str, spec_path: Path, folder: Path) -> tuple[dict[tuple[str, str], bytes], list[Entry]]:
@@ -125,9 +125,9 @@ def _frames(name: str) -> Path:
     return ROOT / "var" / "sample" / "street.mp4" if name == "sample" else DATA / CASES[name].frames
 
 
-def of(entries: Sequence[Entry], runtime: str, engine: str) -> Entry:
+def of(entries: Sequence[Entry], backend: str, precision: str) -> Entry:
     """Return the entry of an engine on a runtime."""
-    return next(each for each in entries if (each.runtime, each.engine) == (runtime, engine))
+    return next(each for each in entries if (each.backend, each.precision) == (backend, precision))
 
 
 def engines_section(found: Mapping[str, Sequence[Entry]]) -> Section:
@@ -137,17 +137,18 @@ def engines_section(found: Mapping[str, Sequence[Entry]]) -> Section:
     for name, entries in found.items():
         base = of(entries, "onnxruntime", FLOAT).p50_ms or 1.0
         for each in entries:
-            if each.p50_ms is None:
-                if each.engine in _PEERS:
-                    table.rows.append((name, each.runtime, f"{each.engine}: {each.without}", *[""] * 9))
+            if each.latency_ms is None:
+                if each.precision in _PEERS:
+                    table.rows.append((name, each.backend, f"{each.precision}: {each.without}", *[""] * 9))
                 continue
-            figures: list[Any] = [each.fidelity, each.score, each.memory_bytes, each.engine_bytes, each.made_s]
-            fidelity, score, memory, size, made = (0.0 if value is None else value for value in figures)
+            p50_ms, p99_ms = (each.latency_ms[key] for key in ("p50", "p99"))
+            figures: list[Any] = [each.fidelity, each.metric, each.memory_bytes, each.engine_bytes, each.seconds]
+            fidelity, metric, memory, size, seconds = (0.0 if value is None else value for value in figures)
             table.rows.append(
                 (
-                    name, each.runtime, each.engine, f"{each.p50_ms:.2f}", f"{each.p99_ms:.2f}",
-                    f"{each.p50_ms / base:.2f}x", f"{fidelity:.3f}", "" if each.score is None else f"{score:.4f}",
-                    f"{memory / 2**20:.0f}", f"{size / 2**20:.2f}", f"{made:.1f}",
+                    name, each.backend, each.precision, f"{p50_ms:.2f}", f"{p99_ms:.2f}",
+                    f"{p50_ms / base:.2f}x", f"{fidelity:.3f}", "" if each.metric is None else f"{metric:.4f}",
+                    f"{memory / 2**20:.0f}", f"{size / 2**20:.2f}", f"{seconds:.1f}",
                 )
             )  # fmt: skip
     return table
@@ -164,17 +165,19 @@ def bars(found: Mapping[str, Sequence[Entry]]) -> list[Bar]:
         assert served.p50_ms is not None
         assert base is not None
         assert own is not None
-        judged.append(at_most(f"{name}: {served.engine} on OpenVINO, to FP32", CASES[name].most, served.p50_ms / base))
+        judged.append(
+            at_most(f"{name}: {served.precision} on OpenVINO, to FP32", CASES[name].most, served.p50_ms / base)
+        )
         judged.append(at_most(f"{name}: the same, to OpenVINO's FP32", 1.0, served.p50_ms / own))
-        if plan.score is not None and written.score is not None:
-            points = 100.0 * abs(plan.score - written.score)
+        if plan.metric is not None and written.metric is not None:
+            points = 100.0 * abs(plan.metric - written.metric)
             judged.append(at_most(f"{name}: the plan, to the same graph as written", _POINTS, points, " points"))
         elif plan.fidelity is not None and written.fidelity is not None:
             apart = abs(plan.fidelity - written.fidelity)
             judged.append(at_most(f"{name}: the plan's fidelity, to the same graph's as written", _FIDELITY, apart, ""))
-        rivals = [each for each in entries if each.engine in _PEERS and each.runtime == "openvino" and each.p50_ms]
+        rivals = [each for each in entries if each.precision in _PEERS and each.backend == "openvino" and each.p50_ms]
         if rivals:
-            better = [each.engine for each in rivals if beats(each, served)]
+            better = [each.precision for each in rivals if beats(each, served)]
             judged.append(at_most(f"{name}: peers that beat it {' '.join(better)}".rstrip(), 0, len(better), ""))
     return judged
 
@@ -183,8 +186,8 @@ def beats(peer: Entry, ours: Entry) -> bool:
     """Return whether a peer's engine is faster, and more accurate by more than chance."""
     assert peer.p50_ms is not None
     assert ours.p50_ms is not None
-    if peer.score is not None and ours.score is not None:
-        is_better = peer.score - ours.score > _CHANCE
+    if peer.metric is not None and ours.metric is not None:
+        is_better = peer.metric - ours.metric > _CHANCE
     else:
         is_better = (peer.fidelity or 0.0) - (ours.fidelity or 0.0) > _FIDELITY_CHANCE
     return peer.p50_ms < ours.p50_ms and is_better

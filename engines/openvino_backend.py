@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import platform
 import re
 from collections.abc import Mapping, Sequence, Set
 from contextlib import closing
 from functools import lru_cache
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -26,7 +28,7 @@ import openvino as ov
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from engines.board import processor
+from engines.board import instructions, processor
 from engines.errors import EngineError
 from engines.graph.load import image_input
 from engines.graph.profiles import profiles_for
@@ -38,6 +40,13 @@ from engines.quantise.integer_kernels import narrow_weights, shift_concatenated
 from engines.store.artefact import fingerprint
 from engines.store.kept_file import read_kept, write_kept
 
+SETTINGS = {
+    "PERFORMANCE_HINT": "LATENCY",
+    "NUM_STREAMS": 1,
+    "ENABLE_CPU_PINNING": False,  # a pinned thread would keep its core from the camera
+    "INFERENCE_PRECISION_HINT": "f32",
+}
+_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # variables that forbid oneDNN instructions
 _WARM_UP = 3  # profiled runs that do not count: memory is allocated, caches fill
 _BRANCH = re.compile(r"_\d+$")  # where OpenVINO quantises the inputs of a Concat instead of its output
 _SOURCE = re.compile(r"^(Exception from \S+:\d+:|Check '.*' failed at \S+:\d+:)\s*$")
@@ -101,15 +110,29 @@ class OpenVinoBackend:
         just_built, self._just_built = self._just_built, None
         if just_built is not None and just_built[0] == engine:
             return OpenVinoEngine(*just_built, self._options.threads)
-        identity = {"graph": hashlib.sha256(engine).hexdigest(), "runtime": dict(self.describe())}
-        cache = self._options.cache
-        kept = cache / f"{fingerprint(identity)}.openvino" if cache is not None else None
+        kept = self._kept(engine)
         compiled = _imported(read_kept(kept, self._options.key, kept.stem), self._options.threads) if kept else None
         if compiled is None:
             compiled = _compiled(engine, self._options.threads)
             if kept is not None:
                 write_kept(kept, self._options.key, kept.stem, _exported(compiled))
         return OpenVinoEngine(engine, compiled, self._options.threads)
+
+    def _kept(self, engine: bytes) -> Path | None:
+        """Return the file of a compiled network, named for all that it depends on; None where nothing is kept.
+
+        Virtual machines call processors with other instructions by one name, so the instructions count by themselves.
+        """
+        if self._options.cache is None:
+            return None
+        identity = {
+            "graph": hashlib.sha256(engine).hexdigest(),
+            "runtime": dict(self.describe()),
+            "instructions": instructions(),
+            "limit": {name: os.environ.get(name, "") for name in _LIMITS},
+            "settings": {name: str(value) for name, value in _settings(self._options.threads).items()},
+        }
+        return self._options.cache / f"{fingerprint(identity)}.openvino"
 
     def observer(
         self, request: BuildRequest, taps: Sequence[str], progress: Progress = silent, layers: Sequence[str] = ()
@@ -252,13 +275,7 @@ def _imported(content: bytes | None, threads: int) -> ov.CompiledModel | None:
 
 
 def _settings(threads: int) -> dict[str, Any]:
-    return {
-        "PERFORMANCE_HINT": "LATENCY",
-        "NUM_STREAMS": 1,
-        "INFERENCE_NUM_THREADS": threads,
-        "ENABLE_CPU_PINNING": False,  # a pinned thread would keep its core from the camera
-        "INFERENCE_PRECISION_HINT": "f32",
-    }
+    return {**SETTINGS, "INFERENCE_NUM_THREADS": threads}
 
 
 @lru_cache(maxsize=1)
@@ -288,8 +305,11 @@ def _saturates() -> bool:
         [numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    request = _compiled(model.SerializeToString(), threads=1).create_infer_request()
-    sums = request.infer([np.full((1, channels, 4, 4), 127.0, np.float32)])[0]
+    try:
+        request = _compiled(model.SerializeToString(), threads=1).create_infer_request()
+        sums = request.infer([np.full((1, channels, 4, 4), 127.0, np.float32)])[0]
+    except RuntimeError as error:
+        raise _engine_error(error, "engine.run") from error
     return not np.allclose(sums, channels * 127.0 * 127.0, rtol=1e-3)
 
 

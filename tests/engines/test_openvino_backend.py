@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper
-from places import TEST_PATH
+from places import ROOT, TEST_PATH
 from quantised_zoo import QuantisedNet, quantised, sqnr_db
 from zoo import Net, image, residual_net, run
 
+from engines import openvino_backend
 from engines.errors import EngineError
 from engines.graph.profiles import profiles_for
 from engines.interface import Array, Backend, BackendOptions, BuildRequest, Engine, ProfiledEngine, ShapeRange
@@ -23,6 +24,7 @@ from engines.openvino_backend import OpenVinoBackend
 from engines.quantise.apply_plan import insert_qdq
 from engines.quantise.placement import place
 from engines.registry import choose_backend, open_backend
+from engines.store.kept_file import read_kept, write_kept
 
 OPEN = ("batch", 3, 8, 8)
 AS_WRITTEN_DB = 60.0  # of one layer: what is left is the order of float additions
@@ -300,6 +302,50 @@ def test_a_compiled_network_is_kept_and_only_its_own_is_taken(tmp_path: Path) ->
     assert kept.stat().st_mtime_ns != before  # another key's is none
 
 
+def test_what_was_compiled_under_other_conditions_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another processor may have the same name, as those of virtual machines do."""
+    engine = OpenVinoBackend().build(BuildRequest(residual_net())).engine
+    kept = set[str]()
+    conditions: list[Callable[[pytest.MonkeyPatch], object]] = [
+        lambda _: None,
+        lambda patch: patch.setattr(openvino_backend, "instructions", lambda: "sse4_1"),
+        lambda patch: patch.setattr(openvino_backend, "processor", lambda: "another"),
+        lambda patch: patch.setattr("openvino.get_version", lambda: "2027.1"),
+        lambda patch: patch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2"),
+        lambda patch: patch.setitem(openvino_backend.SETTINGS, "NUM_STREAMS", 2),
+    ]
+    for change in conditions:
+        with monkeypatch.context() as patch:
+            change(patch)
+            OpenVinoBackend(BackendOptions(cache=tmp_path, key=b"k" * 32)).load(engine)
+        found = {path.name for path in tmp_path.glob("*.openvino")}
+        assert len(found - kept) == 1
+        kept |= found
+    OpenVinoBackend(BackendOptions(threads=2, cache=tmp_path, key=b"k" * 32)).load(engine)
+    assert len(list(tmp_path.glob("*.openvino"))) == len(conditions) + 1
+
+
+def test_a_signed_file_that_openvino_refuses_is_compiled_anew(tmp_path: Path) -> None:
+    engine = OpenVinoBackend().build(BuildRequest(residual_net())).engine
+    backend = OpenVinoBackend(BackendOptions(cache=tmp_path, key=b"k" * 32))
+    backend.load(engine)
+    (kept,) = tmp_path.glob("*.openvino")
+    whole = read_kept(kept, b"k" * 32, kept.stem)
+    assert whole is not None
+    for content in (b"", b"junk" * 100, whole[: len(whole) // 2]):
+        write_kept(kept, b"k" * 32, kept.stem, content)
+        assert backend.load(engine).infer(image(residual_net()))
+        again = read_kept(kept, b"k" * 32, kept.stem)
+        assert again is not None
+        assert len(again) == len(whole)
+
+
+@pytest.mark.parametrize("place", ["/dev/full/cache", "/proc/cache"])
+def test_a_cache_that_cannot_be_written_stops_nothing(place: str) -> None:
+    engine = OpenVinoBackend().build(BuildRequest(residual_net())).engine
+    assert OpenVinoBackend(BackendOptions(cache=Path(place))).load(engine).infer(image(residual_net()))
+
+
 def test_what_was_just_built_is_not_compiled_twice(tmp_path: Path) -> None:
     backend = OpenVinoBackend(BackendOptions(cache=tmp_path))
     backend.load(backend.build(BuildRequest(residual_net())).engine)
@@ -323,3 +369,47 @@ def test_auto_without_openvino(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen.backend.name == "onnxruntime"
     assert "openvino" in chosen.not_taken["openvino"]
     assert code_of(lambda: open_backend("openvino")) == "backend.missing"  # a named one never falls back
+
+
+_CHOOSE = """
+import sys
+from engines.registry import choose_backend, open_backend
+from calibrate.errors import TaredError
+print(choose_backend("auto").text)
+try:
+    open_backend("openvino" if sys.argv[1] else "onnxruntime")
+except TaredError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("package", "reason", "named"),
+    [
+        ("raise OSError('file too short')", "no usable openvino package: OSError: file too short", "backend.missing"),
+        ("import os; os.kill(os.getpid(), 4)", "a process that tried it ended with SIGILL", ""),
+    ],
+    ids=["broken", "crashes"],
+)
+def test_auto_survives_an_openvino_that_does_not_work_here(
+    tmp_path: Path, package: str, reason: str, named: str
+) -> None:
+    (tmp_path / "openvino.py").write_text(package)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", _CHOOSE, named], env=environment, capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout.startswith("onnxruntime; not tensorrt: ")
+    assert f"; not openvino: {reason}" in done.stdout
+    assert named in done.stdout
+
+
+def test_auto_takes_no_runtime_that_cannot_build_the_model() -> None:
+    model = residual_net(OPEN)
+    profile = {"image": ShapeRange((1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8))}
+    assert choose_backend("auto", None, BuildRequest(model, profiles=(profile,))).backend.name == "openvino"
+    model.graph.node[1].op_type, model.graph.node[1].domain = "BiasGelu", "com.microsoft"  # ONNX Runtime has it
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    chosen = choose_backend("auto", None, BuildRequest(model, input_shape=(1, 3, 8, 8)))
+    assert chosen.backend.name == "onnxruntime"
+    assert "BiasGelu" in chosen.not_taken["openvino"]
