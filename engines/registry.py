@@ -24,7 +24,7 @@ def _tensorrt(options: BackendOptions) -> Backend:
 def _openvino(options: BackendOptions) -> Backend:
     try:
         from engines.openvino_backend import OpenVinoBackend
-    except Exception as error:  # noqa: BLE001  (a damaged package raises anything)
+    except Exception as error:
         raise _missing("openvino", "'tared[openvino]'", error) from error
     return OpenVinoBackend(options)
 
@@ -32,7 +32,7 @@ def _openvino(options: BackendOptions) -> Backend:
 def _onnxruntime(options: BackendOptions) -> Backend:
     try:
         from engines.onnxruntime_backend import OnnxRuntimeBackend
-    except Exception as error:  # noqa: BLE001  (as above)
+    except Exception as error:
         raise _missing("onnxruntime", "onnxruntime", error) from error
     return OnnxRuntimeBackend(options)
 
