@@ -165,49 +165,6 @@ def test_an_open_batch_is_compiled_for_the_shape_of_one_frame(backend: Backend) 
     assert code_of(lambda: engine.infer(np.zeros((2, 3, 8, 8), np.float32))) == "engine.batch"
 
 
-def test_profiles_leave_open_what_they_differ_in(backend: Backend) -> None:
-    profile = {"image": ShapeRange((1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8))}
-    engine = built(backend, residual_net(OPEN), profiles=(profile,))
-    assert engine.inputs[0].shape == (None, 3, 8, 8)
-    batch = np.concatenate([image(residual_net(), seed) for seed in range(3)])
-    (found,), (expected,) = engine.infer(batch).values(), run(residual_net(OPEN), batch).values()
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_outputs_have_the_names_of_the_graph(backend: Backend) -> None:
-    """OpenVINO drops an Identity, and its tensor then has two names."""
-    net = Net()
-    conv = net.conv("image", 3, 4)
-    model = net.model(net.node("Identity", conv), net.node("Relu", conv))
-    assert [spec.name for spec in built(backend, model).outputs] == [output.name for output in model.graph.output]
-
-
-def test_the_batch_may_lie_in_memory_as_it_likes(backend: Backend) -> None:
-    """And it is read at once: what becomes of it later changes nothing."""
-    model = residual_net()
-    engine, batch = built(backend, model), random_image(model)
-    expected = {name: output.copy() for name, output in engine.infer(batch).items()}
-    frozen, mirrored = batch.copy(), np.asfortranarray(batch)
-    frozen.flags.writeable = False
-    for each in (frozen, mirrored, batch.copy()):
-        found = engine.infer(each)
-        if each.flags.writeable:
-            each[:] = 0.0
-        for name, output in found.items():
-            np.testing.assert_array_equal(output, expected[name])
-
-
-def test_an_answer_stays_what_it_was_when_the_next_batch_is_inferred(backend: Backend) -> None:
-    model = residual_net()
-    engine, batch = built(backend, model), random_image(model)
-    held = engine.infer(batch)
-    kept = {name: output.copy() for name, output in held.items()}
-    (other,) = engine.infer(random_image(model, 1)).values()
-    for name, output in held.items():
-        np.testing.assert_array_equal(output, kept[name])
-        assert not np.array_equal(output, other)
-
-
 def test_a_profile_of_another_input_is_refused(backend: Backend) -> None:
     request = BuildRequest(residual_net(OPEN), profiles=({"video": ShapeRange((1,), (1,), (1,))},))
     assert (
@@ -215,18 +172,6 @@ def test_a_profile_of_another_input_is_refused(backend: Backend) -> None:
         == "engine.profile"
         == code_of(lambda: profiles_for(request.graph, request))
     )
-
-
-def test_uint8_inputs(backend: Backend) -> None:
-    net = Net((1, 3, 8, 8))
-    model = net.model(net.conv(net.node("Cast", "image", to=1), 3, 4))
-    model.graph.input[0].type.tensor_type.elem_type = 2
-    engine = built(backend, model)
-    assert engine.inputs[0].dtype == np.uint8
-    batch = np.random.default_rng(0).integers(0, 256, (1, 3, 8, 8), np.uint8)
-    (found,), (expected,) = engine.infer(batch).values(), run(model, batch).values()
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-2)
-    assert code_of(lambda: engine.infer(batch.astype(np.float32))) == "engine.batch"
 
 
 # ---- errors
@@ -240,13 +185,6 @@ def test_what_cannot_be_an_engine(backend: Backend) -> None:
     with pytest.raises(EngineError, match=r"engine\.unsupported.*Frobnicate"):
         backend.build(BuildRequest(model))
     assert code_of(lambda: OpenVinoBackend(BackendOptions(dla=0))) == "backend.option"
-
-
-def test_close_is_idempotent_and_final(backend: Backend) -> None:
-    engine = built(backend, residual_net())
-    engine.close()
-    engine.close()
-    assert code_of(lambda: engine.infer(image(residual_net()))) == "engine.closed"
 
 
 # ---- times
