@@ -1,6 +1,6 @@
 """What INT8 gains on this CPU: every runtime in float, in plain INT8 and under a plan, as `tared benchmark` has them.
 
-    python -m benchmarks.cpu [--parts engines instructions] [--models resnet20 ...] [--peers] [--json | --markdown]
+    python -m benchmarks.cpu [--parts engines ...] [--models resnet20 ...] [--peers] [--json | --markdown]
 
 Needs ../shared/data (or $TARED_SHARED/data), and for `sample` the video that `make run` renders. One thread; all
 engines of a model answer the same frames in turn. Of COCO's photos half calibrate, and all are scored. Meaningful on a
@@ -13,6 +13,9 @@ and more accurate by more than chance.
 
 `instructions` limits oneDNN's kernels to those of older processors, and compares the outputs of plain INT8 with the
 graph as it is written (benchmarks/workers/openvino_instructions.py).
+
+`layers` has OpenVINO's profiler say where plain INT8 and float spend their time, and how much of FP32's on ONNX Runtime
+the INT8 kernels take alone: no engine of them can be faster (benchmarks/workers/openvino_layers.py).
 """
 
 from __future__ import annotations
@@ -71,6 +74,11 @@ CASES = {
 }
 _LIMITS = ("DEFAULT", "AVX512_CORE", "AVX2", "SSE41")  # oneDNN's names; DEFAULT: all that the processor has
 _COMPARED = 12  # frames
+_PARTS = ("engines", "instructions", "layers")
+_SHARES = {  # kinds of kernels, as the worker has them
+    "int8": "INT8 kernels", "float": "convolutions in float", "others": "others", "copies": "copies",
+    "conversions": "conversions", "call": "the call",
+}  # fmt: skip
 _POINTS, _FIDELITY = 0.3, 0.01  # allowed between a graph on OpenVINO and as it is written
 _CHANCE, _FIDELITY_CHANCE = 0.007, 0.01  # of mAP on 128 photos (benchmarks/RESULTS.md), of fidelity on 64 frames
 # Tools of benchmarks/workers/quantise.py, the environment of each, and the runtimes that serve what it makes.
@@ -204,16 +212,32 @@ def instructions(names: Sequence[str], folder: Path) -> Section:
     columns = ("model", "instructions up to", "products", "as tared gives it, dB", "weights of eight bits, dB")
     table = Section("OpenVINO's outputs to the graph as written", columns, note=f"Over {_COMPARED} frames.")
     for name in names:
-        graph, tensors = _plain_int8(name, folder)
+        graph, _, tensors = _graphs(name, folder)
         for limit in _LIMITS:
-            found = _limited(graph, tensors, limit)
+            found = _worker("openvino_instructions", graph, tensors, limit=limit)
             ratios = [f"{found[key]:.1f}" if key in found else found["error"] for key in ("built", "eight_bits")]
             table.rows.append((name, limit, found["products"], *ratios))
     return table
 
 
-def _plain_int8(name: str, folder: Path) -> tuple[Path, Path]:
-    """Write the plain INT8 graph that a model has for OpenVINO, and network inputs that did not calibrate it."""
+def layers(names: Sequence[str], folder: Path) -> Section:
+    """One row a model and engine."""
+    columns = ("model", "engine", "ms", "to FP32", *_SHARES.values(), "the INT8 kernels alone, to FP32")
+    note = "FP32: on ONNX Runtime. All in turn, one thread; parts of the time in percent, by OpenVINO's profiler."
+    table = Section("Where the time goes on OpenVINO", columns, note=note)
+    for name in names:
+        found = _worker("openvino_layers", *_graphs(name, folder))
+        base = found["ms"]["onnxruntime"]
+        for engine, precision in (("int8", PLAIN), ("float", FLOAT)):
+            parts, ms = found["shares"][engine], found["ms"][engine]
+            alone = f"{ms * parts['int8'] / base:.2f}x" if engine == "int8" else ""
+            shown = (f"{100.0 * parts[share]:.0f}" for share in _SHARES)
+            table.rows.append((name, precision, f"{ms:.2f}", f"{ms / base:.2f}x", *shown, alone))
+    return table
+
+
+def _graphs(name: str, folder: Path) -> tuple[Path, Path, Path]:
+    """Write a model's plain INT8 graph for OpenVINO, its float graph, and inputs that did not calibrate it."""
     model, backend = open_model(load_model_spec(_spec(name, folder))), open_simulator(open_backend("openvino"), 1)
     images = list(read_spread(parse_source(str(_frames(name))), _FRAMES))
     collection, inputs = CalibrationSet(held_out_size=0), list[Array]()
@@ -226,15 +250,16 @@ def _plain_int8(name: str, folder: Path) -> tuple[Path, Path]:
             elif len(inputs) < _COMPARED:
                 inputs.append(tensor.copy())
     calibration = calibrate(model, collection.histograms, "entropy", collection.frames, name, backend)
-    graph, tensors = folder / f"{name}.onnx", folder / f"{name}.npy"
+    graph, in_float, tensors = (folder / f"{name}{end}" for end in (".onnx", "-float.onnx", ".npy"))
     graph.write_bytes(build_int8(model, backend, ALL_INT8, calibration, {}, silent).built.engine)
+    in_float.write_bytes(model.master.SerializeToString())
     np.save(tensors, np.stack(inputs))
-    return graph, tensors
+    return graph, in_float, tensors
 
 
-def _limited(graph: Path, tensors: Path, limit: str) -> dict[str, Any]:
-    """Return what the worker prints under a limit of instructions."""
-    command = [sys.executable, "-m", "benchmarks.workers.openvino_instructions", str(graph), str(tensors)]
+def _worker(module: str, *paths: Path, limit: str = _LIMITS[0]) -> dict[str, Any]:
+    """Return what a worker prints, under a limit of instructions."""
+    command = [sys.executable, "-m", f"benchmarks.workers.{module}", *map(str, paths)]
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": limit}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
@@ -244,7 +269,7 @@ def _limited(graph: Path, tensors: Path, limit: str) -> dict[str, Any]:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="What INT8 gains on this CPU.")
-    parser.add_argument("--parts", nargs="+", choices=("engines", "instructions"), default=["engines", "instructions"])
+    parser.add_argument("--parts", nargs="+", choices=_PARTS, default=list(_PARTS))
     parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--peers", action="store_true", help="quantised by other tools, too")
     add_output_option(parser)
@@ -259,6 +284,8 @@ def main() -> None:
             sections += [engines_section(found), bars_section(bars(found))]
         if "instructions" in options.parts:
             sections.append(instructions(options.models, Path(folder)))
+        if "layers" in options.parts:
+            sections.append(layers(options.models, Path(folder)))
     publish(sections, options)
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from engines import openvino_backend
 from engines.errors import EngineError
 from engines.graph.profiles import profiles_for
 from engines.interface import Array, Backend, BackendOptions, BuildRequest, Engine, ProfiledEngine, ShapeRange
-from engines.openvino_backend import OpenVinoBackend
+from engines.openvino_backend import OpenVinoBackend, kernel_times_ms, undisturbed
 from engines.quantise.apply_plan import insert_qdq
 from engines.quantise.placement import place
 from engines.registry import choose_backend, open_backend
@@ -199,6 +200,24 @@ def test_times_belong_to_nodes(backend: Backend) -> None:
     assert all(nodes[kernel] for kernel in times if times[kernel] > 0.0)
     covered = {name for kernel in times for name in nodes[kernel]}
     assert {node.name for node in model.graph.node if node.op_type in {"Conv", "Concat", "MaxPool"}} <= covered
+
+
+def test_a_preemption_is_in_no_kernels_time() -> None:
+    """OpenVINO's profiler has averages of all runs since the start, in whole microseconds."""
+    usual_us = {"small": 3.0, "large": 320.0}
+    runs_us = [dict(usual_us) for _ in range(13)]
+    runs_us[0] = {"small": 30.0, "large": 900.0}  # memory is allocated
+    runs_us[5]["large"] += 7000.0
+    totals_us, averages_ms = Counter[str](), []
+    for number, each in enumerate(runs_us, start=1):
+        totals_us.update({name: int(us) for name, us in each.items()})
+        averages_ms.append({name: total // number / 1000.0 for name, total in totals_us.items()})
+    assert averages_ms[-1]["large"] > 0.8
+    counted = undisturbed([sum(each.values()) / 1000.0 for each in runs_us])
+    assert counted == [3, 4, *range(6, 13)]
+    found = kernel_times_ms(averages_ms, counted)
+    assert found["large"] == pytest.approx(0.320, abs=0.003)
+    assert found["small"] == pytest.approx(0.003, abs=0.002)
 
 
 def test_what_runs_here_is_reported_to_nobody(tmp_path: Path) -> None:

@@ -93,6 +93,12 @@ def _observed(model: Model, tensors: list[NDArray[np.float32]]) -> dict[str, Abs
     return merged
 
 
+@pytest.fixture(autouse=True)
+def _need_not_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether INT8 is faster than float with this little model is chance."""
+    monkeypatch.setattr(backend_class(), "int8_must_gain", False)
+
+
 @pytest.fixture(scope="module")
 def board(tmp_path_factory: pytest.TempPathFactory) -> Board:
     return Board(tmp_path_factory.mktemp("board"))
