@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import psutil
 from rich.bar import Bar
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -272,17 +273,30 @@ def _weigh(name: str, content: bytes, shape: list[int]) -> tuple[int, int]:
 
 def print_benchmark(result: Mapping[str, Any], console: Console) -> None:
     """Print the table, and a chart of the latencies; in the table they are also multiples of FP32 on ONNX Runtime."""
-    table = Table(
-        title=f"{result['model']}: {result['frames']} frames, {result['threads']} threads", title_justify="left"
+    title = f"{result['model']}: {result['frames']} frames, {result['threads']} threads"
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+    columns = (
+        "runtime",
+        "engine",
+        "p50\nms",
+        "p99\nms",
+        "to\nfp32",
+        "fidelity",
+        "metric",
+        "memory\nMiB",
+        "engine\nMiB",
     )
-    columns = ("runtime", "engine", "p50, ms", "p99, ms", "to fp32", "fidelity", "metric", "memory, MiB", "engine, MiB")
-    for number, column in enumerate((*columns, "made in, s")):
+    for number, column in enumerate((*columns, "made\nin s")):
         table.add_column(column, justify="left" if number < 2 else "right")
     entries = [Entry(**row) for row in result["rows"]]
     base = next((each.p50_ms for each in entries if (each.backend, each.precision) == ("onnxruntime", FLOAT)), None)
     for each in entries:
-        table.add_row(*_cells(each, base))
+        if not each.without:
+            table.add_row(*_cells(each, base))
     console.print(table)
+    for each in entries:
+        if each.without:
+            console.print(f"not {each.backend}, {each.precision}: {each.without}", highlight=False, markup=False)
     timed = sorted(((each.p50_ms, each) for each in entries if each.p50_ms is not None), key=lambda row: row[0])
     chart = Table.grid(padding=(0, 1))
     for p50_ms, each in timed:
@@ -294,7 +308,7 @@ def print_benchmark(result: Mapping[str, Any], console: Console) -> None:
 def _cells(entry: Entry, base_ms: float | None) -> Iterator[str]:
     latency_ms, p50_ms = entry.latency_ms or {}, entry.p50_ms
     yield entry.backend
-    yield f"{entry.precision}: {entry.without}" if entry.without else entry.precision
+    yield entry.precision
     yield _shown(p50_ms, 2)
     yield _shown(latency_ms.get("p99"), 2)
     yield f"{p50_ms / base_ms:.2f}x" if p50_ms is not None and base_ms else ""
