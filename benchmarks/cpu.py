@@ -49,8 +49,8 @@ from benchmarks.models import DATA
 from benchmarks.peers import HERE, NNCF, ROOT, WORKERS, PeerError, interpreter
 from benchmarks.report import Bar, Section, add_output_option, at_most, bars_section, publish
 from calibrate.plan import ALL_INT8
-from engines.interface import Array, silent
-from engines.registry import open_backend, open_simulator
+from engines.interface import Array, BackendOptions, silent
+from engines.registry import open_backend
 
 _FRAMES = 128  # of each scene: half calibrate, half measure
 _MAX_LOSS = 0.1
@@ -73,6 +73,7 @@ CASES = {
     "sample": Case("", None, 0.60),
 }
 _LIMITS = ("DEFAULT", "AVX512_CORE", "AVX2", "SSE41")  # oneDNN's names; DEFAULT: all that the processor has
+_EIGHT_BITS = BackendOptions(unsigned=True)  # as for OpenVINO where products are exact
 _COMPARED = 12  # frames
 _PARTS = ("engines", "instructions", "layers")
 _SHARES = {  # kinds of kernels, as the worker has them
@@ -238,7 +239,7 @@ def layers(names: Sequence[str], folder: Path) -> Section:
 
 def _graphs(name: str, folder: Path) -> tuple[Path, Path, Path]:
     """Write a model's plain INT8 graph for OpenVINO, its float graph, and inputs that did not calibrate it."""
-    model, backend = open_model(load_model_spec(_spec(name, folder))), open_simulator(open_backend("openvino"), 1)
+    model, backend = open_model(load_model_spec(_spec(name, folder))), open_backend("onnxruntime", _EIGHT_BITS)
     images = list(read_spread(parse_source(str(_frames(name))), _FRAMES))
     collection, inputs = CalibrationSet(held_out_size=0), list[Array]()
     with closing(model.open_observer(backend)) as observer:

@@ -81,8 +81,13 @@ class OpenVinoBackend:
             "products": "saturate" if _saturates() else "exact",
         }
 
+    @property
+    def weight_bits(self) -> int:
+        """8, or 7 where products saturate."""
+        return 7 if _saturates() else 8
+
     def flags(self) -> Mapping[str, str]:
-        return {"activations": "unsigned"}
+        return {"activations": "unsigned", **({"weights": "7 bits"} if self.weight_bits == 7 else {})}
 
     def build(self, request: BuildRequest, progress: Progress = silent) -> Built:
         """Return the graph in the form that is compiled, once it has been loaded and has run on zeros.
@@ -93,9 +98,9 @@ class OpenVinoBackend:
         graph, facts = _with_shape(request), dict[str, Any]()
         if any(node.op_type in QDQ_OPS for node in graph.graph.node):
             shift_concatenated(graph)
-            if _saturates():
+            if self.weight_bits == 7:
                 facts["weight_bits"] = 7
-                facts["narrowed"] = narrow_weights(graph)
+                facts["narrowed"] = narrow_weights(graph)  # those of a model's own, which are not written here
         content = graph.SerializeToString()
         compiled = _compiled(content, self._options.threads)
         progress(0.6, "running it once")

@@ -77,7 +77,8 @@ def open_backend(name: str, options: BackendOptions | None = None) -> Backend:
 
 def open_simulator(backend: Backend, threads: int) -> Backend:
     """Open ONNX Runtime to try plans for a runtime: it computes the INT8 graph that this runtime is given."""
-    return open_backend("onnxruntime", BackendOptions(threads, unsigned=backend.takes_unsigned))
+    options = BackendOptions(threads, unsigned=backend.takes_unsigned, weight_bits=backend.weight_bits)
+    return open_backend("onnxruntime", options)
 
 
 def choose_backend(
