@@ -189,8 +189,7 @@ class OpenVinoEngine:
 
     def layer_nodes(self) -> dict[str, tuple[str, ...]]:
         """Identify nodes by the names that OpenVINO keeps for each kernel. Raises EngineError (`engine.closed`)."""
-        self._running()
-        kernels = _compiled(self._graph, self._threads).get_runtime_model().get_ordered_ops()
+        kernels = self._running().get_compiled_model().get_runtime_model().get_ordered_ops()
         names = {port: kernel.get_friendly_name() for kernel in kernels for port in kernel.outputs()}
         readers: dict[str, list[str]] = {kernel.get_friendly_name(): [] for kernel in kernels}
         for kernel in kernels:
