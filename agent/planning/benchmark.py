@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import psutil
 from rich.bar import Bar
-from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -274,7 +273,7 @@ def _weigh(name: str, content: bytes, shape: list[int]) -> tuple[int, int]:
 def print_benchmark(result: Mapping[str, Any], console: Console) -> None:
     """Print the table, and a chart of the latencies; in the table they are also multiples of FP32 on ONNX Runtime."""
     title = f"{result['model']}: {result['frames']} frames, {result['threads']} threads"
-    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     columns = (
         "runtime",
         "engine",
