@@ -30,10 +30,13 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from agent.common.errors import AgentError
 from agent.common.html.pages import environment, resource
+from agent.contract.topics import Topics
 from calibrate.errors import TaredError
 from fleet.web.boards import LiveBoards
 from fleet.web.orders import OPS, Orders
+from fleet.web.pictures import camera_choices, fetch_picture, no_picture
 from fleet.web.views import board_page, fleet_rows
 
 _PACKAGE = "fleet.web"
@@ -51,6 +54,7 @@ _HEADERS = {
 _LEAST_S, _ALIVE_S = 0.5, 15.0  # between two changes that a page is sent, and between two signs of life without any
 _MOST_FORM_BYTES = 4096
 _MOST_STREAMS = 32
+_MOST_VIEWERS = 8  # that wait for a live picture at the same time
 _SCRIPTS = {"page.js": "text/javascript", "style.css": "text/css"}
 
 
@@ -76,6 +80,7 @@ def create_app(boards: LiveBoards, orders: Orders, options: WebOptions) -> Starl
         Route("/boards/{name}", pages.board),
         Route("/boards/{name}/orders", pages.order, methods=["POST"]),
         Route("/boards/{name}/snapshot.jpg", pages.picture),
+        Route("/boards/{name}/live.jpg", pages.live_picture),
         Route("/live", pages.live),
         Route("/live/{name}", pages.live),
         Route("/static/{name}", pages.static),
@@ -140,6 +145,7 @@ class _Pages:
         self._orders = orders
         self._options = options
         self._streams = 0
+        self._viewers = 0
 
     async def fleet(self, _request: Request) -> Response:
         return self._page("fleet.html", **self._fleet_values())
@@ -153,6 +159,24 @@ class _Pages:
     async def picture(self, request: Request) -> Response:
         picture = self._orders.picture_of(request.path_params["name"])
         return PlainTextResponse("no picture\n", 404) if picture is None else Response(picture, media_type="image/jpeg")
+
+    async def live_picture(self, request: Request) -> Response:
+        """Return the newest annotated frame of a board on this machine, or the reason why there is none."""
+        name = request.path_params["name"]
+        board = self._boards.get(name)
+        if board is None:
+            return PlainTextResponse("no such board\n", 404)
+        if self._viewers >= _MOST_VIEWERS:
+            return PlainTextResponse(f"{_MOST_VIEWERS} viewers look already\n", 503, {"Retry-After": "5"})
+        self._viewers += 1
+        try:
+            topics = Topics(self._boards.fleet, name)
+            picture = await fetch_picture(board, topics, request.query_params.get("camera", ""))
+        except AgentError as error:
+            return PlainTextResponse(f"{error.found}\n", 502)
+        finally:
+            self._viewers -= 1
+        return Response(picture, media_type="image/jpeg")
 
     async def order(self, request: Request) -> Response:
         """Send a command: the fields `token`, `op`, and the arguments of the op."""
@@ -194,7 +218,7 @@ class _Pages:
         try:
             sent_s = time.monotonic()
             while not (self._options.closing.is_set() or await request.is_disconnected()):
-                now = self._boards.version, self._orders.version, self._boards.trouble
+                now = self._version(name), self._orders.version, self._boards.trouble
                 if now != shown:
                     shown, sent_s = now, time.monotonic()
                     yield _event(self._part(name))
@@ -205,10 +229,21 @@ class _Pages:
         finally:
             self._streams -= 1
 
-    def _part(self, name: str | None) -> str:
+    def _version(self, name: str | None) -> int:
+        """Return a number that rises with whatever the page of this board, or of the fleet, shows."""
         if name is None:
-            return self._render("fleet_part.html", **self._fleet_values())
-        return self._render("board_part.html", **self._board_values(name))
+            return self._boards.version
+        board = self._boards.get(name)
+        return board.version if board is not None else 0
+
+    def _part(self, name: str | None) -> str:
+        """Return the changing part of a page; empty as long as its board has not reported."""
+        token = self._options.token  # that of an open page is an earlier one, if this server has been started again
+        if name is None:
+            return self._render("fleet_part.html", token=token, **self._fleet_values())
+        if self._boards.get(name) is None:
+            return ""
+        return self._render("board_part.html", token=token, **self._board_values(name))
 
     def _fleet_values(self) -> dict[str, Any]:
         names = self._boards.names()
@@ -226,6 +261,8 @@ class _Pages:
             "picture": next((order.sent_at for order in orders if order.picture is not None), None),
             "trouble": self._boards.trouble,
             "signs": self._orders.signs,
+            "no_picture": no_picture(board),
+            "cameras": camera_choices(board),
         }
 
     def _page(self, template: str, status: int = 200, **values: Any) -> Response:

@@ -1,23 +1,35 @@
 "use strict";
 // Sorts tables by the column whose head is pressed, filters their rows, and shows a chart large.
+const collator = new Intl.Collator(undefined, { numeric: true });
 function valueOf(row, column) {
   const cell = row.cells[column];
   return cell.dataset.value ?? cell.textContent.trim();
 }
-function sortBy(head) {
-  const table = head.closest("table"), column = head.cellIndex, body = table.tBodies[0];
-  const falls = head.getAttribute("aria-sort") === (head.classList.contains("number") ? "descending" : "ascending");
-  const order = head.classList.contains("number") ? (falls ? 1 : -1) : (falls ? -1 : 1);
+function placeRows(body, rows) {
+  let at = body.firstElementChild;
+  for (const row of rows) {
+    if (row === at) at = at.nextElementSibling;
+    else body.insertBefore(row, at);
+  }
+}
+function sortRows(head) {
+  const body = head.closest("table").tBodies[0], column = head.cellIndex, numeric = head.classList.contains("number");
+  const order = head.getAttribute("aria-sort") === "ascending" ? 1 : -1;
   const rows = [...body.rows].map((row) => ({ row, value: valueOf(row, column) }));
-  const numeric = head.classList.contains("number");
   const none = (value) => value === "" || (numeric && Number.isNaN(Number(value)));
   rows.sort((a, b) => {
     if (none(a.value) || none(b.value)) return none(a.value) - none(b.value);
-    return order * (numeric ? a.value - b.value : a.value.localeCompare(b.value, undefined, { numeric: true }));
+    return order * (numeric ? a.value - b.value : collator.compare(a.value, b.value));
   });
-  body.append(...rows.map((each) => each.row));
-  for (const other of head.parentElement.cells) other.removeAttribute("aria-sort");
-  head.setAttribute("aria-sort", order === 1 ? "ascending" : "descending");
+  placeRows(body, rows.map((each) => each.row));
+}
+function sortBy(head) {
+  const first = head.classList.contains("number") ? "descending" : "ascending";
+  const other = first === "descending" ? "ascending" : "descending";
+  const next = head.getAttribute("aria-sort") === first ? other : first;
+  for (const each of head.parentElement.cells) each.removeAttribute("aria-sort");
+  head.setAttribute("aria-sort", next);
+  sortRows(head);
 }
 function filterRows(input) {
   const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
