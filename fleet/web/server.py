@@ -37,7 +37,8 @@ from calibrate.errors import TaredError
 from fleet.web.boards import LiveBoards
 from fleet.web.orders import OPS, Orders
 from fleet.web.pictures import camera_choices, fetch_picture, no_picture
-from fleet.web.views import board_page, fleet_rows
+from fleet.web.table import FleetTable
+from fleet.web.views import board_page
 
 _PACKAGE = "fleet.web"
 _POLICY = (
@@ -144,11 +145,13 @@ class _Pages:
         self._boards = boards
         self._orders = orders
         self._options = options
+        self._table = FleetTable(boards, _PACKAGE)
         self._streams = 0
         self._viewers = 0
 
     async def fleet(self, _request: Request) -> Response:
-        return self._page("fleet.html", **self._fleet_values())
+        rows = self._table.rows_since()
+        return self._page("fleet.html", rows=rows, mark=self._table.mark, **self._fleet_values())
 
     async def board(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -212,7 +215,7 @@ class _Pages:
         return StreamingResponse(self._changes(request), media_type="text/event-stream")
 
     async def _changes(self, request: Request) -> AsyncIterator[str]:
-        name = request.path_params.get("name")
+        name, mark = request.path_params.get("name"), request.query_params.get("since", "")
         shown: tuple[int, int, str] | None = None
         self._streams += 1
         try:
@@ -221,7 +224,10 @@ class _Pages:
                 now = self._version(name), self._orders.version, self._boards.trouble
                 if now != shown:
                     shown, sent_s = now, time.monotonic()
-                    yield _event(self._part(name))
+                    yield _event("part", self._part(name))
+                    if name is None and (rows := self._table.rows_since(mark)):
+                        mark = self._table.mark
+                        yield _event("rows", rows)
                 elif time.monotonic() - sent_s > _ALIVE_S:
                     sent_s = time.monotonic()
                     yield ": still here\n\n"
@@ -246,9 +252,7 @@ class _Pages:
         return self._render("board_part.html", token=token, **self._board_values(name))
 
     def _fleet_values(self) -> dict[str, Any]:
-        names = self._boards.names()
-        known = {name: board for name in names if (board := self._boards.get(name)) is not None}
-        return {"fleet": self._boards.fleet, "rows": fleet_rows(known), "trouble": self._boards.trouble}
+        return {"fleet": self._boards.fleet, "count": len(self._boards.names()), "trouble": self._boards.trouble}
 
     def _board_values(self, name: str) -> dict[str, Any]:
         board = self._boards.get(name)
@@ -279,6 +283,6 @@ def _live_script() -> str:
     return (files(_PACKAGE) / "templates" / "live.js").read_text(encoding="utf-8")
 
 
-def _event(html: str) -> str:
+def _event(name: str, html: str) -> str:
     """Return an event with a part of the page; JSON keeps its lines together."""
-    return f"event: part\ndata: {json.dumps(html)}\n\n"
+    return f"event: {name}\ndata: {json.dumps(html)}\n\n"

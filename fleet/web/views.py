@@ -78,33 +78,26 @@ def board_page(board: LiveBoard) -> dict[str, Any]:
     }
 
 
-def fleet_rows(boards: Mapping[str, LiveBoard]) -> list[dict[str, Any]]:
-    """Return a row for each board of the fleet's table."""
-    now, rows = time.time(), []
-    for name, board in boards.items():
-        state, tone = state_of(board, now)
-        camera = _least_faithful(board.documents.get("telemetry", {}))
-        fidelity, gain_db = (
-            _number(value_at(camera, *path)) for path in (("fidelity", "estimate"), ("drift", "gain_db"))
-        )
-        drift = str(value_at(camera, "drift", "state") or "")
-        rows.append(
-            {
-                "name": name,
-                "state": state,
-                "tone": tone,
-                "engine": visible(value_at(board.documents.get("birth"), "engine") or "", 16),
-                "fidelity": fidelity,
-                "drift": visible(drift),
-                "drift_tone": _DRIFT.get(drift, "idle"),
-                "gain_db": gain_db,
-                "fps": _number(value_at(camera, "fps")),
-                "p99_ms": _number(value_at(camera, "latency_ms", "p99")),
-                "job": visible(value_at(board.job, "step") or ""),
-                "heard_at": board.heard_at,
-            }
-        )
-    return rows
+def fleet_row(name: str, board: LiveBoard, now: float) -> dict[str, Any]:
+    """Return what a row of the fleet's table shows of a board."""
+    state, tone = state_of(board, now)
+    camera = _least_faithful(board.documents.get("telemetry", {}))
+    fidelity, gain_db = (_number(value_at(camera, *path)) for path in (("fidelity", "estimate"), ("drift", "gain_db")))
+    drift = str(value_at(camera, "drift", "state") or "")
+    return {
+        "name": name,
+        "state": state,
+        "tone": tone,
+        "engine": visible(value_at(board.documents.get("birth"), "engine") or "", 16),
+        "fidelity": fidelity,
+        "drift": visible(drift),
+        "drift_tone": _DRIFT.get(drift, "idle"),
+        "gain_db": gain_db,
+        "fps": _number(value_at(camera, "fps")),
+        "p99_ms": _number(value_at(camera, "latency_ms", "p99")),
+        "job": visible(value_at(board.job, "step") or ""),
+        "heard_at": board.heard_at,
+    }
 
 
 def _reason(board: LiveBoard) -> str:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -25,6 +26,8 @@ from fleet.web.boards import LiveBoards
 from fleet.web.command import Listen, bound
 from fleet.web.orders import Orders
 from fleet.web.server import PageServer, WebOptions, create_app
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 @dataclass
@@ -125,7 +128,7 @@ class Board:
             "fps": 10.0,
             "latency_ms": {"p50": 3.0, "p99": 7.0},
             "dropped": {"stale": 2},
-            "drift": {"state": "calm", "gain_db": gain_db},
+            "drift": {"state": "calm", "gain_db": gain_db, "tolerance_db": 3.0},
             "fidelity": {"estimate": fidelity, "low": fidelity - 0.1, "high": 1.0, "n": 50},
         }
         self.say("telemetry", epoch=1, seq=1, ts=time.time(), cameras={"yard": camera}, **more)

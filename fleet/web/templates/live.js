@@ -15,18 +15,17 @@ function showAges() {
   }
 }
 
-// A part is changed in place, so that focus, selection and what has been scrolled stay. Rows are known by their key.
+// A part is changed in place, so that focus, selection and what has been scrolled stay.
 function patch(old, fresh) {
   if (old.nodeType !== Node.ELEMENT_NODE) {
     if (old.nodeValue !== fresh.nodeValue) old.nodeValue = fresh.nodeValue;
     return;
   }
-  const own = old.matches("th") ? "aria-sort" : old.matches("tr") ? "hidden" : ""; // this page's, not the server's
+  const own = old.matches("tr") ? "hidden" : ""; // by the filter of this page
   for (const { name } of [...old.attributes]) if (name !== own && !fresh.hasAttribute(name)) old.removeAttribute(name);
   for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
   if (old.matches("time[data-at]")) return;
-  if (old.matches("tbody") && fresh.rows[0]?.dataset.key !== undefined) patchRows(old, fresh);
-  else patchChildren(old, fresh);
+  patchChildren(old, fresh);
 }
 function patchChildren(old, fresh) {
   const before = [...old.childNodes], after = [...fresh.childNodes];
@@ -38,20 +37,18 @@ function patchChildren(old, fresh) {
   });
   for (const node of before.slice(after.length)) node.remove();
 }
-function patchRows(body, fresh) {
+function showNewRows(html) {
+  const table = document.getElementById("boards"), body = table.tBodies[0], fresh = document.createElement("template");
+  fresh.innerHTML = `<table><tbody>${html}</tbody></table>`;
   const known = new Map([...body.rows].map((row) => [row.dataset.key, row]));
-  const rows = [...fresh.rows].map((row) => {
+  for (const row of [...fresh.content.querySelectorAll("tr")]) {
     const old = known.get(row.dataset.key);
-    if (!old) return row;
-    known.delete(row.dataset.key);
-    patch(old, row);
-    return old;
-  });
-  for (const row of known.values()) row.remove();
-  const head = body.closest("table").querySelector("th[aria-sort]");
-  if (!head) return placeRows(body, rows);
-  for (const row of rows) if (!row.isConnected) body.append(row);
-  sortRows(head);
+    if (old) patch(old, row);
+    else body.append(row);
+  }
+  table.hidden = false;
+  sortRows(table.querySelector("th[aria-sort]"));
+  showAges();
 }
 function showPart(html) {
   if (!html) return;
@@ -60,7 +57,6 @@ function showPart(html) {
   fresh.innerHTML = html;
   patchChildren(part, fresh.content);
   readState();
-  for (const input of document.querySelectorAll("input[data-filters]")) if (input.value) filterRows(input);
   showAges();
 }
 function readState() {
@@ -74,6 +70,7 @@ function readState() {
 function follow(path) {
   const stream = new EventSource(path);
   stream.addEventListener("part", (event) => showPart(JSON.parse(event.data)));
+  stream.addEventListener("rows", (event) => showNewRows(JSON.parse(event.data)));
   stream.addEventListener("open", () => say("live", "good"));
   stream.addEventListener("error", () => {
     say("the connection to this page's server is lost; trying again", "bad");
@@ -129,7 +126,6 @@ if (document.body.dataset.live) follow(document.body.dataset.live);
 document.addEventListener("submit", order);
 image?.addEventListener("load", showPicture);
 image?.addEventListener("error", explainPicture);
-document.addEventListener("visibilitychange", askForPictureIfShown);
-function askForPictureIfShown() { if (live) askForPicture(); }
+document.addEventListener("visibilitychange", () => { if (live) askForPicture(); });
 setInterval(showAges, 1000);
 showAges();

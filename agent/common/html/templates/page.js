@@ -1,5 +1,5 @@
 "use strict";
-// Sorts tables by the column whose head is pressed, filters their rows, and shows a chart large.
+// Sorts tables by the column whose head is pressed, filters their rows, shows more of long ones, and a chart large.
 const collator = new Intl.Collator(undefined, { numeric: true });
 function valueOf(row, column) {
   const cell = row.cells[column];
@@ -22,6 +22,7 @@ function sortRows(head) {
     return order * (numeric ? a.value - b.value : collator.compare(a.value, b.value));
   });
   placeRows(body, rows.map((each) => each.row));
+  filterRows(head.closest("table"));
 }
 function sortBy(head) {
   const first = head.classList.contains("number") ? "descending" : "ascending";
@@ -31,12 +32,24 @@ function sortBy(head) {
   head.setAttribute("aria-sort", next);
   sortRows(head);
 }
-function filterRows(input) {
-  const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
-  for (const row of document.getElementById(input.dataset.filters).tBodies[0].rows) {
-    const text = row.textContent.toLowerCase();
-    row.hidden = !words.every((word) => text.includes(word));
+// Shows the rows that the field above the table lets through; the first of them, where the table says how many.
+function filterRows(table) {
+  const input = document.querySelector(`input[data-filters="${table.id}"]`), most = Number(table.dataset.most ?? Infinity);
+  const words = (input?.value ?? "").toLowerCase().split(/\s+/).filter(Boolean);
+  let found = 0;
+  for (const row of table.tBodies[0].rows) {
+    const text = words.length ? row.textContent.toLowerCase() : "";
+    const matches = words.every((word) => text.includes(word));
+    found += matches;
+    row.hidden = !matches || found > most;
   }
+  const more = document.querySelector(`button[data-more="${table.id}"]`);
+  if (more) more.hidden = found <= most;
+}
+function showMore(button) {
+  const table = document.getElementById(button.dataset.more);
+  table.dataset.most = Number(table.dataset.most) + 100;
+  filterRows(table);
 }
 function showLarge(chart) {
   const dialog = document.createElement("dialog"), large = chart.cloneNode(true), close = document.createElement("button");
@@ -52,12 +65,18 @@ function showLarge(chart) {
 }
 document.addEventListener("click", (event) => {
   const button = event.target.closest("th button"), chart = event.target.closest("svg.chart");
-  if (button) sortBy(button.closest("th"));
+  if (event.target.matches("button[data-more]")) showMore(event.target);
+  else if (button) sortBy(button.closest("th"));
   else if (chart && !chart.closest("dialog")) showLarge(chart);
 });
 document.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && event.target.matches?.("svg.chart")) showLarge(event.target);
 });
 document.addEventListener("input", (event) => {
-  if (event.target.dataset.filters) filterRows(event.target);
+  if (event.target.dataset.filters) filterRows(document.getElementById(event.target.dataset.filters));
 });
+for (const table of document.querySelectorAll("table[data-most]")) filterRows(table);
+const nearEnd = new IntersectionObserver((entries) => {
+  for (const entry of entries) if (entry.isIntersecting) showMore(entry.target);
+});
+for (const more of document.querySelectorAll("button[data-more]")) nearEnd.observe(more);
