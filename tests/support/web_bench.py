@@ -9,7 +9,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -32,12 +32,10 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 @dataclass
 class Site:
-    """port: of the loopback interface. headers: of each request."""
+    """Pages at a port of the loopback interface. headers: of each request."""
 
     port: int
-    options: WebOptions
-    boards: LiveBoards
-    headers: Mapping[str, str]
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def ask(self, method: str, path: str, body: str = "", **headers: str) -> tuple[int, http.client.HTTPMessage, str]:
         """Its status, headers and text."""
@@ -53,6 +51,12 @@ class Site:
         status, _, text = self.ask("GET", path)
         assert status == 200, text
         return text
+
+    def answers(self, path: str) -> bool:
+        try:
+            return self.ask("GET", path)[0] == 200
+        except OSError:
+            return False
 
     def token(self, board: str) -> str:
         (token, *_) = re.findall(r'name="token" value="([^"]+)"', self.page(f"/boards/{quote(board)}"))
@@ -74,8 +78,17 @@ class Site:
                     yield str(json.loads(line[6:]))
 
 
+@dataclass
+class OwnSite(Site):
+    """One that this process serves."""
+
+    boards: LiveBoards = field(kw_only=True)
+
+
 @contextlib.contextmanager
-def serving(endpoint: Endpoint, signer: Signer | None = None, password: str = "", fleet: str = "f") -> Iterator[Site]:
+def serving(
+    endpoint: Endpoint, signer: Signer | None = None, password: str = "", fleet: str = "f"
+) -> Iterator[OwnSite]:
     """A site that follows a fleet at this broker."""
     options = WebOptions(password=password)
     with LiveBoards(endpoint, fleet) as boards, bound(Listen("127.0.0.1", 0)) as listener:
@@ -87,7 +100,7 @@ def serving(endpoint: Endpoint, signer: Signer | None = None, password: str = ""
         try:
             eventually(lambda: server.started)
             eventually(lambda: not boards.trouble)
-            yield Site(listener.getsockname()[1], options, boards, {})
+            yield OwnSite(listener.getsockname()[1], boards=boards)
         finally:
             server.should_exit = True
             thread.join(10.0)
