@@ -27,7 +27,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _ANSWER_S = 5.0
 _MOST_HEAD_BYTES = 1 << 14
 _MOST_JPEG_BYTES = 1 << 22  # the preview makes none of more than half of this
-_MOST_CAMERAS = 16
+_MOST_CAMERAS, _MOST_NAME = 16, 64
 
 
 def no_picture(board: LiveBoard) -> str:
@@ -56,7 +56,7 @@ def camera_choices(board: LiveBoard) -> list[tuple[str, str]]:
     """Return the cameras of a board: the name of each, and how it is shown."""
     cameras = board.documents.get("telemetry", {}).get("cameras")
     names = [str(name) for name in cameras] if isinstance(cameras, Mapping) else []
-    return [(name, visible(name)) for name in names[:_MOST_CAMERAS]]
+    return [(name, visible(name, _MOST_NAME)) for name in names[:_MOST_CAMERAS]]
 
 
 async def fetch_picture(board: LiveBoard, topics: Topics, camera: str) -> bytes:

@@ -21,7 +21,7 @@ _SILENT_S = 600.0
 _GOOD = 0.9  # of fidelity: a loss of recalibration.max_loss
 _EVENT_WORDS = ("trigger", "step", "state", "code", "artefact", "reason", "message", "address")
 _MARKED = {"alarm": "bad", "swap": "c2", "rollback": "c3"}
-_MOST_TEXT, _MOST_ROWS = 300, 30
+_MOST_TEXT, _MOST_WORD, _MOST_ROWS = 300, 40, 30  # of characters, and of events
 _HEALTH = ("temperature_", "power_w", "rss", "load", "cpu", "memory")  # of the figures in telemetry.health
 _UNITS = {"_bytes": "", "_c": "°C", "_w": "W"}  # by the end of a figure's name
 _MOST_REGIMES = 16
@@ -51,7 +51,7 @@ def state_of(board: LiveBoard, now: float) -> tuple[str, str]:
     state = str(value_at(board.documents.get("status"), "state") or "never heard")
     if state in ("online", "degraded") and (board.heard_at is None or now - board.heard_at > _SILENT_S):
         return "silent", "c3"
-    return visible(state), _STATES.get(state, "idle")
+    return visible(state, _MOST_WORD), _STATES.get(state, "idle")
 
 
 def board_page(board: LiveBoard) -> dict[str, Any]:
@@ -68,11 +68,11 @@ def board_page(board: LiveBoard) -> dict[str, Any]:
         "heard_at": board.heard_at,
         "told_at": board.told_at,
         "tiles": list(_tiles(board, telemetry)),
-        "cameras": {visible(name): list(_camera_tiles(each)) for name, each in list(cameras.items())[:16]},
+        "cameras": {visible(name, _MOST_WORD): list(_camera_tiles(each)) for name, each in list(cameras.items())[:16]},
         "figures": list(_figures(board)),
         "steps": _steps(board.job),
         "percent": _number(value_at(board.job, "percent")) if board.job is not None else None,
-        "trigger": visible(value_at(board.job, "trigger") or ""),
+        "trigger": visible(value_at(board.job, "trigger") or "", _MOST_WORD),
         "events": list(_without_repeats(board.events))[:_MOST_ROWS],
         "regimes": _regimes(board.documents.get("birth", {})),
     }
@@ -90,12 +90,12 @@ def fleet_row(name: str, board: LiveBoard, now: float) -> dict[str, Any]:
         "tone": tone,
         "engine": visible(value_at(board.documents.get("birth"), "engine") or "", 16),
         "fidelity": fidelity,
-        "drift": visible(drift),
+        "drift": visible(drift, _MOST_WORD),
         "drift_tone": _DRIFT.get(drift, "idle"),
         "gain_db": gain_db,
         "fps": _number(value_at(camera, "fps")),
         "p99_ms": _number(value_at(camera, "latency_ms", "p99")),
-        "job": visible(value_at(board.job, "step") or ""),
+        "job": visible(value_at(board.job, "step") or "", _MOST_WORD),
         "heard_at": board.heard_at,
     }
 
@@ -184,7 +184,7 @@ def _drift_tile(drift: Any) -> Tile:
     detail = f"a recalibration would gain {gain_db:.1f} dB" if gain_db is not None else ""
     if detail and tolerance_db is not None:
         detail += f", {tolerance_db:g} dB are tolerated"
-    return Tile("drift", visible(state), detail, _DRIFT.get(state, "idle"))
+    return Tile("drift", visible(state, _MOST_WORD), detail, _DRIFT.get(state, "idle"))
 
 
 def _interval_tile(name: str, measured: Any) -> Tile:
@@ -201,7 +201,7 @@ def _figures(board: LiveBoard) -> Iterator[Figure]:
     for name, points in board.points.items():
         if len(points) < 2:
             continue
-        whose = f" of {visible(name)}" if len(board.points) > 1 else ""
+        whose = f" of {visible(name, _MOST_WORD)}" if len(board.points) > 1 else ""
         begin = points[0][0]
         marks = [
             Mark(at, visible(event["kind"]), _MARKED[str(event["kind"])])
@@ -233,7 +233,7 @@ def _without_repeats(events: Iterable[tuple[float, Mapping[str, Any]]]) -> Itera
     """Yield time, kind and words of each event; of those that say the same in a row, the newest."""
     shown = ("", "")
     for at, event in events:
-        words = visible(event.get("kind", "")), _event_words(event)
+        words = visible(event.get("kind", ""), _MOST_WORD), _event_words(event)
         if words != shown:
             yield at, *words
         shown = words

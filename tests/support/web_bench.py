@@ -87,11 +87,11 @@ class OwnSite(Site):
 
 @contextlib.contextmanager
 def serving(
-    endpoint: Endpoint, signer: Signer | None = None, password: str = "", fleet: str = "f"
+    endpoint: Endpoint, signer: Signer | None = None, password: str = "", fleet: str = "f", port: int = 0
 ) -> Iterator[OwnSite]:
     """A site that follows a fleet at this broker."""
     options = WebOptions(password=password)
-    with LiveBoards(endpoint, fleet) as boards, bound(Listen("127.0.0.1", 0)) as listener:
+    with LiveBoards(endpoint, fleet) as boards, bound(Listen("127.0.0.1", port)) as listener:
         app = create_app(boards, Orders(endpoint, fleet, signer), options)
         config = uvicorn.Config(app, log_level="error", access_log=False, timeout_graceful_shutdown=1)
         server = PageServer(config, options)
@@ -135,6 +135,9 @@ class Board:
         """Publish a document of another board."""
         payload = json.dumps(document).encode()
         self._client.publish(Message(Topics(self.topics.fleet, name).below(topic), payload))
+
+    def publish(self, message: Message) -> None:
+        self._client.publish(message)
 
     def report(self, fidelity: float, gain_db: float = 0.5, **more: Any) -> None:
         camera = {
