@@ -51,9 +51,9 @@ class Boards:
     def __exit__(self, *_: object) -> None:
         self._client.__exit__(None, None, None)
 
-    def say(self, board: str, kind: str, **document: Any) -> None:
+    def say(self, board: str, topic: str, **document: Any) -> None:
         payload = json.dumps(document).encode()
-        self._client.publish(Message(Topics(FLEET, board).below(kind), payload, retain=kind != "event"))
+        self._client.publish(Message(Topics(FLEET, board).below(topic), payload, retain=topic != "event"))
         time.sleep(_PACE_S)
 
     def introduce(self, board: str, state: str = "online", engine: str = "13aef3747cad4ee6", **status: Any) -> None:

@@ -48,8 +48,10 @@ function filterRows(table) {
 }
 function showMore(button) {
   const table = document.getElementById(button.dataset.more);
-  table.dataset.most = Number(table.dataset.most) + 100;
+  table.dataset.most = Number(table.dataset.most) + 25;
   filterRows(table);
+  nearEnd.unobserve(button);
+  nearEnd.observe(button); // which reports once more where the button is
 }
 function showLarge(chart) {
   const dialog = document.createElement("dialog"), large = chart.cloneNode(true), close = document.createElement("button");
@@ -78,5 +80,5 @@ document.addEventListener("input", (event) => {
 for (const table of document.querySelectorAll("table[data-most]")) filterRows(table);
 const nearEnd = new IntersectionObserver((entries) => {
   for (const entry of entries) if (entry.isIntersecting) showMore(entry.target);
-});
+}, { rootMargin: "600px" });
 for (const more of document.querySelectorAll("button[data-more]")) nearEnd.observe(more);
