@@ -2,7 +2,7 @@
 
     python -m benchmarks.web_pictures -o pictures/
 
-Chromium, mosquitto, `tared web`, boards that are documents, one in each state that a page shows, and for the live picture
+Chromium, mosquitto, `tared web`, boards that are documents, one in each state that a page shows, and for live pictures
 the daemon on the clip of the sample, which `make run` makes.
 """
 

@@ -294,7 +294,7 @@ class Operations:
             self.regimes.watch(artefact.id, service.watched(model), calibration, since, recall)
 
     def _announce(self, artefact: Artefact, calibration: str | None) -> None:
-        precision, share = (artefact.manifest.get(key) for key in ("precision", "int8_macs_share"))
+        precision, share = artefact.manifest["inputs"].get("precision"), artefact.manifest.get("int8_macs_share")
         self.reporter.serves(artefact.id, calibration, precision, share, self.regimes.artefacts)
 
     def _on_view_changed(self) -> None:

@@ -19,7 +19,23 @@ _DRIFT = {"calm": "good", "warning": "warning", "alarm": "bad"}
 _STEPS = ("COLLECTING", "CALIBRATING", "PLANNING", "BUILDING", "VALIDATING", "PROBATION", "COMMITTED")
 _SILENT_S = 600.0
 _GOOD = 0.9  # of fidelity: a loss of recalibration.max_loss
-_EVENT_WORDS = ("trigger", "step", "state", "code", "artefact", "reason", "message", "address")
+# Of an event's detail, in this order: what stands before the value, and behind it.
+_EVENT_WORDS = {
+    "trigger": ("trigger ", ""),
+    "step": ("", ""),
+    "percent": ("", " %"),
+    "state": ("", ""),
+    "code": ("", ""),
+    "camera": ("camera ", ""),
+    "trouble": ("trouble with the view: ", ""),
+    "gain_db": ("a recalibration would gain ", " dB"),
+    "artefact": ("engine ", ""),
+    "fidelity_before": ("fidelity ", " before"),
+    "fidelity": ("fidelity ", ""),
+    "reason": ("", ""),
+    "message": ("", ""),
+    "address": ("", ""),
+}
 _MARKED = {"alarm": "bad", "swap": "c2", "rollback": "c3"}
 _MOST_TEXT, _MOST_WORD, _MOST_ROWS = 300, 40, 30  # of characters, and of events
 _HEALTH = ("temperature_", "power_w", "rss", "load", "cpu", "memory")  # of the figures in telemetry.health
@@ -240,7 +256,11 @@ def _without_repeats(events: Iterable[tuple[float, Mapping[str, Any]]]) -> Itera
 
 
 def _event_words(event: Mapping[str, Any]) -> str:
-    words = (f"{key} {event[key]}" for key in _EVENT_WORDS if isinstance(event.get(key), (str, int, float)))
+    words = (
+        f"{before}{f'{value:.4g}' if isinstance(value, float) else value}{behind}"
+        for key, (before, behind) in _EVENT_WORDS.items()
+        if isinstance(value := event.get(key), (str, int, float)) and value != ""
+    )
     return visible(", ".join(words), _MOST_TEXT)
 
 
