@@ -58,6 +58,7 @@ def test_a_page_beside_the_daemon_shows_the_board_and_ends_with_it(
             url = told_address(iter(process.stderr))
             eventually(lambda: ">gate</a>" in text_at(url), 60.0)
             eventually(lambda: "data-cameras='[[" in text_at(f"{url}/boards/gate"), 60.0)
+            eventually(lambda: "float, FP32" in text_at(f"{url}/boards/gate"))
             with urlopen(f"{url}/boards/gate/live.jpg", timeout=10.0) as answer:
                 assert 60.0 < brightness(answer.read()) < 200.0
             process.send_signal(end)
