@@ -39,6 +39,7 @@ _EVENT_WORDS = {
 _MARKED = {"alarm": "bad", "swap": "c2", "rollback": "c3"}
 _MOST_TEXT, _MOST_WORD, _MOST_ROWS = 300, 40, 30  # of characters, and of events
 _HEALTH = ("temperature_", "power_w", "rss", "load", "cpu", "memory")  # of the figures in telemetry.health
+_TITLES = {"rss_bytes": "memory of the daemon", "load_1min": "load of a minute"}
 _UNITS = {"_bytes": "", "_c": "°C", "_w": "W"}  # by the end of a figure's name
 _MOST_REGIMES = 16
 
@@ -163,9 +164,9 @@ def _health_tile(name: str, value: float) -> Tile:
     """Show a figure of telemetry's health, by the unit at the end of its name."""
     for ending, unit in _UNITS.items():
         if name.endswith(ending):
-            title = visible(name.removesuffix(ending).replace("_", " "), 30)
+            title = _TITLES.get(name, visible(name.removesuffix(ending).replace("_", " "), 30))
             return Tile(title, show_bytes(value) if ending == "_bytes" else f"{value:.4g} {unit}")
-    return Tile(visible(name.replace("_", " "), 30), f"{value:.4g}")
+    return Tile(_TITLES.get(name, visible(name.replace("_", " "), 30)), f"{value:.4g}")
 
 
 def _regimes(birth: Mapping[str, Any]) -> list[str]:
