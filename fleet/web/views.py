@@ -83,7 +83,7 @@ def board_page(board: LiveBoard) -> dict[str, Any]:
         "tone": tone,
         "why": visible(_reason(board), _MOST_TEXT),
         "heard_at": board.heard_at,
-        "told_at": board.told_at,
+        "measured_at": board.measured_at,
         "tiles": list(_tiles(board, telemetry)),
         "cameras": {visible(name, _MOST_WORD): list(_camera_tiles(each)) for name, each in list(cameras.items())[:16]},
         "figures": list(_figures(board)),

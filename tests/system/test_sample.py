@@ -89,11 +89,16 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
 
 def told_address(said: Path) -> str:
     """The address that the daemon says, before it serves the first frames."""
-    eventually(lambda: "http://127.0.0.1" in said.read_text(), LOOK_S)
-    text = said.read_text()
-    (url,) = re.findall(r"^watch it in a browser: (http://127\.0\.0\.1:\d+)$", text, re.MULTILINE)
-    assert not re.search(r"event=swap", text)
-    return str(url)
+    found: list[str] = []
+
+    def is_there() -> bool:
+        text = said.read_text()
+        found[:] = re.findall(r"^watch it in a browser: (http://127\.0\.0\.1:\d+)$", text, re.MULTILINE)
+        assert "event=swap" not in text
+        return bool(found)
+
+    eventually(is_there, LOOK_S)
+    return found[0]
 
 
 def watched(url: str, folder: Path, process: subprocess.Popen[bytes]) -> list[dict[str, Any]]:
