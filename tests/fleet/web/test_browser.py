@@ -263,3 +263,16 @@ def test_a_thousand_boards_scroll_sort_and_filter_at_once(any_broker: RealBroker
         names = [row.get_attribute("data-key") for row in browser.find_elements(By.CSS_SELECTOR, "#boards tbody tr")]
         assert names == sorted(names, reverse=True)  # a second press of the head that it was sorted by
         assert complaints(browser) == []
+
+
+def test_it_prints_in_the_colours_of_paper_whatever_the_screen_has(
+    any_broker: RealBroker, browser: webdriver.Chrome
+) -> None:
+    with gate(any_broker) as (site, _):
+        open_page(browser, site, "/")
+        dark = [{"name": "prefers-color-scheme", "value": "dark"}]
+        for media, shade in (("", "rgb(34, 39, 46)"), ("print", "rgb(240, 243, 246)")):
+            browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": dark})
+            head = browser.find_element(By.CSS_SELECTOR, "#boards th")
+            assert browser.execute_script("return getComputedStyle(arguments[0]).backgroundColor", head) == shade
+        assert browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
