@@ -41,7 +41,7 @@ _MOST = 1.1
 _WARM_S, _START_S, _SETTLE_S, _TURN_S = 5.0, 60.0, 0.5, 4.0
 _QUIET = 0.15  # of the machine, for others
 _LIMIT_S = 20.0  # for each round, on average
-_BETWEEN_S = 0.2  # after a picture, as the page's script has it
+_BETWEEN_S, _AGAIN_S = 0.2, 3.0  # after a picture, and after a failure, as the page's script has it
 _READ_BYTES, _HEADER = 1 << 16, b"X-Frame: "
 
 
@@ -100,10 +100,17 @@ class PageOpen:
             pass
 
     def _look(self) -> None:
-        while not self._ended.wait(_BETWEEN_S):
-            with urlopen(self._picture, timeout=10.0) as answer:
-                answer.read()
-            self.pictures += 1
+        pause_s = 0.0
+        while not self._ended.wait(pause_s):
+            shown = self._has_picture()
+            self.pictures += shown
+            pause_s = _BETWEEN_S if shown else _AGAIN_S
+
+    def _has_picture(self) -> bool:
+        with suppress(OSError), urlopen(self._picture, timeout=10.0) as answer:
+            answer.read()
+            return True
+        return False
 
 
 @dataclass(frozen=True)
