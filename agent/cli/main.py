@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,6 +27,7 @@ from calibrate.errors import TaredError
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 EXIT_PIPE = 141  # 128 + SIGPIPE, as shells have it
+_PAGES = "127.0.0.1:8470"
 EXIT_RESTART = 75  # EX_TEMPFAIL of sysexits.h: systemd's Restart=on-failure does not start again after 0
 
 CommandGroup = Callable[[Any], None]  # adds its commands to argparse's subparsers
@@ -90,6 +92,13 @@ def _parser(extra: Sequence[CommandGroup]) -> argparse.ArgumentParser:
     run = command(commands, "run", _run, "the daemon; a finite source ends the run with a summary")
     run.add_argument("-c", "--config", type=Path, default=Path("config.yaml"), metavar="FILE")
     run.add_argument("--frames", type=number(int, 1), default=0, metavar="N", help="stop after N frames of each camera")
+    run.add_argument(
+        "--web",
+        nargs="?",
+        const=_PAGES,
+        metavar="HOST:PORT",
+        help=f"run 'tared web' beside it, for browsers ({_PAGES})",
+    )
     run.add_argument("--backend", help="instead of the configured one; auto: the fastest that works")
 
     add_offline(commands)
@@ -125,6 +134,7 @@ def _run(options: argparse.Namespace) -> int:
     from agent.common.console import set_up_logging
     from agent.config import load_config
     from agent.daemon.handlers import RESTART
+    from agent.daemon.pages import serving_pages
     from agent.daemon.run import run_daemon
     from agent.daemon.summary_table import print_summary
 
@@ -133,7 +143,8 @@ def _run(options: argparse.Namespace) -> int:
         config = config.model_copy(update={"backend": options.backend})
     set_up_logging(config.log_level)
     faulthandler.enable(2)  # after a SIGABRT of systemd's watchdog, the journal has every thread's stack
-    summary = run_daemon(config, options.frames)
+    pages = partial(serving_pages, options.web, options.config) if options.web is not None else None
+    summary = run_daemon(config, options.frames, pages)
     if options.json:
         print(json.dumps(summary.as_dict()))
     else:

@@ -51,7 +51,9 @@ def add_operator(commands: Any) -> None:
     web = command(commands, "web", _web, "show boards in a browser, live, and send them commands")
     web.add_argument("--listen", default="127.0.0.1:8470", metavar="HOST:PORT", help="127.0.0.1:8470 by default")
     web.add_argument("--name", action="append", default=[], metavar="HOST", help="browsers may call it so, too")
-    web.add_argument("--web-password-file", type=Path, metavar="FILE", help="demanded of browsers, with any user name")
+    web.add_argument(
+        "--web-password-file", type=Path, metavar="FILE", help="browsers are asked for it; or credential:NAME"
+    )
     add_sign_option(web)
     add_broker_options(web)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent.common.credentials import locate
 from agent.common.errors import AgentError, ConfigError
 from agent.contract.signing import Signer
 from agent.mqtt.client import Endpoint
@@ -85,7 +87,8 @@ def run_web(
         with listener:
             host, port = listener.getsockname()[:2]
             announce(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
-            PageServer(config, options).run(sockets=[listener])
+            with suppress(KeyboardInterrupt):  # the server raises the signal again that it has ended by
+                PageServer(config, options).run(sockets=[listener])
 
 
 def bound(listen: Listen) -> socket.socket:
@@ -106,12 +109,15 @@ def _password(listen: Listen, file: Path | None) -> str:
     if file is None:
         if not is_loopback(listen.host):
             found = f"--listen {listen.host}, which others can reach, without a password"
-            raise AgentError("web.password", found, "--password-file", "write a password into a file, and name it")
+            remedy = "write a password into a file, and name it with --web-password-file"
+            raise AgentError("web.password", found, "one that browsers are asked for", remedy)
         return ""
     try:
-        password = file.read_text(encoding="utf-8").strip()
+        password = locate(file).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise AgentError("web.password", f"{file}: {error}", "a readable file", "correct --password-file") from error
+        raise AgentError(
+            "web.password", f"{file}: {error}", "a readable file", "correct --web-password-file"
+        ) from error
     if len(password) < _SHORTEST_PASSWORD:
         found, expected = f"{len(password)} characters in {file}", f"{_SHORTEST_PASSWORD} at least"
         raise AgentError("web.password", found, expected, "choose a longer password")
