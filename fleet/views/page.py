@@ -16,18 +16,8 @@ from fleet.devices.records import AuditEntry, Refused
 from fleet.devices.trends import Day
 from fleet.rollout.register import Overview
 from fleet.rollout.rows import count_words
-from fleet.views.sections import distributions, thirty_days
+from fleet.views.sections import distributions, step_mark, thirty_days
 
-_STEPS = {
-    "gate passed": "good",
-    "COMPLETED": "good",
-    "gate failed": "bad",
-    "ROLLED_BACK": "bad",
-    "aborted": "warning",
-    "ABORTED": "warning",
-    "paused": "idle",
-    "halted": "bad",
-}
 _MOST_LANES, _MOST_REFUSED = 40, 20
 
 
@@ -63,9 +53,7 @@ def _rollouts(rollouts: Sequence[Overview], records: Sequence[AuditEntry]) -> Se
     known = {each.rollout.id for each in rollouts}
     for record in records:
         if record.subject in known:
-            when = time.strftime("%m-%d %H:%M:%S", time.gmtime(record.at))
-            words = f"{when} {record.what}, by {record.who}" + (f": {record.why}" if record.why else "")
-            lanes[record.subject].append((record.at, _STEPS.get(record.what.partition(",")[0], "c0"), words))
+            lanes[record.subject].append(step_mark(record))
     if not lanes:
         return Section("Rollouts", ["None so far."])
     chart = timeline(dict(list(lanes.items())[-_MOST_LANES:]), "Steps of each rollout")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -11,6 +12,7 @@ from agent.common.html.charts import Axis, Series, histogram_chart, line_chart, 
 from agent.common.html.pages import Figure, Section, Table
 from fleet.devices.devices import Device
 from fleet.devices.facts import Fact, facts
+from fleet.devices.records import AuditEntry
 from fleet.devices.trends import Day
 from fleet.views.words import ago, figure, interval, tag_names, unread
 
@@ -23,6 +25,16 @@ STATE_COLORS = {
     "never heard": "c7",
 }
 DRIFT_COLORS = {"calm": "good", "warning": "warning", "alarm": "bad", "not known": "idle"}
+_STEPS = {
+    "gate passed": "good",
+    "COMPLETED": "good",
+    "gate failed": "bad",
+    "ROLLED_BACK": "bad",
+    "aborted": "warning",
+    "ABORTED": "warning",
+    "paused": "idle",
+    "halted": "bad",
+}
 _EVENTS = {"alarm": "bad", "swap": "c2", "rollback": "c3", "error": "warning"}
 _QUANTILES = {"lowest tenth": "c1", "median": "c0"}
 _ABSENT = ("silent", "offline", "never heard")
@@ -152,6 +164,13 @@ def thirty_days(days: Sequence[Day]) -> Section:
         chart = line_chart(lines, _DAY_AXIS, Axis("fidelity", high=1.0), "Fidelity by day", dots=True)
         figures.append(Figure("Fidelity of the devices, at the end of each day", chart, _QUANTILES))
     return Section("Thirty days", figures=figures)
+
+
+def step_mark(record: AuditEntry) -> tuple[float, str, str]:
+    """Return the mark of a rollout's step on a timeline: when, colour and words."""
+    when = time.strftime("%m-%d %H:%M:%S", time.gmtime(record.at))
+    words = f"{when} {record.what}, by {record.who}" + (f": {record.why}" if record.why else "")
+    return record.at, _STEPS.get(record.what.partition(",")[0], "c0"), words
 
 
 def _gain(fact: Mapping[str, Fact]) -> str:
