@@ -6,8 +6,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-import numpy as np
-
 from agent.common.html.charts import Axis, Series, histogram_chart, line_chart, stacked_bars
 from agent.common.html.pages import Figure, Section, Table
 from fleet.devices.devices import Device
@@ -107,8 +105,11 @@ def _fidelity(known: Sequence[Mapping[str, Fact]]) -> Section:
     if not measured:
         return Section("Fidelity", ["No board has reported any yet."])
     lows = sorted(measured, key=lambda fact: float(fact["fidelity_low"] or 0.0))
-    counts, edges = np.histogram([float(fact["fidelity_low"] or 0.0) for fact in lows], _BINS, (0.0, 1.0))
-    chart = histogram_chart(edges.tolist(), counts.tolist(), Axis("fidelity", 0.0, 1.0), "Fidelity of the devices")
+    counts = Counter(min(int(_BINS * float(fact["fidelity_low"] or 0.0)), _BINS - 1) for fact in lows)
+    edges = [number / _BINS for number in range(_BINS + 1)]
+    chart = histogram_chart(
+        edges, [counts[number] for number in range(_BINS)], Axis("fidelity", 0.0, 1.0), "Fidelity of the devices"
+    )
     caption = f"Lower end of the 95 % interval, of {len(measured)} of {len(known)} devices"
     rows = [
         (

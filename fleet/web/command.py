@@ -115,6 +115,7 @@ def bound(listen: Listen) -> socket.socket:
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((listen.host, listen.port))
+        bound.listen()  # from here on browsers wait, and are not refused
     except OSError as error:
         bound.close()
         found = f"{listen.host}:{listen.port}: {error.strerror or error}"

@@ -30,6 +30,7 @@ _THREADS = 2
 _PATIENCE_S = 3.0  # for which a page waits for a reading
 _REST = 9.0  # times as long as a reading takes: the pause after it
 _MOST_KEPT = 8
+_CACHE_KIB = 1024
 
 
 @dataclass(frozen=True)
@@ -118,5 +119,5 @@ class FleetRoom:
         return await asyncio.get_running_loop().run_in_executor(self._pool, functools.partial(self._opened, act))
 
     def _opened(self, act: Callable[[FleetStore], T]) -> T:
-        with open_existing(self._db) as store:
+        with open_existing(self._db, _CACHE_KIB) as store:
             return act(store)
