@@ -67,8 +67,9 @@ def fill(store: FleetStore, devices: int, days: int, seed: int = 0) -> str:
     chance, now = random.Random(seed), time.time()
     known, reports = Devices(store), Reports(store)
     names = [(FLEET, f"board-{number:05d}") for number in range(devices)]
+    engines = [f"{chance.getrandbits(64):016x}" for _ in range(20)]
     births = {
-        name: Birth(agent_version=chance.choice(("0.1.0", "0.2.0", "0.2.1")), engine=f"{chance.randrange(9):016x}")
+        name: Birth(agent_version=chance.choice(("0.1.0", "0.2.0", "0.2.1")), engine=chance.choice(engines))
         for name in names
     }
     statuses = {
@@ -116,7 +117,9 @@ def _documents(chance: random.Random, lost: float) -> list[tuple[str, dict[str, 
     }
     found: list[tuple[str, dict[str, object]]] = [("telemetry", {"cameras": {"gate": camera}})]
     if lost > 0.25 and chance.random() < 0.5:
-        found += [("alarm", {"camera": "gate"}), ("swap", {"artefact": f"{chance.randrange(9):016x}"})]
+        found.append(("alarm", {"camera": "gate"}))
+        if chance.random() < 0.7:
+            found.append(("swap", {"artefact": f"{chance.getrandbits(64):016x}"}))
     return found
 
 

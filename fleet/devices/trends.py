@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,7 +46,7 @@ def daily_trends(store: FleetStore, devices: Collection[int], now: float, days: 
         devices: Ids of the boards that count.
         now: Unix time in s, the end of the last day.
     """
-    wanted, last = set(devices), int(now)
+    wanted, last = set(devices), math.ceil(now) + 1  # one database rounds to whole seconds, the other one cuts
     span = last, float(last - days * _DAY_S), float(last)
     events: dict[int, Counter[str]] = defaultdict(Counter)
     newest: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)  # by day and device: epoch, number

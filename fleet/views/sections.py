@@ -59,7 +59,7 @@ def _states(devices: Sequence[Device], known: Sequence[Mapping[str, Fact]]) -> S
     figures = [
         Figure("Devices by state", stacked_bars(bars, STATE_COLORS, "Devices by state")),
         _by_kind("Devices by version of tared", (str(fact["agent"] or "not known") for fact in known), known),
-        _by_kind("Devices by engine", (str(fact["engine"] or "none")[:16] for fact in known), known),
+        _by_kind("Devices by engine", (str(fact["engine"] or "none")[:12] for fact in known), known),
     ]
     absent = sorted((fact for fact in known if state_word(fact) in _ABSENT), key=lambda fact: -_age(fact["seen_s"]))
     heads = (("silent or offline", False), ("state", False), ("seen", True), ("engine", False))

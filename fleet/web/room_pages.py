@@ -216,6 +216,7 @@ class _RoomPages:
             f"{page}.html",
             status,
             live=f"{live}?{urlencode(query)}",
+            page=page,
             subject=subject,
             part=Markup(_part(reading)),
             error=error,
