@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from agent.common.errors import CommandError
 from calibrate.errors import TaredError
 from fleet.devices.facts import SILENT_S
 from fleet.store.opening import open_existing
@@ -104,7 +105,8 @@ class FleetRoom:
         try:
             html = await self._run(make)
         except TaredError as error:
-            trouble = f"The fleet's store cannot be read: {error.found}; {error.remedy}."
+            subject = "" if isinstance(error, CommandError) else "The fleet's store cannot be read: "
+            trouble = f"{subject}{error.found}; expected {error.expected}; {error.remedy}."
             kept.reading = Reading(kept.reading.html, kept.reading.digest, kept.reading.at, trouble)
         else:
             digest = hashlib.blake2s(html.encode(), digest_size=8).hexdigest()
