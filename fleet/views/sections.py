@@ -92,9 +92,12 @@ def _by_kind(title: str, kinds: Iterable[str], known: Sequence[Mapping[str, Fact
     for kind, fact in zip(kinds, known, strict=True):
         counted[kind][state_word(fact)] += 1
     ordered = sorted(counted, key=lambda kind: (-sum(counted[kind].values()), kind))
-    bars: dict[str, Counter[str]] = {kind: counted[kind] for kind in ordered[:_MOST_KINDS]}
-    if rare := ordered[_MOST_KINDS:]:
-        bars[f"{len(rare)} others"] = sum((counted[kind] for kind in rare), Counter[str]())
+    shown = ordered
+    if len(ordered) > _MOST_KINDS:
+        shown = [kind for kind in ordered[:_MOST_KINDS] if sum(counted[kind].values()) > 1]
+    bars: dict[str, Counter[str]] = {kind: counted[kind] for kind in shown}
+    if rare := ordered[len(shown) :]:
+        bars[f"{len(rare)} {'others' if shown else 'different'}"] = sum(map(counted.__getitem__, rare), Counter[str]())
     states = {state: color for state, color in STATE_COLORS.items() if any(bar[state] for bar in bars.values())}
     return Figure(title, stacked_bars(bars, states, title), states)
 

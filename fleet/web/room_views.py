@@ -16,6 +16,7 @@ from fleet.devices.facts import facts
 from fleet.devices.records import AuditEntry
 from fleet.devices.selection import select
 from fleet.devices.trends import daily_trends
+from fleet.rollout.gates import parse_gates
 from fleet.rollout.register import Overview, RolloutRegister
 from fleet.rollout.rows import BoardRow, BoardStage, Rollout, RolloutState, count_words
 from fleet.rollout.spec import RolloutSpec
@@ -41,7 +42,7 @@ _STATES = {
     RolloutState.ROLLED_BACK: "bad",
     RolloutState.ABORTED: "bad",
 }
-_PLAIN = (BoardStage.WAITING, BoardStage.DONE)
+_PLAIN = (BoardStage.WAITING, BoardStage.DONE, BoardStage.UNDONE)
 _CLAIM_S = 10.0  # a controller needs as long to find a new rollout
 _MOST_DEVICES, _MOST_BOARDS, _MOST_ROLLOUTS, _MOST_RECORDS = 1000, 200, 200, 200
 _MOST_TAGS = 8
@@ -182,7 +183,7 @@ def _spec_words(rollout: Rollout) -> dict[str, str]:
     words = {
         "Does": f"{rollout.op} {arguments}".strip(),
         "Boards": spec.get("select") or "all",
-        "Gates": spec.get("gates"),
+        "Gates": _gate_words(str(spec.get("gates", ""))),
         "Soak": f"{spec.get('soak_s', 0):.0f} s",
         "At once": spec.get("at_once"),
         "Hours": f"{', '.join(spec['windows'])} ({spec.get('timezone')})" if spec.get("windows") else "",
@@ -190,6 +191,14 @@ def _spec_words(rollout: Rollout) -> dict[str, str]:
         "Commands": "signed alone: a controller without --sign leaves it" if rollout.is_signed else "",
     }
     return {name: str(value) for name, value in words.items() if value}
+
+
+def _gate_words(gates: str) -> str:
+    """Return all gates, with the one that is always there; as they are written, if a newer tared wrote them."""
+    try:
+        return ", ".join(each.text for each in parse_gates(gates))
+    except CommandError:
+        return gates
 
 
 def _waves(overview: Overview) -> Iterator[WaveView]:
