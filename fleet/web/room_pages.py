@@ -90,6 +90,7 @@ class _RoomPages:
 
     def __init__(self, room: FleetRoom, streams: Streams, token: str) -> None:
         self._room, self._streams, self._token = room, streams, token
+        self._start = uuid.uuid4().hex[:8]  # a page that is older than this process gets today's token
         self._creating = asyncio.Lock()
         self._created: OrderedDict[str, str] = OrderedDict()  # ids by the seed of the form
 
@@ -189,10 +190,10 @@ class _RoomPages:
         async def changes() -> str:
             nonlocal shown, read_at
             reading = await self._read(page, subject)
-            label = _label(reading)
+            label = self._label(reading)
             if label != shown:
                 shown, read_at = label, reading.at
-                return event("part", _part(reading), label)
+                return event("part", self._part(reading), label)
             if reading.at is not None and reading.at != read_at:
                 read_at = reading.at
                 return event("read", read_at)
@@ -205,9 +206,16 @@ class _RoomPages:
         make = partial(_make, f"{page}_part.html", partial(values, self._room, subject))
         return await self._room.read(f"{page} {subject}", make, every_s)
 
+    def _part(self, reading: Reading) -> str:
+        return _render("room_part.html", reading=reading, html=Markup(reading.html), token=self._token)
+
+    def _label(self, reading: Reading) -> str:
+        """Return what distinguishes a part from another one, as far as people see."""
+        return f"{self._start}-{reading.digest}{'-away' if reading.trouble else ''}"
+
     async def _show(self, page: str, subject: str = "", error: str = "", status: int = 200) -> Response:
         reading = await self._read(page, subject)
-        query = {"shown": _label(reading)}
+        query = {"shown": self._label(reading)}
         if page == "rollout":
             live = f"/stored/rollouts/{quote(subject, safe='')}"
         else:
@@ -218,7 +226,7 @@ class _RoomPages:
             live=f"{live}?{urlencode(query)}",
             page=page,
             subject=subject,
-            part=Markup(_part(reading)),
+            part=Markup(self._part(reading)),
             error=error,
         )
 
@@ -257,15 +265,6 @@ def _make(template: str, values: Callable[[FleetStore], dict[str, Any]], store: 
 
 def _render(template: str, **values: Any) -> str:
     return environment(_PACKAGE).get_template(template).render(now=time.time(), **values)
-
-
-def _part(reading: Reading) -> str:
-    return _render("room_part.html", reading=reading, html=Markup(reading.html))
-
-
-def _label(reading: Reading) -> str:
-    """Return what distinguishes a part from another one, as far as people see."""
-    return f"{reading.digest}{'!' if reading.trouble else ''}"
 
 
 def _where(request: Request) -> str:

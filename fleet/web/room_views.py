@@ -100,6 +100,7 @@ def _device_row(device: Device, now: float, silent_s: float) -> dict[str, Any]:
     state, drift = state_word(fact), str(fact["drift"] or "")
     tags = tag_names(device)
     return {
+        "key": device.id,
         "name": device.name,
         "state": state,
         "tone": STATE_COLORS[state],
@@ -246,6 +247,7 @@ def _steps_figure(records: Sequence[AuditEntry]) -> Figure:
 
 def _board_row(board: BoardRow) -> dict[str, Any]:
     return {
+        "key": board.device,
         "name": board.name,
         "wave": board.wave + 1,
         "state": board.state.value,

@@ -25,7 +25,7 @@ function patch(old, fresh) {
   for (const { name } of [...old.attributes]) if (name !== own && !fresh.hasAttribute(name)) old.removeAttribute(name);
   for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
   if (old.matches("time[data-at]")) return;
-  if (old.matches("tbody") && old.querySelector("tr[data-key]")) patchRows(old, fresh);
+  if (old.matches("tbody")) patchRows(old, fresh);
   else patchChildren(old, fresh);
 }
 function patchChildren(old, fresh) {
@@ -48,9 +48,12 @@ function mergedRows(body, rows) {
   });
 }
 function patchRows(body, fresh) {
-  const rows = mergedRows(body, [...fresh.rows]), kept = new Set(rows), head = body.parentElement.querySelector("th[aria-sort]");
-  for (const row of [...body.rows]) if (!kept.has(row)) row.remove();
-  placeRows(body, rows);
+  const head = body.parentElement.querySelector("th[aria-sort]");
+  if (fresh.querySelector("tr[data-key]")) {
+    const rows = mergedRows(body, [...fresh.rows]), kept = new Set(rows);
+    for (const row of [...body.rows]) if (!kept.has(row)) row.remove();
+    placeRows(body, rows);
+  } else patchChildren(body, fresh);
   if (head) sortRows(head);
   else filterRows(body.parentElement);
 }
