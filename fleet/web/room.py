@@ -87,8 +87,10 @@ class FleetRoom:
             self._kept.popitem(last=False)
         if kept.task is None and time.monotonic() >= kept.next_s:
             kept.task = asyncio.create_task(self._renew(kept, make, every_s))
-        if kept.task is not None:
-            await asyncio.wait({kept.task}, timeout=_PATIENCE_S)
+        if (task := kept.task) is not None:
+            await asyncio.wait({task}, timeout=_PATIENCE_S)
+            if task.done():
+                task.result()  # of an error that is nobody's but this program's
         return kept.reading
 
     async def write(self, act: Callable[[FleetStore], T]) -> T:

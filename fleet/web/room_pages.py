@@ -36,6 +36,7 @@ from fleet.web.room_views import (
     days_values,
     devices_values,
     overview_values,
+    own_rollout,
     plan_values,
     rollout_values,
     rollouts_values,
@@ -43,7 +44,7 @@ from fleet.web.room_views import (
 from fleet.web.streams import Streams, event
 
 _PACKAGE = "fleet.web"
-_DEVICES_S, _ROLLOUT_S, _DAYS_S = 5.0, 1.0, 600.0  # between two readings
+_DEVICES_S, _ROLLOUT_S, _DAYS_S = 10.0, 1.0, 600.0  # between two readings
 _MOST_WHERE = 1000
 _MOST_REMEMBERED = 100
 _STEPS = ("pause", "resume", "abort")
@@ -171,7 +172,8 @@ class _RoomPages:
         if step not in _STEPS or undo not in (None, WAVE, ALL):
             return PlainTextResponse("no such step\n", 404)
         try:
-            await self._room.write(partial(_steer, identity, step, undo, form.get("why", ""), _who(request)))
+            act = partial(_steer, self._room.fleet, identity, step, undo, form.get("why", ""), _who(request))
+            await self._room.write(act)
         except TaredError as error:
             return await self.rollout(request, _words(error), 400)
         return RedirectResponse(f"/rollouts/{quote(identity, safe='')}", 303)
@@ -255,7 +257,7 @@ _PARTS: dict[str, tuple[_Values, float]] = {
     "overview": (_of_selection(overview_values), _DEVICES_S),
     "days": (_of_selection(days_values), _DAYS_S),
     "rollouts": (lambda room, _, store: rollouts_values(store, room.fleet), _ROLLOUT_S),
-    "rollout": (lambda _, identity, store: rollout_values(store, identity), _ROLLOUT_S),
+    "rollout": (lambda room, identity, store: rollout_values(store, room.fleet, identity), _ROLLOUT_S),
 }
 
 
@@ -291,8 +293,8 @@ def _listed(text: str) -> list[str]:
     return [each.strip() for each in text.split(",") if each.strip()]
 
 
-def _steer(identity: str, step: str, undo: str | None, why: str, who: str, store: FleetStore) -> None:
-    register = RolloutRegister(store, who)
+def _steer(fleet: str, begin: str, step: str, undo: str | None, why: str, who: str, store: FleetStore) -> None:
+    register, identity = RolloutRegister(store, who), own_rollout(store, fleet, begin)
     if step == "abort":
         register.abort(identity, undo, why)
     elif step == "pause":

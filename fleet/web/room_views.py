@@ -18,7 +18,7 @@ from fleet.devices.selection import select
 from fleet.devices.trends import daily_trends
 from fleet.rollout.gates import parse_gates
 from fleet.rollout.register import Overview, RolloutRegister
-from fleet.rollout.rows import BoardRow, BoardStage, Rollout, RolloutState, count_words
+from fleet.rollout.rows import BoardRow, BoardStage, Rollout, RolloutState, count_words, find_rollout
 from fleet.rollout.spec import RolloutSpec
 from fleet.store.transaction import FleetStore
 from fleet.views.sections import DRIFT_COLORS, STATE_COLORS, distributions, state_word, step_mark, thirty_days
@@ -139,9 +139,19 @@ def rollouts_values(store: FleetStore, fleet: str) -> dict[str, Any]:
     }
 
 
-def rollout_values(store: FleetStore, identity: str) -> dict[str, Any]:
-    """Return what the page of a rollout shows. Raises CommandError (`rollout.unknown`)."""
-    overview, boards = RolloutRegister(store, "").progress(identity)
+def own_rollout(store: FleetStore, fleet: str, begin: str) -> str:
+    """Return the id of a rollout of this fleet. begin: that of the id. Raises CommandError (`rollout.unknown`)."""
+    with store.transaction("read") as transaction:
+        rollout = find_rollout(transaction, begin)
+    if rollout.fleet != fleet:
+        remedy = "look at the page of rollouts"
+        raise CommandError("rollout.unknown", repr(begin), f"the id of a rollout of {fleet}", remedy)
+    return rollout.id
+
+
+def rollout_values(store: FleetStore, fleet: str, begin: str) -> dict[str, Any]:
+    """Return what the page of a rollout shows. Raises CommandError as `own_rollout`."""
+    overview, boards = RolloutRegister(store, "").progress(own_rollout(store, fleet, begin))
     rollout = overview.rollout
     notable = [each for each in boards if each.state not in _PLAIN or each.reason]
     return {

@@ -214,6 +214,21 @@ def test_forms_of_other_sites_and_wrong_steps_are_refused(any_broker: RealBroker
         assert [each.rollout.state for each in RolloutRegister(store, "").all("f")] == [RolloutState.RUNNING]
 
 
+def test_a_rollout_of_another_fleet_is_none_of_this_page(any_broker: RealBroker, tmp_path: Path) -> None:
+    where = str(tmp_path / "db")
+    with open_store(where) as store:
+        stores_boards(store, "gate", fleet="other")
+        register, spec = RolloutRegister(store, "ann"), RolloutSpec("recalibrate")
+        identity = register.create("other", spec, register.plan("other", spec, "seed"), "")
+    with serving(any_broker.endpoint, db=where) as site:
+        assert "expected the id of a rollout of f" in words(site, f"/rollouts/{identity}")
+        assert post(site, f"/rollouts/{identity}/steps", step="abort")[0] == 400
+        assert identity not in site.page("/rollouts")
+        assert "gate" not in words(site, "/devices")
+    with open_store(where) as store:
+        assert [each.what for each in audit_entries(store)] == ["created"]
+
+
 def test_the_record_names_who_gave_the_password(any_broker: RealBroker, tmp_path: Path) -> None:
     where = str(tmp_path / "db")
     with open_store(where) as store:
