@@ -1,9 +1,10 @@
 """The fleet's pages of `tared web` at a store of 1,000 devices and thirty days: memory, weight and time of each page.
 
-    python -m benchmarks.web_fleet [--devices 1000] [--days 30] [--db FILE] [--json | --markdown]
+    python -m benchmarks.web_fleet [--devices 1000] [--days 30] [--db FILE] [--pictures FOLDER] [--json | --markdown]
 
 `tared web` is a process of its own, beside a mosquitto that no board uses. The first load of a page is over once it
-shows what was read; ten more follow, half a second apart. With --db the store is kept, to look at its pages.
+shows what was read; ten more follow, half a second apart. With --db the store is kept, and one that is there is used.
+With --pictures Chromium takes pictures of the pages, wide and narrow, light and dark.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import urlopen
@@ -27,6 +28,7 @@ from urllib.request import urlopen
 import psutil
 
 from agent.contract.messages import Birth, Status
+from benchmarks.browser import opened, picture, prefer, resize
 from benchmarks.fleet_storm import Broker
 from benchmarks.report import Section, add_output_option, at_most, bars_section, publish
 from fleet.devices.devices import Devices
@@ -128,6 +130,7 @@ def main() -> int:
     parser.add_argument("--devices", type=int, default=1000)
     parser.add_argument("--days", type=int, default=30)
     parser.add_argument("--db", type=Path)
+    parser.add_argument("--pictures", type=Path, metavar="FOLDER")
     add_output_option(parser)
     options = parser.parse_args()
     with ExitStack() as stack:
@@ -138,35 +141,41 @@ def main() -> int:
             identity = rollouts[0].rollout.id if rollouts else fill(store, options.devices, options.days)
         broker = Broker(folder)
         stack.callback(broker.start().kill)
-        sections = _measure(broker.port, db, identity)
+        with _serving(broker.port, db) as (url, process):
+            sections = _measure(url, process, identity)
+            if options.pictures is not None:
+                _take_pictures(url, identity, options.pictures, folder / "profile")
     publish(sections, options)
     return 0
 
 
-def _measure(port: int, db: Path, identity: str) -> list[Section]:
+@contextmanager
+def _serving(port: int, db: Path) -> Iterator[tuple[str, psutil.Process]]:
+    """The address of the pages, and their process."""
     arguments = ["web", "--host", "127.0.0.1", "--port", str(port), "--db", str(db), "--listen", "127.0.0.1:0"]
     command = [sys.executable, "-m", "fleet.cli", *arguments]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "200"})
     try:
         assert process.stderr is not None
         (url,) = re.findall(r"http://\S+", process.stderr.readline())
-        memory = psutil.Process(process.pid)
-        begun_mib = memory.memory_info().rss / 2**20
-        pages, most_mib, grown = {}, begun_mib, {}
-        for name, path in _PAGES.items():
-            pages[name] = _load(url + path.format(id=identity))
-            grown[name] = memory.memory_info().rss / 2**20
-            most_mib = max(most_mib, grown[name])
+        yield url, psutil.Process(process.pid)
     finally:
         process.terminate()
         process.wait(20.0)
+
+
+def _measure(url: str, process: psutil.Process, identity: str) -> list[Section]:
+    pages, grown_mib = {}, {}
+    for name, path in _PAGES.items():
+        pages[name] = _load(url + path.format(id=identity))
+        grown_mib[name] = process.memory_info().rss / 2**20
     table = Section("The fleet's pages", ["page", "kB", "first, ms", "later, median, ms", "MiB after it"])
     for name, page in pages.items():
         later = 1000.0 * statistics.median(page.later_s)
-        cells = f"{page.size / 1000:.0f}", f"{1000.0 * page.first_s:.0f}", f"{later:.0f}", f"{grown[name]:.0f}"
+        cells = f"{page.size / 1000:.0f}", f"{1000.0 * page.first_s:.0f}", f"{later:.0f}", f"{grown_mib[name]:.0f}"
         table.rows.append([name, *cells])
     bars = [
-        at_most("memory of the process", _MOST_MIB, most_mib, " MiB"),
+        at_most("memory of the process", _MOST_MIB, max(grown_mib.values()), " MiB"),
         at_most("the heaviest page", _MOST_BYTES / 1000, max(page.size for page in pages.values()) / 1000, " kB"),
     ]
     return [table, bars_section(bars)]
@@ -183,6 +192,19 @@ def _load(url: str) -> Loaded:
         size, text = len(text), b""
         time.sleep(0.5)
     return Loaded(size, took_s[0], took_s[1:])
+
+
+def _take_pictures(url: str, identity: str, folder: Path, profile: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    pages = {**_PAGES, "new rollout": "/rollouts/new"}
+    with opened(profile) as browser:
+        for scheme in ("light", "dark"):
+            prefer(browser, scheme)
+            for width in (390, 1440):
+                resize(browser, width)
+                for name, path in pages.items():
+                    browser.get(url + path.format(id=identity))
+                    picture(browser, folder / f"{name.replace(',', '').replace(' ', '-')}-{width}-{scheme}.png", 2400)
 
 
 if __name__ == "__main__":
