@@ -9,6 +9,7 @@ import threading
 import time
 from base64 import b64encode
 from contextlib import closing
+from html import unescape
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
@@ -212,6 +213,23 @@ def test_forms_of_other_sites_and_wrong_steps_are_refused(any_broker: RealBroker
         assert site.ask("GET", "/stored/secrets")[0] == 404
     with open_store(where) as store:
         assert [each.rollout.state for each in RolloutRegister(store, "").all("f")] == [RolloutState.RUNNING]
+
+
+def test_an_open_page_is_sent_what_has_changed_alone(any_broker: RealBroker, tmp_path: Path) -> None:
+    where = str(tmp_path / "db")
+    with open_store(where) as store:
+        stores_boards(store, "gate")
+    with serving(any_broker.endpoint, db=where) as site:
+        page = create(site)
+        (live,) = re.findall(r'data-live="([^"]+)"', site.page(page))
+        sent = site.parts(unescape(live))
+        assert float(next(sent)) == pytest.approx(time.time(), abs=60.0)  # it was read again, and nothing is new
+        assert post(site, f"{page}/steps", step="pause")[0] == 303
+        assert any("PAUSED" in part for part in sent)
+        sent.close()
+        after_a_restart = site.parts(unescape(live).replace("shown=", "shown=0"))
+        assert "PAUSED" in next(after_a_restart)
+        after_a_restart.close()
 
 
 def test_a_rollout_of_another_fleet_is_none_of_this_page(any_broker: RealBroker, tmp_path: Path) -> None:
