@@ -15,15 +15,18 @@ function showAges() {
   }
 }
 
-// A part is changed in place, so that focus, selection and what has been scrolled stay.
+// A part is changed in place, so that focus, selection and what has been scrolled stay; so do these attributes of this page.
+const keeps = [["tr, button[data-more]", "hidden"], ["th", "aria-sort"], ["table", "data-most"]];
 function patch(old, fresh) {
   if (old.nodeType !== Node.ELEMENT_NODE) {
     if (old.nodeValue !== fresh.nodeValue) old.nodeValue = fresh.nodeValue;
     return;
   }
-  const own = old.matches("tr") ? "hidden" : old.matches("th") ? "aria-sort" : ""; // by this page's filter and its heads
+  const own = keeps.find(([selector]) => old.matches(selector))?.[1];
   for (const { name } of [...old.attributes]) if (name !== own && !fresh.hasAttribute(name)) old.removeAttribute(name);
-  for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  for (const { name, value } of fresh.attributes) {
+    if (name !== own && old.getAttribute(name) !== value) old.setAttribute(name, value);
+  }
   if (old.matches("time[data-at]")) return;
   if (old.matches("tbody")) patchRows(old, fresh);
   else patchChildren(old, fresh);
@@ -52,7 +55,8 @@ function patchRows(body, fresh) {
   if (fresh.querySelector("tr[data-key]")) {
     const rows = mergedRows(body, [...fresh.rows]), kept = new Set(rows);
     for (const row of [...body.rows]) if (!kept.has(row)) row.remove();
-    placeRows(body, rows);
+    if (head) body.append(...rows.filter((row) => row.parentElement !== body));
+    else placeRows(body, rows);
   } else patchChildren(body, fresh);
   if (head) sortRows(head);
   else filterRows(body.parentElement);
@@ -71,6 +75,7 @@ function showPart(html) {
   const fresh = document.createElement("template");
   fresh.innerHTML = html;
   patchChildren(part, fresh.content);
+  for (const more of part.querySelectorAll("button[data-more]")) nearEnd.observe(more); // some may be new
   readState();
   showAges();
 }

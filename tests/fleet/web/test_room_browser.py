@@ -103,9 +103,17 @@ def test_a_thousand_devices_of_the_store_are_filtered_and_scrolled_at_once(
         eventually(lambda: len(browser.find_elements(By.CSS_SELECTOR, "#devices tbody tr")) == 1000, 30.0)
         # The best of a few: other tests share the machine.
         took_ms, place = min(browser.execute_async_script(SCROLLED) for _ in range(5))
-        assert place > 10_000
+        assert place > 1000
         assert took_ms < 200.0
         assert min(browser.execute_script(FILTERED, f"board-0004{digit}") for digit in range(5)) < 200.0
         shown = browser.execute_script(SHOWN)
         assert shown == ["board-00044"]
+        browser.execute_script(FILTERED, "")
+        begun_with = len(browser.execute_script(SHOWN))
+
+        def more_rows_are_shown() -> bool:
+            browser.execute_async_script(SCROLLED)
+            return len(browser.execute_script(SHOWN)) > begun_with
+
+        eventually(more_rows_are_shown, 30.0)  # the next ones come where the end is near
         assert complaints(browser) == []
