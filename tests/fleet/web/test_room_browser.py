@@ -48,24 +48,24 @@ def test_a_rollout_by_keyboard_on_a_telephone(mosquitto: RealBroker, browser: we
         controlling(mosquitto, where),
     ):
         browser.get(f"http://127.0.0.1:{site.port}/rollouts/new")
-        for name, text in (("waves", "1,100%"), ("gates", "failures<=5%"), ("soak", "3s"), ("why", "<b>season</b>")):
+        for name, text in (("waves", "1,100%"), ("gates", "failures<=5%"), ("soak", "6s"), ("why", "<b>season</b>")):
             type_into(browser, name, text)
         press(browser, "button[value=plan]")
         eventually(lambda: browser.find_elements(By.CSS_SELECTOR, "#plan tbody tr") != [])
         assert not is_wide(browser)
         press(browser, "button[value=create]")
-        eventually(lambda: "under way" in text_of(browser) or "soaking" in text_of(browser), 30.0)
+        eventually(lambda: "under way" in text_of(browser) or "soaking" in text_of(browser), 120.0)
         browser.execute_script("window.untouched = true")
         assert not browser.find_element(By.CSS_SELECTOR, "button[value=resume]").is_displayed()
-        eventually(lambda: "1 of 2 passed" in text_of(browser), 30.0)
+        eventually(lambda: "1 of 2 passed" in text_of(browser), 120.0)
         assert browser.execute_script("return window.untouched") is True
         press(browser, "button[value=pause]")
-        eventually(lambda: "PAUSED" in text_of(browser), 30.0)
+        eventually(lambda: "PAUSED" in text_of(browser), 120.0)
         assert not browser.find_element(By.CSS_SELECTOR, "button[value=pause]").is_displayed()
         press(browser, "button[value=resume]")
-        eventually(lambda: "RUNNING" in text_of(browser), 30.0)
+        eventually(lambda: "RUNNING" in text_of(browser), 120.0)
         browser.execute_script("window.untouched = true")
-        eventually(lambda: "COMPLETED" in text_of(browser), 60.0)
+        eventually(lambda: "COMPLETED" in text_of(browser), 120.0)
         assert browser.execute_script("return window.untouched") is True
         assert "<b>season</b>" in text_of(browser)
         assert not browser.find_element(By.CSS_SELECTOR, ".steer").is_displayed()
