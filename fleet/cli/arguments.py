@@ -18,13 +18,13 @@ if TYPE_CHECKING:  # imported when a command runs, as in agent/cli/offline.py
     from agent.mqtt.config import MqttConfig
     from agent.mqtt.endpoint import Endpoint, TlsFiles
 
-_DB = "SQLite's file, postgresql://USER@HOST/DATABASE, or credential:NAME, which says which (fleet.sqlite)"
+_DB = "SQLite's file, postgresql://USER@HOST/DATABASE, or credential:NAME, which says which"
 _TLS_FILES = ("ca_file", "cert_file", "key_file")
 
 
-def add_database_option(parser: argparse.ArgumentParser) -> None:
+def add_database_option(parser: argparse.ArgumentParser, default: str | None = "fleet.sqlite") -> None:
     """Add --db, the fleet's database."""
-    parser.add_argument("--db", default="fleet.sqlite", metavar="FILE_OR_URL", help=_DB)
+    parser.add_argument("--db", default=default, metavar="FILE_OR_URL", help=f"{_DB} ({default or 'none'})")
 
 
 def add_sign_option(parser: argparse.ArgumentParser) -> None:

@@ -86,12 +86,18 @@ class RolloutRegister:
 
         identity: the id, or the start of it. Raises CommandError (`rollout.unknown`).
         """
+        overview, boards = self.progress(identity)
+        with self._store.transaction("read") as transaction:
+            commands = rows.all_commands(transaction, overview.rollout.id)
+        return overview, boards, commands
+
+    def progress(self, identity: str) -> tuple[Overview, list[BoardRow]]:
+        """Return a rollout with its boards, as `show`, without their commands."""
         with self._store.transaction("read") as transaction:
             rollout = rows.find_rollout(transaction, identity)
             counts = rows.board_counts(transaction, rollout.id)
             boards = rows.boards_of_waves(transaction, rollout.id, 0, rollout.waves)
-            commands = rows.all_commands(transaction, rollout.id)
-        return Overview(rollout, counts, audit_entries(self._store, rollout.id)), boards, commands
+        return Overview(rollout, counts, audit_entries(self._store, rollout.id)), boards
 
     def pause(self, identity: str, why: str) -> Rollout:
         """Start no further board, and judge nothing; boards that have a command go on.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +46,14 @@ class Listen:
         return (*_LOOPBACK_HOSTS, *(() if _is_any(self.host) else (own,)), *self.names)
 
 
+@dataclass(frozen=True)
+class StoreOptions:
+    """The fleet's store: db, as `open_existing`; files, a folder of what rollouts may send; None: they send none."""
+
+    db: str
+    files: Path | None
+
+
 def run_web(
     endpoint: Endpoint,
     fleet: str,
@@ -53,25 +61,34 @@ def run_web(
     password_file: Path | None,
     signer: Signer | None,
     announce: Callable[[str], None],
+    store: StoreOptions | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM. announce: called with the address once the pages are served.
 
+    store: None: boards are shown live, and nothing else.
+
     Raises AgentError: `web.missing` without the extra, `web.password` for an address that others can reach without a
-    password, `web.listen` for one that cannot be listened on.
+    password, `web.listen` for one that cannot be listened on, `web.files` for a folder that is none.
     """
     try:
         import uvicorn
 
         from fleet.web.boards import LiveBoards
         from fleet.web.orders import Orders
+        from fleet.web.room import FleetRoom
         from fleet.web.server import PageServer, WebOptions, create_app
     except ImportError as error:
         remedy = "pip install '.[web]' in a checkout of tared"
         raise AgentError("web.missing", str(error), "starlette and uvicorn", remedy) from error
     password = _password(listen, password_file)
     options = WebOptions(listen.hosts, password)
-    with LiveBoards(endpoint, fleet) as boards:
-        app = create_app(boards, Orders(endpoint, fleet, signer), options)
+    if store is not None and store.files is not None and not store.files.is_dir():
+        found = f"--files {store.files}"
+        raise ConfigError("web.files", found, "a folder of models and calibrations", "correct --files")
+    with ExitStack() as stack:
+        room = stack.enter_context(FleetRoom(store.db, fleet, store.files)) if store is not None else None
+        boards = stack.enter_context(LiveBoards(endpoint, fleet))
+        app = create_app(boards, Orders(endpoint, fleet, signer), options, room)
         config = uvicorn.Config(
             app,
             host=listen.host,
@@ -98,6 +115,7 @@ def bound(listen: Listen) -> socket.socket:
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((listen.host, listen.port))
+        bound.listen()  # from here on browsers wait, and are not refused
     except OSError as error:
         bound.close()
         found = f"{listen.host}:{listen.port}: {error.strerror or error}"

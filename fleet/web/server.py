@@ -7,18 +7,14 @@ can read; a name that leads to this port from elsewhere is refused (DNS rebindin
 
 from __future__ import annotations
 
-import asyncio
 import hmac
-import json
 import secrets
 import socket
 import threading
 import time
 from base64 import b64decode
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qsl
 
 import uvicorn
 from starlette.applications import Starlette
@@ -26,7 +22,7 @@ from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -35,8 +31,12 @@ from agent.common.html.pages import environment, resource
 from agent.contract.topics import Topics
 from calibrate.errors import TaredError
 from fleet.web.boards import LiveBoards
+from fleet.web.forms import FormError, read_form
 from fleet.web.orders import OPS, Orders
 from fleet.web.pictures import camera_choices, fetch_picture, no_picture
+from fleet.web.room import FleetRoom
+from fleet.web.room_pages import room_routes
+from fleet.web.streams import Streams, event
 from fleet.web.table import FleetTable
 from fleet.web.views import board_page
 
@@ -52,9 +52,6 @@ _HEADERS = {
     "Cache-Control": "no-store",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-_LEAST_S, _ALIVE_S = 0.5, 15.0  # between two changes that a page is sent, and between two signs of life without any
-_MOST_FORM_BYTES = 4096
-_MOST_STREAMS = 32
 _MOST_VIEWERS = 8  # that wait for a live picture at the same time
 _SCRIPTS = {"page.js": "text/javascript", "style.css": "text/css"}
 
@@ -73,9 +70,10 @@ class WebOptions:
     closing: threading.Event = field(default_factory=threading.Event)
 
 
-def create_app(boards: LiveBoards, orders: Orders, options: WebOptions) -> Starlette:
-    """Return the application."""
-    pages = _Pages(boards, orders, options)
+def create_app(boards: LiveBoards, orders: Orders, options: WebOptions, room: FleetRoom | None = None) -> Starlette:
+    """Return the application. room: the fleet's store, where there is one."""
+    streams = Streams(options.closing)
+    pages = _Pages(boards, orders, options, streams, room is not None)
     routes = [
         Route("/", pages.fleet),
         Route("/boards/{name}", pages.board),
@@ -85,6 +83,7 @@ def create_app(boards: LiveBoards, orders: Orders, options: WebOptions) -> Starl
         Route("/live", pages.live),
         Route("/live/{name}", pages.live),
         Route("/static/{name}", pages.static),
+        *(room_routes(room, streams, options.token) if room is not None else ()),
     ]
     middleware = [
         Middleware(TrustedHostMiddleware, allowed_hosts=[*options.hosts], www_redirect=False),
@@ -141,12 +140,15 @@ class _Guard:
 class _Pages:
     """The handlers. Whatever reads the boards is quick; nothing here waits for a broker or a board."""
 
-    def __init__(self, boards: LiveBoards, orders: Orders, options: WebOptions) -> None:
+    def __init__(
+        self, boards: LiveBoards, orders: Orders, options: WebOptions, streams: Streams, has_room: bool
+    ) -> None:
         self._boards = boards
         self._orders = orders
         self._options = options
         self._table = FleetTable(boards, _PACKAGE)
-        self._streams = 0
+        self._streams = streams
+        self._has_room = has_room
         self._viewers = 0
 
     async def fleet(self, _request: Request) -> Response:
@@ -183,12 +185,10 @@ class _Pages:
 
     async def order(self, request: Request) -> Response:
         """Send a command: the fields `token`, `op`, and the arguments of the op."""
-        length = request.headers.get("content-length", "")
-        if not (length.isascii() and length.isdigit() and int(length) <= _MOST_FORM_BYTES):
-            return PlainTextResponse("a form that is too large\n", 413)
-        form = dict(parse_qsl((await request.body()).decode("utf-8", "replace")))
-        if not hmac.compare_digest(form.pop("token", "").encode(), self._options.token.encode()):
-            return PlainTextResponse("this form is not of this page: load the page again\n", 403)
+        try:
+            form = await read_form(request, self._options.token)
+        except FormError as error:
+            return PlainTextResponse(f"{error}\n", error.status)
         name, op = request.path_params["name"], form.pop("op", "")
         if self._boards.get(name) is None or op not in OPS:
             return PlainTextResponse("no such board, or no such command\n", 404)
@@ -210,30 +210,22 @@ class _Pages:
 
     async def live(self, request: Request) -> Response:
         """Send the changing part of a page whenever it changes."""
-        if self._streams >= _MOST_STREAMS:
-            return PlainTextResponse("too many pages are open\n", 503, {"Retry-After": "10"})
-        return StreamingResponse(self._changes(request), media_type="text/event-stream")
-
-    async def _changes(self, request: Request) -> AsyncIterator[str]:
         name, mark = request.path_params.get("name"), request.query_params.get("since", "")
         shown: tuple[int, int, str] | None = None
-        self._streams += 1
-        try:
-            sent_s = time.monotonic()
-            while not (self._options.closing.is_set() or await request.is_disconnected()):
-                now = self._version(name), self._orders.version, self._boards.trouble
-                if now != shown:
-                    shown, sent_s = now, time.monotonic()
-                    yield _event("part", self._part(name))
-                    if name is None and (rows := self._table.rows_since(mark)):
-                        mark = self._table.mark
-                        yield _event("rows", rows)
-                elif time.monotonic() - sent_s > _ALIVE_S:
-                    sent_s = time.monotonic()
-                    yield ": still here\n\n"
-                await asyncio.sleep(_LEAST_S)
-        finally:
-            self._streams -= 1
+
+        async def changes() -> str:
+            nonlocal shown, mark
+            now = self._version(name), self._orders.version, self._boards.trouble
+            if now == shown:
+                return ""
+            shown = now
+            events = event("part", self._part(name))
+            if name is None and (rows := self._table.rows_since(mark)):
+                mark = self._table.mark
+                events += event("rows", rows)
+            return events
+
+        return self._streams.answer(request, changes)
 
     def _version(self, name: str | None) -> int:
         """Return a number that rises with whatever the page of this board, or of the fleet, shows."""
@@ -270,7 +262,8 @@ class _Pages:
         }
 
     def _page(self, template: str, status: int = 200, **values: Any) -> Response:
-        return HTMLResponse(self._render(template, token=self._options.token, **values), status)
+        values = {"token": self._options.token, "has_room": self._has_room, **values}
+        return HTMLResponse(self._render(template, **values), status)
 
     @staticmethod
     def _render(template: str, **values: Any) -> str:
@@ -281,8 +274,3 @@ def _live_script() -> str:
     from importlib.resources import files
 
     return (files(_PACKAGE) / "templates" / "live.js").read_text(encoding="utf-8")
-
-
-def _event(name: str, html: str) -> str:
-    """Return an event with a part of the page; JSON keeps its lines together."""
-    return f"event: {name}\ndata: {json.dumps(html)}\n\n"

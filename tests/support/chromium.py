@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from selenium import webdriver
-from selenium.webdriver.common.by import By
 
 from benchmarks.browser import MISSING, is_installed, opened
 
@@ -33,4 +32,5 @@ def complaints(browser: webdriver.Chrome) -> list[str]:
 
 
 def text_of(browser: webdriver.Chrome) -> str:
-    return str(browser.find_element(By.TAG_NAME, "body").text)
+    """What can be read, with one space between two words; nothing while a page is being loaded."""
+    return " ".join(browser.execute_script("return document.body?.innerText ?? ''").split())

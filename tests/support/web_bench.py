@@ -25,6 +25,7 @@ from agent.mqtt.message import Message
 from fleet.web.boards import LiveBoards
 from fleet.web.command import Listen, bound
 from fleet.web.orders import Orders
+from fleet.web.room import FleetRoom
 from fleet.web.server import PageServer, WebOptions, create_app
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -87,12 +88,22 @@ class OwnSite(Site):
 
 @contextlib.contextmanager
 def serving(
-    endpoint: Endpoint, signer: Signer | None = None, password: str = "", fleet: str = "f", port: int = 0
+    endpoint: Endpoint,
+    signer: Signer | None = None,
+    password: str = "",
+    fleet: str = "f",
+    port: int = 0,
+    db: str | None = None,
+    files: Path | None = None,
 ) -> Iterator[OwnSite]:
-    """A site that follows a fleet at this broker."""
+    """A site that follows a fleet at this broker, and shows its store where there is one."""
     options = WebOptions(password=password)
-    with LiveBoards(endpoint, fleet) as boards, bound(Listen("127.0.0.1", port)) as listener:
-        app = create_app(boards, Orders(endpoint, fleet, signer), options)
+    with (
+        LiveBoards(endpoint, fleet) as boards,
+        bound(Listen("127.0.0.1", port)) as listener,
+        FleetRoom(db or "", fleet, files) as room,
+    ):
+        app = create_app(boards, Orders(endpoint, fleet, signer), options, room if db is not None else None)
         config = uvicorn.Config(app, log_level="error", access_log=False, timeout_graceful_shutdown=1)
         server = PageServer(config, options)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

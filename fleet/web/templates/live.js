@@ -9,23 +9,27 @@ let pictures = 0, asking = false;
 function say(text, tone) { connection.textContent = text; connection.className = tone; }
 function showAges() {
   for (const time of document.querySelectorAll("time[data-at]")) {
-    const seconds = Math.max(0, Math.round(Date.now() / 1000 - ahead - Number(time.dataset.at)));
-    time.textContent = seconds < 120 ? `${seconds} s ago`
+    const age = Math.round(Date.now() / 1000 - ahead - Number(time.dataset.at)), seconds = Math.max(0, age);
+    time.textContent = age < -1 ? `in ${-age} s` : seconds < 120 ? `${seconds} s ago`
       : seconds < 7200 ? `${Math.round(seconds / 60)} min ago` : `${Math.round(seconds / 3600)} h ago`;
   }
 }
 
-// A part is changed in place, so that focus, selection and what has been scrolled stay.
+// A part is changed in place, so that focus, selection and what has been scrolled stay; so do these attributes of this page.
+const keeps = [["tr, button[data-more]", "hidden"], ["th", "aria-sort"], ["table", "data-most"]];
 function patch(old, fresh) {
   if (old.nodeType !== Node.ELEMENT_NODE) {
     if (old.nodeValue !== fresh.nodeValue) old.nodeValue = fresh.nodeValue;
     return;
   }
-  const own = old.matches("tr") ? "hidden" : ""; // by the filter of this page
+  const own = keeps.find(([selector]) => old.matches(selector))?.[1];
   for (const { name } of [...old.attributes]) if (name !== own && !fresh.hasAttribute(name)) old.removeAttribute(name);
-  for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  for (const { name, value } of fresh.attributes) {
+    if (name !== own && old.getAttribute(name) !== value) old.setAttribute(name, value);
+  }
   if (old.matches("time[data-at]")) return;
-  patchChildren(old, fresh);
+  if (old.matches("tbody")) patchRows(old, fresh);
+  else patchChildren(old, fresh);
 }
 function patchChildren(old, fresh) {
   const before = [...old.childNodes], after = [...fresh.childNodes];
@@ -37,15 +41,30 @@ function patchChildren(old, fresh) {
   });
   for (const node of before.slice(after.length)) node.remove();
 }
+// Rows are known by their keys, in whatever order this page shows them.
+function mergedRows(body, rows) {
+  const known = new Map([...body.rows].map((row) => [row.dataset.key, row]));
+  return rows.map((row) => {
+    const old = known.get(row.dataset.key);
+    if (old) patch(old, row);
+    return old ?? row;
+  });
+}
+function patchRows(body, fresh) {
+  const head = body.parentElement.querySelector("th[aria-sort]");
+  if (fresh.querySelector("tr[data-key]")) {
+    const rows = mergedRows(body, [...fresh.rows]), kept = new Set(rows);
+    for (const row of [...body.rows]) if (!kept.has(row)) row.remove();
+    if (head) body.append(...rows.filter((row) => row.parentElement !== body));
+    else placeRows(body, rows);
+  } else patchChildren(body, fresh);
+  if (head) sortRows(head);
+  else filterRows(body.parentElement);
+}
 function showNewRows(html) {
   const table = document.getElementById("boards"), body = table.tBodies[0], fresh = document.createElement("template");
   fresh.innerHTML = `<table><tbody>${html}</tbody></table>`;
-  const known = new Map([...body.rows].map((row) => [row.dataset.key, row]));
-  for (const row of [...fresh.content.querySelectorAll("tr")]) {
-    const old = known.get(row.dataset.key);
-    if (old) patch(old, row);
-    else body.append(row);
-  }
+  body.append(...mergedRows(body, [...fresh.content.querySelectorAll("tr")]).filter((row) => row.parentElement !== body));
   table.hidden = false;
   sortRows(table.querySelector("th[aria-sort]"));
   showAges();
@@ -56,6 +75,7 @@ function showPart(html) {
   const fresh = document.createElement("template");
   fresh.innerHTML = html;
   patchChildren(part, fresh.content);
+  for (const more of part.querySelectorAll("button[data-more]")) nearEnd.observe(more); // some may be new
   readState();
   showAges();
 }
@@ -71,6 +91,10 @@ function follow(path) {
   const stream = new EventSource(path);
   stream.addEventListener("part", (event) => showPart(JSON.parse(event.data)));
   stream.addEventListener("rows", (event) => showNewRows(JSON.parse(event.data)));
+  stream.addEventListener("read", (event) => {
+    const time = document.getElementById("read-at");
+    if (time) { time.dataset.at = JSON.parse(event.data); showAges(); }
+  });
   stream.addEventListener("open", () => say("live", "good"));
   stream.addEventListener("error", () => {
     say("the connection to this page's server is lost; trying again", "bad");

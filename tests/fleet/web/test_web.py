@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from base64 import b64encode
-from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
 import pytest
 from brokers import RealBroker, eventually
+from checked_page import Checked
 from web_bench import Board, Site, serving
 
 from agent.common.errors import AgentError, ConfigError
@@ -21,26 +20,6 @@ from fleet.web.command import Listen, run_web
 
 EVIL = "<script>alert(1)</script>\u202e'"
 DONE = ({"status": "ACCEPTED"}, {"status": "IN_PROGRESS", "step": "BUILDING", "percent": 40.0}, {"status": "SUCCEEDED"})
-
-
-class Checked(HTMLParser):
-    """A page whose scripts and links are its own server's."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.words = ""
-        self.feed(text)
-        assert "\u202e" not in text
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        named = dict(attrs)
-        for name in ("src", "href", "action"):
-            assert re.match(r"/(?!/)|data:,|#", named.get(name) or "/"), named
-        assert not {name for name in named if name.startswith("on") or name == "style"}
-        assert tag != "script" or named.get("src")
-
-    def handle_data(self, data: str) -> None:
-        self.words += f" {data}"
 
 
 def shows(site: Site, path: str, *words: str) -> bool:
