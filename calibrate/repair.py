@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -34,23 +33,10 @@ _OCTAVES = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5)  # distances below the largest value a
 _REFINED = (0.25, 0.125, 0.0625)  # then octaves to either side of the best so far
 # Range of the narrowest channel over the widest one's. Smaller: a nearly silent channel is amplified without bound.
 _NARROWEST = 2.0**-10
+# Factors by which a channel may exceed its observed extremes; the widest is tried first. Other scenes drive single
+# channels further than that of the calibration: by up to 8 times between a clip and photos (benchmarks/RESULTS.md).
+HEADROOMS = (4.0, 2.0)
 _CLIPS = np.array([1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6])  # fractions of the largest weight that are tried
-
-
-class Headroom(NamedTuple):
-    """What an input may exceed of its calibration before it is clipped.
-
-    channel: each channel goes to so many times its own extremes. tensor: but to no more than so many times the largest
-        |x| of all channels.
-    """
-
-    channel: float
-    tensor: float
-
-
-# The widest is tried first. Other scenes drive single channels up to 8 times as far as that of the calibration, and
-# whole tensors 1.6 times, between a clip of one person and a street or photos (benchmarks/RESULTS.md).
-HEADROOMS = (Headroom(4.0, 2.0), Headroom(4.0, 1.5), Headroom(4.0, 1.0), Headroom(2.0, 1.0))
 
 
 def merge_extremes(into: dict[str, Extremes], others: Mapping[str, Extremes]) -> None:
@@ -154,12 +140,13 @@ def weight_noise(matrix: Floats, variance: Floats, clips: Floats | None = None) 
 
 
 def equalisation(
-    matrix: Floats, read: LayerInput, extremes: Extremes, centred: bool, headrooms: Sequence[Headroom] = HEADROOMS
+    matrix: Floats, read: LayerInput, extremes: Extremes, centred: bool, headrooms: Sequence[float] = HEADROOMS
 ) -> tuple[Equalisation, ...]:
     """Return the divisors of least noise for each headroom; with `centred`, offsets too.
 
     A few frames show which fraction of the largest value a range should keep. The largest value, and the channels'
-    ranges, are those of the whole calibration, with headroom.
+    ranges, are those of the whole calibration, with headroom: but no channel goes further than the whole tensor went,
+    for one scale for all channels allows no more.
 
     Divisors trade the noise of the activations against that of the weights. Offsets give a one-sided input, as ReLU and
     SiLU make it, all of INT8's range instead of half: a quarter of its noise. So has an unsigned one without them.
@@ -170,7 +157,7 @@ def equalisation(
 
 
 def _equalised(
-    matrix: Floats, read: LayerInput, extremes: Extremes, exponent: float, centred: bool, headrooms: Sequence[Headroom]
+    matrix: Floats, read: LayerInput, extremes: Extremes, exponent: float, centred: bool, headrooms: Sequence[float]
 ) -> list[Equalisation]:
     """Return the layer under divisors of one exponent, for each headroom."""
     largest_step = QMAX if centred else read.largest_step
@@ -207,10 +194,10 @@ def _equalised(
     return found
 
 
-def _widened(whole: LayerInput, headroom: Headroom) -> LayerInput:
-    """Return the input with room beyond the ends of its channels."""
-    largest = headroom.tensor * float(whole.amax.max())
-    low, high = (np.clip(headroom.channel * end, -largest, largest) for end in (whole.low, whole.high))
+def _widened(whole: LayerInput, headroom: float) -> LayerInput:
+    """Return the input with room beyond the ends of its channels, within the largest |x| of all of them."""
+    largest = float(whole.amax.max())
+    low, high = (np.clip(headroom * end, -largest, largest) for end in (whole.low, whole.high))
     return LayerInput(whole.samples, np.minimum(low, whole.low), np.maximum(high, whole.high))
 
 

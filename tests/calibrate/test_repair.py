@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from calibrate.repair import (
     Equalisation,
-    Headroom,
     LayerInput,
     activation_noise,
     best_clips,
@@ -31,8 +30,7 @@ def layer_input(samples: Floats) -> LayerInput:
 
 def equalised(matrix: Floats, read: LayerInput, centred: bool) -> Equalisation:
     """Of a calibration that has seen these samples, without headroom."""
-    extremes = np.stack((read.low, read.high)).astype(np.float32)
-    (found,) = equalisation(matrix, read, extremes, centred, (Headroom(1.0, 1.0),))
+    (found,) = equalisation(matrix, read, np.stack((read.low, read.high)).astype(np.float32), centred, (1.0,))
     return found
 
 
@@ -140,24 +138,21 @@ def test_offsets_quarter_the_noise_of_what_is_never_negative(rng: np.random.Gene
 
 
 @pytest.mark.parametrize("centred", [False, True])
-@pytest.mark.parametrize("ranges", [np.array([1.0, 1.0, 64.0, 256.0]), np.full(4, 256.0)])
-def test_headroom_is_for_each_channel_within_that_of_the_tensor(
-    rng: np.random.Generator, ranges: Floats, centred: bool
+def test_headroom_is_for_each_channel_and_within_what_the_tensor_showed(
+    rng: np.random.Generator, centred: bool
 ) -> None:
+    ranges = np.array([1.0, 1.0, 64.0, 256.0])
     samples = np.clip(rng.normal(size=(4, 20_000)), -1.0, 1.0) * ranges[:, np.newaxis]
     matrix = (1.0 / ranges).reshape(1, 1, 4, 1) * np.ones((1, 4, 1, 1))
     read = layer_input(samples)
     extremes = np.stack((read.low, read.high)).astype(np.float32)
-    headrooms = (Headroom(4.0, 2.0), Headroom(4.0, 1.0), Headroom(1.0, 1.0))
-    widest, wide, tight = equalisation(matrix, read, extremes, centred, headrooms)
-    held = (np.minimum(4.0 * ranges, 512.0), np.minimum(4.0 * ranges, 256.0), ranges)
-    for found, least in zip((widest, wide, tight), held, strict=True):
+    wide, tight = equalisation(matrix, read, extremes, centred, (4.0, 1.0))
+    held = np.minimum(4.0 * ranges, 256.0)
+    for found, least in ((wide, held), (tight, ranges)):
         assert (found.divisors * found.amax + found.offsets >= 0.99 * least).all()
         assert (found.divisors * found.amax - found.offsets >= 0.99 * least).all()
-    is_even = ranges.min() == 256.0
-    assert widest.noise >= wide.noise >= tight.noise
-    assert widest.noise > (2.0 if is_even else 1.0) * tight.noise
-    assert [found.reach > 1.4 for found in (widest, wide, tight)] == [True, not is_even, False]
+    assert wide.noise > tight.noise
+    assert wide.reach > 1.5 > tight.reach
 
 
 @given(st.integers(0, 10_000), st.integers(1, 6))
