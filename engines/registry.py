@@ -75,6 +75,12 @@ def open_backend(name: str, options: BackendOptions | None = None) -> Backend:
     return choose_backend(name, options).backend
 
 
+def backend_of(described: Mapping[str, str]) -> str:
+    """Return the name of the runtime that described itself so (`Backend.describe`); "auto" for one that is not known."""
+    runtime = str(described.get("runtime"))
+    return next((name for name in BACKENDS if runtime.startswith(name)), AUTO)  # tensorrt_rtx is a tensorrt
+
+
 def open_simulator(backend: Backend, threads: int) -> Backend:
     """Open ONNX Runtime to try plans for a runtime: it computes the INT8 graph that this runtime is given."""
     options = BackendOptions(threads, unsigned=backend.takes_unsigned, weight_bits=backend.weight_bits)
