@@ -76,7 +76,7 @@ def open_backend(name: str, options: BackendOptions | None = None) -> Backend:
 
 
 def backend_of(described: Mapping[str, str]) -> str:
-    """Return the name of the runtime that described itself so (`Backend.describe`); "auto" for one that is not known."""
+    """Return the name of the runtime that described itself so (`Backend.describe`); "auto" for an unknown one."""
     runtime = str(described.get("runtime"))
     return next((name for name in BACKENDS if runtime.startswith(name)), AUTO)  # tensorrt_rtx is a tensorrt
 
