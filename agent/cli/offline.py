@@ -310,7 +310,9 @@ def _open_backend(options: argparse.Namespace, subject: Path | None = None, **mo
 
     name, key = options.backend, _key(options)
     if name == AUTO and subject is not None and subject.is_dir():
-        name = backend_of(read_artefact(subject, key).manifest["inputs"].get("backend", {}))
+        manifest = read_artefact(subject, key).manifest
+        if not manifest.get("verification_only"):  # no machine serves it, whatever runtime it has
+            name = backend_of(manifest["inputs"].get("backend", {}))
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return open_backend(name, BackendOptions(options.threads, caches / "tared", key, **more))
 
