@@ -1,4 +1,4 @@
-"""Declare the commands that need no daemon: check, calibrate, plan, build, inspect, infer, evaluate, benchmark.
+"""Declare the commands that need no daemon: check, calibrate, plan, build, export, inspect, infer, evaluate, ...
 
 Each command imports what it runs when it runs, from agent/cli/offline_runs.py among others: `tared send` must not wait
 for OpenCV.
@@ -19,6 +19,10 @@ from agent.common.errors import AgentError
 if TYPE_CHECKING:
     from engines.interface import Backend
 
+EXPORT_FORMATS = (  # of agent.export.command, which loads ONNX
+    *("onnx", "trtexec", "tensorrt-cache", "onnxruntime", "openvino"),
+    *("deepstream", "triton", "tvm", "ppq"),
+)
 MAX_LOSS = "the loss, 1 - mean fidelity, that you accept (0.02)"
 MAX_CONFUSION = "the share of a class that may be taken for one other (0.1)"
 SOURCES = "a video file, a folder or zip of images, v4l2:/dev/video0, csi:0, rtsp://..., http://..."
@@ -80,6 +84,15 @@ def add_offline(commands: Any) -> None:
     build.add_argument("--offline", action="store_true", help="tensorrt: without a GPU, to prove it can be built")
     build.add_argument("--target", metavar="SM", help="with --offline: the GPU to build for, such as sm86")
     build.add_argument("-o", "--output", type=Path, metavar="ARTEFACT/", help="MODEL-PRECISION/ by default")
+
+    export = command(commands, "export", _export, "write an artefact for another tool, into a folder of its own")
+    export.add_argument("artefact", type=Path, metavar="ARTEFACT/")
+    export.add_argument("--to", required=True, choices=EXPORT_FORMATS, help="the tool that reads it: docs/export.md")
+    export.add_argument("--model", type=Path, metavar="MODEL.onnx", help="what a tensorrt or openvino one was built of")
+    export.add_argument("--licence", default="", metavar="SPDX", help="of the model (default: what its file says)")
+    export.add_argument("--overwrite", action="store_true", help="replace a folder that is there already")
+    export.add_argument("--key", type=Path, metavar="FILE", help="verifies signed engines")
+    export.add_argument("-o", "--output", type=Path, required=True, metavar="DIR/")
 
     inspect = command(commands, "inspect", _inspect, "what is in an artefact; what an ONNX file looks like, as a spec")
     inspect.add_argument("target", type=Path, metavar="ARTEFACT_OR_MODEL.onnx")
@@ -221,6 +234,25 @@ def _build(options: argparse.Namespace) -> int:
         key=_key(options),
     )
     return print_result(options, result)
+
+
+def _export(options: argparse.Namespace) -> int:
+    from agent.export.command import run_export
+
+    result = run_export(
+        options.artefact,
+        options.to,
+        options.output,
+        model=options.model,
+        licence=options.licence,
+        overwrite=options.overwrite,
+        key=_key(options),
+    )
+    if options.json:
+        print(json.dumps(result))
+    else:
+        print("\n".join(result["files"]))
+    return 0
 
 
 def _inspect(options: argparse.Namespace) -> int:
