@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto
@@ -24,7 +24,7 @@ CONFIG, LABELS = "config_infer.txt", "labels.txt"
 _COLORS = {"rgb": 0, "bgr": 1, "gray": 2}
 _NETWORK_MODES = {"fp32": 0, "int8": 1, "fp16": 2}
 _CLASSIFIER, _RAW_TENSORS = 1, 100
-_TYPES = {
+_TYPES: Mapping[int, str] = {
     TensorProto.FLOAT: "TYPE_FP32", TensorProto.FLOAT16: "TYPE_FP16", TensorProto.DOUBLE: "TYPE_FP64",
     TensorProto.UINT8: "TYPE_UINT8", TensorProto.INT8: "TYPE_INT8", TensorProto.INT32: "TYPE_INT32",
     TensorProto.INT64: "TYPE_INT64", TensorProto.BOOL: "TYPE_BOOL",
@@ -168,8 +168,7 @@ def _config(source: ExportSource, name: str, backend: str, graph: ModelProto) ->
 
 def _tensor(field: str, value: ValueInfoProto, labels: str) -> str:
     kind = value_type(value)
-    sizes: Sequence[int | str] = kind.shape or ()
-    dims = ", ".join(str(size) if isinstance(size, int) else "-1" for size in sizes)
+    dims = ", ".join(str(size) if isinstance(size, int) else "-1" for size in kind.shape or ())
     more = f", label_filename: {_quoted(labels)}" if labels else ""
     return f"{field} {{ name: {_quoted(value.name)}, data_type: {_TYPES[kind.elem_type]}, dims: [ {dims} ]{more} }}"
 

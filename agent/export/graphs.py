@@ -26,7 +26,7 @@ def export_onnx(source: ExportSource) -> Export:
     return Export(
         {MODEL: source.graph.SerializeToString()},
         (
-            f"{MODEL}: {source.name} in {source.precision}; its scales are in QuantizeLinear and DequantizeLinear nodes.",
+            f"{MODEL}: {source.name} in {source.precision}; its scales are those of its Q/DQ nodes.",
             f"Run it with any ONNX runtime: onnxruntime.InferenceSession('{MODEL}'). Class names: metadata 'names'.",
             "Input: metadata key 'tared.spec'; calibration: 'tared.calibration'; licence: 'license' (SPDX).",
         ),
