@@ -49,7 +49,7 @@ def export_deepstream(source: ExportSource) -> Export:
         *_answers(source),
     ]
     if source.spec.labels:
-        settings += [f"labelfile-path={LABELS}", f"num-detected-classes={len(source.spec.labels)}"]
+        settings.append(f"labelfile-path={LABELS}")
     files = {CONFIG: ("[property]\n" + "\n".join(settings) + "\n").encode()}
     if source.spec.labels:
         one_line = source.spec.task == "classify"  # nvinfer separates the classes of a classifier by semicolons
@@ -106,7 +106,9 @@ def _preprocessing(spec: InputSpec) -> list[str]:
 def _answers(source: ExportSource) -> list[str]:
     if source.spec.task == "classify":
         return [f"network-type={_CLASSIFIER}", f"classifier-threshold={source.spec.score_threshold}"]
+    classes = [f"num-detected-classes={len(source.spec.labels)}"] if source.spec.labels else []
     return [
+        *classes,
         f"network-type={_RAW_TENSORS}",
         "output-tensor-meta=1",
         "# boxes from nvinfer itself: network-type=0, parse-bbox-func-name and custom-lib-path of your parser",
