@@ -106,12 +106,12 @@ class ExportSource:
     def ranges(self) -> dict[str, float]:
         """The largest magnitude per quantised activation, in graph order.
 
-        Raises AgentError (`export.int8`) for a float artefact, and as `graph`.
+        Raises AgentError (`export.float`) for a float artefact, and as `graph`.
         """
         ranges = activation_amax(self.graph)
         if not ranges:
             raise AgentError(
-                "export.int8",
+                "export.float",
                 f"an artefact in {self.precision}, which quantises nothing",
                 "an INT8 artefact",
                 "build one with 'tared build --calibration FILE', or export it as onnx",
