@@ -51,7 +51,7 @@ class ForeignRanges:
 
 
 @dataclass(frozen=True)
-class Difference:
+class ScaleDifference:
     """How the other tool's scale of a tensor differs from the scale that frames suggest.
 
     db: the noise under the other tool's scale over that under the frames' scale; positive: the frames' is better.
@@ -172,7 +172,7 @@ def foreign_calibration(model: Model, ranges: ForeignRanges, source: str, frames
     return replace(frames, method=ranges.kind, amax={**frames.amax, **known})
 
 
-def differences(foreign: Calibration, frames: Calibration) -> list[Difference]:
+def differences(foreign: Calibration, frames: Calibration) -> list[ScaleDifference]:
     """Compare two calibrations with the same histograms, tensor by tensor, the largest difference first."""
     noise = tensor_noise(frames.histograms, [foreign.scales, frames.scales])
     rows = []
@@ -180,5 +180,5 @@ def differences(foreign: Calibration, frames: Calibration) -> list[Difference]:
         theirs, ours = (float(ratios[index].sum()) for index in (0, 1))
         db = 10.0 * float(np.log10(theirs / ours)) if theirs > 0.0 and ours > 0.0 else 0.0
         clipping = float(ratios[0, 1]) / theirs if theirs > 0.0 else 0.0
-        rows.append(Difference(name, foreign.scales[name], frames.scales[name], db, clipping))
+        rows.append(ScaleDifference(name, foreign.scales[name], frames.scales[name], db, clipping))
     return sorted(rows, key=lambda row: -abs(row.db))
