@@ -26,7 +26,7 @@ from agent.common.console import progress, say, stage
 from agent.common.errors import AgentError
 from agent.common.latency import LatencyHistogram
 from agent.common.schema import validate
-from agent.export.foreign_scales import ForeignRanges, differences, foreign_calibration, read_ranges
+from agent.export.foreign_scales import ForeignRanges, differences, foreign_calibration, matched_ranges, read_ranges
 from agent.models.build import build_artefact
 from agent.models.model import Model, calibrate, check_calibration, check_ranges, open_model, read_plan, slower_here
 from agent.planning.quick_check import CHECKED_FRAMES, QuickCheck, quick_check
@@ -96,7 +96,7 @@ def run_calibrate(
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "output": str(output),
         **({"check": check.as_dict()} if check is not None else {}),
-        **({"cache": _comparison(ranges, calibration, observed)} if ranges is not None else {}),
+        **({"cache": _comparison(model, ranges, calibration, observed)} if ranges is not None else {}),
     }
 
 
@@ -138,17 +138,20 @@ def _check_calibration(
     return _checked(check_and_keep, "the calibration's own frames", command)
 
 
-def _comparison(ranges: ForeignRanges, calibration: Calibration, observed: _Observed | None) -> dict[str, Any]:
+def _comparison(
+    model: Model, ranges: ForeignRanges, calibration: Calibration, observed: _Observed | None
+) -> dict[str, Any]:
     """Return what was taken from another tool's file, and tensor by tensor how its scales differ from the frames'."""
+    taken = matched_ranges(model, ranges)
     compared = differences(calibration, observed.calibration) if observed is not None else []
     return {
         "kind": ranges.kind,
-        "tensors": sum(name in ranges.amax for name in calibration.amax),
-        "from_frames": [name for name in calibration.amax if name not in ranges.amax],
+        "tensors": len(taken),
+        "from_frames": [name for name in calibration.amax if name not in taken],
         "differences": [
             {**asdict(row), "db": round(row.db, 2), "clipping": round(row.clipping, 4)}
             for row in compared
-            if row.tensor in ranges.amax
+            if row.tensor in taken
         ],
     }
 

@@ -4,6 +4,6 @@ Reading order: `command` (the formats, and the folder), `source` (the graph and 
 consumer: `graphs` (onnx, trtexec, openvino, tvm), `tables` (tensorrt-cache, onnxruntime, ppq) and `deployments`
 (deepstream, triton). `foreign_scales` reads the tables and graphs of other tools.
 
-Public names: `run_export` and `FORMATS` of `command`; `read_ranges`, `foreign_calibration` and `differences` of
-`foreign_scales`.
+Public names: `run_export` and `FORMATS` of `command`; `read_ranges`, `matched_ranges`, `foreign_calibration` and
+`differences` of `foreign_scales`.
 """

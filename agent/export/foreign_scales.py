@@ -149,6 +149,19 @@ def _unreadable(path: Path, found: str) -> AgentError:
     )
 
 
+def matched_ranges(model: Model, ranges: ForeignRanges) -> dict[str, float]:
+    """Return the range of each tap that the other tool has, by name.
+
+    Tensors under one scale of ours count as one: a tool that quantises what a Concat makes need not have its inputs.
+    """
+    matched = {}
+    for group in model.placement.groups:
+        shared = [ranges.amax[name] for name in (*group.tensors, *group.taps) if name in ranges.amax]
+        if shared:
+            matched.update({tap: ranges.amax.get(tap, max(shared)) for tap in group.taps})
+    return matched
+
+
 def foreign_calibration(model: Model, ranges: ForeignRanges, source: str, frames: Calibration | None) -> Calibration:
     """Make a calibration of this model from the ranges of another tool.
 
@@ -158,7 +171,7 @@ def foreign_calibration(model: Model, ranges: ForeignRanges, source: str, frames
     Raises AgentError:
         cache.tensors  tensors are missing and there are no frames, or the file has none of the model's tensors
     """
-    known = {tap: ranges.amax[tap] for tap in model.placement.taps if tap in ranges.amax}
+    known = matched_ranges(model, ranges)
     missing = [tap for tap in model.needed_taps if tap not in known]
     if not known or (missing and frames is None):
         raise AgentError(

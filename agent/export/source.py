@@ -106,15 +106,15 @@ class ExportSource:
     def ranges(self) -> dict[str, float]:
         """The largest magnitude per quantised activation, in graph order.
 
-        Raises AgentError (`export.float`) for a float artefact, and as `graph`.
+        Raises AgentError (`export.float`) where nothing is quantised, and as `graph`.
         """
         ranges = activation_amax(self.graph)
         if not ranges:
             raise AgentError(
                 "export.float",
-                f"an artefact in {self.precision}, which quantises nothing",
-                "an INT8 artefact",
-                "build one with 'tared build --calibration FILE', or export it as onnx",
+                f"an artefact in {self.precision} without an INT8 tensor",
+                "one with INT8 layers",
+                "build it with a calibration, and with a plan that leaves layers INT8; or export it as onnx",
             )
         return ranges
 

@@ -45,8 +45,8 @@ def test_what_a_float_artefact_cannot_give_is_refused(bench: Bench) -> None:
     bench.json("build", bench / "model.yaml", "--precision", "fp32", "-o", bench / "float")
     for to in ("tensorrt-cache", "onnxruntime", "ppq"):
         refusal = bench.refuses("export", bench / "float", "--to", to, "-o", bench / "out")
-        assert refusal.startswith("export.float: an artefact in fp32")
-        assert "tared build --calibration" in refusal
+        assert refusal.startswith("export.float: an artefact in fp32 without an INT8 tensor")
+        assert "build it with a calibration" in refusal
     bench.json("export", bench / "float", "--to", "trtexec", "-o", bench / "out")
     assert "model_fp16.onnx" not in contents(bench / "out")
 

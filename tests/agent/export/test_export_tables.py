@@ -10,16 +10,23 @@ import numpy as np
 import onnx
 import pytest
 from bench import Bench
+from half_zoo import noise_db
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.calibrate import TensorData, load_tensors_data
 from onnxruntime.quantization.CalTableFlatBuffers.TrtTable import TrtTable
 from onnxruntime.quantization.quant_utils import write_calibration_table
+from repair_flow import frames_for, proposed, uneven_net
+from zoo import Net, run
 
 from agent.common.errors import AgentError
 from agent.export.foreign_scales import read_ranges
 from agent.export.tables import scale_hex
+from agent.models.model import open_model
+from agent.vision.spec import load_model_spec
 from calibrate.histogram import abs_histogram
+from calibrate.plan import PrecisionPlan
 from engines.calibration import Calibration, load_calibration
+from engines.quantise.equalise import equalised_name
 
 
 def amax(bench: Bench) -> dict[str, float]:
@@ -59,6 +66,30 @@ def test_a_tensorrt_cache_has_a_header_and_big_endian_scales(bench: Bench) -> No
     named = {name for node in model.graph.node for name in (*node.input, *node.output)}
     assert named >= set(scales)
     assert not any("Quantize" in node.op_type for node in model.graph.node)
+
+
+def test_a_table_of_repaired_tensors_fits_the_network_beside_it(bench: Bench) -> None:
+    """A plan that divides an input makes a new tensor, which the original file does not have."""
+    spec = bench.spec("uneven", uneven_net(), task="raw", labels=[])
+    calibration = bench / "uneven.json"
+    bench.json_and_check("calibrate", spec, "--frames", bench / "clip.avi", "-o", calibration)
+    model = open_model(load_model_spec(spec))
+    plan = PrecisionPlan({}, proposed(model.master, frames_for(model.master), ("divisors",)).repairs)
+    divided = [equalised_name(layer) for layer in plan.repairs.divisors]
+    assert divided
+    (bench / "plan.json").write_text(plan.to_json())
+    bench.json_and_check(
+        "build", spec, "--calibration", calibration, "--plan", bench / "plan.json", "-o", bench / "repaired"
+    )
+    bench.json("export", bench / "repaired", "--to", "tensorrt-cache", "-o", bench / "cache")
+    ranges = read_ranges(bench / "cache" / "calibration_10.3.0.cache").amax
+    network = onnx.load(bench / "cache" / "model.onnx")
+    onnx.checker.check_model(network, full_check=True)
+    named = {name for node in network.graph.node for name in (*node.input, *node.output)}
+    assert set(divided) <= set(ranges) <= named
+    image = frames_for(model.master)[0]
+    (true,), (found,) = run(model.master, image).values(), run(network, image).values()
+    assert noise_db({"": true}, {"": found}) < -25.0  # weights of 8 bits
 
 
 def test_scales_come_back_and_build_the_very_same_engine(bench: Bench) -> None:
@@ -118,6 +149,21 @@ def test_tensors_that_a_cache_lacks_come_from_frames_or_are_refused(bench: Bench
     assert "give the file that was made for this model" in bench.refuses(
         "calibrate", bench / "model.yaml", "--from-cache", cache, *output
     )
+
+
+def test_the_range_of_a_concat_counts_for_what_it_reads(bench: Bench) -> None:
+    """ModelOpt quantises the Concat's output; tared observes its inputs, which share one scale."""
+    net = Net((1, 3, 8, 8))
+    branches = [net.node("Relu", net.conv("image", 3, 4)) for _ in range(2)]
+    joined = net.node("Concat", *branches, axis=1)
+    model = net.model(net.node("Flatten", net.node("GlobalAveragePool", net.conv(joined, 8, 5))))
+    spec = bench.spec("joined", model)
+    cache = bench / "joined.cache"
+    cache.write_text(f"TRT-100300-EntropyCalibration2\nimage: {scale_hex(0.01)}\n{joined}: {scale_hex(0.5)}\n")
+    told = bench.json("calibrate", spec, "--from-cache", cache, "-o", bench / "joined.json")
+    amax = load_calibration(bench / "joined.json").amax
+    assert amax == pytest.approx({"image": 1.27, **dict.fromkeys(branches, 63.5)})
+    assert told["cache"]["tensors"] == 3
 
 
 def test_onnxruntime_s_own_tools_read_its_table(bench: Bench) -> None:
