@@ -26,7 +26,7 @@ def export_onnx(source: ExportSource) -> Export:
     return Export(
         {MODEL: source.graph.SerializeToString()},
         (
-            f"{MODEL}: {source.name} in {source.precision}; its scales are those of its Q/DQ nodes.",
+            f"{MODEL}: the graph of {source.name}, of an artefact in {source.precision}; Q/DQ nodes have its scales.",
             f"Run it with any ONNX runtime: onnxruntime.InferenceSession('{MODEL}'). Class names: metadata 'names'.",
             "Input: metadata key 'tared.spec'; calibration: 'tared.calibration'; licence: 'license' (SPDX).",
         ),
@@ -37,10 +37,11 @@ def export_trtexec(source: ExportSource) -> Export:
     """Write the graph in the forms that TensorRT's releases take, and for each release the command that builds it."""
     files = trtexec_files(source)
     typed = FLOAT16 if FLOAT16 in files else FLOAT32
+    scripts = sorted(name for name in files if name.endswith(".sh"))
     return Export(
         files,
         (
-            "On the board that serves it: sh build_8.5.sh (JetPack 5), build_10.sh (6 and 7) or build_11.sh (7.2.2).",
+            f"On the board that serves it, by the number of its TensorRT release: sh {', sh '.join(scripts)}.",
             f"Each writes {ENGINE}; options of trtexec may follow. The graph decides the precision, not --best.",
             f"{typed} is built strongly typed; {FLOAT32} is for 8.5, whose --fp16 chooses the float type.",
         ),
@@ -97,7 +98,7 @@ def export_openvino(source: ExportSource) -> Export:
         openvino_files(source.graph_with_uint8),
         (
             "OpenVINO's IR: openvino.Core().compile_model('model.xml', 'CPU'); model.bin holds the weights.",
-            f"{source.name} in {source.precision}; OpenVINO's integer kernels read the FakeQuantize nodes of the IR.",
+            f"{source.name}, of an artefact in {source.precision}; FakeQuantize nodes have the scales of INT8 layers.",
             f"Input {_input_text(source.graph_with_uint8)}, prepared as the artefact's model spec says.",
         ),
     )
