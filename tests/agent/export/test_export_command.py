@@ -42,7 +42,7 @@ def test_a_folder_that_is_there_is_refused_or_replaced_as_said(bench: Bench) -> 
 
 
 def test_what_a_float_artefact_cannot_give_is_refused(bench: Bench) -> None:
-    bench.json("build", bench / "model.yaml", "--precision", "fp32", "-o", bench / "float")
+    bench.json("build", "--backend", "onnxruntime", bench / "model.yaml", "--precision", "fp32", "-o", bench / "float")
     for to in ("tensorrt-cache", "onnxruntime", "ppq"):
         refusal = bench.refuses("export", bench / "float", "--to", to, "-o", bench / "out")
         assert refusal.startswith("export.float: an artefact in fp32 without an INT8 tensor")

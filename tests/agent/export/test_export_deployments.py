@@ -35,7 +35,7 @@ _DOCUMENTED = {
 def artefact(bench: Bench, name: str, **changes: Any) -> Path:
     """A float artefact of the bench's model under another spec."""
     spec = bench.write(f"{name}.yaml", {**SPEC, **changes})
-    bench.json("build", spec, "--precision", "fp32", "-o", bench / name)
+    bench.json("build", "--backend", "onnxruntime", spec, "--precision", "fp32", "-o", bench / name)
     return bench / name
 
 

@@ -64,7 +64,7 @@ def test_a_licence_that_the_model_states_is_kept(bench: Bench) -> None:
     model = onnx.load(bench / "model.onnx")
     onnx.helper.set_model_props(model, {"license": "MIT", "author": "somebody"})
     spec = bench.spec("stated", model)
-    bench.json("build", spec, "--precision", "fp32", "-o", bench / "stated")
+    bench.json("build", "--backend", "onnxruntime", spec, "--precision", "fp32", "-o", bench / "stated")
     found = onnx.load(exported(bench, "onnx", artefact="stated") / "model.onnx")
     metadata = {entry.key: entry.value for entry in found.metadata_props}
     assert (metadata["license"], metadata["author"]) == ("MIT", "somebody")
@@ -103,7 +103,7 @@ def test_trtexec_gets_the_shapes_of_every_profile(bench: Bench) -> None:
     bounds = dict(zip(("min", "opt", "max"), shapes, strict=True))
     small = {"min": shapes[0], "opt": shapes[0], "max": shapes[0]}
     spec = bench.spec("open", net.model(pooled), profiles=[{"image": small}, {"image": bounds}])
-    bench.json("build", spec, "--precision", "fp32", "-o", bench / "open")
+    bench.json("build", "--backend", "onnxruntime", spec, "--precision", "fp32", "-o", bench / "open")
     files = export_trtexec(open_source(bench / "open", None, "", None)).files
     old, new = (shlex.split(files[f"build_{release}.sh"].decode().splitlines()[1]) for release in ("8.5", "10"))
     assert [word for word in new if "Shapes=" in word or "profile=" in word] == [

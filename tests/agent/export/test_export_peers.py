@@ -92,7 +92,16 @@ def test_ppq_loads_the_setting_and_dispatches_by_the_plan(bench: Bench) -> None:
     (bench / "plan.json").write_text(json.dumps({"schema": 1, "floats": {layers[1]: "by hand"}}))
     calibration, plan = bench / "calibration.json", bench / "plan.json"
     bench.json_and_check(
-        "build", bench / "model.yaml", "--calibration", calibration, "--plan", plan, "-o", bench / "mixed"
+        "build",
+        "--backend",
+        "onnxruntime",
+        bench / "model.yaml",
+        "--calibration",
+        calibration,
+        "--plan",
+        plan,
+        "-o",
+        bench / "mixed",
     )
     dispatched = run_in("ppq", _PPQ, exported(bench, "ppq", "mixed"))
     convolutions = {name: platform for name, (kind, platform) in dispatched.items() if kind == "Conv"}

@@ -79,7 +79,16 @@ def test_a_table_of_repaired_tensors_fits_the_network_beside_it(bench: Bench) ->
     assert divided
     (bench / "plan.json").write_text(plan.to_json())
     bench.json_and_check(
-        "build", spec, "--calibration", calibration, "--plan", bench / "plan.json", "-o", bench / "repaired"
+        "build",
+        "--backend",
+        "onnxruntime",
+        spec,
+        "--calibration",
+        calibration,
+        "--plan",
+        bench / "plan.json",
+        "-o",
+        bench / "repaired",
     )
     bench.json("export", bench / "repaired", "--to", "tensorrt-cache", "-o", bench / "cache")
     ranges = read_ranges(bench / "cache" / "calibration_10.3.0.cache").amax
@@ -103,7 +112,16 @@ def test_scales_come_back_and_build_the_very_same_engine(bench: Bench) -> None:
         calibration, told = brought(bench, cache)
         assert (calibration.method, calibration.frames, told["kind"]) == (kind, 0, kind)
         assert (told["tensors"], told["from_frames"], told["differences"]) == (len(amax(bench)), [], [])
-        build = ["build", bench / "model.yaml", "--calibration", bench / "brought.json", "-o", bench / kind]
+        build = [
+            "build",
+            "--backend",
+            "onnxruntime",
+            bench / "model.yaml",
+            "--calibration",
+            bench / "brought.json",
+            "-o",
+            bench / kind,
+        ]
         bench.json_and_check(*build)
         assert (bench / kind / "engine.onnx").read_bytes() == own
         bench.text("report", bench / "brought.json", "-o", bench / f"{kind}.html")  # it has no histograms
