@@ -19,7 +19,7 @@ from agent.common.errors import AgentError
 if TYPE_CHECKING:
     from engines.interface import Backend
 
-EXPORT_FORMATS = (  # of agent.export.command, which loads ONNX
+EXPORT_FORMATS = (  # of agent.models.export.command, which loads ONNX
     *("onnx", "trtexec", "tensorrt-cache", "onnxruntime", "openvino"),
     *("deepstream", "triton", "tvm", "ppq"),
 )
@@ -276,7 +276,7 @@ def _build(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from agent.export.command import run_export
+    from agent.models.export.command import run_export
 
     result = run_export(
         options.artefact,

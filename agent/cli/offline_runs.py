@@ -26,8 +26,14 @@ from agent.common.console import progress, say, stage
 from agent.common.errors import AgentError
 from agent.common.latency import LatencyHistogram
 from agent.common.schema import validate
-from agent.export.foreign_scales import ForeignRanges, differences, foreign_calibration, matched_ranges, read_ranges
 from agent.models.build import build_artefact
+from agent.models.export.foreign_scales import (
+    ForeignRanges,
+    differences,
+    foreign_calibration,
+    matched_ranges,
+    read_ranges,
+)
 from agent.models.model import Model, calibrate, check_calibration, check_ranges, open_model, read_plan, slower_here
 from agent.planning.quick_check import CHECKED_FRAMES, QuickCheck, quick_check
 from agent.results.drawn_frames import open_drawn_frames

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from agent.common.errors import AgentError
-from agent.export.deployments import export_deepstream, export_triton
-from agent.export.graphs import export_onnx, export_openvino, export_trtexec, export_tvm
-from agent.export.source import Export, ExportSource, open_source
-from agent.export.tables import export_onnxruntime, export_ppq, export_tensorrt_cache
+from agent.models.export.deployments import export_deepstream, export_triton
+from agent.models.export.graphs import export_onnx, export_openvino, export_trtexec, export_tvm
+from agent.models.export.source import Export, ExportSource, open_source
+from agent.models.export.tables import export_onnxruntime, export_ppq, export_tensorrt_cache
 from engines.store.files import staging
 
 README = "README.md"

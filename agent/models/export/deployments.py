@@ -13,9 +13,9 @@ import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto
 
 from agent.common.errors import AgentError
-from agent.export.graphs import ENGINE, MODEL, openvino_files, trtexec_files
-from agent.export.graphs import FLOAT32 as GRAPH
-from agent.export.source import Export, ExportSource
+from agent.models.export.graphs import ENGINE, MODEL, openvino_files, trtexec_files
+from agent.models.export.graphs import FLOAT32 as GRAPH
+from agent.models.export.source import Export, ExportSource
 from agent.vision.spec import InputSpec
 from engines.graph.load import image_input
 from engines.graph.topology import graph_inputs, value_type

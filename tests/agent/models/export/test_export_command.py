@@ -8,7 +8,7 @@ import pytest
 from bench import Bench, contents, small_file_system
 
 from agent.cli.offline import EXPORT_FORMATS
-from agent.export.command import FORMATS
+from agent.models.export.command import FORMATS
 
 
 def test_the_command_offers_what_is_there() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import flatbuffers
 import numpy as np
 
-from agent.export.source import Export, ExportSource
+from agent.models.export.source import Export, ExportSource
 from calibrate.scale import QMAX
 from engines.graph.dequantised import int8_layers, without_qdq
 from engines.graph.topology import COMPUTE_OPS

@@ -19,8 +19,8 @@ from repair_flow import frames_for, proposed, uneven_net
 from zoo import Net, run
 
 from agent.common.errors import AgentError
-from agent.export.foreign_scales import read_ranges
-from agent.export.tables import scale_hex
+from agent.models.export.foreign_scales import read_ranges
+from agent.models.export.tables import scale_hex
 from agent.models.model import open_model
 from agent.vision.spec import load_model_spec
 from calibrate.histogram import abs_histogram

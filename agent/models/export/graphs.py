@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from onnx import ModelProto
 
 from agent.common.errors import AgentError
-from agent.export.source import Export, ExportSource
+from agent.models.export.source import Export, ExportSource
 from engines.graph.load import image_input
 from engines.graph.passes import standard_opset
 from engines.half.convert import half_precision

@@ -16,9 +16,9 @@ from onnx import TensorProto
 from zoo import Net
 
 from agent.common.errors import AgentError
-from agent.export.command import FORMATS
-from agent.export.graphs import export_trtexec
-from agent.export.source import open_source
+from agent.models.export.command import FORMATS
+from agent.models.export.graphs import export_trtexec
+from agent.models.export.source import open_source
 from engines.graph.dequantised import activation_amax, without_qdq
 from engines.onnxruntime_backend import OnnxRuntimeBackend
 from engines.registry import open_backend

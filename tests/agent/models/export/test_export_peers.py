@@ -85,6 +85,7 @@ def test_triton_s_own_protobuf_reads_the_model_repository(bench: Bench) -> None:
     assert json.loads(config["parameters"]["tared.spec"]["string_value"])["input"]["color"] == "bgr"
 
 
+@pytest.mark.soak  # its environment has PyTorch, of 5 GB
 def test_ppq_loads_the_setting_and_dispatches_by_the_plan(bench: Bench) -> None:
     if sys.version_info >= (3, 12):
         pytest.skip("PPQ's NumPy and onnx have no wheels for this Python")
