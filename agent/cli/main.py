@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from agent.cli.arguments import Parser, command, number
+from agent.cli.arguments import Parser, add_config_option, command, number
 from agent.cli.offline import add_offline
 from agent.cli.service import add_service
 from agent.cli.store import add_store
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None, extra: Sequence[CommandGroup] =
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, so `finally` runs; the daemon sets its own
     hide_arguments()
     try:
-        options = _parser(extra).parse_args(arguments)
+        options = make_parser(extra).parse_args(arguments)
         if os.environ.get("TARED_NVTX"):
             from engines.trace import start_tracing
 
@@ -82,15 +82,18 @@ class _Version(argparse.Action):
         raise SystemExit(0)
 
 
-def _parser(extra: Sequence[CommandGroup]) -> argparse.ArgumentParser:
+def make_parser(extra: Sequence[CommandGroup]) -> Parser:
+    """Return the parser of the whole command line."""
     parser = Parser(prog="tared", description="Keeps a quantised vision model true on the board that runs it.")
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    commands = parser.add_commands("commands", "COMMAND")
 
     run = command(commands, "run", _run, "the daemon; a finite source ends the run with a summary")
-    run.add_argument("-c", "--config", type=Path, default=Path("config.yaml"), metavar="FILE")
-    run.add_argument("--frames", type=number(int, 1), default=0, metavar="N", help="stop after N frames of each camera")
-    run.add_argument("--backend", help="instead of the configured one; auto: the fastest that works")
+    add_config_option(run)
+    stop = "stop after N frames of each camera (default: at the end of the source)"
+    run.add_argument("--frames", type=number(int, 1), default=0, metavar="N", help=stop)
+    runtime = "the inference runtime; auto: the fastest that works (default: the configured one)"
+    run.add_argument("--backend", metavar="RUNTIME", help=runtime)
 
     add_offline(commands)
     add_store(commands)

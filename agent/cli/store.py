@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.cli.arguments import command, table_console
+from agent.cli.arguments import add_config_option, command, table_console
 from agent.common.errors import AgentError
 from calibrate.errors import TaredError
 
@@ -26,17 +26,15 @@ _COLUMNS = ("id", "made", "precision", "bytes", "fidelity", "method", "roles", "
 def add_store(commands: Any) -> None:
     """Add `store list` and `store verify`, which may run beside the daemon, and `store gc`, which may not."""
     about = "the engines on the disk: list them, verify them, remove what nobody needs"
-    store = commands.add_parser("store", help=about, description=about)
-    actions = store.add_subparsers(title="actions", required=True, metavar="ACTION")
+    actions = commands.add_parser("store", help=about, description=about).add_commands("actions", "ACTION")
     command(actions, "list", _list, "the engines, and why each stays")
     command(actions, "verify", _verify, "read every byte; exit code 1 when something is damaged")
     gc = command(actions, "gc", _gc, "remove what nobody needs, while no daemon runs")
-    gc.add_argument("--dry-run", action="store_true", help="only tell what would go")
+    gc.add_argument("--dry-run", action="store_true", help="only list what would be removed")
     for action in actions.choices.values():
-        action.add_argument("-c", "--config", type=Path, default=Path("config.yaml"), metavar="FILE")
-        action.add_argument(
-            "--key", type=Path, metavar="FILE", help="takes artefacts that it has not signed as damaged"
-        )
+        add_config_option(action)
+        key = "counts artefacts that this key has not signed as damaged (default: signatures are not checked)"
+        action.add_argument("--key", type=Path, metavar="FILE", help=key)
 
 
 def _list(options: argparse.Namespace) -> int:

@@ -40,8 +40,11 @@ class RolloutRegister:
     def __init__(self, store: FleetStore, who: str) -> None:
         self._store, self._who = store, who
 
-    def plan(self, fleet: str, spec: RolloutSpec, seed: str) -> list[list[Device]]:
+    def plan(self, fleet: str, spec: RolloutSpec) -> list[list[Device]]:
         """Return the boards of each wave, without creating a rollout.
+
+        A random order is drawn anew after each rollout of the fleet. Until the next one is created it stays, so the
+        boards are those that `create` takes.
 
         Raises CommandError:
             fleet.where      the selection cannot be read
@@ -60,7 +63,9 @@ class RolloutRegister:
             raise CommandError("rollout.schema", found, "boards whose answers this tared can read", remedy)
         for zone in {each.tags.get(ZONE_TAG, spec.timezone) for each in devices}:
             check_zone(zone)
-        rest, waves = order_devices(devices, spec.order, seed), []
+        with self._store.transaction("read") as transaction:
+            drawn = [each.id for each in rows.all_rollouts(transaction, fleet)[:1]]
+        rest, waves = order_devices(devices, spec.order, f"{fleet}/{drawn}"), []
         for size in wave_sizes(spec.parsed_waves, len(rest)):
             waves.append(rest[:size])
             rest = rest[size:]
