@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 _PIPED_COLUMNS = 240  # of a table that is piped on
 _SAYS_DEFAULT = "(default: "
-_MISSPELT = re.compile(r"invalid choice: '([^']*)'|unrecognized arguments: (--?[\w-]+)")
+_CHOICE = re.compile(r"invalid choice: '([^']*)'")
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     """Shows the default of each option that has one, unless its help already says it; flags have none to show."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default in (None, True, False, "", []) or _SAYS_DEFAULT in (action.help or ""):
+        if isinstance(action.default, bool) or action.default in (None, "", []) or _SAYS_DEFAULT in (action.help or ""):
             return action.help
         return super()._get_help_string(action)
 
@@ -39,6 +39,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **{"formatter_class": HelpFormatter, **options})
+        self._given: list[str] = []
 
     def add_commands(self, title: str, metavar: str) -> Any:
         """Add subparsers; where none is chosen, the parser's help is what runs."""
@@ -51,20 +52,27 @@ class Parser(argparse.ArgumentParser):
 
     # argparse hands what a command's parser does not know to its parent, which does not know the command's options.
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._given = list(sys.argv[1:] if args is None else args)
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return options, unknown
 
     def error(self, message: str) -> NoReturn:
-        found = _MISSPELT.search(message)
-        close = difflib.get_close_matches(found[1] or found[2], self._known_words(), n=1) if found else []
-        guess = f"did you mean '{close[0]}'? " if close else ""
-        raise AgentError("cli.arguments", message, "arguments as documented", f"{guess}see '{self.prog} --help'")
+        raise AgentError(
+            "cli.arguments", message, "arguments as documented", f"{self._guess(message)}see '{self.prog} --help'"
+        )
 
-    def _known_words(self) -> list[str]:
-        choices = (str(choice) for action in self._actions for choice in action.choices or ())
-        return [*(name for action in self._actions for name in action.option_strings), *choices]
+    def _guess(self, message: str) -> str:
+        """Return a question that names the word meant: for a wrong choice, or the first option that is unknown."""
+        names = [name for action in self._actions for name in action.option_strings]
+        if found := _CHOICE.search(message):
+            written, words = found[1], [str(each) for action in self._actions for each in action.choices or ()]
+        else:
+            given = (each.partition("=")[0] for each in self._given if each.startswith("--"))
+            written, words = next((each for each in given if each not in names), ""), names
+        close = difflib.get_close_matches(written, words, n=1)
+        return f"did you mean '{close[0]}'? " if close else ""
 
 
 def command(commands: Any, name: str, run: Callable[..., int], text: str) -> argparse.ArgumentParser:

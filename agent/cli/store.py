@@ -47,12 +47,10 @@ def _list(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"artefacts": rows, "cached": cached, "free_bytes": cleaner.free_bytes()}))
         return 0
-    from rich.table import Table
+    from agent.common.table import tabulate
 
-    table = Table(*_COLUMNS, box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*(_plain(row[column]) for column in _COLUMNS))
-    table_console().print(table)
+    console, cells = table_console(), [[_plain(row[column]) for column in _COLUMNS] for row in rows]
+    console.print(tabulate(_COLUMNS, cells, console.width, prose=("method", "roles", "trouble"), right=("bytes",)))
     print(f"{len(cached)} cached, {sum(cached.values())} bytes; {cleaner.free_bytes()} bytes free on the disk")
     return 0
 

@@ -19,12 +19,14 @@ import psutil
 from rich.bar import Bar
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from agent.camera.reader import Image, read_spread
 from agent.camera.source import parse_source
 from agent.collection.collection import CalibrationSet
 from agent.common.console import progress, stage
 from agent.common.errors import AgentError
+from agent.common.table import tabulate
 from agent.models.build import build_int8
 from agent.models.model import Model, calibrate, open_model
 from agent.planning.costs import GroupCosts
@@ -257,17 +259,12 @@ def _weigh(name: str, content: bytes, shape: list[int]) -> int:
 
 def print_benchmark(result: Mapping[str, Any], console: Console) -> None:
     """Print the table, and a chart of the latencies; in the table they are also multiples of float on ONNX Runtime."""
-    table = Table(
-        title=f"{result['model']}: {result['frames']} frames, {result['threads']} threads", title_justify="left"
-    )
-    columns = ("runtime", "engine", "p50, ms", "p99, ms", "to float", "fidelity", "score", "memory, MiB", "engine, MiB")
-    for number, column in enumerate((*columns, "made in, s")):
-        table.add_column(column, justify="left" if number < 2 else "right")
+    numbers = ("p50 ms", "p99 ms", "to float", "fidelity", "score", "memory MiB", "engine MiB", "made in s")
     entries = [Entry(**entry) for entry in result["engines"]]
     base = next((each.p50_ms for each in entries if (each.runtime, each.engine) == ("onnxruntime", FLOAT)), None)
-    for each in entries:
-        table.add_row(*_cells(each, base))
-    console.print(table)
+    rows = [tuple(_cells(each, base)) for each in entries]
+    console.print(Text(f"{result['model']}: {result['frames']} frames, {result['threads']} threads", style="italic"))
+    console.print(tabulate(("runtime", "engine", *numbers), rows, console.width, prose=("engine",), right=numbers))
     timed = sorted(((each.p50_ms, each) for each in entries if each.p50_ms is not None), key=lambda row: row[0])
     chart = Table.grid(padding=(0, 1))
     for p50_ms, each in timed:

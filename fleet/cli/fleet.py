@@ -75,7 +75,9 @@ def add_fleet(commands: Any) -> None:
     _add_selection(tag)
 
     report = command(actions, "report", _report, "how the fleet is, as one HTML file")
-    report.add_argument("-o", "--output", type=Path, default=Path("report.html"), metavar="FILE", help="the page to write")
+    report.add_argument(
+        "-o", "--output", type=Path, default=Path("report.html"), metavar="FILE", help="the page to write"
+    )
     _add_selection(report)
 
 

@@ -58,7 +58,9 @@ def add_rollout(actions: Any) -> None:
     undo += "(default: none goes back)"
     abort.add_argument("--undo", choices=("wave", "all"), help=undo)
     for each in (show, pause, resume, abort):
-        each.add_argument("id", metavar="ID", help="the rollout, by the id of 'create' or 'list'; its beginning is enough")
+        each.add_argument(
+            "id", metavar="ID", help="the rollout, by the id of 'create' or 'list'; its beginning is enough"
+        )
     for each in (pause, resume, abort):
         each.add_argument("--why", default="", metavar="TEXT", help=_WHY)
     for each in (show, listed, pause, resume, abort):
@@ -86,7 +88,9 @@ def _add_create(steps: Any) -> None:
     create.add_argument("--order", default="random", metavar="ORDER", help=order)
     lasting("--valid", dest="valid_s", default="1h", metavar="TIME", help=f"{_TIME} to wait for a board")
     lasting("--deadline", dest="deadline_s", default="2h", metavar="TIME", help=f"{_TIME} that a board may take")
-    lasting("--silent", dest="silent_s", default="10m", metavar="TIME", help=f"{_TIME} until an unheard board is silent")
+    lasting(
+        "--silent", dest="silent_s", default="10m", metavar="TIME", help=f"{_TIME} until an unheard board is silent"
+    )
     signed = "for boards that obey signed commands alone: no controller without a key carries it out"
     create.add_argument("--signed", action="store_true", help=signed)
     create.add_argument("--why", default="", metavar="TEXT", help=_WHY)
