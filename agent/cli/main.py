@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from agent.cli.arguments import Parser, add_config_option, command, number
+from agent.cli.configuration import add_configuration
 from agent.cli.offline import add_offline
 from agent.cli.service import add_service
 from agent.cli.store import add_store
@@ -97,6 +98,7 @@ def make_parser(extra: Sequence[CommandGroup]) -> Parser:
 
     add_offline(commands)
     add_store(commands)
+    add_configuration(commands)
     for add_group in extra:
         add_group(commands)
     add_service(commands)

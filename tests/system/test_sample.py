@@ -1,4 +1,4 @@
-"""The bundled sample end to end, with the config.yaml that `make run` uses: the story must tell itself."""
+"""The bundled sample end to end, with the configuration that `make run` uses: the story must tell itself."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ def run_sample(folder: Path) -> dict[str, Any]:
     """Render the video, run the daemon on it as `make run` does; what `tared run --json` printed."""
     render = [sys.executable, "-m", "examples.street.render", "-o", str(folder)]
     subprocess.run(render, cwd=ROOT, check=True, capture_output=True, timeout=120)
-    config = yaml.safe_load((ROOT / "config.yaml").read_text())
-    config["model"] = str(ROOT / config["model"])
+    sample = ROOT / "examples/street"
+    config = yaml.safe_load((sample / "config.yaml").read_text())
+    config["model"] = str(sample / config["model"])
     config["state_dir"] = str(folder / "state")
     config["camera"]["source"] = str(folder / Path(config["camera"]["source"]).name)
     # Beside four other tests on two cores its jobs have to end before the video does.
