@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from agent.cli.arguments import Parser, add_config_option, command, number
+from agent.cli.completion import add_completion, complete
 from agent.cli.configuration import add_configuration
 from agent.cli.offline import add_offline
 from agent.cli.service import add_service
@@ -47,7 +48,9 @@ def main(arguments: Sequence[str] | None = None, extra: Sequence[CommandGroup] =
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, so `finally` runs; the daemon sets its own
     hide_arguments()
     try:
-        options = make_parser(extra).parse_args(arguments)
+        parser = make_parser(extra)
+        complete(parser)
+        options = parser.parse_args(arguments)
         if os.environ.get("TARED_NVTX"):
             from engines.trace import start_tracing
 
@@ -102,6 +105,7 @@ def make_parser(extra: Sequence[CommandGroup]) -> Parser:
     for add_group in extra:
         add_group(commands)
     add_service(commands)
+    add_completion(commands)
     return parser
 
 

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from man_page import man_page
+from places import ROOT
 from rich.console import Console
 
 from agent.cli.arguments import Parser
@@ -100,3 +107,53 @@ def test_no_cell_of_a_table_is_cut(width: int) -> None:
     words = text.getvalue().split()
     assert {"gate-" + "x" * 40, "0123456789abcdef", "degraded", "site=berlin"} <= {each.strip(";") for each in words}
     assert "…" not in text.getvalue()
+
+
+# ---- completion, and the man page
+
+TARED = Path(sys.executable).with_name("tared")
+
+
+def completed(shell: str, script: str, *words: str) -> set[str]:
+    """What the shell offers. script: reads the completion from stdin and prints the offers."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    code = subprocess.run([TARED, "completion", shell], check=True, capture_output=True, timeout=60).stdout
+    environment = {**os.environ, "PATH": f"{TARED.parent}{os.pathsep}{os.environ['PATH']}"}
+    run = [shell, "-c", script, *words]
+    done = subprocess.run(run, check=True, input=code, capture_output=True, env=environment, timeout=60)
+    return {line.split("\t")[0].strip() for line in done.stdout.decode().splitlines()}
+
+
+BASH = """
+source /dev/stdin
+complete -p tared >/dev/null
+COMP_LINE=$0 COMP_POINT=${#0} COMP_TYPE=9 COMP_WORDBREAKS=$' \\t\\n"'"'"'><=;|&(:'
+_python_argcomplete tared
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.parametrize(("shell", "script"), [("bash", BASH), ("fish", "source -; complete -C $argv[1]")])
+def test_a_shell_completes_commands_options_and_choices(shell: str, script: str) -> None:
+    assert {"rollout", "report"} <= completed(shell, script, "tared fleet r")
+    assert "--frames" in completed(shell, script, "tared calibrate --fr")
+    assert {"int8", "fp16", "fp32"} <= completed(shell, script, "tared build --precision ")
+
+
+def test_zsh_can_read_its_completion() -> None:
+    assert completed("zsh", "zsh -n /dev/stdin && echo good") == {"good"}
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="argparse of Python 3.13 writes options in another form")
+def test_the_man_page_is_that_of_this_command_line() -> None:
+    assert (ROOT / "docs/tared.1").read_text(encoding="utf-8") == man_page(), "run 'make generated'"
+
+
+def test_the_man_page_is_one_to_groff() -> None:
+    if shutil.which("groff") is None:
+        pytest.skip("groff is not installed")
+    page = ["groff", "-man", "-Tutf8", "-ww", str(ROOT / "docs/tared.1")]
+    done = subprocess.run(page, check=True, capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    assert "tared fleet rollout create" in done.stdout
