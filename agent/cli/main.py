@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from agent.cli.arguments import Parser, add_config_option, command, number
 from agent.cli.completion import add_completion, complete
 from agent.cli.configuration import add_configuration
+from agent.cli.first_config import add_init
 from agent.cli.offline import add_offline
 from agent.cli.service import add_service
 from agent.cli.store import add_store
@@ -101,6 +102,7 @@ def make_parser(extra: Sequence[CommandGroup]) -> Parser:
 
     add_offline(commands)
     add_store(commands)
+    add_init(commands)
     add_configuration(commands)
     for add_group in extra:
         add_group(commands)
