@@ -275,6 +275,7 @@ class Config(Strict):
     commands: CommandsConfig = CommandsConfig()
     privacy: PrivacyConfig = PrivacyConfig()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["logfmt", "json"] = "logfmt"
 
     @field_validator("recalibration")
     @classmethod

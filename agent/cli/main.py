@@ -142,7 +142,7 @@ def _run(options: argparse.Namespace) -> int:
     config = load_config(options.config)
     if options.backend:
         config = config.model_copy(update={"backend": options.backend})
-    set_up_logging(config.log_level)
+    set_up_logging(config.log_level, config.log_format)
     faulthandler.enable(2)  # after a SIGABRT of systemd's watchdog, the journal has every thread's stack
     summary = run_daemon(config, options.frames)
     if options.json:

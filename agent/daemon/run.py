@@ -75,7 +75,7 @@ def run_daemon(config: Config, frame_limit: int = 0) -> RunSummary:
 def _run(config: Config, frame_limit: int, labels: Mapping[str, Mapping[int, Truth]]) -> RunSummary:
     chosen = choose_backend(config.backend, config.backend_options())
     backend = chosen.backend
-    log.info("backend name=%s not_taken=%r", backend.name, dict(chosen.not_taken))
+    log.info("backend=%s not_taken=%r", backend.name, dict(chosen.not_taken))
     config = config.model_copy(update={"backend": backend.name})  # the children open the same
     content, model, unused_plan = _open_model(config)
     if warning := slower_here(model.plan, backend.describe()):
