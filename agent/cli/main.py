@@ -37,7 +37,8 @@ CommandGroup = Callable[[Any], None]  # adds its commands to argparse's subparse
 def main(arguments: Sequence[str] | None = None, extra: Sequence[CommandGroup] = ()) -> int:
     """Run one command and return its exit code.
 
-    Errors go to stderr as one line `error: CODE: found; expected; remedy`; the exit code is then 2.
+    Errors go to stderr as one line `error: CODE: found; expected; remedy`; the exit code is then 2. With --json
+    stdout has an object then, too: {"error": {code, found, expected, remedy}}.
 
     Args:
         arguments: The command line without the program's name; None: the process's own.
@@ -47,6 +48,7 @@ def main(arguments: Sequence[str] | None = None, extra: Sequence[CommandGroup] =
     # variable is read when NumPy is first imported, by the command or by a process that it starts.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, so `finally` runs; the daemon sets its own
+    as_json = "--json" in (sys.argv[1:] if arguments is None else arguments)  # also of a line that cannot be parsed
     hide_arguments()
     try:
         parser = make_parser(extra)
@@ -59,9 +61,9 @@ def main(arguments: Sequence[str] | None = None, extra: Sequence[CommandGroup] =
         run: Callable[[argparse.Namespace], int] = options.run
         return run(options)
     except ConfigError as error:  # lists the errors of a file, one per line
-        return _fail(f"error: {error}")
+        return _fail(error, f"error: {error}", as_json)
     except TaredError as error:
-        return _fail("error: " + " ".join(str(error).split()))
+        return _fail(error, "error: " + " ".join(str(error).split()), as_json)
     except BrokenPipeError:  # the reader of our stdout has gone, as `head` does, so its buffer cannot be flushed either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_PIPE
@@ -70,10 +72,12 @@ def main(arguments: Sequence[str] | None = None, extra: Sequence[CommandGroup] =
         return EXIT_INTERRUPTED
 
 
-def _fail(text: str) -> int:
+def _fail(error: TaredError, text: str, as_json: bool) -> int:
     from agent.common.console import say_error  # progress bars: a command that succeeds may never need them
 
     say_error(text)
+    if as_json:
+        print(json.dumps({"error": error.as_dict()}))
     return EXIT_ERROR
 
 

@@ -49,6 +49,8 @@ def _list(options: argparse.Namespace) -> int:
         return 0
     from agent.common.table import tabulate
 
+    for row in rows:
+        row["made"] = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["made"]))
     console, cells = table_console(), [[_plain(row[column]) for column in _COLUMNS] for row in rows]
     console.print(tabulate(_COLUMNS, cells, console.width, prose=("method", "roles", "trouble"), right=("bytes",)))
     print(f"{len(cached)} cached, {sum(cached.values())} bytes; {cleaner.free_bytes()} bytes free on the disk")
@@ -64,7 +66,7 @@ def _row(store: Store, one: Stored, roles: tuple[str, ...]) -> dict[str, Any]:
     inputs = manifest.get("inputs", {})
     return {
         "id": one.id,
-        "made": time.strftime("%Y-%m-%d %H:%M", time.localtime(one.made_s)),
+        "made": one.made_s,
         "precision": inputs.get("precision"),
         "bytes": one.nbytes,
         "fidelity": _entry(manifest.get("verdict"), "fidelity"),
@@ -89,9 +91,7 @@ def _verify(options: argparse.Namespace) -> int:
     _, _, cleaner = _open(options)
     count, errors = cleaner.verify()
     if options.json:
-        keys = ("code", "found", "expected", "remedy")
-        damaged = [{key: getattr(error, key) for key in keys} for error in errors]
-        print(json.dumps({"artefacts": count, "damaged": damaged}))
+        print(json.dumps({"artefacts": count, "damaged": [error.as_dict() for error in errors]}))
     else:
         for error in errors:
             print(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import os
 import re
 import shutil
@@ -157,3 +158,12 @@ def test_the_man_page_is_one_to_groff() -> None:
     done = subprocess.run(page, check=True, capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
     assert "tared fleet rollout create" in done.stdout
+
+
+@pytest.mark.parametrize("words", [["infer"], ["run", "-c", "none.yaml"], ["keys", "nwe"]])
+def test_with_json_an_error_is_an_object(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, "--json"]) == 2
+    shown = capsys.readouterr()
+    error = json.loads(shown.out)["error"]
+    assert error.keys() == {"code", "found", "expected", "remedy"}
+    assert shown.err.startswith(f"error: {error['code']}: ")
