@@ -1,4 +1,4 @@
-# make run         sets itself up, runs the main job on the bundled sample
+# make run         sets itself up, runs the main job on the bundled sample, with a page for browsers
 # make test        sets itself up, runs the whole test suite
 # make check       format, lint, types, import rules
 # make trials      killed at every line of a job, and what else takes minutes; .ci/run runs them
@@ -29,7 +29,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 
 run: $(VENV)/.run $(SAMPLE)/street.mp4
 	@rm -rf var/state  # every run of the sample starts on a blank board
-	@$(BIN)/tared run -c examples/street/config.yaml
+	@$(BIN)/tared run -c examples/street/config.yaml --web 127.0.0.1:0
 
 test: $(VENV)/.test broker rtsp systemd postgres browser bindings
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 40
@@ -115,7 +115,7 @@ $(SAMPLE)/street.mp4: $(wildcard examples/street/*.py) | $(VENV)/.run
 $(VENV)/.run: pyproject.toml constraints.txt calibrate/count.c calibrate/unpack.c engines/resize.c
 	@echo "setting up $(VENV), once"
 	@$(PYTHON) -m venv --clear $(VENV)
-	@$(PIP) --editable '.[demo]'
+	@$(PIP) --editable '.[demo,web]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.run

@@ -255,7 +255,7 @@ class Config(Strict):
     camera: CameraConfig | None = Field(default=None, validate_default=True)
     plan: LocalPath | None = None
     start: LocalPath | None = None
-    backend: str = "onnxruntime"
+    backend: str = "auto"
     threads: int = Field(default=1, ge=1, le=64)
     batch: BatchConfig = BatchConfig()
     dla: int | None = Field(default=None, ge=0)

@@ -1,6 +1,6 @@
 """What INT8 gains on this CPU: every runtime in float, in plain INT8 and under a plan, as `tared benchmark` has them.
 
-    python -m benchmarks.cpu [--parts engines instructions] [--models resnet20 ...] [--peers] [--json | --markdown]
+    python -m benchmarks.cpu [--parts engines ...] [--models resnet20 ...] [--peers] [--json | --markdown]
 
 Needs ../shared/data (or $TARED_SHARED/data), and for `sample` the video that `make run` renders. One thread; all
 engines of a model answer the same frames in turn. Of COCO's photos half calibrate, and all are scored. Meaningful on a
@@ -13,6 +13,9 @@ and more accurate by more than chance.
 
 `instructions` limits oneDNN's kernels to those of older processors, and compares the outputs of plain INT8 with the
 graph as it is written (benchmarks/workers/openvino_instructions.py).
+
+`layers` has OpenVINO's profiler say where plain INT8 and float spend their time, and how much of FP32's on ONNX Runtime
+the INT8 kernels take alone: no engine of them can be faster (benchmarks/workers/openvino_layers.py).
 """
 
 from __future__ import annotations
@@ -46,8 +49,8 @@ from benchmarks.models import DATA
 from benchmarks.peers import HERE, NNCF, ROOT, WORKERS, PeerError, interpreter
 from benchmarks.report import Bar, Section, add_output_option, at_most, bars_section, publish
 from calibrate.plan import ALL_INT8
-from engines.interface import Array, silent
-from engines.registry import open_backend, open_simulator
+from engines.interface import Array, BackendOptions, silent
+from engines.registry import open_backend
 
 _FRAMES = 128  # of each scene: half calibrate, half measure
 _MAX_LOSS = 0.1
@@ -70,7 +73,13 @@ CASES = {
     "sample": Case("", None, 0.60),
 }
 _LIMITS = ("DEFAULT", "AVX512_CORE", "AVX2", "SSE41")  # oneDNN's names; DEFAULT: all that the processor has
+_EIGHT_BITS = BackendOptions(unsigned=True)  # as for OpenVINO where products are exact
 _COMPARED = 12  # frames
+_PARTS = ("engines", "instructions", "layers")
+_SHARES = {  # kinds of kernels, as the worker has them
+    "int8": "INT8 kernels", "float": "convolutions in float", "others": "others", "copies": "copies",
+    "conversions": "conversions", "call": "the call",
+}  # fmt: skip
 _POINTS, _FIDELITY = 0.3, 0.01  # allowed between a graph on OpenVINO and as it is written
 _CHANCE, _FIDELITY_CHANCE = 0.007, 0.01  # of mAP on 128 photos (benchmarks/RESULTS.md), of fidelity on 64 frames
 # Tools of benchmarks/workers/quantise.py, the environment of each, and the runtimes that serve what it makes.
@@ -88,7 +97,7 @@ def measure(name: str, folder: Path, with_peers: bool = False) -> list[Entry]:
     dataset = DATA / case.dataset if case.dataset is not None else None
     others, missing = quantise_by_peers(name, spec, folder) if with_peers else ({}, [])
     result = run_benchmark(spec, str(_frames(name)), _FRAMES, 1, _MAX_LOSS, dataset, others, as_written=True)
-    return [*(Entry(**entry) for entry in result["engines"]), *missing]
+    return [*(Entry(**row) for row in result["rows"]), *missing]
 
 
 def quantise_by_peers(name: str, spec_path: Path, folder: Path) -> tuple[dict[tuple[str, str], bytes], list[Entry]]:
@@ -125,9 +134,9 @@ def _frames(name: str) -> Path:
     return ROOT / "var" / "sample" / "street.mp4" if name == "sample" else DATA / CASES[name].frames
 
 
-def of(entries: Sequence[Entry], runtime: str, engine: str) -> Entry:
+def of(entries: Sequence[Entry], backend: str, precision: str) -> Entry:
     """Return the entry of an engine on a runtime."""
-    return next(each for each in entries if (each.runtime, each.engine) == (runtime, engine))
+    return next(each for each in entries if (each.backend, each.precision) == (backend, precision))
 
 
 def engines_section(found: Mapping[str, Sequence[Entry]]) -> Section:
@@ -137,17 +146,18 @@ def engines_section(found: Mapping[str, Sequence[Entry]]) -> Section:
     for name, entries in found.items():
         base = of(entries, "onnxruntime", FLOAT).p50_ms or 1.0
         for each in entries:
-            if each.p50_ms is None:
-                if each.engine in _PEERS:
-                    table.rows.append((name, each.runtime, f"{each.engine}: {each.without}", *[""] * 9))
+            if each.latency_ms is None:
+                if each.precision in _PEERS:
+                    table.rows.append((name, each.backend, f"{each.precision}: {each.without}", *[""] * 9))
                 continue
-            figures: list[Any] = [each.fidelity, each.score, each.memory_bytes, each.engine_bytes, each.made_s]
-            fidelity, score, memory, size, made = (0.0 if value is None else value for value in figures)
+            p50_ms, p99_ms = (each.latency_ms[key] for key in ("p50", "p99"))
+            figures: list[Any] = [each.fidelity, each.metric, each.memory_bytes, each.engine_bytes, each.seconds]
+            fidelity, metric, memory, size, seconds = (0.0 if value is None else value for value in figures)
             table.rows.append(
                 (
-                    name, each.runtime, each.engine, f"{each.p50_ms:.2f}", f"{each.p99_ms:.2f}",
-                    f"{each.p50_ms / base:.2f}x", f"{fidelity:.3f}", "" if each.score is None else f"{score:.4f}",
-                    f"{memory / 2**20:.0f}", f"{size / 2**20:.2f}", f"{made:.1f}",
+                    name, each.backend, each.precision, f"{p50_ms:.2f}", f"{p99_ms:.2f}",
+                    f"{p50_ms / base:.2f}x", f"{fidelity:.3f}", "" if each.metric is None else f"{metric:.4f}",
+                    f"{memory / 2**20:.0f}", f"{size / 2**20:.2f}", f"{seconds:.1f}",
                 )
             )  # fmt: skip
     return table
@@ -164,17 +174,19 @@ def bars(found: Mapping[str, Sequence[Entry]]) -> list[Bar]:
         assert served.p50_ms is not None
         assert base is not None
         assert own is not None
-        judged.append(at_most(f"{name}: {served.engine} on OpenVINO, to FP32", CASES[name].most, served.p50_ms / base))
+        judged.append(
+            at_most(f"{name}: {served.precision} on OpenVINO, to FP32", CASES[name].most, served.p50_ms / base)
+        )
         judged.append(at_most(f"{name}: the same, to OpenVINO's FP32", 1.0, served.p50_ms / own))
-        if plan.score is not None and written.score is not None:
-            points = 100.0 * abs(plan.score - written.score)
+        if plan.metric is not None and written.metric is not None:
+            points = 100.0 * abs(plan.metric - written.metric)
             judged.append(at_most(f"{name}: the plan, to the same graph as written", _POINTS, points, " points"))
         elif plan.fidelity is not None and written.fidelity is not None:
             apart = abs(plan.fidelity - written.fidelity)
             judged.append(at_most(f"{name}: the plan's fidelity, to the same graph's as written", _FIDELITY, apart, ""))
-        rivals = [each for each in entries if each.engine in _PEERS and each.runtime == "openvino" and each.p50_ms]
+        rivals = [each for each in entries if each.precision in _PEERS and each.backend == "openvino" and each.p50_ms]
         if rivals:
-            better = [each.engine for each in rivals if beats(each, served)]
+            better = [each.precision for each in rivals if beats(each, served)]
             judged.append(at_most(f"{name}: peers that beat it {' '.join(better)}".rstrip(), 0, len(better), ""))
     return judged
 
@@ -183,8 +195,8 @@ def beats(peer: Entry, ours: Entry) -> bool:
     """Return whether a peer's engine is faster, and more accurate by more than chance."""
     assert peer.p50_ms is not None
     assert ours.p50_ms is not None
-    if peer.score is not None and ours.score is not None:
-        is_better = peer.score - ours.score > _CHANCE
+    if peer.metric is not None and ours.metric is not None:
+        is_better = peer.metric - ours.metric > _CHANCE
     else:
         is_better = (peer.fidelity or 0.0) - (ours.fidelity or 0.0) > _FIDELITY_CHANCE
     return peer.p50_ms < ours.p50_ms and is_better
@@ -201,17 +213,33 @@ def instructions(names: Sequence[str], folder: Path) -> Section:
     columns = ("model", "instructions up to", "products", "as tared gives it, dB", "weights of eight bits, dB")
     table = Section("OpenVINO's outputs to the graph as written", columns, note=f"Over {_COMPARED} frames.")
     for name in names:
-        graph, tensors = _plain_int8(name, folder)
+        graph, _, tensors = _graphs(name, folder)
         for limit in _LIMITS:
-            found = _limited(graph, tensors, limit)
+            found = _worker("openvino_instructions", graph, tensors, limit=limit)
             ratios = [f"{found[key]:.1f}" if key in found else found["error"] for key in ("built", "eight_bits")]
             table.rows.append((name, limit, found["products"], *ratios))
     return table
 
 
-def _plain_int8(name: str, folder: Path) -> tuple[Path, Path]:
-    """Write the plain INT8 graph that a model has for OpenVINO, and network inputs that did not calibrate it."""
-    model, backend = open_model(load_model_spec(_spec(name, folder))), open_simulator(open_backend("openvino"), 1)
+def layers(names: Sequence[str], folder: Path) -> Section:
+    """One row a model and engine."""
+    columns = ("model", "engine", "ms", "to FP32", *_SHARES.values(), "the INT8 kernels alone, to FP32")
+    note = "FP32: on ONNX Runtime. All in turn, one thread; parts of the time in percent, by OpenVINO's profiler."
+    table = Section("Where the time goes on OpenVINO", columns, note=note)
+    for name in names:
+        found = _worker("openvino_layers", *_graphs(name, folder))
+        base = found["ms"]["onnxruntime"]
+        for engine, precision in (("int8", PLAIN), ("float", FLOAT)):
+            parts, ms = found["shares"][engine], found["ms"][engine]
+            alone = f"{ms * parts['int8'] / base:.2f}x" if engine == "int8" else ""
+            shown = (f"{100.0 * parts[share]:.0f}" for share in _SHARES)
+            table.rows.append((name, precision, f"{ms:.2f}", f"{ms / base:.2f}x", *shown, alone))
+    return table
+
+
+def _graphs(name: str, folder: Path) -> tuple[Path, Path, Path]:
+    """Write a model's plain INT8 graph for OpenVINO, its float graph, and inputs that did not calibrate it."""
+    model, backend = open_model(load_model_spec(_spec(name, folder))), open_backend("onnxruntime", _EIGHT_BITS)
     images = list(read_spread(parse_source(str(_frames(name))), _FRAMES))
     collection, inputs = CalibrationSet(held_out_size=0), list[Array]()
     with closing(model.open_observer(backend)) as observer:
@@ -223,15 +251,16 @@ def _plain_int8(name: str, folder: Path) -> tuple[Path, Path]:
             elif len(inputs) < _COMPARED:
                 inputs.append(tensor.copy())
     calibration = calibrate(model, collection.histograms, "entropy", collection.frames, name, backend)
-    graph, tensors = folder / f"{name}.onnx", folder / f"{name}.npy"
+    graph, in_float, tensors = (folder / f"{name}{end}" for end in (".onnx", "-float.onnx", ".npy"))
     graph.write_bytes(build_int8(model, backend, ALL_INT8, calibration, {}, silent).built.engine)
+    in_float.write_bytes(model.master.SerializeToString())
     np.save(tensors, np.stack(inputs))
-    return graph, tensors
+    return graph, in_float, tensors
 
 
-def _limited(graph: Path, tensors: Path, limit: str) -> dict[str, Any]:
-    """Return what the worker prints under a limit of instructions."""
-    command = [sys.executable, "-m", "benchmarks.workers.openvino_instructions", str(graph), str(tensors)]
+def _worker(module: str, *paths: Path, limit: str = _LIMITS[0]) -> dict[str, Any]:
+    """Return what a worker prints, under a limit of instructions."""
+    command = [sys.executable, "-m", f"benchmarks.workers.{module}", *map(str, paths)]
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": limit}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
@@ -241,7 +270,7 @@ def _limited(graph: Path, tensors: Path, limit: str) -> dict[str, Any]:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="What INT8 gains on this CPU.")
-    parser.add_argument("--parts", nargs="+", choices=("engines", "instructions"), default=["engines", "instructions"])
+    parser.add_argument("--parts", nargs="+", choices=_PARTS, default=list(_PARTS))
     parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--peers", action="store_true", help="quantised by other tools, too")
     add_output_option(parser)
@@ -256,6 +285,8 @@ def main() -> None:
             sections += [engines_section(found), bars_section(bars(found))]
         if "instructions" in options.parts:
             sections.append(instructions(options.models, Path(folder)))
+        if "layers" in options.parts:
+            sections.append(layers(options.models, Path(folder)))
     publish(sections, options)
 
 

@@ -1,4 +1,4 @@
-"""What the daemon holds: resident memory with an engine that computes next to nothing, and over an hour of video."""
+"""What the daemon holds: memory and CPU time on a camera, with a null engine and real ones, and memory over an hour."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rich.progress import Progress
 
 from agent.mqtt.client import Endpoint
 from benchmarks.loop_cameras import camera
-from benchmarks.loop_daemon import Daemon, endless, spec
+from benchmarks.loop_daemon import UNOBSERVED, Daemon, endless, spec
 from benchmarks.report import Bar, Section, at_most
 
 MIB = 2**20
@@ -25,6 +25,8 @@ MOST_MIB = 150.0
 _RUNTIMES = ("onnxruntime", "openvino")
 _CAMERA = (640, 480, 10.0)
 _HELD_S = 10.0
+_START_S = 5.0
+_COUNTED_S = 20.0
 _HOUR_S = 3600.0
 _CLIP_FPS = 10.0
 # Of capture time, before the hour: the first calibration is in service, and what is bounded by a number of frames is
@@ -65,13 +67,14 @@ def null_daemon(folder: Path, endpoint: Endpoint, url: str) -> Iterator[Daemon]:
 def memory(
     folder: Path, endpoint: Endpoint, models: list[str], _rounds: int, progress: Progress
 ) -> tuple[list[Section], list[Bar]]:
-    """Resident memory on a camera, with the null model and with real ones on either runtime for CPUs."""
+    """Resident memory and CPU time on a camera, with the null model and with real ones on either runtime for CPUs."""
     width, height, fps = _CAMERA
-    title = f"Resident memory on an MJPEG camera, {width}x{height} at {fps:g} fps"
-    table = Section(title, ("model", "runtime", "of the daemon", "of it the libraries' files"))
+    title = f"Resident memory and CPU time on an MJPEG camera, {width}x{height} at {fps:g} fps"
+    columns = ("model", "runtime", "of the daemon", "of it the libraries' files", "CPU time a frame")
+    table = Section(title, columns, note="CPU time: of all threads, unobserved. An engine that spins would have more.")
     with camera(width, height, fps) as url, null_daemon(folder, endpoint, url) as daemon:
         null_mib = daemon.rss_bytes() / MIB
-        table.rows.append(("one node", "onnxruntime", f"{null_mib:.0f} MiB", f"{_file_mib(daemon):.0f} MiB"))
+        table.rows.append(("one node", "onnxruntime", f"{null_mib:.0f} MiB", f"{_file_mib(daemon):.0f} MiB", ""))
     with camera(width, height, fps) as url:
         served = list(product(models, _RUNTIMES))
         for name, runtime in progress.track(served, description="resident memory"):
@@ -79,8 +82,21 @@ def memory(
             with Daemon(folder / f"{name}-{runtime}", endpoint, config) as daemon:
                 time.sleep(_HELD_S)
                 mib = daemon.rss_bytes() / MIB
-                table.rows.append((name, runtime, f"{mib:.0f} MiB", f"{_file_mib(daemon):.0f} MiB"))
+                table.rows.append((name, runtime, f"{mib:.0f} MiB", f"{_file_mib(daemon):.0f} MiB", ""))
+        for name, runtime in progress.track(served, description="CPU time"):
+            config = {"model": spec(name), "backend": runtime, "camera": {"source": url}, **UNOBSERVED}
+            with Daemon(folder / f"{name}-{runtime}-alone", endpoint, config) as daemon:
+                table.rows.append((name, runtime, "", "", f"{_cpu_ms(daemon):.1f} ms"))
     return [table], [at_most("resident memory with a null engine", MOST_MIB, null_mib, " MiB")]
+
+
+def _cpu_ms(daemon: Daemon) -> float:
+    """CPU time per frame, once its start is over."""
+    time.sleep(_START_S)
+    frames, cpu_s = sum(daemon.frames().values()), daemon.cpu_s()
+    time.sleep(_COUNTED_S)
+    served = sum(daemon.frames().values()) - frames
+    return 1000.0 * (daemon.cpu_s() - cpu_s) / served
 
 
 def _file_mib(daemon: Daemon) -> float:

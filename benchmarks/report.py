@@ -15,6 +15,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+# What decides on the time of INT8, as Linux names it.
+_INSTRUCTIONS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "amx_int8", "asimd", "asimddp", "i8mm")
+
 
 @dataclass
 class Section:
@@ -106,9 +109,11 @@ def machine() -> str:
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
     facts = dict(line.split(":", 1) for line in reversed(lines) if ":" in line)
     cpu = {key.strip(): value.strip() for key, value in facts.items()}
+    fastest = [name for name in _INSTRUCTIONS if name in cpu.get("flags", cpu.get("Features", "")).split()]
     command = ["git", "describe", "--always", "--dirty"]
     commit = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip()
     return (
-        f"{platform.machine()}, {cpu.get('model name', 'CPU unknown')}, {os.cpu_count()} cores, "
+        f"{platform.machine()}, {cpu.get('model name', 'CPU unknown')} with {' and '.join(fastest) or 'SSE at most'}, "
+        f"{os.cpu_count()} cores, "
         f"Python {platform.python_version()} · {date.today()}, commit {commit or 'unknown'}"
     )

@@ -93,9 +93,9 @@ def clipped(scales: NDArray[np.float32], fractions: Sequence[float]) -> NDArray[
     return narrowed
 
 
-def quantise(weight: NDArray[np.float32], scales: NDArray[np.float32], axis: int) -> NDArray[np.int8]:
-    """Return round(weight / scale), ties to even as in ONNX QuantizeLinear, saturated to [-127, 127]; same shape."""
+def quantise(weight: NDArray[np.float32], scales: NDArray[np.float32], axis: int, most: int = QMAX) -> NDArray[np.int8]:
+    """Return round(weight / scale), ties to even as in ONNX QuantizeLinear, saturated to [-most, most]; same shape."""
     along = [1] * weight.ndim
     along[axis] = -1
     steps: NDArray[np.float32] = np.rint(weight / scales.reshape(along))
-    return steps.clip(-QMAX, QMAX).astype(np.int8)
+    return steps.clip(-most, most).astype(np.int8)

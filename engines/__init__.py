@@ -4,6 +4,7 @@ Read in this order: interface, registry, onnxruntime_backend, openvino_backend, 
 
     interface      Backend, Engine, Observer and what they exchange: BuildRequest, Built, Observation, ...
     registry       open_backend, choose_backend, options_for
+    trial, trial_process   why_not: a runtime is tried in a process of its own
     errors         EngineError, DeviceError
     calibration    Calibration: a model's histograms, extremes and scales, and its file
     onnxruntime_backend    the runtime that computes a graph as it is written, on the CPU

@@ -24,9 +24,18 @@ def board() -> dict[str, str]:
 
 def processor() -> str:
     """Return the model of the CPU, as Linux names it; empty where it does not."""
+    return _first_of("model name", "CPU part")
+
+
+def instructions() -> str:
+    """Return the instructions that the CPU has beyond the least, as Linux lists them; empty where it does not."""
+    return _first_of("flags", "Features")
+
+
+def _first_of(*keys: str) -> str:
     lines = (line.partition(":") for line in _read(_CPUS).splitlines())
     names = {key.strip(): value.strip() for key, _, value in lines}
-    return next((names[key] for key in ("model name", "CPU part") if names.get(key)), "")
+    return next((names[key] for key in keys if names.get(key)), "")
 
 
 def is_jetson() -> bool:

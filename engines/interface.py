@@ -178,6 +178,11 @@ class Backend(Protocol):
         """True if activations may be uint8, which tensors that are never negative then are."""
         ...
 
+    @property
+    def weight_bits(self) -> int:
+        """Bits of weights in INT8: 8, or 7 where the processor's products of eight would saturate."""
+        ...
+
     def describe(self) -> Mapping[str, str]:
         """Runtime name, version and whatever else makes an engine unusable elsewhere; part of the fingerprint."""
         ...
@@ -211,8 +216,8 @@ class BackendOptions:
     threads: bound of its CPU threads. cache: folder for what makes the next build faster; None keeps nothing.
     key: signs and verifies what is kept there. target: the GPU to build for, "sm86", on a machine that need not have
     it: such an engine proves that the builder takes the model, and is never served. dla: build for this DLA core, with
-    the GPU for what it cannot run, FP32 engines among them. best: search longest for the fastest kernels. unsigned:
-    ONNX Runtime simulates INT8 of a runtime that takes uint8, too.
+    the GPU for what it cannot run, FP32 engines among them. best: search longest for the fastest kernels. unsigned,
+    weight_bits: ONNX Runtime simulates INT8 of a runtime that takes uint8, too, or has weights of so many bits.
     """
 
     threads: int = 1
@@ -222,6 +227,7 @@ class BackendOptions:
     dla: int | None = None
     best: bool = False
     unsigned: bool = False
+    weight_bits: int = 8
 
     def check_cpu(self, backend: str) -> None:
         """Raise EngineError (`backend.option`) if there are options that only a GPU's runtime has."""

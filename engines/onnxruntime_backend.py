@@ -111,7 +111,8 @@ class OnnxRuntimeBackend:
         options = options or BackendOptions()
         options.check_cpu(self.name)
         self._threads = options.threads
-        self.takes_unsigned = options.unsigned  # as written it computes any: the graph for TensorRT is the usual one
+        # As written it computes any: the graph for TensorRT is the usual one.
+        self.takes_unsigned, self.weight_bits = options.unsigned, options.weight_bits
 
     def describe(self) -> Mapping[str, str]:
         return {

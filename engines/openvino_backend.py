@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import platform
 import re
+import time
 from collections.abc import Mapping, Sequence, Set
 from contextlib import closing
 from functools import lru_cache
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -26,7 +29,7 @@ import openvino as ov
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from engines.board import processor
+from engines.board import instructions, processor
 from engines.errors import EngineError
 from engines.graph.load import image_input
 from engines.graph.profiles import profiles_for
@@ -38,7 +41,16 @@ from engines.quantise.integer_kernels import narrow_weights, shift_concatenated
 from engines.store.artefact import fingerprint
 from engines.store.kept_file import read_kept, write_kept
 
+SETTINGS = {
+    "PERFORMANCE_HINT": "LATENCY",
+    "NUM_STREAMS": 1,
+    "ENABLE_CPU_PINNING": False,  # a pinned thread would keep its core from the camera
+    "INFERENCE_PRECISION_HINT": "f32",
+}
+_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # variables that forbid oneDNN instructions
 _WARM_UP = 3  # profiled runs that do not count: memory is allocated, caches fill
+_DISTURBED = 1.2  # of the median: a run that takes longer does not count
+_EXECUTED = ov.ProfilingInfo.Status.EXECUTED
 _BRANCH = re.compile(r"_\d+$")  # where OpenVINO quantises the inputs of a Concat instead of its output
 _SOURCE = re.compile(r"^(Exception from \S+:\d+:|Check '.*' failed at \S+:\d+:)\s*$")
 _UNSUPPORTED = re.compile(r"not supported|unsupported|does not support|No conversion|not implemented", re.IGNORECASE)
@@ -69,8 +81,13 @@ class OpenVinoBackend:
             "products": "saturate" if _saturates() else "exact",
         }
 
+    @property
+    def weight_bits(self) -> int:
+        """8, or 7 where products saturate."""
+        return 7 if _saturates() else 8
+
     def flags(self) -> Mapping[str, str]:
-        return {"activations": "unsigned"}
+        return {"activations": "unsigned", **({"weights": "7 bits"} if self.weight_bits == 7 else {})}
 
     def build(self, request: BuildRequest, progress: Progress = silent) -> Built:
         """Return the graph in the form that is compiled, once it has been loaded and has run on zeros.
@@ -81,9 +98,9 @@ class OpenVinoBackend:
         graph, facts = _with_shape(request), dict[str, Any]()
         if any(node.op_type in QDQ_OPS for node in graph.graph.node):
             shift_concatenated(graph)
-            if _saturates():
+            if self.weight_bits == 7:
                 facts["weight_bits"] = 7
-                facts["narrowed"] = narrow_weights(graph)
+                facts["narrowed"] = narrow_weights(graph)  # those of a model's own, which are not written here
         content = graph.SerializeToString()
         compiled = _compiled(content, self._options.threads)
         progress(0.6, "running it once")
@@ -101,15 +118,29 @@ class OpenVinoBackend:
         just_built, self._just_built = self._just_built, None
         if just_built is not None and just_built[0] == engine:
             return OpenVinoEngine(*just_built, self._options.threads)
-        identity = {"graph": hashlib.sha256(engine).hexdigest(), "runtime": dict(self.describe())}
-        cache = self._options.cache
-        kept = cache / f"{fingerprint(identity)}.openvino" if cache is not None else None
+        kept = self._kept(engine)
         compiled = _imported(read_kept(kept, self._options.key, kept.stem), self._options.threads) if kept else None
         if compiled is None:
             compiled = _compiled(engine, self._options.threads)
             if kept is not None:
                 write_kept(kept, self._options.key, kept.stem, _exported(compiled))
         return OpenVinoEngine(engine, compiled, self._options.threads)
+
+    def _kept(self, engine: bytes) -> Path | None:
+        """Return the file of a compiled network, named for all that it depends on; None where nothing is kept.
+
+        Virtual machines call processors with other instructions by one name, so the instructions count by themselves.
+        """
+        if self._options.cache is None:
+            return None
+        identity = {
+            "graph": hashlib.sha256(engine).hexdigest(),
+            "runtime": dict(self.describe()),
+            "instructions": instructions(),
+            "limit": {name: os.environ.get(name, "") for name in _LIMITS},
+            "settings": {name: str(value) for name, value in _settings(self._options.threads).items()},
+        }
+        return self._options.cache / f"{fingerprint(identity)}.openvino"
 
     def observer(
         self, request: BuildRequest, taps: Sequence[str], progress: Progress = silent, layers: Sequence[str] = ()
@@ -141,22 +172,24 @@ class OpenVinoEngine:
         return {spec.name: results[index] for index, spec in enumerate(self.outputs)}
 
     def layer_times_ms(self, batch: Array, runs: int = 20) -> dict[str, float]:
-        """Measure in a second network, with the profiler on. Raises EngineError as `infer`."""
+        """Measure in a second network, with the profiler on: means over the runs that no other work disturbed.
+
+        Raises EngineError as `infer`.
+        """
         self.infer(batch)  # refuses a batch that does not fit
         request = _compiled(self._graph, self._threads, PERF_COUNT=True).create_infer_request()
-        times: dict[str, list[float]] = {}
-        read: list[Array] = []
-        for run in range(_WARM_UP + runs):
+        averages_ms, runs_ms, read = list[dict[str, float]](), list[float](), list[Array]()
+        for _ in range(_WARM_UP + runs):
+            started = time.perf_counter()
             _answer(request, batch, read)
-            for kernel in request.get_profiling_info() if run >= _WARM_UP else ():
-                if kernel.status == ov.ProfilingInfo.Status.EXECUTED:
-                    times.setdefault(kernel.node_name, []).append(1000.0 * kernel.real_time.total_seconds())
-        return {name: median(values) for name, values in times.items()}
+            runs_ms.append(1000.0 * (time.perf_counter() - started))
+            kernels = (each for each in request.get_profiling_info() if each.status == _EXECUTED)
+            averages_ms.append({each.node_name: 1000.0 * each.real_time.total_seconds() for each in kernels})
+        return kernel_times_ms(averages_ms, undisturbed(runs_ms))
 
     def layer_nodes(self) -> dict[str, tuple[str, ...]]:
         """Identify nodes by the names that OpenVINO keeps for each kernel. Raises EngineError (`engine.closed`)."""
-        self._running()
-        kernels = _compiled(self._graph, self._threads).get_runtime_model().get_ordered_ops()
+        kernels = self._running().get_compiled_model().get_runtime_model().get_ordered_ops()
         names = {port: kernel.get_friendly_name() for kernel in kernels for port in kernel.outputs()}
         readers: dict[str, list[str]] = {kernel.get_friendly_name(): [] for kernel in kernels}
         for kernel in kernels:
@@ -174,6 +207,31 @@ class OpenVinoEngine:
         if self._request is None:
             raise EngineError("engine.closed", "a closed engine", "an open one", "load it again")
         return self._request
+
+
+def undisturbed(runs_ms: Sequence[float]) -> list[int]:
+    """Return which runs count, by the time that each took: not the first ones, nor those that other work prolonged."""
+    usual_ms = median(runs_ms[_WARM_UP:])
+    return [run for run in range(_WARM_UP, len(runs_ms)) if runs_ms[run] <= _DISTURBED * usual_ms]
+
+
+def kernel_times_ms(averages_ms: Sequence[Mapping[str, float]], runs: Sequence[int]) -> dict[str, float]:
+    """Return the mean time of every kernel in these runs, from what OpenVINO's profiler says after every run.
+
+    The profiler has the average of all runs since the network was compiled, in whole microseconds: of ten runs, a
+    preemption of 5 ms in the first is 0.5 ms in all that it says later. So the time of a run is what it adds.
+
+    Args:
+        averages_ms: By run, from the first one on, the averages by kernel.
+    """
+
+    def total_ms(run: int, kernel: str) -> float:
+        return (run + 1) * averages_ms[run].get(kernel, 0.0) if run >= 0 else 0.0
+
+    return {
+        kernel: max(0.0, sum(total_ms(run, kernel) - total_ms(run - 1, kernel) for run in runs) / len(runs))
+        for kernel in averages_ms[-1]
+    }
 
 
 class _NodeNames:
@@ -252,13 +310,7 @@ def _imported(content: bytes | None, threads: int) -> ov.CompiledModel | None:
 
 
 def _settings(threads: int) -> dict[str, Any]:
-    return {
-        "PERFORMANCE_HINT": "LATENCY",
-        "NUM_STREAMS": 1,
-        "INFERENCE_NUM_THREADS": threads,
-        "ENABLE_CPU_PINNING": False,  # a pinned thread would keep its core from the camera
-        "INFERENCE_PRECISION_HINT": "f32",
-    }
+    return {**SETTINGS, "INFERENCE_NUM_THREADS": threads}
 
 
 @lru_cache(maxsize=1)
@@ -288,8 +340,11 @@ def _saturates() -> bool:
         [numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    request = _compiled(model.SerializeToString(), threads=1).create_infer_request()
-    sums = request.infer([np.full((1, channels, 4, 4), 127.0, np.float32)])[0]
+    try:
+        request = _compiled(model.SerializeToString(), threads=1).create_infer_request()
+        sums = request.infer([np.full((1, channels, 4, 4), 127.0, np.float32)])[0]
+    except RuntimeError as error:
+        raise _engine_error(error, "engine.run") from error
     return not np.allclose(sums, channels * 127.0 * 127.0, rtol=1e-3)
 
 

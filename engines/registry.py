@@ -8,8 +8,9 @@ from pathlib import Path
 
 from calibrate.errors import TaredError
 from engines.errors import EngineError
-from engines.interface import Backend, BackendOptions
+from engines.interface import Backend, BackendOptions, BuildRequest
 from engines.store.signing import find_key
+from engines.trial import why_not
 
 AUTO = "auto"
 
@@ -23,7 +24,7 @@ def _tensorrt(options: BackendOptions) -> Backend:
 def _openvino(options: BackendOptions) -> Backend:
     try:
         from engines.openvino_backend import OpenVinoBackend
-    except ImportError as error:
+    except Exception as error:
         raise _missing("openvino", "'tared[openvino]'", error) from error
     return OpenVinoBackend(options)
 
@@ -31,13 +32,14 @@ def _openvino(options: BackendOptions) -> Backend:
 def _onnxruntime(options: BackendOptions) -> Backend:
     try:
         from engines.onnxruntime_backend import OnnxRuntimeBackend
-    except ImportError as error:
+    except Exception as error:
         raise _missing("onnxruntime", "onnxruntime", error) from error
     return OnnxRuntimeBackend(options)
 
 
-def _missing(name: str, package: str, error: ImportError) -> EngineError:
-    return EngineError("backend.missing", f"no usable {name} package: {error}", "its wheel", f"pip install {package}")
+def _missing(name: str, package: str, error: Exception) -> EngineError:
+    said = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+    return EngineError("backend.missing", f"no usable {name} package: {said}", "its wheel", f"pip install {package}")
 
 
 BACKENDS: Mapping[str, Callable[[BackendOptions], Backend]] = {  # the fastest first
@@ -45,6 +47,10 @@ BACKENDS: Mapping[str, Callable[[BackendOptions], Backend]] = {  # the fastest f
     "openvino": _openvino,
     "onnxruntime": _onnxruntime,
 }
+
+# Runtimes whose kernels are made for this processor and this graph when an engine is loaded, in a second or two: a
+# process of its own tries them first. TensorRT takes minutes for an engine, and says by itself what it lacks.
+_TRIED_APART = frozenset({"openvino"})
 
 
 @dataclass(frozen=True)
@@ -69,13 +75,25 @@ def open_backend(name: str, options: BackendOptions | None = None) -> Backend:
     return choose_backend(name, options).backend
 
 
+def backend_of(described: Mapping[str, str]) -> str:
+    """Return the name of the runtime that described itself so (`Backend.describe`); "auto" for an unknown one."""
+    runtime = str(described.get("runtime"))
+    return next((name for name in BACKENDS if runtime.startswith(name)), AUTO)  # tensorrt_rtx is a tensorrt
+
+
 def open_simulator(backend: Backend, threads: int) -> Backend:
     """Open ONNX Runtime to try plans for a runtime: it computes the INT8 graph that this runtime is given."""
-    return open_backend("onnxruntime", BackendOptions(threads, unsigned=backend.takes_unsigned))
+    options = BackendOptions(threads, unsigned=backend.takes_unsigned, weight_bits=backend.weight_bits)
+    return open_backend("onnxruntime", options)
 
 
-def choose_backend(name: str, options: BackendOptions | None = None) -> ChosenBackend:
-    """Open a runtime as `open_backend` does, and return it with the reasons against the others."""
+def choose_backend(
+    name: str, options: BackendOptions | None = None, request: BuildRequest | None = None
+) -> ChosenBackend:
+    """Open a runtime as `open_backend` does, and return it with the reasons against the others.
+
+    request: The float graph that will be served. "auto" takes no runtime for CPUs that cannot build it.
+    """
     options = options or BackendOptions()
     if name != AUTO:
         if name not in BACKENDS:
@@ -84,15 +102,20 @@ def choose_backend(name: str, options: BackendOptions | None = None) -> ChosenBa
         return ChosenBackend(BACKENDS[name](options))
     not_taken: dict[str, str] = {}
     for each in BACKENDS:
-        backend = _working(each, options, not_taken)
+        backend = _working(each, options, request, not_taken)
         if backend is not None:
             return ChosenBackend(backend, not_taken)
     reasons = "; ".join(f"{each}: {reason}" for each, reason in not_taken.items())
     raise EngineError("backend.missing", reasons, "a runtime that works", "pip install onnxruntime")
 
 
-def _working(name: str, options: BackendOptions, not_taken: dict[str, str]) -> Backend | None:
+def _working(
+    name: str, options: BackendOptions, request: BuildRequest | None, not_taken: dict[str, str]
+) -> Backend | None:
     """Open a runtime; where it does not work, note the reason and return None."""
+    if name in _TRIED_APART and (reason := why_not(name, options, request)):
+        not_taken[name] = reason
+        return None
     try:
         backend = BACKENDS[name](options)
         backend.describe()  # a runtime that computes nothing here says so now

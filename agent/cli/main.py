@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,6 +30,7 @@ from calibrate.errors import TaredError
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 EXIT_PIPE = 141  # 128 + SIGPIPE, as shells have it
+_PAGES = "127.0.0.1:8470"
 EXIT_RESTART = 75  # EX_TEMPFAIL of sysexits.h: systemd's Restart=on-failure does not start again after 0
 
 CommandGroup = Callable[[Any], None]  # adds its commands to argparse's subparsers
@@ -103,6 +105,8 @@ def make_parser(extra: Sequence[CommandGroup]) -> Parser:
     run.add_argument("--frames", type=number(int, 1), default=0, metavar="N", help=stop)
     runtime = "the inference runtime; auto: the fastest that works (default: the configured one)"
     run.add_argument("--backend", metavar="RUNTIME", help=runtime)
+    pages = f"run 'tared web' beside it, for browsers; without an address at {_PAGES} (default: it does not run)"
+    run.add_argument("--web", nargs="?", const=_PAGES, metavar="HOST:PORT", help=pages)
 
     add_offline(commands)
     add_store(commands)
@@ -140,6 +144,7 @@ def _run(options: argparse.Namespace) -> int:
     from agent.common.console import set_up_logging
     from agent.config import load_config
     from agent.daemon.handlers import RESTART
+    from agent.daemon.pages import serving_pages
     from agent.daemon.run import run_daemon
     from agent.daemon.summary_table import print_summary
 
@@ -148,7 +153,8 @@ def _run(options: argparse.Namespace) -> int:
         config = config.model_copy(update={"backend": options.backend})
     set_up_logging(config.log_level, config.log_format)
     faulthandler.enable(2)  # after a SIGABRT of systemd's watchdog, the journal has every thread's stack
-    summary = run_daemon(config, options.frames)
+    pages = partial(serving_pages, options.web, options.config) if options.web is not None else None
+    summary = run_daemon(config, options.frames, pages)
     if options.json:
         print(json.dumps(summary.as_dict()))
     else:

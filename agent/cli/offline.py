@@ -143,9 +143,9 @@ def add_offline(commands: Any) -> None:
     for offline in (calibrate, plan, build, infer, evaluate, inspect):
         offline.add_argument(
             "--backend",
-            default="onnxruntime",
+            default="auto",
             metavar="RUNTIME",
-            help="onnxruntime, openvino, tensorrt, or auto: the fastest that works",
+            help="tensorrt, openvino, onnxruntime, or auto: an artefact's own, else the fastest that works",
         )
         signing = "signs artefacts, and refuses those that it has not signed (default: unsigned)"
         offline.add_argument("--key", type=Path, metavar="FILE", help=signing)
@@ -256,7 +256,7 @@ def _inspect(options: argparse.Namespace) -> int:
 def _inspect_artefact(options: argparse.Namespace) -> int:
     from agent.inspection.inspect import inspect_artefact, print_artefact_inspection
 
-    backend = _open_backend(options) if options.time else None
+    backend = _open_backend(options, options.target) if options.time else None
     inspection = inspect_artefact(options.target, options.layers or options.time, backend, _key(options))
     if options.json:
         print(json.dumps(inspection.as_dict()))
@@ -284,7 +284,7 @@ def _inspect_model(options: argparse.Namespace) -> int:
 def _infer(options: argparse.Namespace) -> int:
     from agent.cli.offline_runs import run_infer
 
-    backend = _open_backend(options)
+    backend = _open_backend(options, options.artefact)
     key = _key(options)
     return print_result(
         options, run_infer(options.artefact, options.frames, options.output, backend, key, options.save)
@@ -301,7 +301,7 @@ def _report(options: argparse.Namespace) -> int:
 def _evaluate(options: argparse.Namespace) -> int:
     from agent.cli.offline_runs import run_evaluate
 
-    backend = _open_backend(options)
+    backend = _open_backend(options, options.target)
     return print_result(options, run_evaluate(options.target, options.dataset, backend, _key(options)))
 
 
@@ -318,13 +318,21 @@ def _benchmark(options: argparse.Namespace) -> int:
     return 0
 
 
-def _open_backend(options: argparse.Namespace, **more: Any) -> Backend:
-    """Open the requested backend; whatever makes its next build faster is kept in the user's cache."""
-    from engines.interface import BackendOptions
-    from engines.registry import open_backend
+def _open_backend(options: argparse.Namespace, subject: Path | None = None, **more: Any) -> Backend:
+    """Open the requested backend; whatever makes its next build faster is kept in the user's cache.
 
+    subject: where it is an artefact, and nobody asks for a runtime, its own is opened. Raises EngineError as
+    `open_backend` and `read_artefact`.
+    """
+    from engines.interface import BackendOptions
+    from engines.registry import AUTO, backend_of, open_backend
+    from engines.store.artefact import read_artefact
+
+    name, key = options.backend, _key(options)
+    if name == AUTO and subject is not None and subject.is_dir():
+        name = backend_of(read_artefact(subject, key).manifest["inputs"].get("backend", {}))
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return open_backend(options.backend, BackendOptions(options.threads, caches / "tared", _key(options), **more))
+    return open_backend(name, BackendOptions(options.threads, caches / "tared", key, **more))
 
 
 def _key(options: argparse.Namespace) -> bytes | None:

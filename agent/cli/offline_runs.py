@@ -221,8 +221,7 @@ def _network_inputs(model: Model, source: Source) -> list[Array]:
 def _plan_command(spec_path: Path, calibration_path: Path, frames: str, backend: Backend) -> str:
     plan_path = calibration_path.with_name("plan.json")
     words = ["tared", "plan", spec_path, "--calibration", calibration_path, "--frames", frames, "-o", plan_path]
-    runtime = [] if backend.name == "onnxruntime" else ["--backend", backend.name]
-    return shlex.join([*map(str, words), *runtime])
+    return shlex.join([*map(str, words), "--backend", backend.name])
 
 
 def run_infer(

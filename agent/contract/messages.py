@@ -89,10 +89,15 @@ class Status(Document):
 
 
 class Birth(Document):
-    """A device's hardware and software; retained.
+    """A device's hardware and software, and the engine that serves; retained.
 
     `commands` lists the ids of the keys whose commands count. Its key `unsigned` is set if unsigned commands count,
     although the broker is on another machine.
+
+    Args:
+        precision: Of the engine: int8, fp16 or fp32.
+        int8_macs_share: The share of the engine's multiply-accumulates that are INT8, 0 to 1.
+        regimes: Ids of the engines that are kept for a light, which `switch` takes.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -103,6 +108,9 @@ class Birth(Document):
     model: str | None = None
     engine: str | None = None
     calibration: str | None = None
+    precision: str | None = None
+    int8_macs_share: float | None = None
+    regimes: list[str] = []
 
 
 class Latency(Document):
@@ -155,7 +163,7 @@ class CameraTelemetry(Document):
         dropped: Frames dropped, by cause.
         latency_ms: From a frame's arrival to its result.
         published_ms: From a frame's arrival until every output has received its result.
-        drift: State and predicted gain of a recalibration.
+        drift: State and predicted gain of a recalibration; tolerance_db: the gain that is accepted.
         fidelity: Since the swap or the last change of drift. Its interval holds at all times simultaneously.
         fidelity_hour: Over the last hour of capture time, whichever engine served. Its interval holds for an hour that
             is chosen beforehand.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from urllib.parse import quote
 
 from agent.common.errors import ConfigError
 
@@ -86,6 +87,11 @@ class Topics:
             except ValueError as error:
                 found = f"the {field.name} name {name!a}"
                 raise ConfigError("mqtt.name", found, str(error), f"rename the {field.name}") from None
+
+    @property
+    def board_header(self) -> str:
+        """The line of HTTP by which the board's preview says whose pictures these are."""
+        return f"X-Board: {quote(self.fleet)}/{quote(self.device)}"
 
     def model_chunk(self, sha256: str, number: int) -> str:
         return self.below(f"model/{sha256}/{number}")

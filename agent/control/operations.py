@@ -41,7 +41,7 @@ from agent.monitoring.regimes import Regimes, RegimeStore
 from agent.serving.pipeline import Pipeline
 from agent.uplink.reporter import Reporter
 from calibrate.errors import TaredError
-from engines.store.artefact import read_artefact
+from engines.store.artefact import Artefact, read_artefact
 from engines.store.retention import Pins, StoreCleaner
 
 _RETRY_S = 60.0  # before another attempt to start a job, after the journal has refused one
@@ -189,6 +189,7 @@ class Operations:
                 learnt = self.regimes.learn_if_proved(states, self.pipeline.last_ts)
                 if learnt:
                     self.reporter.event("regime", artefact=learnt, known=len(self.regimes.artefacts))
+                    self.reporter.keeps_regimes(self.regimes.artefacts)
         if self._idle:
             self._registry.tidy()
         if time.monotonic() >= self._retry_s:
@@ -281,16 +282,20 @@ class Operations:
         self._changes.reset()
         self._settings_changed()
         if candidate is not None:
-            artefact, calibration, model = candidate.artefact.id, candidate.calibration, candidate.model
+            artefact, calibration, model = candidate.artefact, candidate.calibration, candidate.model
         elif service.calibration is not None:
-            artefact, calibration, model = service.serving.id, service.calibration, service.serving_model
+            artefact, calibration, model = service.serving, service.calibration, service.serving_model
         else:
-            self.reporter.serves(service.serving.id, None)
+            self._announce(service.serving, None)
             self.regimes.unwatch()
             return
-        self.reporter.serves(artefact, calibration.id)
+        self._announce(artefact, calibration.id)
         with self.reporter.reporting_errors():
-            self.regimes.watch(artefact, service.watched(model), calibration, since, recall)
+            self.regimes.watch(artefact.id, service.watched(model), calibration, since, recall)
+
+    def _announce(self, artefact: Artefact, calibration: str | None) -> None:
+        precision, share = artefact.manifest["inputs"].get("precision"), artefact.manifest.get("int8_macs_share")
+        self.reporter.serves(artefact.id, calibration, precision, share, self.regimes.artefacts)
 
     def _on_view_changed(self) -> None:
         self._compare_with_refused()  # the evidence since the refusal is of another view
@@ -336,6 +341,7 @@ class Operations:
     def _forget_regime(self, artefact: str) -> None:
         with self.reporter.reporting_errors():
             self.regimes.forget(artefact)
+        self.reporter.keeps_regimes(self.regimes.artefacts)
 
     def _on_rolled_back(self, artefact: str) -> None:
         """Count a candidate that failed its probation, and never switch to it again."""

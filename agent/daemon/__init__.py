@@ -1,7 +1,7 @@
 """Run the daemon: `tared run`.
 
 Reading order: run (from the broker to the summary), supervisor (the main thread), inbox (messages), handlers
-(commands), status (telemetry and display). prometheus, review and summary_table serve single places.
+(commands), status (telemetry and display). pages, prometheus, review and summary_table serve single places.
 
 Public:
     handlers        RESTART

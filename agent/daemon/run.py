@@ -56,8 +56,13 @@ _SAFELY = 0.8  # of the frames that a recording has for a calibration: on a busy
 _FEWEST = (HELD_OUT_EVERY - 1) * MIN_INFORMATIVE  # frames, before which too few are held out for a verdict
 
 
-def run_daemon(config: Config, frame_limit: int = 0) -> RunSummary:
+Pages = Callable[[Endpoint], AbstractContextManager[None]]
+
+
+def run_daemon(config: Config, frame_limit: int = 0, pages: Pages | None = None) -> RunSummary:
     """Serve until the sources end or a signal comes; then review the engines if a single labelled video was served.
+
+    pages: serves the board's pages while the block runs, by the broker.
 
     Raises TaredError for what cannot start, and what stopped the frame path.
     """
@@ -69,15 +74,16 @@ def run_daemon(config: Config, frame_limit: int = 0) -> RunSummary:
     for camera in config.every_camera:
         check_readable(camera.to_source())
     with lock_state_dir(config.state_dir):
-        return _run(config, frame_limit, labels)
+        return _run(config, frame_limit, labels, pages or (lambda _endpoint: nullcontext()))
 
 
-def _run(config: Config, frame_limit: int, labels: Mapping[str, Mapping[int, Truth]]) -> RunSummary:
-    chosen = choose_backend(config.backend, config.backend_options())
+def _run(config: Config, frame_limit: int, labels: Mapping[str, Mapping[int, Truth]], pages: Pages) -> RunSummary:
+    content, model, unused_plan = _open_model(config)
+    in_float = model.build_request(model.master, "fp32")
+    chosen = choose_backend(config.backend, config.backend_options(), in_float)
     backend = chosen.backend
     log.info("backend=%s not_taken=%r", backend.name, dict(chosen.not_taken))
     config = config.model_copy(update={"backend": backend.name})  # the children open the same
-    content, model, unused_plan = _open_model(config)
     if warning := slower_here(model.plan, backend.describe()):
         say(f"warning: {warning}")
     config = _fit_to_recordings(config)
@@ -95,7 +101,7 @@ def _run(config: Config, frame_limit: int, labels: Mapping[str, Mapping[int, Tru
     with (
         handling_signals(raise_interrupt),
         _open_metrics(config) as set_metrics_source,
-        _open_link(config, birth, authority) as link,
+        _open_link(config, birth, authority, pages) as link,
         _open_results(config, link) as results,
         _open_preview(config) as preview,
     ):
@@ -217,8 +223,11 @@ def _open_model(config: Config) -> tuple[str, Model, AgentError | None]:
 
 
 @contextmanager
-def _open_link(config: Config, birth: Birth, authority: Authority) -> Iterator[MqttLink | None]:
-    """Yield the link to the configured broker, or to an embedded one; None if neither works: the video goes on."""
+def _open_link(config: Config, birth: Birth, authority: Authority, pages: Pages) -> Iterator[MqttLink | None]:
+    """Yield the link to the configured broker, or to an embedded one; None if neither works: the video goes on.
+
+    pages: opened beside the broker.
+    """
     mqtt = config.mqtt
     topics = Topics(mqtt.fleet, mqtt.device)
     with ExitStack() as stack:
@@ -237,6 +246,7 @@ def _open_link(config: Config, birth: Birth, authority: Authority) -> Iterator[M
                 return
             endpoint = Endpoint(broker.host, broker.port, mqtt.keepalive_s, protocol="3.1.1")
             say(f"embedded MQTT broker; watch it: mosquitto_sub -h {broker.host} -p {broker.port} -v -t 'tared/v1/#'")
+        stack.enter_context(pages(endpoint))
         outbox = stack.enter_context(Outbox(config.state_dir / "outbox.sqlite", topics, mqtt.outbox))
         discovery = Discovery(
             topics,

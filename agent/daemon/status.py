@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from pydantic import JsonValue
+
 from agent.contract.messages import Accuracy, CameraTelemetry, FidelityReport, Latency, Observing
 from agent.control.operations import Operations
 from agent.monitoring.accuracy import accuracy_bound
 from agent.monitoring.camera_monitor import CameraState, CameraStates, least_faithful
+from agent.monitoring.drift import DriftState
 from agent.monitoring.history import HistoryRow
 from agent.monitoring.observer import PREPARING
 from agent.results.writer import ResultsWriter
@@ -88,7 +91,7 @@ class StatusReporter:
             dropped=dict(loop.dropped),
             latency_ms=Latency(p50=loop.p50_ms, p99=loop.p99_ms),
             published_ms=Latency(p50=written.p50_ms, p99=written.p99_ms) if written and written.frames else None,
-            drift={key: getattr(state.drift, key) for key in _DRIFT_KEYS} if state.drift and observed else {},
+            drift=self._drift(state.drift) if state.drift and observed else {},
             fidelity=FidelityReport(**asdict(fidelity), empty=state.empty_frames) if fidelity.n and observed else None,
             fidelity_hour=FidelityReport(**hour.as_dict()) if hour.interval.n and observed else None,
             accuracy=Accuracy(**accuracy.as_dict()) if accuracy.interval.n else None,
@@ -96,6 +99,10 @@ class StatusReporter:
             observer=state.outage or None,
             observing=Observing(**asdict(state.spending), state_bytes=state.nbytes + feed.accuracy.answers.nbytes),
         )
+
+    def _drift(self, drift: DriftState) -> dict[str, JsonValue]:
+        tolerance_db = self._operations.config.drift.tolerance_db
+        return {**{key: getattr(drift, key) for key in _DRIFT_KEYS}, "tolerance_db": tolerance_db}
 
 
 def _rounded(interval: Interval) -> tuple[float, float, float]:

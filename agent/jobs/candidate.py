@@ -136,7 +136,7 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
         except AgentError as error:
             if only is not None or error.code != REFUSED or not judge.is_refused_for_precision:
                 raise
-            ladder.note(error.found)
+            ladder.note(error.found, is_too_loud=not judge.is_refused_for_gain)
             refused = error
             if judge.is_refused_for_gain:
                 if slow is not None:  # the fastest plan of the search: those after it are slower

@@ -57,9 +57,10 @@ def build_int8(
     Raises EngineError as `quantised_graph` and the backend do, and:
         engine.int8  leaving nodes float does not help
     """
-    lacking, unsigned = dict(without_int8), backend.takes_unsigned
+    lacking = dict(without_int8)
+    numbers = backend.takes_unsigned, backend.weight_bits
     for number in count():
-        graph = quantised_graph(model.master, replace(plan, floats={**plan.floats, **lacking}), calibration, unsigned)
+        graph = quantised_graph(model.master, replace(plan, floats={**plan.floats, **lacking}), calibration, *numbers)
         ranges = calibration.seen if calibration is not None else {}
         built = backend.build(model.build_request(graph.graph, "int8", ranges), _round(progress, number))
         own = graph.placement.own  # what the model itself has in INT8 may run in float: it cannot be left out

@@ -72,8 +72,9 @@ class EmbeddedBroker:
         connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
         async def connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            try:
-                await broker.external_connected(StreamReaderAdapter(reader), StreamWriterAdapter(writer), _LISTENER)
+            try:  # it ends the connection of a client that speaks MQTT 5, which may be gone already
+                with contextlib.suppress(OSError):
+                    await broker.external_connected(StreamReaderAdapter(reader), StreamWriterAdapter(writer), _LISTENER)
             finally:
                 writer.close()
                 with contextlib.suppress(OSError):  # a client that is gone already

@@ -19,14 +19,12 @@ import psutil
 from rich.bar import Bar
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from agent.camera.reader import Image, read_spread
 from agent.camera.source import parse_source
 from agent.collection.collection import CalibrationSet
 from agent.common.console import progress, stage
 from agent.common.errors import AgentError
-from agent.common.table import tabulate
 from agent.models.build import build_int8
 from agent.models.model import Model, calibrate, open_model
 from agent.planning.costs import GroupCosts
@@ -41,10 +39,10 @@ from calibrate.plan import ALL_INT8, PrecisionPlan, Repairs
 from engines.calibration import Calibration
 from engines.interface import Array, Backend, BackendOptions, Engine, Progress
 from engines.quantise.costs import HasTime, macs_costs
-from engines.quantise.fusion import Grouping
+from engines.quantise.fusion import Grouping, int8_macs_share
 from engines.registry import BACKENDS, open_backend, open_simulator
 
-FLOAT, PLAIN, PLANNED = "float", "plain INT8", "plan"
+FLOAT, PLAIN, PLANNED = "fp32", "int8", "plan"
 AS_WRITTEN = "{} of {}, as written"
 _FEWEST = 16  # frames: half of them measure
 _TIMED = 200  # inferences of each engine at least: the 99th percentile has two above it
@@ -55,23 +53,31 @@ _CHART_COLUMNS = 36
 
 @dataclass(frozen=True)
 class Entry:
-    """One engine on one runtime; the figures are None for one that could not be made, for the reason in `without`.
+    """A row: one engine on one runtime. The figures are None for one that could not be made; `without` has the reason.
 
-    fidelity: to float on ONNX Runtime, mean over the frames on which either sees anything; None without one.
-    score: top-1 or mAP on the data set. memory_bytes: what a process takes more once it has the runtime, the engine and
-    one answer. made_s: to build the engine.
+    precision: FLOAT, PLAIN or PLANNED; fp16 where that is the runtime's fastest float; or the name of another tool.
+    latency_ms: p50 and p99 of inference, without preprocessing. fidelity: to float on ONNX Runtime, mean over the
+    frames on which either sees anything; None without one. metric: top-1 or mAP on the data set. int8_macs_share: of
+    the multiply-accumulates; None for an engine of another tool. peak_rss_bytes: of a process that only loads the
+    engine and answers once; memory_bytes: what that adds to it, the runtime's libraries included. seconds: to build it.
     """
 
-    runtime: str
-    engine: str
+    backend: str
+    precision: str
     without: str = ""
-    p50_ms: float | None = None
-    p99_ms: float | None = None
+    latency_ms: Mapping[str, float] | None = None
     fidelity: float | None = None
-    score: float | None = None
+    metric: float | None = None
+    int8_macs_share: float | None = None
     memory_bytes: int | None = None
+    peak_rss_bytes: int | None = None
     engine_bytes: int | None = None
-    made_s: float | None = None
+    seconds: float | None = None
+
+    @property
+    def p50_ms(self) -> float | None:
+        """The median latency; None where there is none."""
+        return self.latency_ms["p50"] if self.latency_ms is not None else None
 
 
 @dataclass(frozen=True)
@@ -127,17 +133,17 @@ def run_benchmark(
         made += built
         entries += missing
         if as_written and name == "openvino":
-            graphs = [each for each in built if each.entry.engine != FLOAT]
-            names = [AS_WRITTEN.format(each.entry.engine, name) for each in graphs]
+            graphs = [each for each in built if each.entry.precision != FLOAT]
+            names = [AS_WRITTEN.format(each.entry.precision, name) for each in graphs]
             made += [
-                _Made(Entry("onnxruntime", engine, engine_bytes=len(each.content)), embedded, each.content)
-                for engine, each in zip(names, graphs, strict=True)
+                _Made(Entry("onnxruntime", precision, engine_bytes=len(each.content)), embedded, each.content)
+                for precision, each in zip(names, graphs, strict=True)
             ]
-    for (name, engine), content in (others or {}).items():
-        made.append(_Made(Entry(name, engine, engine_bytes=len(content)), open_backend(name, options), content))
+    for (name, tool), content in (others or {}).items():
+        made.append(_Made(Entry(name, tool, engine_bytes=len(content)), open_backend(name, options), content))
     entries += _measure(model, made, measured, embedded, dataset)
-    rows = [asdict(entry) for entry in sorted(entries, key=lambda entry: list(BACKENDS).index(entry.runtime))]
-    return {"model": spec_path.name, "frames": len(measured), "threads": threads, "engines": rows}
+    rows = [asdict(entry) for entry in sorted(entries, key=lambda entry: list(BACKENDS).index(entry.backend))]
+    return {"model": spec_path.name, "frames": len(measured), "threads": threads, "rows": rows}
 
 
 def _calibrate(
@@ -174,21 +180,23 @@ def _build_all(
 ) -> tuple[list[_Made], list[Entry]]:
     """Build the engines of one runtime; return them, and an entry for each that could not be made."""
     name, made, missing = backend.name, list[_Made](), list[Entry]()
+    in_float = backend.precisions[-1]
     with stage(f"building for {name}") as show:
-        for engine in (FLOAT, PLAIN, PLANNED):
-            started = time.monotonic()
+        for precision, under in ((in_float, None), (PLAIN, ALL_INT8), (PLANNED, plan)):
+            started, share = time.monotonic(), 0.0
             try:
-                if engine == FLOAT:
-                    request = model.build_request(model.master, backend.precisions[-1], calibration.seen)
+                if under is None:
+                    request = model.build_request(model.master, in_float, calibration.seen)
                     content = backend.build(request, show).engine
                 else:
-                    under = plan if engine == PLANNED else ALL_INT8
-                    content = build_int8(model, backend, under, calibration, {}, show).built.engine
+                    int8 = build_int8(model, backend, under, calibration, {}, show)
+                    content, share = int8.built.engine, int8_macs_share(model.master, int8.placement)
             except TaredError as error:
-                missing.append(Entry(name, engine, error.found))
+                missing.append(Entry(name, precision, error.found))
                 continue
-            made_s = round(time.monotonic() - started, 3)
-            made.append(_Made(Entry(name, engine, engine_bytes=len(content), made_s=made_s), backend, content))
+            seconds, share = round(time.monotonic() - started, 3), round(share, 4)
+            entry = Entry(name, precision, int8_macs_share=share, engine_bytes=len(content), seconds=seconds)
+            made.append(_Made(entry, backend, content))
     return made, missing
 
 
@@ -204,16 +212,17 @@ def _measure(
         with progress("scoring and weighing", len(made)) as bar:
             for number, (each, engine) in enumerate(zip(made, engines, strict=True)):
                 agreement, times = agreements[number], times_ms[number]
+                added_bytes, peak_bytes = _memory_bytes(each, engine.inputs[0].shape)
                 entry = replace(
                     each.entry,
-                    p50_ms=round(float(np.percentile(times, 50)), 3),
-                    p99_ms=round(float(np.percentile(times, 99)), 3),
+                    latency_ms={f"p{share}": round(float(np.percentile(times, share)), 3) for share in (50, 99)},
                     fidelity=round(float(np.mean(agreement)), 4) if agreement else None,
-                    memory_bytes=_memory_bytes(each, engine.inputs[0].shape),
+                    memory_bytes=added_bytes,
+                    peak_rss_bytes=peak_bytes,
                 )
                 if dataset is not None:
                     scores = evaluate(engine, model.spec, dataset).scores
-                    entry = replace(entry, score=round(next(iter(scores.values())), 4))
+                    entry = replace(entry, metric=round(next(iter(scores.values())), 4))
                 entries.append(entry)
                 bar.update(number + 1)
     return entries
@@ -242,48 +251,71 @@ def _answer(
     return times_ms, agreements
 
 
-def _memory_bytes(made: _Made, shape: Sequence[int | None]) -> int | None:
-    """Return what one process takes more with the engine; None where it ended without an answer."""
+def _memory_bytes(made: _Made, shape: Sequence[int | None]) -> tuple[int, int]:
+    """Return what one process takes more with the engine, and the most that it takes in all."""
     context = multiprocessing.get_context("spawn")
     with context.Pool(1) as pool:
         return pool.apply(_weigh, (made.backend.name, made.content, [size or 1 for size in shape]))
 
 
-def _weigh(name: str, content: bytes, shape: list[int]) -> int:
+def _weigh(name: str, content: bytes, shape: list[int]) -> tuple[int, int]:
     process = psutil.Process()
     before = process.memory_info().rss
     with closing(open_backend(name).load(content)) as engine:
         engine.infer(np.zeros(shape, engine.inputs[0].dtype))
-        return process.memory_info().rss - before
+        added = process.memory_info().rss - before
+    # VmHWM, and not getrusage's: that begins at what the process that started this one had.
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    peak_kib = next(line.split()[1] for line in lines if line.startswith("VmHWM"))
+    return added, 1024 * int(peak_kib)
 
 
 def print_benchmark(result: Mapping[str, Any], console: Console) -> None:
-    """Print the table, and a chart of the latencies; in the table they are also multiples of float on ONNX Runtime."""
-    numbers = ("p50 ms", "p99 ms", "to float", "fidelity", "score", "memory MiB", "engine MiB", "made in s")
-    entries = [Entry(**entry) for entry in result["engines"]]
-    base = next((each.p50_ms for each in entries if (each.runtime, each.engine) == ("onnxruntime", FLOAT)), None)
-    rows = [tuple(_cells(each, base)) for each in entries]
-    console.print(Text(f"{result['model']}: {result['frames']} frames, {result['threads']} threads", style="italic"))
-    console.print(tabulate(("runtime", "engine", *numbers), rows, console.width, prose=("engine",), right=numbers))
+    """Print the table, and a chart of the latencies; in the table they are also multiples of FP32 on ONNX Runtime."""
+    title = f"{result['model']}: {result['frames']} frames, {result['threads']} threads"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    columns = (
+        "runtime",
+        "engine",
+        "p50\nms",
+        "p99\nms",
+        "to\nfp32",
+        "fidelity",
+        "metric",
+        "memory\nMiB",
+        "engine\nMiB",
+    )
+    for number, column in enumerate((*columns, "made\nin s")):
+        table.add_column(column, justify="left" if number < 2 else "right")
+    entries = [Entry(**row) for row in result["rows"]]
+    base = next((each.p50_ms for each in entries if (each.backend, each.precision) == ("onnxruntime", FLOAT)), None)
+    for each in entries:
+        if not each.without:
+            table.add_row(*_cells(each, base))
+    console.print(table)
+    for each in entries:
+        if each.without:
+            console.print(f"not {each.backend}, {each.precision}: {each.without}", highlight=False, markup=False)
     timed = sorted(((each.p50_ms, each) for each in entries if each.p50_ms is not None), key=lambda row: row[0])
     chart = Table.grid(padding=(0, 1))
     for p50_ms, each in timed:
         bar = Bar(timed[-1][0], 0.0, p50_ms, width=_CHART_COLUMNS)
-        chart.add_row(f"{each.runtime}, {each.engine}", bar, f"{p50_ms:.2f} ms")
+        chart.add_row(f"{each.backend}, {each.precision}", bar, f"{p50_ms:.2f} ms")
     console.print("\np50, the fastest first", chart, sep="\n")
 
 
 def _cells(entry: Entry, base_ms: float | None) -> Iterator[str]:
-    yield entry.runtime
-    yield f"{entry.engine}: {entry.without}" if entry.without else entry.engine
-    yield _shown(entry.p50_ms, 2)
-    yield _shown(entry.p99_ms, 2)
-    yield f"{entry.p50_ms / base_ms:.2f}x" if entry.p50_ms is not None and base_ms else ""
+    latency_ms, p50_ms = entry.latency_ms or {}, entry.p50_ms
+    yield entry.backend
+    yield entry.precision
+    yield _shown(p50_ms, 2)
+    yield _shown(latency_ms.get("p99"), 2)
+    yield f"{p50_ms / base_ms:.2f}x" if p50_ms is not None and base_ms else ""
     yield _shown(entry.fidelity, 3)
-    yield _shown(entry.score, 4)
+    yield _shown(entry.metric, 4)
     yield _shown(entry.memory_bytes and entry.memory_bytes / 2**20, 0)
     yield _shown(entry.engine_bytes and entry.engine_bytes / 2**20, 2)
-    yield _shown(entry.made_s, 1)
+    yield _shown(entry.seconds, 1)
 
 
 def _shown(value: float | None, digits: int) -> str:

@@ -8,7 +8,8 @@
 1. The first plan. A plan that served before is tried with ranges of today's calibration; else each kind of repair is
    tried, and kept where it helps, and of the layers that stay loud all the same those that hardly work stay float.
 2. If that loses too much on the frames that try plans, or its engine is refused, the costs of each group of layers
-   are looked up or measured, and its noise is. The frontier of cost and noise gives the plans that follow.
+   are looked up or measured, and its noise is. The frontier of cost and noise gives the plans that follow. If the
+   first plan lost too much, they are quieter: a faster plan that is louder would be built in vain.
 
 Where precision is raised (`LadderOptions.raising`), the first plan serves and is known to lose too much. So the search
 follows at once, what is float stays float, and only plans with at most half of the noise are tried. But where the first
@@ -91,7 +92,7 @@ class LadderOptions:
 class Tried:
     """One plan: what it loses on the frames that try plans, and the share of multiply-accumulates that it has in INT8.
 
-    offered: whether an engine of it was to be built. outcome: of that, in words.
+    offered: whether an engine of it was to be built. outcome: of that, in words. is_too_loud: it lost too much.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Tried:
     int8_macs_share: float
     offered: bool = False
     outcome: str = ""
+    is_too_loud: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Return it in JSON's types, without the plan."""
@@ -176,7 +178,7 @@ class Ladder:
             if suits:
                 yield self._offered(tried)
         if self._may_search(first):
-            yield from self._searched(first.repairs)
+            yield from self._searched(tried)
 
     def report(self) -> dict[str, Any]:
         """Return in JSON's types what was tried and measured: plans, repairs, and the noise of each group of layers."""
@@ -190,10 +192,10 @@ class Ladder:
             "seconds": round(self._clock() - self._began_s, 3),
         }
 
-    def note(self, outcome: str) -> None:
-        """Note what became of the engine of the plan that was yielded last."""
-        offered = [each for each in self.tried if each.offered]
-        offered[-1].outcome = outcome
+    def note(self, outcome: str, is_too_loud: bool = True) -> None:
+        """Note for what the engine of the plan that was yielded last was refused, and whether it had lost too much."""
+        last = [each for each in self.tried if each.offered][-1]
+        last.outcome, last.is_too_loud = outcome, is_too_loud
 
     def refusal(self, last: AgentError | None) -> AgentError:
         """Return the error of a job of which no engine was accepted. last: the last refusal.
@@ -275,9 +277,10 @@ class Ladder:
         """Return the plan as tried, and whether an engine of it may do. A few frames refuse nothing."""
         answer = self._what_if.evaluate(self._with_missing(plan))
         share = int8_macs_share(self._model.master, place(self._model.master, self._with_missing(plan)))
-        tried = Tried(name, plan, answer.loss, share)
+        suits = answer.telling < _TELLING or answer.loss <= self._options.max_loss
+        tried = Tried(name, plan, answer.loss, share, is_too_loud=not suits)
         self.tried.append(tried)
-        return tried, answer.telling < _TELLING or answer.loss <= self._options.max_loss
+        return tried, suits
 
     def _with_missing(self, plan: PrecisionPlan) -> PrecisionPlan:
         return replace(plan, floats={**plan.floats, **self.without_int8})
@@ -294,8 +297,9 @@ class Ladder:
     def _labels(self, grouping: Grouping) -> NDArray[np.int8]:
         return labels(grouping, self._rules.floats, self._rules.int8)
 
-    def _searched(self, repairs: Repairs) -> Iterator[PrecisionPlan]:
+    def _searched(self, first: Tried) -> Iterator[PrecisionPlan]:
         """Measure costs and noise of the groups; yield the plans that keep the loss, the fastest first."""
+        repairs = first.plan.repairs
         grouping = self._grouping(repairs)
         self._costs = self._measure_costs(grouping, repairs)
         self.without_int8 = {**self.without_int8, **self._costs.without_int8}
@@ -303,8 +307,11 @@ class Ladder:
         measured = self._measure(grouping, repairs)
         noise, self._groups = measured.shares, describe_groups(self._model.master, grouping, measured)
         problem = as_problem(grouping, self._costs.costs, noise, self._labels(grouping))
+        below = np.inf
+        if first.is_too_loud:
+            below = float(noise[labels(grouping, {**self._rules.floats, **first.plan.floats}, {}) != FLOAT].sum())
         engines = 0
-        for number, partition in enumerate(self._rungs(problem, self._costs.tolerance), start=1):
+        for number, partition in enumerate(self._rungs(problem, self._costs.tolerance, below), start=1):
             self._progress(0.9, f"trying plan {number} of the search")
             plan = self._plan(grouping, partition.int8, noise, repairs)
             if plan.essence in [each.plan.essence for each in self.tried]:
@@ -319,15 +326,15 @@ class Ladder:
         if not quietest.offered:  # on the frames of the verdict, or compared with the engine in service, it may do
             yield self._offered(quietest)
 
-    def _rungs(self, problem: Problem, tolerance: float) -> list[Partition]:
+    def _rungs(self, problem: Problem, tolerance: float, below: float) -> list[Partition]:
         """Return plans of ever less noise, the fastest first; to raise precision, from half of the noise on.
 
-        tolerance: the relative difference in cost below which the quieter plan is taken.
-        Then the noise of layers that have to be INT8 does not count, for no plan avoids it.
+        tolerance: the relative difference in cost below which the quieter plan is taken. below: their noise, but for a
+        raise. There the noise of layers that have to be INT8 does not count, for no plan avoids it.
         """
         raising = self._options.raising
         if raising is None:
-            return rungs(frontier(problem), tolerance)
+            return rungs([plan for plan in frontier(problem) if plan.noise < below], tolerance)
         avoidable = np.where(problem.fixed == FREE, problem.noise, 0.0)
         quieter = [
             plan for plan in frontier(replace(problem, noise=avoidable)) if 2.0 * plan.noise <= float(avoidable.sum())

@@ -124,8 +124,8 @@ class WhatIf:
 
     def evaluate(self, plan: PrecisionPlan, frames: int | None = None) -> WhatIfResult:
         """Answer the first `frames` frames, or all, with the plan's INT8 graph; frames with detections come first."""
-        unsigned = self._runtime.takes_unsigned
-        graph = quantised_graph(self._model.master, plan, self._calibration, unsigned).graph
+        numbers = self._runtime.takes_unsigned, self._runtime.weight_bits
+        graph = quantised_graph(self._model.master, plan, self._calibration, *numbers).graph
         divergences, losses = list[float](), list[float]()
         with closing(self._runtime.load(graph.SerializeToString())) as engine:
             for frame, expected, sighting in self._known[:frames]:

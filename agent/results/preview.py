@@ -8,7 +8,8 @@ next frame comes, nobody else wants the processor. Drawn at any other time, some
 A viewer gets the next picture once it has taken the one before: a slow one gets fewer, and nobody waits for it. The
 number of viewers, the number of incomplete requests and the time for each are bounded.
 
-Addresses: `/stream.mjpeg?camera=NAME` and `/frame.jpg?camera=NAME`.
+Addresses: `/stream.mjpeg?camera=NAME` and `/frame.jpg?camera=NAME`. Every answer says in a header which board this is,
+so that `tared web` shows no other program's pictures as this board's.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from pydantic import JsonValue
 from agent.common.errors import AgentError
 from agent.common.timing import Backoff, RetryState
 from agent.config import Config
+from agent.contract.topics import Topics
 from agent.results.snapshot import encode_jpeg
 from agent.results.unix_listener import UnixListener
 from agent.results.viewer import Picture, RefusedRequest, Viewer, parse_request, response
@@ -69,6 +71,7 @@ class Preview(threading.Thread):
         super().__init__(name="preview", daemon=True)
         self._config = config.preview
         self._spec = config.model
+        self._header = Topics(config.mqtt.fleet, config.mqtt.device).board_header
         self._cameras = [camera.name for camera in config.every_camera]
         self._newest: Newest = lambda _camera: None
         self._on_change: Callable[[TaredError | None], None] = lambda _error: None
@@ -256,7 +259,7 @@ class Preview(threading.Thread):
             if len(self._waiting) >= _MOST_WAITING:
                 self._end(next(iter(self._waiting)))
                 self._admits_at_s = now_s + _CROWDED_S
-            viewer = Viewer(connection, now_s)
+            viewer = Viewer(connection, now_s, self._header)
             self._waiting[viewer] = None
             self._selector.register(connection, selectors.EVENT_READ, viewer)
 

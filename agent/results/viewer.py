@@ -136,7 +136,8 @@ class Viewer:
         is_leaving: Everything for it has been queued, and its end is waited for.
     """
 
-    def __init__(self, connection: socket.socket, now_s: float) -> None:
+    def __init__(self, connection: socket.socket, now_s: float, header: str = "") -> None:
+        """header: a line of HTTP that every answer gets."""
         connection.setblocking(False)
         with suppress(OSError):  # a Unix socket has no such option
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -145,6 +146,7 @@ class Viewer:
         self.sent: Picture | None = None
         self.moved_s = now_s
         self.is_leaving = False
+        self._header = f"{header}\r\n".encode() if header else b""
         self._head = bytearray()
         self._received = 0
         self._unsent = memoryview(b"")
@@ -174,7 +176,7 @@ class Viewer:
         """Accept its request; a stream starts."""
         self.request = request
         if request.streams:
-            self._push(stream_head(), now_s)
+            self._push(self._with_header(stream_head()), now_s)
 
     def show(self, picture: Picture, now_s: float) -> None:
         """Send a picture of the stream."""
@@ -184,7 +186,7 @@ class Viewer:
     def finish(self, whole_response: bytes, now_s: float) -> None:
         """Send a response, then let the viewer hang up."""
         self.is_leaving = True
-        self._push(whole_response, now_s)
+        self._push(self._with_header(whole_response), now_s)
 
     def send(self, now_s: float) -> None:
         """Send as much as there is room for. Raises OSError where the viewer has gone."""
@@ -197,6 +199,10 @@ class Viewer:
 
     def close(self) -> None:
         self.connection.close()
+
+    def _with_header(self, answer: bytes) -> bytes:
+        first, end, rest = answer.partition(b"\r\n")
+        return first + end + self._header + rest
 
     def _push(self, content: bytes, now_s: float) -> None:
         self._unsent = memoryview(bytes(self._unsent) + content)

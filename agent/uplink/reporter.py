@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from pydantic import JsonValue
@@ -34,9 +34,32 @@ class Reporter:
         """Return the board's health, as telemetry reports it."""
         return health()
 
-    def serves(self, engine: str, calibration: str | None) -> None:
-        """Announce what is in service now, by the ids of artefact and calibration."""
-        self._birth = self._birth.model_copy(update={"engine": engine, "calibration": calibration})
+    def serves(
+        self,
+        engine: str,
+        calibration: str | None,
+        precision: str | None = None,
+        int8_macs_share: float | None = None,
+        regimes: Iterable[str] = (),
+    ) -> None:
+        """Announce what is in service now, by the ids of artefact and calibration; the rest as in `Birth`."""
+        self._announce(
+            engine=engine,
+            calibration=calibration,
+            precision=precision,
+            int8_macs_share=int8_macs_share,
+            regimes=sorted(regimes),
+        )
+
+    def keeps_regimes(self, artefacts: Iterable[str]) -> None:
+        """Announce which engines are kept for a light."""
+        self._announce(regimes=sorted(artefacts))
+
+    def _announce(self, **changes: object) -> None:
+        changed = self._birth.model_copy(update=changes)
+        if changed == self._birth:
+            return
+        self._birth = changed
         if self._link is not None:
             self._link.send(self._birth)
 

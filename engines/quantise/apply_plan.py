@@ -8,7 +8,8 @@ however many nodes read it; float readers keep the float tensor. The zero points
 missing one for uint8.
 
 TensorRT takes int8 alone. For runtimes that take both (`Backend.takes_unsigned`), tensors that are never negative are
-uint8 with the same range: 255 steps where int8 has 127.
+uint8 with the same range: 255 steps where int8 has 127. Where products of eight bits would saturate, weights have seven
+(`Backend.weight_bits`).
 
 A tensor that the model itself quantises is read through the model's own DequantizeLinear.
 """
@@ -26,7 +27,7 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 from calibrate.histogram import merge_all
 from calibrate.plan import Numbers, PrecisionPlan, Repairs
 from calibrate.repair import divided_ends, kept_amax
-from calibrate.scale import activation_scale, clipped, quantise, weight_scales
+from calibrate.scale import QMAX, activation_scale, clipped, quantise, weight_scales
 from calibrate.threshold import histogram_amax
 from engines.calibration import Calibration
 from engines.errors import EngineError
@@ -46,6 +47,7 @@ def insert_qdq(
     amax: Mapping[str, float],
     clips: Mapping[str, Sequence[float]] | None = None,
     unsigned: bool = False,
+    weight_bits: int = 8,
 ) -> ModelProto:
     """Return the master graph with Q/DQ as placed; the master itself is not changed.
 
@@ -53,12 +55,13 @@ def insert_qdq(
     clips: per layer, for layers that share their weights with none, the fraction of the largest weight that the scale
         reaches, per output channel.
     unsigned: tensors that are never negative are uint8.
+    weight_bits: 8, or 7: from -64 to 64, with steps twice as large.
 
     Raises EngineError (`calibration.tap`) when a tap has no amax, CalibrationError as `calibrate.scale`.
     """
     topology = Topology(master)
     scales = _group_scales(placement, amax, topology if unsigned else None)
-    return _Writer(master, topology, placement, clips or {}).write(scales)
+    return _Writer(master, topology, placement, clips or {}, weight_bits).write(scales)
 
 
 @dataclass(frozen=True)
@@ -93,9 +96,15 @@ class _Writer:
     """One rewriting of one graph."""
 
     def __init__(
-        self, master: ModelProto, topology: Topology, placement: Placement, clips: Mapping[str, Sequence[float]]
+        self,
+        master: ModelProto,
+        topology: Topology,
+        placement: Placement,
+        clips: Mapping[str, Sequence[float]],
+        weight_bits: int,
     ) -> None:
         self.model = deepcopy(master)
+        self.weight_bits = weight_bits
         self.placement = placement
         self.clips = clips
         self.topology = topology
@@ -152,10 +161,12 @@ class _Writer:
     def _quantise_weight(self, weight: Weight, clip: Sequence[float]) -> None:
         name, axis = weight.initializer, weight.axis
         values = numpy_helper.to_array(self.topology.initializers[name])
-        scales = clipped(weight_scales(values, axis, name), clip)
+        scales, most = clipped(weight_scales(values, axis, name), clip), QMAX
+        if self.weight_bits < 8:
+            scales, most = scales * np.float32(2 ** (8 - self.weight_bits)), 2 ** (self.weight_bits - 1)
         stem = f"{name}.axis{axis}"  # one weight may serve a Conv and a ConvTranspose
         inputs = [
-            self._constant(f"{stem}.int8", quantise(values, scales, axis)),
+            self._constant(f"{stem}.int8", quantise(values, scales, axis, most)),
             self._constant(f"{stem}.scale", scales),
             self._constant(f"{stem}.zero_point", np.zeros(scales.shape, np.int8)),
         ]
@@ -189,11 +200,15 @@ def observed_graph(master: ModelProto, plan: PrecisionPlan) -> ModelProto:
 
 
 def quantised_graph(
-    master: ModelProto, plan: PrecisionPlan, calibration: Calibration | None, unsigned: bool = False
+    master: ModelProto,
+    plan: PrecisionPlan,
+    calibration: Calibration | None,
+    unsigned: bool = False,
+    weight_bits: int = 8,
 ) -> Quantised:
     """Return the master under a plan, with the amax of a calibration; the master itself is not changed.
 
-    A model that brings all its scales needs no calibration. unsigned: as for `insert_qdq`.
+    A model that brings all its scales needs no calibration. unsigned, weight_bits: as for `insert_qdq`.
 
     Raises EngineError: `plan.node` for a plan of another model, `calibration.tap` as `insert_qdq`.
     """
@@ -203,7 +218,7 @@ def quantised_graph(
     placement = place(graph, plan)
     _check_clips(graph, placement, repairs.clips)
     amax = planned_amax(placement, repairs, calibration) if calibration is not None else {}
-    return Quantised(insert_qdq(graph, placement, amax, repairs.clips, unsigned), placement)
+    return Quantised(insert_qdq(graph, placement, amax, repairs.clips, unsigned, weight_bits), placement)
 
 
 def _on_the_grid(repairs: Repairs, calibration: Calibration) -> dict[str, Numbers]:

@@ -13,6 +13,7 @@ from engines.graph.topology import COMPUTE_OPS, DEQUANTISE, QDQ_OPS, QUANTISE, T
 from engines.graph.weights import add_constant
 
 _SHIFT = 128  # from int8 to uint8
+_SEVEN_BITS = 64  # the most that a weight of seven bits is
 
 
 def shift_concatenated(model: ModelProto) -> int:
@@ -64,6 +65,8 @@ def _is_concatenated(node: NodeProto, topology: Topology) -> bool:
 def narrow_weights(model: ModelProto) -> int:
     """Round weights from eight to seven bits, -64 to 64, with scales twice as large; return how many tensors.
 
+    Weights of no more than seven bits stay as they are: those that `insert_qdq` rounded from float at once.
+
     Without VNNI, x86 processors add two products of uint8 and int8 in 16 bits (vpmaddubsw), which saturates from
     2 * 255 * 65 on. With seven bits it cannot.
     """
@@ -77,9 +80,11 @@ def narrow_weights(model: ModelProto) -> int:
         if tensor.data_type != TensorProto.INT8 or len(tensor.dims) < 2:
             continue
         if tensor.name not in narrowed:
+            values = numpy_helper.to_array(tensor)
+            if np.abs(values.astype(np.int16)).max(initial=0) <= _SEVEN_BITS:
+                continue
             narrowed.add(tensor.name)
-            values = np.rint(numpy_helper.to_array(tensor) / 2.0).astype(np.int8)
-            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+            tensor.CopyFrom(numpy_helper.from_array(np.rint(values / 2.0).astype(np.int8), tensor.name))
         name = node.input[1]
         if name not in scales:  # a scale may be an activation's, too
             doubled = 2 * numpy_helper.to_array(topology.initializers[name])

@@ -46,6 +46,7 @@ class TensorRtBackend:
     precisions: Sequence[str] = ("fp32", "fp16")
     int8_must_gain = False  # it saves memory and power, too
     takes_unsigned = False
+    weight_bits = 8
 
     def __init__(self, options: BackendOptions | None = None) -> None:
         """Raises EngineError as `open_release`, DeviceError as Gpu."""

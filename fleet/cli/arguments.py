@@ -22,9 +22,11 @@ _DB = "the fleet's store: SQLite's file, postgresql://USER@HOST/DATABASE, or cre
 _TLS_FILES = ("ca_file", "cert_file", "key_file")
 
 
-def add_database_option(parser: argparse.ArgumentParser) -> None:
+def add_database_option(parser: argparse.ArgumentParser, default: str | None = "fleet.sqlite") -> None:
     """Add --db, the fleet's database."""
-    parser.add_argument("--db", default="fleet.sqlite", metavar="FILE_OR_URL", help=_DB)
+    parser.add_argument(
+        "--db", default=default, metavar="FILE_OR_URL", help=_DB if default else f"{_DB} (default: none)"
+    )
 
 
 def add_sign_option(parser: argparse.ArgumentParser) -> None:

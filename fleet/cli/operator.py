@@ -12,7 +12,14 @@ from typing import Any
 
 from agent.cli.arguments import command, number, print_result
 from agent.common.errors import AgentError, ConfigError
-from fleet.cli.arguments import add_broker_options, add_sign_option, endpoint_from, fleet_from, signer_from
+from fleet.cli.arguments import (
+    add_broker_options,
+    add_database_option,
+    add_sign_option,
+    endpoint_from,
+    fleet_from,
+    signer_from,
+)
 
 _OPS = (
     "status, recalibrate, rollback, cancel, switch, set, log_level, restart, snapshot, model, histograms, calibration"
@@ -57,6 +64,9 @@ def add_operator(commands: Any) -> None:
     web.add_argument("--name", action="append", default=[], metavar="HOST", help=names)
     secret = "a password demanded of browsers, with any user name (default: none)"
     web.add_argument("--web-password-file", type=Path, metavar="FILE", help=secret)
+    add_database_option(web, None)
+    files = "the folder of models and calibrations that rollouts of its pages may send (default: none)"
+    web.add_argument("--files", type=Path, metavar="FOLDER", help=files)
     add_sign_option(web)
     add_broker_options(web)
 
@@ -130,12 +140,13 @@ def _save(picture: bytes, path: Path) -> None:
 
 def _web(options: argparse.Namespace) -> int:
     from agent.common.console import say, set_up_logging
-    from fleet.web.command import Listen, run_web
+    from fleet.web.command import Listen, StoreOptions, run_web
 
     set_up_logging("error")
     listen = Listen.parse(options.listen, tuple(options.name))
     endpoint, fleet, signer = endpoint_from(options), fleet_from(options), signer_from(options)
-    run_web(endpoint, fleet, listen, options.web_password_file, signer, lambda url: say(f"boards: {url}"))
+    store = StoreOptions(options.db, options.files) if options.db is not None else None
+    run_web(endpoint, fleet, listen, options.web_password_file, signer, lambda url: say(f"boards: {url}"), store)
     return 0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import getpass
 import json
-import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,9 +28,6 @@ if TYPE_CHECKING:  # imported when the command runs, as in agent/cli/offline.py
     from fleet.rollout.spec import RolloutSpec
 
 _OPS = "recalibrate, model, calibration, policy or regime"
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d|)")
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_MOST_S = 30 * 86_400.0
 _TIME = "time, such as 90s, 30m or 2h,"
 _WHY = "a reason for the record (default: none)"
 
@@ -69,7 +65,7 @@ def add_rollout(actions: Any) -> None:
 
 def _add_create(steps: Any) -> None:
     create = command(steps, "create", _create, "write one down; 'run' carries it out")
-    lasting = partial(create.add_argument, type=duration)
+    lasting = partial(create.add_argument, type=_duration)
     create.add_argument("arguments", nargs="*", metavar="key=value", help="of the op; file=PATH of a model")
     create.add_argument("--op", required=True, metavar="OP", help=_OPS)
     select = "as --where of 'devices' (default: all boards)"
@@ -99,12 +95,14 @@ def _add_create(steps: Any) -> None:
     add_database_option(create)
 
 
-def duration(text: str) -> float:
-    """Parse `90`, `90s`, `30m`, `2h` or `1d` into seconds."""
-    match = _DURATION.fullmatch(text)
-    if match is None or (seconds := float(match[1]) * _UNITS[match[2]]) > _MOST_S:
-        raise argparse.ArgumentTypeError(f"expected a time such as 90s, 30m or 2h, to 30d, got {text!r}")
-    return seconds
+def _duration(text: str) -> float:
+    from agent.common.errors import CommandError
+    from fleet.rollout.spec import parse_duration
+
+    try:
+        return parse_duration(text)
+    except CommandError as error:
+        raise argparse.ArgumentTypeError(f"expected {error.expected}, got {error.found}") from None
 
 
 @contextmanager
@@ -132,17 +130,10 @@ def _create(options: argparse.Namespace) -> int:
 
 
 def _spec(options: argparse.Namespace) -> RolloutSpec:
-    from fleet.operator import FILES, as_json, file_arguments_from
-    from fleet.rollout.spec import RolloutSpec
+    from fleet.rollout.spec import RolloutSpec, typed_spec
 
-    given: dict[str, Any] = dict(argument.partition("=")[::2] for argument in options.arguments)
-    file = None
-    if options.op in FILES:
-        given, file = file_arguments_from(given)
-    if options.op == "policy":
-        given = {key: as_json(value) for key, value in given.items()}
-    parsed = {"arguments": given, "windows": tuple(options.windows), "file": None if file is None else str(file)}
-    return RolloutSpec(**{**field_values(options, RolloutSpec), **parsed})
+    fields = {**field_values(options, RolloutSpec), "windows": tuple(options.windows)}
+    return typed_spec(fields.pop("op"), fields.pop("arguments"), **fields)
 
 
 def _list(options: argparse.Namespace) -> int:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Collection, Mapping
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from fleet.devices.facts import least_fidelity
 from fleet.store.transaction import FleetStore, Transaction
 
 DAYS = 30
 _DAY_S = 86_400.0
-_EVENTS = "SELECT device, kind, count(*) FROM reports WHERE received >= ? AND received < ? AND kind <> ? GROUP BY 1, 2"
+# Days count backwards from the last one. Both databases divide whole numbers alike.
+_DAY = "(? - CAST(received AS BIGINT)) / 86400"
+_EVENTS = (
+    f"SELECT {_DAY}, device, kind, count(*) FROM reports WHERE received >= ? AND received < ? AND kind <> 'telemetry' "
+    "GROUP BY 1, 2, 3"
+)
 _NEWEST = (
-    "SELECT r.device, r.document FROM reports r JOIN ("
-    "SELECT device, max(received) AS received FROM reports WHERE received >= ? AND received < ? AND kind = ? "
-    "GROUP BY device) newest ON newest.device = r.device AND newest.received = r.received WHERE r.kind = ?"
+    f"SELECT {_DAY}, device, epoch, max(seq) FROM reports WHERE received >= ? AND received < ? AND kind = 'telemetry' "
+    "GROUP BY 1, 2, 3"
 )
 
 
@@ -43,24 +46,36 @@ def daily_trends(store: FleetStore, devices: Collection[int], now: float, days: 
         devices: Ids of the boards that count.
         now: Unix time in s, the end of the last day.
     """
-    wanted = set(devices)
+    wanted, last = set(devices), math.ceil(now) + 1  # one database rounds to whole seconds, the other one cuts
+    span = last, float(last - days * _DAY_S), float(last)
+    events: dict[int, Counter[str]] = defaultdict(Counter)
+    newest: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)  # by day and device: epoch, number
     with store.transaction("read") as transaction:
-        found = [_day(transaction, wanted, now - before * _DAY_S) for before in reversed(range(days))]
-    first = next((number for number, day in enumerate(found) if day.devices or day.events), len(found))
-    return found[first:]
+        for day, device, kind, count in transaction.execute(_EVENTS, span):
+            if device in wanted:
+                events[int(day)][str(kind)] += int(count)
+        for day, device, epoch, seq in transaction.execute(_NEWEST, span):
+            if device in wanted:
+                newest[int(day)][device] = max(newest[int(day)].get(device, (0, 0)), (int(epoch), int(seq)))
+        oldest = max([*events, *newest], default=-1)
+        return [
+            Day(now - day * _DAY_S, len(newest[day]), dict(events[day]), _fidelity(transaction, newest[day]))
+            for day in range(oldest, -1, -1)
+        ]
 
 
-def _day(transaction: Transaction, wanted: Collection[int], end: float) -> Day:
-    begin, events, fidelities, seen = end - _DAY_S, Counter[str](), list[float](), set[int]()
-    for device, kind, count in transaction.execute(_EVENTS, (begin, end, "telemetry")):
-        if device in wanted:
-            events[str(kind)] += int(count)
-    for device, document in transaction.execute(_NEWEST, (begin, end, "telemetry", "telemetry")):
-        if device not in wanted or device in seen:
-            continue
-        seen.add(device)
-        estimate = least_fidelity(json.loads(document))[0]
-        if estimate is not None:
-            fidelities.append(estimate)
-    quantiles = np.quantile(fidelities, [0.1, 0.5]).tolist() if fidelities else []
-    return Day(end, len(seen), dict(events), tuple(quantiles))
+def _fidelity(transaction: Transaction, newest: Mapping[int, tuple[int, int]]) -> tuple[float, ...]:
+    """Return the lowest tenth and the median of these boards; newest: epoch and number of their telemetry."""
+    keys = [(device, *number) for device, number in newest.items()]
+    documents = transaction.lookup("reports", ("device", "epoch", "seq"), ("document",), keys)
+    estimates = [least_fidelity(json.loads(row[0]))[0] for row in documents.values()]
+    known = sorted(each for each in estimates if each is not None)
+    return (_quantile(known, 0.1), _quantile(known, 0.5)) if known else ()
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    """Return a quantile of sorted values, between its two neighbours."""
+    place = share * (len(values) - 1)
+    below = int(place)
+    above = min(below + 1, len(values) - 1)
+    return values[below] + (place - below) * (values[above] - values[below])

@@ -40,11 +40,11 @@ class RolloutRegister:
     def __init__(self, store: FleetStore, who: str) -> None:
         self._store, self._who = store, who
 
-    def plan(self, fleet: str, spec: RolloutSpec) -> list[list[Device]]:
+    def plan(self, fleet: str, spec: RolloutSpec, seed: str | None = None) -> list[list[Device]]:
         """Return the boards of each wave, without creating a rollout.
 
-        A random order is drawn anew after each rollout of the fleet. Until the next one is created it stays, so the
-        boards are those that `create` takes.
+        seed: Draws a random order. None: it is drawn anew after each rollout of the fleet. Until the next one is created
+        it stays, so that a dry run shows the boards that the next rollout takes.
 
         Raises CommandError:
             fleet.where      the selection cannot be read
@@ -63,9 +63,10 @@ class RolloutRegister:
             raise CommandError("rollout.schema", found, "boards whose answers this tared can read", remedy)
         for zone in {each.tags.get(ZONE_TAG, spec.timezone) for each in devices}:
             check_zone(zone)
-        with self._store.transaction("read") as transaction:
-            drawn = [each.id for each in rows.all_rollouts(transaction, fleet)[:1]]
-        rest, waves = order_devices(devices, spec.order, f"{fleet}/{drawn}"), []
+        if seed is None:
+            with self._store.transaction("read") as transaction:
+                seed = f"{fleet}/{[each.id for each in rows.all_rollouts(transaction, fleet)[:1]]}"
+        rest, waves = order_devices(devices, spec.order, seed), []
         for size in wave_sizes(spec.parsed_waves, len(rest)):
             waves.append(rest[:size])
             rest = rest[size:]
@@ -91,12 +92,18 @@ class RolloutRegister:
 
         identity: the id, or the start of it. Raises CommandError (`rollout.unknown`).
         """
+        overview, boards = self.progress(identity)
+        with self._store.transaction("read") as transaction:
+            commands = rows.all_commands(transaction, overview.rollout.id)
+        return overview, boards, commands
+
+    def progress(self, identity: str) -> tuple[Overview, list[BoardRow]]:
+        """Return a rollout with its boards, as `show`, without their commands."""
         with self._store.transaction("read") as transaction:
             rollout = rows.find_rollout(transaction, identity)
             counts = rows.board_counts(transaction, rollout.id)
             boards = rows.boards_of_waves(transaction, rollout.id, 0, rollout.waves)
-            commands = rows.all_commands(transaction, rollout.id)
-        return Overview(rollout, counts, audit_entries(self._store, rollout.id)), boards, commands
+        return Overview(rollout, counts, audit_entries(self._store, rollout.id)), boards
 
     def pause(self, identity: str, why: str) -> Rollout:
         """Start no further board, and judge nothing; boards that have a command go on.

@@ -90,6 +90,10 @@ class Rollout:
     lease_owner: str | None
     lease_until: float = field(compare=False)  # each step renews it: a rollout that nobody has moved is equal
 
+    def is_held(self, now: float) -> bool:
+        """True if a controller is at work on it. now: Unix time in s."""
+        return self.lease_owner is not None and self.lease_until >= now
+
     @cached_property
     def spec(self) -> RolloutSpec:
         """The specification. Raises CommandError (`rollout.spec`) for one of a newer tared."""

@@ -23,7 +23,7 @@ from agent.common.schema import Strict
 from agent.contract.commands import SetArgs
 from fleet.devices.devices import Device
 from fleet.devices.selection import TAG
-from fleet.operator import new_command
+from fleet.operator import FILES, as_json, file_arguments_from, new_command
 from fleet.rollout.gates import FAILURES_GATE, Gate, parse_gates
 
 # What may be rolled out, by the contract's ops.
@@ -38,6 +38,9 @@ _JOBS = frozenset({"recalibrate", "model", "calibration"})  # these take a while
 RANDOM, NAME = "random", "name"  # orders
 
 _WAVE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d|)")
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_LONGEST_S = 30 * 86_400.0
 _WINDOW = re.compile(r"\s*(\d\d):(\d\d)\s*-\s*(\d\d):(\d\d)\s*")
 _DAY_MIN = 24 * 60
 _LEAST_S = 60.0  # that a window must have left for a command
@@ -131,6 +134,33 @@ class RolloutSpec:
     @property
     def is_job(self) -> bool:
         return self.op in _JOBS
+
+
+def typed_spec(op: str, arguments: Sequence[str], **others: Any) -> RolloutSpec:
+    """Return the specification of what an operator has typed.
+
+    Args:
+        op: One of OPS.
+        arguments: `key=value`; of a model or a calibration file=PATH.
+        others: Further fields of RolloutSpec.
+
+    Raises CommandError as RolloutSpec, and `command.args` for a file that cannot be read.
+    """
+    given: dict[str, Any] = dict(argument.partition("=")[::2] for argument in arguments)
+    file = None
+    if op in FILES:
+        given, file = file_arguments_from(given)
+    if op == "policy":
+        given = {key: as_json(value) for key, value in given.items()}
+    return RolloutSpec(**{**others, "op": op, "arguments": given, "file": None if file is None else str(file)})
+
+
+def parse_duration(text: str) -> float:
+    """Parse `90`, `90s`, `30m`, `2h` or `1d` into seconds. Raises CommandError (`rollout.time`)."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None or (seconds := float(match[1]) * _UNITS[match[2]]) > _LONGEST_S:
+        raise CommandError("rollout.time", repr(text), "a time such as 90s, 30m or 2h, to 30d", "correct it")
+    return seconds
 
 
 def policy_arguments(values: Mapping[str, Any]) -> SetArgs:

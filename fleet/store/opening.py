@@ -6,7 +6,7 @@ from pathlib import Path
 
 from agent.common.credentials import locate
 from agent.common.errors import ConfigError
-from fleet.store.sqlite import SqliteStore
+from fleet.store.sqlite import CACHE_KIB, SqliteStore
 from fleet.store.transaction import FleetStore
 
 _URLS = ("postgresql://", "postgres://")
@@ -14,11 +14,11 @@ _CREDENTIAL = "credential:"
 _SQLITE = b"SQLite format 3\0"  # sqlite.org/fileformat.html, 1.3
 
 
-def open_store(where: str | Path) -> FleetStore:
+def open_store(where: str | Path, cache_kib: int = CACHE_KIB) -> FleetStore:
     """Open the store, create it if it does not exist, and migrate an old schema.
 
     where: the path of SQLite's file; `postgresql://user@host/database`; or `credential:NAME`, whose first line is one
-    of these: with a systemd credential no password is an argument.
+    of these: with a systemd credential no password is an argument. cache_kib: SQLite's pages in memory.
 
     Raises AgentError as FleetStore, and ConfigError:
         fleet.db            a URL of another database, or PostgreSQL without its driver
@@ -35,10 +35,10 @@ def open_store(where: str | Path) -> FleetStore:
     if "://" in where:
         scheme = where.partition("://")[0]
         raise ConfigError("fleet.db", f"{scheme}://", "a file, or postgresql://...", "correct --db")
-    return SqliteStore(Path(where))
+    return SqliteStore(Path(where), cache_kib)
 
 
-def open_existing(where: str) -> FleetStore:
+def open_existing(where: str, cache_kib: int = CACHE_KIB) -> FleetStore:
     """Open a store that exists, as `open_store`. Raises ConfigError (`fleet.db`) for a missing or foreign file.
 
     A collector moves a damaged file aside. Other commands must not do that to a file that was named by mistake.
@@ -53,7 +53,7 @@ def open_existing(where: str) -> FleetStore:
             raise ConfigError("fleet.db", found, "what 'tared fleet collect' writes", "correct --db") from error
         if head != _SQLITE:
             raise ConfigError("fleet.db", f"{where}, no database", "one of 'tared fleet collect'", "correct --db")
-    return open_store(where)
+    return open_store(where, cache_kib)
 
 
 def _resolved(where: str) -> str:

@@ -14,7 +14,8 @@ from fleet.store.transaction import CONTENDED, Access, FleetStore, ReportRow, Ro
 
 # Acknowledged data survives a power cut. The log is copied into the file every 16 MB, less often than by default:
 # a page that many batches touch is then written once.
-_PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "wal_autocheckpoint = 4000", "cache_size = -65536")
+_PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "wal_autocheckpoint = 4000")
+CACHE_KIB = 65_536  # of pages
 _PATIENCE_S = 5.0  # with another collector, or an operator, that writes
 # SQLite releases the GIL for each statement, and waits for it afterwards: so many rows go in one statement.
 _ROWS = 500
@@ -28,11 +29,12 @@ class SqliteStore(FleetStore):
     batch_bytes = 4 << 20
     _db: sqlite3.Connection | None
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, cache_kib: int = CACHE_KIB) -> None:
         """Open or create the file. Raises AgentError as FleetStore."""
         super().__init__(str(path))
         holds, loss = "what boards have reported", "what they have reported so far lies in the other file"
-        self._database = Database(path, "fleet", holds, loss, SQLITE, _PRAGMAS, _PATIENCE_S)
+        pragmas = (*_PRAGMAS, f"cache_size = -{cache_kib}")
+        self._database = Database(path, "fleet", holds, loss, SQLITE, pragmas, _PATIENCE_S)
         self._connect("write")
 
     @contextmanager

@@ -12,15 +12,15 @@ from rich.console import Console
 from rich.text import Text
 
 from agent.common.table import tabulate
-from agent.contract.messages import SCHEMA_VERSION
 from fleet.devices.devices import Device
 from fleet.devices.facts import Fact, facts
 from fleet.rollout.register import Overview
 from fleet.rollout.rows import BoardRow, BoardStage, count_words
 from fleet.rollout.spec import RolloutSpec
 from fleet.store.transaction import Row
+from fleet.views.words import ago, figure, interval, tag_names, unread, unsigned_warning
 
-_MOST_NAMED = 5  # devices with a newer schema
+_MOST_NAMED = 5  # boards of a wave
 _MOST_SHOWN = 20  # boards that did not simply succeed
 _PLAIN = (BoardStage.WAITING, BoardStage.DONE)
 _LOUD = {"silent": "red", "offline": "red", "degraded": "yellow"}
@@ -50,18 +50,6 @@ def print_devices(devices: Sequence[Device], console: Console, silent_s: float) 
         console.print(Text(words, style="red"))
 
 
-def unread(devices: Sequence[Device]) -> str:
-    """Return which devices have a tared that is too new for this one, and the remedy; empty if none has."""
-    newer = [each for each in devices if each.is_newer]
-    if not newer:
-        return ""
-    names = ", ".join(each.name for each in newer[:_MOST_NAMED]) + (", ..." if len(newer) > _MOST_NAMED else "")
-    return (
-        f"{len(newer)} speak a newer schema than {SCHEMA_VERSION}, which is all that this tared knows, so nothing of "
-        f"them is read but whether they are there: {names}; update this tared"
-    )
-
-
 def _row(device: Device, fact: dict[str, Fact]) -> list[str]:
     return [
         device.name,
@@ -69,40 +57,13 @@ def _row(device: Device, fact: dict[str, Fact]) -> list[str]:
         str(fact["engine"] or ""),
         "kept" if fact["regime"] is not None else "",
         interval(fact),
-        _figure(fact["gain_db"], 1),
-        _figure(fact["latency_p99"], 1),
+        figure(fact["gain_db"], 1),
+        figure(fact["latency_p99"], 1),
         str(fact["drift"] or ""),
         f"schema {device.schema}" if device.is_newer else str(fact["agent"] or ""),
         ago(fact["seen_s"]),
         " ".join(tag_names(device)),
     ]
-
-
-def tag_names(device: Device) -> list[str]:
-    """Return the tags of a device as `NAME` or `NAME=VALUE`."""
-    return [f"{name}={value}" if value else name for name, value in device.tags.items()]
-
-
-def interval(fact: dict[str, Fact]) -> str:
-    """Return the fidelity and its interval, as `0.98 [0.92, 1.00]`; empty if unknown."""
-    if fact["fidelity"] is None:
-        return ""
-    return f"{_figure(fact['fidelity'], 3)} [{_figure(fact['fidelity_low'], 3)}, {_figure(fact['fidelity_high'], 3)}]"
-
-
-def ago(seconds: Fact) -> str:
-    """Return an age in words, in the unit that suits."""
-    if seconds is None:
-        return "never"
-    age_s = float(seconds)
-    for unit, size_s in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
-        if age_s >= 2.0 * size_s:
-            return f"{age_s / size_s:.0f} {unit} ago"
-    return f"{age_s:.0f} s ago"
-
-
-def _figure(value: Fact, digits: int) -> str:
-    return f"{value:.{digits}f}" if isinstance(value, float) else ""
 
 
 def rollout_object(overview: Overview) -> dict[str, Any]:
@@ -180,10 +141,7 @@ def print_plan(spec: RolloutSpec, waves: Sequence[Sequence[Device]], console: Co
     """Print what a new rollout would do."""
     gates = ", ".join(each.text for each in spec.parsed_gates)
     console.print(Text(f"{spec.op}, gates {gates}, each wave looked at for {spec.soak_s:.0f} s"))
-    commands = [each.birth.get("commands") for wave in waves for each in wave]
-    guarded = sum(isinstance(each, dict) and bool(each.get("operator_keys")) for each in commands)
-    if guarded and not spec.signed:
-        words = f"{guarded} of them have operators' keys: with --signed no controller without one carries it out"
+    if words := unsigned_warning(spec, waves):
         console.print(Text(words, style="yellow"))
     rows = [
         (str(number), str(len(wave)), ", ".join(each.name for each in wave[:_MOST_NAMED]))

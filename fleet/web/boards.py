@@ -33,6 +33,7 @@ class LiveBoard:
     Attributes:
         documents: The newest of each kind.
         heard_at: Unix time of the newest live message in s; None if only retained ones have come.
+        measured_at: Unix time of the newest telemetry in s; None before the first.
         events: The newest events, the newest first; each with the time when it came.
         job: The newest event of a job that has not ended.
         points: For each camera (time, fidelity or None, predicted gain in dB or None), the oldest first.
@@ -41,6 +42,7 @@ class LiveBoard:
 
     documents: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     heard_at: float | None = None
+    measured_at: float | None = None
     events: deque[tuple[float, Mapping[str, Any]]] = field(default_factory=lambda: deque(maxlen=_MOST_EVENTS))
     job: Mapping[str, Any] | None = None
     points: dict[str, list[tuple[float, float | None, float | None]]] = field(default_factory=dict)
@@ -138,6 +140,7 @@ class LiveBoards:
         if not arrival.retained:
             board.heard_at = now
         if kind == "telemetry":
+            board.measured_at = now
             _note_points(board, document, now)
         elif kind == "event":
             board.events.appendleft((now, document))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent.common.credentials import locate
 from agent.common.errors import AgentError, ConfigError
 from agent.contract.signing import Signer
 from agent.mqtt.client import Endpoint
@@ -44,6 +46,14 @@ class Listen:
         return (*_LOOPBACK_HOSTS, *(() if _is_any(self.host) else (own,)), *self.names)
 
 
+@dataclass(frozen=True)
+class StoreOptions:
+    """The fleet's store: db, as `open_existing`; files, a folder of what rollouts may send; None: they send none."""
+
+    db: str
+    files: Path | None
+
+
 def run_web(
     endpoint: Endpoint,
     fleet: str,
@@ -51,25 +61,34 @@ def run_web(
     password_file: Path | None,
     signer: Signer | None,
     announce: Callable[[str], None],
+    store: StoreOptions | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM. announce: called with the address once the pages are served.
 
+    store: None: boards are shown live, and nothing else.
+
     Raises AgentError: `web.missing` without the extra, `web.password` for an address that others can reach without a
-    password, `web.listen` for one that cannot be listened on.
+    password, `web.listen` for one that cannot be listened on, `web.files` for a folder that is none.
     """
     try:
         import uvicorn
 
         from fleet.web.boards import LiveBoards
         from fleet.web.orders import Orders
+        from fleet.web.room import FleetRoom
         from fleet.web.server import PageServer, WebOptions, create_app
     except ImportError as error:
         remedy = "pip install '.[web]' in a checkout of tared"
         raise AgentError("web.missing", str(error), "starlette and uvicorn", remedy) from error
     password = _password(listen, password_file)
     options = WebOptions(listen.hosts, password)
-    with LiveBoards(endpoint, fleet) as boards:
-        app = create_app(boards, Orders(endpoint, fleet, signer), options)
+    if store is not None and store.files is not None and not store.files.is_dir():
+        found = f"--files {store.files}"
+        raise ConfigError("web.files", found, "a folder of models and calibrations", "correct --files")
+    with ExitStack() as stack:
+        room = stack.enter_context(FleetRoom(store.db, fleet, store.files)) if store is not None else None
+        boards = stack.enter_context(LiveBoards(endpoint, fleet))
+        app = create_app(boards, Orders(endpoint, fleet, signer), options, room)
         config = uvicorn.Config(
             app,
             host=listen.host,
@@ -85,7 +104,8 @@ def run_web(
         with listener:
             host, port = listener.getsockname()[:2]
             announce(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
-            PageServer(config, options).run(sockets=[listener])
+            with suppress(KeyboardInterrupt):  # the server raises the signal again that it has ended by
+                PageServer(config, options).run(sockets=[listener])
 
 
 def bound(listen: Listen) -> socket.socket:
@@ -95,6 +115,7 @@ def bound(listen: Listen) -> socket.socket:
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((listen.host, listen.port))
+        bound.listen()  # from here on browsers wait, and are not refused
     except OSError as error:
         bound.close()
         found = f"{listen.host}:{listen.port}: {error.strerror or error}"
@@ -106,12 +127,15 @@ def _password(listen: Listen, file: Path | None) -> str:
     if file is None:
         if not is_loopback(listen.host):
             found = f"--listen {listen.host}, which others can reach, without a password"
-            raise AgentError("web.password", found, "--password-file", "write a password into a file, and name it")
+            remedy = "write a password into a file, and name it with --web-password-file"
+            raise AgentError("web.password", found, "one that browsers are asked for", remedy)
         return ""
     try:
-        password = file.read_text(encoding="utf-8").strip()
+        password = locate(file).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise AgentError("web.password", f"{file}: {error}", "a readable file", "correct --password-file") from error
+        raise AgentError(
+            "web.password", f"{file}: {error}", "a readable file", "correct --web-password-file"
+        ) from error
     if len(password) < _SHORTEST_PASSWORD:
         found, expected = f"{len(password)} characters in {file}", f"{_SHORTEST_PASSWORD} at least"
         raise AgentError("web.password", found, expected, "choose a longer password")

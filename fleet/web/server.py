@@ -7,18 +7,14 @@ can read; a name that leads to this port from elsewhere is refused (DNS rebindin
 
 from __future__ import annotations
 
-import asyncio
 import hmac
-import json
 import secrets
 import socket
 import threading
 import time
 from base64 import b64decode
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qsl
 
 import uvicorn
 from starlette.applications import Starlette
@@ -26,15 +22,23 @@ from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from agent.common.errors import AgentError
 from agent.common.html.pages import environment, resource
+from agent.contract.topics import Topics
 from calibrate.errors import TaredError
 from fleet.web.boards import LiveBoards
+from fleet.web.forms import FormError, read_form
 from fleet.web.orders import OPS, Orders
-from fleet.web.views import board_page, fleet_rows
+from fleet.web.pictures import camera_choices, fetch_picture, no_picture
+from fleet.web.room import FleetRoom
+from fleet.web.room_pages import room_routes
+from fleet.web.streams import Streams, event
+from fleet.web.table import FleetTable
+from fleet.web.views import board_page
 
 _PACKAGE = "fleet.web"
 _POLICY = (
@@ -48,9 +52,7 @@ _HEADERS = {
     "Cache-Control": "no-store",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-_LEAST_S, _ALIVE_S = 0.5, 15.0  # between two changes that a page is sent, and between two signs of life without any
-_MOST_FORM_BYTES = 4096
-_MOST_STREAMS = 32
+_MOST_VIEWERS = 8  # that wait for a live picture at the same time
 _SCRIPTS = {"page.js": "text/javascript", "style.css": "text/css"}
 
 
@@ -68,17 +70,20 @@ class WebOptions:
     closing: threading.Event = field(default_factory=threading.Event)
 
 
-def create_app(boards: LiveBoards, orders: Orders, options: WebOptions) -> Starlette:
-    """Return the application."""
-    pages = _Pages(boards, orders, options)
+def create_app(boards: LiveBoards, orders: Orders, options: WebOptions, room: FleetRoom | None = None) -> Starlette:
+    """Return the application. room: the fleet's store, where there is one."""
+    streams = Streams(options.closing)
+    pages = _Pages(boards, orders, options, streams, room is not None)
     routes = [
         Route("/", pages.fleet),
         Route("/boards/{name}", pages.board),
         Route("/boards/{name}/orders", pages.order, methods=["POST"]),
         Route("/boards/{name}/snapshot.jpg", pages.picture),
+        Route("/boards/{name}/live.jpg", pages.live_picture),
         Route("/live", pages.live),
         Route("/live/{name}", pages.live),
         Route("/static/{name}", pages.static),
+        *(room_routes(room, streams, options.token) if room is not None else ()),
     ]
     middleware = [
         Middleware(TrustedHostMiddleware, allowed_hosts=[*options.hosts], www_redirect=False),
@@ -135,14 +140,20 @@ class _Guard:
 class _Pages:
     """The handlers. Whatever reads the boards is quick; nothing here waits for a broker or a board."""
 
-    def __init__(self, boards: LiveBoards, orders: Orders, options: WebOptions) -> None:
+    def __init__(
+        self, boards: LiveBoards, orders: Orders, options: WebOptions, streams: Streams, has_room: bool
+    ) -> None:
         self._boards = boards
         self._orders = orders
         self._options = options
-        self._streams = 0
+        self._table = FleetTable(boards, _PACKAGE)
+        self._streams = streams
+        self._has_room = has_room
+        self._viewers = 0
 
     async def fleet(self, _request: Request) -> Response:
-        return self._page("fleet.html", **self._fleet_values())
+        rows = self._table.rows_since()
+        return self._page("fleet.html", rows=rows, mark=self._table.mark, **self._fleet_values())
 
     async def board(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -154,14 +165,30 @@ class _Pages:
         picture = self._orders.picture_of(request.path_params["name"])
         return PlainTextResponse("no picture\n", 404) if picture is None else Response(picture, media_type="image/jpeg")
 
+    async def live_picture(self, request: Request) -> Response:
+        """Return the newest annotated frame of a board on this machine, or the reason why there is none."""
+        name = request.path_params["name"]
+        board = self._boards.get(name)
+        if board is None:
+            return PlainTextResponse("no such board\n", 404)
+        if self._viewers >= _MOST_VIEWERS:
+            return PlainTextResponse(f"{_MOST_VIEWERS} viewers look already\n", 503, {"Retry-After": "5"})
+        self._viewers += 1
+        try:
+            topics = Topics(self._boards.fleet, name)
+            picture = await fetch_picture(board, topics, request.query_params.get("camera", ""))
+        except AgentError as error:
+            return PlainTextResponse(f"{error.found}\n", 502)
+        finally:
+            self._viewers -= 1
+        return Response(picture, media_type="image/jpeg")
+
     async def order(self, request: Request) -> Response:
         """Send a command: the fields `token`, `op`, and the arguments of the op."""
-        length = request.headers.get("content-length", "")
-        if not (length.isascii() and length.isdigit() and int(length) <= _MOST_FORM_BYTES):
-            return PlainTextResponse("a form that is too large\n", 413)
-        form = dict(parse_qsl((await request.body()).decode("utf-8", "replace")))
-        if not hmac.compare_digest(form.pop("token", "").encode(), self._options.token.encode()):
-            return PlainTextResponse("this form is not of this page: load the page again\n", 403)
+        try:
+            form = await read_form(request, self._options.token)
+        except FormError as error:
+            return PlainTextResponse(f"{error}\n", error.status)
         name, op = request.path_params["name"], form.pop("op", "")
         if self._boards.get(name) is None or op not in OPS:
             return PlainTextResponse("no such board, or no such command\n", 404)
@@ -183,37 +210,41 @@ class _Pages:
 
     async def live(self, request: Request) -> Response:
         """Send the changing part of a page whenever it changes."""
-        if self._streams >= _MOST_STREAMS:
-            return PlainTextResponse("too many pages are open\n", 503, {"Retry-After": "10"})
-        return StreamingResponse(self._changes(request), media_type="text/event-stream")
-
-    async def _changes(self, request: Request) -> AsyncIterator[str]:
-        name = request.path_params.get("name")
+        name, mark = request.path_params.get("name"), request.query_params.get("since", "")
         shown: tuple[int, int, str] | None = None
-        self._streams += 1
-        try:
-            sent_s = time.monotonic()
-            while not (self._options.closing.is_set() or await request.is_disconnected()):
-                now = self._boards.version, self._orders.version, self._boards.trouble
-                if now != shown:
-                    shown, sent_s = now, time.monotonic()
-                    yield _event(self._part(name))
-                elif time.monotonic() - sent_s > _ALIVE_S:
-                    sent_s = time.monotonic()
-                    yield ": still here\n\n"
-                await asyncio.sleep(_LEAST_S)
-        finally:
-            self._streams -= 1
+
+        async def changes() -> str:
+            nonlocal shown, mark
+            now = self._version(name), self._orders.version, self._boards.trouble
+            if now == shown:
+                return ""
+            shown = now
+            events = event("part", self._part(name))
+            if name is None and (rows := self._table.rows_since(mark)):
+                mark = self._table.mark
+                events += event("rows", rows)
+            return events
+
+        return self._streams.answer(request, changes)
+
+    def _version(self, name: str | None) -> int:
+        """Return a number that rises with whatever the page of this board, or of the fleet, shows."""
+        if name is None:
+            return self._boards.version
+        board = self._boards.get(name)
+        return board.version if board is not None else 0
 
     def _part(self, name: str | None) -> str:
+        """Return the changing part of a page; empty as long as its board has not reported."""
+        token = self._options.token  # that of an open page is an earlier one, if this server has been started again
         if name is None:
-            return self._render("fleet_part.html", **self._fleet_values())
-        return self._render("board_part.html", **self._board_values(name))
+            return self._render("fleet_part.html", token=token, **self._fleet_values())
+        if self._boards.get(name) is None:
+            return ""
+        return self._render("board_part.html", token=token, **self._board_values(name))
 
     def _fleet_values(self) -> dict[str, Any]:
-        names = self._boards.names()
-        known = {name: board for name in names if (board := self._boards.get(name)) is not None}
-        return {"fleet": self._boards.fleet, "rows": fleet_rows(known), "trouble": self._boards.trouble}
+        return {"fleet": self._boards.fleet, "count": len(self._boards.names()), "trouble": self._boards.trouble}
 
     def _board_values(self, name: str) -> dict[str, Any]:
         board = self._boards.get(name)
@@ -226,10 +257,13 @@ class _Pages:
             "picture": next((order.sent_at for order in orders if order.picture is not None), None),
             "trouble": self._boards.trouble,
             "signs": self._orders.signs,
+            "no_picture": no_picture(board),
+            "cameras": camera_choices(board),
         }
 
     def _page(self, template: str, status: int = 200, **values: Any) -> Response:
-        return HTMLResponse(self._render(template, token=self._options.token, **values), status)
+        values = {"token": self._options.token, "has_room": self._has_room, **values}
+        return HTMLResponse(self._render(template, **values), status)
 
     @staticmethod
     def _render(template: str, **values: Any) -> str:
@@ -240,8 +274,3 @@ def _live_script() -> str:
     from importlib.resources import files
 
     return (files(_PACKAGE) / "templates" / "live.js").read_text(encoding="utf-8")
-
-
-def _event(html: str) -> str:
-    """Return an event with a part of the page; JSON keeps its lines together."""
-    return f"event: part\ndata: {json.dumps(html)}\n\n"

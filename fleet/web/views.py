@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent.common.html.charts import Axis, Mark, Series, line_chart
-from agent.common.html.pages import Figure, show_bytes
+from agent.common.html.pages import Figure, show_bytes, show_share
 from agent.common.html.text import visible
 from fleet.devices.facts import value_at
 from fleet.web.boards import LiveBoard
@@ -19,10 +19,29 @@ _DRIFT = {"calm": "good", "warning": "warning", "alarm": "bad"}
 _STEPS = ("COLLECTING", "CALIBRATING", "PLANNING", "BUILDING", "VALIDATING", "PROBATION", "COMMITTED")
 _SILENT_S = 600.0
 _GOOD = 0.9  # of fidelity: a loss of recalibration.max_loss
-_EVENT_WORDS = ("trigger", "step", "state", "code", "artefact", "reason", "message", "address")
+# Of an event's detail, in this order: what stands before the value, and behind it.
+_EVENT_WORDS = {
+    "trigger": ("trigger ", ""),
+    "step": ("", ""),
+    "percent": ("", " %"),
+    "state": ("", ""),
+    "code": ("", ""),
+    "camera": ("camera ", ""),
+    "trouble": ("trouble with the view: ", ""),
+    "gain_db": ("a recalibration would gain ", " dB"),
+    "artefact": ("engine ", ""),
+    "fidelity_before": ("fidelity ", " before"),
+    "fidelity": ("fidelity ", ""),
+    "reason": ("", ""),
+    "message": ("", ""),
+    "address": ("", ""),
+}
 _MARKED = {"alarm": "bad", "swap": "c2", "rollback": "c3"}
-_MOST_TEXT, _MOST_ROWS = 300, 30
+_MOST_TEXT, _MOST_WORD, _MOST_ROWS = 300, 40, 30  # of characters, and of events
 _HEALTH = ("temperature_", "power_w", "rss", "load", "cpu", "memory")  # of the figures in telemetry.health
+_TITLES = {"rss_bytes": "memory of the daemon", "load_1min": "load of a minute"}
+_UNITS = {"_bytes": "", "_c": "°C", "_w": "W"}  # by the end of a figure's name
+_MOST_REGIMES = 16
 
 
 @dataclass(frozen=True)
@@ -49,7 +68,7 @@ def state_of(board: LiveBoard, now: float) -> tuple[str, str]:
     state = str(value_at(board.documents.get("status"), "state") or "never heard")
     if state in ("online", "degraded") and (board.heard_at is None or now - board.heard_at > _SILENT_S):
         return "silent", "c3"
-    return visible(state), _STATES.get(state, "idle")
+    return visible(state, _MOST_WORD), _STATES.get(state, "idle")
 
 
 def board_page(board: LiveBoard) -> dict[str, Any]:
@@ -64,44 +83,38 @@ def board_page(board: LiveBoard) -> dict[str, Any]:
         "tone": tone,
         "why": visible(_reason(board), _MOST_TEXT),
         "heard_at": board.heard_at,
+        "measured_at": board.measured_at,
         "tiles": list(_tiles(board, telemetry)),
-        "cameras": {visible(name): list(_camera_tiles(each)) for name, each in list(cameras.items())[:16]},
+        "cameras": {visible(name, _MOST_WORD): list(_camera_tiles(each)) for name, each in list(cameras.items())[:16]},
         "figures": list(_figures(board)),
         "steps": _steps(board.job),
         "percent": _number(value_at(board.job, "percent")) if board.job is not None else None,
-        "trigger": visible(value_at(board.job, "trigger") or ""),
+        "trigger": visible(value_at(board.job, "trigger") or "", _MOST_WORD),
         "events": list(_without_repeats(board.events))[:_MOST_ROWS],
-        "preview": visible(value_at(telemetry, "health", "preview", "address") or ""),
+        "regimes": _regimes(board.documents.get("birth", {})),
     }
 
 
-def fleet_rows(boards: Mapping[str, LiveBoard]) -> list[dict[str, Any]]:
-    """Return a row for each board of the fleet's table."""
-    now, rows = time.time(), []
-    for name, board in boards.items():
-        state, tone = state_of(board, now)
-        camera = _least_faithful(board.documents.get("telemetry", {}))
-        fidelity, gain_db = (
-            _number(value_at(camera, *path)) for path in (("fidelity", "estimate"), ("drift", "gain_db"))
-        )
-        drift = str(value_at(camera, "drift", "state") or "")
-        rows.append(
-            {
-                "name": name,
-                "state": state,
-                "tone": tone,
-                "engine": visible(value_at(board.documents.get("birth"), "engine") or "", 16),
-                "fidelity": fidelity,
-                "drift": visible(drift),
-                "drift_tone": _DRIFT.get(drift, "idle"),
-                "gain_db": gain_db,
-                "fps": _number(value_at(camera, "fps")),
-                "p99_ms": _number(value_at(camera, "latency_ms", "p99")),
-                "job": visible(value_at(board.job, "step") or ""),
-                "heard_at": board.heard_at,
-            }
-        )
-    return rows
+def fleet_row(name: str, board: LiveBoard, now: float) -> dict[str, Any]:
+    """Return what a row of the fleet's table shows of a board."""
+    state, tone = state_of(board, now)
+    camera = _least_faithful(board.documents.get("telemetry", {}))
+    fidelity, gain_db = (_number(value_at(camera, *path)) for path in (("fidelity", "estimate"), ("drift", "gain_db")))
+    drift = str(value_at(camera, "drift", "state") or "")
+    return {
+        "name": name,
+        "state": state,
+        "tone": tone,
+        "engine": visible(value_at(board.documents.get("birth"), "engine") or "", 16),
+        "fidelity": fidelity,
+        "drift": visible(drift, _MOST_WORD),
+        "drift_tone": _DRIFT.get(drift, "idle"),
+        "gain_db": gain_db,
+        "fps": _number(value_at(camera, "fps")),
+        "p99_ms": _number(value_at(camera, "latency_ms", "p99")),
+        "job": visible(value_at(board.job, "step") or "", _MOST_WORD),
+        "heard_at": board.heard_at,
+    }
 
 
 def _reason(board: LiveBoard) -> str:
@@ -115,26 +128,52 @@ def _reason(board: LiveBoard) -> str:
 
 def _tiles(board: LiveBoard, telemetry: Mapping[str, Any]) -> Iterator[Tile]:
     birth = board.documents.get("birth", {})
-    engine, regime = birth.get("engine"), value_at(_newest(board, "regime"), "artefact")
-    detail = "" if engine is None else "the engine of a known regime" if regime == engine else _precision(board, engine)
-    yield Tile("engine", visible(engine or "none yet", 16), detail)
+    yield Tile("engine", visible(birth.get("engine") or "none yet", 16), _precision(birth))
+    yield _regime_tile(birth, _newest(board, "regime"))
     runtime, version = (value_at(birth, "runtimes", key) for key in ("runtime", "version"))
     yield Tile("runtime", visible(runtime or "not known", 24), visible(str(version or "").partition("-")[0], 24))
     yield Tile("tared", visible(birth.get("agent_version") or "not known", 20))
     health = telemetry.get("health")
+    if value_at(health, "throttling") is True:
+        yield Tile("heat", "slowed down", "the board is too hot, or takes too much current", "bad")
     for name, value in sorted(health.items()) if isinstance(health, Mapping) else ():
         if (shown := _number(value)) is not None and name.startswith(_HEALTH):
-            is_size = name.endswith("_bytes")
-            title = visible(name.removesuffix("_bytes").replace("_", " "), 30)
-            yield Tile(title, show_bytes(shown) if is_size else f"{shown:.4g}")
-    if value_at(health, "throttling") is True:
-        yield Tile("heat", "slowed down", "the board is too hot", "bad")
+            yield _health_tile(str(name), shown)
 
 
-def _precision(board: LiveBoard, engine: object) -> str:
-    """Return the precision of the engine in service, where its swap was seen."""
-    swap = _newest(board, "swap")
-    return "INT8" if swap.get("artefact") == engine else ""
+def _precision(birth: Mapping[str, Any]) -> str:
+    precision, share = birth.get("precision"), _number(birth.get("int8_macs_share"))
+    if not isinstance(precision, str):
+        return ""
+    if precision != "int8":
+        return f"float, {visible(precision.upper(), 8)}"
+    return f"INT8, {show_share(share)} of multiply-accumulates" if share is not None else "INT8"
+
+
+def _regime_tile(birth: Mapping[str, Any], learnt: Mapping[str, Any]) -> Tile:
+    """Say whether the engine in service is kept for a light; learnt: the newest event `regime`, of older boards."""
+    engine, known = birth.get("engine"), birth.get("regimes")
+    known = known if isinstance(known, list) else [learnt["artefact"]] if "artefact" in learnt else []
+    kept = f"{len(known)} kept" if known else ""
+    if engine is not None and engine in known:
+        return Tile("regime", "known", f"the engine is kept for this light; {kept}", "good")
+    return Tile("regime", "not known", kept or "no engine is kept for a light yet")
+
+
+def _health_tile(name: str, value: float) -> Tile:
+    """Show a figure of telemetry's health, by the unit at the end of its name."""
+    for ending, unit in _UNITS.items():
+        if name.endswith(ending):
+            title = _TITLES.get(name, visible(name.removesuffix(ending).replace("_", " "), 30))
+            return Tile(title, show_bytes(value) if ending == "_bytes" else f"{value:.4g} {unit}")
+    return Tile(_TITLES.get(name, visible(name.replace("_", " "), 30)), f"{value:.4g}")
+
+
+def _regimes(birth: Mapping[str, Any]) -> list[str]:
+    """Return the engines that `switch` takes: those kept for a light, but for the one in service."""
+    known = birth.get("regimes")
+    names = [visible(each, 64) for each in known if each != birth.get("engine")] if isinstance(known, list) else []
+    return names[:_MOST_REGIMES]
 
 
 def _newest(board: LiveBoard, kind: str) -> Mapping[str, Any]:
@@ -145,12 +184,7 @@ def _camera_tiles(camera: Any) -> Iterator[Tile]:
     yield _interval_tile("fidelity", value_at(camera, "fidelity"))
     if (accuracy := value_at(camera, "accuracy")) is not None:
         yield _interval_tile("accuracy", accuracy)
-    drift, gain_db = (
-        str(value_at(camera, "drift", "state") or "not known"),
-        _number(value_at(camera, "drift", "gain_db")),
-    )
-    detail = f"a recalibration would gain {gain_db:.1f} dB" if gain_db is not None else ""
-    yield Tile("drift", visible(drift), detail, _DRIFT.get(drift, "idle"))
+    yield _drift_tile(value_at(camera, "drift"))
     fps, p50, p99 = (
         _number(value_at(camera, *path)) for path in (("fps",), ("latency_ms", "p50"), ("latency_ms", "p99"))
     )
@@ -161,19 +195,30 @@ def _camera_tiles(camera: Any) -> Iterator[Tile]:
     yield Tile("dropped", f"{lost:.0f}", "since the last report", "warning" if lost else "")
 
 
+def _drift_tile(drift: Any) -> Tile:
+    state = str(value_at(drift, "state") or "not known")
+    gain_db, tolerance_db = (_number(value_at(drift, key)) for key in ("gain_db", "tolerance_db"))
+    detail = f"a recalibration would gain {gain_db:.1f} dB" if gain_db is not None else ""
+    if detail and tolerance_db is not None:
+        detail += f", {tolerance_db:g} dB are tolerated"
+    return Tile("drift", visible(state, _MOST_WORD), detail, _DRIFT.get(state, "idle"))
+
+
 def _interval_tile(name: str, measured: Any) -> Tile:
     estimate, low, high = (_number(value_at(measured, key)) for key in ("estimate", "low", "high"))
     if estimate is None or low is None or high is None:
         return Tile(name, "not measured")
     tone = "good" if low >= _GOOD else "warning" if high >= _GOOD else "bad"
-    return Tile(name, f"{estimate:.3f}", f"{low:.3f} to {high:.3f}", tone)
+    frames = _number(value_at(measured, "n"))
+    counted = f", {frames:.0f} frames" if frames is not None else ""
+    return Tile(name, f"{estimate:.3f}", f"{low:.3f} to {high:.3f}{counted}", tone)
 
 
 def _figures(board: LiveBoard) -> Iterator[Figure]:
     for name, points in board.points.items():
         if len(points) < 2:
             continue
-        whose = f" of {visible(name)}" if len(board.points) > 1 else ""
+        whose = f" of {visible(name, _MOST_WORD)}" if len(board.points) > 1 else ""
         begin = points[0][0]
         marks = [
             Mark(at, visible(event["kind"]), _MARKED[str(event["kind"])])
@@ -205,14 +250,18 @@ def _without_repeats(events: Iterable[tuple[float, Mapping[str, Any]]]) -> Itera
     """Yield time, kind and words of each event; of those that say the same in a row, the newest."""
     shown = ("", "")
     for at, event in events:
-        words = visible(event.get("kind", "")), _event_words(event)
+        words = visible(event.get("kind", ""), _MOST_WORD), _event_words(event)
         if words != shown:
             yield at, *words
         shown = words
 
 
 def _event_words(event: Mapping[str, Any]) -> str:
-    words = (f"{key} {event[key]}" for key in _EVENT_WORDS if isinstance(event.get(key), (str, int, float)))
+    words = (
+        f"{before}{f'{value:.4g}' if isinstance(value, float) else value}{behind}"
+        for key, (before, behind) in _EVENT_WORDS.items()
+        if isinstance(value := event.get(key), (str, int, float)) and value != ""
+    )
     return visible(", ".join(words), _MOST_TEXT)
 
 

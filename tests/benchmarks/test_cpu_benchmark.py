@@ -10,8 +10,10 @@ from benchmarks.cpu import bars, beats
 PEER = "NNCF mixed"
 
 
-def entry(engine: str, p50_ms: float, fidelity: float, score: float | None = None, runtime: str = "openvino") -> Entry:
-    return Entry(runtime, engine, p50_ms=p50_ms, fidelity=fidelity, score=score)
+def entry(
+    precision: str, p50_ms: float, fidelity: float, metric: float | None = None, backend: str = "openvino"
+) -> Entry:
+    return Entry(backend, precision, latency_ms={"p50": p50_ms}, fidelity=fidelity, metric=metric)
 
 
 @pytest.mark.parametrize(
@@ -20,21 +22,21 @@ def entry(engine: str, p50_ms: float, fidelity: float, score: float | None = Non
         (entry(PEER, 0.9, 0.97), True),
         (entry(PEER, 1.1, 0.97), False),
         (entry(PEER, 0.9, 0.955), False),  # by chance
-        (entry(PEER, 0.9, 0.99, 0.300), False),  # the score counts where there is one
+        (entry(PEER, 0.9, 0.99, 0.300), False),  # the metric counts where there is one
         (entry(PEER, 0.9, 0.90, 0.310), True),
     ],
 )
 def test_a_peer_has_to_be_faster_and_more_accurate(peer: Entry, found: bool) -> None:
-    assert beats(peer, entry(PLANNED, 1.0, 0.95, None if peer.score is None else 0.302)) == found
+    assert beats(peer, entry(PLANNED, 1.0, 0.95, None if peer.metric is None else 0.302)) == found
 
 
 def test_the_bars_name_the_peers_that_beat_the_engine_that_would_serve() -> None:
     entries = [
-        entry(FLOAT, 2.0, 1.0, runtime="onnxruntime"),
+        entry(FLOAT, 2.0, 1.0, backend="onnxruntime"),
         entry(FLOAT, 2.2, 1.0),
         entry(PLAIN, 0.8, 0.5),  # nobody would serve it
         entry(PLANNED, 1.0, 0.95),
-        entry(AS_WRITTEN.format(PLANNED, "openvino"), 3.0, 0.95, runtime="onnxruntime"),
+        entry(AS_WRITTEN.format(PLANNED, "openvino"), 3.0, 0.95, backend="onnxruntime"),
         entry(PEER, 0.7, 0.99),
         Entry("openvino", "NNCF symmetric", "it failed"),
     ]

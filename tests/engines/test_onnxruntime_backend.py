@@ -9,14 +9,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, TensorProto
 from zoo import Net, image, residual_net
 
 from calibrate.histogram import abs_histogram, merge_all
 from engines.errors import EngineError
-from engines.interface import Backend, BackendOptions, BuildRequest, Engine, Observer, TensorSpec
+from engines.interface import Backend, BuildRequest, Engine, Observer
 from engines.onnxruntime_backend import OnnxRuntimeBackend
-from engines.registry import open_backend
 
 OPEN = ("batch", 3, 8, 8)
 
@@ -37,12 +36,6 @@ def code_of(call: Callable[[], object]) -> str:
     return caught.value.code
 
 
-def test_opens_by_name_and_describes_itself() -> None:
-    described = open_backend("onnxruntime", BackendOptions(threads=2)).describe()
-    assert described["runtime"] == "onnxruntime"
-    assert described["machine"]
-
-
 def test_what_runs_here_is_reported_to_nobody(tmp_path: Path) -> None:
     """What its own telemetry would send lies in a database in the user's cache first, from the import on."""
     spoken_for = ("CI", "ORT_DISABLE_TELEMETRY", "ORT_RUNNING_UNIT_TESTS", "XDG_CACHE_HOME")  # each keeps it silent
@@ -55,43 +48,7 @@ def test_what_runs_here_is_reported_to_nobody(tmp_path: Path) -> None:
 # ---- building
 
 
-def test_builds_and_infers(backend: Backend) -> None:
-    progress: list[float] = []
-    engine = backend.build(BuildRequest(residual_net()), lambda fraction, _doing: progress.append(fraction))
-    assert progress == sorted(progress)
-    assert (progress[0], progress[-1]) == (0.0, 1.0)
-    loaded = backend.load(engine.engine)
-    assert loaded.inputs == [TensorSpec("image", np.dtype(np.float32), (1, 3, 8, 8))]
-    assert loaded.outputs == [TensorSpec("t9", np.dtype(np.float32), (1, 5))]
-    assert loaded.infer(image(residual_net()))["t9"].shape == (1, 5)
-
-
-def test_a_graph_that_does_not_load(backend: Backend) -> None:
-    model = residual_net()
-    model.graph.node[1].op_type, model.graph.node[1].domain = "Frobnicate", "acme"
-    model.opset_import.append(helper.make_opsetid("acme", 1))
-    with pytest.raises(EngineError, match="Frobnicate"):
-        backend.build(BuildRequest(model))
-
-
-def test_a_graph_that_does_not_run(backend: Backend) -> None:
-    net = Net(OPEN)
-    model = net.model(net.node("Reshape", "image", net.constant(np.array([5, 5]))))
-    with pytest.raises(EngineError, match=r"engine\.run.*Reshape"):
-        backend.build(BuildRequest(model))
-
-
-def test_what_only_a_gpu_can_do_is_refused() -> None:
-    assert code_of(lambda: OnnxRuntimeBackend(BackendOptions(target="sm86"))) == "backend.option"
-    with pytest.raises(EngineError, match="--dla and --best"):
-        OnnxRuntimeBackend(BackendOptions(dla=0, best=True))
-
-
 # ---- loading and inferring
-
-
-def test_loading_what_is_no_engine(backend: Backend) -> None:
-    assert code_of(lambda: backend.load(b"junk" * 100)) == "engine.unreadable"
 
 
 def test_open_batches_are_one_image_after_another(backend: Backend) -> None:
@@ -100,29 +57,6 @@ def test_open_batches_are_one_image_after_another(backend: Backend) -> None:
     batch = np.concatenate([image(residual_net(), seed) for seed in range(3)])
     singles = [engine.infer(batch[i : i + 1])["t9"] for i in range(3)]
     np.testing.assert_allclose(engine.infer(batch)["t9"], np.concatenate(singles), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "batch",
-    [
-        np.zeros((2, 3, 8, 8), np.float32),
-        np.zeros((0, 3, 8, 8), np.float32),
-        np.zeros((1, 3, 8, 9), np.float32),
-        np.zeros((3, 8, 8), np.float32),
-        np.zeros((1, 3, 8, 8), np.float64),
-        np.zeros((1, 3, 8, 8), np.uint8),
-    ],
-)
-def test_refuses_another_batch(batch: np.ndarray, backend: Backend) -> None:
-    engine = built(backend, residual_net())
-    assert code_of(lambda: engine.infer(batch)) == "engine.batch"
-
-
-def test_close_is_idempotent_and_final(backend: Backend) -> None:
-    engine = built(backend, residual_net())
-    engine.close()
-    engine.close()
-    assert code_of(lambda: engine.infer(image(residual_net()))) == "engine.closed"
 
 
 # ---- observing

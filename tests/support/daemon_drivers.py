@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import signal
 
+from runtime_under_test import RUNTIME
+
 # around_writes(around): each write of a job's state is done by around(state, trigger, write) instead.
 _AROUND_WRITES = """
 from agent.jobs.job import JobJournal
@@ -173,11 +175,12 @@ def once(owner, name, instead):
 
 """
 
-_OTHER_RUNTIME = """
-from engines.onnxruntime_backend import OnnxRuntimeBackend
+_OTHER_RUNTIME = f"""
+from engines.registry import open_backend
 
-describe = OnnxRuntimeBackend.describe
-OnnxRuntimeBackend.describe = lambda backend: {**describe(backend), "runtime": "another"}
+runtime = type(open_backend({RUNTIME!r}))
+describe = runtime.describe
+runtime.describe = lambda backend: {{**describe(backend), "runtime": "another"}}
 """
 
 # By name: what fails once in the daemon, as arguments of `once`.

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from runtime_under_test import RUNTIME
 
 from fleet.cli.main import main
 
@@ -106,9 +107,9 @@ class Lab:
 
 
 def tared(*arguments: object) -> dict[str, Any]:
-    """A command's JSON."""
+    """A command's JSON, on the runtime under test."""
     with contextlib.redirect_stdout(io.StringIO()) as output:
-        assert main([*map(str, arguments), "--json"]) == 0
+        assert main([*map(str, arguments), "--backend", RUNTIME, "--json"]) == 0
     told: dict[str, Any] = json.loads(output.getvalue())
     return told
 

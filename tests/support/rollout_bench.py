@@ -109,6 +109,11 @@ def boards(where: str, identity: str, *states: BoardStage) -> set[str]:
         return {each.name for each in RolloutRegister(store, "").show(identity)[1] if each.state in states}
 
 
+def names_of(*numbers: int) -> set[str]:
+    """The names of the boards of these numbers."""
+    return {topics(number).device for number in numbers}
+
+
 def swaps(where: str, number: int) -> list[str]:
     """The engines that a board has gone to, in their order; with "rollback:" before those that it went back to."""
     with open_store(where) as store:

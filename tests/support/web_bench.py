@@ -9,7 +9,8 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -24,17 +25,18 @@ from agent.mqtt.message import Message
 from fleet.web.boards import LiveBoards
 from fleet.web.command import Listen, bound
 from fleet.web.orders import Orders
+from fleet.web.room import FleetRoom
 from fleet.web.server import PageServer, WebOptions, create_app
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 @dataclass
 class Site:
-    """port: of the loopback interface. headers: of each request."""
+    """Pages at a port of the loopback interface. headers: of each request."""
 
     port: int
-    options: WebOptions
-    boards: LiveBoards
-    headers: Mapping[str, str]
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def ask(self, method: str, path: str, body: str = "", **headers: str) -> tuple[int, http.client.HTTPMessage, str]:
         """Its status, headers and text."""
@@ -50,6 +52,12 @@ class Site:
         status, _, text = self.ask("GET", path)
         assert status == 200, text
         return text
+
+    def answers(self, path: str) -> bool:
+        try:
+            return self.ask("GET", path)[0] == 200
+        except OSError:
+            return False
 
     def token(self, board: str) -> str:
         (token, *_) = re.findall(r'name="token" value="([^"]+)"', self.page(f"/boards/{quote(board)}"))
@@ -71,12 +79,31 @@ class Site:
                     yield str(json.loads(line[6:]))
 
 
+@dataclass
+class OwnSite(Site):
+    """One that this process serves."""
+
+    boards: LiveBoards = field(kw_only=True)
+
+
 @contextlib.contextmanager
-def serving(endpoint: Endpoint, signer: Signer | None = None, password: str = "", fleet: str = "f") -> Iterator[Site]:
-    """A site that follows a fleet at this broker."""
+def serving(
+    endpoint: Endpoint,
+    signer: Signer | None = None,
+    password: str = "",
+    fleet: str = "f",
+    port: int = 0,
+    db: str | None = None,
+    files: Path | None = None,
+) -> Iterator[OwnSite]:
+    """A site that follows a fleet at this broker, and shows its store where there is one."""
     options = WebOptions(password=password)
-    with LiveBoards(endpoint, fleet) as boards, bound(Listen("127.0.0.1", 0)) as listener:
-        app = create_app(boards, Orders(endpoint, fleet, signer), options)
+    with (
+        LiveBoards(endpoint, fleet) as boards,
+        bound(Listen("127.0.0.1", port)) as listener,
+        FleetRoom(db or "", fleet, files) as room,
+    ):
+        app = create_app(boards, Orders(endpoint, fleet, signer), options, room if db is not None else None)
         config = uvicorn.Config(app, log_level="error", access_log=False, timeout_graceful_shutdown=1)
         server = PageServer(config, options)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -84,7 +111,7 @@ def serving(endpoint: Endpoint, signer: Signer | None = None, password: str = ""
         try:
             eventually(lambda: server.started)
             eventually(lambda: not boards.trouble)
-            yield Site(listener.getsockname()[1], options, boards, {})
+            yield OwnSite(listener.getsockname()[1], boards=boards)
         finally:
             server.should_exit = True
             thread.join(10.0)
@@ -120,12 +147,15 @@ class Board:
         payload = json.dumps(document).encode()
         self._client.publish(Message(Topics(self.topics.fleet, name).below(topic), payload))
 
+    def publish(self, message: Message) -> None:
+        self._client.publish(message)
+
     def report(self, fidelity: float, gain_db: float = 0.5, **more: Any) -> None:
         camera = {
             "fps": 10.0,
             "latency_ms": {"p50": 3.0, "p99": 7.0},
             "dropped": {"stale": 2},
-            "drift": {"state": "calm", "gain_db": gain_db},
+            "drift": {"state": "calm", "gain_db": gain_db, "tolerance_db": 3.0},
             "fidelity": {"estimate": fidelity, "low": fidelity - 0.1, "high": 1.0, "n": 50},
         }
         self.say("telemetry", epoch=1, seq=1, ts=time.time(), cameras={"yard": camera}, **more)

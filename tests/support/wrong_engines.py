@@ -19,7 +19,7 @@ import agent.jobs.candidate
 import agent.validation.comparison
 from agent.jobs.child_process import run_child
 from engines.errors import EngineError
-from engines.interface import Array, Backend, BuildRequest, Built, Engine, Progress
+from engines.interface import Array, Backend, BuildRequest, Built, Engine, Progress, silent
 from engines.registry import open_backend
 
 Infer = Callable[[Engine, Array], dict[str, Array]]
@@ -104,7 +104,7 @@ class WrongBackend:
     def __getattr__(self, name: str) -> object:
         return getattr(self._sound, name)
 
-    def build(self, request: BuildRequest, progress: Progress) -> Built:
+    def build(self, request: BuildRequest, progress: Progress = silent) -> Built:
         graph = onnx.ModelProto()
         graph.CopyFrom(request.graph)
         if self._fault in GRAPHS:

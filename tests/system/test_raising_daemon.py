@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from raising_world import COLLAPSES, PRECISION_COMMIT, raising_world
+from runtime_under_test import RUNTIME, backend_class
 from worlds import ALARM_COMMIT, FIRST_COMMIT, World
 
 from agent.config import load_config
@@ -18,7 +19,7 @@ from agent.models.engine_service import EngineService
 from agent.models.model import Model, open_model
 from calibrate.errors import TaredError
 from calibrate.plan import PrecisionPlan
-from engines.onnxruntime_backend import OnnxRuntimeBackend
+from engines.registry import open_backend
 from engines.store.artefact import Artefact, Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.trial]
@@ -121,18 +122,9 @@ def test_what_is_forced_into_int8_stays_so_and_that_nothing_helps_is_told_once(s
 # ---- the store, without a daemon around it
 
 
-class Elsewhere(OnnxRuntimeBackend):
-    """A runtime for which nothing was built that was built for this one."""
-
-    def describe(self) -> dict[str, str]:
-        return {**super().describe(), "runtime": "another"}
-
-
-def start(
-    state: Path, model: Model, backend: OnnxRuntimeBackend | None = None
-) -> tuple[EngineService, Sequence[TaredError]]:
+def start(state: Path, model: Model) -> tuple[EngineService, Sequence[TaredError]]:
     errors: list[TaredError] = []
-    service = EngineService(model, backend or OnnxRuntimeBackend(), Store(state))
+    service = EngineService(model, open_backend(RUNTIME), Store(state))
     service.start(errors.append).close()
     return service, errors
 
@@ -165,8 +157,12 @@ def test_what_serves_is_under_its_own_plan_and_the_owners_is_kept(story: Story, 
     assert service.plan.essence == loaded.model.plan.essence
 
 
-def test_another_runtime_gets_it_under_the_raised_plan(story: Story, state: Path) -> None:
-    service, errors = start(state, model_under(story, PrecisionPlan()), Elsewhere())
+def test_another_runtime_gets_it_under_the_raised_plan(
+    story: Story, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    describe = backend_class().describe
+    monkeypatch.setattr(backend_class(), "describe", lambda backend: {**describe(backend), "runtime": "another"})
+    service, errors = start(state, model_under(story, PrecisionPlan()))
     assert [error.code for error in errors] == ["artefact.runtime"]
     assert service.serving.manifest["inputs"]["backend"]["runtime"] == "another"
     assert service.is_precision_raised

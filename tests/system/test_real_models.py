@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from lab import ASL, CIFAR_TEST, COCO, FACES, PERSON, STREET, Lab, tared
+from runtime_under_test import RUNTIME
 
 from agent.camera.reader import read_images
 from agent.camera.source import parse_source
@@ -98,7 +99,7 @@ def first_frames(lab: Lab, clip: str, every: int) -> list[np.ndarray]:
 
 
 def labels_of(target: Path, images: list[np.ndarray]) -> list[set[str]]:
-    with open_engine(target, open_backend("onnxruntime", BackendOptions(threads=2))) as (engine, spec):
+    with open_engine(target, open_backend(RUNTIME, BackendOptions(threads=2))) as (engine, spec):
         task = VisionTask(spec, engine.inputs, engine.outputs)
         found = [task.decode(engine.infer(task.preprocess(image)[0])) for image in images]
     return [{spec.label(int(number)) for number in frame.classes} for frame in found if isinstance(frame, Detections)]
@@ -106,7 +107,7 @@ def labels_of(target: Path, images: list[np.ndarray]) -> list[set[str]]:
 
 def fidelities(lab: Lab, name: str, clip: str) -> Iterator[Fidelity]:
     """Per frame, of every second one, how far the INT8 artefact says what the float reference says."""
-    backend = open_backend("onnxruntime", BackendOptions(threads=2))
+    backend = open_backend(RUNTIME, BackendOptions(threads=2))
     spec_path, artefact = targets(lab, name)
     with open_engine(spec_path, backend) as (reference, spec), open_engine(artefact, backend) as (engine, _):
         task = VisionTask(spec, reference.inputs, reference.outputs)

@@ -1,22 +1,67 @@
-"""The bundled sample end to end, with the configuration that `make run` uses: the story must tell itself."""
+"""The bundled sample end to end, as `make run` runs it: the story must tell itself, also on its page."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 import yaml
+from brokers import eventually
+from chromium import require_chromium
 from places import ROOT
 
+from benchmarks.browser import is_installed, opened
+
 NIGHT_ENDS_S, MORNING_SURE_S = 100.0, 140.0  # dawn lies between; see examples/street
+LOOK_S = 60.0
+
+# Notes what the page shows whenever that changes. A page that was loaded anew would have forgotten it.
+NOTE = """
+window.story = [];
+const canvas = Object.assign(document.createElement("canvas"), { width: 16, height: 9 });
+const titles = () => [...document.querySelectorAll("dt")];
+const tile = (name) => titles().find((each) => each.textContent === name)?.nextElementSibling;
+function light() {
+  const image = document.querySelector("#live:not([hidden]) img"), paper = canvas.getContext("2d");
+  if (!image?.naturalWidth) return null;
+  paper.drawImage(image, 0, 0, 16, 9);
+  const { data } = paper.getImageData(0, 0, 16, 9);
+  return Math.round(data.filter((_, at) => at % 4 < 3).reduce((sum, each) => sum + each) / (0.75 * data.length));
+}
+setInterval(() => {
+  const engine = tile("engine"), shown = {
+    engine: engine?.textContent, precision: engine?.nextElementSibling?.textContent,
+    drift: tile("drift")?.textContent, step: document.querySelector("#job .now")?.textContent ?? null,
+    events: [...document.querySelectorAll("#events td:nth-child(2)")].map((each) => each.textContent), light: light(),
+  };
+  if (JSON.stringify(shown) !== JSON.stringify(window.story.at(-1))) window.story.push(shown);
+}, 200);
+"""
 
 
-def run_sample(folder: Path) -> dict[str, Any]:
-    """Render the video, run the daemon on it as `make run` does; what `tared run --json` printed."""
+@dataclass(frozen=True)
+class Story:
+    """What `tared run --json` printed, what it said where to look, and what its page showed; None without a browser."""
+
+    summary: dict[str, Any]
+    url: str
+    page: list[dict[str, Any]] | None
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
+    """Render the video, run the daemon on it as `make run` does, and watch its page."""
+    folder = tmp_path_factory.mktemp("sample")
     render = [sys.executable, "-m", "examples.street.render", "-o", str(folder)]
     subprocess.run(render, cwd=ROOT, check=True, capture_output=True, timeout=120)
     sample = ROOT / "examples/street"
@@ -29,17 +74,92 @@ def run_sample(folder: Path) -> dict[str, Any]:
     config["recalibration"] = {**config.get("recalibration", {}), "nice": 0}
     config["camera"]["labels"] = str(folder / Path(config["camera"]["labels"]).name)
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    run = [sys.executable, "-m", "fleet.cli", "run", "--json", "-c", str(folder / "config.yaml")]
-    done = subprocess.run(run, cwd=ROOT, check=False, capture_output=True, text=True, timeout=450)
-    assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
+    (options,) = re.findall(r"tared run -c examples/street/config.yaml (.*)", (ROOT / "Makefile").read_text())
+    command = [sys.executable, "-m", "fleet.cli", "run", "--json", "-c", str(folder / "config.yaml"), *options.split()]
+    with (folder / "said").open("wb") as said, (folder / "out").open("wb") as out:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=said)
+        try:
+            url = told_address(folder / "said")
+            page = watched(f"{url}/boards/street-sample", folder, process) if is_installed() else None
+            assert process.wait(450.0) == 0, (folder / "said").read_text()
+        finally:
+            process.kill()
+            process.wait()
+    return Story(json.loads((folder / "out").read_text()), url, page)
+
+
+def told_address(said: Path) -> str:
+    """The address that the daemon says, before it serves the first frames."""
+    found: list[str] = []
+
+    def is_there() -> bool:
+        text = said.read_text()
+        found[:] = re.findall(r"^watch it in a browser: (http://127\.0\.0\.1:\d+)$", text, re.MULTILINE)
+        assert "event=swap" not in text
+        return bool(found)
+
+    eventually(is_there, LOOK_S)
+    return found[0]
+
+
+def watched(url: str, folder: Path, process: subprocess.Popen[bytes]) -> list[dict[str, Any]]:
+    """What the page shows until the daemon ends."""
+
+    def is_served() -> bool:
+        with contextlib.suppress(OSError), urlopen(url, timeout=10.0):
+            return True
+        return False
+
+    eventually(is_served, LOOK_S)
+    with opened(folder / "profile") as browser:
+        browser.get(url)
+        browser.execute_script(NOTE)
+        process.wait(450.0)
+        eventually(lambda: "lost; trying again" in browser.page_source, LOOK_S)
+        shown: list[dict[str, Any]] = browser.execute_script("return window.story")
+        return shown
+
+
+def in_order(values: Sequence[Any]) -> list[Any]:
+    """Each value once, in the order of its first appearance."""
+    return list(dict.fromkeys(value for value in values if value))
 
 
 @pytest.mark.trial
-@pytest.mark.timeout(520)
-def test_the_scales_of_the_night_fail_in_the_morning_and_a_recalibration_restores_the_accuracy(tmp_path: Path) -> None:
-    summary = run_sample(tmp_path)
+@pytest.mark.timeout(620)
+def test_the_page_shows_night_alarm_job_and_swap_without_a_reload(story: Story) -> None:
+    require_chromium()
+    assert story.page is not None
+    swaps = [swap["artefact"] for swap in story.summary["swaps"]]
+    assert in_order([shown["engine"] for shown in story.page])[-2:] == swaps
+    assert in_order([shown["precision"] for shown in story.page])[0] == "float, FP32"
+    first, second = ([shown for shown in story.page if shown["engine"] == artefact] for artefact in swaps)
+    assert "calm" in in_order([shown["drift"] for shown in first])
+    assert "alarm" in in_order([shown["drift"] for shown in first])
+    assert second[-1]["drift"] == "calm"
+    steps = in_order([shown["step"] for shown in first if "alarm" in shown["events"]])
+    assert [step for step in steps if step in ("calibrating", "building", "validating")] == [
+        "calibrating", "building", "validating",
+    ]  # fmt: skip
+    assert {"alarm", "job", "swap", "commit"} <= set(second[-1]["events"])
+    night, morning = (
+        median(shown["light"] for shown in part if shown["light"] is not None)
+        for part in (story.page[: len(story.page) // 5], second)
+    )
+    assert night < 0.6 * morning
+
+
+@pytest.mark.trial
+@pytest.mark.timeout(620)
+def test_it_ends_by_itself_and_its_page_with_it(story: Story) -> None:
+    with pytest.raises(OSError, match="refused"):
+        urlopen(story.url, timeout=5.0)
+
+
+@pytest.mark.trial
+@pytest.mark.timeout(620)
+def test_the_scales_of_the_night_fail_in_the_morning_and_a_recalibration_restores_the_accuracy(story: Story) -> None:
+    summary = story.summary
     assert summary["frames"] >= 2700
     assert summary["dropped"] == {}
 

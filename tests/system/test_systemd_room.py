@@ -8,25 +8,30 @@ import shutil
 import subprocess
 import sys
 import time
+from base64 import b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 import psutil
 import pytest
-from brokers import Mosquitto, Watcher, running_mosquitto
+from brokers import Mosquitto, Watcher, free_port, running_mosquitto
 from collector_bench import ONLINE, alarm
 from device import TOPICS
 from systemd_machine import Machine, sandbox_of_this_interpreter, why_not
 from systemd_unit import MAX_EXPOSURE, UNIT, read_unit
 from systemd_unit import systemd_analyze as systemd_analyze
+from web_bench import Site
 
 from agent.contract.signing import Keyring, new_key
 from agent.mqtt.client import MqttClient
 
 ROOT = UNIT.parents[1]
 UNITS = ("tared-collector.service", "tared-controller.service")
+WEB = "tared-web.service"
 PASSWORD = "of-the-control-room"
+WEB_PASSWORD = "of-those-who-look"
 STATE = "/var/lib/tared-fleet/fleet.sqlite"
 
 # Beside what `Room` writes of each unit: where this source is, and its interpreter's sandbox.
@@ -38,7 +43,7 @@ RestartSec=0.5
 """
 
 
-@pytest.mark.parametrize("name", UNITS)
+@pytest.mark.parametrize("name", [*UNITS, WEB])
 def test_systemd_accepts_the_units(tmp_path: Path, systemd_analyze: str, name: str) -> None:
     unit = tmp_path / name
     unit.write_text((UNIT.parent / name).read_text().replace("/opt/tared/.venv/bin/tared", sys.executable))
@@ -52,37 +57,39 @@ def test_systemd_accepts_the_units(tmp_path: Path, systemd_analyze: str, name: s
     assert float(exposure) < MAX_EXPOSURE - 0.5
 
 
-@pytest.mark.parametrize("name", UNITS)
+@pytest.mark.parametrize("name", [*UNITS, WEB])
 def test_what_is_secret_is_in_no_argument_and_has_a_default(name: str) -> None:
     text = (UNIT.parent / name).read_text()
     loaded = re.findall(r"^LoadCredential=([\w-]+):/etc/tared/\S+$", text, re.MULTILINE)
     assert loaded == re.findall(r"^SetCredential=([\w-]+):", text, re.MULTILINE)
     (command,) = re.findall(r"^ExecStart=((?:.*\\\n)*.*)$", text, re.MULTILINE)
     named = re.findall(r"credential:([\w-]+)", command)
-    assert "tared-fleet-db" in named
+    assert name == WEB or "tared-fleet-db" in named
     assert set(named) <= set(loaded)
 
 
 def test_both_are_one_user_and_wait_for_what_is_away_for_a_day() -> None:
-    for name in UNITS:
+    for name in (*UNITS, WEB):
         service, unit = (read_unit(section, UNIT.parent / name) for section in ("Service", "Unit"))
-        assert (service["User"], service["StateDirectory"]) == ("tared-fleet", "tared-fleet")
+        if name != WEB:
+            assert (service["User"], service["StateDirectory"]) == ("tared-fleet", "tared-fleet")
         starts = int(unit["StartLimitIntervalSec"]) / int(service["RestartSec"])
         assert starts < int(unit["StartLimitBurst"])
 
 
 @dataclass
 class Room:
-    """Both services on a machine of their own, with files of root's in the place of /etc/tared."""
+    """The services on a machine of their own, with files of root's in the place of /etc/tared."""
 
     machine: Machine
     log: Path
     broker: Mosquitto
     public: Path
+    web_port: int
 
     def main(self, unit: str) -> psutil.Process:
         """Its main process, by its id out here."""
-        module = {"tared-collector.service": "collect", "tared-controller.service": "rollout"}[unit]
+        module = {"tared-collector.service": "collect", "tared-controller.service": "rollout", WEB: "web"}[unit]
         (found,) = [
             each
             for each in psutil.process_iter(["cmdline", "uids"])
@@ -114,21 +121,29 @@ def room(tmp_path: Path) -> Iterator[Room]:
     with running_mosquitto(tmp_path, f"password_file {known}") as broker:
         config = f"mqtt: {{host: localhost, port: {broker.port}, fleet: fleet, username: room, "
         config += 'password_file: "credential:tared-mqtt-password"}\n'
-        for name in ("collector", "controller"):
+        for name in ("collector", "controller", "web"):
             (world / f"{name}.yaml").write_text(config)
-            (world / f"{name}-password").write_text(f"{PASSWORD}\n")
-            (world / f"{name}-password").chmod(0o600)
+            secret = world / ("web-mqtt-password" if name == "web" else f"{name}-password")
+            secret.write_text(f"{PASSWORD}\n")
+            secret.chmod(0o600)
+        (world / "web-password").write_text(f"{WEB_PASSWORD}\n")
         shutil.copy(private, world / "operator.key")
         added = FOR_TEST.format(sandbox=sandbox_of_this_interpreter(), root=ROOT, log=log)
-        for name in UNITS:
+        for name in (*UNITS, WEB):
             text = (UNIT.parent / name).read_text()
             text = text.replace("/opt/tared/.venv/bin/tared", f"{sys.executable} -m fleet.cli")
             (units / name).write_text(text.replace("/etc/tared/", f"{world}/"))
             (units / f"{name}.d").mkdir()
             shown = f"BindReadOnlyPaths={world}/{name.removeprefix('tared-').removesuffix('.service')}.yaml\n"
             (units / f"{name}.d" / "test.conf").write_text(added + shown)
+        port = free_port()
+        options = f"--listen 127.0.0.1:{port} --web-password-file credential:tared-web-password"
+        command = (
+            f"{sys.executable} -m fleet.cli web -c {world}/web.yaml {options} --sign credential:tared-operator-key"
+        )
+        (units / f"{WEB}.d" / "with_key.conf").write_text(f"[Service]\nExecStart=\nExecStart={command}\n")
         with Machine(units, tmp_path / "systemd.log") as machine:
-            yield Room(machine, log, broker, public)
+            yield Room(machine, log, broker, public, port)
 
 
 @pytest.mark.trial
@@ -165,6 +180,35 @@ def test_a_collector_and_a_controller_serve_a_fleet_and_outlive_a_kill(room: Roo
         assert room.machine.property(unit, "Result") == "success"
     said = room.log.read_text() if room.log.exists() else ""
     assert not re.search("EPERM|Operation not permitted|Traceback|" + PASSWORD, said), said
+
+
+@pytest.mark.trial
+@pytest.mark.broker
+def test_the_pages_are_served_to_who_knows_the_password_and_sign(room: Room) -> None:
+    site = Site(room.web_port, {"Authorization": f"Basic {b64encode(f'ann:{WEB_PASSWORD}'.encode()).decode()}"})
+    with Watcher(room.broker.endpoint) as watcher, MqttClient(room.broker.endpoint, "board") as board:
+        assert board.wait_connected(10.0)
+        board.publish(ONLINE)
+        started = room.machine.systemctl("start", WEB)
+        assert started.returncode == 0, started.stderr
+        path = f"/boards/{quote(TOPICS.device)}"
+        room.machine.eventually(lambda: site.answers(path), tell=room.log)
+        assert site.ask("GET", path, Authorization="")[0] == 401
+        main = room.main(WEB)
+        given = " ".join([*main.cmdline(), *main.environ().values()])
+        assert PASSWORD not in given
+        assert WEB_PASSWORD not in given
+        assert _status(main, "CapEff") == _status(main, "CapBnd") == "0000000000000000"
+        assert site.order(TOPICS.device, op="rollback") == 303
+        command = watcher.expect(TOPICS.command, op="rollback")
+        assert Keyring([room.public]).signer_id(command)
+        main.kill()
+        room.machine.eventually(lambda: room.machine.property(WEB, "NRestarts") == "1", tell=room.log)
+        room.machine.eventually(lambda: site.answers(path), tell=room.log)
+    assert room.machine.systemctl("stop", WEB).returncode == 0
+    assert room.machine.property(WEB, "Result") == "success"
+    said = room.log.read_text() if room.log.exists() else ""
+    assert not re.search(f"EPERM|Operation not permitted|Traceback|{PASSWORD}|{WEB_PASSWORD}", said), said
 
 
 def _status(process: psutil.Process, key: str) -> str:

@@ -24,7 +24,7 @@ _PLOT_WIDTH, _PLOT_HEIGHT = WIDTH - _LEFT - _RIGHT, HEIGHT - _TOP - _BOTTOM
 _ROW, _NAMES, _COUNTS = 24, 150, 44  # of charts with a row for each name
 _DOT = 4
 _TICKS = 5
-_NAME_CHARACTERS = 22
+_NAME_CHARACTERS = 18  # as many as fit, in the larger letters of a telephone
 _TIME_STEPS_S = (1, 5, 15, 60, 300, 900, 3600, 3 * 3600, 6 * 3600, 12 * 3600, 86400, 2 * 86400, 7 * 86400, 14 * 86400)
 
 Point = tuple[float, float]

@@ -121,7 +121,7 @@ def test_the_daemon_refuses_a_backend_that_nobody_knows(bench: Bench) -> None:
 
 
 def test_a_precision_that_the_runtime_lacks_is_refused(bench: Bench) -> None:
-    said = bench.refuses(*build(bench, "model.yaml", "--precision", "fp16"))
+    said = bench.refuses(*build(bench, "model.yaml", "--precision", "fp16", "--backend", "onnxruntime"))
     assert said.startswith("backend.precision: precision fp16 on onnxruntime; expected int8 or fp32; ")
 
 

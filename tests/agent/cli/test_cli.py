@@ -47,6 +47,16 @@ def test_calibrate_keeps_the_methods_name_and_the_same_histograms(bench: Bench) 
     assert amax["percentile:99.9"] < amax["max"]
 
 
+@pytest.mark.parametrize("runtime", ["openvino", "onnxruntime"])
+def test_commands_take_the_runtime_of_an_artefact_unless_another_is_named(bench: Bench, runtime: str) -> None:
+    build = ["build", bench / "model.yaml", "--calibration", bench / "calibration.json", "-o", bench / "new"]
+    bench.json(*build, "--backend", runtime)
+    infer = ["infer", bench / "new", "--frames", bench / "clip.avi"]
+    assert bench.json(*infer)["frames"] == CLIP_FRAMES
+    other = "onnxruntime" if runtime == "openvino" else "openvino"
+    assert bench.refuses(*infer, "--backend", other).startswith("artefact.runtime: ")
+
+
 def test_build_tells_what_it_built_and_finds_it_again(bench: Bench) -> None:
     build = ["build", bench / "model.yaml", "--calibration", bench / "calibration.json", "-o", bench / "new"]
     told = bench.json(*build)

@@ -15,6 +15,7 @@ from plan_world import LOUD
 from agent.cli import offline_runs
 from calibrate.plan import PrecisionPlan
 from engines.calibration import load_calibration, save_calibration
+from engines.registry import choose_backend
 from fleet.cli.main import main
 
 
@@ -41,7 +42,7 @@ def low_remedy(said: str) -> str:
 def test_a_low_fidelity_names_the_command_that_helps(plan_bench: Place) -> None:
     model, calibration, clip = (plan_bench / name for name in ("model.yaml", "calibration.json", "clip.avi"))
     plan = ["tared", "plan", str(model), "--calibration", str(calibration)]
-    output = ["-o", str(plan_bench / "plan.json")]
+    output = ["-o", str(plan_bench / "plan.json"), "--backend", choose_backend("auto").backend.name]
     _, said = plan_bench.says("calibrate", model, "--frames", clip, "-o", calibration)
     assert shlex.split(low_remedy(said)) == [*plan, "--frames", str(clip), *output]
     _, said = plan_bench.says("build", model, "--calibration", calibration, "-o", plan_bench / "kept")

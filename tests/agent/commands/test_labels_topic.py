@@ -153,7 +153,7 @@ def test_without_names_in_the_spec_any_id_is_a_class_and_no_name_is() -> None:
     assert [told[0] for told in desk.told] == ["labels.class"]
 
 
-def test_a_flood_is_told_at_once_then_once_a_minute_with_its_number() -> None:
+def test_a_flood_is_measured_at_once_then_once_a_minute_with_its_number() -> None:
     desk = Desk()
     for number in range(1000):
         desk.send(b"nonsense", now_s=number / 100)

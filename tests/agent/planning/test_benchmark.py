@@ -13,6 +13,11 @@ from worlds import SPEC, make_world
 from agent.common.errors import AgentError
 from agent.planning.benchmark import FLOAT, PLAIN, PLANNED, print_benchmark, run_benchmark
 
+CONTRACT = {  # of `tared benchmark --json`, each row
+    "backend", "precision", "latency_ms", "fidelity", "metric", "int8_macs_share", "peak_rss_bytes", "engine_bytes",
+    "seconds",
+}  # fmt: skip
+
 
 def test_all_engines_of_all_runtimes_on_the_same_frames(tmp_path: Path) -> None:
     world = make_world(tmp_path, lambda at: 0.3 + 0.05 * at, 6.0)
@@ -20,26 +25,29 @@ def test_all_engines_of_all_runtimes_on_the_same_frames(tmp_path: Path) -> None:
     clip = str(world.folder / "clip.avi")
     result = run_benchmark(world.folder / "model.yaml", clip, 40, 1, 0.1, others=others)
     assert result["frames"] == 20
-    engines = {(each["runtime"], each["engine"]): each for each in result["engines"]}
-    assert engines.pop(("onnxruntime", "of another tool"))["fidelity"] == 1.0
-    measured = {place for place, each in engines.items() if not each["without"]}
+    rows = {(each["backend"], each["precision"]): each for each in result["rows"]}
+    assert rows.pop(("onnxruntime", "of another tool"))["fidelity"] == 1.0
+    measured = {place for place, each in rows.items() if not each["without"]}
     runtimes = {runtime for runtime, _ in measured}
     assert {"onnxruntime", "openvino"} <= runtimes
-    assert measured == {(runtime, engine) for runtime in runtimes for engine in (FLOAT, PLAIN, PLANNED)}
-    for runtime, engine in measured:
-        each = engines[runtime, engine]
-        assert 0.0 < each["p50_ms"] <= each["p99_ms"]
-        assert each["fidelity"] >= (1.0 if engine == FLOAT else 0.8)
-        assert each["memory_bytes"] > 0
-        assert each["made_s"] > 0.0
-    absent = engines.get(("tensorrt", FLOAT))
-    assert absent is None or absent["p50_ms"] is not None or absent["without"]
-    console = Console(file=io.StringIO(), width=200)
+    assert measured == {(runtime, precision) for runtime in runtimes for precision in (FLOAT, PLAIN, PLANNED)}
+    for runtime, precision in measured:
+        each = rows[runtime, precision]
+        assert each.keys() >= CONTRACT
+        assert 0.0 < each["latency_ms"]["p50"] <= each["latency_ms"]["p99"]
+        assert each["fidelity"] >= (1.0 if precision == FLOAT else 0.8)
+        assert 0 < each["memory_bytes"] < each["peak_rss_bytes"]
+        assert (each["int8_macs_share"] > 0.0) == (precision != FLOAT)
+        assert each["seconds"] > 0.0
+    absent = rows.get(("tensorrt", FLOAT))
+    assert absent is None or absent["latency_ms"] is not None or absent["without"]
+    console = Console(file=io.StringIO(), width=80)  # nothing is cut off there
     print_benchmark(result, console)
     assert isinstance(console.file, io.StringIO)
     assert "1.00x" in console.file.getvalue()
+    assert "…" not in console.file.getvalue()
     *_, slowest = console.file.getvalue().rstrip().splitlines()
-    assert f"{max(each['p50_ms'] for each in result['engines'] if each['p50_ms']):.2f} ms" in slowest
+    assert f"{max(each['latency_ms']['p50'] for each in result['rows'] if each['latency_ms']):.2f} ms" in slowest
     assert "█" * 36 in slowest
 
 

@@ -157,6 +157,26 @@ def test_plans_go_by_the_costs_of_the_runtime_once_they_are_searched(tmp_path: P
     assert counted.report()["costs"]["source"] == "macs"
 
 
+@pytest.mark.parametrize("is_too_loud", [True, False])
+def test_plans_after_one_that_lost_too_much_are_quieter(is_too_loud: bool, tmp_path: Path) -> None:
+    """Where its engine was refused for being slow, a louder plan may be the faster one."""
+    model = model_of(tmp_path, collapsing_net(7))
+    start = PrecisionPlan({COLLAPSES: "as a job before left it"}, evidence={"by": "job"})
+
+    def slow_in_float(grouping: Grouping, *_: object) -> GroupCosts:
+        costs = macs_costs(grouping)
+        float_ms = np.where([group.name == COLLAPSES for group in grouping.groups], 100.0, costs.float_ms)
+        return GroupCosts(replace(costs, float_ms=float_ms), "", "a board")
+
+    options = LadderOptions(max_loss=0.6, budget_s=60.0)
+    found = ladder_of(model, start, options=options, find_costs=slow_in_float)
+    plans = found.plans()
+    next(plans)
+    found.note("refused", is_too_loud)
+    second = next(plans, None)
+    assert (second is not None and COLLAPSES not in second.floats) is not is_too_loud
+
+
 def test_no_costs_are_found_where_the_first_plan_suits(tmp_path: Path) -> None:
     def never(*_: object) -> GroupCosts:
         raise AssertionError

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from overlapping_engine import OverlappingDeviceEngine
+from runtime_under_test import RUNTIME
 from worlds import SPEC
 from zoo import residual_net
 
@@ -62,7 +63,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 @pytest.fixture
 def engine(model: Model, tmp_path: Path) -> Iterator[Counting]:
-    backend = open_backend("onnxruntime")
+    backend = open_backend(RUNTIME)
     artefact = build_artefact(model, backend, lambda _id: tmp_path / "a", silent, calibration=None, precision="fp32")
     with closing(backend.load(artefact.read_engine())) as loaded:
         yield Counting(loaded)

@@ -12,6 +12,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import onnx
+from runtime_under_test import RUNTIME
 from worlds import SPEC
 from zoo import residual_net
 
@@ -39,7 +40,7 @@ def test_a_frame_leaves_nothing_and_takes_no_buffer_of_its_own(tmp_path: Path) -
     """But for the small objects that carry it: neither its pixels nor its network input are allocated again."""
     onnx.save(residual_net((1, 3, SIDE, SIDE)), tmp_path / "model.onnx")
     model = open_model(ModelSpec.model_validate({**SPEC, "path": tmp_path / "model.onnx"}))
-    backend = open_backend("onnxruntime")
+    backend = open_backend(RUNTIME)
     artefact = build_artefact(model, backend, lambda _id: tmp_path / "a", silent, calibration=None, precision="fp32")
     turns, answered = RoundRobinScheduler([True]), threading.Semaphore(0)
     with closing(backend.load(artefact.read_engine())) as engine:
@@ -96,13 +97,14 @@ def test_nor_do_a_camera_and_those_who_hear_of_every_answer_keep_any(tmp_path: P
     content = {
         "model": {**SPEC, "path": str(tmp_path / "model.onnx")},
         "state_dir": str(tmp_path / "state"),
+        "backend": RUNTIME,
         "camera": {"source": str(tmp_path / "clip.avi"), "speed": 0},
         "observe": {"budget": None, "period_s": 1e9, "alert_period_s": 1e9},
     }
     config, heap = validate(Config, content, "test"), Heap()
     model, backend, source = (
         open_model(config.model),
-        open_backend("onnxruntime"),
+        open_backend(RUNTIME),
         parse_source(content["camera"]["source"]),
     )
     outputs = [ResultsFile(tmp_path / "results.jsonl"), ResultsSocket(tmp_path / "results.socket")]

@@ -66,3 +66,16 @@ def test_an_alarm_is_on_the_disk_before_a_sample_that_came_earlier_would_be(
         reporter.telemetry({})
         reporter.event("alarm")
         eventually(lambda: kept() == 2, 5.0)
+
+
+def test_a_birth_is_sent_again_where_it_says_something_else_and_only_there() -> None:
+    sent: list[Birth] = []
+    reporter = Reporter(cast(MqttLink, SimpleNamespace(send=sent.append)), Birth(agent_version="0"))
+    for _ in range(2):
+        reporter.serves("night", "scales", "int8", 0.5, ["night"])
+    reporter.keeps_regimes(["night", "day"])
+    reporter.keeps_regimes(["day", "night"])
+    assert [birth.regimes for birth in sent] == [["night"], ["day", "night"]]
+    assert {(birth.engine, birth.precision, birth.int8_macs_share) for birth in sent} == {("night", "int8", 0.5)}
+    reporter.serves("float", None, "fp32", 0.0)
+    assert (sent[-1].engine, sent[-1].calibration, sent[-1].precision, sent[-1].regimes) == ("float", None, "fp32", [])

@@ -18,6 +18,7 @@ import onnx
 import pytest
 import wrong_engines
 from numpy.typing import NDArray
+from runtime_under_test import RUNTIME, backend_class
 from worlds import SPEC
 from zoo import residual_net
 
@@ -35,7 +36,6 @@ from agent.validation.verdict import Verdict, VerdictLimits, decide
 from agent.vision.spec import ModelSpec
 from calibrate.histogram import AbsHistogram, merge
 from calibrate.plan import PrecisionPlan
-from engines.onnxruntime_backend import OnnxRuntimeBackend
 from engines.registry import open_backend
 from engines.store.artefact import Store
 
@@ -55,14 +55,14 @@ class Board:
         self.histograms = _observed(self.model, self.frames[:8])
         calibration = calibrate(self.model, self.histograms, "max", 8, "before")
         place = Store(self.state_dir).place
-        backend = open_backend("onnxruntime")
+        backend = open_backend(RUNTIME)
         self.serving = build_artefact(self.model, backend, place, lambda *_: None, calibration=calibration)
 
     def request(self, folder: Path, **changes: Any) -> JobRequest:
         """state_dir is a copy in `folder`."""
         shutil.copytree(self.state_dir, folder / "state")
         asked = JobRequest(
-            spec=self.model.spec.model_dump(mode="json"), model_sha256=self.model.sha256, backend="onnxruntime",
+            spec=self.model.spec.model_dump(mode="json"), model_sha256=self.model.sha256, backend=RUNTIME,
             threads=1, method="entropy", frames=8, source="now", state_dir=str(folder / "state"),
             serving=str(folder / "state" / "artefacts" / self.serving.id), max_loss=0.1,
         )  # fmt: skip
@@ -91,6 +91,12 @@ def _observed(model: Model, tensors: list[NDArray[np.float32]]) -> dict[str, Abs
             for name, histogram in observer.observe(tensor).histograms.items():
                 merged[name] = merge(merged[name], histogram) if name in merged else histogram
     return merged
+
+
+@pytest.fixture(autouse=True)
+def _need_not_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether INT8 is faster than float with this little model is chance."""
+    monkeypatch.setattr(backend_class(), "int8_must_gain", False)
 
 
 @pytest.fixture(scope="module")
@@ -156,9 +162,9 @@ def test_where_int8_has_to_gain_a_first_one_that_is_slower_than_float_is_refused
     board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     """Other plans are tried, since some layers may gain; a slow one is refused although nothing in INT8 serves."""
-    monkeypatch.setattr(OnnxRuntimeBackend, "int8_must_gain", fault == "slow")
+    monkeypatch.setattr(backend_class(), "int8_must_gain", fault == "slow")
     request = board.request(tmp_path, serving=None)
-    place, backend = Store(tmp_path / "state").place, open_backend("onnxruntime")
+    place, backend = Store(tmp_path / "state").place, open_backend(RUNTIME)
     in_float = build_artefact(board.model, backend, place, lambda *_: None, calibration=None, precision="fp32")
     job = board.write(replace(request, float_engine=str(in_float.path)), tmp_path)
     if not fault:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -20,13 +21,14 @@ from engines.graph.passes import prepare
 from engines.interface import BuildRequest
 from engines.onnxruntime_backend import OnnxRuntimeBackend
 from engines.quantise.apply_plan import insert_qdq
+from engines.quantise.integer_kernels import narrow_weights
 from engines.quantise.placement import place
 
 Images = list[NDArray[np.float32]]
 
 
 def quantise(
-    model: ModelProto, images: Images, method: str = "max", plan: PrecisionPlan | None = None, unsigned: bool = False
+    model: ModelProto, images: Images, method: str = "max", plan: PrecisionPlan | None = None, **numbers: Any
 ) -> ModelProto:
     """Calibrate on images and insert Q/DQ, as the product does."""
     placement = place(model)
@@ -35,7 +37,7 @@ def quantise(
     calibration = calibrate_histograms(
         histograms, placement.shared, model_sha256="", method=method, frames=len(images), source=""
     )
-    quantised = insert_qdq(model, place(model, plan) if plan else placement, calibration.amax, unsigned=unsigned)
+    quantised = insert_qdq(model, place(model, plan) if plan else placement, calibration.amax, **numbers)
     onnx.checker.check_model(quantised, full_check=True)
     return quantised
 
@@ -87,6 +89,36 @@ def test_where_uint8_is_taken_what_is_never_negative_has_twice_the_steps() -> No
     batch = image(model, 9)
     (exact,), (found,) = (run(each, batch).values() for each in (model, unsigned))
     assert sqnr_db(exact, found) > 35.0
+
+
+def test_weights_of_seven_bits_are_rounded_once() -> None:
+    """Rounded to eight bits first, half of them would lie between two steps."""
+    model = residual_net((1, 3, 32, 32))
+    images = [image(model, seed) for seed in range(4)]
+    eight, seven = (quantise(model, images, weight_bits=bits) for bits in (8, 7))
+    weights = [numpy_helper.to_array(each) for each in seven.graph.initializer if each.data_type == TensorProto.INT8]
+    assert max(np.abs(each.astype(int)).max(initial=0) for each in weights) == 64
+    twice = ModelProto.FromString(eight.SerializeToString())
+    assert narrow_weights(twice) > 0
+    before = seven.SerializeToString()
+    assert narrow_weights(seven) == 0
+    assert seven.SerializeToString() == before
+
+    def noise(narrowed: ModelProto) -> float:
+        floats = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
+        constants = {each.name: numpy_helper.to_array(each) for each in narrowed.graph.initializer}
+        dequantised = {node.input[0]: node for node in narrowed.graph.node if node.op_type == "DequantizeLinear"}
+        total = 0.0
+        for name, node in dequantised.items():
+            if name in constants:
+                steps, scales = constants[name], constants[node.input[1]]
+                axis = node.attribute[0].i
+                along = [-1 if index == axis else 1 for index in range(steps.ndim)]
+                exact = floats[name.partition(".axis")[0]]
+                total += float(np.square(steps * scales.reshape(along) - exact).sum())
+        return total
+
+    assert noise(seven) < 0.7 * noise(twice)
 
 
 def test_tensors_under_one_scale_are_unsigned_together() -> None:

@@ -11,6 +11,7 @@ import pytest
 from brokers import RealBroker, eventually
 from databases import where as where
 from rollout_bench import Commands, a_fleet, begin, boards, controlling, ended, overview, swaps
+from rollout_bench import names_of as names
 from simulator_bench import topics
 
 from agent.contract.signing import Keyring, Signer, new_key
@@ -29,10 +30,6 @@ GATES = "fidelity>=0.2,latency_p99<=1.25x,failures<=5%"
 
 def quick(op: str = "recalibrate", **overrides: Any) -> RolloutSpec:
     return RolloutSpec(**{"op": op, "gates": GATES, "soak_s": 1.0, "waves": "1,4,100%", "order": "name", **overrides})
-
-
-def names(*numbers: int) -> set[str]:
-    return {topics(number).device for number in numbers}
 
 
 IN_EACH = pytest.mark.parametrize("where", ["sqlite", pytest.param("postgres", marks=pytest.mark.trial)], indirect=True)

@@ -1,30 +1,57 @@
 "use strict";
-// Sorts tables by the column whose head is pressed, filters their rows, and shows a chart large.
+// Sorts tables by the column whose head is pressed, filters their rows, shows more of long ones, and a chart large.
+const collator = new Intl.Collator(undefined, { numeric: true });
 function valueOf(row, column) {
   const cell = row.cells[column];
   return cell.dataset.value ?? cell.textContent.trim();
 }
-function sortBy(head) {
-  const table = head.closest("table"), column = head.cellIndex, body = table.tBodies[0];
-  const falls = head.getAttribute("aria-sort") === (head.classList.contains("number") ? "descending" : "ascending");
-  const order = head.classList.contains("number") ? (falls ? 1 : -1) : (falls ? -1 : 1);
+function placeRows(body, rows) {
+  let at = body.firstElementChild;
+  for (const row of rows) {
+    if (row === at) at = at.nextElementSibling;
+    else body.insertBefore(row, at);
+  }
+}
+function sortRows(head) {
+  const body = head.closest("table").tBodies[0], column = head.cellIndex, numeric = head.classList.contains("number");
+  const order = head.getAttribute("aria-sort") === "ascending" ? 1 : -1;
   const rows = [...body.rows].map((row) => ({ row, value: valueOf(row, column) }));
-  const numeric = head.classList.contains("number");
   const none = (value) => value === "" || (numeric && Number.isNaN(Number(value)));
   rows.sort((a, b) => {
     if (none(a.value) || none(b.value)) return none(a.value) - none(b.value);
-    return order * (numeric ? a.value - b.value : a.value.localeCompare(b.value, undefined, { numeric: true }));
+    return order * (numeric ? a.value - b.value : collator.compare(a.value, b.value));
   });
-  body.append(...rows.map((each) => each.row));
-  for (const other of head.parentElement.cells) other.removeAttribute("aria-sort");
-  head.setAttribute("aria-sort", order === 1 ? "ascending" : "descending");
+  placeRows(body, rows.map((each) => each.row));
+  filterRows(head.closest("table"));
 }
-function filterRows(input) {
-  const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
-  for (const row of document.getElementById(input.dataset.filters).tBodies[0].rows) {
-    const text = row.textContent.toLowerCase();
-    row.hidden = !words.every((word) => text.includes(word));
+function sortBy(head) {
+  const first = head.classList.contains("number") ? "descending" : "ascending";
+  const other = first === "descending" ? "ascending" : "descending";
+  const next = head.getAttribute("aria-sort") === first ? other : first;
+  for (const each of head.parentElement.cells) each.removeAttribute("aria-sort");
+  head.setAttribute("aria-sort", next);
+  sortRows(head);
+}
+// Shows the rows that the field above the table lets through; the first of them, where the table says how many.
+function filterRows(table) {
+  const input = document.querySelector(`input[data-filters="${table.id}"]`), most = Number(table.dataset.most ?? Infinity);
+  const words = (input?.value ?? "").toLowerCase().split(/\s+/).filter(Boolean);
+  let found = 0;
+  for (const row of table.tBodies[0].rows) {
+    const text = words.length ? row.textContent.toLowerCase() : "";
+    const matches = words.every((word) => text.includes(word));
+    found += matches;
+    row.hidden = !matches || found > most;
   }
+  const more = document.querySelector(`button[data-more="${table.id}"]`);
+  if (more) more.hidden = found <= most;
+}
+function showMore(button) {
+  const table = document.getElementById(button.dataset.more);
+  table.dataset.most = Number(table.dataset.most) + 25;
+  filterRows(table);
+  nearEnd.unobserve(button);
+  nearEnd.observe(button); // which reports once more where the button is
 }
 function showLarge(chart) {
   const dialog = document.createElement("dialog"), large = chart.cloneNode(true), close = document.createElement("button");
@@ -40,12 +67,18 @@ function showLarge(chart) {
 }
 document.addEventListener("click", (event) => {
   const button = event.target.closest("th button"), chart = event.target.closest("svg.chart");
-  if (button) sortBy(button.closest("th"));
+  if (event.target.matches("button[data-more]")) showMore(event.target);
+  else if (button) sortBy(button.closest("th"));
   else if (chart && !chart.closest("dialog")) showLarge(chart);
 });
 document.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && event.target.matches?.("svg.chart")) showLarge(event.target);
 });
 document.addEventListener("input", (event) => {
-  if (event.target.dataset.filters) filterRows(event.target);
+  if (event.target.dataset.filters) filterRows(document.getElementById(event.target.dataset.filters));
 });
+for (const table of document.querySelectorAll("table[data-most]")) filterRows(table);
+const nearEnd = new IntersectionObserver((entries) => {
+  for (const entry of entries) if (entry.isIntersecting) showMore(entry.target);
+}, { rootMargin: "600px" });
+for (const more of document.querySelectorAll("button[data-more]")) nearEnd.observe(more);

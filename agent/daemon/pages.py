@@ -1,0 +1,73 @@
+"""Run `tared web` beside the daemon (`tared run --web`): a process of its own, which ends with the daemon.
+
+The video does not depend on it: where no page can be served, one line says why.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from agent.common.console import say
+from agent.mqtt.endpoint import Endpoint
+
+_NICE = 5  # the video goes first
+_END_S = 5.0
+_SERVES = "boards: "  # what `tared web` says once it serves, before the address
+
+
+@contextmanager
+def serving_pages(listen: str, config: Path, endpoint: Endpoint) -> Iterator[None]:
+    """Let `tared web` serve while the block runs, and say where.
+
+    listen: HOST:PORT, for browsers. config: the file whose mqtt section leads to the broker, but for its address, which
+    is the endpoint's.
+    """
+    web = ["web", "-c", str(config), "--host", endpoint.host, "--port", str(endpoint.port), "--listen", listen]
+    command = ["-m", "agent.jobs.background", str(_NICE), str(os.getpid()), "fleet.cli", *web]
+    try:
+        # A session of its own: Ctrl-C in the terminal reaches the daemon alone, which then ends this process.
+        process = subprocess.Popen(
+            [sys.executable, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+    except OSError as error:
+        say(f"no page for a browser: {error.strerror}")
+        yield
+        return
+    ending = threading.Event()
+    assert process.stderr is not None
+    follower = threading.Thread(target=_follow, args=(process.stderr, ending), name="pages", daemon=True)
+    follower.start()
+    try:
+        yield
+    finally:
+        ending.set()
+        process.terminate()
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        follower.join()
+        process.stderr.close()
+
+
+def _follow(lines: Iterable[str], ending: threading.Event) -> None:
+    """Say where the pages are, or why there are none."""
+    for line in lines:
+        if ending.is_set():
+            continue  # what it says about its end is no news
+        if line.startswith(_SERVES):
+            say(f"watch it in a browser: {line.removeprefix(_SERVES).strip()}")
+        elif line.startswith("error: "):
+            say(f"no page for a browser: {line.removeprefix('error: ').strip()}")

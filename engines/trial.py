@@ -1,0 +1,43 @@
+"""Try a runtime in a process of its own: one that crashes ends that process alone, and the caller has the reason."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from signal import Signals
+from typing import Any
+
+from engines.interface import BackendOptions, BuildRequest
+
+REFUSED = 3  # exit status of the process: the reason is on stdout
+_PROCESS = "engines.trial_process"
+_MOST_S = 300.0
+
+
+def why_not(name: str, options: BackendOptions, request: BuildRequest | None) -> str:
+    """Return the reason for which a runtime does not work here, or does not build this graph; empty if it does both."""
+    task: dict[str, Any] = {"name": name, "threads": options.threads}
+    if request is not None:
+        task["shape"] = request.input_shape
+        task["profiles"] = [
+            {image: (shapes.min, shapes.opt, shapes.max) for image, shapes in profile.items()}
+            for profile in request.profiles
+        ]
+    graph = request.graph.SerializeToString() if request is not None else b""
+    command = [sys.executable, "-m", _PROCESS]
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(task).encode() + b"\n" + graph, capture_output=True, timeout=_MOST_S
+        )
+    except subprocess.TimeoutExpired:
+        return f"a process that tried it had not ended after {_MOST_S:g} s"
+    except OSError as error:
+        return f"no process could try it: {error.strerror}"
+    if done.returncode == REFUSED:
+        return done.stdout.decode(errors="replace").strip()
+    if done.returncode:
+        last = (done.stderr.decode(errors="replace").strip().splitlines() or ["without a word"])[-1]
+        ended = Signals(-done.returncode).name if done.returncode < 0 else f"exit status {done.returncode}"
+        return f"a process that tried it ended with {ended}: {last}"
+    return ""

@@ -1,0 +1,342 @@
+"""Serve the fleet's pages: devices, how they are distributed, rollouts; and carry out what their forms order."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import shlex
+import time
+import uuid
+from base64 import b64decode
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from agent.common.errors import CommandError
+from agent.common.html.pages import environment
+from calibrate.errors import TaredError
+from fleet.devices.devices import Devices
+from fleet.devices.selection import parse_tag, select
+from fleet.operator import FILES
+from fleet.rollout.register import ALL, WAVE, RolloutRegister
+from fleet.rollout.spec import OPS, RolloutSpec, parse_duration, typed_spec
+from fleet.store.transaction import FleetStore
+from fleet.untrusted import printable
+from fleet.web.forms import FormError, read_form
+from fleet.web.room import FleetRoom, Reading
+from fleet.web.room_views import (
+    days_values,
+    devices_values,
+    overview_values,
+    own_rollout,
+    plan_values,
+    rollout_values,
+    rollouts_values,
+)
+from fleet.web.streams import Streams, event
+
+_PACKAGE = "fleet.web"
+_DEVICES_S, _ROLLOUT_S, _DAYS_S = 10.0, 1.0, 600.0  # between two readings
+_MOST_WHERE = 1000
+_MOST_REMEMBERED = 100
+_STEPS = ("pause", "resume", "abort")
+# The fields of the form of a new rollout, with what they hold at first; as the options of `tared fleet rollout create`.
+_FIELDS = {
+    "op": "recalibrate",
+    "arguments": "",
+    "select": "",
+    "why": "",
+    "waves": "1,5%,25%,100%",
+    "gates": "failures<=2%",
+    "soak": "30m",
+    "at_once": "500",
+    "windows": "",
+    "timezone": "UTC",
+    "order": "random",
+    "valid": "1h",
+    "deadline": "2h",
+    "silent": "10m",
+    "signed": "",
+}
+
+
+def room_routes(room: FleetRoom, streams: Streams, token: str) -> list[Route]:
+    """Return the routes of the fleet's pages. token: of their forms."""
+    pages = _RoomPages(room, streams, token)
+    return [
+        Route("/devices", pages.devices),
+        Route("/devices/tags", pages.tag, methods=["POST"]),
+        Route("/overview", pages.overview),
+        Route("/days", pages.days),
+        Route("/rollouts", pages.rollouts),
+        Route("/rollouts/new", pages.new_rollout),
+        Route("/rollouts/new", pages.create, methods=["POST"]),
+        Route("/rollouts/{id}", pages.rollout),
+        Route("/rollouts/{id}/steps", pages.steer, methods=["POST"]),
+        Route("/stored/{page}", pages.stored),
+        Route("/stored/rollouts/{id}", pages.stored),
+    ]
+
+
+class _RoomPages:
+    """The handlers. What reads or writes the store awaits a thread."""
+
+    def __init__(self, room: FleetRoom, streams: Streams, token: str) -> None:
+        self._room, self._streams, self._token = room, streams, token
+        self._start = uuid.uuid4().hex[:8]  # a page that is older than this process gets today's token
+        self._creating = asyncio.Lock()
+        self._created: OrderedDict[str, str] = OrderedDict()  # ids by the seed of the form
+
+    async def devices(self, request: Request) -> Response:
+        return await self._show("devices", _where(request))
+
+    async def overview(self, request: Request) -> Response:
+        return await self._show("overview", _where(request))
+
+    async def days(self, request: Request) -> Response:
+        return await self._show("days", _where(request))
+
+    async def rollouts(self, _request: Request) -> Response:
+        return await self._show("rollouts")
+
+    async def rollout(self, request: Request, error: str = "", status: int = 200) -> Response:
+        return await self._show("rollout", request.path_params["id"], error, status)
+
+    async def tag(self, request: Request) -> Response:
+        """Put tags on the selected devices, and take others off: the fields `where`, `tags` and `remove`."""
+        try:
+            form = await read_form(request, self._token)
+        except FormError as error:
+            return PlainTextResponse(f"{error}\n", error.status)
+        where = form.get("where", "")[:_MOST_WHERE]
+        try:
+            tags = dict(parse_tag(each) for each in _listed(form.get("tags", "")))
+            removed = [parse_tag(each)[0] for each in _listed(form.get("remove", ""))]
+            await self._room.write(partial(self._tag, where, tags, removed, _who(request)))
+        except TaredError as error:
+            return await self._show("devices", where, _words(error), 400)
+        return RedirectResponse(f"/devices?{urlencode({'where': where})}", 303)
+
+    def _tag(self, where: str, tags: Mapping[str, str], removed: Sequence[str], who: str, store: FleetStore) -> None:
+        devices = Devices(store)
+        devices.tag(select(devices, self._room.fleet, where or None, self._room.silent_s), tags, removed, who)
+
+    async def new_rollout(self, request: Request) -> Response:
+        fields = {**_FIELDS, "select": _where(request), "seed": uuid.uuid4().hex}
+        return self._form(fields)
+
+    async def create(self, request: Request) -> Response:
+        """Show the waves of a rollout, or create it: the field `do` is `plan` or `create`."""
+        try:
+            form = await read_form(request, self._token)
+        except FormError as error:
+            return PlainTextResponse(f"{error}\n", error.status)
+        seed = form.get("seed", "")[:64] or uuid.uuid4().hex
+        fields = {**dict.fromkeys(_FIELDS, ""), **{key: form[key] for key in _FIELDS if key in form}, "seed": seed}
+        is_plan = form.get("do") != "create"
+        async with self._creating:  # pressed twice, a button creates one
+            if not is_plan and (identity := self._created.get(seed)) is not None:
+                return RedirectResponse(f"/rollouts/{identity}", 303)
+            try:
+                created = await self._room.write(partial(self._create, fields, is_plan, _who(request)))
+            except TaredError as error:
+                return self._form(fields, error=_words(error), status=400)
+            if not isinstance(created, str):
+                return self._form(fields, plan=created)
+            self._created[seed] = created
+            if len(self._created) > _MOST_REMEMBERED:
+                self._created.popitem(last=False)
+        return RedirectResponse(f"/rollouts/{created}", 303)
+
+    def _create(self, fields: Mapping[str, str], is_plan: bool, who: str, store: FleetStore) -> str | dict[str, Any]:
+        """Return the id of the new rollout, or what the form shows of the plan."""
+        spec, register = _spec(fields, self._room.files), RolloutRegister(store, who)
+        waves = register.plan(self._room.fleet, spec, fields["seed"])
+        return plan_values(spec, waves) if is_plan else register.create(self._room.fleet, spec, waves, fields["why"])
+
+    async def steer(self, request: Request) -> Response:
+        """Pause, resume or abort a rollout: the fields `step`, `why`, and `undo` of an abort."""
+        try:
+            form = await read_form(request, self._token)
+        except FormError as error:
+            return PlainTextResponse(f"{error}\n", error.status)
+        identity, step, undo = request.path_params["id"], form.get("step", ""), form.get("undo")
+        if step not in _STEPS or undo not in (None, WAVE, ALL):
+            return PlainTextResponse("no such step\n", 404)
+        try:
+            act = partial(_steer, self._room.fleet, identity, step, undo, form.get("why", ""), _who(request))
+            await self._room.write(act)
+        except TaredError as error:
+            return await self.rollout(request, _words(error), 400)
+        return RedirectResponse(f"/rollouts/{quote(identity, safe='')}", 303)
+
+    async def stored(self, request: Request) -> Response:
+        """Send the part of a page that changes, whenever it does; when it was read, whenever it is read again."""
+        identity = request.path_params.get("id")
+        page = "rollout" if identity is not None else request.path_params["page"]
+        if page not in _PARTS:
+            return PlainTextResponse("no such page\n", 404)
+        subject = _where(request) if identity is None else identity
+        # The browser names what it shows: of a stream that broke, or of the page before its first stream.
+        shown = request.headers.get("last-event-id") or request.query_params.get("shown", "")
+        read_at: float | None = None
+
+        async def changes() -> str:
+            nonlocal shown, read_at
+            reading = await self._read(page, subject)
+            label = self._label(reading)
+            if label != shown:
+                shown, read_at = label, reading.at
+                return event("part", self._part(reading), label)
+            if reading.at is not None and reading.at != read_at:
+                read_at = reading.at
+                return event("read", read_at)
+            return ""
+
+        return self._streams.answer(request, changes)
+
+    async def _read(self, page: str, subject: str) -> Reading:
+        values, every_s = _PARTS[page]
+        make = partial(_make, f"{page}_part.html", partial(values, self._room, subject))
+        return await self._room.read(f"{page} {subject}", make, every_s)
+
+    def _part(self, reading: Reading) -> str:
+        return _render("room_part.html", reading=reading, html=Markup(reading.html), token=self._token)
+
+    def _label(self, reading: Reading) -> str:
+        """Return what distinguishes a part from another one, as far as people see."""
+        return f"{self._start}-{reading.digest}{'-away' if reading.trouble else ''}"
+
+    async def _show(self, page: str, subject: str = "", error: str = "", status: int = 200) -> Response:
+        reading = await self._read(page, subject)
+        query = {"shown": self._label(reading)}
+        if page == "rollout":
+            live = f"/stored/rollouts/{quote(subject, safe='')}"
+        else:
+            live, query = f"/stored/{page}", {**query, "where": subject}
+        return self._page(
+            f"{page}.html",
+            status,
+            live=f"{live}?{urlencode(query)}",
+            page=page,
+            subject=subject,
+            part=Markup(self._part(reading)),
+            error=error,
+        )
+
+    def _form(self, fields: Mapping[str, str], plan: Any = None, error: str = "", status: int = 200) -> Response:
+        files = self._room.files
+        names = sorted(each.name for each in files.iterdir() if each.is_file())[:100] if files is not None else None
+        return self._page(
+            "new_rollout.html", status, form=fields, ops=[*OPS], plan=plan, files=names, error=error, live=""
+        )
+
+    def _page(self, template: str, status: int, **values: Any) -> Response:
+        shared = {"token": self._token, "has_room": True, "fleet": self._room.fleet}
+        return HTMLResponse(_render(template, **shared, **values), status)
+
+
+_Values = Callable[[FleetRoom, str, FleetStore], dict[str, Any]]
+
+
+def _of_selection(values: Callable[[FleetStore, str, str, float], dict[str, Any]]) -> _Values:
+    return lambda room, where, store: values(store, room.fleet, where, room.silent_s)
+
+
+# What each page shows of the store, and how often it is read.
+_PARTS: dict[str, tuple[_Values, float]] = {
+    "devices": (_of_selection(devices_values), _DEVICES_S),
+    "overview": (_of_selection(overview_values), _DEVICES_S),
+    "days": (_of_selection(days_values), _DAYS_S),
+    "rollouts": (lambda room, _, store: rollouts_values(store, room.fleet), _ROLLOUT_S),
+    "rollout": (lambda room, identity, store: rollout_values(store, room.fleet, identity), _ROLLOUT_S),
+}
+
+
+def _make(template: str, values: Callable[[FleetStore], dict[str, Any]], store: FleetStore) -> str:
+    return _render(template, **values(store))
+
+
+def _render(template: str, **values: Any) -> str:
+    return environment(_PACKAGE).get_template(template).render(now=time.time(), **values)
+
+
+def _where(request: Request) -> str:
+    return request.query_params.get("where", "")[:_MOST_WHERE]
+
+
+def _who(request: Request) -> str:
+    """Return who acts, for the record: by the name that the browser gave with the password, if it gave one."""
+    scheme, _, content = request.headers.get("authorization", "").partition(" ")
+    name = ""
+    if scheme.lower() == "basic":
+        try:
+            name = printable(b64decode(content).partition(b":")[0].decode("utf-8", "replace"), 64)
+        except ValueError:
+            name = ""
+    return f"{name or getpass.getuser()} by tared web"
+
+
+def _words(error: TaredError) -> str:
+    return f"{error.found}; expected {error.expected}; {error.remedy}."
+
+
+def _listed(text: str) -> list[str]:
+    return [each.strip() for each in text.split(",") if each.strip()]
+
+
+def _steer(fleet: str, begin: str, step: str, undo: str | None, why: str, who: str, store: FleetStore) -> None:
+    register, identity = RolloutRegister(store, who), own_rollout(store, fleet, begin)
+    if step == "abort":
+        register.abort(identity, undo, why)
+    elif step == "pause":
+        register.pause(identity, why)
+    else:
+        register.resume(identity, why)
+
+
+def _spec(fields: Mapping[str, str], files: Path | None) -> RolloutSpec:
+    """Return the specification that the form's fields say. Raises CommandError as RolloutSpec."""
+    try:
+        arguments, at_once = shlex.split(fields["arguments"]), int(fields["at_once"])
+    except ValueError as error:
+        expected = "arguments such as frames=512, and a number of boards"
+        raise CommandError("command.args", str(error), expected, "correct them") from None
+    if fields["op"] in FILES:
+        arguments = [_with_folder(each, files) for each in arguments]
+    return typed_spec(
+        fields["op"],
+        arguments,
+        select=fields["select"],
+        waves=fields["waves"],
+        gates=fields["gates"],
+        soak_s=parse_duration(fields["soak"]),
+        at_once=at_once,
+        windows=tuple(fields["windows"].split()),
+        timezone=fields["timezone"],
+        order=fields["order"],
+        valid_s=parse_duration(fields["valid"]),
+        deadline_s=parse_duration(fields["deadline"]),
+        silent_s=parse_duration(fields["silent"]),
+        signed=bool(fields["signed"]),
+    )
+
+
+def _with_folder(argument: str, files: Path | None) -> str:
+    """Return an argument with the path of the file that it names; the page reads no other folder than this one."""
+    key, _, name = argument.partition("=")
+    if key not in ("file", "release"):
+        return argument
+    if files is None or name not in {each.name for each in files.iterdir() if each.is_file()}:
+        expected = "the name of a file in the folder of --files"
+        remedy = "start tared web with --files FOLDER, and lay it there; or use 'tared fleet rollout create'"
+        raise CommandError("command.args", argument, expected, remedy)
+    return f"{key}={files / name}"
