@@ -43,8 +43,8 @@ class RolloutRegister:
     def plan(self, fleet: str, spec: RolloutSpec, seed: str | None = None) -> list[list[Device]]:
         """Return the boards of each wave, without creating a rollout.
 
-        seed: Draws a random order. None: it is drawn anew after each rollout of the fleet. Until the next one is created
-        it stays, so that a dry run shows the boards that the next rollout takes.
+        seed: Draws a random order. None: it is drawn anew after each rollout of the fleet. Until the next one is
+        created it stays, so that a dry run shows the boards that the next rollout takes.
 
         Raises CommandError:
             fleet.where      the selection cannot be read

@@ -176,7 +176,7 @@ MINIMAL: dict[str, Any] = {"model": "models/net.yaml", "camera": {"source": "cli
 
 def test_two_keys_are_enough(folder: Path) -> None:
     config = load_config(write(folder, MINIMAL))
-    assert config.backend == "onnxruntime"
+    assert config.backend == "auto"
     assert config.recalibration.automatic
     assert config.mqtt == MqttConfig()
     assert re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname()) == config.mqtt.device
