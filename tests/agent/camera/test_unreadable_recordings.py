@@ -50,7 +50,8 @@ def numbers(world: World) -> list[int]:
 
 def refused(world: World) -> str:
     done = tared(*world.arguments())
-    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert done.returncode == 2, done.stderr
+    assert f"error: {json.loads(done.stdout)['error']['code']}: " in done.stderr
     return done.stderr.splitlines()[-1]
 
 
