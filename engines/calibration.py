@@ -257,7 +257,7 @@ def _packed(histograms: Mapping[str, AbsHistogram], extremes: Mapping[str, Extre
     np.savez_compressed(
         file,
         names=np.array(list(histograms), np.str_),
-        counts=np.stack([h.counts for h in entries]),
+        counts=np.stack([h.counts for h in entries]) if entries else np.zeros((0, 0), np.int64),
         range_exp=np.array([h.range_exp for h in entries], np.int32),
         amax=np.array([h.amax for h in entries], np.float64),
         zeros=np.array([h.zeros for h in entries], np.int64),

@@ -21,6 +21,7 @@ from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -253,6 +254,20 @@ class _NodeNames:
                     return self._nodes[candidate]
             name = name.rpartition("/")[0]
         return ""
+
+
+def write_ir(graph: ModelProto) -> dict[str, bytes]:
+    """Return OpenVINO's own form of a graph, `model.xml` and `model.bin`, with its weights as they are.
+
+    Raises EngineError: `engine.unsupported`, `engine.graph`.
+    """
+    with TemporaryDirectory(prefix="tared-") as folder:
+        path = Path(folder, "model.xml")
+        try:
+            ov.save_model(_core().read_model(graph.SerializeToString()), path, compress_to_fp16=False)
+        except RuntimeError as error:
+            raise _engine_error(error, "engine.graph") from error
+        return {file.name: file.read_bytes() for file in sorted(Path(folder).iterdir())}
 
 
 def _with_shape(request: BuildRequest) -> ModelProto:

@@ -1,4 +1,4 @@
-"""Declare the commands that need no daemon: check, calibrate, plan, build, inspect, infer, evaluate, benchmark.
+"""Declare the commands that need no daemon: check, calibrate, plan, build, export, inspect, infer, evaluate, ...
 
 Each command imports what it runs when it runs, from agent/cli/offline_runs.py among others: `tared send` must not wait
 for OpenCV.
@@ -19,6 +19,11 @@ from agent.common.errors import AgentError
 if TYPE_CHECKING:
     from engines.interface import Backend
 
+EXPORT_FORMATS = (  # of agent.export.command, which loads ONNX
+    *("onnx", "trtexec", "tensorrt-cache", "onnxruntime", "openvino"),
+    *("deepstream", "triton", "tvm", "ppq"),
+)
+SHOWN_DIFFERENCES = 20  # of a calibration from another tool's cache
 MAX_LOSS = "the loss that you accept: 1 - mean fidelity, a share from 0 to 1"
 MAX_CONFUSION = "the share of a class that may be taken for one other, 0 to 1"
 SOURCES = "a video file, a folder or zip of images, v4l2:/dev/video0, csi:0, rtsp://..., http://..."
@@ -42,7 +47,10 @@ def add_offline(commands: Any) -> None:
 
     calibrate = command(commands, "calibrate", _calibrate, "observe frames and choose the INT8 scales")
     calibrate.add_argument("model", type=Path, metavar="MODEL.yaml", help=MODEL)
-    calibrate.add_argument("--frames", required=True, metavar="SRC", help=SOURCES)
+    compared = f"{SOURCES} (default: none; with --from-cache, frames to compare)"
+    calibrate.add_argument("--frames", metavar="SRC", help=compared)
+    cache = "take the scales of TensorRT's cache, ONNX Runtime's table or a Q/DQ .onnx (default: of the frames)"
+    calibrate.add_argument("--from-cache", type=Path, metavar="FILE", help=cache)
     calibrate.add_argument("--count", type=number(int, 1), default=512, metavar="N", help="frames to observe")
     calibrate.add_argument("--method", default="entropy", metavar="METHOD", help=METHODS)
     planned = "observe the tensors as this plan repairs them (default: as the model has them)"
@@ -98,6 +106,18 @@ def add_offline(commands: Any) -> None:
     build.add_argument("--target", metavar="SM", help=target)
     folder = "the folder to write (default: MODEL-PRECISION/)"
     build.add_argument("-o", "--output", type=Path, metavar="ARTEFACT/", help=folder)
+
+    export = command(commands, "export", _export, "write an artefact for another tool, into a folder of its own")
+    export.add_argument("artefact", type=Path, metavar="ARTEFACT/", help=ARTEFACT)
+    tools = f"the tool that reads it: {', '.join(EXPORT_FORMATS)} (docs/export.md)"
+    export.add_argument("--to", required=True, choices=EXPORT_FORMATS, metavar="FORMAT", help=tools)
+    built_of = "what an artefact of tensorrt or openvino was built of (default: none)"
+    export.add_argument("--model", type=Path, metavar="MODEL.onnx", help=built_of)
+    export.add_argument("--licence", default="", metavar="SPDX", help="of the model (default: what its file says)")
+    export.add_argument("--overwrite", action="store_true", help="replace a folder that is there already")
+    checking = "verifies signed engines (default: signatures are not checked)"
+    export.add_argument("--key", type=Path, metavar="FILE", help=checking)
+    export.add_argument("-o", "--output", type=Path, required=True, metavar="DIR/", help="the folder to write")
 
     inspect = command(commands, "inspect", _inspect, "what is in an artefact; what an ONNX file looks like, as a spec")
     inspect.add_argument("target", type=Path, metavar="ARTEFACT_OR_MODEL.onnx", help="an artefact, or a model file")
@@ -175,9 +195,41 @@ def _calibrate(options: argparse.Namespace) -> int:
 
     backend = _open_backend(options)
     result = run_calibrate(
-        options.model, options.frames, options.count, options.method, options.output, backend, options.plan
+        options.model,
+        options.frames,
+        options.count,
+        options.method,
+        options.output,
+        backend,
+        options.plan,
+        options.from_cache,
     )
-    return print_result(options, result)
+    comparison = None if options.json else result.pop("cache", None)
+    print_result(options, result)
+    if comparison is not None:
+        _print_comparison(comparison)
+    return 0
+
+
+def _print_comparison(comparison: Mapping[str, Any]) -> None:
+    """Print how the scales of another tool differ from those that the frames suggest, the largest differences first."""
+    from rich.table import Table
+
+    rows, more = comparison["differences"][:SHOWN_DIFFERENCES], comparison["differences"][SHOWN_DIFFERENCES:]
+    print(f"scales of {comparison['kind']} for {comparison['tensors']} tensors", end="")
+    print(f", of the frames for {len(comparison['from_frames'])}" if comparison["from_frames"] else "")
+    if not rows:
+        return
+    table = Table(title="quantisation noise on these frames, under their scale against that of the frames")
+    table.add_column("tensor", overflow="fold")
+    for heading in ("their scale", "frames' scale", "noise, dB", "of it clipping"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        scales = (f"{row[key]:.4g}" for key in ("scale", "frames_scale"))
+        table.add_row(row["tensor"], *scales, f"{row['db']:+.1f}", f"{row['clipping']:.0%}")
+    table_console().print(table)
+    if more:
+        print(f"{len(more)} more differ by at most {abs(more[0]['db']):.1f} dB; --json has all")
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -241,6 +293,25 @@ def _build(options: argparse.Namespace) -> int:
         key=_key(options),
     )
     return print_result(options, result)
+
+
+def _export(options: argparse.Namespace) -> int:
+    from agent.export.command import run_export
+
+    result = run_export(
+        options.artefact,
+        options.to,
+        options.output,
+        model=options.model,
+        licence=options.licence,
+        overwrite=options.overwrite,
+        key=_key(options),
+    )
+    if options.json:
+        print(json.dumps(result))
+    else:
+        print("\n".join(result["files"]))
+    return 0
 
 
 def _inspect(options: argparse.Namespace) -> int:
@@ -330,7 +401,9 @@ def _open_backend(options: argparse.Namespace, subject: Path | None = None, **mo
 
     name, key = options.backend, _key(options)
     if name == AUTO and subject is not None and subject.is_dir():
-        name = backend_of(read_artefact(subject, key).manifest["inputs"].get("backend", {}))
+        manifest = read_artefact(subject, key).manifest
+        if not manifest.get("verification_only"):  # no machine serves it, whatever runtime it has
+            name = backend_of(manifest["inputs"].get("backend", {}))
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return open_backend(name, BackendOptions(options.threads, caches / "tared", key, **more))
 

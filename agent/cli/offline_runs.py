@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from agent.common.console import progress, say, stage
 from agent.common.errors import AgentError
 from agent.common.latency import LatencyHistogram
 from agent.common.schema import validate
+from agent.export.foreign_scales import ForeignRanges, differences, foreign_calibration, matched_ranges, read_ranges
 from agent.models.build import build_artefact
 from agent.models.model import Model, calibrate, check_calibration, check_ranges, open_model, read_plan, slower_here
 from agent.planning.quick_check import CHECKED_FRAMES, QuickCheck, quick_check
@@ -46,12 +47,13 @@ from engines.store.artefact import Artefact, check_runtime, fingerprint, read_ar
 
 def run_calibrate(
     spec_path: Path,
-    frames: str,
+    frames: str | None,
     count: int,
     method: str,
     output: Path,
     backend: Backend,
     plan_path: Path | None = None,
+    cache: Path | None = None,
 ) -> dict[str, Any]:
     """Observe frames, choose the INT8 scales, and write calibration.json and .npz; then check INT8 on a few frames.
 
@@ -59,16 +61,54 @@ def run_calibrate(
     of the check, for `run_build`, and no frame.
 
     Args:
-        frames: A source, as `parse_source` understands it.
+        frames: A source, as `parse_source` understands it; None with a cache: its scales count, and nothing is checked.
         count: Frames to observe at most; spread evenly where the source knows its length, else the first ones.
         method: As `parse_method` understands it.
         plan_path: The tensors of this plan are observed: the inputs that it divides get histograms of their own.
+        cache: A file of another tool, whose scales are taken; the result then says how they differ from the frames'.
     """
     parse_method(method)
     check_destination(output)
     started = time.monotonic()
-    source = parse_source(frames)
+    source = parse_source(frames) if frames is not None else None
+    ranges = read_ranges(cache) if cache is not None else None
     model = open_model(load_model_spec(spec_path), read_plan(plan_path) if plan_path else ALL_INT8)
+    observed = _observe(model, source, count, method, backend) if source is not None else None
+    calibration = observed.calibration if observed is not None else None
+    if ranges is not None and cache is not None:
+        calibration = foreign_calibration(model, ranges, cache.name, calibration)
+    if calibration is None:
+        raise AgentError(
+            "cli.arguments",
+            "'tared calibrate' without --frames and --from-cache",
+            "one of them, or both",
+            "see 'tared calibrate --help'",
+        )
+    save_calibration(calibration, output)
+    check = None
+    if source is not None and observed is not None:
+        command = _plan_command(spec_path, output, source.shown, backend)
+        check = _check_calibration(model, calibration, observed.kept, output, command)
+    return {
+        "tensors": len(calibration.amax),
+        "frames": calibration.frames,
+        "seconds": round(time.monotonic() - started, 3),
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "output": str(output),
+        **({"check": check.as_dict()} if check is not None else {}),
+        **({"cache": _comparison(model, ranges, calibration, observed)} if ranges is not None else {}),
+    }
+
+
+@dataclass(frozen=True)
+class _Observed:
+    """What frames say: the calibration by their histograms, and a few of their network inputs (1, C, H, W)."""
+
+    calibration: Calibration
+    kept: list[Array]
+
+
+def _observe(model: Model, source: Source, count: int, method: str, backend: Backend) -> _Observed:
     collection, kept = CalibrationSet(held_out_size=0), Reservoir[Array](CHECKED_FRAMES)
     with stage("preparing") as show:
         observer = model.open_observer(backend, show)
@@ -80,23 +120,39 @@ def run_calibrate(
             kept.offer(tensor.copy)
             bar.update(collection.frames)
     name, observed = Path(source.shown).name, collection.histograms
-    calibration = calibrate(model, observed, method, collection.frames, name, backend, collection.extremes)
-    save_calibration(calibration, output)
+    return _Observed(
+        calibrate(model, observed, method, collection.frames, name, backend, collection.extremes), kept.kept
+    )
+
+
+def _check_calibration(
+    model: Model, calibration: Calibration, inputs: list[Array], output: Path, command: str
+) -> QuickCheck | None:
+    """Check a calibration on network inputs, and keep the result in its file. command: as for `_checked`."""
 
     def check_and_keep(show: Progress) -> QuickCheck:
-        check = quick_check(model, calibration, kept.kept, show)
+        check = quick_check(model, calibration, inputs, show)
         save_calibration(replace(calibration, check={**_conditions(model), "result": check.as_dict()}), output)
         return check
 
-    command = _plan_command(spec_path, output, source.shown, backend)
-    check = _checked(check_and_keep, "the calibration's own frames", command)
+    return _checked(check_and_keep, "the calibration's own frames", command)
+
+
+def _comparison(
+    model: Model, ranges: ForeignRanges, calibration: Calibration, observed: _Observed | None
+) -> dict[str, Any]:
+    """Return what was taken from another tool's file, and tensor by tensor how its scales differ from the frames'."""
+    taken = matched_ranges(model, ranges)
+    compared = differences(calibration, observed.calibration) if observed is not None else []
     return {
-        "tensors": len(calibration.amax),
-        "frames": calibration.frames,
-        "seconds": round(time.monotonic() - started, 3),
-        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "output": str(output),
-        **({"check": check.as_dict()} if check is not None else {}),
+        "kind": ranges.kind,
+        "tensors": len(taken),
+        "from_frames": [name for name in calibration.amax if name not in taken],
+        "differences": [
+            {**asdict(row), "db": round(row.db, 2), "clipping": round(row.clipping, 4)}
+            for row in compared
+            if row.tensor in taken
+        ],
     }
 
 

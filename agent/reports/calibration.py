@@ -38,8 +38,15 @@ class TensorFacts:
 
 
 def tensor_facts(calibration: Calibration) -> list[TensorFacts]:
-    """Return the facts of each tensor with a scale, the noisiest first."""
-    facts = [_facts(name, calibration.histograms[name], calibration) for name in calibration.amax]
+    """Return the facts of each tensor with a scale and a histogram, the noisiest first.
+
+    A calibration that was read from another tool's cache, without frames, has no histograms.
+    """
+    facts = [
+        _facts(name, calibration.histograms[name], calibration)
+        for name in calibration.amax
+        if name in calibration.histograms
+    ]
     return sorted(facts, key=lambda each: each.sqnr_db)
 
 

@@ -260,12 +260,17 @@ class _RepairSearch:
         return RepairedLayer(node, matrix, read, signal, activation_scale(amax, node.input[0], read.is_unsigned))
 
     def _thresholds(self) -> dict[ScaleGroup, str]:
-        """Return per group the method of least noise behind the weights that read it, if that is clearly less."""
+        """Return per group the method of least noise behind the weights that read it, if that is clearly less.
+
+        A calibration with the scales of another tool may have no histograms; it keeps these scales.
+        """
         chosen: dict[ScaleGroup, str] = {}
         loud = {layer.node.input[0] for layer in self.loud}
         for group in dict.fromkeys(self.groups[tensor] for tensor in sorted(loud)):
             readers = [layer for layer in self.layers.values() if layer.node.input[0] in group.tensors]
-            members = [self.calibration.histograms[tap] for tap in group.taps]
+            members = [self.calibration.histograms[tap] for tap in group.taps if tap in self.calibration.histograms]
+            if not members:
+                continue
             seen = merge_all(members, members[0].bits)
             amax = {method: histogram_amax(seen, method) for method in METHODS}
             is_unsigned = readers[0].read.is_unsigned

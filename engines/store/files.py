@@ -59,9 +59,12 @@ def staging(destination: Path, replacing: bool = False) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         yield folder
-        for path in folder.iterdir():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+        for path in folder.rglob("*"):
+            if path.is_dir():
+                sync_folder(path)
+            else:
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
         sync_folder(folder)
         if replacing:
             _exchange(folder, destination)

@@ -23,9 +23,9 @@ from engines.board import board
 from engines.cuda.gpu import Gpu
 from engines.cuda.kernels import CudaExecutor, KernelGeometry, search_entropy
 from engines.errors import EngineError
+from engines.graph.dequantised import int8_layers
 from engines.graph.profiles import profiles_for
 from engines.graph.taps import expose_extremes
-from engines.graph.topology import COMPUTE_OPS, Topology
 from engines.half.convert import half_precision
 from engines.interface import BackendOptions, BuildRequest, Built, Progress, silent
 from engines.store.artefact import Store, fingerprint
@@ -82,7 +82,7 @@ class TensorRtBackend:
         if request.precision != "fp32":
             half = half_precision(graph, request.amax)
             graph, facts["float32"] = half.model, dict(half.float32)
-        quantised = _quantised(graph)
+        quantised = int8_layers(graph)
         try:
             built = self._build(graph, request, progress)
         except MissingKernelError as error:
@@ -180,15 +180,3 @@ def _gpu() -> Gpu:
 def _names(layer: str, node: str) -> bool:
     """Return True if a layer's name, made of the names of its nodes, has this one in it: "a_1 + b" has no "a"."""
     return re.search(rf"(?<![\w/.:-]){re.escape(node)}(?![\w/.:-])", layer) is not None
-
-
-def _quantised(graph: ModelProto) -> list[str]:
-    """Return the names of the convolutions and matrix products that read INT8."""
-    topology = Topology(graph)
-    return [
-        node.name
-        for node in topology.nodes
-        if node.op_type in COMPUTE_OPS
-        and node.input[0] in topology.producers
-        and topology.producers[node.input[0]].op_type == "DequantizeLinear"
-    ]

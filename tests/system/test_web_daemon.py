@@ -58,21 +58,22 @@ def test_a_page_beside_the_daemon_shows_the_board_and_ends_with_it(
             url = told_address(iter(process.stderr))
             eventually(lambda: ">gate</a>" in text_at(url), 60.0)
             eventually(lambda: "data-cameras='[[" in text_at(f"{url}/boards/gate"), 60.0)
-            eventually(lambda: "float, FP32" in text_at(f"{url}/boards/gate"))
+            page = r"float, FP32|INT8, \d+ %"  # before the first job has ended, and after it
+            eventually(lambda: re.search(page, text_at(f"{url}/boards/gate")) is not None, 60.0)
             with urlopen(f"{url}/boards/gate/live.jpg", timeout=10.0) as answer:
                 assert 60.0 < brightness(answer.read()) < 200.0
             process.send_signal(end)
             process.communicate(timeout=60.0)
             assert process.returncode == (0 if end == signal.SIGTERM else -end)
-            eventually(lambda: is_gone(url))
+            eventually(lambda: is_gone(url), 60.0)
         finally:
             process.kill()
 
 
-def test_a_recording_ends_by_itself_where_no_page_can_be_served(tmp_path: Path, any_broker: RealBroker) -> None:
+def test_a_recording_is_served_where_no_page_can_be(tmp_path: Path, any_broker: RealBroker) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        summary, said = world_of(tmp_path, any_broker, 20.0).run("--web", address)
-    assert summary["frames"] == 200
+        summary, said = world_of(tmp_path, any_broker, 600.0).run("--web", address, until="no page")
+    assert summary["frames"] > 0
     (line,) = [line for line in said.splitlines() if "no page" in line]
     assert line.startswith(f"no page for a browser: web.listen: {address}: Address already in use")

@@ -35,6 +35,7 @@ from engines.registry import open_backend
 from fleet.cli.main import main
 
 MAX_LOSS = 0.2
+RUNTIME = ("--backend", "onnxruntime")
 LAYER = "Conv_t3"  # of `uneven_net`: the one that only divided channels save
 
 
@@ -57,7 +58,7 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_clip(folder / f"{name}.avi", light, 4 * FPS if name != "dark" else 12 * FPS)
     calibrate(folder, "all.avi", "calibration.json")
     arguments = ["--calibration", folder / "calibration.json", "--frames", folder / "dark.avi", "--costs", "macs"]
-    words = ["plan", folder / "model.yaml", *arguments, "--max-loss", MAX_LOSS, "-o", folder / "plan.json"]
+    words = ["plan", folder / "model.yaml", *arguments, "--max-loss", MAX_LOSS, "-o", folder / "plan.json", *RUNTIME]
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
         assert main([str(word) for word in words]) == 0
     return folder
@@ -70,7 +71,7 @@ def world(stock: Path, tmp_path: Path) -> Path:
 
 def build(folder: Path, calibration: Path) -> int:
     words = ["build", folder / "model.yaml", "--calibration", calibration, "--plan", folder / "plan.json"]
-    return main([str(word) for word in (*words, "-o", folder / "artefact")])
+    return main([str(word) for word in (*words, "-o", folder / "artefact", *RUNTIME)])
 
 
 def loss(folder: Path, clip: str) -> float:
@@ -153,7 +154,7 @@ def test_an_artefact_of_the_tared_before_is_built_again_with_the_ranges_of_its_p
 
 def test_without_extremes_a_plan_divides_nothing_and_says_so(world: Path, capfd: pytest.CaptureFixture[str]) -> None:
     given = ["--calibration", older(world / "calibration.json"), "--frames", world / "dark.avi", "--costs", "macs"]
-    words = ["plan", world / "model.yaml", *given, "--max-loss", MAX_LOSS, "-o", world / "plan.json"]
+    words = ["plan", world / "model.yaml", *given, "--max-loss", MAX_LOSS, "-o", world / "plan.json", *RUNTIME]
     assert main([str(word) for word in words]) == 0
     assert "warning: the calibration has no extremes" in capfd.readouterr().err
     assert not plan_of(world).repairs.divisors

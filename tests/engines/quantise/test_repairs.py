@@ -208,6 +208,14 @@ def test_without_extremes_no_input_is_divided() -> None:
     assert not propose_repairs(model, place(model), older, observed(model, frames), ("divisors",)).repairs
 
 
+def test_scales_of_another_tool_without_histograms_keep_their_thresholds() -> None:
+    model = uneven_net()
+    frames = frames_for(model)
+    bare = replace(calibrated(model, frames, CLIPPING), histograms={})
+    assert proposed(model, frames, ("methods",), CLIPPING).repairs.methods
+    assert not propose_repairs(model, place(model), bare, observed(model, frames), ("methods",)).repairs
+
+
 def test_a_planned_threshold_is_chosen_from_the_calibration() -> None:
     model, _ = planned_net()
     frames = frames_for(model)

@@ -207,6 +207,7 @@ def test_the_live_picture_runs_while_somebody_looks(any_broker: RealBroker, brow
         eventually(lambda: browser.execute_script("return arguments[0].naturalWidth", image) == 160)
         browser.find_element(By.CSS_SELECTOR, "#live option[value=lane]").click()
         eventually(lambda: "camera=lane" in (image.get_attribute("src") or ""))
+        assert complaints(browser) == []
         board.say("status", True, state="offline", session="s", boot_id=BOOT_ID, ts=2.0)
         eventually(lambda: not image.is_displayed())
         count = browser.execute_script(asked)
@@ -214,7 +215,7 @@ def test_the_live_picture_runs_while_somebody_looks(any_broker: RealBroker, brow
         eventually(partial(shows, browser, {"0.875"}))
         assert browser.execute_script(asked) <= count + 1  # none but what was under way
         assert preview.as_dict()["viewers"] == 0
-        assert complaints(browser) == []
+        assert all("live.jpg" in each for each in complaints(browser))  # refused before the page knew
 
 
 def test_what_strangers_say_is_text_and_breaks_no_page(any_broker: RealBroker, browser: webdriver.Chrome) -> None:

@@ -1,0 +1,17 @@
+"""A bench whose artefact is of ONNX Runtime, on every machine: it holds the graph that is exported."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from bench import Bench
+
+
+@pytest.fixture(name="bench")
+def bench_of_onnxruntime(bench: Bench) -> Bench:
+    shutil.rmtree(bench / "artefact")
+    calibration = ["--calibration", bench / "calibration.json"]
+    build = ["build", "--backend", "onnxruntime", bench / "model.yaml", *calibration, "-o", bench / "artefact"]
+    bench.json_and_check(*build)
+    return bench
