@@ -8,6 +8,7 @@
 # make gpu-check   on a machine with a GPU: its tests, compute-sanitizer, the benchmark
 # make bindings    NVIDIA's Python bindings of TensorRT, for the test that looks up every call; `make test` makes them
 # make wheelhouse  what gpu-check needs where there is no network: make wheelhouse PYTHON=3.12
+# make generated   the schemas and the man page in docs/, after a change of a setting or of the command line
 # make lock        pins today's versions of all dependencies
 
 PYTHON ?= python3
@@ -23,12 +24,12 @@ unexport PYTHONDONTWRITEBYTECODE
 export OPENBLAS_NUM_THREADS := 1
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test trials openvino check soak sanitize lock clean broker rtsp systemd postgres browser bindings wheelhouse gpu-check
+.PHONY: run test trials openvino check generated soak sanitize lock clean broker rtsp systemd postgres browser bindings wheelhouse gpu-check
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run $(SAMPLE)/street.mp4
 	@rm -rf var/state  # every run of the sample starts on a blank board
-	@$(BIN)/tared run -c config.yaml --web 127.0.0.1:0
+	@$(BIN)/tared run -c examples/street/config.yaml --web 127.0.0.1:0
 
 test: $(VENV)/.test broker rtsp systemd postgres browser bindings
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 40
@@ -51,6 +52,11 @@ soak: $(VENV)/.test broker
 
 sanitize: $(VENV)/.test
 	@$(BIN)/python tests/support/sanitize.py
+
+generated: $(VENV)/.test
+	@mkdir -p docs/schemas
+	@for name in config model; do $(BIN)/tared config --schema $$name > docs/schemas/$$name.schema.json; done
+	@$(BIN)/python tests/support/man_page.py > docs/tared.1
 
 lock:
 	uv pip compile --universal --python-version 3.10 --extra demo --extra fleet --extra test --no-header --no-annotate --upgrade \

@@ -1,10 +1,10 @@
 """Read config.yaml into one frozen schema.
 
-config.yaml in the repository describes each key; the docstrings here only name the sections. The sections `camera`,
-`mqtt` and `model` are in agent/camera/config.py, agent/mqtt/config.py and agent/vision/spec.py. `Config` comes first in
-meaning and last in the file, since its defaults need the sections.
+The comments of the reference config.yaml describe each key; the docstrings here only name the sections. `camera`,
+`mqtt` and `model` are in agent/camera/config.py, agent/mqtt/config.py and agent/vision/spec.py. `Config` comes first
+in meaning and last in the file, since its defaults need the sections.
 
->>> config = load_config(Path("config.yaml"))
+>>> config = load_config(Path("examples/street/config.yaml"))
 >>> config.calibration.method
 'entropy'
 """
@@ -14,17 +14,29 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
 
 from agent.camera.config import CameraConfig
 from agent.common.credentials import FileOrCredential
-from agent.common.schema import Finite, LocalPath, Strict, in_folder, read_yaml, validate, verbatim_error
+from agent.common.errors import CameraError, ConfigError
+from agent.common.schema import (
+    OPTIONAL_TEXT,
+    Finite,
+    LocalPath,
+    Strict,
+    in_folder,
+    invalid,
+    read_yaml,
+    validate,
+    verbatim_error,
+)
 from agent.mqtt.config import MqttConfig
 from agent.mqtt.endpoint import is_loopback
-from agent.vision.spec import ModelSpec, rebase
+from agent.vision.spec import ModelSpec, load_model_spec, rebase
 from calibrate.errors import CalibrationError
 from calibrate.threshold import parse_method
 from engines.interface import BackendOptions
@@ -228,6 +240,13 @@ class MetricsConfig(Strict):
     host: str = "127.0.0.1"
 
 
+def _state_dir(path: Any) -> Any:
+    return (os.environ.get("STATE_DIRECTORY") or "var") if path is None else path
+
+
+StateDir = Annotated[LocalPath, BeforeValidator(_state_dir), WithJsonSchema(OPTIONAL_TEXT)]
+
+
 class Config(Strict):
     """The whole of config.yaml."""
 
@@ -240,9 +259,7 @@ class Config(Strict):
     threads: int = Field(default=1, ge=1, le=64)
     batch: BatchConfig = BatchConfig()
     dla: int | None = Field(default=None, ge=0)
-    state_dir: LocalPath = Field(
-        default_factory=lambda: Path(os.environ.get("STATE_DIRECTORY") or "var"), validate_default=True
-    )
+    state_dir: StateDir = Field(default_factory=lambda: Path(_state_dir(None)), validate_default=True)
     observe: ObserveConfig = ObserveConfig()
     calibration: CalibrationConfig = CalibrationConfig()
     drift: DriftConfig = DriftConfig()
@@ -258,6 +275,7 @@ class Config(Strict):
     commands: CommandsConfig = CommandsConfig()
     privacy: PrivacyConfig = PrivacyConfig()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["logfmt", "json"] = "logfmt"
 
     @field_validator("recalibration")
     @classmethod
@@ -290,6 +308,47 @@ class Config(Strict):
     def backend_options(self, threads: int | None = None) -> BackendOptions:
         """Return the options of the serving runtime; threads: None for the configured number."""
         return options_for(self.state_dir, threads or self.threads, self.dla)
+
+
+def check_config(path: Path) -> Config:
+    """Read config.yaml as `load_config`, and report together with its errors what the start of a daemon would find.
+
+    That is a model spec or model that is not there, and keys that do not fit a camera's kind of source.
+    Raises ConfigError that lists every error at once.
+    """
+    content = dict(read_yaml(path))
+    base = path.resolve().parent
+    errors: list[str] = []
+    if isinstance(content.get("model"), str):
+        try:
+            content["model"] = load_model_spec(base / content["model"]).model_dump()
+        except ConfigError as error:
+            errors += [f"model: {line}" for line in error.lines]
+            content["model"] = {"path": path, "task": "raw"}
+    elif isinstance(content.get("model"), Mapping):
+        content["model"] = rebase(content["model"], base)
+    config = None
+    try:
+        config = validate(Config, content, str(path), base)
+    except ConfigError as error:
+        errors += error.lines
+    cameras = content.get("cameras")
+    for section in cameras if isinstance(cameras, list) else [content.get("camera")]:
+        with suppress(ConfigError):  # which is among the errors already
+            errors += _misfits(validate(CameraConfig, section or {}, str(path), base))
+    if config is not None and not errors and not config.model.path.is_file():
+        errors.append(f"model.path: expected a file, got {str(config.model.path)!r}")
+    if config is None or errors:
+        raise invalid(errors, str(path))
+    return config
+
+
+def _misfits(camera: CameraConfig) -> list[str]:
+    try:
+        camera.to_source()
+    except CameraError as error:
+        return [f"camera {camera.name!r}: expected {error.expected}, got {error.found}"]
+    return []
 
 
 def load_config(path: Path) -> Config:

@@ -41,7 +41,7 @@ _MEMORY_BYTES = 2**31  # recalibration.memory_bytes, as half of a board's 4 GB i
 _PACED_SHARE = 0.5  # of the float engine's time
 _PACED_FRAMES = 40  # to measure it
 _SETTLED_NS = 10 * 10**9  # from the job's start to when latencies count
-_PLANNED = r"step='BUILDING'|" + JOB_ENDED
+_PLANNED = r"step=BUILDING|" + JOB_ENDED
 _WEIGHED_EVERY_S = 0.2
 _PLANNING_S, _PLAIN_S = {"yolox_nano": 120.0}, 15.0  # any other model plain INT8 suits
 
@@ -86,7 +86,7 @@ def measure(name: str, folder: Path) -> Beside:
     frames = folder / "frames"
     program = ("benchmarks.workers.recorded_daemon", str(frames), str(DATA / clip), str(fps))
     with FollowedDaemon(config, folder, program) as daemon:
-        if daemon.wait(r"step='PLANNING'", JOB_LIMIT_S) is None:
+        if daemon.wait(r"step=PLANNING", JOB_LIMIT_S) is None:
             raise SystemExit(f"error: {name}: no job came to PLANNING: {daemon.error()}")
         memory = _Memory(daemon.process.pid)
         while daemon.process.poll() is None and daemon.wait(_PLANNED, _WEIGHED_EVERY_S) is None:

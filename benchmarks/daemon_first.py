@@ -5,7 +5,7 @@ committed is then scored beside FP32 on labelled images that did not calibrate i
 CIFAR-10. PLANNING is the time from that state of the job to the next, with the child's niceness on a machine that
 others may use.
 
-The sample runs with its config.yaml, but for `camera.speed`: its night has to last until the job has ended.
+The sample runs with examples/street/config.yaml, but for `camera.speed`: its night has to last until the job has ended.
 """
 
 from __future__ import annotations
@@ -104,11 +104,12 @@ def sample(_: list[str], folder: Path, progress: Progress) -> tuple[list[Section
 
 
 def _sample_config(folder: Path) -> dict[str, Any]:
-    config: dict[str, Any] = yaml.safe_load((ROOT / "config.yaml").read_text())
+    sample = ROOT / "examples/street"
+    config: dict[str, Any] = yaml.safe_load((sample / "config.yaml").read_text())
     camera = config["camera"]
     files = {key: str(folder / Path(camera[key]).name) for key in ("source", "labels")}
     camera = {**camera, **files, "speed": _SAMPLE_SPEED}
-    return {**config, "model": str(ROOT / config["model"]), "state_dir": str(folder / "state"), "camera": camera}
+    return {**config, "model": str(sample / config["model"]), "state_dir": str(folder / "state"), "camera": camera}
 
 
 def first_job(config: Mapping[str, Any], folder: Path) -> FirstJob:

@@ -30,11 +30,11 @@ FIRST_SCENES = {
     "yolox_nano": "vid_vehicle_surveillance_640x352.mp4",
 }
 JOB_LIMIT_S = 900.0
-JOB_ENDED = r"event=(?:job|error) .*step='(?:COMMITTED|ROLLED_BACK|FAILED|CANCELLED)'"
+JOB_ENDED = r"event=(?:job|error) .*step=(?:COMMITTED|ROLLED_BACK|FAILED|CANCELLED)"
 
 _CIFAR_CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
-_STEP = re.compile(r"event=(?:job|error) .*step='(\w+)'")
-_ERROR = re.compile(r"event=error code='([\w.]+)' message='(.*?)'")
+_STEP = re.compile(r"event=(?:job|error) .*step=(\w+)")
+_ERROR = re.compile(r'event=error code=([\w.]+) message="(.*?)(?<!\\)"')
 _END_S = 60.0
 
 

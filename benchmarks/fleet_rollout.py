@@ -87,7 +87,7 @@ def carried_out(where: str, spec: RolloutSpec, listener: Listener) -> Course:
     began_s = time.monotonic()
     with open_existing(where) as store:
         book = RolloutRegister(store, "benchmark")
-        identity = book.create(_FLEET, spec, book.plan(_FLEET, spec, "benchmark"), "")
+        identity = book.create(_FLEET, spec, book.plan(_FLEET, spec), "")
         while True:
             overview, _, _ = book.show(identity)
             if overview.rollout.state.is_finished or time.monotonic() - began_s > _PATIENCE_S:

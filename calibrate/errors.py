@@ -20,6 +20,10 @@ class TaredError(Exception):
         self.expected = expected
         self.remedy = remedy
 
+    def as_dict(self) -> dict[str, str]:
+        """Return the error as the commands' `--json` prints it."""
+        return {"code": self.code, "found": self.found, "expected": self.expected, "remedy": self.remedy}
+
     def __str__(self) -> str:
         return f"{self.code}: {self.found}; expected {self.expected}; {self.remedy}"
 

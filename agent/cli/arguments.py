@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import math
+import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from agent.common.errors import AgentError
@@ -15,13 +18,61 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _PIPED_COLUMNS = 240  # of a table that is piped on
+_SAYS_DEFAULT = "(default: "
+_CHOICE = re.compile(r"invalid choice: '([^']*)'")
+
+
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows the default of each option that has one, unless its help already says it; flags have none to show."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if isinstance(action.default, bool) or action.default in (None, "", []) or _SAYS_DEFAULT in (action.help or ""):
+            return action.help
+        return super()._get_help_string(action)
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports wrong arguments in the form of all other errors (AgentError, `cli.arguments`)."""
+    """Shows its help if a command is missing; guesses a misspelt command, choice or option.
+
+    Wrong arguments are reported in the form of all other errors (AgentError, `cli.arguments`).
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **{"formatter_class": HelpFormatter, **options})
+        self._given: list[str] = []
+
+    def add_commands(self, title: str, metavar: str) -> Any:
+        """Add subparsers; where none is chosen, the parser's help is what runs."""
+        self.set_defaults(run=self._show_help)
+        return self.add_subparsers(title=title, metavar=metavar)
+
+    def _show_help(self, _: argparse.Namespace) -> int:
+        self.print_help()
+        return 0
+
+    # argparse hands what a command's parser does not know to its parent, which does not know the command's options.
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._given = list(sys.argv[1:] if args is None else args)
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return options, unknown
 
     def error(self, message: str) -> NoReturn:
-        raise AgentError("cli.arguments", message, "arguments as documented", f"see '{self.prog} --help'")
+        raise AgentError(
+            "cli.arguments", message, "arguments as documented", f"{self._guess(message)}see '{self.prog} --help'"
+        )
+
+    def _guess(self, message: str) -> str:
+        """Return a question that names the word meant: for a wrong choice, or the first option that is unknown."""
+        names = [name for action in self._actions for name in action.option_strings]
+        if found := _CHOICE.search(message):
+            written, words = found[1], [str(each) for action in self._actions for each in action.choices or ()]
+        else:
+            given = (each.partition("=")[0] for each in self._given if each.startswith("--"))
+            written, words = next((each for each in given if each not in names), ""), names
+        close = difflib.get_close_matches(written, words, n=1)
+        return f"did you mean '{close[0]}'? " if close else ""
 
 
 def command(commands: Any, name: str, run: Callable[..., int], text: str) -> argparse.ArgumentParser:
@@ -36,6 +87,12 @@ def command(commands: Any, name: str, run: Callable[..., int], text: str) -> arg
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     parser.set_defaults(run=run)
     return parser
+
+
+def add_config_option(parser: argparse.ArgumentParser) -> None:
+    """Add -c, the configuration of a daemon."""
+    about = "the daemon's configuration"
+    parser.add_argument("-c", "--config", type=Path, default=Path("config.yaml"), metavar="FILE", help=about)
 
 
 def number(kind: type[int] | type[float], low: float, high: float = math.inf) -> Callable[[str], float]:

@@ -16,7 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from agent.cli.arguments import Parser, command, number
+from agent.cli.arguments import Parser, add_config_option, command, number
+from agent.cli.completion import add_completion, complete
+from agent.cli.configuration import add_configuration
+from agent.cli.first_config import add_init
 from agent.cli.offline import add_offline
 from agent.cli.service import add_service
 from agent.cli.store import add_store
@@ -36,7 +39,8 @@ CommandGroup = Callable[[Any], None]  # adds its commands to argparse's subparse
 def main(arguments: Sequence[str] | None = None, extra: Sequence[CommandGroup] = ()) -> int:
     """Run one command and return its exit code.
 
-    Errors go to stderr as one line `error: CODE: found; expected; remedy`; the exit code is then 2.
+    Errors go to stderr as one line `error: CODE: found; expected; remedy`; the exit code is then 2. With --json
+    stdout has an object then, too: {"error": {code, found, expected, remedy}}.
 
     Args:
         arguments: The command line without the program's name; None: the process's own.
@@ -46,9 +50,12 @@ def main(arguments: Sequence[str] | None = None, extra: Sequence[CommandGroup] =
     # variable is read when NumPy is first imported, by the command or by a process that it starts.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, so `finally` runs; the daemon sets its own
+    as_json = "--json" in (sys.argv[1:] if arguments is None else arguments)  # also of a line that cannot be parsed
     hide_arguments()
     try:
-        options = _parser(extra).parse_args(arguments)
+        parser = make_parser(extra)
+        complete(parser)
+        options = parser.parse_args(arguments)
         if os.environ.get("TARED_NVTX"):
             from engines.trace import start_tracing
 
@@ -56,9 +63,9 @@ def main(arguments: Sequence[str] | None = None, extra: Sequence[CommandGroup] =
         run: Callable[[argparse.Namespace], int] = options.run
         return run(options)
     except ConfigError as error:  # lists the errors of a file, one per line
-        return _fail(f"error: {error}")
+        return _fail(error, f"error: {error}", as_json)
     except TaredError as error:
-        return _fail("error: " + " ".join(str(error).split()))
+        return _fail(error, "error: " + " ".join(str(error).split()), as_json)
     except BrokenPipeError:  # the reader of our stdout has gone, as `head` does, so its buffer cannot be flushed either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_PIPE
@@ -67,10 +74,12 @@ def main(arguments: Sequence[str] | None = None, extra: Sequence[CommandGroup] =
         return EXIT_INTERRUPTED
 
 
-def _fail(text: str) -> int:
+def _fail(error: TaredError, text: str, as_json: bool) -> int:
     from agent.common.console import say_error  # progress bars: a command that succeeds may never need them
 
     say_error(text)
+    if as_json:
+        print(json.dumps({"error": error.as_dict()}))
     return EXIT_ERROR
 
 
@@ -84,28 +93,29 @@ class _Version(argparse.Action):
         raise SystemExit(0)
 
 
-def _parser(extra: Sequence[CommandGroup]) -> argparse.ArgumentParser:
+def make_parser(extra: Sequence[CommandGroup]) -> Parser:
+    """Return the parser of the whole command line."""
     parser = Parser(prog="tared", description="Keeps a quantised vision model true on the board that runs it.")
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    commands = parser.add_commands("commands", "COMMAND")
 
     run = command(commands, "run", _run, "the daemon; a finite source ends the run with a summary")
-    run.add_argument("-c", "--config", type=Path, default=Path("config.yaml"), metavar="FILE")
-    run.add_argument("--frames", type=number(int, 1), default=0, metavar="N", help="stop after N frames of each camera")
-    run.add_argument(
-        "--web",
-        nargs="?",
-        const=_PAGES,
-        metavar="HOST:PORT",
-        help=f"run 'tared web' beside it, for browsers ({_PAGES})",
-    )
-    run.add_argument("--backend", help="instead of the configured one; auto: the fastest that works")
+    add_config_option(run)
+    stop = "stop after N frames of each camera (default: at the end of the source)"
+    run.add_argument("--frames", type=number(int, 1), default=0, metavar="N", help=stop)
+    runtime = "the inference runtime; auto: the fastest that works (default: the configured one)"
+    run.add_argument("--backend", metavar="RUNTIME", help=runtime)
+    pages = f"run 'tared web' beside it, for browsers; without an address at {_PAGES} (default: it does not run)"
+    run.add_argument("--web", nargs="?", const=_PAGES, metavar="HOST:PORT", help=pages)
 
     add_offline(commands)
     add_store(commands)
+    add_init(commands)
+    add_configuration(commands)
     for add_group in extra:
         add_group(commands)
     add_service(commands)
+    add_completion(commands)
     return parser
 
 
@@ -141,7 +151,7 @@ def _run(options: argparse.Namespace) -> int:
     config = load_config(options.config)
     if options.backend:
         config = config.model_copy(update={"backend": options.backend})
-    set_up_logging(config.log_level)
+    set_up_logging(config.log_level, config.log_format)
     faulthandler.enable(2)  # after a SIGABRT of systemd's watchdog, the journal has every thread's stack
     pages = partial(serving_pages, options.web, options.config) if options.web is not None else None
     summary = run_daemon(config, options.frames, pages)

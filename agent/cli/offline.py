@@ -24,132 +24,152 @@ EXPORT_FORMATS = (  # of agent.models.export.command, which loads ONNX
     *("deepstream", "triton", "tvm", "ppq"),
 )
 SHOWN_DIFFERENCES = 20  # of a calibration from another tool's cache
-MAX_LOSS = "the loss, 1 - mean fidelity, that you accept (0.02)"
-MAX_CONFUSION = "the share of a class that may be taken for one other (0.1)"
+MAX_LOSS = "the loss that you accept: 1 - mean fidelity, a share from 0 to 1"
+MAX_CONFUSION = "the share of a class that may be taken for one other, 0 to 1"
 SOURCES = "a video file, a folder or zip of images, v4l2:/dev/video0, csi:0, rtsp://..., http://..."
+MODEL = "the model's spec; 'tared inspect MODEL.onnx' writes a first one"
+ARTEFACT = "an artefact of 'tared build'"
+METHODS = "how thresholds are chosen: entropy, mse, max, percentile:99.99, ... (docs/models.md)"
+DATASET = "labelled images for top-1 or mAP, too (default: none)"
+EACH_CPU = "CPU threads of each engine (default: one for each CPU)"
 
 
 def add_offline(commands: Any) -> None:
     """Add the commands that need no daemon."""
     check = command(commands, "check", _check, "draw what the model gets and answers; find what its spec has wrong")
-    check.add_argument("model", type=Path, metavar="MODEL.yaml", help="or a MODEL.onnx, with the spec guessed of it")
+    check.add_argument("model", type=Path, metavar="MODEL.yaml", help="a spec, or a MODEL.onnx: its spec is guessed")
     check.add_argument("--frames", required=True, metavar="SRC", help=f"a photo, {SOURCES}")
-    check.add_argument("--count", type=number(int, 1, 1000), metavar="N", help="frames of it (32; a classifier: 128)")
-    check.add_argument("--threads", type=number(int, 1), default=os.cpu_count() or 1, metavar="N")
-    check.add_argument("-o", "--output", type=Path, metavar="check.png", help="the picture: input, answer, other specs")
+    count = "frames to look at (default: 32; of a classifier 128)"
+    check.add_argument("--count", type=number(int, 1, 1000), metavar="N", help=count)
+    check.add_argument("--threads", type=number(int, 1), default=os.cpu_count() or 1, metavar="N", help=EACH_CPU)
+    picture = "the picture of input, answer and other specs (default: none)"
+    check.add_argument("-o", "--output", type=Path, metavar="check.png", help=picture)
 
     calibrate = command(commands, "calibrate", _calibrate, "observe frames and choose the INT8 scales")
-    calibrate.add_argument("model", type=Path, metavar="MODEL.yaml")
-    calibrate.add_argument("--frames", metavar="SRC", help=f"{SOURCES}; with --from-cache, to compare")
-    calibrate.add_argument(
-        "--from-cache",
-        type=Path,
-        metavar="FILE",
-        help="take the scales of TensorRT's cache, ONNX Runtime's table or a Q/DQ .onnx",
-    )
-    calibrate.add_argument("--count", type=number(int, 1), default=512, metavar="N", help="frames to observe (512)")
-    calibrate.add_argument("--method", default="entropy", help="entropy (default), mse, percentile:P, ...: README")
-    calibrate.add_argument("--plan", type=Path, metavar="plan.json", help="observe what this plan makes of the tensors")
-    calibrate.add_argument("-o", "--output", type=Path, required=True, metavar="calibration.json")
+    calibrate.add_argument("model", type=Path, metavar="MODEL.yaml", help=MODEL)
+    compared = f"{SOURCES} (default: none; with --from-cache, frames to compare)"
+    calibrate.add_argument("--frames", metavar="SRC", help=compared)
+    cache = "take the scales of TensorRT's cache, ONNX Runtime's table or a Q/DQ .onnx (default: of the frames)"
+    calibrate.add_argument("--from-cache", type=Path, metavar="FILE", help=cache)
+    calibrate.add_argument("--count", type=number(int, 1), default=512, metavar="N", help="frames to observe")
+    calibrate.add_argument("--method", default="entropy", metavar="METHOD", help=METHODS)
+    planned = "observe the tensors as this plan repairs them (default: as the model has them)"
+    calibrate.add_argument("--plan", type=Path, metavar="plan.json", help=planned)
+    written = "the calibration to write"
+    calibrate.add_argument("-o", "--output", type=Path, required=True, metavar="calibration.json", help=written)
 
     plan = command(commands, "plan", _plan, "find the fastest precision plan that provably keeps a loss")
-    plan.add_argument(
-        "model", type=Path, metavar="MODEL.yaml", help="or, with --explain, --show or --chart, a plan.json"
-    )
-    plan.add_argument("--calibration", type=Path, metavar="FILE")
+    model = "the model's spec; with --explain, --show or --chart a plan.json"
+    plan.add_argument("model", type=Path, metavar="MODEL.yaml", help=model)
+    calibrated = "a calibration.json of this model (default: the model brings its own)"
+    plan.add_argument("--calibration", type=Path, metavar="FILE", help=calibrated)
     plan.add_argument(
         "--frames",
         action="append",
         metavar="SRC",
-        help=f"held out from the calibration: {SOURCES}; several times: the loss is kept in the worst of them",
+        help=f"held out from the calibration: {SOURCES}; given several times, the loss is kept in the worst of them "
+        "(default: none; a search needs some)",
     )
     plan.add_argument("--max-loss", type=number(float, 1e-4, 0.999), default=0.02, metavar="L", help=MAX_LOSS)
     plan.add_argument("--max-confusion", type=number(float, 1e-3, 0.999), default=0.1, metavar="C", help=MAX_CONFUSION)
-    plan.add_argument("--budget-s", type=number(float, 0.0), metavar="S", help="the best certified plan by then")
-    plan.add_argument("--costs", choices=("measured", "macs"), default="measured", help="macs: do not time, count")
-    plan.add_argument("--dataset", type=Path, metavar="DIR_OR_ZIP", help="also report top-1 or mAP on these labels")
-    plan.add_argument("--seed", type=number(int, 0), default=0, metavar="N", help="of the random order of frames (0)")
+    budget = "seconds for the search, which then takes the best certified plan (default: no limit)"
+    plan.add_argument("--budget-s", type=number(float, 0.0), metavar="S", help=budget)
+    costs = "time the layers, or count their multiply-accumulates (macs)"
+    plan.add_argument("--costs", choices=("measured", "macs"), default="measured", help=costs)
+    plan.add_argument("--dataset", type=Path, metavar="DIR_OR_ZIP", help=DATASET)
+    plan.add_argument("--seed", type=number(int, 0), default=0, metavar="N", help="draws the random order of frames")
     plan.add_argument("--all", action="store_true", help="list every layer group")
-    plan.add_argument("--explain", metavar="GROUP", help="of a plan.json: all about one group, by name or glob")
+    group = "of a plan.json: all about one group, by name or glob (default: all groups)"
+    plan.add_argument("--explain", metavar="GROUP", help=group)
     plan.add_argument("--show", action="store_true", help="of a plan.json: its table again")
-    plan.add_argument("--chart", type=Path, metavar="FILE.png", help="draw loss against latency (tared[plot])")
-    plan.add_argument("-o", "--output", type=Path, metavar="plan.json")
+    chart = "draw loss against latency; needs matplotlib (default: no chart)"
+    plan.add_argument("--chart", type=Path, metavar="FILE.png", help=chart)
+    found = "the plan to write (default: none; a search needs it)"
+    plan.add_argument("-o", "--output", type=Path, metavar="plan.json", help=found)
 
     build = command(commands, "build", _build, "build an engine into an artefact")
-    build.add_argument("model", type=Path, metavar="MODEL.yaml")
-    build.add_argument("--calibration", type=Path, metavar="FILE", help="needed for int8")
-    build.add_argument("--frames", metavar="SRC", help="check int8 on these, not by what 'tared calibrate' has seen")
+    build.add_argument("model", type=Path, metavar="MODEL.yaml", help=MODEL)
+    scales = "a calibration.json, needed for int8 (default: none)"
+    build.add_argument("--calibration", type=Path, metavar="FILE", help=scales)
+    checked = "check int8 on these frames (default: the frames that 'tared calibrate' kept)"
+    build.add_argument("--frames", metavar="SRC", help=checked)
     precision = build.add_mutually_exclusive_group()
-    precision.add_argument(
-        "--precision", choices=("int8", "fp16", "fp32"), help="int8 with a calibration, else the fastest float"
-    )
-    precision.add_argument(
-        "--plan", type=Path, metavar="plan.json", help="which layers stay float; the others are int8"
-    )
+    chosen = "of all layers (default: int8 with a calibration, else the fastest float)"
+    precision.add_argument("--precision", choices=("int8", "fp16", "fp32"), help=chosen)
+    mixed = "which layers stay float; the others are int8 (default: none)"
+    precision.add_argument("--plan", type=Path, metavar="plan.json", help=mixed)
     build.add_argument("--best", action="store_true", help="tensorrt: search longest for the fastest kernels")
-    build.add_argument("--dla", type=number(int, 0), metavar="CORE", help="tensorrt: this accelerator, else the GPU")
+    accelerator = "tensorrt: the deep learning accelerator to build for (default: the GPU alone)"
+    build.add_argument("--dla", type=number(int, 0), metavar="CORE", help=accelerator)
     build.add_argument("--offline", action="store_true", help="tensorrt: without a GPU, to prove it can be built")
-    build.add_argument("--target", metavar="SM", help="with --offline: the GPU to build for, such as sm86")
-    build.add_argument("-o", "--output", type=Path, metavar="ARTEFACT/", help="MODEL-PRECISION/ by default")
+    target = "with --offline: the GPU to build for, such as sm86 (default: none)"
+    build.add_argument("--target", metavar="SM", help=target)
+    folder = "the folder to write (default: MODEL-PRECISION/)"
+    build.add_argument("-o", "--output", type=Path, metavar="ARTEFACT/", help=folder)
 
     export = command(commands, "export", _export, "write an artefact for another tool, into a folder of its own")
-    export.add_argument("artefact", type=Path, metavar="ARTEFACT/")
-    export.add_argument("--to", required=True, choices=EXPORT_FORMATS, help="the tool that reads it: docs/export.md")
-    export.add_argument("--model", type=Path, metavar="MODEL.onnx", help="what a tensorrt or openvino one was built of")
+    export.add_argument("artefact", type=Path, metavar="ARTEFACT/", help=ARTEFACT)
+    tools = f"the tool that reads it: {', '.join(EXPORT_FORMATS)} (docs/export.md)"
+    export.add_argument("--to", required=True, choices=EXPORT_FORMATS, metavar="FORMAT", help=tools)
+    built_of = "what an artefact of tensorrt or openvino was built of (default: none)"
+    export.add_argument("--model", type=Path, metavar="MODEL.onnx", help=built_of)
     export.add_argument("--licence", default="", metavar="SPDX", help="of the model (default: what its file says)")
     export.add_argument("--overwrite", action="store_true", help="replace a folder that is there already")
-    export.add_argument("--key", type=Path, metavar="FILE", help="verifies signed engines")
-    export.add_argument("-o", "--output", type=Path, required=True, metavar="DIR/")
+    checking = "verifies signed engines (default: signatures are not checked)"
+    export.add_argument("--key", type=Path, metavar="FILE", help=checking)
+    export.add_argument("-o", "--output", type=Path, required=True, metavar="DIR/", help="the folder to write")
 
     inspect = command(commands, "inspect", _inspect, "what is in an artefact; what an ONNX file looks like, as a spec")
-    inspect.add_argument("target", type=Path, metavar="ARTEFACT_OR_MODEL.onnx")
+    inspect.add_argument("target", type=Path, metavar="ARTEFACT_OR_MODEL.onnx", help="an artefact, or a model file")
     inspect.add_argument("--layers", action="store_true", help="the layers that the builder made")
     inspect.add_argument("--time", action="store_true", help="with --layers: run it, and time every layer")
-    inspect.add_argument("-o", "--output", type=Path, metavar="model.yaml", help="of a MODEL.onnx; MODEL.yaml if new")
+    spec = "of a MODEL.onnx: the spec to write (default: MODEL.yaml, if there is none)"
+    inspect.add_argument("-o", "--output", type=Path, metavar="model.yaml", help=spec)
     inspect.add_argument("--overwrite", action="store_true", help="also a model.yaml that is there already")
 
     report = command(
         commands, "report", _report, "one HTML file that shows a calibration, a plan, an engine or a board"
     )
-    report.add_argument(
-        "subject", type=Path, metavar="SUBJECT", help="a calibration.json, a plan.json, an ARTEFACT/ or a state_dir"
-    )
-    report.add_argument(
-        "-o", "--output", type=Path, default=Path("report.html"), metavar="report.html", help="report.html by default"
-    )
-
-    report.add_argument("--key", type=Path, metavar="FILE", help="verifies signed engines")
+    subject = "a calibration.json, a plan.json, an ARTEFACT/ or a state_dir"
+    report.add_argument("subject", type=Path, metavar="SUBJECT", help=subject)
+    page = "the page to write"
+    report.add_argument("-o", "--output", type=Path, default=Path("report.html"), metavar="FILE", help=page)
+    verifying = "verifies signed engines (default: signatures are not checked)"
+    report.add_argument("--key", type=Path, metavar="FILE", help=verifying)
 
     infer = command(commands, "infer", _infer, "run an artefact over frames")
-    infer.add_argument("artefact", type=Path, metavar="ARTEFACT/")
+    infer.add_argument("artefact", type=Path, metavar="ARTEFACT/", help=ARTEFACT)
     infer.add_argument("--frames", required=True, metavar="SRC", help=SOURCES)
-    infer.add_argument("-o", "--output", type=Path, metavar="results.jsonl")
-    infer.add_argument(
-        "--save", type=Path, metavar="OUT", help="the frames with results: out.mp4, .mkv, .avi, a folder"
-    )
+    answers = "what it answers, a line of JSON for each frame (default: none)"
+    infer.add_argument("-o", "--output", type=Path, metavar="results.jsonl", help=answers)
+    drawn = "the frames with what it answers: out.mp4, .mkv, .avi, or a folder (default: none)"
+    infer.add_argument("--save", type=Path, metavar="OUT", help=drawn)
 
     evaluate = command(commands, "evaluate", _evaluate, "top-1 or mAP on labelled images")
-    evaluate.add_argument("target", type=Path, metavar="ARTEFACT_OR_MODEL.yaml")
-    evaluate.add_argument("--dataset", type=Path, required=True, metavar="DIR_OR_ZIP")
+    scored = "an artefact, or a spec for the float reference"
+    evaluate.add_argument("target", type=Path, metavar="ARTEFACT_OR_MODEL.yaml", help=scored)
+    labelled = "images with labels: a folder for each class, or YOLO's text files"
+    evaluate.add_argument("--dataset", type=Path, required=True, metavar="DIR_OR_ZIP", help=labelled)
 
     benchmark = command(commands, "benchmark", _benchmark, "every runtime here, in float, in INT8 and under a plan")
-    benchmark.add_argument("model", type=Path, metavar="MODEL.yaml")
+    benchmark.add_argument("model", type=Path, metavar="MODEL.yaml", help=MODEL)
     benchmark.add_argument("--frames", required=True, metavar="SRC", help=SOURCES)
-    benchmark.add_argument("--count", type=number(int, 16), default=128, metavar="N", help="frames of it (128)")
-    benchmark.add_argument(
-        "--max-loss", type=number(float, 0.0, 1.0), default=0.1, metavar="X", help="of the plan (0.1)"
-    )
-    benchmark.add_argument("--dataset", type=Path, metavar="DIR_OR_ZIP", help="labelled images: top-1 or mAP, too")
-    benchmark.add_argument("--threads", type=number(int, 1), default=1, metavar="N", help="of each engine (1)")
+    benchmark.add_argument("--count", type=number(int, 16), default=128, metavar="N", help="frames to run")
+    benchmark.add_argument("--max-loss", type=number(float, 0.0, 1.0), default=0.1, metavar="L", help=MAX_LOSS)
+    benchmark.add_argument("--dataset", type=Path, metavar="DIR_OR_ZIP", help=DATASET)
+    threads = "CPU threads of each engine"
+    benchmark.add_argument("--threads", type=number(int, 1), default=1, metavar="N", help=threads)
 
     for offline in (calibrate, plan, build, infer, evaluate, inspect):
         offline.add_argument(
             "--backend",
             default="auto",
-            help="tensorrt, openvino, onnxruntime, or auto (default): an artefact's own, else the fastest that works",
+            metavar="RUNTIME",
+            help="tensorrt, openvino, onnxruntime, or auto: an artefact's own, else the fastest that works",
         )
-        offline.add_argument("--key", type=Path, metavar="FILE", help="signs artefacts, and refuses those it has not")
-        offline.add_argument("--threads", type=number(int, 1), default=os.cpu_count() or 1, metavar="N")
+        signing = "signs artefacts, and refuses those that it has not signed (default: unsigned)"
+        offline.add_argument("--key", type=Path, metavar="FILE", help=signing)
+        offline.add_argument("--threads", type=number(int, 1), default=os.cpu_count() or 1, metavar="N", help=EACH_CPU)
 
 
 def _check(options: argparse.Namespace) -> int:

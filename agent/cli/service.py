@@ -17,22 +17,20 @@ def add_service(commands: Any) -> None:
     """Add the commands that concern a machine, not a model."""
     about = "write the systemd unit and a first configuration; a second time changes nothing"
     install = command(commands, "install-service", _install, about)
-    install.add_argument(
-        "--name", metavar="NAME", help="of one more service, tared-NAME, with a model and cameras of its own"
-    )
-    install.add_argument("--dry-run", action="store_true", help="only tell what would change")
+    name = "one more service, tared-NAME, with a model and cameras of its own (default: the service tared)"
+    install.add_argument("--name", metavar="NAME", help=name)
+    install.add_argument("--dry-run", action="store_true", help="only list what would change")
     install.add_argument("--uninstall", action="store_true", help="take the unit away; configuration and state stay")
-    install.add_argument(
-        "--root", type=Path, default=Path("/"), metavar="DIR", help="of an image, instead of this machine"
-    )
+    root = "the root folder of an image, instead of this machine"
+    install.add_argument("--root", type=Path, default=Path("/"), metavar="DIR", help=root)
     install.add_argument("--now", action="store_true", help="start the service too")
     drop_ins = install.add_argument_group("additions to the unit, see systemd/tared.service.d; what is there stays")
     drop_ins.add_argument("--csi", action="store_true", help="for csi cameras: sees, and restarts with, nvargus-daemon")
-    drop_ins.add_argument(
-        "--jit-hardened", action="store_true", help="no code that is made as it runs; may not suit CUDA"
-    )
+    jit = "no code that is made as it runs; may not suit CUDA"
+    drop_ins.add_argument("--jit-hardened", action="store_true", help=jit)
     doctor = command(commands, "doctor", _doctor, "what this machine has, what is missing, and the remedy")
-    doctor.add_argument("-c", "--config", type=Path, metavar="FILE", help="also what this config.yaml asks for")
+    about = "examine also what this configuration asks for (default: the machine alone)"
+    doctor.add_argument("-c", "--config", type=Path, metavar="FILE", help=about)
 
 
 def _install(options: argparse.Namespace) -> int:

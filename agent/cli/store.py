@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.cli.arguments import command, table_console
+from agent.cli.arguments import add_config_option, command, table_console
 from agent.common.errors import AgentError
 from calibrate.errors import TaredError
 
@@ -26,17 +26,15 @@ _COLUMNS = ("id", "made", "precision", "bytes", "fidelity", "method", "roles", "
 def add_store(commands: Any) -> None:
     """Add `store list` and `store verify`, which may run beside the daemon, and `store gc`, which may not."""
     about = "the engines on the disk: list them, verify them, remove what nobody needs"
-    store = commands.add_parser("store", help=about, description=about)
-    actions = store.add_subparsers(title="actions", required=True, metavar="ACTION")
+    actions = commands.add_parser("store", help=about, description=about).add_commands("actions", "ACTION")
     command(actions, "list", _list, "the engines, and why each stays")
     command(actions, "verify", _verify, "read every byte; exit code 1 when something is damaged")
     gc = command(actions, "gc", _gc, "remove what nobody needs, while no daemon runs")
-    gc.add_argument("--dry-run", action="store_true", help="only tell what would go")
+    gc.add_argument("--dry-run", action="store_true", help="only list what would be removed")
     for action in actions.choices.values():
-        action.add_argument("-c", "--config", type=Path, default=Path("config.yaml"), metavar="FILE")
-        action.add_argument(
-            "--key", type=Path, metavar="FILE", help="takes artefacts that it has not signed as damaged"
-        )
+        add_config_option(action)
+        key = "counts artefacts that this key has not signed as damaged (default: signatures are not checked)"
+        action.add_argument("--key", type=Path, metavar="FILE", help=key)
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -49,12 +47,12 @@ def _list(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"artefacts": rows, "cached": cached, "free_bytes": cleaner.free_bytes()}))
         return 0
-    from rich.table import Table
+    from agent.common.table import tabulate
 
-    table = Table(*_COLUMNS, box=None, pad_edge=False)
     for row in rows:
-        table.add_row(*(_plain(row[column]) for column in _COLUMNS))
-    table_console().print(table)
+        row["made"] = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["made"]))
+    console, cells = table_console(), [[_plain(row[column]) for column in _COLUMNS] for row in rows]
+    console.print(tabulate(_COLUMNS, cells, console.width, prose=("method", "roles", "trouble"), right=("bytes",)))
     print(f"{len(cached)} cached, {sum(cached.values())} bytes; {cleaner.free_bytes()} bytes free on the disk")
     return 0
 
@@ -68,7 +66,7 @@ def _row(store: Store, one: Stored, roles: tuple[str, ...]) -> dict[str, Any]:
     inputs = manifest.get("inputs", {})
     return {
         "id": one.id,
-        "made": time.strftime("%Y-%m-%d %H:%M", time.localtime(one.made_s)),
+        "made": one.made_s,
         "precision": inputs.get("precision"),
         "bytes": one.nbytes,
         "fidelity": _entry(manifest.get("verdict"), "fidelity"),
@@ -93,9 +91,7 @@ def _verify(options: argparse.Namespace) -> int:
     _, _, cleaner = _open(options)
     count, errors = cleaner.verify()
     if options.json:
-        keys = ("code", "found", "expected", "remedy")
-        damaged = [{key: getattr(error, key) for key in keys} for error in errors]
-        print(json.dumps({"artefacts": count, "damaged": damaged}))
+        print(json.dumps({"artefacts": count, "damaged": [error.as_dict() for error in errors]}))
     else:
         for error in errors:
             print(error)

@@ -249,7 +249,7 @@ class Transfer:
             self.hand_over()
             self.is_finished = True
         elif self.partial.is_pieced and not self._is_second_try:
-            log.warning("delivery=%s state=another file, begun anew", self.partial.args.sha256[:12])
+            log.warning("delivery=%s state='another file, begun anew'", self.partial.args.sha256[:12])
             self._is_second_try = True
             self._start()
         else:

@@ -6,14 +6,18 @@ would be a line every other second.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
+
+from agent.common.logfmt import JsonFormatter, LogfmtFormatter
 
 _PLAIN_PERIOD_S = 2.0  # between plain progress lines
 
@@ -33,6 +37,12 @@ def goes_to_journal() -> bool:
     return stream == f"{stderr.st_dev}:{stderr.st_ino}"
 
 
+class _Style:
+    """How lines are written. is_json: one JSON object a line, for a collector of logs; then no progress is shown."""
+
+    is_json = False
+
+
 class Task:
     """The progress of one piece of work; `update` is cheap and may be called for every frame."""
 
@@ -42,7 +52,7 @@ class Task:
         self._bar = bar
         self._row = bar.add_task(title, total=total, note="") if bar else None
         self._printed = time.monotonic()
-        self._prints_lines = not goes_to_journal()
+        self._prints_lines = not (goes_to_journal() or _Style.is_json)
 
     def update(self, done: int, note: str = "") -> None:
         """Show that `done` of `total` units are done, with a note."""
@@ -57,7 +67,7 @@ class Task:
 @contextmanager
 def progress(title: str, total: int | None = None) -> Iterator[Task]:
     """Show the progress of the block while it runs; total: units in all, None if unknown."""
-    if not console.is_terminal:
+    if not console.is_terminal or _Style.is_json:
         yield Task(title, total, None)
         return
     columns: list[ProgressColumn] = [
@@ -80,6 +90,10 @@ def stage(title: str) -> Iterator[Callable[[float, str], None]]:
 
 def say(text: str, priority: int = _NOTICE) -> None:
     """Print one line on stderr, above any running progress. priority: of syslog(3), for the journal."""
+    _print(json.dumps({"msg": text}) if _Style.is_json else text, priority)
+
+
+def _print(text: str, priority: int) -> None:
     if goes_to_journal():
         text = "\n".join(f"<{priority}>{line}" for line in text.splitlines())
     console.print(text, markup=False, emoji=False)
@@ -95,13 +109,14 @@ class ConsoleHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            say(self.format(record), _PRIORITIES.get(record.levelno, _NOTICE))
+            _print(self.format(record), _PRIORITIES.get(record.levelno, _NOTICE))
         except Exception:  # a log line must never end the daemon
             self.handleError(record)
 
 
-def set_up_logging(level: str) -> None:
-    """Send all log records of `level` and above to stderr, as key=value."""
+def set_up_logging(level: str, style: Literal["logfmt", "json"] = "logfmt") -> None:
+    """Send all log records of `level` and above to stderr, as logfmt or as JSON objects."""
+    _Style.is_json = style == "json"
     handler = ConsoleHandler()
-    handler.setFormatter(logging.Formatter("level=%(levelname)s at=%(name)s %(message)s"))
+    handler.setFormatter(JsonFormatter() if _Style.is_json else LogfmtFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

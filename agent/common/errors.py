@@ -12,6 +12,12 @@ class AgentError(TaredError):
 class ConfigError(AgentError):
     """config.yaml or a model spec that cannot be used."""
 
+    @property
+    def lines(self) -> list[str]:
+        """The errors that it lists; one if it lists none."""
+        first, *listed = self.found.rstrip().split("\n  ")
+        return listed or [f"{first}; expected {self.expected}"]
+
 
 class CameraError(AgentError):
     """A source that cannot be opened, or that ends where it should not."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -14,6 +14,7 @@ from agent.common.errors import ConfigError
 from agent.common.redaction import redact, redact_location
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+OPTIONAL_TEXT: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None}  # a JSON Schema
 
 
 def in_folder(path: Path, info: ValidationInfo) -> Path:
@@ -65,7 +66,7 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(
-            "config.missing", f"no file {path}", "a YAML file", "check the path, or copy config.yaml from the project"
+            "config.missing", f"no file {path}", "a YAML file", "check the path, or let 'tared init' write one"
         ) from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         detail = redact(" ".join(str(error).split()))  # quotes the file
@@ -88,13 +89,17 @@ def validate(schema: type[SchemaT], content: Mapping[str, Any], source: str, fol
     try:
         return schema.model_validate(content, context={"folder": folder or ""})
     except ValidationError as error:
-        lines = [redact(_error_line(detail)) for detail in error.errors()]
-        raise ConfigError(
-            "config.invalid",
-            f"{len(lines)} error{'s' if len(lines) > 1 else ''} in {source}:\n  " + "\n  ".join(lines) + "\n",
-            "the keys and values that config.yaml documents",
-            "correct each line named above",
-        ) from error
+        raise invalid([redact(_error_line(detail)) for detail in error.errors()], source) from error
+
+
+def invalid(lines: Sequence[str], source: str) -> ConfigError:
+    """Return the error that lists the errors of a file."""
+    return ConfigError(
+        "config.invalid",
+        f"{len(lines)} error{'s' if len(lines) > 1 else ''} in {source}:\n  " + "\n  ".join(lines) + "\n",
+        "the keys and values that 'tared config --example' shows",
+        "correct each line named above",
+    )
 
 
 def verbatim_error(error: str) -> PydanticCustomError:

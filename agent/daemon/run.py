@@ -82,7 +82,7 @@ def _run(config: Config, frame_limit: int, labels: Mapping[str, Mapping[int, Tru
     in_float = model.build_request(model.master, "fp32")
     chosen = choose_backend(config.backend, config.backend_options(), in_float)
     backend = chosen.backend
-    log.info("backend name=%s not_taken=%r", backend.name, dict(chosen.not_taken))
+    log.info("backend=%s not_taken=%r", backend.name, dict(chosen.not_taken))
     config = config.model_copy(update={"backend": backend.name})  # the children open the same
     if warning := slower_here(model.plan, backend.describe()):
         say(f"warning: {warning}")

@@ -25,7 +25,9 @@ _BROKER_S = 8.0
 def examine_configured(config: Config, service: bool = False) -> list[Finding]:
     """Try the cameras, the broker and the keys. service: the installed one, some of whose files only root can read."""
     several = len(config.every_camera) > 1
-    cameras = [_camera(camera, f"camera {camera.name}" if several else "camera") for camera in config.every_camera]
+    cameras = [
+        examine_camera(camera, f"camera {camera.name}" if several else "camera") for camera in config.every_camera
+    ]
     return [*cameras, _broker(config, service), _keys(config, service)]
 
 
@@ -42,7 +44,7 @@ def examine_unconfigured(root: Path) -> list[Finding]:
     return [Finding("cameras", ", ".join(names) or "none", bool(names), False, remedy)]
 
 
-def _camera(camera: CameraConfig, name: str) -> Finding:
+def examine_camera(camera: CameraConfig, name: str) -> Finding:
     """Read a first frame in a process of its own, which can be ended if a driver hangs, and may crash."""
     try:
         shown = camera.to_source().shown

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import yaml
 from rich.console import Console
-from rich.table import Table
 
 from agent.common.errors import AgentError
 from agent.common.schema import validate
+from agent.common.table import tabulate
 from agent.inspection.graph_facts import GraphFacts, GraphTensor, read_facts
 from agent.inspection.spec_guess import Guess, guess_head, guess_spec
 from agent.vision.spec import ModelSpec
@@ -122,10 +122,8 @@ def print_model_inspection(inspection: ModelInspection, console: Console) -> Non
     rows += [("refused", inspection.refusal)] if inspection.refusal else []
     for name, fact in rows:
         console.print(f"{name:10} {fact}", highlight=False, markup=False)
-    table = Table("key", "guess", "how sure", "why", box=None)
-    for guess in inspection.guesses:
-        table.add_row(guess.key, one_line_yaml(guess.value), guess.sureness, guess.reason)
-    console.print(table, highlight=False, markup=False)
+    guesses = [(each.key, one_line_yaml(each.value), each.sureness, each.reason) for each in inspection.guesses]
+    console.print(tabulate(("key", "guess", "how sure", "why"), guesses, console.width, prose=("guess", "why")))
 
 
 def _shown(tensor: GraphTensor) -> str:
@@ -236,14 +234,13 @@ def print_artefact_inspection(inspection: ArtefactInspection, console: Console) 
     if inspection.layers is None:
         return
     timed = any(layer.time_ms is not None for layer in inspection.layers)
-    table = Table("computes", "type", "reads", "writes", *(["ms"] if timed else []), "format", "tactic", box=None)
+    heads, rows = ("computes", "type", "reads", "writes", *(["ms"] if timed else []), "format", "tactic"), []
     for layer in inspection.layers:
         time_ms = "" if layer.time_ms is None else f"{layer.time_ms:.4f}"
         reads, writes = layer.precision, "/".join(dict.fromkeys(layer.outputs))
-        table.add_row(
-            _computed(layer), layer.kind, reads, writes, *([time_ms] if timed else []), layer.format, layer.tactic
-        )
-    console.print(table)
+        facts = (layer.kind, reads, writes, *([time_ms] if timed else []), layer.format, layer.tactic)
+        rows.append((_computed(layer), *facts))
+    console.print(tabulate(heads, rows, console.width, prose=("computes", "tactic")))
 
 
 def _computed(layer: Layer) -> str:

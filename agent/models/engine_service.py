@@ -315,5 +315,5 @@ def reject(store: Store, identity: str, rollback: Mapping[str, Any]) -> None:
     try:
         record_refusal(store.root, identity, {"rollback": dict(rollback), "verdict": verdict})
     except OSError as error:  # the artefact goes all the same
-        log.warning("refusal_not_kept error=%r", error.strerror)
+        log.warning("refusal=not_kept error=%r", error.strerror)
     store.discard(path)

@@ -8,10 +8,10 @@ import socket
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, field_validator
 
 from agent.common.credentials import FileOrCredential
-from agent.common.schema import Finite, Strict, read_yaml, validate
+from agent.common.schema import OPTIONAL_TEXT, Finite, Strict, read_yaml, validate
 from agent.contract.topics import check_name
 from agent.mqtt.endpoint import Endpoint, Protocol, TlsFiles, Transport
 
@@ -53,6 +53,12 @@ def _text(value: object) -> object:
     return str(value) if type(value) is int else value
 
 
+_PROTOCOLS = {"enum": ["auto", 5, "5", "3.1.1"]}  # 5 as YAML reads it
+Device = Annotated[
+    str, BeforeValidator(lambda name: _host_name() if name is None else name), WithJsonSchema(OPTIONAL_TEXT)
+]
+
+
 class MqttConfig(Strict):
     """The broker and our names there. Without a host, an embedded broker listens on a free loopback port."""
 
@@ -63,10 +69,10 @@ class MqttConfig(Strict):
     tls: TlsFiles | None = None
     transport: Transport = "tcp"
     websocket_path: str = Field(default="/mqtt", pattern=r"^/[!-~]*$")
-    protocol: Annotated[Protocol, BeforeValidator(_text)] = "auto"
+    protocol: Annotated[Protocol, BeforeValidator(_text), WithJsonSchema(_PROTOCOLS)] = "auto"
     will_delay_s: int = Field(default=20, ge=0, le=3600)
     fleet: str = "default"
-    device: str = Field(default_factory=lambda: _host_name())
+    device: Device = Field(default_factory=lambda: _host_name())
     keepalive_s: int = Field(default=30, ge=5, le=3600)
     telemetry_period_s: Finite = Field(default=5.0, gt=0.0)
     outbox: OutboxConfig = OutboxConfig()

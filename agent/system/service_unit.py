@@ -21,7 +21,7 @@ _UNITS = Path("etc/systemd/system")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 _BOOTED = Path("/run/systemd/system")  # sd_booted(3)
 _PRIVATE = (Path("/home"), Path("/root"), Path("/run/user"))  # folders that ProtectHome hides from the service
-_SHARE = "share/tared/systemd"  # the folder of a wheel's data files
+_SHARE = "share/tared"  # the folder of a wheel's data files
 
 
 @dataclass
@@ -82,17 +82,22 @@ class InstallStep:
         return self.action != "keep"
 
 
-def shipped_file(name: str = TARED.unit) -> str:
-    """Return the text of a file of the folder systemd/, from the source tree or the installed wheel.
+def shipped_path(name: str) -> Path:
+    """Return the path of a file that tared comes with, by its path in the source tree, which a wheel's is like.
 
     Raises AgentError (`service.files`).
     """
-    folders = (Path(__file__).resolve().parents[2] / "systemd", Path(sysconfig.get_path("data")) / _SHARE)
+    folders = (Path(__file__).resolve().parents[2], Path(sysconfig.get_path("data")) / _SHARE)
     for folder in folders:
-        if (folder / TARED.unit).is_file():
-            return (folder / name).read_text(encoding="utf-8")
-    found = f"no {TARED.unit} in {' and '.join(map(str, folders))}"
+        if (folder / "systemd" / TARED.unit).is_file():
+            return folder / name
+    found = f"no systemd/{TARED.unit} in {' and '.join(map(str, folders))}"
     raise AgentError("service.files", found, "the files that tared comes with", "install tared again, with pip")
+
+
+def shipped_file(name: str = TARED.unit) -> str:
+    """Return the text of a file of the folder systemd/. Raises AgentError (`service.files`)."""
+    return shipped_path(f"systemd/{name}").read_text(encoding="utf-8")
 
 
 def unit_text(root: Path = Path("/"), service: SystemdService = TARED) -> str:

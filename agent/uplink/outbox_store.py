@@ -372,7 +372,9 @@ class RetentionLimits:
         dropped: Counter[str] = Counter()
         while True:
             if forgotten := table.forget_epochs(current_epoch, round(_MOST_RANGES * self._config.bytes)):
-                log.warning("outbox=forgotten ranges=%d: more starts without a broker than it can tell of", forgotten)
+                log.warning(
+                    "outbox=forgotten ranges=%d reason='more starts without a broker than it can report'", forgotten
+                )
                 dropped[RANGE] += forgotten
             size, enough = table.size_bytes(), round(_ROOM * self._config.bytes)
             step = table.drop_oldest(max(enough, size - round(_STEP * self._config.bytes)))

@@ -65,8 +65,7 @@ class Reporter:
 
     def event(self, kind: str, level: int = logging.INFO, /, **detail: JsonValue) -> None:
         """Report that something happened; `kind` as in Event."""
-        words = " ".join(f"{key}={_plain(value)}" for key, value in detail.items())
-        log.log(level, "event=%s %s", kind, words)
+        log.log(level, "event=%s" + "".join(f" {key}=%r" for key in detail), kind, *detail.values())
         if self._link is not None:
             ts, rank = self._clock(), ALARM if kind in _ALARMS else EVENT
             self._link.outbox.put(
@@ -116,8 +115,3 @@ class Reporter:
                 epoch=epoch, seq=seq, ts=ts, cameras=dict(cameras), health=state, **reasons or {}
             ).to_json(),
         )
-
-
-def _plain(value: JsonValue) -> str:
-    """A value in a key=value log line: text quoted, numbers to six digits."""
-    return f"{value:.6g}" if isinstance(value, float) else repr(value) if isinstance(value, str) else str(value)

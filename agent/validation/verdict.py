@@ -223,7 +223,7 @@ class Judge:
             evidence = {**self.evidence, "inputs": self.inputs, **reason}
             record_refusal(self.state_dir, fingerprint(self.inputs), evidence)
         except OSError as error:
-            log.warning("refusal_not_kept error=%r", error.strerror)
+            log.warning("refusal=not_kept error=%r", error.strerror)
 
 
 def decide(comparison: Comparison, limits: VerdictLimits, label: Callable[[int], str] = str) -> Verdict:

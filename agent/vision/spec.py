@@ -18,6 +18,7 @@ from pydantic import (
     PositiveInt,
     SerializerFunctionWrapHandler,
     ValidationInfo,
+    WithJsonSchema,
     field_validator,
     model_serializer,
 )
@@ -41,6 +42,7 @@ def _rank_four(shape: tuple[int, ...]) -> tuple[int, ...]:
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Shape = Annotated[tuple[PositiveInt, ...], AfterValidator(_rank_four)]
 Suppression = Literal["per-class", "agnostic", "none"]
+_LABELS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}  # a file's name, or a list
 
 
 class InputSpec(Strict):
@@ -144,7 +146,7 @@ class ModelSpec(Strict):
     decoder: str | None = Field(default=None, validate_default=True)
     input: InputSpec = InputSpec()
     profiles: tuple[dict[str, ProfileShapes], ...] = Field(default=(), validate_default=True)
-    labels: tuple[str, ...] = ()
+    labels: Annotated[tuple[str, ...], WithJsonSchema(_LABELS)] = ()
     score_threshold: Fraction = 0.3
     iou_threshold: Fraction = 0.5
     nms: Suppression | None = None

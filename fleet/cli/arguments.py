@@ -18,18 +18,21 @@ if TYPE_CHECKING:  # imported when a command runs, as in agent/cli/offline.py
     from agent.mqtt.config import MqttConfig
     from agent.mqtt.endpoint import Endpoint, TlsFiles
 
-_DB = "SQLite's file, postgresql://USER@HOST/DATABASE, or credential:NAME, which says which"
+_DB = "the fleet's store: SQLite's file, postgresql://USER@HOST/DATABASE, or credential:NAME, a file with one of these"
 _TLS_FILES = ("ca_file", "cert_file", "key_file")
 
 
 def add_database_option(parser: argparse.ArgumentParser, default: str | None = "fleet.sqlite") -> None:
     """Add --db, the fleet's database."""
-    parser.add_argument("--db", default=default, metavar="FILE_OR_URL", help=f"{_DB} ({default or 'none'})")
+    parser.add_argument(
+        "--db", default=default, metavar="FILE_OR_URL", help=_DB if default else f"{_DB} (default: none)"
+    )
 
 
 def add_sign_option(parser: argparse.ArgumentParser) -> None:
     """Add --sign, for `signer_from`."""
-    parser.add_argument("--sign", type=Path, metavar="KEY", help="an operator's private key, of 'tared keys new'")
+    about = "an operator's private key, of 'tared keys new' (default: unsigned)"
+    parser.add_argument("--sign", type=Path, metavar="KEY", help=about)
 
 
 def signer_from(options: argparse.Namespace) -> Signer | None:
@@ -71,16 +74,20 @@ def field_values(options: argparse.Namespace, kind: type[DataclassInstance]) -> 
 def add_broker_options(parser: argparse.ArgumentParser, fleet: str = "default") -> None:
     """Add the options for `endpoint_from`, `fleet_from` and `fleets_from`. fleet: the default one, in words."""
     broker = parser.add_argument_group("broker", "what is given here goes before what the configuration says")
-    broker.add_argument("-c", "--config", type=Path, metavar="FILE", help="take all this from its mqtt section")
-    broker.add_argument("--host", help="the broker (127.0.0.1)")
-    broker.add_argument("--port", type=number(int, 1, 65535), help="its port (1883)")
-    broker.add_argument("--fleet", help=f"the fleet of the devices ({fleet})")
-    broker.add_argument("--username")
-    broker.add_argument("--password-file", type=Path, metavar="FILE", help="its first line is the password")
+    section = "take all this from the mqtt section of a config.yaml (default: none)"
+    broker.add_argument("-c", "--config", type=Path, metavar="FILE", help=section)
+    broker.add_argument("--host", metavar="HOST", help="the broker's name or address (default: 127.0.0.1)")
+    broker.add_argument("--port", type=number(int, 1, 65535), metavar="PORT", help="its port (default: 1883)")
+    broker.add_argument("--fleet", metavar="FLEET", help=f"the fleet of the devices (default: {fleet})")
+    broker.add_argument("--username", metavar="NAME", help="the user name at the broker (default: none)")
+    password = "a file whose first line is the password (default: no password)"
+    broker.add_argument("--password-file", type=Path, metavar="FILE", help=password)
     broker.add_argument("--tls", action="store_true", help="TLS; the broker's certificate is of a CA the system trusts")
-    broker.add_argument("--ca-file", type=Path, metavar="PEM", help="TLS; the broker's certificate is of this CA")
-    broker.add_argument("--cert-file", type=Path, metavar="PEM", help="TLS; the certificate that says who you are")
-    broker.add_argument("--key-file", type=Path, metavar="PEM", help="its private key, without a password")
+    authority = "TLS; the CA that signed the broker's certificate (default: those the system trusts)"
+    broker.add_argument("--ca-file", type=Path, metavar="PEM", help=authority)
+    certificate = "TLS; the certificate that the broker knows you by (default: none)"
+    broker.add_argument("--cert-file", type=Path, metavar="PEM", help=certificate)
+    broker.add_argument("--key-file", type=Path, metavar="PEM", help="its private key, unencrypted (default: none)")
 
 
 def endpoint_from(options: argparse.Namespace) -> Endpoint:

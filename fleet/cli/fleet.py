@@ -48,16 +48,19 @@ _COUNTED = ("report", "gap", "status", "birth", "result", "refused")
 def add_fleet(commands: Any) -> None:
     """Add `tared fleet`, whose actions need a broker or a database, and no board."""
     about = "the control room of a fleet: collect what its boards report, see and group them"
-    fleet = commands.add_parser("fleet", help=about, description=about)
-    actions = fleet.add_subparsers(title="actions", required=True, metavar="ACTION")
+    actions = commands.add_parser("fleet", help=about, description=about).add_commands("actions", "ACTION")
     collect = command(actions, "collect", _collect, "store what boards report, and tell them that it has arrived")
     add_database_option(collect)
-    about = "one of its own for each, and always the same: under it the broker keeps results for it (tared-collector, "
-    about += "then the fleet and the part; with --share a new one at each start, for which nothing is kept)"
-    collect.add_argument("--client-id", help=about)
-    collect.add_argument("--share", metavar="GROUP", help="of what all of this group collect, take a share (MQTT 5)")
-    collect.add_argument("--part", type=_part, metavar="N/M", help="take one of M parts of the devices, by their names")
-    collect.add_argument("--keep-days", type=number(float, 0.01, 36_500.0), default=30.0, metavar="N", help="(30)")
+    about = "a fixed name of its own for each collector: under it the broker keeps results for it (default: "
+    about += "tared-collector, then the fleet and the part; with --share a new one at each start, for which nothing is "
+    about += "kept)"
+    collect.add_argument("--client-id", metavar="ID", help=about)
+    share = "share the messages with all collectors of this group, over MQTT 5 (default: take all)"
+    collect.add_argument("--share", metavar="GROUP", help=share)
+    part = "take one of M parts of the devices, by their names (default: 1/1)"
+    collect.add_argument("--part", type=_part, metavar="N/M", help=part)
+    days = "days that reports are kept"
+    collect.add_argument("--keep-days", type=number(float, 0.01, 36_500.0), default=30.0, metavar="DAYS", help=days)
     add_broker_options(collect, "all")
     _add_merge(actions)
     add_rollout(actions)
@@ -67,22 +70,24 @@ def add_fleet(commands: Any) -> None:
     _add_selection(devices)
 
     tag = command(actions, "tag", _tag, "put tags on devices: groups of them, to select by")
-    tag.add_argument("tags", nargs="*", metavar="NAME[=VALUE]")
-    tag.add_argument("--remove", action="append", default=[], metavar="NAME", help="take it off")
+    tag.add_argument("tags", nargs="*", metavar="NAME[=VALUE]", help="the tags to put on")
+    tag.add_argument("--remove", action="append", default=[], metavar="NAME", help="a tag to take off (default: none)")
     _add_selection(tag)
 
     report = command(actions, "report", _report, "how the fleet is, as one HTML file")
-    report.add_argument("-o", "--output", type=Path, default=Path("report.html"), metavar="FILE", help="(report.html)")
+    report.add_argument(
+        "-o", "--output", type=Path, default=Path("report.html"), metavar="FILE", help="the page to write"
+    )
     _add_selection(report)
 
 
 def _add_selection(parser: argparse.ArgumentParser) -> None:
     add_database_option(parser)
-    about = "such as state=degraded,fidelity_low<0.9,tag.site=berlin (all)"
+    about = "such as state=degraded,fidelity_low<0.9,tag.site=berlin (default: all devices)"
     parser.add_argument("--where", metavar="CONDITIONS", help=about)
-    parser.add_argument("--fleet", default="default", help="(default)")
-    silent = number(float, 1.0, 10 * 365 * 86_400.0)
-    parser.add_argument("--silent", type=silent, default=600.0, metavar="S", help="unheard for S s is silent (600)")
+    parser.add_argument("--fleet", default="default", metavar="FLEET", help="the fleet of the devices")
+    silent, about = number(float, 1.0, 10 * 365 * 86_400.0), "seconds without a message after which a device is silent"
+    parser.add_argument("--silent", type=silent, default=600.0, metavar="S", help=about)
 
 
 def _part(text: str) -> tuple[int, int]:
@@ -99,18 +104,22 @@ def _part(text: str) -> tuple[int, int]:
 
 def _add_merge(actions: Any) -> None:
     merge = command(actions, "merge", _merge, "one calibration of the histograms that boards send, never of frames")
-    merge.add_argument("devices", nargs="*", metavar="DEVICE", help="all that are there within --within")
-    merge.add_argument("--select", metavar="CONDITIONS", help="those in --db, as --where of 'devices'")
-    merge.add_argument("--db", default="fleet.sqlite", metavar="FILE_OR_URL", help="for --select (fleet.sqlite)")
-    output = "calibration.json; boards get the .bundle beside it"
+    names = "their names; none: all that are there within --within"
+    merge.add_argument("devices", nargs="*", metavar="DEVICE", help=names)
+    select = "devices in --db, as --where of 'devices' (default: none)"
+    merge.add_argument("--select", metavar="CONDITIONS", help=select)
+    add_database_option(merge)
+    output = "the calibration.json to write; boards get the .bundle beside it"
     merge.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help=output)
-    merge.add_argument("--method", default="entropy", help="as of 'tared calibrate' (entropy)")
+    merge.add_argument("--method", default="entropy", metavar="METHOD", help="as of 'tared calibrate'")
     seconds = partial(merge.add_argument, metavar="S")
-    seconds("--within", type=number(float, 0.0, 3600.0), default=10.0, help="seconds (10)")
-    merge.add_argument("--at-once", type=number(int, 1, 1000), default=16, metavar="N", help="boards that send (16)")
-    seconds("--timeout", type=number(float, 1.0, 86400.0), default=30.0, help="of silence (30)")
-    seconds("--longest", type=number(float, 1.0, 86400.0), default=1800.0, help="for a board in all (1800)")
-    uploads = "keep there what boards have sent (a temporary folder)"
+    seconds("--within", type=number(float, 0.0, 3600.0), default=10.0, help="seconds to wait for boards")
+    at_once = "boards that send at the same time"
+    merge.add_argument("--at-once", type=number(int, 1, 1000), default=16, metavar="N", help=at_once)
+    silence = "seconds of silence after which a board is given up"
+    seconds("--timeout", type=number(float, 1.0, 86400.0), default=30.0, help=silence)
+    seconds("--longest", type=number(float, 1.0, 86400.0), default=1800.0, help="seconds for one board in all")
+    uploads = "keep there what boards have sent (default: a temporary folder)"
     merge.add_argument("--uploads", type=Path, metavar="DIR", help=uploads)
     add_sign_option(merge)
     add_broker_options(merge)
@@ -119,29 +128,34 @@ def _add_merge(actions: Any) -> None:
 def _add_simulate(actions: Any) -> None:
     simulate = command(actions, "simulate", _simulate, "run boards without cameras against a real broker")
     seconds = partial(simulate.add_argument, metavar="S")
-    simulate.add_argument("--devices", type=number(int, 1, 1_000_000), required=True, metavar="N")
-    seconds("--seconds", type=number(float, 0.1), default=math.inf, help="end after S s (with an interrupt)")
-    seconds("--period", dest="period_s", type=number(float, 0.1, 3600.0), default=5.0, help="telemetry's (5)")
-    seconds("--ramp", dest="ramp_s", type=number(float, 0.0), help="switch them on over S s (N / 200)")
-    simulate.add_argument("--drift", default="", metavar="K=V,...", help="db, after_s, spread_s, ramp_s, groups, day_s")
-    shares = "shares crash, restore, no_clock, hostile of boards, duplicate, delay of messages; every_s"
+    boards = "boards to simulate"
+    simulate.add_argument("--devices", type=number(int, 1, 1_000_000), required=True, metavar="N", help=boards)
+    end = "seconds until it ends (default: at an interrupt)"
+    seconds("--seconds", type=number(float, 0.1), default=math.inf, help=end)
+    period = "seconds between two messages of telemetry"
+    seconds("--period", dest="period_s", type=number(float, 0.1, 3600.0), default=5.0, help=period)
+    ramp = "seconds in which they are switched on (default: N / 200)"
+    seconds("--ramp", dest="ramp_s", type=number(float, 0.0), help=ramp)
+    drift = "db, after_s, spread_s, ramp_s, groups, day_s (default: no drift)"
+    simulate.add_argument("--drift", default="", metavar="K=V,...", help=drift)
+    shares = "shares crash, restore, no_clock, hostile of boards, duplicate, delay of messages; every_s (default: none)"
     simulate.add_argument("--faults", default="", metavar="K=V,...", help=shares)
-    bad = "new engines that turn out bad: named=SHA256|METHOD|REGIME; first, last: of these boards"
+    bad = "new engines that turn out bad: named=SHA256|METHOD|REGIME; first, last: of these boards (default: none)"
     simulate.add_argument("--bad", default="", metavar="K=V,...", help=bad)
-    storms = "cut all connections after S s"
+    storms = "seconds after which all connections are cut (default: never)"
     seconds("--storm", dest="storms", type=number(float, 0.0), nargs="+", default=[], help=storms)
-    skew = "deviation of the boards' clocks (0)"
+    skew = "seconds by which the boards' clocks deviate"
     seconds("--clock-skew", dest="clock_skew_s", type=number(float, 0.0), default=0.0, help=skew)
-    seconds("--job", dest="job_s", type=number(float, 0.01), default=60.0, help="a job's median time (60)")
-    failures = "share of jobs that fail (0.02)"
+    seconds("--job", dest="job_s", type=number(float, 0.01), default=60.0, help="seconds of a job, the median")
+    failures = "share of jobs that fail"
     simulate.add_argument("--failures", type=number(float, 0.0, 1.0), default=0.02, metavar="P", help=failures)
     manual = "no board answers an alarm by itself"
     simulate.add_argument("--no-automatic", dest="automatic", action="store_false", help=manual)
-    trust = "an operator's public key; with one, unsigned commands are refused"
+    trust = "an operator's public key; with one, unsigned commands are refused (default: none)"
     simulate.add_argument(
         "--trust", dest="operator_keys", type=Path, action="append", default=[], metavar="PUB", help=trust
     )
-    seed = "what is drawn follows from it (0)"
+    seed = "what is drawn follows from it"
     simulate.add_argument("--seed", type=number(int, 0), default=0, metavar="N", help=seed)
     add_broker_options(simulate)
 

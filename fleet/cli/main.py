@@ -8,7 +8,9 @@ from agent.cli import main as board
 from fleet.cli.fleet import add_fleet
 from fleet.cli.operator import add_operator
 
+GROUPS = (add_operator, add_fleet)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code, as agent.cli.main.main."""
-    return board.main(arguments, extra=(add_operator, add_fleet))
+    return board.main(arguments, extra=GROUPS)

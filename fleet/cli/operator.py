@@ -30,54 +30,63 @@ _DAY_S = 86_400.0
 def add_operator(commands: Any) -> None:
     """Add the commands of operators and model makers, who keep their private keys."""
     send = command(commands, "send", _send, "send a device a command and follow it to its end")
-    send.add_argument("device")
-    send.add_argument("op", help=_OPS)
+    send.add_argument("device", metavar="DEVICE", help="the board's device name")
+    send.add_argument("op", metavar="OP", help=_OPS)
     send.add_argument(
         "arguments",
         nargs="*",
         metavar="key=value",
         help="of model: file=MODEL.onnx [release=FILE] [url=URL]; of calibration: file=FILE.bundle",
     )
-    send.add_argument("-o", "--output", type=Path, metavar="now.jpg", help="of snapshot: save the picture")
+    picture = "of snapshot: where to save the picture (default: it is not saved)"
+    send.add_argument("-o", "--output", type=Path, metavar="now.jpg", help=picture)
     add_sign_option(send)
-    send.add_argument("--version", type=number(int, 1, 2**53 - 1), metavar="N", help="of set: above the one before")
-    send.add_argument("--valid", type=number(float, 1.0, 30 * 86400.0), default=60.0, metavar="S", help="for S s (60)")
+    newer = "of set: above the version before (default: none)"
+    send.add_argument("--version", type=number(int, 1, 2**53 - 1), metavar="N", help=newer)
+    valid = "seconds until the command expires"
+    send.add_argument("--valid", type=number(float, 1.0, 30 * 86400.0), default=60.0, metavar="S", help=valid)
     add_broker_options(send)
     send.add_argument(
         "--timeout",
         type=number(float, 0.1, 86400.0),
         default=30.0,
         metavar="S",
-        help="give up after S s of silence (30)",
+        help="seconds of silence after which it gives up",
     )
 
     watch = command(commands, "watch", _watch, "follow devices live: a table on a terminal, else JSON lines")
-    watch.add_argument("devices", nargs="*", metavar="DEVICE", help="all of the fleet")
+    watch.add_argument("devices", nargs="*", metavar="DEVICE", help="their names; none: all of the fleet")
     add_broker_options(watch)
 
     web = command(commands, "web", _web, "show boards in a browser, live, and send them commands")
-    web.add_argument("--listen", default="127.0.0.1:8470", metavar="HOST:PORT", help="127.0.0.1:8470 by default")
-    web.add_argument("--name", action="append", default=[], metavar="HOST", help="browsers may call it so, too")
-    web.add_argument(
-        "--web-password-file", type=Path, metavar="FILE", help="browsers are asked for it; or credential:NAME"
-    )
+    web.add_argument("--listen", default="127.0.0.1:8470", metavar="HOST:PORT", help="where it serves its pages")
+    names = "one more name by which browsers may call it (default: none)"
+    web.add_argument("--name", action="append", default=[], metavar="HOST", help=names)
+    secret = "a password demanded of browsers, with any user name (default: none)"
+    web.add_argument("--web-password-file", type=Path, metavar="FILE", help=secret)
     add_database_option(web, None)
-    files = "of models and calibrations that rollouts of its pages may send"
+    files = "the folder of models and calibrations that rollouts of its pages may send (default: none)"
     web.add_argument("--files", type=Path, metavar="FOLDER", help=files)
     add_sign_option(web)
     add_broker_options(web)
 
-    keys = commands.add_parser("keys", help="keys that sign commands and releases")
-    new = command(keys.add_subparsers(required=True, metavar="COMMAND"), "new", _new, "make a key")
-    new.add_argument("name", type=Path, help="writes NAME.key, which stays with its owner, and NAME.pub for the boards")
+    about = "keys that sign commands and releases"
+    keys = commands.add_parser("keys", help=about, description=about).add_commands("actions", "ACTION")
+    new = command(keys, "new", _new, "make a key")
+    files = "writes NAME.key, which stays with its owner, and NAME.pub for the boards"
+    new.add_argument("name", type=Path, metavar="NAME", help=files)
 
     release = command(commands, "release", _release, "say that a model may run, for 'tared send DEVICE model'")
-    release.add_argument("model", type=Path, metavar="MODEL.onnx")
-    release.add_argument("--key", type=Path, required=True, help="a release key")
-    release.add_argument("--version", type=number(int, 1, 2**53 - 1), required=True, help="boards take none below it")
-    release.add_argument("--expires", type=number(float, 0.001, 3650.0), default=90.0, metavar="DAYS", help="(90)")
-    release.add_argument("--product", help="for boards of this commands.product; else for those that name none")
-    release.add_argument("-o", "--output", type=Path, default=Path("release.json"), metavar="FILE")
+    release.add_argument("model", type=Path, metavar="MODEL.onnx", help="the model that may run")
+    release.add_argument("--key", type=Path, required=True, metavar="KEY", help="a release key")
+    lowest = "boards take none below it"
+    release.add_argument("--version", type=number(int, 1, 2**53 - 1), required=True, metavar="N", help=lowest)
+    days = "days until boards refuse it"
+    release.add_argument("--expires", type=number(float, 0.001, 3650.0), default=90.0, metavar="DAYS", help=days)
+    product = "for boards of this commands.product (default: boards that name none)"
+    release.add_argument("--product", metavar="NAME", help=product)
+    statement = "the release to write"
+    release.add_argument("-o", "--output", type=Path, default=Path("release.json"), metavar="FILE", help=statement)
 
 
 def _send(options: argparse.Namespace) -> int:

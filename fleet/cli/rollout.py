@@ -6,7 +6,6 @@ import argparse
 import getpass
 import json
 import socket
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -29,33 +28,37 @@ if TYPE_CHECKING:  # imported when the command runs, as in agent/cli/offline.py
     from fleet.rollout.spec import RolloutSpec
 
 _OPS = "recalibrate, model, calibration, policy or regime"
+_TIME = "time, such as 90s, 30m or 2h,"
+_WHY = "a reason for the record (default: none)"
 
 
 def add_rollout(actions: Any) -> None:
     """Add `tared fleet rollout`, with actions of its own."""
     about = "one command for many boards, wave by wave, each judged before the next begins"
-    rollout = actions.add_parser("rollout", help=about, description=about)
-    steps = rollout.add_subparsers(title="actions", required=True, metavar="ACTION")
+    steps = actions.add_parser("rollout", help=about, description=about).add_commands("actions", "ACTION")
     _add_create(steps)
     run = command(steps, "run", _run, "the controller: carry out what there is; several may run on one store")
     add_database_option(run)
     add_sign_option(run)
-    lease = "after S s another one goes on with what this one held when it died (30)"
+    lease = "seconds after which another controller takes over the rollouts of one that died"
     run.add_argument("--lease", type=number(float, 1.0, 3600.0), default=30.0, metavar="S", help=lease)
     run.add_argument("--until-done", action="store_true", help="end once there is no rollout to carry out any more")
     add_broker_options(run, "all in the store")
     show = command(steps, "show", _show, "how far one is, why, and by whose word")
     listed = command(steps, "list", _list, "all of them, the newest first")
-    listed.add_argument("--fleet", default="default", help="(default)")
+    listed.add_argument("--fleet", default="default", metavar="FLEET", help="the fleet of the boards")
     pause = command(steps, "pause", partial(_steer, "pause"), "tell nobody else; who has been told goes on")
     resume = command(steps, "resume", partial(_steer, "resume"), "go on where it stood")
     abort = command(steps, "abort", partial(_steer, "abort"), "tell nobody else, and cancel what is under way")
-    undo = "let the boards of the present wave, or all, go back to what they had; all: also of one that is over"
+    undo = "let the boards of the present wave, or all, go back to what they had; all: also of one that is over "
+    undo += "(default: none goes back)"
     abort.add_argument("--undo", choices=("wave", "all"), help=undo)
     for each in (show, pause, resume, abort):
-        each.add_argument("id", metavar="ID", help="of 'create' and 'list'; its beginning is enough")
+        each.add_argument(
+            "id", metavar="ID", help="the rollout, by the id of 'create' or 'list'; its beginning is enough"
+        )
     for each in (pause, resume, abort):
-        each.add_argument("--why", default="", metavar="TEXT", help="for the record")
+        each.add_argument("--why", default="", metavar="TEXT", help=_WHY)
     for each in (show, listed, pause, resume, abort):
         add_database_option(each)
 
@@ -65,26 +68,30 @@ def _add_create(steps: Any) -> None:
     lasting = partial(create.add_argument, type=_duration)
     create.add_argument("arguments", nargs="*", metavar="key=value", help="of the op; file=PATH of a model")
     create.add_argument("--op", required=True, metavar="OP", help=_OPS)
-    create.add_argument("--select", default="", metavar="CONDITIONS", help="as --where of 'devices' (all)")
-    create.add_argument(
-        "--waves", default="1,5%,25%,100%", help="up to how many boards each reaches (1,5%%,25%%,100%%)"
-    )
+    select = "as --where of 'devices' (default: all boards)"
+    create.add_argument("--select", default="", metavar="CONDITIONS", help=select)
+    waves = "how many boards the waves have reached, one after the other: a number, or a share in %%"
+    create.add_argument("--waves", default="1,5%,25%,100%", metavar="WAVES", help=waves)
     gates = "failures<=2%%, unreached<=10%%; of each board fidelity>=0.95, latency_p99<=1.2x, @90%% of them ..."
-    create.add_argument("--gate", dest="gates", default="", metavar="GATES", help=f"{gates} (failures<=2%%)")
-    lasting("--soak", dest="soak_s", default=1800.0, metavar="30m", help="until a wave is judged (30m)")
-    create.add_argument("--at-once", type=number(int, 1, 1_000_000), default=500, metavar="N", help="boards (500)")
-    window = "tell boards only then, by their tag 'tz', else --timezone; more than one may be given"
+    create.add_argument("--gate", dest="gates", default="", metavar="GATES", help=f"{gates} (default: failures<=2%%)")
+    lasting("--soak", dest="soak_s", default="30m", metavar="TIME", help=f"{_TIME} until a wave is judged")
+    at_once = "boards that carry it out at the same time"
+    create.add_argument("--at-once", type=number(int, 1, 1_000_000), default=500, metavar="N", help=at_once)
+    window = "send only in these hours, by a board's tag 'tz', else --timezone; may be repeated (default: at any hour)"
     create.add_argument("--window", dest="windows", action="append", default=[], metavar="01:00-05:00", help=window)
-    create.add_argument("--timezone", default="UTC", metavar="ZONE", help="such as Europe/Berlin (UTC)")
-    create.add_argument("--order", default="random", help="random, name, or tag.NAME: lowest first (random)")
-    lasting("--valid", dest="valid_s", default=3600.0, metavar="1h", help="wait so long for a board (1h)")
-    lasting("--deadline", dest="deadline_s", default=7200.0, metavar="2h", help="a board may take (2h)")
-    lasting("--silent", dest="silent_s", default=600.0, metavar="10m", help="unheard so long is silent (10m)")
+    create.add_argument("--timezone", default="UTC", metavar="ZONE", help="of the windows, such as Europe/Berlin")
+    order = "random, name, or tag.NAME: lowest first"
+    create.add_argument("--order", default="random", metavar="ORDER", help=order)
+    lasting("--valid", dest="valid_s", default="1h", metavar="TIME", help=f"{_TIME} to wait for a board")
+    lasting("--deadline", dest="deadline_s", default="2h", metavar="TIME", help=f"{_TIME} that a board may take")
+    lasting(
+        "--silent", dest="silent_s", default="10m", metavar="TIME", help=f"{_TIME} until an unheard board is silent"
+    )
     signed = "for boards that obey signed commands alone: no controller without a key carries it out"
     create.add_argument("--signed", action="store_true", help=signed)
-    create.add_argument("--why", default="", metavar="TEXT", help="for the record")
-    create.add_argument("--dry-run", action="store_true", help="only say which boards each wave would have")
-    create.add_argument("--fleet", default="default", help="(default)")
+    create.add_argument("--why", default="", metavar="TEXT", help=_WHY)
+    create.add_argument("--dry-run", action="store_true", help="only list the boards of each wave, as without it")
+    create.add_argument("--fleet", default="default", metavar="FLEET", help="the fleet of the boards")
     add_database_option(create)
 
 
@@ -112,7 +119,7 @@ def _create(options: argparse.Namespace) -> int:
 
     spec = _spec(options)
     with _register(options) as register:
-        waves = register.plan(options.fleet, spec, uuid.uuid4().hex)
+        waves = register.plan(options.fleet, spec)
         identity = None if options.dry_run else register.create(options.fleet, spec, waves, options.why)
     if options.json:
         print(json.dumps({"id": identity, "waves": [[each.name for each in wave] for wave in waves]}))

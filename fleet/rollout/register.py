@@ -40,8 +40,11 @@ class RolloutRegister:
     def __init__(self, store: FleetStore, who: str) -> None:
         self._store, self._who = store, who
 
-    def plan(self, fleet: str, spec: RolloutSpec, seed: str) -> list[list[Device]]:
+    def plan(self, fleet: str, spec: RolloutSpec, seed: str | None = None) -> list[list[Device]]:
         """Return the boards of each wave, without creating a rollout.
+
+        seed: Draws a random order. None: it is drawn anew after each rollout of the fleet. Until the next one is
+        created it stays, so that a dry run shows the boards that the next rollout takes.
 
         Raises CommandError:
             fleet.where      the selection cannot be read
@@ -60,6 +63,9 @@ class RolloutRegister:
             raise CommandError("rollout.schema", found, "boards whose answers this tared can read", remedy)
         for zone in {each.tags.get(ZONE_TAG, spec.timezone) for each in devices}:
             check_zone(zone)
+        if seed is None:
+            with self._store.transaction("read") as transaction:
+                seed = f"{fleet}/{[each.id for each in rows.all_rollouts(transaction, fleet)[:1]]}"
         rest, waves = order_devices(devices, spec.order, seed), []
         for size in wave_sizes(spec.parsed_waves, len(rest)):
             waves.append(rest[:size])

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from agent.common.table import tabulate
 from fleet.devices.devices import Device
 from fleet.devices.facts import Fact, facts
 from fleet.rollout.register import Overview
@@ -20,6 +20,7 @@ from fleet.rollout.spec import RolloutSpec
 from fleet.store.transaction import Row
 from fleet.views.words import ago, figure, interval, tag_names, unread, unsigned_warning
 
+_MOST_NAMED = 5  # boards of a wave
 _MOST_SHOWN = 20  # boards that did not simply succeed
 _PLAIN = (BoardStage.WAITING, BoardStage.DONE)
 _LOUD = {"silent": "red", "offline": "red", "degraded": "yellow"}
@@ -36,10 +37,11 @@ def print_devices(devices: Sequence[Device], console: Console, silent_s: float) 
     """Print a row for each device, and how many there are of each state."""
     now = time.time()
     known = [facts(each, now, silent_s) for each in devices]
-    table = _table(*_COLUMNS)
-    for device, fact in zip(devices, known, strict=True):
-        table.add_row(*(Text(cell, style=_LOUD.get(cell, "")) for cell in _row(device, fact)))
-    console.print(table)
+    rows = [
+        [Text(cell, style=_LOUD.get(cell, "")) for cell in _row(device, fact)]
+        for device, fact in zip(devices, known, strict=True)
+    ]
+    console.print(tabulate(_COLUMNS, rows, console.width, prose=("tags",)))
     states = Counter(str(fact["state"] or "never told") for fact in known)
     console.print(
         Text(f"{len(devices)} devices: " + ", ".join(f"{count} {state}" for state, count in states.most_common()))
@@ -52,7 +54,7 @@ def _row(device: Device, fact: dict[str, Fact]) -> list[str]:
     return [
         device.name,
         str(fact["state"] or "?"),
-        str(fact["engine"] or "")[:12],
+        str(fact["engine"] or ""),
         "kept" if fact["regime"] is not None else "",
         interval(fact),
         figure(fact["gain_db"], 1),
@@ -105,13 +107,13 @@ def rollout_details(overview: Overview, boards: Sequence[BoardRow], commands: Se
 
 def print_rollouts(overviews: Sequence[Overview], console: Console) -> None:
     """Print a line for each rollout."""
-    table = _table("rollout", "op", "state", "wave", "boards", "begun")
+    heads, rows = ("rollout", "op", "state", "wave", "boards", "begun"), []
     for each in overviews:
         rollout = each.rollout
         wave = f"{rollout.wave + 1} of {rollout.waves}"
         boards = count_words(each.counts.values())
-        table.add_row(rollout.id, rollout.op, rollout.state.value, wave, boards, _when(rollout.created))
-    console.print(table)
+        rows.append((rollout.id, rollout.op, rollout.state.value, wave, boards, _when(rollout.created)))
+    console.print(tabulate(heads, rows, console.width, prose=("boards",)))
 
 
 def print_rollout(overview: Overview, boards: Sequence[BoardRow], console: Console) -> None:
@@ -119,23 +121,20 @@ def print_rollout(overview: Overview, boards: Sequence[BoardRow], console: Conso
     rollout = overview.rollout
     demand = ", signed commands alone" if rollout.is_signed else ""
     console.print(Text(f"{rollout.id} {rollout.op} in {rollout.fleet}: {rollout.state.value}{demand}"))
-    waves = _table("wave", "boards")
+    waves = []
     for wave, counts in sorted(overview.counts.items()):
         here = " <" if wave == rollout.wave and not rollout.state.is_finished else ""
-        waves.add_row(f"{wave + 1}{here}", count_words([counts]))
-    console.print(waves)
+        waves.append((f"{wave + 1}{here}", count_words([counts])))
+    console.print(tabulate(("wave", "boards"), waves, console.width, prose=("boards",)))
     notable = [each for each in boards if each.state not in _PLAIN and each.reason]
     if notable:
-        table = _table("board", "wave", "state", "reason")
-        for each in notable[:_MOST_SHOWN]:
-            table.add_row(Text(each.name), str(each.wave + 1), each.state.value, Text(each.reason))
-        console.print(table)
+        shown = notable[:_MOST_SHOWN]
+        rows = [(each.name, str(each.wave + 1), each.state.value, each.reason) for each in shown]
+        console.print(tabulate(("board", "wave", "state", "reason"), rows, console.width, prose=("reason",)))
         if (more := len(notable) - _MOST_SHOWN) > 0:
             console.print(f"and {more} more: --json has them all")
-    records = _table("when", "who", "what", "why")
-    for record in overview.records:
-        records.add_row(_when(record.at), Text(record.who), Text(record.what), Text(record.why))
-    console.print(records)
+    records = [(_when(each.at), each.who, each.what, each.why) for each in overview.records]
+    console.print(tabulate(("when", "who", "what", "why"), records, console.width, prose=("why",)))
 
 
 def print_plan(spec: RolloutSpec, waves: Sequence[Sequence[Device]], console: Console) -> None:
@@ -144,17 +143,11 @@ def print_plan(spec: RolloutSpec, waves: Sequence[Sequence[Device]], console: Co
     console.print(Text(f"{spec.op}, gates {gates}, each wave looked at for {spec.soak_s:.0f} s"))
     if words := unsigned_warning(spec, waves):
         console.print(Text(words, style="yellow"))
-    table = _table("wave", "boards", "first of them")
-    for number, wave in enumerate(waves, 1):
-        table.add_row(str(number), str(len(wave)), Text(", ".join(each.name for each in wave[:5])))
-    console.print(table)
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in columns:
-        table.add_column(name, overflow="fold")
-    return table
+    rows = [
+        (str(number), str(len(wave)), ", ".join(each.name for each in wave[:_MOST_NAMED]))
+        for number, wave in enumerate(waves, 1)
+    ]
+    console.print(tabulate(("wave", "boards", "first of them"), rows, console.width, prose=("first of them",)))
 
 
 def _when(at: float) -> str:

@@ -10,13 +10,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.table import Table
 
 from agent.common.errors import AgentError
+from agent.common.table import tabulate
 from agent.common.timing import Backoff
-from agent.contract.topics import Topics
+from agent.contract.topics import MAX_NAME_BYTES, Topics
 from agent.contract.wire import MessageError, read_object
 from agent.mqtt.bulk_receive import Arrival, ReceiveQueue
 from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
@@ -24,6 +24,7 @@ from fleet.devices.facts import value_at
 from fleet.operator import wait_connected
 from fleet.untrusted import printable
 
+_HEADS = ("device", "state", "engine", "fps", "p50 ms", "p99 ms", "fidelity", "drift", "newest event", "heard")
 KINDS = ("status", "birth", "telemetry", "event", "reported")
 _CONNECT_S = 10.0
 _POLL_S = 0.2
@@ -74,7 +75,7 @@ def watch(
                 _receive(arrival, fleet, devices, known, None if live else _print)
             arrivals.confirm(len(arrived))
             if table is not None:
-                table.update(_table(known), refresh=True)
+                table.update(_table(known, console.width), refresh=True)
 
 
 def _receive(
@@ -105,17 +106,17 @@ def _print(name: str, kind: str, document: dict[str, Any]) -> None:
     print(json.dumps({**document, "device": name, "topic": kind}), flush=True)
 
 
-def _table(known: dict[str, WatchedDevice]) -> Table:
-    table = Table("device", "state", "engine", "fps", "p50 ms", "p99 ms", "fidelity", "drift", "newest event", "heard")
+def _table(known: dict[str, WatchedDevice], width: int) -> RenderableType:
+    rows = []
     for name, device in sorted(known.items()):
         state = device.newest.get("status", {}).get("state", "?")
-        engine = str(device.newest.get("birth", {}).get("engine") or "")[:12]
+        engine = str(device.newest.get("birth", {}).get("engine") or "")
         cameras = device.newest.get("telemetry", {}).get("cameras")
         camera: Any = next(iter(cameras.values()), {}) if isinstance(cameras, dict) else {}
         heard = f"{time.monotonic() - device.heard_s:.0f} s ago" if device.heard_s is not None else "not yet"
         event = _event(device.newest.get("event", {}))
-        table.add_row(_plain(name), _plain(state), _plain(engine), *_figures(camera), _plain(event), heard)
-    return table
+        rows.append((_plain(name), _plain(state), _plain(engine), *_figures(camera), _plain(event), heard))
+    return tabulate(_HEADS, rows, width, prose=("newest event",))
 
 
 def _figures(camera: Any) -> tuple[str, str, str, str, str]:
@@ -132,5 +133,5 @@ def _event(event: dict[str, Any]) -> str:
 
 
 def _plain(text: object) -> str:
-    """Return a text without control characters and markup, which a terminal or rich would obey."""
-    return printable(str(text), 60).replace("[", "(")
+    """Return a text without control characters, which a terminal would obey."""
+    return printable(str(text), MAX_NAME_BYTES)

@@ -1,135 +1,150 @@
-"""config.yaml: every key documented with its true default, paths relative to the file, all errors at once."""
+"""config.yaml: the reference and the schemas have every key with its true default; all errors at once."""
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from places import ROOT
-from pydantic.fields import FieldInfo
 from worlds import SPEC
 
-from agent.camera.config import CameraConfig
+from agent.cli.configuration import config_schema, model_example, model_schema
 from agent.common.errors import ConfigError
-from agent.common.schema import Strict, validate
+from agent.common.schema import validate
 from agent.config import Config, MqttConfig, load_config
 from agent.mqtt.endpoint import TlsFiles
-from agent.vision.spec import ModelSpec
+from fleet.cli.main import main
 
-LEFT_OUT = re.compile(r"left out: ([^#\n]+)", re.IGNORECASE)
-
-
-def nested(field: FieldInfo) -> type[Strict] | None:
-    if CameraConfig in get_args(field.annotation) and field.default is None:
-        return CameraConfig  # which the file has, though `cameras` may stand in its place
-    annotation = field.annotation
-    return annotation if isinstance(annotation, type) and issubclass(annotation, Strict) else None
+REFERENCE = (ROOT / "config.yaml").read_text(encoding="utf-8")
+SCHEMAS = {"config": config_schema(REFERENCE), "model": model_schema(REFERENCE)}
 
 
-def leaves(schema: type[Strict], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
-    """Every key of a schema that holds a value, by its path; a model spec is one value, documented by itself."""
-    for name, field in schema.model_fields.items():
-        inner = nested(field)
-        if inner is None or inner is ModelSpec:
-            yield (*path, name), field
-        else:
-            yield from leaves(inner, (*path, name))
-
-
-def at(document: Mapping[str, Any], path: tuple[str, ...]) -> Any:
-    for name in path:
-        assert name in document, f"{'.'.join(path)} is not documented in config.yaml"
-        document = document[name]
-    return document
-
-
-def comments(text: str) -> dict[tuple[str, ...], str]:
-    """What stands above each key (or above the keys right before it), and behind it."""
-    found: dict[tuple[str, ...], str] = {}
-    path: list[tuple[int, str]] = []
-    above, after_key = "", False
-    for line in text.splitlines():
-        key = re.match(r"( *)(\w+):(.*)", line)
-        if key:
-            depth = len(key[1])
-            path = [(level, name) for level, name in path if level < depth] + [(depth, key[2])]
-            behind = key[3].partition("#")[2]
-            found[tuple(name for _, name in path)] = f"{above} {behind}".strip()
-        elif re.match(r" *# ?\S", line):  # further in stands an example
-            above = "" if after_key else above
-            above += " " + line.strip(" #")
-        elif not line.strip():
-            above = ""
-        after_key = key is not None
-    return found
-
-
-def check_documented(schema: type[Strict], text: str, content: Mapping[str, Any], shown: Strict) -> None:
-    said = comments(text)
-    for path, field in leaves(schema):
-        name = ".".join(path)
-        at(content, path)
-        value: Any = shown
-        for part in path:
-            value = getattr(value, part)
-        claim = LEFT_OUT.search(said[path])
-        if claim is not None:
-            if field.default_factory is None:
-                assert yaml.safe_load(claim[1]) == as_written(field.default), f"{name} left out: {claim[1]}"
-        elif "required" in said[path].lower():
-            assert field.is_required() or name == "decoder", f"{name} is not required"
-        else:
-            assert value == field.get_default(call_default_factory=True), f"{name}: {value} is not the default"
-
-
-def as_written(default: object) -> object:
-    return str(default) if isinstance(default, Path) else list(default) if isinstance(default, tuple) else default
-
-
-def keys(content: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def keys(content: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every key with its value, but those of the sections."""
     for name, value in content.items():
-        yield (*path, name)
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             yield from keys(value, (*path, name))
+        else:
+            yield (*path, name), value
 
 
-# ---- the file at the root
+def properties(schema: dict[str, Any], node: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    """Every key of a schema that holds a value, by its path."""
+    for name, each in node["properties"].items():
+        reference = next((one["$ref"] for one in (each, *each.get("anyOf", ())) if "$ref" in one), None)
+        inner = schema["$defs"][reference.rpartition("/")[2]] if reference else {}
+        if "properties" in inner and name not in ("model", "tls"):
+            yield from (((name, *path), leaf) for path, leaf in properties(schema, inner))
+        else:
+            yield (name,), each
 
 
-def test_every_key_is_in_the_file_with_its_true_default() -> None:
-    text = (ROOT / "config.yaml").read_text(encoding="utf-8")
-    content = yaml.safe_load(text)
-    shown = validate(Config, {**content, "model": {"path": "x.onnx", "task": "raw"}}, "config.yaml")
-    check_documented(Config, text, content, shown)
-    said = comments(text)
-    sections = {path for path in keys(content) if isinstance(at(content, path), Mapping)}
-    assert all(said[path] for path in keys(content) if path not in sections), "a key without a comment"
+# ---- the reference, and the schemas
 
 
-def test_every_key_of_a_model_is_in_the_file_with_its_true_default(tmp_path: Path) -> None:
-    text = (ROOT / "config.yaml").read_text(encoding="utf-8")
-    block = re.search(r"(?m)^#\n((?:^#   .*\n)+)^model:", text)
-    assert block
-    spec = "".join(line[4:] + "\n" for line in block[1].splitlines())
-    content = yaml.safe_load(spec)
-    (tmp_path / "coco.txt").write_text("person\n")
-    shown = ModelSpec.model_validate({**content, "labels": ["person"]})
-    check_documented(ModelSpec, spec, content, shown)
-    assert all(comments(spec)[path] or path == ("input", "scale") for path in keys(content))
+def test_every_value_of_the_reference_is_the_default_of_the_schema() -> None:
+    leaves = dict(properties(SCHEMAS["config"], SCHEMAS["config"]))
+    shown = dict(keys(yaml.safe_load(REFERENCE)))
+    assert shown.keys() == leaves.keys()
+    required = {path for path, each in leaves.items() if "default" not in each}
+    assert required == {("model",), ("camera", "source")}
+    assert {path: value for path, value in shown.items() if path not in required} == {
+        path: each["default"] for path, each in leaves.items() if path not in required
+    }
+    assert [path for path, each in leaves.items() if not each.get("description")] == []
 
 
-def test_the_file_runs_the_sample() -> None:
-    config = load_config(ROOT / "config.yaml")
+def test_the_reference_is_what_a_daemon_has_that_was_given_nothing() -> None:
+    """But for what the machine gives: the host's name, and systemd's folder."""
+    content = yaml.safe_load(REFERENCE)
+    spec = {"path": "x.onnx", "task": "raw"}
+    shown = validate(Config, {**content, "model": spec}, "config.yaml")
+    bare = validate(Config, {"model": spec, "camera": {"source": content["camera"]["source"]}}, "bare")
+    assert shown == bare
+
+
+def test_every_key_of_a_model_is_described_with_its_true_default() -> None:
+    content = yaml.safe_load(model_example(REFERENCE))
+    leaves = dict(properties(SCHEMAS["model"], SCHEMAS["model"]))
+    examples = {("path",), ("task",), ("decoder",), ("profiles",), ("labels",)}
+    assert {path[0] for path, _ in keys(content)} == {path[0] for path in leaves}
+    for path, value in keys(content):
+        if path not in examples:
+            assert leaves[path]["default"] == value, path
+    silent = {path for path, each in leaves.items() if not each.get("description")}
+    assert silent <= {("path",), ("input", "scale")}
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_the_schemas_that_editors_read_are_those_of_this_code(name: str) -> None:
+    kept = (ROOT / f"docs/schemas/{name}.schema.json").read_text(encoding="utf-8")
+    assert json.loads(kept) == SCHEMAS[name], "run 'make generated'"
+    jsonschema.Draft202012Validator.check_schema(SCHEMAS[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("config", "config.yaml"),
+        ("config", "examples/street/config.yaml"),
+        ("config", "systemd/config.yaml"),
+        ("model", "examples/street/model.yaml"),
+    ],
+)
+def test_an_editor_accepts_the_files_of_the_project(name: str, path: str) -> None:
+    content = yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator(SCHEMAS[name]).validate(content)
+
+
+@pytest.mark.parametrize(
+    "change", [{"thread": 2}, {"threads": 0}, {"mqtt": {"port": "x"}}, {"backend": 1}, {"camera": {"fps": 1000}}]
+)
+def test_an_editor_finds_a_key_or_a_value_that_cannot_be(change: dict[str, Any]) -> None:
+    content = {**yaml.safe_load(REFERENCE), **change}
+    assert list(jsonschema.Draft202012Validator(SCHEMAS["config"]).iter_errors(content))
+    assert list(jsonschema.Draft202012Validator(SCHEMAS["config"]).iter_errors({**content, **change}))
+
+
+def test_the_sample_keeps_its_own_settings() -> None:
+    config = load_config(ROOT / "examples/street/config.yaml")
     assert config.model.path == ROOT / "examples/street/street.onnx"
-    assert config.every_camera[0].source == str(ROOT / "var/sample/street.mp4")
-    assert config.state_dir == ROOT / "var/state"
+    assert Path(config.every_camera[0].source).resolve() == ROOT / "var/sample/street.mp4"
+    assert config.state_dir.resolve() == ROOT / "var/state"
+
+
+# ---- tared config
+
+
+def test_the_command_prints_the_reference_and_the_schemas(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "--example"]) == 0
+    assert capsys.readouterr().out == REFERENCE
+    for name in SCHEMAS:
+        assert main(["config", "--schema", name]) == 0
+        assert json.loads(capsys.readouterr().out) == SCHEMAS[name]
+
+
+def test_a_check_reports_every_error_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "models" / "bad.yaml").write_text("path: net.onnx\ntask: guess\nscores: 1\n")
+    camera = {"source": "v4l2:/dev/video9", "flip": "clockwise"}
+    path = write(folder, {"model": "models/bad.yaml", "camera": camera, "threads": 0, "typo": 1})
+    assert main(["config", "--check", str(path)]) == 2
+    told = capsys.readouterr().err
+    assert "5 errors in " in told
+    for words in ("model: task", "model: scores: unknown key", "threads: ", "typo: unknown key", "camera 'camera': "):
+        assert words in told
+    (folder / "models" / "net.onnx").write_bytes(b"")
+    (folder / "clip.mp4").write_bytes(b"")
+    assert main(["config", "--check", str(write(folder, MINIMAL)), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cameras"] == ["camera"]
 
 
 # ---- reading

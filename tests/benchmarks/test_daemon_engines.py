@@ -69,9 +69,10 @@ def test_planning_has_less_time_where_plain_int8_suits() -> None:
 
 def test_a_daemon_is_followed_by_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "program"
-    failed = "event=error code='a.b' message='no end' step='FAILED'"
-    log = rf"event=error code='c.d' message='no matter'\nevent=job step='PLANNING'\n{failed}\n"
-    program.write_text(f'#!/bin/sh\nprintf "{log}" >&2\necho \'{{"frames": 3}}\'\nexec sleep 60\n')
+    failed = 'event=error code=a.b message="no end" step=FAILED'
+    log = rf'event=error code=c.d message="no matter"\nevent=job step=PLANNING\n{failed}\n'
+    script = ("#!/bin/sh", f"printf '{log}' >&2", """echo '{"frames": 3}'""", "exec sleep 60\n")
+    program.write_text("\n".join(script))
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
     with FollowedDaemon({}, tmp_path) as daemon:

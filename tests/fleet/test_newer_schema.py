@@ -206,8 +206,8 @@ def test_a_rollout_is_not_begun_with_boards_whose_answers_could_not_be_read(stor
     newer(room, 1)
     register = RolloutRegister(store, "operator")
     with pytest.raises(CommandError, match=r"rollout\.schema: 1 of 3 boards .* 'b1'.* 'schema!=2' in --select"):
-        register.plan("f", spec(), "seed")
-    (wave,) = register.plan("f", spec(select="schema!=2"), "seed")
+        register.plan("f", spec())
+    (wave,) = register.plan("f", spec(select="schema!=2"))
     assert [each.name for each in wave] == ["b0", "b2"]
 
 

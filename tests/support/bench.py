@@ -85,7 +85,8 @@ class Bench:
 
     @staticmethod
     def error(code: int, output: str, errors: str, lines: int = 1) -> str:
-        assert (code, output) == (2, ""), errors
+        assert code == 2, errors
+        assert not output or errors.startswith(f"error: {json.loads(output)['error']['code']}: "), errors  # with --json
         assert ERROR.fullmatch(errors.rstrip("\n")), errors
         assert len(errors.splitlines()) == lines, errors
         return errors.removeprefix("error: ").rstrip("\n")

@@ -26,7 +26,7 @@ from agent.mqtt.message import Message
 from engines.store.artefact import read_artefact
 from fleet import operator
 
-FIRST_COMMIT = "event=job trigger='first-start' step='COMMITTED'"
+FIRST_COMMIT = "event=job trigger=first-start step=COMMITTED"
 
 
 @dataclass

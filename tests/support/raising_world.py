@@ -26,7 +26,7 @@ from engines.quantise.costs import macs_costs
 from engines.quantise.fusion import Grouping
 
 COLLAPSES = "Conv_t3"  # reads the tensor whose quiet half is less than half a step
-PRECISION_COMMIT = "event=commit .*trigger='precision'"
+PRECISION_COMMIT = "event=commit .*trigger=precision"
 
 
 def count_macs(grouping: Grouping, *_: object) -> GroupCosts:

@@ -89,7 +89,7 @@ def begin(where: str, spec: RolloutSpec, why: str = "") -> str:
     """Write a rollout down; its id."""
     with open_store(where) as store:
         register = RolloutRegister(store, "operator")
-        return register.create(FLEET, spec, register.plan(FLEET, spec, "seed"), why)
+        return register.create(FLEET, spec, register.plan(FLEET, spec), why)
 
 
 def overview(where: str, identity: str) -> Overview:

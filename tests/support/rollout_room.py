@@ -27,7 +27,7 @@ class Room:
         self.held: dict[tuple[str, str], Reported] = {}
         self.serves(dict.fromkeys(range(boards), "e0"))
         register = RolloutRegister(store, "operator")
-        self.id = register.create("f", spec, register.plan("f", spec, "seed"), "")
+        self.id = register.create("f", spec, register.plan("f", spec), "")
         with store.transaction("write") as transaction:
             rows.lease(transaction, rows.free_rollouts(transaction, "owner", time.time()), "owner", time.time() + 60.0)
         self.stepper = RolloutStepper(store, self.sender, "owner", "who", None, self.held, 60.0)

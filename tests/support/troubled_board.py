@@ -102,7 +102,7 @@ def stop(life: Life) -> None:
 
 def codes(life: Life) -> set[str]:
     """Of all errors that were told."""
-    return set(life.said(r"event=error code='([\w.-]+)'"))
+    return set(life.said(r"event=error code=([\w.-]+)"))
 
 
 def calibrated_board(folder: Path, broker: RealBroker, plain: bool = False) -> Board:
@@ -125,7 +125,7 @@ def calibrated_board(folder: Path, broker: RealBroker, plain: bool = False) -> B
     write_clip(board.world.folder / "dark.avi", lambda _: _DARK, 200)
     show(board)
     with board.living("calibrating") as life:
-        life.wait(lambda: life.said("event=swap .*trigger='first-start'"))
+        life.wait(lambda: life.said("event=swap .*trigger=first-start"))
         life.wait(lambda: life.status()["job"] is None)
         assert board.order("recalibrate", frames="8", method="max").status == "SUCCEEDED"
         stop(life)

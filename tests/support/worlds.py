@@ -45,8 +45,8 @@ OUTLASTS_S = 1200.0  # of a clip that no test is to see the end of: two minutes 
 _LIMIT_S = 120.0
 
 # An engine is the store's from its commit on: what ends between swap and commit takes the candidate back.
-FIRST_COMMIT = "event=commit .*trigger='first-start'"
-ALARM_COMMIT = "event=commit .*trigger='alarm'"
+FIRST_COMMIT = "event=commit .*trigger=first-start"
+ALARM_COMMIT = "event=commit .*trigger=alarm"
 
 
 @dataclass

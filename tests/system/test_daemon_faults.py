@@ -27,7 +27,7 @@ def refused(world: World) -> str:
     """Run a daemon that must not start: what it said."""
     done = tared(*world.arguments())
     assert done.returncode == 2, done.stderr
-    assert done.stdout == ""
+    assert f"error: {json.loads(done.stdout)['error']['code']}: " in done.stderr
     assert "Traceback" not in done.stderr
     return done.stderr
 

@@ -83,11 +83,11 @@ def test_a_damaged_journal_is_moved_aside_and_the_first_job_is_done(
     summary, errors = world.run(until=FIRST_COMMIT)
     assert [swap["trigger"] for swap in summary["swaps"]] == ["first-start"]
     moved = [path.name for path in journal.parent.glob("jobs.sqlite.damaged.*")]
-    assert moved == ["jobs.sqlite.damaged.1"] * errors.count("code='journal.damaged'")
+    assert moved == ["jobs.sqlite.damaged.1"] * errors.count("code=journal.damaged")
     assert told is None or bool(moved) is told
     assert not journal.with_name("jobs.sqlite-journal").exists()
     summary, errors = world.run("--frames", "20")
-    assert (summary["frames"], "code='" in errors) == (20, False)
+    assert (summary["frames"], "code=" in errors) == (20, False)
 
 
 def test_a_journal_of_a_newer_tared_is_refused_and_left_alone(tmp_path: Path, journal: Path) -> None:

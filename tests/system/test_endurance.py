@@ -130,7 +130,7 @@ def test_recalibrations_leave_nothing_behind(jobs: int, tmp_path: Path, any_brok
     fill_log(world.state_dir / "commands.sqlite")
     found: list[Footprint] = []
     with living(world, scene, any_broker, "endurance", player=player, period_s=1.0, alert_period_s=0.02) as life:
-        life.wait(lambda: life.said("step='COMMITTED'"))
+        life.wait(lambda: life.said("step=COMMITTED"))
         while life.status()["frames"] < ANSWERED:
             assert life.process.poll() is None, life.log.read_text()
         slower = tmp_path / "slower"

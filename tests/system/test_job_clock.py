@@ -33,7 +33,7 @@ def test_a_clock_that_is_set(any_broker: RealBroker, blank: World, tmp_path: Pat
         with case.living("only", fails + clock_jumps(state, JUMPS_S[jump])) as life:
             life.wait(lambda: life.said(FIRST_COMMIT))
             if jump != "years back":  # when no clock has been set
-                life.wait(lambda: life.said("event=job trigger='schedule' step='COMMITTED'"))
+                life.wait(lambda: life.said("event=job trigger=schedule step=COMMITTED"))
             assert not life.said("Traceback")
         first, scheduled = case.records("first-start"), case.records("schedule")
         ends = [JobState.FAILED, JobState.COMMITTED] if state == "FAILED" else [JobState.COMMITTED]

@@ -110,7 +110,7 @@ def test_a_candidate_that_the_operator_takes_back(case: Case, start_s: float, st
     with case.living("first", at_write(moment, state, trigger)) as first:
         first.wait(lambda: first.status()["frames"] > 0)
         candidate = case.send("recalibrate", frames="8", method="mse")
-        first.wait(lambda: first.said("event=swap .*trigger='command'"))
+        first.wait(lambda: first.said("event=swap .*trigger=command"))
         recall = case.send("rollback")
         case.check_killed(first)
     with case.living("second") as second:
@@ -150,7 +150,7 @@ def test_a_raised_precision(
         assert (job.state, case.current) == (JobState.FAILED, before)
         world.config["recalibration"]["automatic"] = True
         with case.living("third") as third:  # it is tried again as it was
-            third.wait(lambda: third.said("event=job trigger='precision' step='COMMITTED'"))
+            third.wait(lambda: third.said("event=job trigger=precision step=COMMITTED"))
     assert case.current != before
 
 
@@ -164,7 +164,7 @@ def test_a_job_that_comes_to_nothing(case: Case, start_s: float, state: str, mom
         first.wait(lambda: first.status()["frames"] > 0)
         command = case.send("recalibrate", frames="10000")
         if state == "CANCELLED":
-            first.wait(lambda: first.said("trigger='command' step='COLLECTING'"))
+            first.wait(lambda: first.said("trigger=command step=COLLECTING"))
             first.process.terminate()
         case.check_killed(first)
     case.world.config["recalibration"].pop("timeout_s", None)
@@ -261,7 +261,7 @@ def test_a_child_that_is_killed_as_it_plans(any_broker: RealBroker, low: World, 
     with in_world(world, any_broker) as case:
         before = case.current
         with case.living("only", child_killed(moment, "PLANNING")) as life:
-            life.wait(lambda: life.said("code='recalibration.memory'"))
+            life.wait(lambda: life.said("code=recalibration.memory"))
             case.check_sound(life)
         assert case.records("precision")[0].state is JobState.FAILED
         assert case.current == before

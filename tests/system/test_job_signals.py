@@ -70,10 +70,10 @@ def test_at_an_end(case: Case, state: str) -> None:
         life.wait(lambda: life.status()["frames"] > 0)
         command = case.send("recalibrate", frames=frames, method="mse")
         if state == "CANCELLED":
-            life.wait(lambda: life.said("trigger='command' step='COLLECTING'"))
+            life.wait(lambda: life.said("trigger=command step=COLLECTING"))
             life.process.terminate()
         elif state == "ROLLED_BACK":
-            life.wait(lambda: life.said("event=swap .*trigger='command'"))
+            life.wait(lambda: life.said("event=swap .*trigger=command"))
             recall = case.send("rollback")
         check_ended(case, life, "command", {JobState(state)}, before)
     if state == "ROLLED_BACK":

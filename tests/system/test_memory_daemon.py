@@ -76,7 +76,7 @@ def place(tmp_path: Path, any_broker: RealBroker) -> Place:
     made = Place(world, clips, tmp_path / "scene", any_broker)
     made.see(NIGHT)
     with made.living("first") as first:
-        first.wait(lambda: first.said("event=commit .*trigger='first-start'"))
+        first.wait(lambda: first.said("event=commit .*trigger=first-start"))
     return made
 
 
@@ -134,7 +134,7 @@ def test_what_a_killed_daemon_had_found_goes_on(place: Place) -> None:
     with place.living("third", **SELDOM) as third:
         third.wait(lambda: third.status()["frames"] > 0)
         after = third.status()
-        third.wait(lambda: third.said("code='recalibration.cap'"))
+        third.wait(lambda: third.said("code=recalibration.cap"))
         later = third.status()
     assert after["drift"]["state"] == "alarm"
     assert after["engine"] == before["engine"]
@@ -145,5 +145,5 @@ def test_what_a_killed_daemon_had_found_goes_on(place: Place) -> None:
     assert after["regimes"] == before["regimes"] == 1
     for estimate in ("fidelity_hour", "accuracy"):
         assert after[estimate]["n"] >= before[estimate]["n"] > 3, estimate
-    assert (later["job"], third.said("event=job trigger='alarm'")) == (None, [])
-    assert len(third.said("code='recalibration.cap'")) == 1
+    assert (later["job"], third.said("event=job trigger=alarm")) == (None, [])
+    assert len(third.said("code=recalibration.cap")) == 1

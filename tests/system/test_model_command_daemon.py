@@ -64,7 +64,7 @@ def test_a_released_model_is_sent_and_taken_up_and_an_older_one_is_not(tmp_path:
         case = Case(world, world.folder / "scene", mosquitto, stack)
         with case.living("life") as life:
             watcher.expect(TOPICS.birth)
-            life.wait(lambda: bool(life.said("event=swap .*trigger='first-start'")))
+            life.wait(lambda: bool(life.said("event=swap .*trigger=first-start")))
             refused = send(f"file={new}")
             assert refused["error"]["code"] == "command.release", "an operator alone"
             served = (world.folder / "model.onnx").read_bytes()
@@ -73,7 +73,7 @@ def test_a_released_model_is_sent_and_taken_up_and_an_older_one_is_not(tmp_path:
             assert (world.folder / "model.onnx").read_bytes() == served
             sent = send(f"file={new}", f"release={statements[new]}")
             assert sent["status"] == "SUCCEEDED", sent
-            assert life.said("event=job trigger='model' step='COMMITTED'")
+            assert life.said("event=job trigger=model step=COMMITTED")
             assert (world.folder / "model.onnx").read_bytes() == new.read_bytes()
             back = send(f"file={old}", f"release={statements[old]}")
             assert back["error"]["code"] == "command.rollback"

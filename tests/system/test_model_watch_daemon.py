@@ -31,22 +31,22 @@ def test_a_new_model_is_taken_up_by_the_same_process(tmp_path: Path, any_broker:
     with Watcher(any_broker.endpoint) as watcher, ExitStack() as stack:
         case = Case(world, world.folder / "scene", any_broker, stack)
         with case.living("life") as life:
-            life.wait(lambda: life.said("event=swap .*trigger='first-start'"))
+            life.wait(lambda: life.said("event=swap .*trigger=first-start"))
             served, model = life.status()["engine"], watcher.retained(TOPICS.birth)["model"]
             whole = path.read_bytes()
 
             path.write_bytes(whole[: len(whole) // 2])
-            life.wait(lambda: life.said("code='model.changed'"))
+            life.wait(lambda: life.said("code=model.changed"))
             assert life.status()["engine"] == served
             path.write_bytes(whole)
 
             put_other_model(world)
-            life.wait(lambda: life.said("event=job trigger='model' step='COMMITTED'"))
-            life.wait(lambda: len(life.said("event=swap .*trigger='first-start'")) == 2)
+            life.wait(lambda: life.said("event=job trigger=model step=COMMITTED"))
+            life.wait(lambda: len(life.said("event=swap .*trigger=first-start")) == 2)
             assert life.status()["engine"] != served
             other = watcher.expect(TOPICS.birth, engine=life.status()["engine"])
             assert other["model"] != model
-        assert len(life.said("code='model.changed'")) == 1
+        assert len(life.said("code=model.changed")) == 1
         assert [job.state for job in case.records("model")] == [JobState.FAILED, JobState.COMMITTED]
         states = [
             watcher.seen[place].payload

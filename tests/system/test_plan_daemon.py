@@ -92,5 +92,5 @@ def test_a_plan_of_another_model_is_reported_and_stops_no_start(tmp_path: Path, 
     world = world_under(tmp_path / "world", replace(plan, floats={"Conv_t77": ""}))
     summary, said = world.run("--frames", "20")
     assert summary["frames"] == 20
-    assert said.count("code='plan.node'") == 1
+    assert said.count("code=plan.node") == 1
     assert f"plan: {world.folder / 'plan.json'} is not used: node 'Conv_t77' in the plan" in summary["degraded"]

@@ -111,8 +111,8 @@ def test_whatever_a_candidate_does_every_frame_is_answered(tmp_path: Path) -> No
     assert [path.name for path in (world.state_dir / "artefacts").iterdir()] == [Path(summary["artefact"]).name]
     assert len(list((world.state_dir / "refused").iterdir())) == len(faults)
     assert not (world.state_dir / "current").exists()
-    assert said.count("step='ROLLED_BACK'") == len(faults)
-    assert said.count("code='recalibration.rollback_loop'") == 1
+    assert said.count("step=ROLLED_BACK") == len(faults)
+    assert said.count("code=recalibration.rollback_loop") == 1
 
 
 class Camera:
@@ -152,14 +152,14 @@ class Camera:
 
 
 def ids(said: str, event: str) -> list[str]:
-    return re.findall(f"event={event} .*?artefact='([0-9a-f]{{16}})'", said)
+    return re.findall(f"event={event} .*?artefact=([0-9a-f]{{16}})", said)
 
 
 @pytest.mark.trial
 def test_a_slow_first_inference_is_forgiven_and_what_a_signal_ends_leaves_the_store(tmp_path: Path) -> None:
     camera = Camera(tmp_path, **LONG, deadline_s=1.0)
     summary, said = run_until(camera.driven("late"), "event=swap")
-    assert "step='CANCELLED'" in said
+    assert "step=CANCELLED" in said
     assert (summary["swaps"], summary["rollbacks"]) == ([], [])
     assert sum(summary["dropped"].values()) < 100, said  # of 150 that came while it rehearsed
     (candidate,) = ids(said, "swap")
@@ -185,13 +185,13 @@ def test_what_a_power_cut_ends_starts_with_the_calibrated_engine_before_and_coun
     log = "".join(said)
     assert process.returncode == -signal.SIGKILL, log
     # The cut may come before anybody says that the candidate serves, but not before its probation is written down.
-    committed, candidate = ids(log, "job trigger='[a-z-]+' step='PROBATION'")
+    committed, candidate = ids(log, "job trigger=[a-z-]+ step=PROBATION")
     assert ids(log, "commit") == [committed]
     assert candidate in camera.artefacts
     again, told = run_until(camera.driven("none", "--frames", "10"))
     assert Path(again["artefact"]).name == committed
     assert (camera.world.state_dir / "current").readlink().name == committed
-    assert "step='ROLLED_BACK'" in told
+    assert "step=ROLLED_BACK" in told
     assert candidate not in camera.artefacts
     assert camera.refusal(candidate)["rollback"]["reason"] == "recalibration.interrupted"
     assert len(json.loads((camera.world.state_dir / "restraint.json").read_text())["rollbacks"]) == 1

@@ -64,8 +64,9 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     folder = tmp_path_factory.mktemp("sample")
     render = [sys.executable, "-m", "examples.street.render", "-o", str(folder)]
     subprocess.run(render, cwd=ROOT, check=True, capture_output=True, timeout=120)
-    config = yaml.safe_load((ROOT / "config.yaml").read_text())
-    config["model"] = str(ROOT / config["model"])
+    sample = ROOT / "examples/street"
+    config = yaml.safe_load((sample / "config.yaml").read_text())
+    config["model"] = str(sample / config["model"])
     config["state_dir"] = str(folder / "state")
     config["camera"]["source"] = str(folder / Path(config["camera"]["source"]).name)
     # Beside four other tests on two cores its jobs have to end before the video does.
@@ -73,7 +74,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     config["recalibration"] = {**config.get("recalibration", {}), "nice": 0}
     config["camera"]["labels"] = str(folder / Path(config["camera"]["labels"]).name)
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    (options,) = re.findall(r"tared run -c config.yaml (.*)", (ROOT / "Makefile").read_text())
+    (options,) = re.findall(r"tared run -c examples/street/config.yaml (.*)", (ROOT / "Makefile").read_text())
     command = [sys.executable, "-m", "fleet.cli", "run", "--json", "-c", str(folder / "config.yaml"), *options.split()]
     with (folder / "said").open("wb") as said, (folder / "out").open("wb") as out:
         process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=said)

@@ -74,7 +74,7 @@ def test_a_camera_that_is_away_does_not_trip_the_watchdog(installed: Installed) 
     with installed.keep(watchdog_s=WATCHDOG_S) as manager:
         manager.wait(lambda: manager.life.pings > 3)
         away, began_s = installed.switch("away"), time.monotonic()
-        manager.wait(lambda: "code='camera." in manager.journal)
+        manager.wait(lambda: "code=camera." in manager.journal)
         manager.wait(lambda: time.monotonic() > began_s + 2.5 * WATCHDOG_S)
         away.unlink()
         manager.wait(lambda: "event=camera" in manager.journal)

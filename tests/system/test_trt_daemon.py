@@ -114,6 +114,6 @@ def test_a_recording_waits_for_the_reference_that_has_to_be_built(
     monkeypatch.setenv("FAKE_BUILD_S", "2.5")
     world = board(tmp_path / "world", seconds=45.0)
     world.config["calibration"]["frames"] = 8
-    _, said = world.run(until="trigger='first-start' step='COLLECTING'")
-    assert "engine='reference'" in said
+    _, said = world.run(until="trigger=first-start step=COLLECTING")
+    assert "engine=reference" in said
     check(mistakes, 1)

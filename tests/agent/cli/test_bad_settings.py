@@ -134,7 +134,6 @@ def test_int8_without_a_calibration_is_refused(bench: Bench) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        [],
         ["fly"],
         ["calibrate"],
         ["calibrate", "m.yaml", "--frames", "x", "-o", "c.json", "--count", "0"],

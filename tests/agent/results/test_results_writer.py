@@ -126,7 +126,7 @@ def test_the_daemon_tells_of_a_full_disk_once_and_serves_on(tmp_path: Path) -> N
         fill(disk / "ballast")
         summary, errors = world.run()
         assert summary["frames"] == 200
-        assert errors.count("code='results.write'") == 1, errors
+        assert errors.count("code=results.write") == 1, errors
         assert frames_of(disk / "results.jsonl") == []
 
 

@@ -217,9 +217,9 @@ def test_an_installed_wheel_brings_its_unit_along(tmp_path: Path, monkeypatch: p
     """In an environment without the source tree; its dependencies are those of this one."""
     monkeypatch.setenv("PIP_NO_COMPILE", "1")  # of the builder's packages too
     source = tmp_path / "source"
-    kept = ("agent", "calibrate", "engines", "fleet", "systemd", "pyproject.toml", "README.md", "LICENSE")
+    kept = ("agent", "calibrate", "engines", "fleet", "systemd", "docs", "config.yaml", "pyproject.toml", "README.md")
     source.mkdir()
-    for name in kept:
+    for name in (*kept, "LICENSE"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, source / name)
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
@@ -233,6 +233,7 @@ def test_an_installed_wheel_brings_its_unit_along(tmp_path: Path, monkeypatch: p
     (site,) = (tmp_path / "venv/lib").glob("python3*/site-packages")
     (site / "others.pth").write_text(own)
     shared = tmp_path / "venv/share/tared/systemd"
+    assert (tmp_path / "venv/share/man/man1/tared.1").is_file()
     units = {"tared.service", "tared.service.d", "tared-collector.service", "tared-controller.service"}
     assert {path.name for path in shared.iterdir()} == {*units, "config.yaml"}
     # The interpreter of the tests may lie in a home, which a service could not see.
@@ -247,6 +248,10 @@ def test_an_installed_wheel_brings_its_unit_along(tmp_path: Path, monkeypatch: p
     (drop_in,) = (root / TARED.drop_ins_path).iterdir()
     assert drop_in.read_text() == DROP_IN.read_text()
     assert (root / TARED.config_path).exists()
+    program = "from fleet.cli.main import main; main(['config', '--example'])"
+    done = subprocess.run([str(python), "-c", program], check=True, env=environment, cwd=tmp_path, capture_output=True)
+    assert done.stdout == (ROOT / "config.yaml").read_bytes()
+    assert (tmp_path / "venv/share/tared/docs/schemas/config.schema.json").is_file()
 
 
 @pytest.mark.usefixtures("venv")

@@ -186,7 +186,7 @@ def test_a_disk_that_refuses_does_not_hide_the_refusal(
     (tmp_path / "state" / "refused").write_text("where a folder belongs")
     with pytest.raises(AgentError, match="is not finite"):
         run_with("nan_weights", job, monkeypatch)
-    assert "refusal_not_kept error='File exists'" in caplog.text
+    assert "refusal=not_kept error='File exists'" in caplog.text
 
 
 @pytest.mark.parametrize(("kept_float", "allowed"), [(False, 1.5), (True, 2.0)])

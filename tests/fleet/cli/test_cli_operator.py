@@ -139,9 +139,9 @@ def test_a_table_has_a_row_for_each_device_whatever_they_send() -> None:
         message = watching.Arrival(f"tared/v1/fleet/{name}/{kind}".encode(), json.dumps(document).encode())
         watching._receive(message, "fleet", frozenset({"a", "b", "c"}), known, None)
     shown = Console(file=(text := io.StringIO()), width=200, force_terminal=False)
-    shown.print(watching._table(known))
+    shown.print(watching._table(known, 200))
     rows = text.getvalue()
-    for words in ("online", "0123456789ab", "9.96", "1.5", "job alarm BUILDING"):
+    for words in ("online", "0123456789abcdef", "9.96", "1.5", "job alarm BUILDING"):
         assert words in rows
     assert "\x1b[2J" not in rows
 

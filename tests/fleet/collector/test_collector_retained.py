@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from brokers import RealBroker, Watcher, eventually
 from collector_bench import ONLINE, collecting, online
 from device import TOPICS
+from rich.console import Console
 
 from agent.contract.commands import CommandResult
 from agent.contract.messages import Birth, Status
@@ -115,4 +117,6 @@ def test_who_watches_is_not_told_that_it_was_heard_either() -> None:
         watch._receive(arrival, "fleet", frozenset(), known, None)
         assert known["board"].newest["status"]["state"] == "online"
         assert (known["board"].heard_s is not None) is is_seen
-        assert ("not yet" in list(watch._table(known).columns[-1].cells)) is not is_seen
+        shown = Console(file=(text := io.StringIO()), width=200)
+        shown.print(watch._table(known, 200))
+        assert ("not yet" in text.getvalue()) is not is_seen

@@ -199,9 +199,12 @@ def test_the_command_line_from_creation_to_the_end(
 
     with a_fleet(mosquitto, where, 3):
         create = ["create", "--op", "recalibrate", "frames=64", *options(where)]
-        assert sent(*create, "--dry-run")["id"] is None
+        dry = sent(*create, "--dry-run")
+        assert dry["id"] is None
         assert sent("list", *at, "--fleet", "simulated") == {"rollouts": []}
-        identity = str(sent(*create, "--why", "a new season")["id"])
+        created = sent(*create, "--why", "a new season")
+        assert created["waves"] == dry["waves"]
+        identity = str(created["id"])
         assert sent("pause", identity[:6], *at)["state"] == "PAUSED"
         assert main([*rollout, "pause", identity, *at]) == 2  # it is already
         assert "is PAUSED; expected RUNNING" in capsys.readouterr().err

@@ -133,7 +133,7 @@ def test_a_controller_without_a_key_never_claims_a_rollout_that_demands_one(
     with open_store(where) as store:
         room = Room(store, spec(signed=True))
         other = RolloutRegister(store, "operator")
-        plain = other.create("f", spec(), other.plan("f", spec(), "seed"), "")
+        plain = other.create("f", spec(), other.plan("f", spec()), "")
         with store.transaction() as transaction:
             transaction.execute("UPDATE rollouts SET lease_until = 0.0, lease_owner = NULL")
         without, having = (Controller(nowhere, open_store(where), "who", key) for key in (None, signer))

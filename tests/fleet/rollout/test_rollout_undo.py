@@ -193,3 +193,14 @@ def test_to_take_a_model_back_no_controller_needs_its_file(where: str, tmp_path:
             controller._unable.clear()  # its minute is over
             controller._claim()
             assert controller.rollouts.keys() == {room.id}
+
+
+def test_a_dry_run_shows_the_boards_that_the_next_rollout_takes(store: FleetStore) -> None:
+    Room(store, spec(), boards=40)
+    register, waves = RolloutRegister(store, "me"), "5,100%"
+    shown = register.plan("f", spec(waves=waves, order="random"))
+    again = register.plan("f", spec(waves=waves, order="random", soak_s=5.0))
+    assert [each.name for each in shown[0]] == [each.name for each in again[0]]
+    register.create("f", spec(), again, "")
+    later = register.plan("f", spec(waves=waves, order="random"))
+    assert [each.name for each in shown[0]] != [each.name for each in later[0]], "always the same boards go first"

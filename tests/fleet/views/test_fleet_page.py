@@ -66,12 +66,12 @@ def fill(store: FleetStore, evil: str) -> None:
             audit(transaction, evil, evil, evil, evil, "{}")
     devices.tag(devices.all("default")[:1], {"site": "berlin"}, [], "ann")
     register, spec = RolloutRegister(store, "ann"), RolloutSpec("recalibrate", waves="1,100%")
-    register.abort(register.create("default", spec, register.plan("default", spec, "seed"), evil), "all", evil)
+    register.abort(register.create("default", spec, register.plan("default", spec), evil), "all", evil)
     elsewhere = Status(state="online", session="s", boot_id="b", ts=now)
     with store.transaction() as transaction:
         devices.apply_statuses(transaction, {("paris", "board-9"): elsewhere}, now)
         quarantine(transaction, [Refused("paris", "board-9", "event", "c", "of paris alone", b"")], now)
-    register.create("paris", spec, register.plan("paris", spec, "seed"), "of paris alone")
+    register.create("paris", spec, register.plan("paris", spec), "of paris alone")
 
 
 def test_the_command_writes_one_file_in_which_nothing_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

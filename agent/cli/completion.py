@@ -1,0 +1,44 @@
+"""`tared completion`: print what a shell needs to complete tared's command lines, and answer the shell at a tab."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import Any
+
+from agent.cli.arguments import Parser, command
+
+SHELLS = ("bash", "zsh", "fish")
+_HOW = """\
+for this session:
+  source <(tared completion bash)            # the same with zsh
+  tared completion fish | source
+for good, what it prints belongs into one of:
+  ~/.local/share/bash-completion/completions/tared
+  _tared in a folder of zsh's $fpath
+  ~/.config/fish/completions/tared.fish"""
+
+
+def add_completion(commands: Any) -> None:
+    """Add `tared completion`."""
+    completion = command(commands, "completion", _completion, "print what a shell needs to complete tared's commands")
+    completion.formatter_class = argparse.RawDescriptionHelpFormatter
+    completion.epilog = _HOW
+    completion.add_argument("shell", choices=SHELLS, metavar="SHELL", help="bash, zsh or fish")
+
+
+def _completion(options: argparse.Namespace) -> int:
+    from argcomplete.shell_integration import shellcode
+
+    code = shellcode(["tared"], shell=options.shell)
+    print(json.dumps({"shell": options.shell, "code": code}) if options.json else code)
+    return 0
+
+
+def complete(parser: Parser) -> None:
+    """Answer a shell that asks how a command line goes on, and end the process; return if none asks."""
+    if "_ARGCOMPLETE" in os.environ:
+        from argcomplete import autocomplete
+
+        autocomplete(parser)

@@ -1,0 +1,159 @@
+"""`tared init`: ask for camera, model and broker, look at camera and model, and write config.yaml and model.yaml.
+
+Nothing is written before both have been looked at, and no file is written over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agent.cli.arguments import command, print_result
+from agent.common.errors import AgentError
+
+if TYPE_CHECKING:  # imported when the command runs, as in offline.py
+    from agent.camera.config import CameraConfig
+    from agent.vision.spec import ModelSpec
+
+EMBEDDED = "embedded"
+_CAMERA = "v4l2:/dev/video0, csi:0, rtsp://..., http://..., or a video file"
+_BROKER = f"HOST or HOST:PORT of an MQTT broker, or {EMBEDDED}: one on this machine"
+
+
+def add_init(commands: Any) -> None:
+    """Add `tared init`."""
+    init = command(commands, "init", _init, "write a first config.yaml: asks for camera, model and broker")
+    init.add_argument("--camera", metavar="SRC", help=f"{_CAMERA} (default: it asks)")
+    init.add_argument("--model", type=Path, metavar="MODEL", help="a MODEL.onnx, or its MODEL.yaml (default: it asks)")
+    init.add_argument("--broker", metavar="BROKER", help=f"{_BROKER} (default: it asks)")
+    init.add_argument("--yes", action="store_true", help="ask nothing: take for each what a question would offer")
+    folder = "the folder to write config.yaml and model.yaml to"
+    init.add_argument("-o", "--output", type=Path, default=Path("."), metavar="DIR", help=folder)
+
+
+def _init(options: argparse.Namespace) -> int:
+    from agent.config import check_config
+    from agent.inspection.inspect import write_spec
+
+    folder: Path = options.output
+    config_path, spec_path = folder / "config.yaml", folder / "model.yaml"
+    _check_new(config_path)
+    asks = sys.stdin.isatty() and not options.yes
+    camera, seen = _look_at_camera(options.camera or _answer("camera", _CAMERA, _first_camera(), asks))
+    model = options.model or Path(_answer("model", "a MODEL.onnx, or its MODEL.yaml", _first_model(folder), asks))
+    spec, inspection = _look_at_model(model)
+    broker = options.broker or _answer("broker", _BROKER, EMBEDDED, asks)
+    if inspection is not None:
+        _check_new(spec_path)
+    named = spec_path if inspection is not None else model
+    lines = _lines(camera, seen, os.path.relpath(named.resolve(), folder.resolve()), spec, broker)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if inspection is not None:
+            write_spec(inspection, spec_path, may_overwrite=False)
+        with config_path.open("x", encoding="utf-8") as file:
+            file.write("\n".join(lines) + "\n")
+    except OSError as error:
+        raise AgentError("init.write", f"{config_path}: {error.strerror}", "a folder to write to", "name -o") from error
+    check_config(config_path)
+    result = {
+        "config": str(config_path),
+        "model": str(named),
+        "task": spec.task,
+        "camera": seen,
+        "next": f"tared check {named} --frames {camera.source} -o check.png; tared run -c {config_path}",
+    }
+    from agent.common.redaction import redact
+
+    return print_result(options, {key: redact(value) for key, value in result.items()})
+
+
+def _check_new(path: Path) -> None:
+    if os.path.lexists(path):
+        remedy = "name another folder with -o, or move it away"
+        raise AgentError("init.exists", f"{path} is there already", "a new file", remedy)
+
+
+def _answer(key: str, what: str, offered: str, asks: bool) -> str:
+    """Ask for a value, or take what is offered. Raises AgentError (`init.answer`) where there is neither."""
+    if asks:
+        from agent.common.console import console
+
+        console.print(f"{key}: {what}" + (f" [{offered}]" if offered else ""), markup=False)
+        with suppress(EOFError):
+            offered = input("> ").strip() or offered
+    if not offered:
+        raise AgentError("init.answer", f"no {key}", what, f"say --{key}")
+    return offered
+
+
+def _first_camera() -> str:
+    devices = sorted(Path("/dev").glob("video*"))
+    return f"v4l2:{devices[0]}" if devices else ""
+
+
+def _first_model(folder: Path) -> str:
+    """Return the one model in the folder; empty if there is none, or more than one."""
+    found = [*folder.glob("*.onnx")]
+    return str(found[0]) if len(found) == 1 else ""
+
+
+def _look_at_camera(text: str) -> tuple[CameraConfig, str]:
+    """Take a frame; return the camera, and the frame's size and time in words. Raises AgentError (`init.camera`)."""
+    from agent.camera.config import CameraConfig
+    from agent.camera.source import is_live
+    from agent.doctor.configured import examine_camera
+
+    source = text if is_live(text) else str(Path(text).resolve())
+    camera = CameraConfig(source=source)
+    finding = examine_camera(camera, "camera")
+    if not finding.ok:
+        raise AgentError("init.camera", finding.found, "a camera or video that gives a frame", finding.remedy)
+    return camera, finding.found.rpartition(": ")[2]
+
+
+def _look_at_model(path: Path) -> tuple[ModelSpec, Any]:
+    """Return the spec of a model, and the inspection to write it from; None for one that is written already."""
+    from agent.inspection.inspect import inspect_model
+    from agent.vision.spec import load_model_spec
+
+    if path.suffix in (".yaml", ".yml"):
+        return load_model_spec(path), None
+    inspection = inspect_model(path)
+    return inspection.spec(), inspection
+
+
+def _lines(camera: CameraConfig, seen: str, model: str, spec: ModelSpec, broker: str) -> Iterator[str]:
+    from agent.inspection.inspect import one_line_yaml
+    from agent.system.service_unit import shipped_path
+
+    host, colon, port = broker.rpartition(":")
+    if not (colon and port.isdecimal()):
+        host, port = broker, ""
+    yield f"# yaml-language-server: $schema={shipped_path('docs/schemas/config.schema.json')}"
+    yield "# Written by 'tared init'. 'tared config --example' shows every key, --check checks this file."
+    yield "# Relative paths are relative to this file."
+    yield ""
+    yield f"# {spec.path.name}, task {spec.task}. See what it gets and answers: tared check MODEL.yaml --frames SRC"
+    yield f"model: {one_line_yaml(model)}"
+    yield ""
+    yield "# The fastest of tensorrt, openvino and onnxruntime that works here."
+    yield "backend: auto"
+    yield ""
+    yield "camera:"
+    yield f"  # A first frame: {seen}."
+    yield f"  source: {one_line_yaml(camera.source)}"
+    yield ""
+    yield "mqtt:"
+    yield "  # null: an embedded broker on this machine. See also username, password_file and tls."
+    yield f"  host: {'null' if broker == EMBEDDED else one_line_yaml(host)}"
+    if port:
+        yield f"  port: {port}"
+    yield ""
+    yield "# Engines, jobs and what waits for the fleet. null: STATE_DIRECTORY of a systemd service, or var"
+    yield "state_dir: null"

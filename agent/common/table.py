@@ -1,0 +1,49 @@
+"""Lay a table out for a terminal, so that no cell is ever cut: a narrow terminal gets a block of lines for each row."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+_GAP = 2  # columns between two cells
+_PROSE = 24  # columns that a cell of prose takes at least, if it has that many
+
+
+def tabulate(
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str | Text]],
+    width: int,
+    prose: Collection[str] = (),
+    right: Collection[str] = (),
+) -> RenderableType:
+    """Return a table, or blocks if `width` columns cannot hold it.
+
+    Args:
+        prose: The heads whose cells may be wrapped.
+        right: The heads whose cells are aligned to the right.
+    """
+    cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
+    widths = [max(each.cell_len for each in column) for column in zip(map(Text, heads), *cells, strict=True)]
+    least = (min(size, _PROSE) if head in prose else size for head, size in zip(heads, widths, strict=True))
+    if sum(least) + _GAP * (len(heads) - 1) > width:
+        return Group(*(_block(heads, row) for row in cells))
+    table = Table(box=None, pad_edge=False)
+    for head in heads:
+        is_prose = head in prose
+        justify = "right" if head in right else "left"
+        table.add_column(head, justify=justify, no_wrap=not is_prose, overflow="fold")  # type: ignore[arg-type]
+    for row in cells:
+        table.add_row(*row)
+    return table
+
+
+def _block(heads: Sequence[str], row: Sequence[Text]) -> RenderableType:
+    """Return a row as its first cell, and below it the others that are not empty, each with its head."""
+    facts = [Text.assemble((f"{head} ", "dim"), cell) for head, cell in zip(heads[1:], row[1:], strict=True) if cell]
+    first = row[0].copy()
+    first.stylize("bold")
+    return Group(first, Padding(Text("; ").join(facts), (0, 0, 0, 2)))

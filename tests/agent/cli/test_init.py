@@ -1,0 +1,82 @@
+"""`tared init`: what it asks, what it looks at, and that it writes over nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from places import ROOT
+from worlds import World, make_world
+
+from agent.config import load_config
+from fleet.cli.main import main
+
+MODEL = ROOT / "examples/street/street.onnx"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return make_world(tmp_path / "world", lambda _: 0.5, 1.0)
+
+
+def init(folder: Path, camera: str | Path, *words: str) -> int:
+    return main(["init", "--camera", str(camera), "-o", str(folder), "--json", *words])
+
+
+def test_it_writes_twenty_lines_that_the_daemon_runs(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "new"
+    assert init(folder, world.folder / "clip.avi", "--model", str(MODEL), "--broker", "broker.lan:8883") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["task"] == "detect"
+    text = (folder / "config.yaml").read_text()
+    assert 15 <= len(text.splitlines()) <= 25
+    schema = Path(text.splitlines()[0].partition("$schema=")[2])
+    assert json.loads(schema.read_text())["title"] == "tared's config.yaml"
+    config = load_config(folder / "config.yaml")
+    assert (config.mqtt.host, config.mqtt.port) == ("broker.lan", 8883)
+    assert config.model.path.resolve() == MODEL
+    assert config.every_camera[0].source == str(world.folder / "clip.avi")
+
+
+def test_nothing_is_written_over_and_nothing_is_written_for_what_cannot_be_used(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, clip = tmp_path / "new", world.folder / "clip.avi"
+    for camera, words, code in (
+        (tmp_path / "none.mp4", ["--model", str(MODEL), "--yes"], "init.camera"),
+        (clip, ["--model", str(tmp_path / "none.onnx"), "--yes"], "model."),
+        (clip, ["--yes"], "init.answer"),
+    ):
+        assert init(folder, camera, *words) == 2
+        assert f"error: {code}" in capsys.readouterr().err
+        assert not (folder / "config.yaml").exists()
+        assert not (folder / "model.yaml").exists()
+    assert init(folder, clip, "--model", str(MODEL), "--yes") == 0
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert init(folder, clip, "--model", str(MODEL), "--yes") == 2
+    assert "init.exists" in capsys.readouterr().err
+    (folder / "config.yaml").unlink()
+    assert init(folder, clip, "--model", str(MODEL), "--yes") == 2
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"model.yaml": before["model.yaml"]}
+
+
+def test_on_a_terminal_it_asks(world: World, tmp_path: Path) -> None:
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "fleet.cli", "init", "-o", str(tmp_path / "new")]
+    with subprocess.Popen(command, stdin=follower, stdout=subprocess.PIPE, stderr=follower, cwd=ROOT) as job:
+        os.close(follower)
+        os.write(leader, f"{world.folder / 'clip.avi'}\n{MODEL}\n\n".encode())
+        assert job.stdout is not None
+        told = job.stdout.read().decode()
+        assert job.wait(60) == 0, told
+    os.close(leader)
+    config = load_config(tmp_path / "new/config.yaml")
+    assert config.mqtt.host is None
+    assert config.backend == "auto"
