@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from calibrate.errors import TaredError
@@ -113,9 +114,11 @@ def _working(
     name: str, options: BackendOptions, request: BuildRequest | None, not_taken: dict[str, str]
 ) -> Backend | None:
     """Open a runtime; where it does not work, note the reason and return None."""
-    if name in _TRIED_APART and (reason := why_not(name, options, request)):
-        not_taken[name] = reason
-        return None
+    if name in _TRIED_APART:
+        reason = why_not(name, options.threads, request) if request is not None else _why_not_at_all(name)
+        if reason:
+            not_taken[name] = reason
+            return None
     try:
         backend = BACKENDS[name](options)
         backend.describe()  # a runtime that computes nothing here says so now
@@ -123,6 +126,12 @@ def _working(
         not_taken[name] = error.found
         return None
     return backend
+
+
+@lru_cache
+def _why_not_at_all(name: str) -> str:
+    """As `why_not` without a graph, once for a process: it takes half a second."""
+    return why_not(name, threads=1, request=None)
 
 
 def options_for(state_dir: Path, threads: int, dla: int | None) -> BackendOptions:

@@ -8,16 +8,16 @@ import sys
 from signal import Signals
 from typing import Any
 
-from engines.interface import BackendOptions, BuildRequest
+from engines.interface import BuildRequest
 
 REFUSED = 3  # exit status of the process: the reason is on stdout
 _PROCESS = "engines.trial_process"
 _MOST_S = 300.0
 
 
-def why_not(name: str, options: BackendOptions, request: BuildRequest | None) -> str:
+def why_not(name: str, threads: int, request: BuildRequest | None) -> str:
     """Return the reason for which a runtime does not work here, or does not build this graph; empty if it does both."""
-    task: dict[str, Any] = {"name": name, "threads": options.threads}
+    task: dict[str, Any] = {"name": name, "threads": threads}
     if request is not None:
         task["shape"] = request.input_shape
         task["profiles"] = [

@@ -44,9 +44,9 @@ def _init(options: argparse.Namespace) -> int:
     config_path, spec_path = folder / "config.yaml", folder / "model.yaml"
     _check_new(config_path)
     asks = sys.stdin.isatty() and not options.yes
-    camera, seen = _look_at_camera(options.camera or _answer("camera", _CAMERA, _first_camera(), asks))
+    camera, seen = _open_camera(options.camera or _answer("camera", _CAMERA, _first_camera(), asks))
     model = options.model or Path(_answer("model", "a MODEL.onnx, or its MODEL.yaml", _first_model(folder), asks))
-    spec, inspection = _look_at_model(model)
+    spec, inspection = _inspect_model(model)
     broker = options.broker or _answer("broker", _BROKER, EMBEDDED, asks)
     if inspection is not None:
         _check_new(spec_path)
@@ -103,7 +103,7 @@ def _first_model(folder: Path) -> str:
     return str(found[0]) if len(found) == 1 else ""
 
 
-def _look_at_camera(text: str) -> tuple[CameraConfig, str]:
+def _open_camera(text: str) -> tuple[CameraConfig, str]:
     """Take a frame; return the camera, and the frame's size and time in words. Raises AgentError (`init.camera`)."""
     from agent.camera.config import CameraConfig
     from agent.camera.source import is_live
@@ -117,7 +117,7 @@ def _look_at_camera(text: str) -> tuple[CameraConfig, str]:
     return camera, finding.found.rpartition(": ")[2]
 
 
-def _look_at_model(path: Path) -> tuple[ModelSpec, Any]:
+def _inspect_model(path: Path) -> tuple[ModelSpec, Any]:
     """Return the spec of a model, and the inspection to write it from; None for one that is written already."""
     from agent.inspection.inspect import inspect_model
     from agent.vision.spec import load_model_spec
