@@ -126,7 +126,7 @@ def _write_report(state_dir: Path) -> str:
     from agent.reports.command import make_report
     from engines.store.signing import find_key
 
-    report = state_dir / "report.html"
+    report = state_dir.resolve() / "report.html"
     try:
         make_report(state_dir, report, find_key(), read_journal)
     except TaredError as error:  # the run itself was a success
