@@ -40,7 +40,7 @@ check: $(VENV)/.test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-trials: $(VENV)/.test broker postgres
+trials: $(VENV)/.test broker postgres browser
 	@$(BIN)/python -m pytest -m "trial and not soak" -n $(TRIAL_WORKERS) --dist worksteal --durations 40
 
 openvino: $(VENV)/.test broker

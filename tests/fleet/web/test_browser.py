@@ -242,6 +242,7 @@ def test_what_strangers_say_is_text_and_breaks_no_page(any_broker: RealBroker, b
         assert complaints(browser) == []
 
 
+@pytest.mark.trial
 def test_a_thousand_boards_scroll_sort_and_filter_at_once(any_broker: RealBroker, browser: webdriver.Chrome) -> None:
     with serving(any_broker.endpoint) as site, Board(any_broker.endpoint, "gate") as board:
         for number in range(1000):

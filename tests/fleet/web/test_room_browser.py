@@ -19,7 +19,7 @@ from benchmarks.web_fleet import FLEET as FILLED
 from benchmarks.web_fleet import fill
 from fleet.store.opening import open_store
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow]
+pytestmark = [pytest.mark.broker, pytest.mark.trial]
 
 
 def type_into(browser: webdriver.Chrome, name: str, text: str) -> None:
