@@ -55,6 +55,7 @@ def model_config(name: str, camera: Mapping[str, Any], folder: Path) -> dict[str
         "probation": {"frames": 30, "seconds": 1.0},
         "mqtt": {"host": None},
         "state_dir": str(folder / "state"),
+        "backend": "onnxruntime",
     }
 
 

@@ -74,6 +74,7 @@ class Daemon:
         folder.mkdir(parents=True)
         self._folder, self._port = folder, free_port()
         content = {
+            "backend": "onnxruntime",
             "state_dir": str(folder / "state"),
             "mqtt": {"host": endpoint.host, "port": endpoint.port, "device": folder.name},
             "metrics": {"port": self._port},

@@ -81,6 +81,7 @@ def daemon(folder: Path, name: str, endpoint: Endpoint, fps: float) -> Iterator[
     config = {
         "model": spec,
         "state_dir": str(folder / "state"),
+        "backend": "onnxruntime",
         "camera": {"source": "rtsp://clip", "policy": "freshest" if fps else "every-frame"},
         "calibration": {"frames": _FRAMES, "within_s": 20.0},
         "probation": {"frames": 100, "seconds": 5.0},

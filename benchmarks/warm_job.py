@@ -68,6 +68,7 @@ def _daemon(folder: Path, name: str, endpoint: Endpoint, tree: Path) -> Iterator
     config = {
         "model": {**keys, "path": str(DATA / str(keys["path"]))},
         "state_dir": str(folder / "state"),
+        "backend": "onnxruntime",
         "camera": {"source": "rtsp://clip"},
         "calibration": {"frames": _FRAMES, "within_s": 5.0},
         "probation": {"frames": 20, "seconds": 1.0},

@@ -8,6 +8,7 @@ import pytest
 import yaml
 from brokers import free_port
 from lab import ASL, PERSON, Lab
+from runtime_under_test import RUNTIME
 from warm_start import TalkingProcess
 from worlds import FIRST_COMMIT, run_until
 
@@ -25,6 +26,7 @@ def test_the_daemon_serves_a_users_own_model_and_video(
     config = {
         "model": str(lab.spec(name)),
         "state_dir": "state",
+        "backend": RUNTIME,
         "camera": {"source": str(lab.data / clip), "speed": speed},
         "observe": {"alert_period_s": 0.05, "held_out": 16, "budget": None},
         "calibration": {"frames": 16},

@@ -234,8 +234,8 @@ def test_an_installed_wheel_brings_its_unit_along(tmp_path: Path, monkeypatch: p
     (site / "others.pth").write_text(own)
     shared = tmp_path / "venv/share/tared/systemd"
     assert (tmp_path / "venv/share/man/man1/tared.1").is_file()
-    units = {"tared.service", "tared.service.d", "tared-collector.service", "tared-controller.service"}
-    assert {path.name for path in shared.iterdir()} == {*units, "config.yaml"}
+    units = {f"tared{part}.service" for part in ("", "-collector", "-controller", "-web")}
+    assert {path.name for path in shared.iterdir()} == {*units, "tared.service.d", "config.yaml"}
     # The interpreter of the tests may lie in a home, which a service could not see.
     program = (
         "from agent.system import service_unit as unit; unit._PRIVATE = (); from fleet.cli.main import main; main()"
