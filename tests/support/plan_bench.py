@@ -11,7 +11,6 @@ import pytest
 import yaml
 from bench import ERROR, contents
 from plan_world import MACS, RAW, journal, plan_world, planner
-from runtime_under_test import RUNTIME
 
 from agent.planning.report import Evidence
 from agent.planning.result import make_plan
@@ -33,7 +32,7 @@ class Place:
     def arguments(self, *more: object, output: str = "plan.json") -> list[str]:
         frames = [] if "--frames" in more else ["--frames", self / "clip.avi"]
         given = ["--calibration", self / "calibration.json", *frames]
-        limits = ["--max-loss", 0.2, "--costs", "macs", "--backend", RUNTIME]
+        limits = ["--max-loss", 0.2, "--costs", "macs"]
         return [str(each) for each in ("plan", self / "model.yaml", *given, *limits, "-o", self / output, *more)]
 
     def plan(self, *more: object, output: str = "plan.json") -> dict[str, Any]:
