@@ -49,8 +49,7 @@ class Script:
     def process(self) -> psutil.Process:
         """The process itself, once its script runs and said so by its first progress."""
         eventually(lambda: bool(self.progress))
-        (process,) = (child for child in psutil.Process().children() if _works_on(child, self.job))
-        return process
+        return _child_on(self.job)
 
     def outcome(self) -> JobOutcome:
         outcome = self._outcomes.get(timeout=10.0)
@@ -115,6 +114,19 @@ def test_a_child_that_does_not_listen_is_killed(script: Script) -> None:
     assert "-9" in error.found
 
 
+def _child_on(job: Path) -> psutil.Process:
+    """The child that works on a job. The kernel shows no arguments of a process that has just become another program."""
+    found: list[psutil.Process] = []
+
+    def is_there() -> bool:
+        found[:] = (child for child in psutil.Process().children() if _works_on(child, job))
+        return bool(found)
+
+    eventually(is_there)
+    (child,) = found
+    return child
+
+
 def _works_on(child: psutil.Process, job: Path) -> bool:
     with suppress(psutil.Error):  # one of another test, which has just ended
         return child.cmdline()[-1:] == [str(job)]
@@ -167,7 +179,7 @@ def test_where_memory_runs_out_the_kernel_takes_the_child(tmp_path: Path) -> Non
     job.mkdir()
     os.mkfifo(job / "job.json")  # nobody writes it: the child waits with its memory untouched
     JobProcess(job, lambda *_: None, outcomes.put)
-    (child,) = (child for child in psutil.Process().children() if _works_on(child, job))
+    child = _child_on(job)
     score = Path(f"/proc/{child.pid}/oom_score_adj")
     eventually(lambda: score.read_text().strip() == "1000")
     child.send_signal(signal.SIGKILL)
