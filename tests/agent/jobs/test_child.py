@@ -115,7 +115,7 @@ def test_a_child_that_does_not_listen_is_killed(script: Script) -> None:
 
 
 def _child_on(job: Path) -> psutil.Process:
-    """The child that works on a job. The kernel shows no arguments of a process that has just become another program."""
+    """The child that works on a job. Of one that has just become another program the kernel shows no arguments."""
     found: list[psutil.Process] = []
 
     def is_there() -> bool:
