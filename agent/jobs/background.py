@@ -38,8 +38,6 @@ def main() -> None:
     with contextlib.suppress(OSError):
         nice = max(nice, os.getpriority(os.PRIO_PROCESS, 0))
         os.setpriority(os.PRIO_PROCESS, 0, nice)
-    with contextlib.suppress(OSError):  # a batch process that wakes up takes no core from one that runs: sched(7)
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     if os.getsid(0) == os.getpid():  # else it would lower the session of whoever started this process by hand
         _lower_session(nice)
     with contextlib.suppress(OSError, psutil.Error):

@@ -265,9 +265,9 @@ def test_nothing_that_it_started_runs_on(script: Script) -> None:
 
 
 _FACTS = """
-import json, os, pathlib, psutil, sys
+import json, pathlib, psutil, sys
 me = psutil.Process()
-facts = {"argv": sys.argv[1:], "nice": me.nice(), "batch": os.sched_getscheduler(0) == os.SCHED_BATCH,
+facts = {"argv": sys.argv[1:], "nice": me.nice(),
          "idle_io": me.ionice().ioclass == psutil.IOPRIO_CLASS_IDLE,
          "oom": pathlib.Path("/proc/self/oom_score_adj").read_text().strip(),
          "group": group.read_text().split()[-1] if (group := pathlib.Path("/proc/self/autogroup")).exists() else ""}
@@ -287,7 +287,6 @@ def test_it_gives_way_before_its_module_is_imported(tmp_path: Path, monkeypatch:
     assert json.loads(error.found) == {
         "argv": [str(job)],
         "nice": nice,
-        "batch": True,
         "idle_io": True,
         "oom": "1000",
         "group": str(nice) if Path("/proc/self/autogroup").exists() else "",
