@@ -35,7 +35,7 @@ def tabulate(
     for head in heads:
         is_prose = head in prose
         justify = "right" if head in right else "left"
-        table.add_column(head, justify=justify, no_wrap=not is_prose, overflow="fold")  # type: ignore[arg-type]
+        table.add_column(head, justify=justify, no_wrap=not is_prose, overflow="fold")  # type: ignore[arg-type]  # a literal
     for row in cells:
         table.add_row(*row)
     return table

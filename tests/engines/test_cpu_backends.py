@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
-from onnx import ModelProto, helper
+from engine_bench import built, code_of
+from onnx import helper
 from zoo import Net, image, residual_net, run
 
 from engines.errors import EngineError
-from engines.interface import Backend, BackendOptions, BuildRequest, Engine, ProfiledEngine, ShapeRange, TensorSpec
+from engines.interface import Backend, BackendOptions, BuildRequest, ProfiledEngine, ShapeRange, TensorSpec
 from engines.registry import open_backend
 
 OPEN = ("batch", 3, 8, 8)
@@ -20,18 +19,6 @@ PROFILE = {"image": ShapeRange((1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8))}
 @pytest.fixture(params=["onnxruntime", "openvino"])
 def backend(request: pytest.FixtureRequest) -> Backend:
     return open_backend(request.param)
-
-
-def built(backend: Backend, model: ModelProto, **more: object) -> Engine:
-    made = backend.build(BuildRequest(model, **more))  # type: ignore[arg-type]  # fields of several types
-    return backend.load(made.engine)
-
-
-def code_of(call: Callable[[], object]) -> str:
-    with pytest.raises(EngineError) as caught:
-        call()
-    assert all((caught.value.found, caught.value.expected, caught.value.remedy))
-    return caught.value.code
 
 
 def test_opens_by_name_and_describes_itself(backend: Backend) -> None:

@@ -3,18 +3,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from engine_bench import built, code_of
 from onnx import ModelProto, TensorProto
 from zoo import Net, image, residual_net
 
 from calibrate.histogram import abs_histogram, merge_all
-from engines.errors import EngineError
-from engines.interface import Backend, BuildRequest, Engine, Observer
+from engines.interface import Backend, BuildRequest, Observer
 from engines.onnxruntime_backend import OnnxRuntimeBackend
 
 OPEN = ("batch", 3, 8, 8)
@@ -23,17 +22,6 @@ OPEN = ("batch", 3, 8, 8)
 @pytest.fixture
 def backend() -> Backend:
     return OnnxRuntimeBackend()
-
-
-def built(backend: Backend, model: ModelProto) -> Engine:
-    return backend.load(backend.build(BuildRequest(model)).engine)
-
-
-def code_of(call: Callable[[], object]) -> str:
-    with pytest.raises(EngineError) as caught:
-        call()
-    assert all((caught.value.found, caught.value.expected, caught.value.remedy))
-    return caught.value.code
 
 
 def test_what_runs_here_is_reported_to_nobody(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from engine_bench import built, code_of
 from onnx import ModelProto, TensorProto, helper
 from places import ROOT, TEST_PATH
 from quantised_zoo import QuantisedNet, quantised, sqnr_db
@@ -20,7 +21,7 @@ from zoo import Net, image, residual_net, run
 from engines import openvino_backend
 from engines.errors import EngineError
 from engines.graph.profiles import profiles_for
-from engines.interface import Array, Backend, BackendOptions, BuildRequest, Engine, ProfiledEngine, ShapeRange
+from engines.interface import Array, Backend, BackendOptions, BuildRequest, ProfiledEngine, ShapeRange
 from engines.openvino_backend import OpenVinoBackend, kernel_times_ms, undisturbed
 from engines.quantise.apply_plan import insert_qdq
 from engines.quantise.placement import place
@@ -34,18 +35,6 @@ AS_WRITTEN_DB = 60.0  # of one layer: what is left is the order of float additio
 @pytest.fixture
 def backend() -> Backend:
     return OpenVinoBackend()
-
-
-def built(backend: Backend, model: ModelProto, **more: object) -> Engine:
-    made = backend.build(BuildRequest(model, **more))  # type: ignore[arg-type]  # fields of several types
-    return backend.load(made.engine)
-
-
-def code_of(call: Callable[[], object]) -> str:
-    with pytest.raises(EngineError) as caught:
-        call()
-    assert all((caught.value.found, caught.value.expected, caught.value.remedy))
-    return caught.value.code
 
 
 # ---- what it computes

@@ -76,7 +76,7 @@ def test_nothing_is_fetched_that_is_not_this_boards_preview(any_broker: RealBrok
             "http://[": "no address of this machine",
         }.items():
             announce(board, address=address)
-            eventually(lambda: reason in picture(site)[1].decode())  # noqa: B023
+            eventually(lambda: reason in picture(site)[1].decode())  # noqa: B023  # called at once
             assert picture(site)[0] == 502
 
 
@@ -90,7 +90,7 @@ def test_why_there_is_no_picture_stands_on_the_page(any_broker: RealBroker) -> N
         ):
             boot_id = str(preview.pop("boot_id", BOOT_ID))
             announce(board, boot_id, **preview)
-            eventually(lambda: site.boards.get("gate") is not None and reason in site.page("/boards/gate"))  # noqa: B023
+            eventually(lambda: site.boards.get("gate") is not None and reason in site.page("/boards/gate"))  # noqa: B023  # called at once
             assert "data-cameras='[]'" in site.page("/boards/gate")
         board.say("status", True, state="offline", session="s", boot_id=BOOT_ID, ts=2.0)
         eventually(lambda: "the board is not online" in site.page("/boards/gate"))
