@@ -7,6 +7,14 @@ A message states what was found, what was expected, and the remedy; `code` is st
 from __future__ import annotations
 
 
+def install_extra(name: str) -> str:
+    """Return the remedy for a missing optional dependency: the extra of pyproject.toml that brings it.
+
+    No package index has tared, so it is installed from a checkout.
+    """
+    return f"pip install '.[{name}]' in a checkout of tared"
+
+
 class TaredError(Exception):
     """Base of all expected errors: caught once per job, printed as one line, exit code 2.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from calibrate.errors import TaredError
+from calibrate.errors import TaredError, install_extra
 from engines.errors import EngineError
 from engines.interface import Backend, BackendOptions, BuildRequest
 from engines.store.signing import find_key
@@ -26,7 +26,7 @@ def _openvino(options: BackendOptions) -> Backend:
     try:
         from engines.openvino_backend import OpenVinoBackend
     except Exception as error:
-        raise _missing("openvino", "'tared[openvino]'", error) from error
+        raise _missing("openvino", install_extra("openvino"), error) from error
     return OpenVinoBackend(options)
 
 
@@ -34,13 +34,13 @@ def _onnxruntime(options: BackendOptions) -> Backend:
     try:
         from engines.onnxruntime_backend import OnnxRuntimeBackend
     except Exception as error:
-        raise _missing("onnxruntime", "onnxruntime", error) from error
+        raise _missing("onnxruntime", "pip install onnxruntime", error) from error
     return OnnxRuntimeBackend(options)
 
 
-def _missing(name: str, package: str, error: Exception) -> EngineError:
+def _missing(name: str, remedy: str, error: Exception) -> EngineError:
     said = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
-    return EngineError("backend.missing", f"no usable {name} package: {said}", "its wheel", f"pip install {package}")
+    return EngineError("backend.missing", f"no usable {name} package: {said}", "its wheel", remedy)
 
 
 BACKENDS: Mapping[str, Callable[[BackendOptions], Backend]] = {  # the fastest first

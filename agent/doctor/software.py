@@ -13,6 +13,7 @@ from pathlib import Path
 from agent.camera.source import WITHOUT_GSTREAMER
 from agent.doctor.finding import Finding, attempt, gib
 from agent.system.board import read_text
+from calibrate.errors import install_extra
 from calibrate.native import COMPILED
 from engines.cuda.gpu import DRIVER, Gpu, nvcc_path
 from engines.errors import DeviceError
@@ -28,12 +29,12 @@ def examine_software(backend: str = "") -> list[Finding]:
     return [
         _python(),
         package("onnxruntime", needed=True, remedy="pip install onnxruntime"),
-        package("openvino", needed=backend == "openvino", remedy="for INT8 on the CPU: pip install 'tared[openvino]'"),
+        package("openvino", needed=backend == "openvino", remedy=f"for INT8 on the CPU: {install_extra('openvino')}"),
         _compiled_code("histograms", COMPILED, "calibration and observing"),
         _compiled_code("preprocessing", is_compiled(), "frames that no GPU makes ready"),
         _opencv(),
         _gstreamer(),
-        package("amqtt", needed=False, remedy="pip install 'tared[demo]', or name your broker as mqtt.host"),
+        package("amqtt", needed=False, remedy=f"{install_extra('demo')}, or name your broker as mqtt.host"),
     ]
 
 
@@ -89,10 +90,8 @@ def _gstreamer() -> Finding:
 def examine_gpu(root: Path, needed: bool) -> list[Finding]:
     """Examine the GPU and what it takes; needed: the configuration selects the backend."""
     runtime = attempt("tensorrt", lambda: open_release().name)
-    pycuda = package("pycuda", needed=False, remedy="pip install 'tared[jetson]', with nvcc in PATH")
-    graphs = package(
-        "cuda-bindings", module="cuda", needed=False, remedy="for CUDA graphs: pip install 'tared[jetson]'"
-    )
+    pycuda = package("pycuda", needed=False, remedy=f"{install_extra('jetson')}, with nvcc in PATH")
+    graphs = package("cuda-bindings", module="cuda", needed=False, remedy=f"for CUDA graphs: {install_extra('jetson')}")
     gpu = attempt("gpu", _gpu)
     compiler = nvcc_path()
     remedy = "install the CUDA toolkit's nvcc (JetPack: sudo apt install nvidia-jetpack)"

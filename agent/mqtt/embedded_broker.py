@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from agent.common.errors import AgentError
+from calibrate.errors import install_extra
 
 _LISTENER = "default"
 _START_TIMEOUT_S = 30.0  # amqtt's imports take seconds on a small board
@@ -61,7 +62,7 @@ class EmbeddedBroker:
                 "broker.missing",
                 "no amqtt package of version 0.12 or later",
                 "the package of the embedded broker, or a broker of yours",
-                "pip install 'tared[demo]', or name your broker as mqtt.host in config.yaml",
+                f"{install_extra('demo')}, or name your broker as mqtt.host in config.yaml",
             ) from None
         logging.getLogger("amqtt").setLevel(logging.CRITICAL)  # it reports every lost client as an error
         logging.getLogger("transitions").setLevel(logging.WARNING)

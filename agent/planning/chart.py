@@ -19,6 +19,7 @@ from agent.planning.report import (
     show_loss,
     trials_by_source,
 )
+from calibrate.errors import install_extra
 
 if TYPE_CHECKING:  # matplotlib is an extra, and slow to import
     from matplotlib.axes import Axes
@@ -45,7 +46,7 @@ def draw_chart(evidence: Evidence, path: Path) -> None:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError as error:
-        remedy = "pip install 'tared[plot]'"
+        remedy = install_extra("plot")
         raise AgentError("plan.plot", "no package matplotlib", "it, to draw a chart", remedy) from error
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # whatever style the user has set

@@ -109,7 +109,12 @@ def unit_text(root: Path = Path("/"), service: SystemdService = TARED) -> str:
     """
     program = Path(sysconfig.get_path("scripts")) / "tared"
     if not program.exists():
-        raise AgentError("service.program", f"no {program}", "tared installed with pip", "pip install tared, in a venv")
+        raise AgentError(
+            "service.program",
+            f"no {program}",
+            "tared installed with pip",
+            "pip install . in a checkout of tared, into a venv",
+        )
     path = Path("/") / (program.relative_to(root.resolve()) if program.is_relative_to(root.resolve()) else program)
     for needed in (path, Path(sysconfig.get_path("stdlib"))):
         if any(needed.is_relative_to(private) for private in _PRIVATE):

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from calibrate.errors import install_extra
 from engines.errors import DeviceError
 
 DRIVER = "libcuda.so.1"
@@ -187,7 +188,7 @@ def nvcc_path() -> str | None:
 def _driver() -> Any:
     """pycuda.driver, initialised."""
     if importlib.util.find_spec("pycuda") is None:
-        raise DeviceError("cuda.pycuda", "no PyCUDA", "the package pycuda", "pip install 'tared[jetson]'")
+        raise DeviceError("cuda.pycuda", "no PyCUDA", "the package pycuda", install_extra("jetson"))
     try:
         from pycuda import driver
     except ImportError as error:  # its extension module links against the driver, and a CUDA's libraries

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from agent.common.credentials import locate
 from agent.common.errors import ConfigError
+from calibrate.errors import install_extra
 from fleet.store.sqlite import CACHE_KIB, SqliteStore
 from fleet.store.transaction import FleetStore
 
@@ -29,7 +30,7 @@ def open_store(where: str | Path, cache_kib: int = CACHE_KIB) -> FleetStore:
         try:
             from fleet.store.postgres import PostgresStore  # only if needed: psycopg is an extra
         except ModuleNotFoundError:
-            remedy = "pip install 'tared[fleet]'"
+            remedy = install_extra("fleet")
             raise ConfigError("fleet.db", "no psycopg", "PostgreSQL's driver, for such a URL", remedy) from None
         return PostgresStore(where)
     if "://" in where:

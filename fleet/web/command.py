@@ -14,6 +14,7 @@ from agent.common.errors import AgentError, ConfigError
 from agent.contract.signing import Signer
 from agent.mqtt.client import Endpoint
 from agent.mqtt.endpoint import is_loopback
+from calibrate.errors import install_extra
 
 _LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 _SHORTEST_PASSWORD = 12
@@ -78,7 +79,7 @@ def run_web(
         from fleet.web.room import FleetRoom
         from fleet.web.server import PageServer, WebOptions, create_app
     except ImportError as error:
-        remedy = "pip install '.[web]' in a checkout of tared"
+        remedy = install_extra("web")
         raise AgentError("web.missing", str(error), "starlette and uvicorn", remedy) from error
     password = _password(listen, password_file)
     options = WebOptions(listen.hosts, password)

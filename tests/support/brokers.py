@@ -271,7 +271,7 @@ def _new_broker(name: str, folder: Path) -> RealBroker:
     if name == "mosquitto":
         return Mosquitto(folder)
     if not _AMQTT:
-        pytest.skip("amqtt is not installed: pip install 'tared[demo]'")
+        pytest.skip("amqtt is not installed: pip install '.[demo]'")
     _ran.add(f"amqtt {importlib.metadata.version('amqtt')}")
     return Amqtt()
 

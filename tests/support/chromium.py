@@ -1,10 +1,9 @@
-"""A real Chromium, Debian's, without a window; a fixture."""
+"""A real Chromium, Debian's, without a window; fixtures."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from selenium import webdriver
@@ -12,11 +11,28 @@ from selenium import webdriver
 from benchmarks.browser import MISSING, is_installed, opened
 
 
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[webdriver.Chrome]:
+@pytest.fixture(scope="module")
+def one_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    """The browser of all tests of a module: its start takes longer than most of them."""
     require_chromium()
-    with opened(tmp_path / "profile") as chrome:
+    with opened(tmp_path_factory.mktemp("chromium") / "profile") as chrome:
         yield chrome
+
+
+@pytest.fixture
+def browser(one_browser: webdriver.Chrome) -> webdriver.Chrome:
+    """A new tab of the browser, which remembers nothing of the tests before."""
+    before = one_browser.window_handles
+    one_browser.switch_to.new_window("tab")
+    new = one_browser.current_window_handle
+    for each in before:
+        one_browser.switch_to.window(each)
+        one_browser.close()
+    one_browser.switch_to.window(new)
+    for forget in ("Network.clearBrowserCookies", "Network.clearBrowserCache"):
+        one_browser.execute_cdp_cmd(forget, {})
+    one_browser.get_log("browser")
+    return one_browser
 
 
 def require_chromium() -> None:

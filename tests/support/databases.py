@@ -19,7 +19,7 @@ def postgres() -> Iterator[Postgres]:
     """A running server. Skips the test where there is none, unless TARED_REQUIRE_POSTGRES is set."""
     missing = Postgres.missing()
     if importlib.util.find_spec("psycopg") is None:
-        missing = "psycopg is not installed: pip install 'tared[fleet]'"
+        missing = "psycopg is not installed: pip install '.[fleet]'"
     if missing is not None:
         assert "TARED_REQUIRE_POSTGRES" not in os.environ, missing
         pytest.skip(missing)

@@ -42,7 +42,7 @@ SPEC = {
 FPS = 10
 SPEED = 10  # of the clip, times real time; faster: frames that no test waits for take the processor's time
 OUTLASTS_S = 1200.0  # of a clip that no test is to see the end of: two minutes at SPEED
-_LIMIT_S = 120.0
+_LIMIT_S = 120.0  # of a run whose jobs take seconds
 
 # An engine is the store's from its commit on: what ends between swap and commit takes the candidate back.
 FIRST_COMMIT = "event=commit .*trigger=first-start"
@@ -115,11 +115,11 @@ class World:
                 process.kill()
 
 
-def run_until(tared: TalkingProcess, until: str = "") -> tuple[dict[str, Any], str]:
+def run_until(tared: TalkingProcess, until: str = "", limit_s: float = _LIMIT_S) -> tuple[dict[str, Any], str]:
     """As World.run, for another `tared run`. until: a regular expression; SIGTERM follows its first match."""
     said: list[str] = []
     with tared as process:
-        limit = threading.Timer(_LIMIT_S, process.kill)
+        limit = threading.Timer(limit_s, process.kill)
         limit.start()
         waiting = bool(until)
         for line in process.stderr:

@@ -14,8 +14,11 @@ from worlds import FIRST_COMMIT, run_until
 
 from engines.store.artefact import read_artefact
 
+JOB_S = 400.0  # a search for a plan and a build, beside other tests
+
 
 @pytest.mark.trial
+@pytest.mark.timeout(500)
 @pytest.mark.parametrize(
     ("name", "clip", "speed"),
     [("fastestdet", PERSON, 1.0), ("ultraface", ASL.format("book"), 0.1)],
@@ -30,11 +33,13 @@ def test_the_daemon_serves_a_users_own_model_and_video(
         "camera": {"source": str(lab.data / clip), "speed": speed},
         "observe": {"alert_period_s": 0.05, "held_out": 16, "budget": None},
         "calibration": {"frames": 16},
+        "recalibration": {"nice": 0},
         "probation": {"frames": 1, "seconds": 0.0},
         "mqtt": {"host": "127.0.0.1", "port": free_port()},
     }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    summary, _ = run_until(TalkingProcess(["run", "-c", str(tmp_path / "config.yaml"), "--json"]), FIRST_COMMIT)
+    tared = TalkingProcess(["run", "-c", str(tmp_path / "config.yaml"), "--json"])
+    summary, _ = run_until(tared, FIRST_COMMIT, JOB_S)
     assert summary["dropped"] == {}
     (swap,) = summary["swaps"]
     assert swap["fidelity"] >= 0.9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import shutil
@@ -85,7 +86,9 @@ class Room:
     log: Path
     broker: Mosquitto
     public: Path
-    web_port: int
+    folder: Path
+    web_options: str
+    site: Site
 
     def main(self, unit: str) -> psutil.Process:
         """Its main process, by its id out here."""
@@ -98,6 +101,17 @@ class Room:
             and each.info["uids"].real not in (0, None)
         ]
         return found
+
+    def edit_web(self) -> None:
+        """The drop-in of docs/web.md that adds the collector's store, as `systemctl edit` writes it."""
+        text = (ROOT / "docs/web.md").read_text()
+        (block,) = [each for each in re.findall(r"(?:^    .*\n)+", text, re.MULTILINE) if STATE in each]
+        drop_in = inspect.cleandoc(block).replace("/opt/tared/.venv/bin/tared", f"{sys.executable} -m fleet.cli")
+        drop_in = drop_in.replace("/etc/tared/", f"{self.folder}/") + f" {self.web_options}\n"
+        folder = f"/etc/systemd/system/{WEB}.d"
+        done = self.machine.run("sh", "-c", 'printf %s "$1" > "$2"', "sh", drop_in, f"{folder}/with_store.conf")
+        assert done.returncode == 0, done.stderr
+        assert self.machine.systemctl("daemon-reload").returncode == 0
 
     def tared(self, *words: str) -> dict[str, object]:
         """What root types there."""
@@ -143,12 +157,13 @@ def room(tmp_path: Path) -> Iterator[Room]:
         )
         (units / f"{WEB}.d" / "with_key.conf").write_text(f"[Service]\nExecStart=\nExecStart={command}\n")
         with Machine(units, tmp_path / "systemd.log") as machine:
-            yield Room(machine, log, broker, public, port)
+            password = b64encode(f"ann:{WEB_PASSWORD}".encode()).decode()
+            yield Room(machine, log, broker, public, world, options, Site(port, {"Authorization": f"Basic {password}"}))
 
 
 @pytest.mark.trial
 @pytest.mark.broker
-def test_a_collector_and_a_controller_serve_a_fleet_and_outlive_a_kill(room: Room) -> None:
+def test_collector_controller_and_pages_serve_a_fleet_from_one_store_and_outlive_a_kill(room: Room) -> None:
     collector, controller = UNITS
     with Watcher(room.broker.endpoint) as watcher, MqttClient(room.broker.endpoint, "board") as board:
         assert board.wait_connected(10.0)
@@ -175,7 +190,15 @@ def test_a_collector_and_a_controller_serve_a_fleet_and_outlive_a_kill(room: Roo
         assert Keyring([room.public]).signer_id(command)
         assert room.main(controller).uids().real == room.main(collector).uids().real != 0
         assert time.time() < command["expires"]
-    for unit in (controller, collector):
+
+        room.edit_web()
+        started = room.machine.systemctl("start", WEB)
+        assert started.returncode == 0, started.stderr
+        room.machine.eventually(lambda: room.site.answers("/devices"), tell=room.log)
+        room.machine.eventually(lambda: TOPICS.device in room.site.page("/devices"), tell=room.log)
+        assert "recalibrate" in room.site.page("/rollouts")
+        assert room.main(WEB).uids().real == room.main(collector).uids().real
+    for unit in (WEB, controller, collector):
         assert room.machine.systemctl("stop", unit).returncode == 0
         assert room.machine.property(unit, "Result") == "success"
     said = room.log.read_text() if room.log.exists() else ""
@@ -185,7 +208,7 @@ def test_a_collector_and_a_controller_serve_a_fleet_and_outlive_a_kill(room: Roo
 @pytest.mark.trial
 @pytest.mark.broker
 def test_the_pages_are_served_to_who_knows_the_password_and_sign(room: Room) -> None:
-    site = Site(room.web_port, {"Authorization": f"Basic {b64encode(f'ann:{WEB_PASSWORD}'.encode()).decode()}"})
+    site = room.site
     with Watcher(room.broker.endpoint) as watcher, MqttClient(room.broker.endpoint, "board") as board:
         assert board.wait_connected(10.0)
         board.publish(ONLINE)

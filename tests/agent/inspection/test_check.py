@@ -24,6 +24,8 @@ from agent.vision.decode import class_probabilities
 from examples.street.scene import Street
 from fleet.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 STREET = ROOT / "examples/street"
 HOURS = tuple(np.linspace(8.0, 9.0, 16))
 RIGHT = {"color": "bgr", "resize": "stretch", "scale": 1 / 255}
@@ -62,16 +64,12 @@ def test_with_the_right_spec_nothing_is_surer(tmp_path: Path, street: Path) -> N
     assert {"color: rgb", "resize: letterbox, top-left", "values 0 to 255"} <= findings.keys()
 
 
-def test_one_and_two_mistakes_are_found_and_the_lines_that_correct_them(tmp_path: Path, street: Path) -> None:
-    for image in ({"scale": 1.0}, {"color": "rgb", "scale": 1.0}):
-        check = check_street(tmp_path, street, **image)
-        name = ", ".join(["values 0 to 1", *(["color: bgr"] if "color" in image else [])])
-        assert re.match(rf"with {name} the model is surer \(\d\.\d\d against \d\.\d\d\): try it", check.verdict)
-        (line,) = check.lines
-        corrected = yaml.safe_load(line)
-        assert corrected == {"input": RIGHT}
-        again = check_street(tmp_path, street, **corrected["input"])
-        assert again.lines == []
+def test_two_mistakes_are_found_and_the_line_that_corrects_them(tmp_path: Path, street: Path) -> None:
+    check = check_street(tmp_path, street, color="rgb", scale=1.0)
+    verdict = r"with values 0 to 1, color: bgr the model is surer \(\d\.\d\d against \d\.\d\d\): try it"
+    assert re.match(verdict, check.verdict)
+    (line,) = check.lines
+    assert yaml.safe_load(line) == {"input": RIGHT}  # with which nothing is surer: see above
 
 
 def test_the_command_prints_a_table_of_80_columns_and_draws_a_picture(

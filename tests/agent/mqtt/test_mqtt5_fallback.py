@@ -72,7 +72,7 @@ def test_a_broker_without_mqtt_5_gets_3_at_once(
 @pytest.fixture(name="amqtt")
 def unknown_amqtt() -> Iterator[Endpoint]:
     """An amqtt, for clients that do not know which version it speaks."""
-    pytest.importorskip("amqtt", reason="pip install 'tared[demo]'")
+    pytest.importorskip("amqtt", reason="pip install '.[demo]'")
     broker = Amqtt()
     broker.start()
     yield replace(broker.endpoint, protocol="auto")

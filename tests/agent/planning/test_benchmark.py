@@ -13,6 +13,8 @@ from worlds import SPEC, make_world
 from agent.common.errors import AgentError
 from agent.planning.benchmark import FLOAT, PLAIN, PLANNED, print_benchmark, run_benchmark
 
+pytestmark = pytest.mark.slow
+
 CONTRACT = {  # of `tared benchmark --json`, each row
     "backend", "precision", "latency_ms", "fidelity", "metric", "int8_macs_share", "peak_rss_bytes", "engine_bytes",
     "seconds",

@@ -19,6 +19,8 @@ from agent.planning.costs import PlanBuilder
 from calibrate.plan import PrecisionPlan
 from engines.interface import Array, Engine, TensorSpec
 
+pytestmark = pytest.mark.slow
+
 KEYS = {
     *("int8_macs_share", "predicted_loss", "measured_loss", "measured_loss_upper", "certified", "latency_ms"),
     *("latency_float_ms", "faster", "builds", "costs", "seconds", "output"),

@@ -213,8 +213,10 @@ def test_the_first_configuration_is_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.trial
-def test_an_installed_wheel_brings_its_unit_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In an environment without the source tree; its dependencies are those of this one."""
+def test_a_wheel_of_the_source_distribution_brings_all_that_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an empty environment, with what pyproject.toml declares and no extra."""
     monkeypatch.setenv("PIP_NO_COMPILE", "1")  # of the builder's packages too
     source = tmp_path / "source"
     kept = ("agent", "calibrate", "engines", "fleet", "systemd", "docs", "config.yaml", "pyproject.toml", "README.md")
@@ -222,16 +224,15 @@ def test_an_installed_wheel_brings_its_unit_along(tmp_path: Path, monkeypatch: p
     for name in (*kept, "LICENSE"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, source / name)
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "wheel", "--no-deps", "-w", str(tmp_path), str(source)], check=True, timeout=240)
+    build = [sys.executable, "-m", "build", "--outdir", str(tmp_path), str(source)]
+    subprocess.run(build, check=True, capture_output=True, timeout=240)
+    assert len(list(tmp_path.glob("tared-*.tar.gz"))) == 1
     (wheel,) = tmp_path.glob("*.whl")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
     python = tmp_path / "venv/bin/python"
-    subprocess.run([*pip, "--python", str(python), "install", "--no-deps", str(wheel)], check=True, timeout=240)
-    # A path configuration file: this environment's packages come after the venv's own.
-    own = sysconfig.get_path("purelib")
-    (site,) = (tmp_path / "venv/lib").glob("python3*/site-packages")
-    (site / "others.pth").write_text(own)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", str(python)]
+    constraints = str(ROOT / "constraints.txt")
+    subprocess.run([*pip, "install", "--constraint", constraints, str(wheel)], check=True, timeout=240)
     shared = tmp_path / "venv/share/tared/systemd"
     assert (tmp_path / "venv/share/man/man1/tared.1").is_file()
     units = {f"tared{part}.service" for part in ("", "-collector", "-controller", "-web")}
@@ -248,9 +249,11 @@ def test_an_installed_wheel_brings_its_unit_along(tmp_path: Path, monkeypatch: p
     (drop_in,) = (root / TARED.drop_ins_path).iterdir()
     assert drop_in.read_text() == DROP_IN.read_text()
     assert (root / TARED.config_path).exists()
-    program = "from fleet.cli.main import main; main(['config', '--example'])"
-    done = subprocess.run([str(python), "-c", program], check=True, env=environment, cwd=tmp_path, capture_output=True)
+    tared = [str(tmp_path / "venv/bin/tared")]
+    done = subprocess.run([*tared, "config", "--example"], check=True, env=environment, cwd=tmp_path, capture_output=True)
     assert done.stdout == (ROOT / "config.yaml").read_bytes()
+    done = subprocess.run([*tared, "doctor", "--json"], check=True, env=environment, cwd=tmp_path, capture_output=True)
+    assert json.loads(done.stdout)["ok"] is True
     assert (tmp_path / "venv/share/tared/docs/schemas/config.schema.json").is_file()
 
 

@@ -261,7 +261,7 @@ def test_another_database_is_refused_by_name(url: str) -> None:
     ],
 )
 def test_a_server_that_is_not_there_is_told_without_the_password(url: str, shown: str) -> None:
-    pytest.importorskip("psycopg", reason="pip install 'tared[fleet]'")
+    pytest.importorskip("psycopg", reason="pip install '.[fleet]'")
     with pytest.raises(AgentError, match=r"fleet\.unreachable") as raised:
         open_store(url)
     assert shown in str(raised.value)
@@ -270,7 +270,7 @@ def test_a_server_that_is_not_there_is_told_without_the_password(url: str, shown
 
 @pytest.mark.parametrize("password", ["ge/heim", "ge@heim", "ge%heim", "1/heim", "ge/?heim=1"])
 def test_a_password_that_breaks_the_url_is_not_told_either(password: str) -> None:
-    pytest.importorskip("psycopg", reason="pip install 'tared[fleet]'")
+    pytest.importorskip("psycopg", reason="pip install '.[fleet]'")
     with pytest.raises(ConfigError, match=r"fleet\.db: .*%40") as raised:
         open_store(f"postgresql://ann:{password}@127.0.0.1:1/fleet")
     assert "heim" not in str(raised.value)

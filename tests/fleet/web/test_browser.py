@@ -13,6 +13,7 @@ import pytest
 from brokers import RealBroker, eventually
 from chromium import browser as browser
 from chromium import complaints, text_of
+from chromium import one_browser as one_browser
 from preview_bench import Cameras, preview_config, previewed
 from selenium import webdriver
 from selenium.webdriver.common.by import By
@@ -21,6 +22,8 @@ from web_bench import BOOT_ID, Board, OwnSite, serving
 
 from agent.mqtt.config import MqttConfig
 from agent.mqtt.message import Message
+
+pytestmark = pytest.mark.slow
 
 DONE = ({"status": "ACCEPTED"}, {"status": "SUCCEEDED"})
 GREY = np.full((90, 160, 3), 128, np.uint8)

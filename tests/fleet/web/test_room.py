@@ -35,6 +35,8 @@ from fleet.store.opening import open_store
 from fleet.store.transaction import FleetStore
 from fleet.web import room as room_module
 
+pytestmark = pytest.mark.slow
+
 EVIL = "<script>alert(1)</script>\u202e'\""
 PLAN = {"op": "recalibrate", "waves": "1,100%", "gates": "failures<=50%", "soak": "1s", "at_once": "9", "order": "name",
         "timezone": "UTC", "valid": "1h", "deadline": "1h", "silent": "10m"}  # fmt: skip

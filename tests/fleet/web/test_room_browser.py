@@ -8,6 +8,7 @@ import pytest
 from brokers import RealBroker, eventually
 from chromium import browser as browser
 from chromium import complaints, text_of
+from chromium import one_browser as one_browser
 from rollout_bench import a_fleet, controlling, overview
 from selenium import webdriver
 from selenium.webdriver.common.by import By
