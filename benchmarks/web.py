@@ -42,7 +42,7 @@ _WEIGHT = """
 return performance.getEntriesByType("navigation").concat(performance.getEntriesByType("resource"))
   .reduce((sum, each) => sum + each.encodedBodySize, 0);
 """
-_FILTER = """
+FILTER = """
 const field = document.querySelector("input[data-filters]"), begun = performance.now();
 field.value = arguments[0];
 field.dispatchEvent(new Event("input", { bubbles: true }));
@@ -55,7 +55,7 @@ document.querySelectorAll("#boards th button")[arguments[0]].click();
 document.body.offsetHeight;
 return performance.now() - begun;
 """
-_SCROLL = """
+SCROLL = """
 const done = arguments[0], gaps = [];
 let last = performance.now();
 function step() {
@@ -130,10 +130,10 @@ def _fleet(folder: Path, endpoint: Endpoint, count: int) -> tuple[Section, list[
         for turn in range(10):
             for name in names[turn * 10 :: 100]:  # as many as report in a second
                 boards.report(name, 0.9 - turn / 100)
-            figures["filter, ms"].append(browser.execute_script(_FILTER, ("board-0042", "board-00", "")[turn % 3]))
+            figures["filter, ms"].append(browser.execute_script(FILTER, ("board-0042", "board-00", "")[turn % 3]))
             figures["sort, ms"].append(browser.execute_script(_SORT, turn % 4))
-        browser.execute_script(_FILTER, "")
-        figures["a frame while it scrolls, ms"] = browser.execute_async_script(_SCROLL)
+        browser.execute_script(FILTER, "")
+        figures["a frame while it scrolls, ms"] = browser.execute_async_script(SCROLL)
         rss = psutil.Process(pid).memory_info().rss / _MIB
     for what, values in figures.items():
         table.rows.append((what, f"{np.median(values):.0f}", f"{max(values):.0f}"))

@@ -22,10 +22,11 @@ _PACE_S = 0.003  # the client's mailbox is bounded
 
 
 @contextmanager
-def pages(endpoint: Endpoint) -> Iterator[tuple[str, int]]:
-    """Serve the pages of the boards at a broker; their address and the process's id."""
+def pages(endpoint: Endpoint, *options: str) -> Iterator[tuple[str, int]]:
+    """Run `tared web` at a broker; the address of its pages and the process's id. options: more of the command's."""
     command = [sys.executable, "-m", "fleet.cli", "web", "--host", endpoint.host, "--port", str(endpoint.port)]
-    with subprocess.Popen([*command, "--listen", "127.0.0.1:0"], stderr=subprocess.PIPE, text=True, cwd=ROOT) as web:
+    command += ["--listen", "127.0.0.1:0", *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as web:
         try:
             assert web.stderr is not None
             found = re.search(r"http://\S+", web.stderr.readline())

@@ -1,26 +1,23 @@
 """The fleet's pages of `tared web` at a store of 1,000 devices and thirty days: memory, weight and time of each page.
 
-    python -m benchmarks.web_fleet [--devices 1000] [--days 30] [--db FILE] [--pictures FOLDER] [--json | --markdown]
+    python -m benchmarks.web_fleet [--devices 1000] [--days 30] [--live 1000] [--db FILE] [--pictures FOLDER]
 
-`tared web` is a process of its own, beside a mosquitto that no board uses. The first load of a page is over once it
-shows what was read; ten more follow, half a second apart. With --db the store is kept, and one that is there is used.
-With --pictures Chromium takes pictures of the pages, wide and narrow, light and dark.
+`tared web` is a process of its own, at a mosquitto to which as many boards report as --live says. The first load of a
+page is over once it shows what was read; ten more follow, half a second apart. With --db the store is kept, and one
+that is there is used. With --pictures Chromium takes pictures of the pages, wide and narrow, light and dark.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
-import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import urlopen
@@ -29,8 +26,9 @@ import psutil
 
 from agent.contract.messages import Birth, Status
 from benchmarks.browser import opened, picture, prefer, resize
-from benchmarks.fleet_storm import Broker
+from benchmarks.recalibration import broker
 from benchmarks.report import Section, add_output_option, at_most, bars_section, publish
+from benchmarks.web_boards import Boards, pages
 from fleet.devices.devices import Devices
 from fleet.devices.reports import Report, Reports, Stream
 from fleet.rollout.register import RolloutRegister
@@ -129,6 +127,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", type=int, default=1000)
     parser.add_argument("--days", type=int, default=30)
+    parser.add_argument("--live", type=int, default=1000, help="boards that report to the broker")
     parser.add_argument("--db", type=Path)
     parser.add_argument("--pictures", type=Path, metavar="FOLDER")
     add_output_option(parser)
@@ -139,29 +138,17 @@ def main() -> int:
         with open_store(db) as store:
             rollouts = RolloutRegister(store, "").all(FLEET)
             identity = rollouts[0].rollout.id if rollouts else fill(store, options.devices, options.days)
-        broker = Broker(folder)
-        stack.callback(broker.start().kill)
-        with _serving(broker.port, db) as (url, process):
-            sections = _measure(url, process, identity)
-            if options.pictures is not None:
-                _take_pictures(url, identity, options.pictures, folder / "profile")
+        endpoint = stack.enter_context(broker(folder))
+        boards = stack.enter_context(Boards(endpoint))
+        url, pid = stack.enter_context(pages(endpoint, "--db", str(db)))
+        for number in range(options.live):
+            boards.introduce(f"board-{number:05d}")
+            boards.report(f"board-{number:05d}", 0.9)
+        sections = _measure(url, psutil.Process(pid), identity)
+        if options.pictures is not None:
+            _take_pictures(url, identity, options.pictures, folder / "profile")
     publish(sections, options)
     return 0
-
-
-@contextmanager
-def _serving(port: int, db: Path) -> Iterator[tuple[str, psutil.Process]]:
-    """The address of the pages, and their process."""
-    arguments = ["web", "--host", "127.0.0.1", "--port", str(port), "--db", str(db), "--listen", "127.0.0.1:0"]
-    command = [sys.executable, "-m", "fleet.cli", *arguments]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "200"})
-    try:
-        assert process.stderr is not None
-        (url,) = re.findall(r"http://\S+", process.stderr.readline())
-        yield url, psutil.Process(process.pid)
-    finally:
-        process.terminate()
-        process.wait(20.0)
 
 
 def _measure(url: str, process: psutil.Process, identity: str) -> list[Section]:

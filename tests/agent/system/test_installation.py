@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.metadata
 import json
 import os
 import re
@@ -212,6 +213,18 @@ def test_the_first_configuration_is_one(tmp_path: Path) -> None:
     assert read_unit()["ExecStart"].endswith(f" -c /{TARED.config_path}")
 
 
+def test_each_extra_that_a_message_a_page_or_a_container_names_is_one() -> None:
+    extras = importlib.metadata.metadata("tared").get_all("Provides-Extra", [])
+    sources = [
+        path for package in ("agent", "calibrate", "engines", "fleet") for path in (ROOT / package).rglob("*.py")
+    ]
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "containers").iterdir()]
+    named = re.findall(r"install_extra\([\"'](\w+)", "".join(path.read_text() for path in sources))
+    for words in re.findall(r"'(?:\.|/usr/src/tared)\[([\w,]+)\]'", "".join(path.read_text() for path in pages)):
+        named += words.split(",")
+    assert {"demo", "fleet", "jetson", "openvino", "plot", "web"} <= set(named) <= set(extras)
+
+
 @pytest.mark.trial
 def test_a_wheel_of_the_source_distribution_brings_all_that_it_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -250,7 +263,9 @@ def test_a_wheel_of_the_source_distribution_brings_all_that_it_needs(
     assert drop_in.read_text() == DROP_IN.read_text()
     assert (root / TARED.config_path).exists()
     tared = [str(tmp_path / "venv/bin/tared")]
-    done = subprocess.run([*tared, "config", "--example"], check=True, env=environment, cwd=tmp_path, capture_output=True)
+    done = subprocess.run(
+        [*tared, "config", "--example"], check=True, env=environment, cwd=tmp_path, capture_output=True
+    )
     assert done.stdout == (ROOT / "config.yaml").read_bytes()
     done = subprocess.run([*tared, "doctor", "--json"], check=True, env=environment, cwd=tmp_path, capture_output=True)
     assert json.loads(done.stdout)["ok"] is True
