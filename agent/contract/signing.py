@@ -2,6 +2,8 @@
 
 A document carries its signature in the field `signature`, in base64. The signature covers the document without that
 field. Keys are PEM files as OpenSSL writes them: PKCS 8, and SubjectPublicKeyInfo.
+
+The package cryptography takes 7 MiB, and is imported only where there are keys.
 """
 
 from __future__ import annotations
@@ -15,16 +17,16 @@ import stat
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rfc8785
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from agent.common.credentials import locate
 from agent.common.errors import ConfigError
 from engines.store.signing import is_credential
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 _MAKE_ONE = "make one with 'tared keys new'"
 _ID_CHARACTERS = 16
@@ -42,6 +44,9 @@ def new_key(name: Path) -> tuple[Path, Path, str]:
         key.exists  one of the files exists; a key is never overwritten, because nobody could make it again
         key.write   the folder is not writable
     """
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
     key = Ed25519PrivateKey.generate()
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -78,6 +83,10 @@ class Signer:
     """
 
     def __init__(self, path: Path) -> None:
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
         content = _read(path)
         mode = stat.S_IMODE(locate(path).stat().st_mode)
         if mode & 0o077 and not is_credential(locate(path)):
@@ -110,6 +119,10 @@ class Keyring:
 
     def signer_id(self, document: Mapping[str, Any]) -> str | None:
         """Return the id of the key that signed this document; None if none of these did."""
+        if not self._keys:
+            return None
+        from cryptography.exceptions import InvalidSignature
+
         encoded = document.get("signature")
         if not isinstance(encoded, str) or not encoded.isascii():
             return None
@@ -128,6 +141,10 @@ class Keyring:
 
 def _public_keys(path: Path) -> list[Ed25519PublicKey]:
     """Read the key of each PEM block: the loader would return the first of a file and ignore the others."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
     content = _read(path)
     begins = [match.start() for match in re.finditer(rb"-----BEGIN ", content)] or [0]
     keys = []

@@ -14,6 +14,7 @@ from agent.common.errors import AgentError, ConfigError
 from agent.contract.signing import Signer
 from agent.mqtt.client import Endpoint
 from agent.mqtt.endpoint import is_loopback
+from agent.system.process import limit_malloc_arenas
 from calibrate.errors import install_extra
 
 _LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
@@ -81,6 +82,7 @@ def run_web(
     except ImportError as error:
         remedy = install_extra("web")
         raise AgentError("web.missing", str(error), "starlette and uvicorn", remedy) from error
+    limit_malloc_arenas()
     password = _password(listen, password_file)
     options = WebOptions(listen.hosts, password)
     if store is not None and store.files is not None and not store.files.is_dir():

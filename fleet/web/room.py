@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from agent.common.errors import CommandError
+from agent.system.process import release_free_memory
 from calibrate.errors import TaredError
 from fleet.devices.facts import SILENT_S
 from fleet.store.opening import open_existing
@@ -123,5 +124,8 @@ class FleetRoom:
         return await asyncio.get_running_loop().run_in_executor(self._pool, functools.partial(self._opened, act))
 
     def _opened(self, act: Callable[[FleetStore], T]) -> T:
-        with open_existing(self._db, _CACHE_KIB) as store:
-            return act(store)
+        try:
+            with open_existing(self._db, _CACHE_KIB) as store:
+                return act(store)
+        finally:
+            release_free_memory()  # rows of thirty days are megabytes

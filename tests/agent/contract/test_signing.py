@@ -7,6 +7,7 @@ import json
 import stat
 import struct
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -186,3 +187,12 @@ def test_keys_are_those_of_openssl(tmp_path: Path) -> None:
     theirs.chmod(0o600)
     with pytest.raises(ConfigError, match="another kind"):
         Signer(theirs)
+
+
+def test_without_keys_neither_the_daemon_nor_the_pages_import_cryptography() -> None:
+    """7 MiB of a board's memory."""
+    source = (
+        "import sys, agent.daemon.run, fleet.web.server; from agent.contract.signing import Keyring\n"
+        "assert Keyring().signer_id({'signature': 'AAAA'}) is None; assert 'cryptography' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", source], check=True, timeout=60)
