@@ -78,14 +78,13 @@ broker:
 	  { [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq install -y mosquitto mosquitto-clients >/dev/null; } || \
 	  echo "mosquitto is not installed and cannot be: the broker tests run on amqtt"
 
-# An RTSP camera for the tests, GStreamer's own server, and an OpenCV that reads its pipelines (91 MB), for the system's
-# Python.
+# An RTSP camera for the tests, GStreamer's own server, and the bindings that read its pipelines, for the system's Python.
 rtsp:
-	@/usr/bin/python3 -c "import cv2, gi; gi.require_version('GstRtspServer', '1.0')" 2>/dev/null || \
-	  { [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq install -y --no-install-recommends python3-gi \
+	@/usr/bin/python3 -c "import gi, gi.overrides, os; gi.require_version('GstRtspServer', '1.0'); os.stat(gi.overrides.__path__[0] + '/Gst.py')" 2>/dev/null || \
+	  { [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq install -y --no-install-recommends python3-gst-1.0 \
 	    gir1.2-gst-rtsp-server-1.0 gstreamer1.0-plugins-base gstreamer1.0-plugins-good gstreamer1.0-plugins-bad \
-	    gstreamer1.0-plugins-ugly python3-opencv >/dev/null; } || \
-	  echo "GStreamer's RTSP server or OpenCV are not installed and cannot be: the tests of RTSP or gst are skipped"
+	    gstreamer1.0-plugins-ugly >/dev/null; } || \
+	  echo "GStreamer's RTSP server or its bindings are not installed and cannot be: the tests of RTSP or gst are skipped"
 
 # systemd-analyze judges the unit, and systemd runs it where a test may have namespaces of its own.
 systemd:

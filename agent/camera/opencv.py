@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import threading
 from typing import Any
-from urllib.parse import urlsplit
 
 import cv2
 
-from agent.camera.source import WITHOUT_GSTREAMER, Source, csi_pipeline, rtsp_pipeline
-from agent.common.errors import CameraError, ConfigError
+from agent.camera.source import Source
+from agent.common.errors import CameraError
 
 log = logging.getLogger(__package__)
 
@@ -22,7 +20,6 @@ _set_log_level = getattr(cv2, "setLogLevel", None) or cv2.utils.logging.setLogLe
 _set_log_level(1)  # LOG_LEVEL_FATAL, which only the newer ones name
 
 _TIMEOUT_MS = 5000  # for a stream to open: RTSP waits for a key frame
-_RTSP_PORTS = {"rtsp": 554, "rtsps": 322}  # RFC 7826, 4.2
 _OPTIONS = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
 _OPENING = threading.Lock()  # guards the environment variable
 _FPS_TOLERANCE = 0.05  # 29.97 is 30
@@ -39,18 +36,8 @@ def open_capture(source: Source, silence_s: float) -> Any:
     Raises CameraError:
         camera.open  nothing can be read
         camera.mode  the driver does not grant the requested size or pixel format
-    Raises ConfigError as `check_readable`.
     """
-    check_readable(source)
-    if source.needs_gstreamer:
-        pipeline = source.location
-        if source.kind == "csi":
-            pipeline = csi_pipeline(source.location, source.requested)
-        elif source.kind == "rtsp":
-            _check_accepts(source)
-            pipeline = rtsp_pipeline(source.location, source.requested)
-        capture = cv2.VideoCapture(pipeline, cv2.CAP_GSTREAMER)
-    elif source.kind == "v4l2":
+    if source.kind == "v4l2":
         capture = _open_v4l2(source)
     elif source.live:
         capture = _open_stream(source, silence_s)
@@ -71,43 +58,8 @@ def open_capture(source: Source, silence_s: float) -> Any:
     return capture
 
 
-def check_readable(source: Source) -> None:
-    """Raises ConfigError (`camera.gstreamer`) for a source that this OpenCV can never open."""
-    if source.needs_gstreamer and not has_gstreamer():
-        decoder = "" if source.kind != "rtsp" else f" with camera.decoder: {source.requested.decoder}"
-        found = f"a source of kind {source.kind}{decoder}, and an OpenCV without GStreamer, as every one from PyPI is"
-        raise ConfigError("camera.gstreamer", found, "an OpenCV with it", WITHOUT_GSTREAMER)
-
-
-def has_gstreamer() -> bool:
-    """Return whether this OpenCV was built with GStreamer, which csi cameras and pipelines need."""
-    lines = (line.split() for line in cv2.getBuildInformation().splitlines())
-    return any(words[:2] == ["GStreamer:", "YES"] for words in lines)
-
-
 def opencv_version() -> str:
     return str(cv2.__version__)
-
-
-def _check_accepts(source: Source) -> None:
-    """Connect to an RTSP camera, before GStreamer does.
-
-    OpenCV before 4.7 waits for ever for a pipeline whose connection is refused while the pipeline starts: measured with
-    Debian's 4.6 on two busy cores, 20 of 600 opens never came back.
-
-    Raises CameraError: camera.open  nobody accepts the connection
-    """
-    parts = urlsplit(source.location)
-    address = parts.hostname or "", parts.port or _RTSP_PORTS[parts.scheme]
-    try:
-        socket.create_connection(address, _TIMEOUT_MS / 1000.0).close()
-    except OSError as error:
-        raise CameraError(
-            "camera.open",
-            f"{source.shown} does not accept a connection: {error.strerror or error}",
-            "a camera that answers at its address and port",
-            "check the address, and that the camera is on and in this network",
-        ) from error
 
 
 def _open_v4l2(source: Source) -> Any:
@@ -147,10 +99,8 @@ def _check_granted(capture: Any, source: Source) -> None:
     requested = source.requested
     if requested.width and requested.height:
         size = tuple(round(capture.get(key)) for key in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT))
-        is_turned = requested.flip in ("clockwise", "counterclockwise")
-        expected = (requested.height, requested.width) if is_turned else (requested.width, requested.height)
-        if size != expected:
-            raise _mode_error(source, f"{size[0]} x {size[1]}", f"{expected[0]} x {expected[1]}")
+        if size != (requested.width, requested.height):
+            raise _mode_error(source, f"{size[0]} x {size[1]}", f"{requested.width} x {requested.height}")
     if requested.pixel_format:
         code = int(capture.get(cv2.CAP_PROP_FOURCC)) & 0xFFFFFFFF
         granted = code.to_bytes(4, "little").decode("latin-1").lower()
@@ -163,6 +113,4 @@ def _check_granted(capture: Any, source: Source) -> None:
 
 def _mode_error(source: Source, found: str, expected: str) -> CameraError:
     remedy = f"see its modes: v4l2-ctl -d {source.location} --list-formats-ext; or leave the keys out"
-    if source.kind == "csi":
-        remedy = "see the sensor's modes in what nvarguscamerasrc prints, or leave the keys out"
     return CameraError("camera.mode", f"{source.shown} gives {found}", f"{expected}, as configured", remedy)

@@ -1,6 +1,6 @@
-"""Read the pictures of a source one by one: files, folders and zips, OpenCV's captures, and MJPEG over HTTP.
+"""Read the pictures of a source one by one: files, folders and zips, OpenCV's captures, pipelines, and MJPEG over HTTP.
 
-`read_images` is the entry. It opens the source, chooses one of four readers below it, and applies the source's masks
+`read_images` is the entry. It opens the source, chooses one of five readers below it, and applies the source's masks
 and region to every picture before anybody sees it. MJPEG over HTTP is not read by OpenCV, which reads it badly (see
 `agent.camera.mjpeg`).
 """
@@ -17,6 +17,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from agent.camera.gstreamer import GstPipeline
 from agent.camera.images import ImageFiles, decode_image
 from agent.camera.mjpeg import open_mjpeg, read_mjpeg
 from agent.camera.opencv import open_capture
@@ -33,6 +34,7 @@ _ASSUMED_FPS = 10.0  # of a file that does not say
 _IMAGE_PERIOD_S = 0.1  # capture time between the images of a folder or zip, which carry none
 _FAILED_AT_END = 300  # reads in a row; one costs about 10 us at the end, and ten seconds of a video may be damaged
 _CUT_SHORT = 0.02  # of the length that a file claims to have; less is how some count it
+_PULL_S = 0.1  # of a wait for a pipeline's next picture: the end of the reading is seen as soon
 _AT_ONCE_S = 0.001  # no camera makes a frame in it
 _LIVE_FAILED_AT_END = 8  # reads in a row that fail at once; a driver may have some buffers full
 
@@ -80,6 +82,8 @@ def read_spread(source: Source, count: int) -> Iterator[Image]:
 def _read_once(source: Source, silence_s: float, reading: StreamState | None) -> Iterator[tuple[float, Image]]:
     if source.kind == "images":
         return _read_folder(source, reading)
+    if source.needs_gstreamer:
+        return _read_pipeline(source, silence_s, reading or StreamState())
     read = _read_http if source.kind == "http" else _read_capture if source.live else _read_file
     return read(source, silence_s, reading or StreamState())
 
@@ -177,6 +181,25 @@ def _read_capture(source: Source, silence_s: float, reading: StreamState) -> Ite
             timeout.restart()
     finally:
         capture.release()
+
+
+def _read_pipeline(source: Source, silence_s: float, reading: StreamState) -> Iterator[tuple[float, Image]]:
+    """Read a camera through GStreamer until `reading.connection` has ended, in waits that are short: none hangs."""
+    timeout = PictureTimeout(source, silence_s)
+    kept_s = 0.0  # the camera waited for whoever takes the pictures
+    with GstPipeline(source) as pipeline:
+        reading.losses.start_stream(silence_s)
+        while not reading.connection.ended:
+            picture = pipeline.pull(_PULL_S)
+            if picture is None:
+                timeout.check()
+                continue
+            image, stamp_s = picture
+            reading.losses.frame_arrived(stamp_s, kept_s)
+            handed_s = time.monotonic()
+            yield time.time(), image
+            kept_s = time.monotonic() - handed_s
+            timeout.restart()
 
 
 def _read_folder(source: Source, reading: StreamState | None) -> Iterator[tuple[float, Image]]:

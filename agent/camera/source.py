@@ -2,7 +2,7 @@
 
 A `Source` also carries the `Framing`, which decides what of a picture anybody gets to see: one region, without what is
 masked. The table `_KINDS_BY_KEY` says which key of `camera:` has an effect on which kind of source; any other
-combination is refused. At the end stand the GStreamer pipelines that csi and RTSP sources are opened with.
+combination is refused.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from fractions import Fraction
 from pathlib import Path
 from typing import Literal
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from agent.common.errors import CameraError
 from agent.common.redaction import redact, redact_location
-from engines.board import is_jetson
 
 Transport = Literal["tcp", "udp"]
 Decoder = Literal["ffmpeg", "gstreamer"]
@@ -50,11 +48,6 @@ _KINDS_BY_KEY = {
     "fps": ("v4l2", "csi"),
     "flip": ("csi",),
 }
-
-WITHOUT_GSTREAMER = (
-    "sources csi: and gst:, and decoder: gstreamer, need JetPack's own OpenCV: a venv with --system-site-packages, and "
-    "no opencv-python-headless in it; files, v4l2, rtsp and http work without"
-)
 
 _FROZEN_S = 1.5
 _FROZEN_KINDS = ("v4l2", "csi")  # not gst: a pipeline does not say how its frames are coded
@@ -224,48 +217,3 @@ def _check_address(text: str) -> None:
         "scheme://host/path, or scheme://user:password@host:port/path",
     )
     raise CameraError("camera.source", found, expected, "in a password write / as %2F, ? as %3F, # as %23, @ as %40")
-
-
-# The numbers of nvvidconv's flip-method; it has no name for 5.
-_FLIPS = ("none", "counterclockwise", "rotate-180", "clockwise", "horizontal", "", "vertical")
-_BGR = "videoconvert ! video/x-raw,format=BGR ! appsink drop=true max-buffers=1 sync=false"
-_OUT_OF_NVMM = "nvvidconv ! video/x-raw,format=BGRx ! "  # NVMM memory is where a Jetson's decoders leave frames
-
-
-def csi_pipeline(sensor: str, requested: CaptureSettings) -> str:
-    """Return the pipeline of a csi sensor. Argus picks the sensor's mode by the requested size and rate."""
-    mode = [f"{name}={value}" for name, value in (("width", requested.width), ("height", requested.height)) if value]
-    if requested.fps:
-        rate = Fraction(requested.fps).limit_denominator(1001)
-        mode.append(f"framerate={rate.numerator}/{rate.denominator}")
-    return (
-        f"nvarguscamerasrc sensor-id={sensor} ! {','.join(['video/x-raw(memory:NVMM)', 'format=NV12', *mode])} ! "
-        f"nvvidconv flip-method={_FLIPS.index(requested.flip)} ! video/x-raw,format=BGRx ! {_BGR}"
-    )
-
-
-def rtsp_pipeline(address: str, requested: CaptureSettings) -> str:
-    """Return the pipeline of an RTSP stream.
-
-    decodebin chooses the decoder of the highest rank, which on a Jetson is the hardware's, nvv4l2decoder. The latency
-    is set to 0 because rtspsrc by itself holds frames back for two seconds. The certificate of an rtsps camera is not
-    checked: cameras sign their own.
-    """
-    parts = urlsplit(address)
-    properties = {
-        "location": parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl(),
-        "protocols": requested.transport,
-        "latency": "0",
-    }
-    if parts.username is not None:
-        properties |= {"user-id": unquote(parts.username), "user-pw": unquote(parts.password or "")}
-    if parts.scheme == "rtsps":
-        properties["tls-validation-flags"] = "0"
-    source = " ".join(f"{name}={_quoted(value)}" for name, value in properties.items())
-    return f"rtspsrc {source} ! decodebin ! {_OUT_OF_NVMM if is_jetson() else ''}{_BGR}"
-
-
-def _quoted(value: str) -> str:
-    """Quote a value for gst_parse_launch."""
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'

@@ -136,7 +136,7 @@ def _write_report(state_dir: Path) -> str:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from agent.system.process import limit_malloc_arenas
+    from agent.common.heap import limit_malloc_arenas
 
     limit_malloc_arenas()  # before what follows starts any thread
     from rich.console import Console

@@ -8,6 +8,7 @@ Public names:
     credentials  FileOrCredential, locate
     database     Database
     errors       AgentError, CameraError, CommandError, ConfigError, DatasetError
+    heap         limit_malloc_arenas, release_free_memory
     latency      LatencyHistogram, LoopMeter, LoopSample, LoopTotals
     main_thread  MainThreadQueue, RunInMainThread
     redaction    hide_arguments, redact, redact_location

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from importlib.metadata import version
 
-from agent.camera.opencv import check_readable
+from agent.camera.gstreamer import check_gstreamer
 from agent.camera.reader import source_length, source_seconds
 from agent.collection.selection import HELD_OUT_EVERY
 from agent.commands.authority import Authority
@@ -72,7 +72,7 @@ def run_daemon(config: Config, frame_limit: int = 0, pages: Pages | None = None)
         if camera.labels is not None
     }
     for camera in config.every_camera:
-        check_readable(camera.to_source())
+        check_gstreamer(camera.to_source())
     with lock_state_dir(config.state_dir):
         return _run(config, frame_limit, labels, pages or (lambda _endpoint: nullcontext()))
 

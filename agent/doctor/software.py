@@ -7,10 +7,9 @@ import importlib.metadata
 import importlib.util
 import platform
 import sys
-from contextlib import suppress
 from pathlib import Path
 
-from agent.camera.source import WITHOUT_GSTREAMER
+from agent.camera.gstreamer import WITHOUT_GSTREAMER, gstreamer_version
 from agent.doctor.finding import Finding, attempt, gib
 from agent.system.board import read_text
 from calibrate.errors import install_extra
@@ -60,13 +59,12 @@ def _compiled_code(name: str, compiled: bool, slower: str) -> Finding:
 
 
 def _opencv() -> Finding:
-    remedy = "pip install opencv-python-headless; on a Jetson: create the venv with --system-site-packages"
+    remedy = "pip install opencv-python-headless"
     if importlib.util.find_spec("cv2") is None:
         return Finding("opencv", "not installed", False, True, remedy)
     try:
         from agent.camera.opencv import opencv_version
-    except ImportError as error:  # JetPack's was built for NumPy 1
-        remedy = "on a Jetson: pip install 'numpy<2' 'ml-dtypes<0.6'; elsewhere pip install opencv-python-headless"
+    except ImportError as error:  # JetPack's was built for NumPy 1; PyPI's takes its place in the environment
         return Finding("opencv", f"does not load: {error}".partition("\n")[0], False, True, remedy)
     version = opencv_version()
     if tuple(int(part) for part in version.split(".")[:2]) < _FOLLOWS_SIZES:
@@ -77,14 +75,11 @@ def _opencv() -> Finding:
 
 
 def _gstreamer() -> Finding:
-    built_in = False
-    with suppress(ImportError):  # `_opencv` reports that
-        from agent.camera.opencv import has_gstreamer
-
-        built_in = has_gstreamer()
-    if built_in:
-        return Finding("opencv gstreamer", "yes", True, False)
-    return Finding("opencv gstreamer", "no, as in every OpenCV from PyPI", False, False, WITHOUT_GSTREAMER)
+    version = gstreamer_version()
+    if version is not None:
+        return Finding("gstreamer", version, True, False)
+    remedy = f"for sources csi: and gst:, and decoder: gstreamer: {WITHOUT_GSTREAMER}"
+    return Finding("gstreamer", "no Python bindings of it", False, False, remedy)
 
 
 def examine_gpu(root: Path, needed: bool) -> list[Finding]:

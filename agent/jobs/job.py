@@ -26,12 +26,12 @@ from agent.collection.report import SelectionReport
 from agent.commands.dispatcher import CANCELLED, CommandProgress
 from agent.common.database import Database
 from agent.common.errors import AgentError
+from agent.common.heap import release_free_memory
 from agent.common.state_files import parse_or_none
 from agent.jobs.limits import AutomationLimits
 from agent.jobs.refusal import Attempt
 from agent.models.offline_work import OfflineWork
 from agent.planning.raising import PrecisionRaise
-from agent.system.process import release_free_memory
 from agent.uplink.reporter import Reporter
 from calibrate.errors import TaredError
 from engines.interface import Engine

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from agent.common.credentials import locate
 from agent.common.errors import AgentError, ConfigError
+from agent.common.heap import limit_malloc_arenas
 from agent.contract.signing import Signer
 from agent.mqtt.client import Endpoint
 from agent.mqtt.endpoint import is_loopback
-from agent.system.process import limit_malloc_arenas
 from calibrate.errors import install_extra
 
 _LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from agent.common.errors import CommandError
-from agent.system.process import release_free_memory
+from agent.common.heap import release_free_memory
 from calibrate.errors import TaredError
 from fleet.devices.facts import SILENT_S
 from fleet.store.opening import open_existing

@@ -1,4 +1,8 @@
-"""GStreamer of the system's Python, which `make rtsp` installs: it serves and makes what cameras would."""
+"""GStreamer and its bindings, which `make rtsp` installs: it serves and makes what cameras would, and is read by us.
+
+The bindings are the system's, for its Python. An environment with --system-site-packages sees them, as on a board; to
+the tests' own they are added.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import functools
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -13,6 +18,7 @@ import cv2
 import pytest
 
 PYTHON = "/usr/bin/python3"  # the one that Debian's packages are for
+WITH_BINDINGS = "import sys; sys.path.append('/usr/lib/python3/dist-packages')\n"  # of a program for our own Python
 FOLLOWS_SIZES = pytest.mark.skipif(
     tuple(int(part) for part in cv2.__version__.split(".")[:2]) < (4, 13),
     reason="OpenCV until 4.12 repeats the last picture where the size changes",
@@ -26,15 +32,15 @@ def require_gstreamer(module: str) -> None:
     _require(asked, f"no {module} of GStreamer: apt-get install gir1.2-gst-rtsp-server-1.0, see `make rtsp`")
 
 
-def require_opencv() -> None:
-    """The same of an OpenCV that reads its pipelines."""
-    asked = "import cv2, re; assert re.search('GStreamer: +YES', cv2.getBuildInformation())"
-    _require(asked, "no OpenCV with GStreamer: apt-get install python3-opencv, see `make rtsp`")
+def require_bindings() -> None:
+    """The same of bindings that our own Python can import: they are for one release of Python."""
+    asked = f"{WITH_BINDINGS}import gi; gi.require_version('Gst', '1.0')"
+    _require(asked, "no bindings of GStreamer for this Python: see `make rtsp`", sys.executable)
 
 
-def _require(asked: str, message: str) -> None:
-    """asked: a program, which the system's Python can run to its end where all is there."""
-    done = subprocess.run([PYTHON, "-c", asked], capture_output=True, check=False) if shutil.which(PYTHON) else None
+def _require(asked: str, message: str, python: str = PYTHON) -> None:
+    """asked: a program, which this Python can run to its end where all is there."""
+    done = subprocess.run([python, "-c", asked], capture_output=True, check=False) if shutil.which(python) else None
     if done is None or done.returncode != 0:
         if os.environ.get("TARED_REQUIRE_RTSP") == "1":
             pytest.fail(message)

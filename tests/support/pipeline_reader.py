@@ -1,8 +1,7 @@
-"""`python3 pipeline_reader.py SOURCE FRAMES SILENCE_S [TRANSPORT]`: our own capture thread, until so many frames came.
+"""Our own capture thread on a source, until so many frames came: SOURCE FRAMES SILENCE_S [TRANSPORT].
 
-For the system's Python, whose OpenCV has GStreamer as JetPack's does, and PyPI's has not. It prints a line of JSON for
-each frame, {"frame", "shape", "bgr"}, and for each loss and return, {"lost"}: the error's code, or null. TRANSPORT: of
-RTSP, for GStreamer to decode.
+It prints a line of JSON for each frame, {"frame", "shape", "bgr"}, and for each loss and return, {"lost"}: the error's
+code, or null. TRANSPORT: of RTSP, for GStreamer to decode.
 """
 
 from __future__ import annotations
@@ -53,7 +52,3 @@ def tell(said: dict[str, object]) -> None:
     """One line, whichever thread it is of."""
     with _PRINTING:
         print(json.dumps(said), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -17,12 +17,12 @@ import yaml
 from gstreamer import PYTHON
 from worlds import make_world
 
-from agent.camera import opencv as opening
-from agent.camera import source as pipelines
+from agent.camera import gstreamer
 from agent.camera.config import CameraConfig
+from agent.camera.gstreamer import csi_pipeline, rtsp_pipeline
 from agent.camera.opencv import open_capture
 from agent.camera.reader import read_images
-from agent.camera.source import CaptureSettings, Source, csi_pipeline, parse_source, rtsp_pipeline
+from agent.camera.source import CaptureSettings, Source, parse_source
 from agent.common.errors import CameraError, ConfigError
 from agent.common.schema import validate
 from agent.config import load_config
@@ -140,7 +140,7 @@ def test_rtsp_for_gstreamer_to_decode(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pipeline.startswith('rtspsrc location="rtsps://10.0.0.7:322/main?channel=1" protocols="udp" latency="0" ')
     assert """user-id="us@er" user-pw="p'a\\"s\\\\s" """ in pipeline
     assert "nvvidconv" not in pipeline
-    monkeypatch.setattr(pipelines, "is_jetson", lambda: True)  # whose decoder leaves frames where OpenCV has none
+    monkeypatch.setattr(gstreamer, "is_jetson", lambda: True)  # its decoder leaves frames where no CPU reads
     assert "decodebin ! nvvidconv ! video/x-raw,format=BGRx ! videoconvert ! " in rtsp_pipeline(
         "rtsp://a/b", CaptureSettings()
     )
@@ -149,44 +149,43 @@ def test_rtsp_for_gstreamer_to_decode(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("requested", "said"),
     [
-        (CaptureSettings(decoder="gstreamer"), "camera.decoder: gstreamer, and an OpenCV without GStreamer"),
+        (CaptureSettings(decoder="gstreamer"), "camera.decoder: gstreamer, and no Python bindings of GStreamer"),
         (CaptureSettings(), None),
     ],
 )
 def test_who_decodes_rtsp_is_known_at_the_start(
     monkeypatch: pytest.MonkeyPatch, requested: CaptureSettings, said: str | None
 ) -> None:
-    monkeypatch.setattr(opening, "has_gstreamer", lambda: False)
+    monkeypatch.setattr(gstreamer, "gstreamer_version", lambda: None)
     source = replace(parse_source("rtsp://a/b"), requested=requested)
     assert source.reports_key_frames == (said is None)
     if said is None:
-        opening.check_readable(source)
+        gstreamer.check_gstreamer(source)
         return
     with pytest.raises(ConfigError, match=said):
-        opening.check_readable(source)
+        gstreamer.check_gstreamer(source)
 
 
-def test_a_turned_sensor_gives_the_other_size(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.camera.opencv.has_gstreamer", lambda: True)
-    driver.size = (720, 1280)
-    open_capture(Source("csi", "0", CaptureSettings(width=1280, height=720, flip="clockwise")), 2.0)
+def test_a_turned_sensor_gives_the_other_size() -> None:
+    gstreamer._check_mode(Source("csi", "0", CaptureSettings(width=1280, height=720, flip="clockwise")), 720, 1280)
     with pytest.raises(CameraError, match=r"camera\.mode.*720 x 1280"):
-        open_capture(Source("csi", "0", CaptureSettings(width=1280, height=720)), 2.0)
+        gstreamer._check_mode(Source("csi", "0", CaptureSettings(width=1280, height=720)), 720, 1280)
 
 
 @pytest.mark.parametrize("source", ["csi:0", "gst:videotestsrc ! appsink"])
-def test_what_this_opencv_can_never_open_is_refused_at_the_start(
+def test_what_can_never_be_opened_here_is_refused_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
     """And not tried again for ever, as a camera is that may come back."""
-    monkeypatch.setattr("agent.camera.opencv.has_gstreamer", lambda: False)
+    monkeypatch.setattr("agent.camera.gstreamer.gstreamer_version", lambda: None)
+    monkeypatch.setattr("agent.doctor.software.gstreamer_version", lambda: None)
     world = make_world(tmp_path, lambda _: 0.5, 1.0, camera={"source": source})
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(world.config))
-    with pytest.raises(ConfigError, match=r"camera\.gstreamer: .* of kind (csi|gst), .*JetPack's own OpenCV") as caught:
+    with pytest.raises(ConfigError, match=r"camera\.gstreamer: .* of kind (csi|gst), .*python3-gst-1.0") as caught:
         run_daemon(load_config(tmp_path / "config.yaml"), frame_limit=1)
     assert not world.state_dir.exists()
     findings = {finding.name: finding for finding in examine_software()}
-    assert caught.value.remedy == findings["opencv gstreamer"].remedy
+    assert findings["gstreamer"].remedy.endswith(caught.value.remedy)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
-"""Pipelines of GStreamer (`gst:`, or of RTSP that it decodes), read by our own capture thread. The OpenCV that has it
-is Debian's, for the system's Python. A csi camera is such a pipeline, of a plugin that only a Jetson has."""
+"""Pipelines of GStreamer (`gst:`, or of RTSP that it decodes), read by our own capture thread in a process of its own.
+
+A csi camera is such a pipeline, of a plugin that only a Jetson has.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,19 +19,20 @@ from typing import Any
 import numpy as np
 import pytest
 from brokers import eventually, free_port
-from gstreamer import PYTHON, require_gstreamer, require_opencv
+from gstreamer import WITH_BINDINGS, require_bindings, require_gstreamer
 from places import ROOT, SUPPORT
 from rtsp_camera import RtspCamera
 
-READER = SUPPORT / "pipeline_reader.py"
+READER = f"{WITH_BINDINGS}from pipeline_reader import main; main()"
 BGR = "videoconvert ! video/x-raw,format=BGR ! appsink drop=true max-buffers=1 sync=false"
 WIDTH, HEIGHT = 64, 48
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(SUPPORT)))}
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _opencv() -> None:
-    require_opencv()
+def _bindings() -> None:
+    require_bindings()
 
 
 class Reader:
@@ -67,9 +71,8 @@ class Reader:
 @contextmanager
 def reading(source: str, frames: int = 0, silence_s: float = 2.0, transport: str = "") -> Iterator[Reader]:
     """frames: after which it ends; 0: never. transport: of RTSP."""
-    command = [PYTHON, str(READER), source, str(frames), str(silence_s), *filter(None, [transport])]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    command = [sys.executable, "-c", READER, source, str(frames), str(silence_s), *filter(None, [transport])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
         reader = Reader(process)
         try:
             yield reader
@@ -156,26 +159,60 @@ def test_rtsp_is_decoded_by_what_there_is_for_its_codec(transport: str) -> None:
     assert all(40 < level < 215 for each in reader.frames for level in each["bgr"])  # snow
 
 
-def test_rtsp_that_refuses_the_connection_is_reported_and_its_open_never_hangs() -> None:
-    """GStreamer's own connection hangs in some of a hundred opens, see `agent.camera.opencv`."""
-    opens = """
-import sys
+def test_rtsp_that_refuses_the_connection_is_reported_at_once_each_time() -> None:
+    """OpenCV before 4.7 waited for ever in some of a hundred opens."""
+    opens = f"""{WITH_BINDINGS}
 from dataclasses import replace
-from agent.camera.opencv import open_capture
+from agent.camera.reader import read_images
 from agent.camera.source import CaptureSettings, parse_source
 from agent.common.errors import CameraError
 
 source = replace(parse_source(sys.argv[1]), requested=CaptureSettings(transport="tcp", decoder="gstreamer"))
 for _ in range(200):
     try:
-        open_capture(source, 2.0)
+        next(read_images(source, 2.0))
     except CameraError as error:
         print(error.code)
 """
-    url = f"rtsp://127.0.0.1:{free_port()}/camera"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([PYTHON, "-c", opens, url], env=environment, capture_output=True, text=True, timeout=60.0)
-    assert done.stdout.split() == 200 * ["camera.open"]
+    url = f"rtsp://ann:of-the-gate@127.0.0.1:{free_port()}/camera"
+    command = [sys.executable, "-c", opens, url]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60.0)
+    assert done.stdout.split() == 200 * ["camera.open"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "said"),
+    [
+        ("nosuchsrc ! appsink", 'no element "nosuchsrc"'),
+        ("videotestsrc ! video/x-raw,format=NV12 ! appsink", "a pipeline that gives BGR pictures"),
+        ("rtspsrc location=rtsp://ann:of-the-gate@127.0.0.1:1/a ! decodebin ! appsink", "not readable as gst"),
+        ("videotestsrc num-buffers=0 ! appsink", "it ends without a picture"),
+        ("videotestsrc ! appsink caps=video/x-raw,format=GRAY8", "its pictures are GRAY8"),
+    ],
+)
+def test_what_a_pipeline_reports_is_in_the_error(pipeline: str, said: str) -> None:
+    opens = f"""{WITH_BINDINGS}
+from agent.camera.reader import read_images
+from agent.camera.source import parse_source
+
+next(read_images(parse_source(sys.argv[1]), 2.0))
+"""
+    command = [sys.executable, "-c", opens, f"gst:{pipeline}"]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60.0)
+    error = done.stderr.splitlines()[-1]
+    assert "CameraError: camera.open: " in error
+    assert said in error
+    assert "of-the-gate" not in done.stderr
+
+
+def test_pictures_whose_rows_are_padded_are_whole() -> None:
+    """A row of BGR is a multiple of four bytes in GStreamer."""
+    with reading(f"gst:videotestsrc num-buffers=5 pattern=blue ! video/x-raw,width=63,height=47 ! {BGR}", 5) as reader:
+        reader.wait()
+    assert {tuple(each["shape"]) for each in reader.frames} == {(47, 63, 3)}
+    blue, green, red = reader.frames[0]["bgr"]
+    assert blue > 240
+    assert max(green, red) < 15
 
 
 def test_rtsp_that_dies_and_comes_back_is_served_again() -> None:

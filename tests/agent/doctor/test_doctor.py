@@ -69,21 +69,20 @@ def test_an_opencv_that_does_not_load_is_told_with_its_remedy(tmp_path: Path, mo
         monkeypatch.delitem(sys.modules, name)
     found = by_name()
     assert found["opencv"].found.startswith("does not load: ")
-    assert "numpy<2" in found["opencv"].remedy
-    assert not found["opencv gstreamer"].ok
+    assert found["opencv"].remedy == "pip install opencv-python-headless"
     assert not healthy(examine())
 
 
-def test_what_this_opencv_cannot_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.camera.opencv.has_gstreamer", lambda: False)
+def test_what_camera_libraries_cannot_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent.doctor.software.gstreamer_version", lambda: None)
     monkeypatch.setattr("agent.camera.opencv.opencv_version", lambda: "4.8.1")
     found = by_name()
-    assert found["opencv gstreamer"].found == "no, as in every OpenCV from PyPI"
-    assert "csi: and gst:" in found["opencv gstreamer"].remedy
+    assert found["gstreamer"].found == "no Python bindings of it"
+    assert "csi: and gst:" in found["gstreamer"].remedy
     assert found["opencv"].found.startswith("4.8.1, which repeats the last picture")
     assert not found["opencv"].needed
-    monkeypatch.setattr("agent.camera.opencv.has_gstreamer", lambda: True)
+    monkeypatch.setattr("agent.doctor.software.gstreamer_version", lambda: "1.20.3")
     monkeypatch.setattr("agent.camera.opencv.opencv_version", lambda: "4.13.0-dev")
     found = by_name()
-    assert found["opencv gstreamer"].ok
+    assert found["gstreamer"].ok
     assert found["opencv"].ok

@@ -9,12 +9,12 @@ import psutil
 import pytest
 from job_bench import JobDeskBench
 
+from agent.common.heap import release_free_memory
 from agent.jobs import job as desks
-from agent.system.process import release_free_memory
 
 ARENAS = """
 import ctypes, sys, threading
-from agent.system.process import limit_malloc_arenas
+from agent.common.heap import limit_malloc_arenas
 libc = ctypes.CDLL(None)
 libc.malloc.restype = libc.fopen.restype = ctypes.c_void_p
 if sys.argv[1] == "shared":
