@@ -218,7 +218,7 @@ def count_something(geometry: KernelGeometry) -> None:
 
 def test_no_pycuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(DeviceError, match=r"cuda\.pycuda: no PyCUDA.*pip install 'tared\[jetson\]'"):
+    with pytest.raises(DeviceError, match=r"cuda\.pycuda: no PyCUDA.*pip install '.\[jetson\]'"):
         Gpu()
 
 

@@ -100,7 +100,7 @@ def test_a_build_that_fails_says_why(fake: FakeTensorRt, said: str, code: str) -
 def test_a_machine_without_pycuda_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pycuda" else real(name))
-    with pytest.raises(DeviceError, match=r"cuda\.pycuda.*pip install 'tared\[jetson\]'"):
+    with pytest.raises(DeviceError, match=r"cuda\.pycuda.*pip install '.\[jetson\]'"):
         TensorRtBackend()
 
 
