@@ -27,7 +27,6 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import wilcoxon
 
 from agent.vision.decode import class_probabilities
 from agent.vision.detections import Detections, iou_matrix
@@ -101,6 +100,8 @@ def _is_above(ours: Means, theirs: Means) -> bool:
         return False
     if count < FEW:
         return True
+    from scipy.stats import wilcoxon  # a second, which few comparisons need
+
     differences = (ours - theirs)[ours != theirs]
     method = "exact" if len(differences) <= _EXACT else "auto"
     return bool(wilcoxon(differences, alternative="greater", method=method).pvalue < CHANCE)
