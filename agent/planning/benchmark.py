@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -98,6 +98,7 @@ def run_benchmark(
     dataset: Path | None = None,
     others: Mapping[tuple[str, str], bytes] | None = None,
     as_written: bool = False,
+    only: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Build all engines, measure them, and return the object that --json prints.
 
@@ -107,6 +108,7 @@ def run_benchmark(
         dataset: Labelled images, as for `tared evaluate`.
         others: Engines that another tool made, by runtime and name.
         as_written: OpenVINO's INT8 graphs are run on ONNX Runtime, too, which computes them as they are written.
+        only: The classes of the data set that count, by name; empty: all.
 
     Raises AgentError (`benchmark.frames`) for too few frames, and TaredError as the source and the model do.
     """
@@ -141,7 +143,11 @@ def run_benchmark(
             ]
     for (name, tool), content in (others or {}).items():
         made.append(_Made(Entry(name, tool, engine_bytes=len(content)), open_backend(name, options), content))
-    entries += _measure(model, made, measured, embedded, dataset)
+
+    def score(engine: Engine) -> float | None:
+        return next(iter(evaluate(engine, model.spec, dataset, only).scores.values())) if dataset is not None else None
+
+    entries += _measure(model, made, measured, embedded, score)
     rows = [asdict(entry) for entry in sorted(entries, key=lambda entry: list(BACKENDS).index(entry.backend))]
     return {"model": spec_path.name, "frames": len(measured), "threads": threads, "rows": rows}
 
@@ -201,9 +207,13 @@ def _build_all(
 
 
 def _measure(
-    model: Model, made: Sequence[_Made], images: Sequence[Image], embedded: Backend, dataset: Path | None
+    model: Model,
+    made: Sequence[_Made],
+    images: Sequence[Image],
+    embedded: Backend,
+    score: Callable[[Engine], float | None],
 ) -> list[Entry]:
-    """Return the entries with all that is measured."""
+    """Return the entries with all that is measured. score: of an engine on labelled images, None without any."""
     entries = list[Entry]()
     with ExitStack() as stack:
         engines = [stack.enter_context(closing(each.backend.load(each.content))) for each in made]
@@ -213,16 +223,15 @@ def _measure(
             for number, (each, engine) in enumerate(zip(made, engines, strict=True)):
                 agreement, times = agreements[number], times_ms[number]
                 added_bytes, peak_bytes = _memory_bytes(each, engine.inputs[0].shape)
+                metric = score(engine)
                 entry = replace(
                     each.entry,
                     latency_ms={f"p{share}": round(float(np.percentile(times, share)), 3) for share in (50, 99)},
                     fidelity=round(float(np.mean(agreement)), 4) if agreement else None,
+                    metric=None if metric is None else round(metric, 4),
                     memory_bytes=added_bytes,
                     peak_rss_bytes=peak_bytes,
                 )
-                if dataset is not None:
-                    scores = evaluate(engine, model.spec, dataset).scores
-                    entry = replace(entry, metric=round(next(iter(scores.values())), 4))
                 entries.append(entry)
                 bar.update(number + 1)
     return entries
