@@ -250,4 +250,4 @@ def _evidence(model: Model, plan: PrecisionPlan, backend: Backend, calibration: 
     if not others:
         return dict(evidence)
     verdict = f"Not certified: the certificate of its plan is of {others[0]}."
-    return {**evidence, "verdict": verdict, "candidates": [], "accepted": None}
+    return {**evidence, "verdict": verdict, "candidates": [], "accepted": None, "retraining": None}

@@ -25,6 +25,7 @@ from agent.camera.source import parse_source
 from agent.collection.collection import CalibrationSet
 from agent.common.console import progress, stage
 from agent.common.errors import AgentError
+from agent.common.table import tabulate
 from agent.models.build import build_int8
 from agent.models.model import Model, calibrate, open_model
 from agent.planning.costs import GroupCosts
@@ -49,6 +50,10 @@ _TIMED = 200  # inferences of each engine at least: the 99th percentile has two 
 _PLANNING_FRAMES = 16
 _PLANNING_S = 120.0
 _CHART_COLUMNS = 36
+_COLUMNS = (
+    *("runtime", "engine", "p50\nms", "p99\nms", "to\nfp32", "fidelity", "metric"),
+    *("memory\nMiB", "engine\nMiB", "made\nin s"),
+)
 
 
 @dataclass(frozen=True)
@@ -282,26 +287,10 @@ def _weigh(name: str, content: bytes, shape: list[int]) -> tuple[int, int]:
 def print_benchmark(result: Mapping[str, Any], console: Console) -> None:
     """Print the table, and a chart of the latencies; in the table they are also multiples of FP32 on ONNX Runtime."""
     title = f"{result['model']}: {result['frames']} frames, {result['threads']} threads"
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
-    columns = (
-        "runtime",
-        "engine",
-        "p50\nms",
-        "p99\nms",
-        "to\nfp32",
-        "fidelity",
-        "metric",
-        "memory\nMiB",
-        "engine\nMiB",
-    )
-    for number, column in enumerate((*columns, "made\nin s")):
-        table.add_column(column, justify="left" if number < 2 else "right")
     entries = [Entry(**row) for row in result["rows"]]
     base = next((each.p50_ms for each in entries if (each.backend, each.precision) == ("onnxruntime", FLOAT)), None)
-    for each in entries:
-        if not each.without:
-            table.add_row(*_cells(each, base))
-    console.print(table)
+    rows = [tuple(_cells(each, base)) for each in entries if not each.without]
+    console.print(title, tabulate(_COLUMNS, rows, console.width, right=_COLUMNS[2:]), sep="\n", highlight=False)
     for each in entries:
         if each.without:
             console.print(f"not {each.backend}, {each.precision}: {each.without}", highlight=False, markup=False)

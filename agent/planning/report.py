@@ -23,6 +23,7 @@ Candidate = Mapping[str, Any]
 _LISTED = 0.01  # of all noise: an INT8 group that adds less, and needed no repair, is only counted
 _MOST_ROWS = 40  # of groups, unless all are requested
 _CONFUSIONS = 3  # pairs listed per candidate, the worst
+_NOISE_MAKERS = 3  # groups named in a sentence
 _ROUNDING = 1e-9  # of the time of all float: the error of a sum of differences
 
 
@@ -144,6 +145,50 @@ def print_plan(evidence: Evidence, console: Console, all_groups: bool = False) -
     for number, candidate in enumerate(evidence["candidates"], start=1):
         for line in _outcome(number, candidate):
             console.print(Text(line))
+    console.print()
+    for line in retraining_lines(evidence):
+        console.print(Text(line))
+
+
+def retraining_lines(evidence: Evidence) -> Iterator[str]:
+    """Yield sentences on what Q/DQ-aware training could win: a faster plan, the loss that is left, or nothing."""
+    found = evidence.get("retraining")
+    if found is None:
+        yield "No plan was tried that shows what training could win."
+        return
+    target, loss = found["target"], found["loss"]
+    if target is not None:
+        yield _target(target)
+    if loss:
+        makers = [f"{one['name']} {show_share(one['noise_share'])}" for one in found["noisiest"][:_NOISE_MAKERS]]
+        yield (
+            f"The plan loses {show_loss(loss)}. Of the noise that its INT8 layers add, {', '.join(makers)}: "
+            "training would have to win the loss there."
+        )
+    if target is None and loss == 0.0:
+        yield "INT8 leaves nothing to win by training: no faster plan was found, and this one lost nothing."
+    elif target is None and loss is None:
+        yield "No faster plan was found for training to win, and the loss of all float was not measured."
+
+
+def _target(target: Mapping[str, Any]) -> str:
+    count, names = len(target["names"]), target["names"]
+    shown = ", ".join(names[:_NOISE_MAKERS]) + (f" and {count - _NOISE_MAKERS} more" if count > _NOISE_MAKERS else "")
+    groups = f"{shown} ({show_share(target['macs_share'])} of multiply-accumulates, now float)"
+    if target["time_ms"] is not None:
+        ms, plan_ms = show_digits(target["time_ms"]), show_digits(target["plan_time_ms"])
+        time = f"the latency would be {ms} instead of {plan_ms} ms, both predicted"
+    else:
+        time = f"the cost would be {show_share(target['time_ratio'])} of this plan's, by multiply-accumulates"
+    measured = f"As they are, that plan loses {show_loss(target['loss'])} on the search frames"
+    if target["to_win"] is None:
+        needed = ""
+    elif target["to_win"] > 0.0:
+        now, win = show_loss(target["plan_loss"]), show_loss(target["to_win"])
+        needed = f", and this one {now}: Q/DQ-aware training would have to win {win} of fidelity there"
+    else:
+        needed = ", no more than this one: it lacks a certificate, and no training"
+    return f"If {groups} kept float's answers in INT8, {time}. {measured}{needed}."
 
 
 def _facts(evidence: Evidence) -> Iterator[tuple[str, str]]:

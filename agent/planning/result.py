@@ -5,7 +5,7 @@ The evidence is JSON in plan.json. report.py and chart.py show it to people, `su
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from agent.planning.certificate import ERROR, Terms, TrialResult, worst_of
 from agent.planning.group_noise import describe_groups
 from agent.planning.report import show_costs, show_share
+from agent.planning.retraining import retraining
 from agent.planning.search import PlanSearch, SearchResult
 from calibrate.partition import Partition
 from calibrate.plan import PrecisionPlan, Repairs
@@ -117,6 +118,12 @@ class _Evidence:
             "edges": self._edges(),
             "frontier": self._frontier(),
             "candidates": self._candidates(),
+            "retraining": retraining(
+                result,
+                self.described,
+                np.array(self.int8, np.bool_),
+                _float_loss(self.search.builder.backend.precisions),
+            ),
             "accepted": result.accepted,
             "verdict": verdict(self.search),
             "certificate": {
@@ -236,6 +243,11 @@ class _Evidence:
         }
 
 
+def _float_loss(precisions: Sequence[str]) -> float | None:
+    """Return the loss of all float: none in FP32, which is the reference itself; FP16 was not compared."""
+    return 0.0 if precisions[-1] == "fp32" else None
+
+
 def _trial(trial: TrialResult) -> dict[str, Any]:
     return {**asdict(trial), "confused": list(map(asdict, trial.confused))}
 
@@ -245,7 +257,7 @@ def summary(plan: PrecisionPlan) -> Mapping[str, Any]:
     evidence = plan.evidence
     accepted = evidence["candidates"][evidence["accepted"]] if evidence["accepted"] is not None else None
     trial = accepted["trial"] if accepted else None
-    unmeasured = 0.0 if evidence["float_precision"] == "fp32" else None  # the reference itself; FP16 was not compared
+    unmeasured = _float_loss([evidence["float_precision"]])
     return {
         "int8_macs_share": round(evidence["int8_macs_share"], 4),
         "predicted_loss": accepted["predicted_loss"] if accepted else unmeasured,
@@ -257,4 +269,5 @@ def summary(plan: PrecisionPlan) -> Mapping[str, Any]:
         "faster": evidence["faster"],
         "builds": evidence["builds"],
         "costs": show_costs(evidence),
+        "retraining": evidence.get("retraining"),
     }

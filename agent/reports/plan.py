@@ -8,7 +8,7 @@ from typing import Any
 
 from agent.common.html.charts import Axis, Mark, scatter_chart, strip
 from agent.common.html.pages import Figure, Section, Table, show_share
-from agent.planning.report import CostScale, noise_share, show_confidence, show_costs, show_loss
+from agent.planning.report import CostScale, noise_share, retraining_lines, show_confidence, show_costs, show_loss
 from calibrate.plan import PrecisionPlan
 
 _COLORS = {"INT8": "c0", "INT8, repaired": "c2", "float": "c1"}
@@ -62,6 +62,7 @@ def _searched(plan: PrecisionPlan) -> Iterator[Section]:
         figures=[Figure("Plans that were tried", _frontier(evidence), _FRONTIER)],
         tables=[_candidates(evidence)],
     )
+    yield Section("What training could win", list(retraining_lines(evidence)), tables=_retraining(evidence))
 
 
 _FRONTIER = {"predicted on the search frames": "idle", "accepted": "good", "refused": "bad"}
@@ -162,6 +163,30 @@ def _candidates(evidence: Mapping[str, Any]) -> Table:
         )
     chosen = [] if evidence["accepted"] is None else [evidence["accepted"]]
     return Table(heads, rows, "Plans that were built and certified, or refused", chosen=chosen)
+
+
+def _retraining(evidence: Mapping[str, Any]) -> list[Table]:
+    """Show the groups in which a faster plan differs, and those that make most of the noise of the chosen plan."""
+    found = evidence.get("retraining") or {"target": None, "noisiest": [], "loss": None}
+    groups = {group["name"]: group for group in evidence["groups"]}
+    tables = []
+    for names, title in (
+        (found["target"]["names"] if found["target"] else [], "Now float, and INT8 in the faster plan"),
+        ([one["name"] for one in found["noisiest"]] if found["loss"] else [], "Loudest of those in INT8"),
+    ):
+        rows = [
+            (
+                name,
+                (show_share(groups[name]["macs_share"]), groups[name]["macs_share"]),
+                (show_share(noise_share(evidence, [groups[name]])), groups[name]["sensitivity"]),
+                "measured" if groups[name]["measured"] else "predicted",
+            )
+            for name in names
+        ]
+        if rows:
+            heads = (("group", False), ("work", True), ("noise, of INT8 in all groups", True), ("noise is", False))
+            tables.append(Table(heads, rows, title))
+    return tables
 
 
 def _of_job(plan: PrecisionPlan) -> Iterator[Section]:
