@@ -58,7 +58,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class Entry:
-    """A row: one engine on one runtime. The figures are None for one that could not be made; `without` has the reason.
+    """A row: one engine on one runtime. The figures are None for one that could not be made; `reason` says why.
 
     precision: FLOAT, PLAIN or PLANNED; fp16 where that is the runtime's fastest float; or the name of another tool.
     latency_ms: p50 and p99 of inference, without preprocessing. fidelity: to float on ONNX Runtime, mean over the
@@ -69,7 +69,7 @@ class Entry:
 
     backend: str
     precision: str
-    without: str = ""
+    reason: str = ""
     latency_ms: Mapping[str, float] | None = None
     fidelity: float | None = None
     metric: float | None = None
@@ -289,11 +289,11 @@ def print_benchmark(result: Mapping[str, Any], console: Console) -> None:
     title = f"{result['model']}: {result['frames']} frames, {result['threads']} threads"
     entries = [Entry(**row) for row in result["rows"]]
     base = next((each.p50_ms for each in entries if (each.backend, each.precision) == ("onnxruntime", FLOAT)), None)
-    rows = [tuple(_cells(each, base)) for each in entries if not each.without]
+    rows = [tuple(_cells(each, base)) for each in entries if not each.reason]
     console.print(title, tabulate(_COLUMNS, rows, console.width, right=_COLUMNS[2:]), sep="\n", highlight=False)
     for each in entries:
-        if each.without:
-            console.print(f"not {each.backend}, {each.precision}: {each.without}", highlight=False, markup=False)
+        if each.reason:
+            console.print(f"not {each.backend}, {each.precision}: {each.reason}", highlight=False, markup=False)
     timed = sorted(((each.p50_ms, each) for each in entries if each.p50_ms is not None), key=lambda row: row[0])
     chart = Table.grid(padding=(0, 1))
     for p50_ms, each in timed:

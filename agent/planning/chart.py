@@ -73,7 +73,7 @@ def _draw(evidence: Evidence, axes: Axes) -> None:
     times, losses = [time for time, _ in known], [loss for _, loss in known]
     axes.plot(times, losses, "o-", color=_FRONTIER, linewidth=1.5, markersize=4, clip_on=False)
     for number, candidate in enumerate(evidence["candidates"]):
-        if candidate["trial"] or number == evidence["accepted"]:
+        if candidate["trial"] or number == evidence["chosen"]:
             _candidate(axes, scale.value(candidate["time"]), candidate, str(number + 1))
     axes.plot(scale.value(scale.all_float), 0.0, "s", color=_INK, markersize=7, clip_on=False, zorder=4)
     axes.annotate("all float", (scale.value(scale.all_float), 0.0), (0, 8), textcoords="offset points", ha="center")

@@ -54,8 +54,8 @@ class CostScale:
 
 def chosen_candidate(evidence: Evidence) -> Candidate | None:
     """Return the accepted candidate; None if every layer stays float."""
-    accepted: int | None = evidence["accepted"]
-    return None if accepted is None else evidence["candidates"][accepted]
+    chosen: int | None = evidence["chosen"]
+    return None if chosen is None else evidence["candidates"][chosen]
 
 
 def precision_of(group: Group) -> str:
@@ -69,7 +69,7 @@ def noise_share(evidence: Evidence, groups: Sequence[Group]) -> float:
 
 
 def show_confidence(evidence: Evidence) -> str:
-    return f"{100.0 * (1.0 - evidence['certificate']['error']):.3g} % confidence"
+    return f"{100.0 * (1.0 - evidence['certificate']['error_probability']):.3g} % confidence"
 
 
 def show_digits(value: float) -> str:
@@ -205,7 +205,7 @@ def _facts(evidence: Evidence) -> Iterator[tuple[str, str]]:
         yield "labels", f"{'; '.join(scores)} ({labels['dataset']})"
     if shown_costs := show_costs(evidence):
         yield "costs", shown_costs
-    frames = evidence["frames"]["search"]
+    frames = evidence["frame_counts"]["to_search"]
     yield "search", f"{evidence['builds']} engines, {frames} frames, {evidence['seconds']:.0f} s"
     if evidence["interrupted"]:
         yield "stopped early", f"by its {evidence['interrupted']}: this is the best of what was tried until then"
@@ -228,7 +228,7 @@ def _loss_fact(evidence: Evidence, chosen: Candidate | None) -> str:
 def trials_by_source(candidate: Candidate | None) -> Mapping[str, Mapping[str, Any]]:
     """Return a candidate's trials by source; empty if it was tried in one, or not at all."""
     trial = candidate["trial"] if candidate else None
-    sources: Mapping[str, Mapping[str, Any]] = trial.get("sources", {}) if trial else {}
+    sources: Mapping[str, Mapping[str, Any]] = trial.get("by_source", {}) if trial else {}
     return sources if len(sources) > 1 else {}
 
 
@@ -243,7 +243,7 @@ def _frames(trial: Mapping[str, Any]) -> str:
 
 def _latency_fact(evidence: Evidence) -> str:
     ms, float_ms = evidence["latency_ms"], evidence["latency_float_ms"]
-    if evidence["accepted"] is None and float_ms is not None:
+    if evidence["chosen"] is None and float_ms is not None:
         return f"{show_digits(float_ms)} ms in float"
     if ms is None or float_ms is None:
         return "not measured"
@@ -308,7 +308,7 @@ def _candidate_table(evidence: Evidence) -> Table:
             scale.show(candidate["time"]),
             show_loss(candidate["predicted_loss"]),
             *measured,
-            style="bold" if number == evidence["accepted"] else "",
+            style="bold" if number == evidence["chosen"] else "",
         )
     return table
 

@@ -132,7 +132,7 @@ def _frontier(evidence: Mapping[str, Any]) -> Any:
         trial = candidate["trial"]
         if trial is not None:
             words = f"plan {number + 1}: loss {show_loss(trial['loss'])}, at most {show_loss(trial['upper'])}"
-            color = "good" if number == evidence["accepted"] else "bad"
+            color = "good" if number == evidence["chosen"] else "bad"
             points.append((scale.value(candidate["time"]), float(trial["upper"]), color, words))
     points.append((scale.value(scale.all_float), 0.0, "c1", f"all float, {scale.show(scale.all_float)}"))
     limit = Mark(evidence["max_loss"], f"loss allowed, {show_loss(evidence['max_loss'])}", "warning", across=True)
@@ -161,7 +161,7 @@ def _candidates(evidence: Mapping[str, Any]) -> Table:
                 str(trial.get("reason", "not tried")),
             )
         )
-    chosen = [] if evidence["accepted"] is None else [evidence["accepted"]]
+    chosen = [] if evidence["chosen"] is None else [evidence["chosen"]]
     return Table(heads, rows, "Plans that were built and certified, or refused", chosen=chosen)
 
 
@@ -293,11 +293,11 @@ def _repairs(plan: PrecisionPlan) -> Iterator[Section]:
     tried = [
         (
             kind,
-            (str(row["layers"]), row["layers"]),
-            *((f"{row[key]:.3g}", row[key]) for key in ("divergence", "without")),
+            (str(row["layer_count"]), row["layer_count"]),
+            *((f"{row[key]:.3g}", row[key]) for key in ("divergence", "divergence_without")),
             "kept" if row["kept"] else "not kept",
         )
-        for kind, row in plan.evidence.get("repairs", {}).items()
+        for kind, row in plan.evidence.get("repairs_tried", {}).items()
     ]
     if tried:
         heads = (("kind", False), ("layers", True), ("divergence with it", True), ("without it", True), ("", False))

@@ -63,9 +63,9 @@ def evidence() -> dict[str, Any]:
         "model": "ab" * 32,
         "model_name": "yolox_nano.onnx",
         "calibration": "c0ffee",
-        "backend": {"runtime": "onnxruntime", "version": "1.23.2"},
-        "schema": 2,
-        "spec": "5bec",
+        "built_for": {"runtime": "onnxruntime", "version": "1.23.2"},
+        "schema": 3,
+        "spec_id": "5bec",
         "plan": "91a9",
         "int8_macs_share": 0.84,
         "sensed": True,
@@ -88,7 +88,7 @@ def evidence() -> dict[str, Any]:
             candidate(5.3, trial(0.0204, 0.0487)),
             candidate(5.9, None),
         ],
-        "accepted": 1,
+        "chosen": 1,
         "retraining": {
             "loss": 0.0204,
             "noisiest": [{"name": "stem", "noise_share": 0.5}, {"name": "mid_1", "noise_share": 0.45}],
@@ -105,12 +105,12 @@ def evidence() -> dict[str, Any]:
             },
         },
         "verdict": "INT8 in 5 of 6 groups loses at most 0.0487, and is slower than float here.",
-        "certificate": {"error": 0.05, "frames_needed": 104},
+        "certificate": {"error_probability": 0.05, "frames_needed": 104},
         "latency_ms": 20.1,
         "latency_float_ms": 12.2,
         "faster": False,
         "labels": {"dataset": "coco.zip", "float": {"map": 0.34}, "plan": {"map": 0.335}},
-        "frames": {"search": 32, "certificate": 140},
+        "frame_counts": {"to_search": 32, "to_certify": 140},
         "builds": 9,
         "seconds": 81.0,
         "interrupted": "",
@@ -123,7 +123,7 @@ def all_float() -> dict[str, Any]:
     for one in found["groups"]:
         one.update(precision="float", why="no plan was accepted")
     found["candidates"] = found["candidates"][:1]
-    found.update(accepted=None, int8_macs_share=0.0, verdict="Every layer stays float.")
+    found.update(chosen=None, int8_macs_share=0.0, verdict="Every layer stays float.")
     found.update(latency_ms=None, latency_float_ms=None)
     return found
 
@@ -152,10 +152,10 @@ def two_sources() -> dict[str, Any]:
     """The accepted candidate was tried in two sources, of which day.mp4 is the worse."""
     found = evidence()
     tried = found["candidates"][1]["trial"]
-    tried["sources"] = {"night.mp4": trial(0.0021, 0.031, frames=104, empty_frames=0), "day.mp4": dict(tried)}
+    tried["by_source"] = {"night.mp4": trial(0.0021, 0.031, frames=104, empty_frames=0), "day.mp4": dict(tried)}
     return found
 
 
 def one_group() -> dict[str, Any]:
     found = evidence()
-    return {**found, "groups": found["groups"][:1], "edges": [], "candidates": [], "frontier": [], "accepted": None}
+    return {**found, "groups": found["groups"][:1], "edges": [], "candidates": [], "frontier": [], "chosen": None}

@@ -37,7 +37,7 @@ def test_the_branch_that_bears_no_int8_stays_float(search_world: Path) -> None:
     assert all(group["measured"] for group in groups.values())
     assert plan.floats[LOUD] == groups[LOUD]["why"]
     assert "makes 99.9 % of the noise" in groups[LOUD]["why"]
-    accepted = evidence["candidates"][evidence["accepted"]]
+    accepted = evidence["candidates"][evidence["chosen"]]
     assert accepted["trial"]["accepted"]
     assert accepted["trial"]["upper"] <= MACS.max_loss
     bound = accepted["trial"]["upper"]
@@ -46,10 +46,10 @@ def test_the_branch_that_bears_no_int8_stays_float(search_world: Path) -> None:
 
 def test_repairs_are_kept_where_they_measure_better_and_only_for_int8(search_world: Path) -> None:
     plan, evidence = search_in(search_world)
-    assert evidence["repairs"]
-    for tried in evidence["repairs"].values():
+    assert evidence["repairs_tried"]
+    for tried in evidence["repairs_tried"].values():
         assert tried["kept"] == (tried["divergence"] < tried["without"])
-    assert any(tried["kept"] for tried in evidence["repairs"].values())
+    assert any(tried["kept"] for tried in evidence["repairs_tried"].values())
     assert set(plan.repairs.divisors) | set(plan.repairs.shifts) == {QUIET}
 
 
@@ -81,7 +81,7 @@ def test_the_owners_rules_are_kept(search_world: Path) -> None:
     plan, evidence = search_in(search_world)
     assert set(plan.floats) == {LOUD, QUIET}
     assert plan.floats[QUIET] == by_name(evidence)[QUIET]["rule"] == f"keep_float: {QUIET}"
-    assert evidence["accepted"] is None
+    assert evidence["chosen"] is None
     assert evidence["verdict"].startswith("All float: every plan with INT8 in it lost more than 0.2 on the search fra")
 
 
@@ -91,7 +91,7 @@ def test_what_must_be_int8_and_cannot_be_certified_is_said(search_world: Path) -
     plan, evidence = search_in(search_world)
     assert set(plan.floats) == {QUIET}
     assert by_name(evidence)[LOUD]["precision"] == "int8"
-    assert evidence["accepted"] is None
+    assert evidence["chosen"] is None
     assert evidence["verdict"].startswith("All float, and what precision.force_int8 names, whose loss nobody knows: ")
 
 
@@ -111,7 +111,7 @@ def test_where_all_is_float_by_rule_nothing_is_searched(search_world: Path, monk
     plan, evidence = search_in(search_world, replace(MACS, max_loss=0.001))  # for which there are not frames enough
     assert set(plan.floats) == {LOUD, QUIET}
     assert evidence["verdict"] == "All float: no layer may be INT8 (precision.keep_float)."
-    assert evidence["frames"] == {"search": 0, "certificate": 0}
+    assert evidence["frame_counts"] == {"to_search": 0, "to_certify": 0}
 
 
 def test_frames_are_shared_between_search_and_certificate(search_world: Path) -> None:
@@ -138,7 +138,7 @@ def test_frames_on_which_nothing_is_found_certify_nothing(tmp_path: Path) -> Non
     )
     plan, evidence = search_in(world)
     assert plan.floats
-    assert evidence["accepted"] is None
+    assert evidence["chosen"] is None
     trials = [candidate["trial"] for candidate in evidence["candidates"]]
     assert {trial["frames"] for trial in trials} == {0}
     assert "nothing found on any of" in evidence["verdict"]
@@ -162,7 +162,7 @@ def several_outputs() -> Any:
 def test_several_outputs_are_all_looked_at(tmp_path: Path) -> None:
     world = plan_world(tmp_path / "world", several_outputs(), min_sqnr_db=20.0)
     _, evidence = search_in(world)
-    assert evidence["accepted"] is not None
+    assert evidence["chosen"] is not None
     assert all(group["sensitivity"] > 0.0 for group in evidence["groups"])
 
 
