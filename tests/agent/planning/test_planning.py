@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from numpy.typing import NDArray
 from plan_bench import search_in
 from plan_world import LOUD, MACS, QUIET, plan_world, planner, two_branches
@@ -44,11 +45,33 @@ def test_the_branch_that_bears_no_int8_stays_float(search_world: Path) -> None:
     assert evidence["verdict"].startswith(f"Certified: a loss of at most {bound:.3g}, where 0.2 is accepted.")
 
 
+def test_training_would_have_to_win_what_the_faster_plan_loses(search_world: Path) -> None:
+    _, evidence = search_in(search_world)
+    chosen, found = evidence["candidates"][evidence["chosen"]], evidence["retraining"]
+    fastest = min((plan for plan in evidence["frontier"] if plan["loss"] is not None), key=lambda plan: plan["time"])
+    assert fastest["int8_macs_share"] == 1.0
+    target = found["target"]
+    assert (target["names"], target["layers"], target["macs_share"]) == ([LOUD], [LOUD], 0.5)
+    assert target["time_ratio"] == pytest.approx(fastest["time"] / chosen["time"])
+    assert (target["time_ms"], target["plan_time_ms"]) == (None, None)  # no time was measured
+    assert (target["loss"], target["plan_loss"]) == (fastest["loss"], chosen["predicted_loss"])
+    assert target["to_win"] == target["loss"] - target["plan_loss"] > MACS.max_loss
+    assert found["noisiest"] == [{"name": QUIET, "noise_share": 1.0}]
+
+
+def test_where_int8_loses_nothing_training_has_nothing_to_win(search_world: Path) -> None:
+    path = search_world / "model.yaml"
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "min_sqnr_db": 20.0}))
+    plan, evidence = search_in(search_world)
+    assert not plan.floats
+    assert (evidence["retraining"]["target"], evidence["retraining"]["loss"]) == (None, 0.0)
+
+
 def test_repairs_are_kept_where_they_measure_better_and_only_for_int8(search_world: Path) -> None:
     plan, evidence = search_in(search_world)
     assert evidence["repairs_tried"]
     for tried in evidence["repairs_tried"].values():
-        assert tried["kept"] == (tried["divergence"] < tried["without"])
+        assert tried["kept"] == (tried["divergence"] < tried["divergence_without"])
     assert any(tried["kept"] for tried in evidence["repairs_tried"].values())
     assert set(plan.repairs.divisors) | set(plan.repairs.shifts) == {QUIET}
 

@@ -50,7 +50,6 @@ BY_CONTRACT = {
     "latency_ms": "p50 and p99, but of a plan the median alone",
     "to": "the last number of a gap; the receiver of a command",
     "value": "of a key in model.yaml, with the type of that key",
-    "version": "of a command and a release a number",
 }
 DATE = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:")
 # These need a broker, a terminal or time; what they print is made of the same objects.
