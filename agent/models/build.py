@@ -247,6 +247,8 @@ def _evidence(model: Model, plan: PrecisionPlan, backend: Backend, calibration: 
         "another plan: this one was changed since": ("plan", fingerprint(plan.essence)),
     }
     others = [other for other, (key, value) in today.items() if evidence.get(key) != value]
+    if "candidates" in evidence and "built_for" not in evidence:  # its keys had other names
+        others = ["another version of tared"]
     if not others:
         return dict(evidence)
     verdict = f"Not certified: the certificate of its plan is of {others[0]}."

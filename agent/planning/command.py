@@ -19,7 +19,8 @@ from agent.models.model import check_calibration, open_model, read_plan, read_ru
 from agent.planning.costs import PlanBuilder
 from agent.planning.frames import RandomFrames
 from agent.planning.ladder import FOUND_BY
-from agent.planning.result import SCHEMA, make_plan, summary
+from agent.planning.report import SCHEMA
+from agent.planning.result import make_plan, summary
 from agent.planning.search import PlanOptions, PlanSearch
 from agent.vision.evaluation import evaluate
 from agent.vision.labelled_images import labelled_images

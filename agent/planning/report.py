@@ -20,6 +20,7 @@ Evidence = Mapping[str, Any]  # of a plan, as JSON holds it
 Group = Mapping[str, Any]
 Candidate = Mapping[str, Any]
 
+SCHEMA = 3  # of the evidence
 _LISTED = 0.01  # of all noise: an INT8 group that adds less, and needed no repair, is only counted
 _MOST_ROWS = 40  # of groups, unless all are requested
 _CONFUSIONS = 3  # pairs listed per candidate, the worst

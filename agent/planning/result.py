@@ -13,7 +13,7 @@ import numpy as np
 
 from agent.planning.certificate import ERROR, Terms, TrialResult, worst_of
 from agent.planning.group_noise import describe_groups
-from agent.planning.report import show_share
+from agent.planning.report import SCHEMA, show_share
 from agent.planning.retraining import retraining
 from agent.planning.search import PlanSearch, SearchResult
 from calibrate.partition import Partition
@@ -22,7 +22,6 @@ from engines.quantise.fusion import int8_macs_share
 from engines.quantise.placement import place
 from engines.store.artefact import fingerprint
 
-SCHEMA = 3  # of the evidence
 _NOT_CERTIFIED = "no plan with INT8 in it was certified"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from agent.common.html.charts import Axis, Mark, scatter_chart, strip
 from agent.common.html.pages import Figure, Section, Table, show_share
-from agent.planning.report import CostScale, noise_share, retraining_lines, show_confidence, show_costs, show_loss
+from agent.planning.report import SCHEMA, CostScale, noise_share, retraining_lines, show_confidence, show_costs, show_loss
 from calibrate.plan import PrecisionPlan
 
 _COLORS = {"INT8": "c0", "INT8, repaired": "c2", "float": "c1"}
@@ -25,7 +25,10 @@ def plan_sections(plan: PrecisionPlan) -> list[Section]:
     """Return the sections of a report on a plan: of `tared plan`, of a job, or one that a person wrote."""
     evidence = plan.evidence
     if "candidates" in evidence:
-        return [*_searched(plan), *_repairs(plan)]
+        if evidence.get("schema") == SCHEMA:
+            return [*_searched(plan), *_repairs(plan)]
+        text = ["Another version of tared made this plan. Plan anew to see what the search measured."]
+        return [Section("Precision", text, tables=_floats(plan)), *_repairs(plan)]
     if evidence.keys() >= _OF_JOBS:
         return [*_of_job(plan), *_repairs(plan)]
     text = ["This plan has no evidence: a person wrote it, or nothing had to be searched."]

@@ -183,6 +183,8 @@ def test_a_searched_plan_says_what_training_could_win() -> None:
     nothing = {**evidence(), "retraining": {"loss": 0.0, "noisiest": [], "target": None}}
     *_, section = plan_sections(PrecisionPlan({"head": "why"}, evidence=nothing))
     assert (len(section.text), section.tables) == (1, [])
+    (section,) = plan_sections(PrecisionPlan({"head": "why"}, evidence={**evidence(), "schema": 2}))
+    assert section.text[0].startswith("Another version of tared made this plan.")
 
 
 def test_words_of_strangers_are_text_in_every_place_of_a_report() -> None:
