@@ -80,7 +80,7 @@ def add_offline(commands: Any) -> None:
     costs = "time the layers, or count their multiply-accumulates (macs)"
     plan.add_argument("--costs", choices=("measured", "macs"), default="measured", help=costs)
     plan.add_argument("--dataset", type=Path, metavar="LABELLED", help=DATASET)
-    plan.add_argument("--classes", type=_names, default=(), metavar="NAMES", help=CLASSES)
+    plan.add_argument("--classes", type=_names, default=[], metavar="NAMES", help=CLASSES)
     plan.add_argument("--seed", type=number(int, 0), default=0, metavar="N", help="draws the random order of frames")
     plan.add_argument("--all", action="store_true", help="list every layer group")
     group = "of a plan.json: all about one group, by name or glob (default: all groups)"
@@ -153,7 +153,7 @@ def add_offline(commands: Any) -> None:
     scored = "an artefact, or a spec for the float reference"
     evaluate.add_argument("target", type=Path, metavar="ARTEFACT_OR_MODEL.yaml", help=scored)
     evaluate.add_argument("--dataset", type=Path, required=True, metavar="LABELLED", help=LABELLED)
-    evaluate.add_argument("--classes", type=_names, default=(), metavar="NAMES", help=CLASSES)
+    evaluate.add_argument("--classes", type=_names, default=[], metavar="NAMES", help=CLASSES)
 
     benchmark = command(commands, "benchmark", _benchmark, "every runtime here, in float, in INT8 and under a plan")
     benchmark.add_argument("model", type=Path, metavar="MODEL.yaml", help=MODEL)
@@ -161,7 +161,7 @@ def add_offline(commands: Any) -> None:
     benchmark.add_argument("--count", type=number(int, 16), default=128, metavar="N", help="frames to run")
     benchmark.add_argument("--max-loss", type=number(float, 0.0, 1.0), default=0.1, metavar="L", help=MAX_LOSS)
     benchmark.add_argument("--dataset", type=Path, metavar="LABELLED", help=DATASET)
-    benchmark.add_argument("--classes", type=_names, default=(), metavar="NAMES", help=CLASSES)
+    benchmark.add_argument("--classes", type=_names, default=[], metavar="NAMES", help=CLASSES)
     threads = "CPU threads of each engine"
     benchmark.add_argument("--threads", type=number(int, 1), default=1, metavar="N", help=threads)
 

@@ -8,7 +8,15 @@ from typing import Any
 
 from agent.common.html.charts import Axis, Mark, scatter_chart, strip
 from agent.common.html.pages import Figure, Section, Table, show_share
-from agent.planning.report import SCHEMA, CostScale, noise_share, retraining_lines, show_confidence, show_costs, show_loss
+from agent.planning.report import (
+    SCHEMA,
+    CostScale,
+    noise_share,
+    retraining_lines,
+    show_confidence,
+    show_costs,
+    show_loss,
+)
 from calibrate.plan import PrecisionPlan
 
 _COLORS = {"INT8": "c0", "INT8, repaired": "c2", "float": "c1"}
