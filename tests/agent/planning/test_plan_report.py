@@ -13,8 +13,7 @@ from rich.console import Console
 
 from agent.cli.main import main
 from agent.common.errors import AgentError
-from agent.planning.report import explain, print_plan
-from agent.planning.report import SCHEMA
+from agent.planning.report import SCHEMA, explain, print_plan
 from calibrate.plan import PrecisionPlan
 
 
