@@ -188,7 +188,7 @@ def _target(target: Mapping[str, Any]) -> str:
         now, win = show_loss(target["plan_loss"]), show_loss(target["to_win"])
         needed = f", and this one {now}: Q/DQ-aware training would have to win {win} of fidelity there"
     else:
-        needed = ", no more than this one: it lacks a certificate, and no training"
+        needed = ", no more than this one, but it was not certified"
     return f"If {groups} kept float's answers in INT8, {time}. {measured}{needed}."
 
 

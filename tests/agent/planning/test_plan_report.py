@@ -59,7 +59,7 @@ def test_what_training_could_win_is_said_in_a_sentence() -> None:
     assert "the cost would be 75.5 % of this plan's, by multiply-accumulates. As they are" in said(by_macs())
     refused = evidence()
     refused["retraining"]["target"].update(to_win=0.0, plan_loss=0.3)
-    assert "no more than this one: it lacks a certificate, and no training." in said(refused)
+    assert "no more than this one, but it was not certified." in said(refused)
     won = {**evidence(), "retraining": {"loss": 0.0, "noisiest": [], "target": None}}
     assert said(won).endswith(
         "INT8 leaves nothing to win by training: no faster plan was found, and this one lost nothing."
