@@ -148,7 +148,7 @@ def engines_section(found: Mapping[str, Sequence[Entry]]) -> Section:
         for each in entries:
             if each.latency_ms is None:
                 if each.precision in _PEERS:
-                    table.rows.append((name, each.backend, f"{each.precision}: {each.without}", *[""] * 9))
+                    table.rows.append((name, each.backend, f"{each.precision}: {each.reason}", *[""] * 9))
                 continue
             p50_ms, p99_ms = (each.latency_ms[key] for key in ("p50", "p99"))
             figures: list[Any] = [each.fidelity, each.metric, each.memory_bytes, each.engine_bytes, each.seconds]

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, redirect_stdout
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from rich.progress import Progress
@@ -28,8 +29,9 @@ from agent.jobs.request import JobRequest, write_job
 from agent.models.build import build_int8
 from agent.models.model import Model, open_model
 from agent.validation.verdict import MIN_INFORMATIVE
-from agent.vision.evaluation import AveragePrecision, DetectionImages, average_precision
+from agent.vision.evaluation import average_precision
 from agent.vision.fidelity import fidelity, is_empty
+from agent.vision.labelled_images import detection_images
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
 from benchmarks.corruption import Image
@@ -240,26 +242,39 @@ def losses(model: Model, source: Path, engines: Mapping[K, bytes]) -> tuple[int,
 
 def _lost_points(engines: Mapping[str, bytes], reference: bytes, spec: ModelSpec) -> dict[str, Points]:
     """Return how many points of mAP each engine has beyond the float network, on the COCO photos."""
-    images = DetectionImages(DATA / COCO, spec.labels)
+    images = detection_images(DATA / COCO, spec.labels)
 
-    def scored(content: bytes) -> AveragePrecision:
+    samples = np.random.default_rng(0).integers(len(images), size=(_SAMPLES, len(images)))
+
+    def points(content: bytes) -> list[float]:
+        """Return the mAP in points on all images, and on each sample of them."""
         with closing(open_backend("onnxruntime").load(content)) as engine:
-            return average_precision(engine, spec, images)
+            evaluation = average_precision(engine, spec, images).evaluated()
+        return [_sampled_points(evaluation, sample) for sample in (range(len(images)), *samples)]
 
-    def points(precision: AveragePrecision) -> float:
-        return 100.0 * float(precision.by_threshold().mean())
-
-    float_one, drawn = scored(reference), np.random.default_rng(0).integers(len(images), size=(_SAMPLES, len(images)))
-    float_points, float_samples = points(float_one), [points(float_one.resampled(sample)) for sample in drawn]
+    of_float = points(reference)
     found = {}
     for scene, content in engines.items():
-        precision = scored(content)
-        differences = [
-            points(precision.resampled(sample)) - reference_points
-            for sample, reference_points in zip(drawn, float_samples, strict=True)
-        ]
-        found[scene] = Points(points(precision) - float_points, float(np.std(differences)))
+        lost = np.subtract(points(content), of_float)
+        found[scene] = Points(float(lost[0]), float(np.std(lost[1:])))
     return found
+
+
+def _sampled_points(evaluation: Any, images: Sequence[int]) -> float:
+    """Return the mAP in points on these images, which may be there more than once. evaluation: COCOeval's."""
+    of_each = evaluation.evalImgs  # by class, then size, of which the first is any, then image
+    params = copy(evaluation.params)
+    count, sizes = len(params.imgIds), len(params.areaRng)
+    sample = copy(evaluation)
+    sample.evalImgs = [
+        of_each[number * sizes * count + image] for number in range(len(params.catIds)) for image in images
+    ]
+    params.imgIds, params.areaRng, params.maxDets = list(range(len(images))), params.areaRng[:1], params.maxDets[-1:]
+    sample.params = sample._paramsEval = params
+    with redirect_stdout(None):
+        sample.accumulate()
+    precision = sample.eval["precision"]
+    return 100.0 * float(precision[precision >= 0.0].mean())
 
 
 def _losses_section(name: str, matrix: Matrix) -> Section:

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable
 from lzma import LZMAError
 from pathlib import Path, PurePosixPath
+from typing import IO
 
 import cv2
 import numpy as np
@@ -34,14 +35,14 @@ class ImageFiles:
     def __init__(self, path: Path, error_type: type[AgentError] = DatasetError) -> None:
         self.path = path
         self._error_type = error_type
-        self._read_bytes: Callable[[str], bytes]
+        self._open: Callable[[str], IO[bytes]]
         if path.is_dir():
             names = (file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
-            self._read_bytes = lambda name: (path / name).read_bytes()
+            self._open = lambda name: (path / name).open("rb")
         elif path.is_file():
             archive = self._open_zip()
             names = (member.filename for member in archive.infolist() if not member.is_dir())
-            self._read_bytes = archive.read
+            self._open = archive.open
         else:
             raise error_type("images.missing", f"nothing at {path}", "a folder or a zip of images", "check the path")
         self.files = tuple(sorted(name for name in names if not _is_hidden(name)))
@@ -64,18 +65,22 @@ class ImageFiles:
             raise self._unreadable(name, "an intact image")
         return image
 
-    def read_text(self, name: str) -> str:
-        """Return a text file that lies beside the images, e.g. their labels."""
+    def read_text(self, name: str, most_bytes: int = _MAX_FILE_BYTES) -> str:
+        """Return a text file that lies beside the images, e.g. their labels. A longer one is unreadable."""
         try:
-            return self._content(name).decode("utf-8-sig")
+            return self._content(name, most_bytes).decode("utf-8-sig")
         except UnicodeDecodeError:
             raise self._unreadable(name, "UTF-8 text") from None
 
-    def _content(self, name: str) -> bytes:
+    def _content(self, name: str, most_bytes: int = _MAX_FILE_BYTES) -> bytes:
         try:
-            return self._read_bytes(name)
+            with self._open(name) as file:
+                content = file.read(most_bytes + 1)
         except (OSError, zipfile.BadZipFile, zlib.error, LZMAError, EOFError):
             raise self._unreadable(name, "an intact file") from None
+        if len(content) > most_bytes:
+            raise self._unreadable(name, f"at most {most_bytes} bytes")
+        return content
 
     def _unreadable(self, name: str, expected: str) -> AgentError:
         found = f"{name} in {self.path} cannot be read"

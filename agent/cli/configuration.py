@@ -54,7 +54,7 @@ def _check(options: argparse.Namespace) -> int:
     config = check_config(options.check)
     cameras = [camera.name for camera in config.every_camera]
     if options.json:
-        print(json.dumps({"file": str(options.check), "model": str(config.model.path), "cameras": cameras}))
+        print(json.dumps({"file": str(options.check), "model": str(config.model.path), "camera_names": cameras}))
     else:
         print(f"{options.check} is valid: model {config.model.path}, cameras {', '.join(cameras)}")
     return 0

@@ -7,6 +7,7 @@ for OpenCV.
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
 from collections.abc import Mapping
@@ -31,6 +32,8 @@ MODEL = "the model's spec; 'tared inspect MODEL.onnx' writes a first one"
 ARTEFACT = "an artefact of 'tared build'"
 METHODS = "how thresholds are chosen: entropy, mse, max, percentile:99.99, ... (docs/models.md)"
 DATASET = "labelled images for top-1 or mAP, too (default: none)"
+LABELLED = "images with labels: a folder for each class, YOLO's text files, or COCO's JSON of instances"
+CLASSES = "score these classes alone, by name: a,b,c (default: all)"
 EACH_CPU = "CPU threads of each engine (default: one for each CPU)"
 
 
@@ -58,7 +61,7 @@ def add_offline(commands: Any) -> None:
     written = "the calibration to write"
     calibrate.add_argument("-o", "--output", type=Path, required=True, metavar="calibration.json", help=written)
 
-    plan = command(commands, "plan", _plan, "find the fastest precision plan that provably keeps a loss")
+    plan = command(commands, "plan", _plan, "find the fastest precision plan whose loss stays within a bound")
     model = "the model's spec; with --explain, --show or --chart a plan.json"
     plan.add_argument("model", type=Path, metavar="MODEL.yaml", help=model)
     calibrated = "a calibration.json of this model (default: the model brings its own)"
@@ -76,7 +79,8 @@ def add_offline(commands: Any) -> None:
     plan.add_argument("--budget-s", type=number(float, 0.0), metavar="S", help=budget)
     costs = "time the layers, or count their multiply-accumulates (macs)"
     plan.add_argument("--costs", choices=("measured", "macs"), default="measured", help=costs)
-    plan.add_argument("--dataset", type=Path, metavar="DIR_OR_ZIP", help=DATASET)
+    plan.add_argument("--dataset", type=Path, metavar="LABELLED", help=DATASET)
+    plan.add_argument("--classes", type=_names, default=[], metavar="NAMES", help=CLASSES)
     plan.add_argument("--seed", type=number(int, 0), default=0, metavar="N", help="draws the random order of frames")
     plan.add_argument("--all", action="store_true", help="list every layer group")
     group = "of a plan.json: all about one group, by name or glob (default: all groups)"
@@ -148,15 +152,16 @@ def add_offline(commands: Any) -> None:
     evaluate = command(commands, "evaluate", _evaluate, "top-1 or mAP on labelled images")
     scored = "an artefact, or a spec for the float reference"
     evaluate.add_argument("target", type=Path, metavar="ARTEFACT_OR_MODEL.yaml", help=scored)
-    labelled = "images with labels: a folder for each class, or YOLO's text files"
-    evaluate.add_argument("--dataset", type=Path, required=True, metavar="DIR_OR_ZIP", help=labelled)
+    evaluate.add_argument("--dataset", type=Path, required=True, metavar="LABELLED", help=LABELLED)
+    evaluate.add_argument("--classes", type=_names, default=[], metavar="NAMES", help=CLASSES)
 
     benchmark = command(commands, "benchmark", _benchmark, "every runtime here, in float, in INT8 and under a plan")
     benchmark.add_argument("model", type=Path, metavar="MODEL.yaml", help=MODEL)
     benchmark.add_argument("--frames", required=True, metavar="SRC", help=SOURCES)
     benchmark.add_argument("--count", type=number(int, 16), default=128, metavar="N", help="frames to run")
     benchmark.add_argument("--max-loss", type=number(float, 0.0, 1.0), default=0.1, metavar="L", help=MAX_LOSS)
-    benchmark.add_argument("--dataset", type=Path, metavar="DIR_OR_ZIP", help=DATASET)
+    benchmark.add_argument("--dataset", type=Path, metavar="LABELLED", help=DATASET)
+    benchmark.add_argument("--classes", type=_names, default=[], metavar="NAMES", help=CLASSES)
     threads = "CPU threads of each engine"
     benchmark.add_argument("--threads", type=number(int, 1), default=1, metavar="N", help=threads)
 
@@ -170,6 +175,11 @@ def add_offline(commands: Any) -> None:
         signing = "signs artefacts, and refuses those that it has not signed (default: unsigned)"
         offline.add_argument("--key", type=Path, metavar="FILE", help=signing)
         offline.add_argument("--threads", type=number(int, 1), default=os.cpu_count() or 1, metavar="N", help=EACH_CPU)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """Parse a list of names for argparse's `type`; a name with a comma in it stands in double quotes."""
+    return tuple(name.strip() for name in next(csv.reader([text], skipinitialspace=True), []) if name.strip())
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -271,7 +281,15 @@ def _search(options: argparse.Namespace) -> tuple[Mapping[str, Any], dict[str, A
     backend = _open_backend(options)
     embedded = open_simulator(backend, options.threads)
     plan, result = run_plan(
-        options.model, options.calibration, options.frames, options.output, backend, embedded, limits, options.dataset
+        options.model,
+        options.calibration,
+        options.frames,
+        options.output,
+        backend,
+        embedded,
+        limits,
+        options.dataset,
+        options.classes,
     )
     return plan.evidence, result
 
@@ -371,16 +389,32 @@ def _report(options: argparse.Namespace) -> int:
 
 def _evaluate(options: argparse.Namespace) -> int:
     from agent.cli.offline_runs import run_evaluate
+    from agent.common.table import tabulate
 
     backend = _open_backend(options, options.target)
-    return print_result(options, run_evaluate(options.target, options.dataset, backend, _key(options)))
+    result = run_evaluate(options.target, options.dataset, backend, _key(options), options.classes)
+    by_class = [] if options.json else result.pop("by_class", [])
+    if not options.json:
+        result.update({f"map_{size}": value for size, value in result.pop("by_size", {}).items()})
+    print_result(options, result)
+    if by_class:
+        rows = [(each["label"], str(each["objects"]), f"{each['map']:.4f}") for each in by_class]
+        console = table_console()
+        console.print(tabulate(("class", "objects", "map"), rows, console.width, right=("objects", "map")))
+    return 0
 
 
 def _benchmark(options: argparse.Namespace) -> int:
     from agent.planning.benchmark import print_benchmark, run_benchmark
 
     result = run_benchmark(
-        options.model, options.frames, options.count, options.threads, options.max_loss, options.dataset
+        options.model,
+        options.frames,
+        options.count,
+        options.threads,
+        options.max_loss,
+        options.dataset,
+        only=options.classes,
     )
     if options.json:
         print(json.dumps(result))

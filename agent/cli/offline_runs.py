@@ -13,7 +13,7 @@ import resource
 import shlex
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -338,12 +338,23 @@ def run_infer(
     }
 
 
-def run_evaluate(target: Path, dataset: Path, backend: Backend, key: bytes | None = None) -> dict[str, Any]:
-    """Score an artefact, or the float reference of a MODEL.yaml, on labelled images."""
+def run_evaluate(
+    target: Path, dataset: Path, backend: Backend, key: bytes | None = None, only: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Score an artefact, or the float reference of a MODEL.yaml, on labelled images. only: as for `evaluate`."""
     with open_engine(target, backend, key) as (engine, spec):
-        evaluation = evaluate(engine, spec, dataset)
+        evaluation = evaluate(engine, spec, dataset, only)
     scores = {name: round(score, 4) for name, score in evaluation.scores.items()}
-    return {"task": evaluation.task, "images": evaluation.images, **scores}
+    result = {"task": evaluation.task, "images": evaluation.images, **scores}
+    if evaluation.task != "detect":
+        return result
+    by_size = {size: None if value is None else round(value, 4) for size, value in evaluation.by_size.items()}
+    by_class = [
+        {"class": each.class_id, "label": spec.label(each.class_id), "objects": each.objects}
+        | {"map": round(each.average, 4)}
+        for each in evaluation.by_class
+    ]
+    return {**result, "by_size": by_size, "by_class": by_class}
 
 
 @contextmanager

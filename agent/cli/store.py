@@ -91,7 +91,7 @@ def _verify(options: argparse.Namespace) -> int:
     _, _, cleaner = _open(options)
     count, errors = cleaner.verify()
     if options.json:
-        print(json.dumps({"artefacts": count, "damaged": [error.as_dict() for error in errors]}))
+        print(json.dumps({"artefact_count": count, "damaged": [error.as_dict() for error in errors]}))
     else:
         for error in errors:
             print(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
@@ -23,11 +24,14 @@ def tabulate(
     """Return a table, or blocks if `width` columns cannot hold it.
 
     Args:
+        heads: A head may have several lines.
         prose: The heads whose cells may be wrapped.
         right: The heads whose cells are aligned to the right.
     """
     cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
-    widths = [max(each.cell_len for each in column) for column in zip(map(Text, heads), *cells, strict=True)]
+    widths = [max(map(cell_len, head.splitlines())) for head in heads]
+    for row in cells:
+        widths = [max(width, cell.cell_len) for width, cell in zip(widths, row, strict=True)]
     least = (min(size, _PROSE) if head in prose else size for head, size in zip(heads, widths, strict=True))
     if sum(least) + _GAP * (len(heads) - 1) > width:
         return Group(*(_block(heads, row) for row in cells))
@@ -43,7 +47,8 @@ def tabulate(
 
 def _block(heads: Sequence[str], row: Sequence[Text]) -> RenderableType:
     """Return a row as its first cell, and below it the others that are not empty, each with its head."""
-    facts = [Text.assemble((f"{head} ", "dim"), cell) for head, cell in zip(heads[1:], row[1:], strict=True) if cell]
+    named = zip((head.replace("\n", " ") for head in heads[1:]), row[1:], strict=True)
+    facts = [Text.assemble((f"{head} ", "dim"), cell) for head, cell in named if cell]
     first = row[0].copy()
     first.stylize("bold")
     return Group(first, Padding(Text("; ").join(facts), (0, 0, 0, 2)))

@@ -160,12 +160,9 @@ class Check:
         }
 
     @property
-    def ranges(self) -> list[tuple[str, str, float | None, float | None, float | None]]:
+    def ranges(self) -> list[tuple[str, list[int], float | None, float | None, float | None]]:
         """Name, shape, least, mean and largest value of each output for the frame; None for what is not finite."""
-        return [
-            (name, " x ".join(map(str, output.shape)), *_range(output))
-            for name, output in self.answers[0].outputs.items()
-        ]
+        return [(name, list(output.shape), *_range(output)) for name, output in self.answers[0].outputs.items()]
 
 
 _RANGE = ("least", "mean", "largest")
@@ -306,7 +303,11 @@ def print_check(check: Check, console: Console) -> None:
     if not check.is_compared:
         table = Table("output", "shape", *_RANGE, box=None, pad_edge=False)
         for name, shape, *figures in check.ranges:
-            table.add_row(name, shape, *("not finite" if figure is None else f"{figure:.4g}" for figure in figures))
+            table.add_row(
+                name,
+                " x ".join(map(str, shape)),
+                *("not finite" if figure is None else f"{figure:.4g}" for figure in figures),
+            )
     else:
         is_detector = check.written.task == "detect"
         table = Table(f"frames: {check.frames}", box=None, pad_edge=False)

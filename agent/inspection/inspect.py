@@ -72,7 +72,10 @@ class ModelInspection:
             "producer": self.facts.producer,
             "opset": self.facts.opset,
         }
-        guesses = [asdict(guess) for guess in self.guesses]
+        guesses = [
+            {"key": each.key, "value": each.value, "certainty": each.sureness, "reason": each.reason}
+            for each in self.guesses
+        ]
         return {"model": str(self.path), "seen": seen, "guesses": guesses, "refusal": self.refusal}
 
 
@@ -186,14 +189,14 @@ class ArtefactInspection:
             "id": self.artefact.id,
             **{name: manifest.get(name) for name in _FACTS},
             "precision": inputs["precision"],
-            "backend": inputs["backend"],
+            "built_for": inputs["backend"],
             "flags": inputs.get("flags", {}),
             **{name: manifest[name] for name in limits if manifest.get(name)},
         }
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON object of `--json`."""
-        layers = {} if self.layers is None else {"layers": [asdict(layer) for layer in self.layers]}
+        layers = {} if self.layers is None else {"built_layers": [asdict(layer) for layer in self.layers]}
         return {**self.facts, **layers}
 
 

@@ -242,12 +242,14 @@ def _evidence(model: Model, plan: PrecisionPlan, backend: Backend, calibration: 
     evidence = plan.evidence
     today = {
         "another calibration": ("calibration", calibration.id if calibration is not None else ""),
-        "another runtime": ("backend", dict(backend.describe())),
-        "another model spec": ("spec", model.spec_id),
+        "another runtime": ("built_for", dict(backend.describe())),
+        "another model spec": ("spec_id", model.spec_id),
         "another plan: this one was changed since": ("plan", fingerprint(plan.essence)),
     }
     others = [other for other, (key, value) in today.items() if evidence.get(key) != value]
+    if "candidates" in evidence and "built_for" not in evidence:  # its keys had other names
+        others = ["another version of tared"]
     if not others:
         return dict(evidence)
     verdict = f"Not certified: the certificate of its plan is of {others[0]}."
-    return {**evidence, "verdict": verdict, "candidates": [], "accepted": None}
+    return {**evidence, "verdict": verdict, "candidates": [], "chosen": None, "retraining": None}

@@ -377,7 +377,7 @@ def read_plan(path: Path) -> PrecisionPlan:
 def slower_here(plan: PrecisionPlan, runtime: Mapping[str, str]) -> str:
     """Return a warning if INT8 under this plan was measured on this very runtime and was not faster; else empty."""
     evidence = plan.evidence
-    if evidence.get("accepted") is None or evidence.get("faster") or evidence.get("backend") != dict(runtime):
+    if evidence.get("chosen") is None or evidence.get("faster") or evidence.get("built_for") != dict(runtime):
         return ""
     return "on this runtime INT8 under this plan was measured, and is not faster than float: it is for other boards"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from agent.camera.source import parse_source
 from agent.collection.collection import CalibrationSet
 from agent.common.console import progress, stage
 from agent.common.errors import AgentError
+from agent.common.table import tabulate
 from agent.models.build import build_int8
 from agent.models.model import Model, calibrate, open_model
 from agent.planning.costs import GroupCosts
@@ -49,11 +50,15 @@ _TIMED = 200  # inferences of each engine at least: the 99th percentile has two 
 _PLANNING_FRAMES = 16
 _PLANNING_S = 120.0
 _CHART_COLUMNS = 36
+_COLUMNS = (
+    *("runtime", "engine", "p50\nms", "p99\nms", "to\nfp32", "fidelity", "metric"),
+    *("memory\nMiB", "engine\nMiB", "made\nin s"),
+)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A row: one engine on one runtime. The figures are None for one that could not be made; `without` has the reason.
+    """A row: one engine on one runtime. The figures are None for one that could not be made; `reason` says why.
 
     precision: FLOAT, PLAIN or PLANNED; fp16 where that is the runtime's fastest float; or the name of another tool.
     latency_ms: p50 and p99 of inference, without preprocessing. fidelity: to float on ONNX Runtime, mean over the
@@ -64,7 +69,7 @@ class Entry:
 
     backend: str
     precision: str
-    without: str = ""
+    reason: str = ""
     latency_ms: Mapping[str, float] | None = None
     fidelity: float | None = None
     metric: float | None = None
@@ -98,6 +103,7 @@ def run_benchmark(
     dataset: Path | None = None,
     others: Mapping[tuple[str, str], bytes] | None = None,
     as_written: bool = False,
+    only: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Build all engines, measure them, and return the object that --json prints.
 
@@ -107,6 +113,7 @@ def run_benchmark(
         dataset: Labelled images, as for `tared evaluate`.
         others: Engines that another tool made, by runtime and name.
         as_written: OpenVINO's INT8 graphs are run on ONNX Runtime, too, which computes them as they are written.
+        only: The classes of the data set that count, by name; empty: all.
 
     Raises AgentError (`benchmark.frames`) for too few frames, and TaredError as the source and the model do.
     """
@@ -141,7 +148,11 @@ def run_benchmark(
             ]
     for (name, tool), content in (others or {}).items():
         made.append(_Made(Entry(name, tool, engine_bytes=len(content)), open_backend(name, options), content))
-    entries += _measure(model, made, measured, embedded, dataset)
+
+    def score(engine: Engine) -> float | None:
+        return next(iter(evaluate(engine, model.spec, dataset, only).scores.values())) if dataset is not None else None
+
+    entries += _measure(model, made, measured, embedded, score)
     rows = [asdict(entry) for entry in sorted(entries, key=lambda entry: list(BACKENDS).index(entry.backend))]
     return {"model": spec_path.name, "frames": len(measured), "threads": threads, "rows": rows}
 
@@ -201,9 +212,13 @@ def _build_all(
 
 
 def _measure(
-    model: Model, made: Sequence[_Made], images: Sequence[Image], embedded: Backend, dataset: Path | None
+    model: Model,
+    made: Sequence[_Made],
+    images: Sequence[Image],
+    embedded: Backend,
+    score: Callable[[Engine], float | None],
 ) -> list[Entry]:
-    """Return the entries with all that is measured."""
+    """Return the entries with all that is measured. score: of an engine on labelled images, None without any."""
     entries = list[Entry]()
     with ExitStack() as stack:
         engines = [stack.enter_context(closing(each.backend.load(each.content))) for each in made]
@@ -213,16 +228,15 @@ def _measure(
             for number, (each, engine) in enumerate(zip(made, engines, strict=True)):
                 agreement, times = agreements[number], times_ms[number]
                 added_bytes, peak_bytes = _memory_bytes(each, engine.inputs[0].shape)
+                metric = score(engine)
                 entry = replace(
                     each.entry,
                     latency_ms={f"p{share}": round(float(np.percentile(times, share)), 3) for share in (50, 99)},
                     fidelity=round(float(np.mean(agreement)), 4) if agreement else None,
+                    metric=None if metric is None else round(metric, 4),
                     memory_bytes=added_bytes,
                     peak_rss_bytes=peak_bytes,
                 )
-                if dataset is not None:
-                    scores = evaluate(engine, model.spec, dataset).scores
-                    entry = replace(entry, metric=round(next(iter(scores.values())), 4))
                 entries.append(entry)
                 bar.update(number + 1)
     return entries
@@ -273,29 +287,13 @@ def _weigh(name: str, content: bytes, shape: list[int]) -> tuple[int, int]:
 def print_benchmark(result: Mapping[str, Any], console: Console) -> None:
     """Print the table, and a chart of the latencies; in the table they are also multiples of FP32 on ONNX Runtime."""
     title = f"{result['model']}: {result['frames']} frames, {result['threads']} threads"
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
-    columns = (
-        "runtime",
-        "engine",
-        "p50\nms",
-        "p99\nms",
-        "to\nfp32",
-        "fidelity",
-        "metric",
-        "memory\nMiB",
-        "engine\nMiB",
-    )
-    for number, column in enumerate((*columns, "made\nin s")):
-        table.add_column(column, justify="left" if number < 2 else "right")
     entries = [Entry(**row) for row in result["rows"]]
     base = next((each.p50_ms for each in entries if (each.backend, each.precision) == ("onnxruntime", FLOAT)), None)
+    rows = [tuple(_cells(each, base)) for each in entries if not each.reason]
+    console.print(title, tabulate(_COLUMNS, rows, console.width, right=_COLUMNS[2:]), sep="\n", highlight=False)
     for each in entries:
-        if not each.without:
-            table.add_row(*_cells(each, base))
-    console.print(table)
-    for each in entries:
-        if each.without:
-            console.print(f"not {each.backend}, {each.precision}: {each.without}", highlight=False, markup=False)
+        if each.reason:
+            console.print(f"not {each.backend}, {each.precision}: {each.reason}", highlight=False, markup=False)
     timed = sorted(((each.p50_ms, each) for each in entries if each.p50_ms is not None), key=lambda row: row[0])
     chart = Table.grid(padding=(0, 1))
     for p50_ms, each in timed:

@@ -73,7 +73,7 @@ def _draw(evidence: Evidence, axes: Axes) -> None:
     times, losses = [time for time, _ in known], [loss for _, loss in known]
     axes.plot(times, losses, "o-", color=_FRONTIER, linewidth=1.5, markersize=4, clip_on=False)
     for number, candidate in enumerate(evidence["candidates"]):
-        if candidate["trial"] or number == evidence["accepted"]:
+        if candidate["trial"] or number == evidence["chosen"]:
             _candidate(axes, scale.value(candidate["time"]), candidate, str(number + 1))
     axes.plot(scale.value(scale.all_float), 0.0, "s", color=_INK, markersize=7, clip_on=False, zorder=4)
     axes.annotate("all float", (scale.value(scale.all_float), 0.0), (0, 8), textcoords="offset points", ha="center")
@@ -126,7 +126,7 @@ def _key(evidence: Evidence, axes: Axes) -> None:
 
 def _key_lines(evidence: Evidence) -> Iterator[tuple[str, str]]:
     if any(plan["loss"] is not None for plan in evidence["frontier"]):
-        yield f"plans of the search, loss on {evidence['frames']['search']} frames", _FRONTIER
+        yield f"plans of the search, loss on {evidence['frame_counts']['to_search']} frames", _FRONTIER
     else:
         yield "the search measured no loss", _FRONTIER
     chosen = chosen_candidate(evidence)
@@ -134,11 +134,11 @@ def _key_lines(evidence: Evidence) -> Iterator[tuple[str, str]]:
         yield "no plan was accepted: all float", _INK
     elif chosen["trial"] is None:
         predicted = show_loss(chosen["predicted_loss"])
-        yield f"{evidence['accepted'] + 1} chosen: loss {predicted} predicted, not measured", _ACCEPTED
+        yield f"{evidence['chosen'] + 1} chosen: loss {predicted} predicted, not measured", _ACCEPTED
     else:
         trial = chosen["trial"]
         losses = f"loss {show_loss(trial['loss'])}, at most {show_loss(trial['upper'])}"
-        yield f"{evidence['accepted'] + 1} accepted: {losses}", _ACCEPTED
+        yield f"{evidence['chosen'] + 1} accepted: {losses}", _ACCEPTED
         if sources := len(trials_by_source(chosen)):
             yield f"in the worst of {sources} sources", _ACCEPTED
         in_float = show_digits(trial["latency_float_ms"])

@@ -19,9 +19,11 @@ from agent.models.model import check_calibration, open_model, read_plan, read_ru
 from agent.planning.costs import PlanBuilder
 from agent.planning.frames import RandomFrames
 from agent.planning.ladder import FOUND_BY
-from agent.planning.result import SCHEMA, make_plan, summary
+from agent.planning.report import SCHEMA
+from agent.planning.result import make_plan, summary
 from agent.planning.search import PlanOptions, PlanSearch
-from agent.vision.evaluation import evaluate, labelled_images
+from agent.vision.evaluation import evaluate
+from agent.vision.labelled_images import labelled_images
 from agent.vision.spec import load_model_spec
 from calibrate.plan import PrecisionPlan
 from engines.calibration import Calibration, load_calibration
@@ -42,6 +44,7 @@ def run_plan(
     embedded: Backend,
     options: PlanOptions,
     dataset: Path | None = None,
+    only: Sequence[str] = (),
 ) -> tuple[PrecisionPlan, dict[str, Any]]:
     """Search for the fastest plan that keeps the loss, and write it; return the plan, and what --json prints of it.
 
@@ -54,6 +57,7 @@ def run_plan(
         backend: The runtime that will serve.
         embedded: ONNX Runtime, for what-ifs and the reference.
         dataset: Labelled images, scored after the search if its budget has time left.
+        only: Their classes that count, by name; empty: all.
 
     Raises TaredError; AgentError `plan.nothing` for a model that is INT8 already, and `plan.sources` for sources that
     cannot be planned on together.
@@ -69,7 +73,7 @@ def run_plan(
             "build it as it is, with --precision int8 and no calibration",
         )
     if dataset is not None:
-        labelled_images(model.spec, dataset)
+        labelled_images(model.spec, dataset, only)
     given = load_calibration(calibration_path) if calibration_path and not model.needs_no_calibration else None
     check_calibration(model, given)
     if given is not None and not given.extremes and model.divisible:
@@ -93,7 +97,7 @@ def run_plan(
     with _journal(output, builder, sources, options) as journal:
         with _time_spent(journal, builder) as seconds:
             result = search.run(journal)
-            labels = _score_labels(search, dataset) if dataset is not None else None
+            labels = _score_labels(search, dataset, only) if dataset is not None else None
             plan = make_plan(search)
             facts = {
                 "source": ", ".join(held_out),
@@ -176,27 +180,29 @@ def _stamp(source: Source) -> Any:
     return [[str(file), (status := file.stat()).st_size, status.st_mtime_ns] for file in files]
 
 
-def _score_labels(search: PlanSearch, dataset: Path) -> dict[str, Any] | None:
+def _score_labels(search: PlanSearch, dataset: Path, only: Sequence[str]) -> dict[str, Any] | None:
     """Return the task's own scores on labelled images, of the float engine and the plan; None if the time is up."""
     if search.out_of_time():
         say(f"{dataset.name} was not looked at: the time is up")
         return None
     builder, result = search.builder, search.result
     try:
-        float_scores = plan_scores = _score(builder, None, dataset)
+        float_scores = plan_scores = _score(builder, None, dataset, only)
         if result.accepted is not None:
             floats = search.plan_of(result.candidates[result.accepted].partition.int8, "")
-            plan_scores = _score(builder, floats, dataset)
+            plan_scores = _score(builder, floats, dataset, only)
     except DatasetError as error:  # a label that cannot be used must not cost the search
         say(f"warning: {error}")
         return None
     return {"dataset": dataset.name, "float": float_scores, "plan": plan_scores}
 
 
-def _score(builder: PlanBuilder, floats: Mapping[str, str] | None, dataset: Path) -> dict[str, float]:
+def _score(
+    builder: PlanBuilder, floats: Mapping[str, str] | None, dataset: Path, only: Sequence[str]
+) -> dict[str, float]:
     engine = builder.load_float() if floats is None else builder.load(floats)
     with closing(engine), stage(f"{'float' if floats is None else 'the plan'} on labels"):
-        return dict(evaluate(engine, builder.model.spec, dataset).scores)
+        return dict(evaluate(engine, builder.model.spec, dataset, only).scores)
 
 
 def _check_output(output: Path) -> None:

@@ -185,7 +185,7 @@ class Ladder:
         repairs = {name: dict(row) for name, row in self.choice.tried.items()} if self.choice is not None else {}
         return {
             "tried": [each.as_dict() for each in self.tried],
-            "repairs": repairs,
+            "repairs_tried": repairs,
             "costs": self._costs.as_dict() if self._costs is not None else {},
             "sensed": any(group["measured"] for group in self._groups),
             "groups": self._groups,

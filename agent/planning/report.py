@@ -20,9 +20,11 @@ Evidence = Mapping[str, Any]  # of a plan, as JSON holds it
 Group = Mapping[str, Any]
 Candidate = Mapping[str, Any]
 
+SCHEMA = 3  # of the evidence
 _LISTED = 0.01  # of all noise: an INT8 group that adds less, and needed no repair, is only counted
 _MOST_ROWS = 40  # of groups, unless all are requested
 _CONFUSIONS = 3  # pairs listed per candidate, the worst
+_NOISE_MAKERS = 3  # groups named in a sentence
 _ROUNDING = 1e-9  # of the time of all float: the error of a sum of differences
 
 
@@ -53,8 +55,8 @@ class CostScale:
 
 def chosen_candidate(evidence: Evidence) -> Candidate | None:
     """Return the accepted candidate; None if every layer stays float."""
-    accepted: int | None = evidence["accepted"]
-    return None if accepted is None else evidence["candidates"][accepted]
+    chosen: int | None = evidence["chosen"]
+    return None if chosen is None else evidence["candidates"][chosen]
 
 
 def precision_of(group: Group) -> str:
@@ -68,7 +70,7 @@ def noise_share(evidence: Evidence, groups: Sequence[Group]) -> float:
 
 
 def show_confidence(evidence: Evidence) -> str:
-    return f"{100.0 * (1.0 - evidence['certificate']['error']):.3g} % confidence"
+    return f"{100.0 * (1.0 - evidence['certificate']['error_probability']):.3g} % confidence"
 
 
 def show_digits(value: float) -> str:
@@ -144,6 +146,50 @@ def print_plan(evidence: Evidence, console: Console, all_groups: bool = False) -
     for number, candidate in enumerate(evidence["candidates"], start=1):
         for line in _outcome(number, candidate):
             console.print(Text(line))
+    console.print()
+    for line in retraining_lines(evidence):
+        console.print(Text(line))
+
+
+def retraining_lines(evidence: Evidence) -> Iterator[str]:
+    """Yield sentences on what Q/DQ-aware training could win: a faster plan, the loss that is left, or nothing."""
+    found = evidence.get("retraining")
+    if found is None:
+        yield "No plan was tried that shows what training could win."
+        return
+    target, loss = found["target"], found["loss"]
+    if target is not None:
+        yield _target(target)
+    if loss:
+        makers = [f"{one['name']} {show_share(one['noise_share'])}" for one in found["noisiest"][:_NOISE_MAKERS]]
+        yield (
+            f"The plan loses {show_loss(loss)}. Of the noise that its INT8 layers add, {', '.join(makers)}: "
+            "training would have to win the loss there."
+        )
+    if target is None and loss == 0.0:
+        yield "INT8 leaves nothing to win by training: no faster plan was found, and this one lost nothing."
+    elif target is None and loss is None:
+        yield "No faster plan was found for training to win, and the loss of all float was not measured."
+
+
+def _target(target: Mapping[str, Any]) -> str:
+    count, names = len(target["names"]), target["names"]
+    shown = ", ".join(names[:_NOISE_MAKERS]) + (f" and {count - _NOISE_MAKERS} more" if count > _NOISE_MAKERS else "")
+    groups = f"{shown} ({show_share(target['macs_share'])} of multiply-accumulates, now float)"
+    if target["time_ms"] is not None:
+        ms, plan_ms = show_digits(target["time_ms"]), show_digits(target["plan_time_ms"])
+        time = f"the latency would be {ms} instead of {plan_ms} ms, both predicted"
+    else:
+        time = f"the cost would be {show_share(target['time_ratio'])} of this plan's, by multiply-accumulates"
+    measured = f"As they are, that plan loses {show_loss(target['loss'])} on the search frames"
+    if target["to_win"] is None:
+        needed = ""
+    elif target["to_win"] > 0.0:
+        now, win = show_loss(target["plan_loss"]), show_loss(target["to_win"])
+        needed = f", and this one {now}: Q/DQ-aware training would have to win {win} of fidelity there"
+    else:
+        needed = ", no more than this one, but it was not certified"
+    return f"If {groups} kept float's answers in INT8, {time}. {measured}{needed}."
 
 
 def _facts(evidence: Evidence) -> Iterator[tuple[str, str]]:
@@ -160,7 +206,7 @@ def _facts(evidence: Evidence) -> Iterator[tuple[str, str]]:
         yield "labels", f"{'; '.join(scores)} ({labels['dataset']})"
     if shown_costs := show_costs(evidence):
         yield "costs", shown_costs
-    frames = evidence["frames"]["search"]
+    frames = evidence["frame_counts"]["to_search"]
     yield "search", f"{evidence['builds']} engines, {frames} frames, {evidence['seconds']:.0f} s"
     if evidence["interrupted"]:
         yield "stopped early", f"by its {evidence['interrupted']}: this is the best of what was tried until then"
@@ -183,7 +229,7 @@ def _loss_fact(evidence: Evidence, chosen: Candidate | None) -> str:
 def trials_by_source(candidate: Candidate | None) -> Mapping[str, Mapping[str, Any]]:
     """Return a candidate's trials by source; empty if it was tried in one, or not at all."""
     trial = candidate["trial"] if candidate else None
-    sources: Mapping[str, Mapping[str, Any]] = trial.get("sources", {}) if trial else {}
+    sources: Mapping[str, Mapping[str, Any]] = trial.get("by_source", {}) if trial else {}
     return sources if len(sources) > 1 else {}
 
 
@@ -198,7 +244,7 @@ def _frames(trial: Mapping[str, Any]) -> str:
 
 def _latency_fact(evidence: Evidence) -> str:
     ms, float_ms = evidence["latency_ms"], evidence["latency_float_ms"]
-    if evidence["accepted"] is None and float_ms is not None:
+    if evidence["chosen"] is None and float_ms is not None:
         return f"{show_digits(float_ms)} ms in float"
     if ms is None or float_ms is None:
         return "not measured"
@@ -263,7 +309,7 @@ def _candidate_table(evidence: Evidence) -> Table:
             scale.show(candidate["time"]),
             show_loss(candidate["predicted_loss"]),
             *measured,
-            style="bold" if number == evidence["accepted"] else "",
+            style="bold" if number == evidence["chosen"] else "",
         )
     return table
 

@@ -5,7 +5,7 @@ The evidence is JSON in plan.json. report.py and chart.py show it to people, `su
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -13,7 +13,8 @@ import numpy as np
 
 from agent.planning.certificate import ERROR, Terms, TrialResult, worst_of
 from agent.planning.group_noise import describe_groups
-from agent.planning.report import show_costs, show_share
+from agent.planning.report import SCHEMA, show_share
+from agent.planning.retraining import retraining
 from agent.planning.search import PlanSearch, SearchResult
 from calibrate.partition import Partition
 from calibrate.plan import PrecisionPlan, Repairs
@@ -21,7 +22,6 @@ from engines.quantise.fusion import int8_macs_share
 from engines.quantise.placement import place
 from engines.store.artefact import fingerprint
 
-SCHEMA = 2  # of the evidence
 _NOT_CERTIFIED = "no plan with INT8 in it was certified"
 
 
@@ -39,9 +39,9 @@ def make_plan(search: PlanSearch) -> PrecisionPlan:
         "schema": SCHEMA,
         "model": model.sha256,
         "model_name": model.spec.path.name,
-        "spec": model.spec_id,
+        "spec_id": model.spec_id,
         "calibration": builder.calibration.id,
-        "backend": dict(builder.backend.describe()),
+        "built_for": dict(builder.backend.describe()),
         "float_precision": builder.backend.precisions[-1],
         "plan": fingerprint(plan.essence),
         "int8_macs_share": int8_macs_share(model.master, place(model.master, plan)),
@@ -112,15 +112,21 @@ class _Evidence:
             "max_confusion": options.max_confusion,
             "seed": options.seed,
             "costs": self._costs(),
-            "repairs": {name: dict(row) for name, row in result.chosen.tried.items()} if result.chosen else {},
+            "repairs_tried": {name: dict(row) for name, row in result.chosen.tried.items()} if result.chosen else {},
             "groups": [self._group(index, why) for index, (_, why) in enumerate(self.reasons())],
             "edges": self._edges(),
             "frontier": self._frontier(),
             "candidates": self._candidates(),
-            "accepted": result.accepted,
+            "retraining": retraining(
+                result,
+                self.described,
+                np.array(self.int8, np.bool_),
+                _float_loss(self.search.builder.backend.precisions),
+            ),
+            "chosen": result.accepted,
             "verdict": verdict(self.search),
             "certificate": {
-                "error": ERROR,
+                "error_probability": ERROR,
                 "frames_needed": Terms(
                     options.max_loss,
                     options.max_confusion,
@@ -131,9 +137,9 @@ class _Evidence:
             "latency_ms": trial.latency_ms if trial else (last.latency_float_ms if last else None),
             "latency_float_ms": last.latency_float_ms if last else None,
             "faster": trial is not None and trial.is_faster,
-            "frames": {
-                "search": self.search.split.search if result.chosen else 0,
-                "certificate": sum(trial.frames for trial in result.by_source[-1].values()) if last else 0,
+            "frame_counts": {
+                "to_search": self.search.split.search if result.chosen else 0,
+                "to_certify": sum(trial.frames for trial in result.by_source[-1].values()) if last else 0,
             },
             "sensed": result.measured is not None,
             "live": trial is not None and self.search.split.live,
@@ -214,7 +220,7 @@ class _Evidence:
 
     def _candidates(self) -> list[dict[str, Any]]:
         trials = [
-            {**_trial(worst_of(by_source)), "sources": {source: _trial(one) for source, one in by_source.items()}}
+            {**_trial(worst_of(by_source)), "by_source": {source: _trial(one) for source, one in by_source.items()}}
             for by_source in self.result.by_source
         ]
         return [
@@ -236,6 +242,11 @@ class _Evidence:
         }
 
 
+def _float_loss(precisions: Sequence[str]) -> float | None:
+    """Return the loss of all float: none in FP32, which is the reference itself; FP16 was not compared."""
+    return 0.0 if precisions[-1] == "fp32" else None
+
+
 def _trial(trial: TrialResult) -> dict[str, Any]:
     return {**asdict(trial), "confused": list(map(asdict, trial.confused))}
 
@@ -243,9 +254,9 @@ def _trial(trial: TrialResult) -> dict[str, Any]:
 def summary(plan: PrecisionPlan) -> Mapping[str, Any]:
     """Return what `tared plan --json` prints of a plan with all its evidence."""
     evidence = plan.evidence
-    accepted = evidence["candidates"][evidence["accepted"]] if evidence["accepted"] is not None else None
+    accepted = evidence["candidates"][evidence["chosen"]] if evidence["chosen"] is not None else None
     trial = accepted["trial"] if accepted else None
-    unmeasured = 0.0 if evidence["float_precision"] == "fp32" else None  # the reference itself; FP16 was not compared
+    unmeasured = _float_loss([evidence["float_precision"]])
     return {
         "int8_macs_share": round(evidence["int8_macs_share"], 4),
         "predicted_loss": accepted["predicted_loss"] if accepted else unmeasured,
@@ -256,5 +267,6 @@ def summary(plan: PrecisionPlan) -> Mapping[str, Any]:
         "latency_float_ms": evidence["latency_float_ms"],
         "faster": evidence["faster"],
         "builds": evidence["builds"],
-        "costs": show_costs(evidence),
+        "costs": evidence["costs"],
+        "retraining": evidence.get("retraining"),
     }

@@ -223,7 +223,12 @@ def choose_repairs(
         without = propose([other for other in kept if other != family])
         hopeless = _hopeless(proposal) & _hopeless(without)
         better, worse = (_divergence(model, each, hopeless, what_if, remember) for each in (proposal, without))
-        tried[family] = {"layers": layers_of, "divergence": better, "without": worse, "kept": better < worse}
+        tried[family] = {
+            "layer_count": layers_of,
+            "divergence": better,
+            "divergence_without": worse,
+            "kept": better < worse,
+        }
         if better >= worse:
             kept.remove(family)
             proposal = without

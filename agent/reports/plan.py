@@ -8,7 +8,15 @@ from typing import Any
 
 from agent.common.html.charts import Axis, Mark, scatter_chart, strip
 from agent.common.html.pages import Figure, Section, Table, show_share
-from agent.planning.report import CostScale, noise_share, show_confidence, show_costs, show_loss
+from agent.planning.report import (
+    SCHEMA,
+    CostScale,
+    noise_share,
+    retraining_lines,
+    show_confidence,
+    show_costs,
+    show_loss,
+)
 from calibrate.plan import PrecisionPlan
 
 _COLORS = {"INT8": "c0", "INT8, repaired": "c2", "float": "c1"}
@@ -25,7 +33,10 @@ def plan_sections(plan: PrecisionPlan) -> list[Section]:
     """Return the sections of a report on a plan: of `tared plan`, of a job, or one that a person wrote."""
     evidence = plan.evidence
     if "candidates" in evidence:
-        return [*_searched(plan), *_repairs(plan)]
+        if evidence.get("schema") == SCHEMA:
+            return [*_searched(plan), *_repairs(plan)]
+        text = ["Another version of tared made this plan. Plan anew to see what the search measured."]
+        return [Section("Precision", text, tables=_floats(plan)), *_repairs(plan)]
     if evidence.keys() >= _OF_JOBS:
         return [*_of_job(plan), *_repairs(plan)]
     text = ["This plan has no evidence: a person wrote it, or nothing had to be searched."]
@@ -62,6 +73,7 @@ def _searched(plan: PrecisionPlan) -> Iterator[Section]:
         figures=[Figure("Plans that were tried", _frontier(evidence), _FRONTIER)],
         tables=[_candidates(evidence)],
     )
+    yield Section("What training could win", list(retraining_lines(evidence)), tables=_retraining(evidence))
 
 
 _FRONTIER = {"predicted on the search frames": "idle", "accepted": "good", "refused": "bad"}
@@ -131,7 +143,7 @@ def _frontier(evidence: Mapping[str, Any]) -> Any:
         trial = candidate["trial"]
         if trial is not None:
             words = f"plan {number + 1}: loss {show_loss(trial['loss'])}, at most {show_loss(trial['upper'])}"
-            color = "good" if number == evidence["accepted"] else "bad"
+            color = "good" if number == evidence["chosen"] else "bad"
             points.append((scale.value(candidate["time"]), float(trial["upper"]), color, words))
     points.append((scale.value(scale.all_float), 0.0, "c1", f"all float, {scale.show(scale.all_float)}"))
     limit = Mark(evidence["max_loss"], f"loss allowed, {show_loss(evidence['max_loss'])}", "warning", across=True)
@@ -160,8 +172,32 @@ def _candidates(evidence: Mapping[str, Any]) -> Table:
                 str(trial.get("reason", "not tried")),
             )
         )
-    chosen = [] if evidence["accepted"] is None else [evidence["accepted"]]
+    chosen = [] if evidence["chosen"] is None else [evidence["chosen"]]
     return Table(heads, rows, "Plans that were built and certified, or refused", chosen=chosen)
+
+
+def _retraining(evidence: Mapping[str, Any]) -> list[Table]:
+    """Show the groups in which a faster plan differs, and those that make most of the noise of the chosen plan."""
+    found = evidence.get("retraining") or {"target": None, "noisiest": [], "loss": None}
+    groups = {group["name"]: group for group in evidence["groups"]}
+    tables = []
+    for names, title in (
+        (found["target"]["names"] if found["target"] else [], "Now float, and INT8 in the faster plan"),
+        ([one["name"] for one in found["noisiest"]] if found["loss"] else [], "Loudest of those in INT8"),
+    ):
+        rows = [
+            (
+                name,
+                (show_share(groups[name]["macs_share"]), groups[name]["macs_share"]),
+                (show_share(noise_share(evidence, [groups[name]])), groups[name]["sensitivity"]),
+                "measured" if groups[name]["measured"] else "predicted",
+            )
+            for name in names
+        ]
+        if rows:
+            heads = (("group", False), ("work", True), ("noise, of INT8 in all groups", True), ("noise is", False))
+            tables.append(Table(heads, rows, title))
+    return tables
 
 
 def _of_job(plan: PrecisionPlan) -> Iterator[Section]:
@@ -268,11 +304,11 @@ def _repairs(plan: PrecisionPlan) -> Iterator[Section]:
     tried = [
         (
             kind,
-            (str(row["layers"]), row["layers"]),
-            *((f"{row[key]:.3g}", row[key]) for key in ("divergence", "without")),
+            (str(row["layer_count"]), row["layer_count"]),
+            *((f"{row[key]:.3g}", row[key]) for key in ("divergence", "divergence_without")),
             "kept" if row["kept"] else "not kept",
         )
-        for kind, row in plan.evidence.get("repairs", {}).items()
+        for kind, row in plan.evidence.get("repairs_tried", {}).items()
     ]
     if tried:
         heads = (("kind", False), ("layers", True), ("divergence with it", True), ("without it", True), ("", False))

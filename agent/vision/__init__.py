@@ -2,8 +2,8 @@
 
 Reading order: `spec` (MODEL.yaml), `preprocess` (from the frame to the network input, and boxes back), `detections`,
 `decoders`, `decode` (from outputs to predictions), `task` (the whole way of one frame). Apart from these, `fidelity`
-compares two predictions, `evaluation` compares predictions with labels, `output_checks` checks an engine's outputs, and
-`drawing` draws predictions into frames.
+compares two predictions, `labelled_images` and `coco` read data sets, `evaluation` compares predictions with their
+labels, `output_checks` checks an engine's outputs, and `drawing` draws predictions into frames.
 
 A new decoder is added in `decoders`: its function, its entry in `BUILTIN_DECODERS`, and its name in `spec.DECODERS`.
 
@@ -15,7 +15,8 @@ Public names:
     decode         Prediction, Classification, RawOutputs, prediction_as_dict, class_probabilities
     task           VisionTask, ServedFrame, PendingInference, Outputs, POLL_S
     fidelity       fidelity, Fidelity, MatchCounts, count_matches, is_empty, MATCH_IOU, sqnr_db
-    evaluation     evaluate, labelled_images
+    labelled_images  labelled_images, LabelledObjects
+    evaluation     evaluate, AveragePrecision
     drawing        draw_prediction
     output_checks  output_faults, row_faults, largest_batch, check_batch
 """

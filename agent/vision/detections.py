@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import cv2
@@ -54,24 +53,22 @@ def _areas(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
     return areas
 
 
-def match(detections: Detections, truth: LabelledBoxes, iou_thresholds: Sequence[float]) -> NDArray[np.bool_]:
-    """Mark the detections that are true at each IoU threshold (> 0): bool (thresholds, detections).
+def match(detections: Detections, truth: LabelledBoxes, iou_threshold: float) -> NDArray[np.bool_]:
+    """Mark the detections that are true at an IoU threshold (> 0): bool (detections,).
 
     Matching is greedy by score, as COCO counts: the surest detection first claims the unclaimed object of its class
     that it overlaps most, if that overlap reaches the threshold.
     """
-    thresholds = np.asarray(iou_thresholds, np.float64)
     same_class = detections.classes[:, np.newaxis] == truth.classes[np.newaxis]
     overlaps = np.where(same_class, iou_matrix(detections.boxes, truth.boxes), 0.0)
-    hits = np.zeros((len(thresholds), len(detections)), np.bool_)
-    claimed = np.zeros((len(thresholds), len(truth)), np.bool_)
-    each = np.arange(len(thresholds))
+    hits = np.zeros(len(detections), np.bool_)
+    claimed = np.zeros(len(truth), np.bool_)
     by_score = np.argsort(-detections.scores, kind="stable")
-    for index in by_score[overlaps[by_score].max(axis=1, initial=0.0) >= thresholds.min()]:
+    for index in by_score[overlaps[by_score].max(axis=1, initial=0.0) >= iou_threshold]:
         open_overlaps = np.where(claimed, 0.0, overlaps[index])
-        best = open_overlaps.argmax(axis=1)
-        hits[:, index] = open_overlaps[each, best] >= thresholds
-        claimed[each, best] |= hits[:, index]
+        best = open_overlaps.argmax()
+        if open_overlaps[best] >= iou_threshold:
+            hits[index] = claimed[best] = True
     return hits
 
 

@@ -52,7 +52,7 @@ def count_matches(detections: Detections, truth: LabelledBoxes, iou_threshold: f
 
     Matches are class-aware, one to one, greedy by score (see `agent.vision.detections.match`).
     """
-    hits = int(match(detections, truth, (iou_threshold,)).sum())
+    hits = int(match(detections, truth, iou_threshold).sum())
     return MatchCounts(hits, len(detections) - hits, len(truth) - hits)
 
 

@@ -179,7 +179,7 @@ def _collect(options: argparse.Namespace) -> int:
 
     run_until_signalled(collector.run, "collecting", None, show)
     if options.json:
-        print(json.dumps({name: counts[name] for name in _COUNTED}))
+        print(json.dumps({"counts": {name: counts[name] for name in _COUNTED}}))
     else:
         print(f"{counts['report']} reports, {counts['gap']} gaps, {counts['refused']} refused, in {store.where}")
     return 0
@@ -219,7 +219,7 @@ def _tag(options: argparse.Namespace) -> int:
     with _selection(options.db, options.fleet, options.where, options.silent) as (_, devices, selected):
         devices.tag(selected, tags, options.remove, who=getpass.getuser())
     names = [each.name for each in selected]
-    print(json.dumps({"devices": names}) if options.json else f"{len(names)} devices: {', '.join(names[:10])}")
+    print(json.dumps({"tagged": names}) if options.json else f"{len(names)} devices: {', '.join(names[:10])}")
     return 0
 
 
@@ -238,7 +238,7 @@ def _report(options: argparse.Namespace) -> int:
         options.output.write_text(text, encoding="utf-8")
     except OSError as error:
         raise AgentError("fleet.report", str(error), "a file that can be written", "correct -o") from None
-    return print_result(options, {"devices": len(selected), "output": str(options.output)})
+    return print_result(options, {"device_count": len(selected), "output": str(options.output)})
 
 
 def _merge(options: argparse.Namespace) -> int:
@@ -295,7 +295,7 @@ def _print(options: argparse.Namespace, exchange: MergeExchange, merged: MergedC
         "output": str(options.output),
         "bundle": str(options.output.with_suffix(BUNDLE)),
         "calibration": calibration.id,
-        "boards": len(calibration.merged["boards"]),
+        "board_count": len(calibration.merged["boards"]),
         "frames": calibration.frames,
         "tensors": len(calibration.amax),
         "excluded": dict(merged.excluded),
@@ -353,7 +353,7 @@ def _summary(outcome: dict[str, Any]) -> str:
     """Return the outcome for people."""
     results = ", ".join(f"{n} {status}" for status, n in sorted(outcome["results"].items())) or "none"
     return (
-        f"{outcome['connected']} of {outcome['devices']} boards connected at the end; admitted {outcome['admitted']} "
-        f"times in {outcome['attempts']} attempts; {outcome['made']} rows, {outcome['confirmed']} of them confirmed; "
-        f"commands: {results}"
+        f"{outcome['connected']} of {outcome['device_count']} boards connected at the end; "
+        f"admitted {outcome['admitted']} times in {outcome['attempts']} attempts; {outcome['made']} rows, "
+        f"{outcome['confirmed']} of them confirmed; commands: {results}"
     )

@@ -122,7 +122,7 @@ def _create(options: argparse.Namespace) -> int:
         waves = register.plan(options.fleet, spec)
         identity = None if options.dry_run else register.create(options.fleet, spec, waves, options.why)
     if options.json:
-        print(json.dumps({"id": identity, "waves": [[each.name for each in wave] for wave in waves]}))
+        print(json.dumps({"id": identity, "boards_by_wave": [[each.name for each in wave] for wave in waves]}))
     else:
         print_plan(spec, waves, table_console())
         print("nothing is written" if identity is None else f"{identity}: 'tared fleet rollout run' carries it out")

@@ -52,9 +52,9 @@ class SimulationOutcome:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the object that the command line prints."""
-        names = ("devices", "connected", "made", "confirmed", "attempts", "starts")
+        names = ("connected", "made", "confirmed", "attempts", "starts")
         counts = {name: getattr(self, name) for name in names}
-        return {**counts, "admitted": len(self.arrivals), "results": dict(self.results)}
+        return {"device_count": self.devices, **counts, "admitted": len(self.arrivals), "results": dict(self.results)}
 
 
 class Simulation:

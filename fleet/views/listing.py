@@ -75,7 +75,7 @@ def rollout_object(overview: Overview) -> dict[str, Any]:
         "state": rollout.state.value,
         "op": rollout.op,
         "wave": rollout.wave + 1,
-        "waves": [
+        "states_by_wave": [
             {each.value: count for each, count in sorted(overview.counts[wave].items()) if count}
             for wave in sorted(overview.counts)
         ],

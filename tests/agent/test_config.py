@@ -144,7 +144,7 @@ def test_a_check_reports_every_error_at_once(folder: Path, capsys: pytest.Captur
     (folder / "models" / "net.onnx").write_bytes(b"")
     (folder / "clip.mp4").write_bytes(b"")
     assert main(["config", "--check", str(write(folder, MINIMAL)), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["cameras"] == ["camera"]
+    assert json.loads(capsys.readouterr().out)["camera_names"] == ["camera"]
 
 
 # ---- reading

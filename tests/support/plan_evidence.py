@@ -63,9 +63,9 @@ def evidence() -> dict[str, Any]:
         "model": "ab" * 32,
         "model_name": "yolox_nano.onnx",
         "calibration": "c0ffee",
-        "backend": {"runtime": "onnxruntime", "version": "1.23.2"},
-        "schema": 2,
-        "spec": "5bec",
+        "built_for": {"runtime": "onnxruntime", "version": "1.23.2"},
+        "schema": 3,
+        "spec_id": "5bec",
         "plan": "91a9",
         "int8_macs_share": 0.84,
         "sensed": True,
@@ -88,14 +88,29 @@ def evidence() -> dict[str, Any]:
             candidate(5.3, trial(0.0204, 0.0487)),
             candidate(5.9, None),
         ],
-        "accepted": 1,
+        "chosen": 1,
+        "retraining": {
+            "loss": 0.0204,
+            "noisiest": [{"name": "stem", "noise_share": 0.5}, {"name": "mid_1", "noise_share": 0.45}],
+            "target": {
+                "names": ["head"],
+                "layers": ["head"],
+                "macs_share": 0.16,
+                "time_ratio": 0.755,
+                "time_ms": 4.0,
+                "plan_time_ms": 5.3,
+                "loss": 0.3,
+                "plan_loss": 0.015,
+                "to_win": 0.285,
+            },
+        },
         "verdict": "INT8 in 5 of 6 groups loses at most 0.0487, and is slower than float here.",
-        "certificate": {"error": 0.05, "frames_needed": 104},
+        "certificate": {"error_probability": 0.05, "frames_needed": 104},
         "latency_ms": 20.1,
         "latency_float_ms": 12.2,
         "faster": False,
         "labels": {"dataset": "coco.zip", "float": {"map": 0.34}, "plan": {"map": 0.335}},
-        "frames": {"search": 32, "certificate": 140},
+        "frame_counts": {"to_search": 32, "to_certify": 140},
         "builds": 9,
         "seconds": 81.0,
         "interrupted": "",
@@ -108,7 +123,7 @@ def all_float() -> dict[str, Any]:
     for one in found["groups"]:
         one.update(precision="float", why="no plan was accepted")
     found["candidates"] = found["candidates"][:1]
-    found.update(accepted=None, int8_macs_share=0.0, verdict="Every layer stays float.")
+    found.update(chosen=None, int8_macs_share=0.0, verdict="Every layer stays float.")
     found.update(latency_ms=None, latency_float_ms=None)
     return found
 
@@ -117,6 +132,7 @@ def by_macs() -> dict[str, Any]:
     """The same plan where times were noise: all float costs 6.4 million multiply-accumulates."""
     found = evidence()
     found["costs"].update(source="macs", why="the measured times were noise", unit="MACs", fixed=0.0)
+    found["retraining"]["target"].update(time_ms=None, plan_time_ms=None)
     return found
 
 
@@ -137,10 +153,10 @@ def two_sources() -> dict[str, Any]:
     """The accepted candidate was tried in two sources, of which day.mp4 is the worse."""
     found = evidence()
     tried = found["candidates"][1]["trial"]
-    tried["sources"] = {"night.mp4": trial(0.0021, 0.031, frames=104, empty_frames=0), "day.mp4": dict(tried)}
+    tried["by_source"] = {"night.mp4": trial(0.0021, 0.031, frames=104, empty_frames=0), "day.mp4": dict(tried)}
     return found
 
 
 def one_group() -> dict[str, Any]:
     found = evidence()
-    return {**found, "groups": found["groups"][:1], "edges": [], "candidates": [], "frontier": [], "accepted": None}
+    return {**found, "groups": found["groups"][:1], "edges": [], "candidates": [], "frontier": [], "chosen": None}

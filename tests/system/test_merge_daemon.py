@@ -94,7 +94,7 @@ def test_what_boards_have_counted_becomes_a_candidate_that_each_judges(tmp_path:
         own = [calibration for world in worlds if (calibration := serving(world)) is not None]
         output = tmp_path / "merged.json"
         told = operator.tared("fleet", "merge", "b0", "b1", "-o", output)
-        assert (told["boards"], told["excluded"], told["silent"]) == (2, {}, {})
+        assert (told["board_count"], told["excluded"], told["silent"]) == (2, {}, {})
         merged = load_calibration(output)
         assert dict(merged.histograms) == {
             tensor: merge(seen, own[1].histograms[tensor]) for tensor, seen in own[0].histograms.items()

@@ -47,7 +47,7 @@ def check_under(artefact: Artefact | None, plan: PrecisionPlan) -> None:
     planning = artefact.manifest["planning"]
     assert planning["groups"] == plan.evidence["groups"]
     assert planning["verdict"] == "Not certified: the certificate of its plan is of another calibration."
-    assert planning["accepted"] is None
+    assert planning["chosen"] is None
     assert 0.0 < artefact.manifest["int8_macs_share"] < 1.0
 
 

@@ -60,7 +60,7 @@ def test_ultraface_finds_the_43_faces_of_nine_photos(lab: Lab) -> None:
     assert sum(map(len, truth)) == 43
     for target in targets(lab, "ultraface"):
         found = [boxes_of(frame) for frame in lab.detections(target, lab.data / FACES)]
-        hits = [int(match(seen, faces, (0.4,)).sum()) for seen, faces in zip(found, truth, strict=True)]
+        hits = [int(match(seen, faces, 0.4).sum()) for seen, faces in zip(found, truth, strict=True)]
         assert (sum(hits), sum(map(len, found))) == (43, 43)
 
 

@@ -55,7 +55,7 @@ def test_ultraface_keeps_its_decoding_float_without_being_told(lab: Lab) -> None
     frames = ASL.format("walk")
     evidence = planned(lab, "ultraface", frames, "--max-loss", 0.1, calibrated_on=ASL.format("again"), count=64)
     assert any(group["precision"] == "int8" for group in evidence["groups"])
-    assert evidence["candidates"][evidence["accepted"]]["trial"]["loss"] <= 0.02
+    assert evidence["candidates"][evidence["chosen"]]["trial"]["loss"] <= 0.02
     artefact = lab.folder / "ultraface-planned"
     plan = ["--plan", lab.folder / "ultraface-plan.json"]
     tared(
@@ -81,6 +81,6 @@ def test_ultraface_keeps_its_decoding_float_without_being_told(lab: Lab) -> None
 @pytest.mark.parametrize("max_loss", [0.1, pytest.param(0.05, marks=pytest.mark.soak)])
 def test_yolox_nano_sees_a_street_with_int8_in_it(lab: Lab, max_loss: float) -> None:
     evidence = planned(lab, "yolox_nano", STREET, "--max-loss", max_loss, calibrated_on=COCO, count=64)
-    chosen = evidence["candidates"][evidence["accepted"]]
+    chosen = evidence["candidates"][evidence["chosen"]]
     assert chosen["trial"]["upper"] <= max_loss
     assert chosen["int8_macs_share"] > 0.25

@@ -125,6 +125,11 @@ def test_evaluate_scores_detectors_by_average_precision(bench: Bench) -> None:
     told = bench.json("evaluate", spec, "--dataset", folder)
     assert told.keys() >= {"task", "images", "map", "map50"}
     assert (told["task"], told["images"]) == ("detect", 2)
+    assert told["by_class"] == [{"class": 0, "label": "car", "objects": 1, "map": told["map"]}]
+    assert told["by_size"].keys() == {"small", "medium", "large"}
+    (folder / "classes.txt").write_text("car\ntree\n")
+    assert bench.refuses("evaluate", spec, "--dataset", folder).startswith("dataset.label: class 'tree'")
+    assert {**bench.json("evaluate", spec, "--dataset", folder, "--classes", "car")} == told
 
 
 def test_doctor_names_what_is_there_and_what_is_missing(bench: Bench) -> None:

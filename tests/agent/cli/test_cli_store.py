@@ -106,7 +106,7 @@ def test_list_is_a_table_for_people(desk: Desk) -> None:
 
 def test_verify_reads_every_byte_and_exits_1_for_damage(desk: Desk) -> None:
     with desk.daemon():
-        assert desk.json("verify") == {"artefacts": 6, "damaged": []}
+        assert desk.json("verify") == {"artefact_count": 6, "damaged": []}
     engine = desk.made[0].path / "engine.onnx"
     engine.write_bytes(bytes(99) + b"x")
     (found,) = desk.json("verify", code=1)["damaged"]

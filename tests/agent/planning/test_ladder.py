@@ -93,7 +93,7 @@ def test_a_layer_that_a_repair_saves_stays_int8(tmp_path: Path) -> None:
     assert plan.floats == {}
     assert "Conv_t2" in plan.repairs.divisors
     assert [(each.loss, each.int8_macs_share) for each in found.tried] == [(0.0, 1.0)]
-    assert plan.evidence["repairs"]["divisors"]["kept"]
+    assert plan.evidence["repairs_tried"]["divisors"]["kept"]
     assert plan.evidence["tried"] == [
         {"plan": "all that may be INT8", "int8_macs_share": 1.0, "loss": 0.0, "outcome": ""}
     ]

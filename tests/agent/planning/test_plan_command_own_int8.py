@@ -33,7 +33,7 @@ def test_of_a_model_that_is_partly_int8_the_rest_is_planned(plan_bench: Place) -
     plan_bench.plan()
     evidence = plan_bench.evidence()
     assert [group["name"] for group in evidence["groups"]] == ["Conv_t4"]
-    assert evidence["accepted"] is not None
+    assert evidence["chosen"] is not None
 
 
 def test_what_reads_dequantised_values_is_planned_without_a_calibration(plan_bench: Place) -> None:
@@ -47,4 +47,4 @@ def test_what_reads_dequantised_values_is_planned_without_a_calibration(plan_ben
     plan_bench.plan()
     evidence = plan_bench.evidence()
     assert [group["name"] for group in evidence["groups"]] == ["Conv_t4"]
-    assert evidence["accepted"] is not None
+    assert evidence["chosen"] is not None

@@ -13,8 +13,7 @@ from rich.console import Console
 
 from agent.cli.main import main
 from agent.common.errors import AgentError
-from agent.planning.report import explain, print_plan
-from agent.planning.result import SCHEMA
+from agent.planning.report import SCHEMA, explain, print_plan
 from calibrate.plan import PrecisionPlan
 
 
@@ -45,6 +44,27 @@ def test_ten_seconds_are_enough() -> None:
     assert row(told, "costs") == "costs measured on 8 engines, spread 3.0 %"
     assert row(told, "search") == "search 9 engines, 32 frames, 81 s"
     assert "stopped early" not in told
+
+
+def test_what_training_could_win_is_said_in_a_sentence() -> None:
+    def said(found: dict[str, Any]) -> str:
+        return " ".join(printed(found).split())
+
+    assert said(evidence()).endswith(
+        "If head (16.0 % of multiply-accumulates, now float) kept float's answers in INT8, the latency would be 4.00 "
+        "instead of 5.30 ms, both predicted. As they are, that plan loses 0.300 on the search frames, and this one "
+        "0.015: Q/DQ-aware training would have to win 0.285 of fidelity there. The plan loses 0.020. Of the noise that "
+        "its INT8 layers add, stem 50.0 %, mid_1 45.0 %: training would have to win the loss there."
+    )
+    assert "the cost would be 75.5 % of this plan's, by multiply-accumulates. As they are" in said(by_macs())
+    refused = evidence()
+    refused["retraining"]["target"].update(to_win=0.0, plan_loss=0.3)
+    assert "no more than this one, but it was not certified." in said(refused)
+    won = {**evidence(), "retraining": {"loss": 0.0, "noisiest": [], "target": None}}
+    assert said(won).endswith(
+        "INT8 leaves nothing to win by training: no faster plan was found, and this one lost nothing."
+    )
+    assert said({**evidence(), "retraining": None}).endswith("No plan was tried that shows what training could win.")
 
 
 def test_the_worst_of_several_sources_comes_first_and_each_is_listed() -> None:

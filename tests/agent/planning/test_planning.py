@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from numpy.typing import NDArray
 from plan_bench import search_in
 from plan_world import LOUD, MACS, QUIET, plan_world, planner, two_branches
@@ -37,19 +38,41 @@ def test_the_branch_that_bears_no_int8_stays_float(search_world: Path) -> None:
     assert all(group["measured"] for group in groups.values())
     assert plan.floats[LOUD] == groups[LOUD]["why"]
     assert "makes 99.9 % of the noise" in groups[LOUD]["why"]
-    accepted = evidence["candidates"][evidence["accepted"]]
+    accepted = evidence["candidates"][evidence["chosen"]]
     assert accepted["trial"]["accepted"]
     assert accepted["trial"]["upper"] <= MACS.max_loss
     bound = accepted["trial"]["upper"]
     assert evidence["verdict"].startswith(f"Certified: a loss of at most {bound:.3g}, where 0.2 is accepted.")
 
 
+def test_training_would_have_to_win_what_the_faster_plan_loses(search_world: Path) -> None:
+    _, evidence = search_in(search_world)
+    chosen, found = evidence["candidates"][evidence["chosen"]], evidence["retraining"]
+    fastest = min((plan for plan in evidence["frontier"] if plan["loss"] is not None), key=lambda plan: plan["time"])
+    assert fastest["int8_macs_share"] == 1.0
+    target = found["target"]
+    assert (target["names"], target["layers"], target["macs_share"]) == ([LOUD], [LOUD], 0.5)
+    assert target["time_ratio"] == pytest.approx(fastest["time"] / chosen["time"])
+    assert (target["time_ms"], target["plan_time_ms"]) == (None, None)  # no time was measured
+    assert (target["loss"], target["plan_loss"]) == (fastest["loss"], chosen["predicted_loss"])
+    assert target["to_win"] == target["loss"] - target["plan_loss"] > MACS.max_loss
+    assert found["noisiest"] == [{"name": QUIET, "noise_share": 1.0}]
+
+
+def test_where_int8_loses_nothing_training_has_nothing_to_win(search_world: Path) -> None:
+    path = search_world / "model.yaml"
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "min_sqnr_db": 20.0}))
+    plan, evidence = search_in(search_world)
+    assert not plan.floats
+    assert (evidence["retraining"]["target"], evidence["retraining"]["loss"]) == (None, 0.0)
+
+
 def test_repairs_are_kept_where_they_measure_better_and_only_for_int8(search_world: Path) -> None:
     plan, evidence = search_in(search_world)
-    assert evidence["repairs"]
-    for tried in evidence["repairs"].values():
-        assert tried["kept"] == (tried["divergence"] < tried["without"])
-    assert any(tried["kept"] for tried in evidence["repairs"].values())
+    assert evidence["repairs_tried"]
+    for tried in evidence["repairs_tried"].values():
+        assert tried["kept"] == (tried["divergence"] < tried["divergence_without"])
+    assert any(tried["kept"] for tried in evidence["repairs_tried"].values())
     assert set(plan.repairs.divisors) | set(plan.repairs.shifts) == {QUIET}
 
 
@@ -81,7 +104,7 @@ def test_the_owners_rules_are_kept(search_world: Path) -> None:
     plan, evidence = search_in(search_world)
     assert set(plan.floats) == {LOUD, QUIET}
     assert plan.floats[QUIET] == by_name(evidence)[QUIET]["rule"] == f"keep_float: {QUIET}"
-    assert evidence["accepted"] is None
+    assert evidence["chosen"] is None
     assert evidence["verdict"].startswith("All float: every plan with INT8 in it lost more than 0.2 on the search fra")
 
 
@@ -91,7 +114,7 @@ def test_what_must_be_int8_and_cannot_be_certified_is_said(search_world: Path) -
     plan, evidence = search_in(search_world)
     assert set(plan.floats) == {QUIET}
     assert by_name(evidence)[LOUD]["precision"] == "int8"
-    assert evidence["accepted"] is None
+    assert evidence["chosen"] is None
     assert evidence["verdict"].startswith("All float, and what precision.force_int8 names, whose loss nobody knows: ")
 
 
@@ -111,7 +134,7 @@ def test_where_all_is_float_by_rule_nothing_is_searched(search_world: Path, monk
     plan, evidence = search_in(search_world, replace(MACS, max_loss=0.001))  # for which there are not frames enough
     assert set(plan.floats) == {LOUD, QUIET}
     assert evidence["verdict"] == "All float: no layer may be INT8 (precision.keep_float)."
-    assert evidence["frames"] == {"search": 0, "certificate": 0}
+    assert evidence["frame_counts"] == {"to_search": 0, "to_certify": 0}
 
 
 def test_frames_are_shared_between_search_and_certificate(search_world: Path) -> None:
@@ -138,7 +161,7 @@ def test_frames_on_which_nothing_is_found_certify_nothing(tmp_path: Path) -> Non
     )
     plan, evidence = search_in(world)
     assert plan.floats
-    assert evidence["accepted"] is None
+    assert evidence["chosen"] is None
     trials = [candidate["trial"] for candidate in evidence["candidates"]]
     assert {trial["frames"] for trial in trials} == {0}
     assert "nothing found on any of" in evidence["verdict"]
@@ -162,7 +185,7 @@ def several_outputs() -> Any:
 def test_several_outputs_are_all_looked_at(tmp_path: Path) -> None:
     world = plan_world(tmp_path / "world", several_outputs(), min_sqnr_db=20.0)
     _, evidence = search_in(world)
-    assert evidence["accepted"] is not None
+    assert evidence["chosen"] is not None
     assert all(group["sensitivity"] > 0.0 for group in evidence["groups"])
 
 

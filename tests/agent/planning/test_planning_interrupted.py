@@ -52,13 +52,13 @@ def test_wherever_the_budget_ends_the_plan_is_certified_or_float(search_world: P
         (search_world / "plan.json.journal").unlink(missing_ok=True)
         plan, evidence = search_in(search_world, replace(MACS, budget_s=float(budget)))
         assert clock.now <= budget + 8.0
-        ends.add((evidence["interrupted"], evidence["accepted"] is not None))
-        if evidence["accepted"] is None:
+        ends.add((evidence["interrupted"], evidence["chosen"] is not None))
+        if evidence["chosen"] is None:
             assert set(plan.floats) == {LOUD, QUIET}
         else:
             assert set(plan.floats) == {LOUD}
     assert {("budget", False), ("", True)} <= ends <= {("budget", False), ("budget", True), ("", True)}
-    assert everything["accepted"] is not None
+    assert everything["chosen"] is not None
 
 
 def test_what_is_not_sensed_in_half_the_budget_is_predicted(
@@ -70,7 +70,7 @@ def test_what_is_not_sensed_in_half_the_budget_is_predicted(
     assert not any(group["measured"] for group in evidence["groups"])
     assert all(group["sensitivity"] > 0.0 for group in evidence["groups"])
     # Noise to signal at the layers' outputs hardly tells the branches apart; the certificate does.
-    assert set(plan.floats) == ({LOUD, QUIET} if evidence["accepted"] is None else {LOUD})
+    assert set(plan.floats) == ({LOUD, QUIET} if evidence["chosen"] is None else {LOUD})
 
 
 class Work:
@@ -134,7 +134,7 @@ def test_what_the_time_was_too_short_for_does_not_bind_the_search_that_goes_on(
     assert set(hurried.floats) == {LOUD, QUIET}
     assert evidence["interrupted"] == "budget"
     again, evidence = search_in(search_world)
-    assert evidence["accepted"] is not None
+    assert evidence["chosen"] is not None
     assert again.essence == plan.essence
 
 

@@ -100,14 +100,16 @@ def test_every_source_gives_search_frames_and_takes_its_share_of_the_error(scene
 
 def test_a_plan_that_every_scene_bears_is_certified_for_these(scenes: Path) -> None:
     found, evidence = searched(scenes, *SCENES)
-    trial = evidence["candidates"][evidence["accepted"]]["trial"]
-    assert list(trial["sources"]) == [str(scenes / name) for name in SCENES]
-    bounds = [one["upper"] for one in trial["sources"].values()]
+    trial = evidence["candidates"][evidence["chosen"]]["trial"]
+    assert list(trial["by_source"]) == [str(scenes / name) for name in SCENES]
+    bounds = [one["upper"] for one in trial["by_source"].values()]
     assert trial["upper"] == max(bounds) <= MACS.max_loss
     needed = evidence["certificate"]["frames_needed"]
     assert needed > replace(found.split.terms, candidates=len(evidence["candidates"]), sources=1).frames_needed
     assert (
-        evidence["frames"]["certificate"] == sum(one["frames"] for one in trial["sources"].values()) >= 2 * needed - 4
+        evidence["frame_counts"]["to_certify"]
+        == sum(one["frames"] for one in trial["by_source"].values())
+        >= 2 * needed - 4
     )
     names = f"{scenes / 'clip.avi'}, {scenes / 'dusk.avi'}"
     assert evidence["verdict"].startswith(
@@ -117,10 +119,10 @@ def test_a_plan_that_every_scene_bears_is_certified_for_these(scenes: Path) -> N
 
 def test_a_plan_that_one_scene_does_not_bear_is_left_out(scenes: Path) -> None:
     _, alone = searched(scenes, "clip.avi")
-    assert alone["accepted"] is not None
+    assert alone["chosen"] is not None
     (scenes / "plan.json.journal").unlink()
     _, both = searched(scenes, "clip.avi", "glare.avi")
-    assert both["accepted"] is None
+    assert both["chosen"] is None
     assert "lost more than 0.2 on the search frames already" in both["verdict"]
 
 
@@ -132,12 +134,12 @@ def test_the_certificate_is_of_every_scene(scenes: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(PlanSearch, "_evaluate", promising)
     _, evidence = searched(scenes, "clip.avi", "glare.avi")
-    assert evidence["accepted"] is None
+    assert evidence["chosen"] is None
     trials = [one["trial"] for one in evidence["candidates"]]
-    in_both = [trial for trial in trials if len(trial["sources"]) == 2]
+    in_both = [trial for trial in trials if len(trial["by_source"]) == 2]
     assert in_both
     for trial in in_both:
-        first, second = trial["sources"].values()
+        first, second = trial["by_source"].values()
         assert (first["accepted"], second["accepted"], trial["accepted"]) == (True, False, False)
         assert trial["reason"] == f"{scenes / 'glare.avi'}: {second['reason']}"
 
@@ -166,8 +168,8 @@ def test_an_interrupted_certificate_goes_on_in_the_source_that_it_was_in(
     monkeypatch.setattr(Certifier, "_measure", lambda *given: (measured.append(True), measure(*given))[1])
     _, resumed = searched(scenes, *SCENES)
     assert resumed["plan"] == whole["plan"]
-    trials = resumed["candidates"][resumed["accepted"]]["trial"]["sources"]
-    assert trials.keys() == whole["candidates"][whole["accepted"]]["trial"]["sources"].keys()
+    trials = resumed["candidates"][resumed["chosen"]]["trial"]["by_source"]
+    assert trials.keys() == whole["candidates"][whole["chosen"]]["trial"]["by_source"].keys()
     assert in_first > 10
     assert len(measured) <= trials[str(scenes / "dusk.avi")]["frames"]
 
@@ -191,7 +193,7 @@ def test_several_sources_are_named_where_people_look(plan_bench: Place) -> None:
     frames = [word for name in SCENES for word in ("--frames", plan_bench / name)]
     told = plan_bench.plan(*frames)
     evidence = plan_bench.evidence()
-    assert told["measured_loss_upper"] == evidence["candidates"][evidence["accepted"]]["trial"]["upper"]
+    assert told["measured_loss_upper"] == evidence["candidates"][evidence["chosen"]]["trial"]["upper"]
     assert evidence["sources"] == [
         {"source": str(plan_bench / "clip.avi"), "held_out": False},
         {"source": str(plan_bench / "dusk.avi"), "held_out": True},

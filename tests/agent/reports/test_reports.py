@@ -16,6 +16,7 @@ import pytest
 from candidate_bench import backend as backend
 from candidate_bench import collected, frames, observed, request
 from candidate_bench import model as model
+from plan_evidence import evidence
 
 from agent.cli.main import main
 from agent.common.html.pages import Section, Table, render_report
@@ -25,6 +26,7 @@ from agent.jobs.request import write_job
 from agent.models.model import Model, calibrate
 from agent.monitoring.history import History, HistoryRow
 from agent.reports.calibration import tensor_facts
+from agent.reports.plan import plan_sections
 from calibrate.plan import PrecisionPlan, Repairs
 from engines.calibration import load_calibration, save_calibration
 from engines.interface import Backend
@@ -171,6 +173,18 @@ def test_a_damaged_engine_has_no_report(job: Path, tmp_path: Path, capsys: pytes
     assert "artefact.damaged" in capsys.readouterr().err
     assert main(["report", str(job / "current"), "-o", str(tmp_path / "none" / "r.html")]) == 2
     assert "report.write" in capsys.readouterr().err
+
+
+def test_a_searched_plan_says_what_training_could_win() -> None:
+    *_, section = plan_sections(PrecisionPlan({"head": "why"}, evidence=evidence()))
+    assert section.title == "What training could win"
+    assert "would have to win 0.285 of fidelity" in section.text[0]
+    assert [[row[0] for row in table.rows] for table in section.tables] == [["head"], ["stem", "mid_1"]]
+    nothing = {**evidence(), "retraining": {"loss": 0.0, "noisiest": [], "target": None}}
+    *_, section = plan_sections(PrecisionPlan({"head": "why"}, evidence=nothing))
+    assert (len(section.text), section.tables) == (1, [])
+    (section,) = plan_sections(PrecisionPlan({"head": "why"}, evidence={**evidence(), "schema": 2}))
+    assert section.text[0].startswith("Another version of tared made this plan.")
 
 
 def test_words_of_strangers_are_text_in_every_place_of_a_report() -> None:

@@ -73,7 +73,7 @@ def test_equal_classes_are_those_that_fidelity_counts(
     )
     told = answers(served, reference)
     assert [a for a, _ in told] == reference.classes.tolist()
-    assert sum(a == b for a, b in told) == match(served, reference, (0.5,)).sum()
+    assert sum(a == b for a, b in told) == match(served, reference, 0.5).sum()
     assert sum(b is not None for _, b in told) <= len(served)
     assert all(a == b for a, b in answers(reference, reference))
 

@@ -50,15 +50,15 @@ def test_frames_without_detections_agree_and_say_so() -> None:
 def test_an_object_is_claimed_once_and_by_the_surest() -> None:
     truth = LabelledBoxes(boxes=np.array([A], np.float32), classes=np.array([0]))
     doubled = detections((0, 0, 10, 9, 0, 0.6), (0, 0, 10, 8, 0, 0.9))
-    assert match(doubled, truth, (0.5,)).tolist() == [[False, True]]
-    assert match(doubled, truth, (0.5, 0.85)).tolist() == [[False, True], [True, False]]
+    assert match(doubled, truth, 0.5).tolist() == [False, True]
+    assert match(doubled, truth, 0.85).tolist() == [True, False]
     assert count_matches(doubled, truth) == MatchCounts(1, 1, 0)
 
 
 def test_a_claimed_object_leaves_the_next_best() -> None:
     truth = LabelledBoxes(boxes=np.array([[0, 0, 10, 10], [0, 3, 10, 13]], np.float32), classes=np.array([0, 0]))
     found = detections((0, 0, 10, 10, 0, 0.9), (0, 1, 10, 11, 0, 0.8))
-    assert match(found, truth, (0.5,)).all()
+    assert match(found, truth, 0.5).all()
 
 
 BOX = st.tuples(*[st.integers(0, 20)] * 2, *[st.integers(1, 20)] * 2, st.integers(0, 2), st.integers(0, 9))

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import json
 import math
 import zipfile
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -10,14 +12,15 @@ import cv2
 import numpy as np
 import onnxruntime
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
 
 from agent.camera.images import ImageFiles
 from agent.common.errors import DatasetError
-from agent.vision.detections import Detections, LabelledBoxes, iou_matrix
-from agent.vision.evaluation import IOU_THRESHOLDS, AveragePrecision, DetectionImages, evaluate
+from agent.vision.detections import Detections, LabelledBoxes
+from agent.vision.evaluation import AveragePrecision, evaluate
 from agent.vision.fidelity import MatchCounts, count_matches
+from agent.vision.labelled_images import LabelledObjects, detection_images
 from agent.vision.spec import InputSpec, ModelSpec, ProfileShapes
 from agent.vision.task import VisionTask
 from engines.interface import Array, TensorSpec
@@ -56,100 +59,89 @@ def found_at(boxes: list[tuple[float, ...]], classes: list[int], scores: list[fl
     )
 
 
-def test_perfect_detections_have_ap_1() -> None:
-    precision = AveragePrecision()
-    for shift in range(3):
-        found = found_at([(shift, 0, shift + 10, 10), (50, 0, 60, 10)], [0, 4], [0.9, 0.2])
-        precision.add(found, found)
-    np.testing.assert_allclose(precision.by_threshold(), 1.0)
+def truth_at(boxes: list[tuple[float, ...]], classes: list[int]) -> LabelledObjects:
+    corners = np.array(boxes, np.float32).reshape(-1, 4)
+    areas = (corners[:, 2:] - corners[:, :2]).prod(axis=1).astype(np.float64)
+    crowds = np.zeros(len(corners), np.bool_)
+    return LabelledObjects(boxes=corners, classes=np.array(classes, np.int64), areas=areas, crowds=crowds)
 
 
-def test_ap_by_hand() -> None:
+def test_ap_by_hand(capfd: pytest.CaptureFixture[str]) -> None:
     # Two objects of class 0: found first, a false alarm second, the other object third, at IoU 0.8.
-    truth = LabelledBoxes(boxes=np.array([[0, 0, 10, 10], [50, 0, 60, 10]], np.float32), classes=np.array([0, 0]))
+    truth = truth_at([(0, 0, 10, 10), (50, 0, 60, 10)], [0, 0])
     found = found_at([(0, 0, 10, 10), (80, 0, 90, 10), (50, 0, 60, 8)], [0, 0, 0], [0.9, 0.8, 0.7])
     precision = AveragePrecision()
     precision.add(found, truth)
+    mean = precision.mean()
+    assert mean is not None
     both, one = (51 * 1 + 50 * 2 / 3) / 101, 51 / 101  # recalls 0 .. 0.50, then up to 1
-    expected = [both if threshold < 0.8 + 1e-9 else one for threshold in IOU_THRESHOLDS]
-    np.testing.assert_allclose(precision.by_threshold(), expected)
+    assert mean.at_50 == pytest.approx(both)
+    assert mean.mean == pytest.approx((7 * both + 3 * one) / 10)
+    assert mean.by_size == {"small": mean.mean, "medium": None, "large": None}
+    assert capfd.readouterr().out == ""  # it may be JSON
 
 
-def test_classes_that_never_occur_do_not_count() -> None:
+def test_classes_that_never_occur_do_not_count_and_missed_ones_do() -> None:
     precision = AveragePrecision()
-    truth = found_at([(0, 0, 10, 10)], [0], [1.0])
-    precision.add(found_at([(0, 0, 10, 10), (0, 0, 10, 10)], [0, 1], [0.5, 0.9]), truth)
-    np.testing.assert_allclose(precision.by_threshold(), 1.0)
-
-
-def test_missed_classes_count_as_zero() -> None:
-    precision = AveragePrecision()
-    truth = found_at([(0, 0, 10, 10), (0, 0, 10, 10)], [0, 1], [1.0, 1.0])
-    precision.add(truth[:1], truth)
-    np.testing.assert_allclose(precision.by_threshold(), 0.5)
-
-
-def test_the_hundred_best_detections_count() -> None:
-    precision = AveragePrecision()
-    rows = [(200.0 + 20 * i, 0.0, 210.0 + 20 * i, 10.0) for i in range(100)]
     precision.add(
-        found_at([(0, 0, 10, 10), *rows], [0] * 101, [0.1] + [0.9] * 100),
-        found_at([(0, 0, 10, 10)], [0], [1]),
+        found_at([(0, 0, 10, 10), (0, 0, 10, 10)], [0, 1], [0.5, 0.9]), truth_at([(0, 0, 10, 10)] * 2, [0, 4])
     )
-    np.testing.assert_allclose(precision.by_threshold(), 0.0)
+    mean = precision.mean()
+    assert mean is not None
+    assert mean.mean == pytest.approx(0.5)
+    assert [(each.class_id, each.average, each.objects) for each in mean.by_class] == [
+        (0, pytest.approx(1.0), 1),
+        (4, 0.0, 1),
+    ]
 
 
-def test_without_objects_there_is_no_ap() -> None:
-    assert np.isnan(AveragePrecision().by_threshold()).all()
+def random_set(folder: Path, generator: np.random.Generator) -> tuple[Path, Path]:
+    """Write COCO's JSON and a detector's results, with crowds, empty images and more than 100 detections."""
+    categories = [{"id": number, "name": name} for number, name in ((3, "a"), (7, "b"), (90, "c"))]
+    images, annotations, results = [], [], []
+    for number in range(6):
+        name = f"{number}.png"
+        cv2.imwrite(str(folder / name), np.zeros((200, 300, 3), np.uint8))
+        images.append({"id": 10 * number + 5, "file_name": name, "width": 300, "height": 200})
+        corners = generator.integers(0, 60, (8, 2))
+        boxes = np.hstack((corners, generator.integers(4, 130, (8, 2)))).tolist()
+        for box in boxes if number else []:
+            category, crowd = int(generator.choice([3, 7, 90])), int(generator.random() < 0.15)
+            row = {"image_id": 10 * number + 5, "category_id": category, "bbox": box, "iscrowd": crowd}
+            annotations.append({"id": len(annotations) + 1, "area": 0.7 * box[2] * box[3], **row})
+        for count in range(330 if number == 1 else 20):
+            box = np.array(boxes[count % 8]) + generator.integers(-3, 4, 4) * (count % 3)
+            row = {"image_id": 10 * number + 5, "category_id": int(generator.choice([3, 7, 90]))}
+            results.append({**row, "bbox": np.maximum(box, 1).tolist(), "score": float(np.float32(generator.random()))})
+    truth, found = folder / "instances_test.json", folder / "found.json"
+    truth.write_text(json.dumps({"images": images, "annotations": annotations, "categories": categories}))
+    found.write_text(json.dumps(results))
+    return truth, found
 
 
-def test_a_resample_is_the_precision_of_its_images() -> None:
-    truth = LabelledBoxes(boxes=np.array([[0, 0, 10, 10]], np.float32), classes=np.zeros(1, np.int64))
-    precision = AveragePrecision()
-    for left in (0, 100):  # a hit, then a miss
-        precision.add(found_at([(left, 0, left + 10, 10)], [0], [0.9]), truth)
-    whole, hits, misses = (precision.resampled(images).by_threshold()[0] for images in ([0, 1], [0, 0], [1]))
-    assert (whole, hits, misses) == (precision.by_threshold()[0], 1.0, 0.0)
-    assert precision.resampled([0, 1, 1]).by_threshold()[0] < whole < 1.0
-
-
-def naive_ap(images: list[tuple[Detections, LabelledBoxes]], threshold: float) -> float:
-    """COCO's AP of class 0 from the definition: rank, match greedily, best precision at each recall."""
-    ranked = sorted(
-        ((float(f.scores[i]), k, i) for k, (f, _) in enumerate(images) for i in range(len(f))),
-        key=lambda r: -r[0],
-    )
-    claimed: set[tuple[int, int]] = set()
-    hits = []
-    for _, k, i in ranked:
-        found, truth = images[k]
-        overlaps = iou_matrix(found.boxes[i : i + 1], truth.boxes)[0]
-        free = [(overlaps[j], -j) for j in range(len(truth)) if (k, j) not in claimed]
-        best = max(free, default=(0.0, 0))
-        hits.append(best[0] >= threshold)
-        if hits[-1]:
-            claimed.add((k, -best[1]))
-    total = sum(len(truth) for _, truth in images)
-    curve = [(sum(hits[:n]) / total, sum(hits[:n]) / n) for n in range(1, len(hits) + 1)]
-    at = [max((p for recall, p in curve if recall >= r), default=0.0) for r in np.linspace(0, 1, 101)]
-    return sum(at) / 101
-
-
-@given(seed=st.integers(0, 2**32 - 1))
-def test_ap_agrees_with_its_definition(seed: int) -> None:
-    generator = np.random.default_rng(seed)
-    images, precision = [], AveragePrecision()
-    for _ in range(3):
-        corners = generator.integers(0, 12, (2, 6, 2)).astype(np.float32)
-        boxes = np.concatenate((corners, corners + generator.integers(4, 9, (2, 6, 2))), axis=2).astype(np.float32)
-        scores = generator.permutation(6).astype(np.float32) + generator.random()
-        found = Detections(boxes=boxes[0], classes=np.zeros(6, np.int64), scores=scores)
-        truth = LabelledBoxes(boxes=boxes[1, :3], classes=np.zeros(3, np.int64))
-        images.append((found, truth))
-        precision.add(found, truth)
-    by_threshold = precision.by_threshold()
-    assert by_threshold[0] == pytest.approx(naive_ap(images, 0.5))
-    assert by_threshold[5] == pytest.approx(naive_ap(images, 0.75))
+@pytest.mark.parametrize("seed", range(4))
+def test_map_is_that_of_coco_s_own_tools(tmp_path: Path, seed: int) -> None:
+    truth, found = random_set(tmp_path, np.random.default_rng(seed))
+    with redirect_stdout(None):
+        coco = COCO(str(truth))
+        expected = COCOeval(coco, coco.loadRes(str(found)), "bbox")
+        expected.evaluate()
+        expected.accumulate()
+        expected.summarize()
+    results, precision = json.loads(found.read_text()), AveragePrecision()
+    numbers = {3: 0, 7: 1, 90: 2}
+    for number, (_, objects) in enumerate(detection_images(truth)):
+        rows = [row for row in results if row["image_id"] == 10 * number + 5]
+        boxes = [(x, y, x + width, y + height) for x, y, width, height in (row["bbox"] for row in rows)]
+        classes, scores = [numbers[row["category_id"]] for row in rows], [row["score"] for row in rows]
+        precision.add(found_at(boxes, classes, scores), objects)
+    mean = precision.mean()
+    assert mean is not None
+    sizes = [-1.0 if value is None else value for value in mean.by_size.values()]
+    assert [mean.mean, mean.at_50, *sizes] == pytest.approx(expected.stats[[0, 1, 3, 4, 5]].tolist(), abs=1e-9)
+    by_class = expected.eval["precision"][:, :, :, 0, -1].mean(axis=(0, 1))
+    assert [each.average for each in mean.by_class] == pytest.approx(by_class.tolist(), abs=1e-9)
+    assert sum(each.objects for each in mean.by_class) == sum(not each["iscrowd"] for each in coco.anns.values())
 
 
 class Oracle:
@@ -223,13 +215,13 @@ FASTESTDET = {
     "iou_threshold": 0.45,
 }
 FIGURE = 2e-3  # the JPEG decoders of OpenCV 4.9 and 5.0 alone move these figures by 1e-3
-COCO = "img_coco_train2017_first128_labelled.zip"
+PHOTOS = "img_coco_train2017_first128_labelled.zip"
 
 
 @pytest.mark.trial
 def test_fastestdet_on_coco(shared_data: Path) -> None:
     path = shared_data / "det_fastestdet_352_coco80_fp32.onnx"
-    result = evaluate(Reference(path), ModelSpec(path=path, **FASTESTDET), shared_data / COCO)
+    result = evaluate(Reference(path), ModelSpec(path=path, **FASTESTDET), shared_data / PHOTOS)
     assert result.scores["map50"] == pytest.approx(0.3231, abs=FIGURE)
     assert result.scores["map"] == pytest.approx(0.2009, abs=FIGURE)
 
@@ -241,22 +233,23 @@ def test_fastestdet_unclipped_has_the_published_baseline(shared_data: Path) -> N
     spec = ModelSpec(path=path, score_threshold=0.01, **FASTESTDET)
     engine, precision = Reference(path), AveragePrecision()
     vision = VisionTask(spec, engine.inputs, engine.outputs)
-    for image, truth in DetectionImages(shared_data / COCO):
+    for image, truth in detection_images(shared_data / PHOTOS):
         tensor, geometry = vision.preprocess(image)
         found = vision.decode(engine.infer(tensor))
         assert isinstance(found, Detections)
         boxes = found.boxes / np.array([geometry.scale_x, geometry.scale_y] * 2, np.float32)
         precision.add(Detections(boxes=boxes, classes=found.classes, scores=found.scores), truth)
-    by_threshold = precision.by_threshold()
-    assert by_threshold[0] == pytest.approx(0.3191, abs=FIGURE)
-    assert by_threshold.mean() == pytest.approx(0.1874, abs=FIGURE)
+    mean = precision.mean()
+    assert mean is not None
+    assert mean.at_50 == pytest.approx(0.3191, abs=FIGURE)
+    assert mean.mean == pytest.approx(0.1874, abs=FIGURE)
 
 
 @pytest.mark.trial
 def test_yolox_on_coco(shared_data: Path) -> None:
     path = shared_data / "det_yolox_nano_416_coco80_fp32.onnx"
     spec = ModelSpec(path=path, task="detect", decoder="yolox", iou_threshold=0.5)
-    result = evaluate(Reference(path), spec, shared_data / COCO)
+    result = evaluate(Reference(path), spec, shared_data / PHOTOS)
     assert result.images == 128
     assert result.scores["map50"] == pytest.approx(0.5195, abs=5e-3)
     assert result.scores["map"] == pytest.approx(0.3339, abs=5e-3)

@@ -99,7 +99,7 @@ def test_a_word_that_is_like_no_other_is_not_guessed() -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 120, 240])
 def test_no_cell_of_a_table_is_cut(width: int) -> None:
-    heads = ("device", "engine", "state", "tags")
+    heads = ("device", "engine", "state\nnow", "tags")
     rows = [("gate-" + "x" * 40, "0123456789abcdef", "degraded", "site=berlin ring=1 " * 4), ("a", "", "ok", "")]
     shown = Console(file=(text := io.StringIO()), width=width)
     shown.print(tabulate(heads, rows, width, prose=("tags",)))
@@ -108,6 +108,7 @@ def test_no_cell_of_a_table_is_cut(width: int) -> None:
     words = text.getvalue().split()
     assert {"gate-" + "x" * 40, "0123456789abcdef", "degraded", "site=berlin"} <= {each.strip(";") for each in words}
     assert "…" not in text.getvalue()
+    assert ("state now degraded" in text.getvalue()) == (width < 80 + 14)  # a narrow terminal gets blocks
 
 
 # ---- completion, and the man page

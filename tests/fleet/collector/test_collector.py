@@ -197,7 +197,7 @@ def test_the_command_collects_until_it_is_ended_and_tells_what_it_has(any_broker
         process.terminate()
         output, _ = process.communicate(timeout=20.0)
     assert process.returncode == 0
-    assert json.loads(output) == {"report": 1, "gap": 0, "status": 1, "birth": 0, "result": 0, "refused": 0}
+    assert json.loads(output) == {"counts": {"report": 1, "gap": 0, "status": 1, "birth": 0, "result": 0, "refused": 0}}
 
 
 def test_a_database_of_a_newer_tared_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -154,7 +154,7 @@ def test_the_command_lists_them(path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_the_command_tags_and_selects_by_tags(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     database = ["--db", str(path), "--json"]
     assert main(["fleet", "tag", "site=berlin", "canary", "--where", "name=board-1", *database]) == 0
-    assert json.loads(capsys.readouterr().out) == {"devices": ["board-1"]}
+    assert json.loads(capsys.readouterr().out) == {"tagged": ["board-1"]}
     assert main(["fleet", "devices", "--where", "tag.site=berlin", *database]) == 0
     (shown,) = json.loads(capsys.readouterr().out)["devices"]
     assert (shown["name"], shown["tags"], shown["fidelity_low"]) == ("board-1", {"canary": "", "site": "berlin"}, 0.9)

@@ -65,7 +65,7 @@ def test_what_boards_have_seen_is_one_calibration_as_if_one_had_seen_it_all(
         to = ["--port", str(any_broker.port), "--fleet", FLEET, "--within", "2", "--method", "max", "--json"]
         assert main(["fleet", "merge", "-o", str(output), *to]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert (told["boards"], told["excluded"]) == (4, {})
+    assert (told["board_count"], told["excluded"]) == (4, {})
     assert {device: why.partition(":")[0] for device, why in told["silent"].items()} == {
         "private": "command.privacy",
         "young": "command.histograms",

@@ -203,7 +203,7 @@ def test_the_command_line_from_creation_to_the_end(
         assert dry["id"] is None
         assert sent("list", *at, "--fleet", "simulated") == {"rollouts": []}
         created = sent(*create, "--why", "a new season")
-        assert created["waves"] == dry["waves"]
+        assert created["boards_by_wave"] == dry["boards_by_wave"]
         identity = str(created["id"])
         assert sent("pause", identity[:6], *at)["state"] == "PAUSED"
         assert main([*rollout, "pause", identity, *at]) == 2  # it is already
@@ -213,7 +213,7 @@ def test_the_command_line_from_creation_to_the_end(
         assert main(run) == 0
         assert json.loads(capsys.readouterr().out) == {"ended": {identity: "COMPLETED"}}
     shown = sent("show", identity, *at)
-    assert shown["waves"] == [{"DONE": 3}]
+    assert shown["states_by_wave"] == [{"DONE": 3}]
     assert [each["what"] for each in shown["records"]][:3] == ["created", "paused", "resumed"]
     assert len(shown["commands"]) == 3
     for words in (["list", *at, "--fleet", "simulated"], ["show", identity, *at]):

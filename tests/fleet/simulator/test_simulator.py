@@ -257,7 +257,7 @@ def test_more_boards_than_a_process_may_have_files_are_refused_before_any_connec
 def test_the_command_simulates_and_tells(mosquitto: RealBroker) -> None:
     wanted = ["--devices", 5, "--seconds", 2, "--period", 0.2, "--port", mosquitto.port]
     told = json.loads(tared("fleet", "simulate", *wanted, "--json").stdout)
-    assert (told["devices"], told["connected"], told["admitted"]) == (5, 5, 5)
+    assert (told["device_count"], told["connected"], told["admitted"]) == (5, 5, 5)
     assert told["made"] >= 20
 
 

@@ -1,0 +1,229 @@
+"""Read COCO's instances: a JSON of images, annotations and categories beside the image files."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
+
+from agent.camera.images import ImageFiles
+from agent.common.errors import DatasetError
+
+_MOST_BYTES = 64 << 20  # COCO's own validation set has 20 MB
+_MOST_SIDE_PX = 1 << 16
+_SLACK_PX = 1.0  # beyond the picture: annotations are rounded
+
+Text = Annotated[str, Field(min_length=1, max_length=1024)]
+Side = Annotated[int, Field(gt=0, le=_MOST_SIDE_PX)]
+
+
+class _Part(BaseModel):
+    """Values have JSON's own types and are finite; keys that nobody here reads are ignored."""
+
+    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
+
+
+class _ListedImage(_Part):
+    id: int
+    file_name: Text
+    width: Side
+    height: Side
+
+
+class _Annotation(_Part):
+    id: int | None = None
+    image_id: int
+    category_id: int
+    bbox: Annotated[list[float], Field(min_length=4, max_length=4)]
+    area: Annotated[float, Field(ge=0.0)] | None = None
+    iscrowd: Literal[0, 1] = 0
+
+
+class _Category(_Part):
+    id: int
+    name: Text
+
+
+class _Document(_Part):
+    """One wrong entry ends the reading of its list, so that a bad file does not make a million errors."""
+
+    images: Annotated[list[_ListedImage], FailFast()]
+    annotations: Annotated[list[_Annotation], FailFast()]
+    categories: Annotated[list[_Category], FailFast()]
+
+
+@dataclass(frozen=True)
+class CocoImage:
+    """An image that the JSON lists: its file among those that are there, and its size in pixels."""
+
+    file: str
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, eq=False)
+class Instances:
+    """What the JSON says of n objects; where: its name, for errors.
+
+    class_names: in the order of the categories' ids. rows: of each image, the indices of its objects.
+    boxes: float64 (n, 4), x1 y1 x2 y2 in pixels. classes: int64 (n,), indices of class_names. areas: float64 (n,), of
+    the object's outline in px, or of its box. crowds: bool (n,).
+    """
+
+    where: str
+    class_names: Sequence[str]
+    images: Sequence[CocoImage]
+    rows: Sequence[NDArray[np.int64]]
+    boxes: NDArray[np.float64]
+    classes: NDArray[np.int64]
+    areas: NDArray[np.float64]
+    crowds: NDArray[np.bool_]
+
+
+def image_root(path: Path) -> Path:
+    """Return where the images of a data set are: above a JSON's `annotations`, beside another JSON, else `path`."""
+    if path.suffix.lower() != ".json" or not path.is_file():
+        return path
+    return path.absolute().parent.parent if path.absolute().parent.name == "annotations" else path.absolute().parent
+
+
+def find_instances(files: ImageFiles, path: Path) -> Instances | None:
+    """Return the instances among the files of a data set; None if no JSON there holds any.
+
+    A file named `instances*.json` goes before others in the top folder, in `annotations/` or beside images.
+
+    Args:
+        path: As the user gives it: a JSON is read whatever its name.
+
+    Raises DatasetError: `dataset.coco` for several files that could be meant, or one that is malformed.
+    """
+    if files.path != path:
+        return _read(files, path.absolute().relative_to(files.path).as_posix(), is_certain=True)
+    places = {"", "annotations", *(PurePosixPath(name).parent.as_posix() for name in files.names)}
+    found = [name for name in files.files if name.lower().endswith(".json") and _is_in(name, places)]
+    named = [name for name in found if PurePosixPath(name).name.startswith("instances")]
+    documents = [each for name in named or found if (each := _read(files, name, is_certain=bool(named))) is not None]
+    if len(documents) > 1:
+        raise DatasetError(
+            "dataset.coco",
+            f"{len(documents)} files of COCO instances: {', '.join(each.where for each in documents)}",
+            "one",
+            "give the path of that one with --dataset; unpack a zip before",
+        )
+    return documents[0] if documents else None
+
+
+def _is_in(name: str, places: set[str]) -> bool:
+    folder = PurePosixPath(name).parent
+    return ("" if folder.as_posix() == "." else folder.as_posix()) in places or folder.name == "annotations"
+
+
+def _read(files: ImageFiles, name: str, *, is_certain: bool) -> Instances | None:
+    """Return the instances in a JSON; None if it is something else. is_certain: then that is an error."""
+    where = f"{name} in {files.path}"
+    try:
+        document = _Document.model_validate_json(files.read_text(name, _MOST_BYTES))
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_context=False)
+        if not is_certain and any(len(detail["loc"]) < 2 for detail in details):
+            return None  # not JSON, or not with these three lists
+        place = ".".join(map(str, details[0]["loc"]))
+        raise _malformed(f"{place or 'the JSON'} in {where}: {details[0]['msg']}") from None
+    return _Assembly(files, name, document).instances()
+
+
+def _malformed(found: str, expected: str = "COCO's instances: images, annotations, categories") -> DatasetError:
+    return DatasetError("dataset.coco", found, expected, "correct the JSON, or export the labels again")
+
+
+class _Assembly:
+    """Checks a document against itself and the files, and turns it into arrays."""
+
+    def __init__(self, files: ImageFiles, name: str, document: _Document) -> None:
+        self._files, self._document = files, document
+        self._folder = PurePosixPath(name).parent
+        self._where = f"{name} in {files.path}"
+
+    def instances(self) -> Instances:
+        """Raises DatasetError: `dataset.coco`."""
+        document = self._document
+        self._check_unique("image id", [image.id for image in document.images])
+        self._check_unique("category id", [category.id for category in document.categories])
+        self._check_unique("category name", [category.name for category in document.categories])
+        categories = sorted(document.categories, key=lambda category: category.id)
+        class_of = {category.id: number for number, category in enumerate(categories)}
+        place_of = {image.id: number for number, image in enumerate(document.images)}
+        if not document.images:
+            raise _malformed(f"no image in {self._where}")
+        rows: list[list[int]] = [[] for _ in document.images]
+        for number, each in enumerate(document.annotations):
+            if each.image_id not in place_of or each.category_id not in class_of:
+                missing = "image" if each.image_id not in place_of else "category"
+                wrong = each.image_id if missing == "image" else each.category_id
+                raise _malformed(
+                    f"annotation {self._id(number)} of {missing} {wrong}, which {self._where} does not list"
+                )
+            rows[place_of[each.image_id]].append(number)
+        boxes = np.array([each.bbox for each in document.annotations], np.float64).reshape(-1, 4)
+        self._check_boxes(boxes, [document.images[place_of[each.image_id]] for each in document.annotations])
+        areas = [each.bbox[2] * each.bbox[3] if each.area is None else each.area for each in document.annotations]
+        files = self._files_by_name()
+        return Instances(
+            where=self._where,
+            class_names=[category.name for category in categories],
+            images=[CocoImage(self._find(files, each.file_name), each.width, each.height) for each in document.images],
+            rows=[np.array(each, np.int64) for each in rows],
+            boxes=np.hstack((boxes[:, :2], boxes[:, :2] + boxes[:, 2:])),
+            classes=np.array([class_of[each.category_id] for each in document.annotations], np.int64),
+            areas=np.array(areas, np.float64),
+            crowds=np.array([each.iscrowd for each in document.annotations], np.bool_),
+        )
+
+    def _id(self, number: int) -> int:
+        """Return the id of an annotation, or its place in the list if it has none."""
+        own = self._document.annotations[number].id
+        return number if own is None else own
+
+    def _check_unique(self, kind: str, values: Sequence[Any]) -> None:
+        value, count = max(Counter(values).items(), key=lambda item: item[1], default=(None, 0))
+        if count > 1:
+            raise _malformed(f"{kind} {value} {count} times in {self._where}")
+
+    def _check_boxes(self, boxes: NDArray[np.float64], images: Sequence[_ListedImage]) -> None:
+        sizes = np.array([(image.width, image.height) for image in images], np.float64).reshape(-1, 2)
+        starts, sides = boxes[:, :2], boxes[:, 2:]
+        inside = (starts >= -_SLACK_PX) & (sides >= 0.0) & (starts + sides <= sizes + _SLACK_PX)
+        outside = np.flatnonzero(~inside.all(axis=1))
+        if len(outside):
+            number, image = int(outside[0]), images[int(outside[0])]
+            box = ", ".join(f"{value:g}" for value in boxes[number])
+            raise _malformed(
+                f"box [{box}] of annotation {self._id(number)} in {self._where}",
+                f"x, y, width, height inside {image.file_name}, {image.width} x {image.height} pixels",
+            )
+
+    def _files_by_name(self) -> dict[str, list[str]]:
+        files = defaultdict[str, list[str]](list)
+        for name in self._files.names:
+            files[PurePosixPath(name).name].append(name)
+        return files
+
+    def _find(self, files: dict[str, list[str]], file_name: str) -> str:
+        """Return the image file that the JSON means: beside it, in the top folder, or the only one of that name."""
+        listed = PurePosixPath(file_name.replace("\\", "/"))
+        candidates = files.get(listed.name, [])
+        for exact in ((self._folder / listed).as_posix(), listed.as_posix()):
+            if exact in candidates:
+                return exact
+        matches = [name for name in candidates if f"/{name}".endswith(f"/{listed.as_posix()}")]
+        if len(matches) != 1:
+            found = f"{len(matches) or 'no'} image files for {file_name} of {self._where}"
+            remedy = "add the image, or take it out of the JSON" if not matches else "give the folder of one of them"
+            raise DatasetError("dataset.coco", found, "one file for each image", remedy)
+        return matches[0]
