@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
 
 from agent.camera.config import CameraConfig
+from agent.common.addresses import is_loopback, split_address
 from agent.common.credentials import FileOrCredential
 from agent.common.errors import CameraError, ConfigError
 from agent.common.schema import (
@@ -35,7 +36,6 @@ from agent.common.schema import (
     verbatim_error,
 )
 from agent.mqtt.config import MqttConfig
-from agent.mqtt.endpoint import is_loopback
 from agent.vision.spec import ModelSpec, load_model_spec, rebase
 from calibrate.errors import CalibrationError
 from calibrate.threshold import parse_method
@@ -77,10 +77,10 @@ def _preview_address(address: str, info: ValidationInfo) -> str:
     """Return an absolute path, taken from the file's folder, or a loopback address as it is."""
     if "/" in address:
         return str(in_folder(Path(address), info).absolute())
-    host, colon, port = address.rpartition(":")
-    if not (colon and port.isascii() and port.isdigit() and int(port) <= 65535):
+    place = split_address(address)
+    if place is None:
         raise ValueError("a loopback address such as 127.0.0.1:8090, or a socket's path such as ./preview.sock")
-    if not host or not is_loopback(host.removeprefix("[").removesuffix("]")):
+    if not place[0] or not is_loopback(place[0]):
         raise ValueError("a loopback address: the preview has no password. Elsewhere use ssh -L (docs/privacy.md)")
     return address
 
@@ -98,9 +98,10 @@ class PreviewConfig(Strict):
         """The address as the path of a Unix socket, or as host and port."""
         if self.address is None or "/" in self.address:
             return Path(self.address) if self.address is not None else None
-        host, _, port = self.address.rpartition(":")
-        host = host.removeprefix("[").removesuffix("]")
-        return ("127.0.0.1" if host == "localhost" else host), int(port)
+        place = split_address(self.address)
+        assert place is not None  # it was checked
+        host, port = place
+        return ("127.0.0.1" if host == "localhost" else host), port
 
 
 def _known_method(method: str) -> str:

@@ -14,6 +14,7 @@ from agent.camera.gstreamer import check_gstreamer
 from agent.camera.reader import source_length, source_seconds
 from agent.collection.selection import HELD_OUT_EVERY
 from agent.commands.authority import Authority
+from agent.common.addresses import is_loopback
 from agent.common.console import say
 from agent.common.errors import AgentError, CameraError, ConfigError
 from agent.config import Config
@@ -29,7 +30,6 @@ from agent.models.model_watch import content_of
 from agent.models.offline_work import not_used
 from agent.monitoring.accuracy import Truth
 from agent.mqtt.client import Endpoint
-from agent.mqtt.endpoint import is_loopback
 from agent.results.file_output import ResultsFile
 from agent.results.mqtt_output import ResultsTopic
 from agent.results.preview import Preview

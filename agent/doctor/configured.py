@@ -11,12 +11,12 @@ from pathlib import Path
 
 from agent.camera.config import CameraConfig
 from agent.commands.authority import Authority
+from agent.common.addresses import is_loopback
 from agent.common.errors import AgentError, CameraError, ConfigError
 from agent.common.redaction import redact
 from agent.config import Config
 from agent.contract.topics import Topics
 from agent.doctor.finding import Finding
-from agent.mqtt.endpoint import is_loopback
 
 _FRAME_S = 15.0  # a stream's own limits are 5 s to open and 5 s for a frame
 _BROKER_S = 8.0

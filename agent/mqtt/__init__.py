@@ -3,7 +3,7 @@
 Reading order:
 
 1. `message`          Message, Reply; MessageSource: where a session takes messages from; Mailbox, Newest
-2. `endpoint`         Endpoint, TlsFiles, is_loopback: a broker, its certificates, TLS errors in words
+2. `endpoint`         Endpoint, TlsFiles: a broker, its certificates, TLS errors in words
 3. `connection`       SessionOptions, InFlight, Connection: one connection; the only module that imports paho
 4. `client`           MqttSession, MqttClient: one connection after another, by MQTT 5 or 3.1.1, with backoff
 5. `bulk_receive`     ReceiveQueue, Arrival: thousands of messages a second, for the fleet's collector

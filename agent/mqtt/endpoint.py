@@ -6,7 +6,6 @@ authorities we trust, and the certificate that identifies us. `explain` turns an
 
 from __future__ import annotations
 
-import ipaddress
 import ssl
 import time
 from contextlib import suppress
@@ -17,6 +16,7 @@ from typing import Any, Literal, NoReturn
 
 from pydantic import ValidationInfo, field_validator
 
+from agent.common.addresses import is_loopback
 from agent.common.credentials import FileOrCredential, locate
 from agent.common.errors import AgentError, ConfigError
 from agent.common.schema import Strict
@@ -152,16 +152,6 @@ class Endpoint:
         except (OSError, UnicodeDecodeError) as error:
             remedy = "correct mqtt.password_file, or its permissions"
             raise ConfigError("mqtt.password", str(error), "a readable text file", remedy) from error
-
-
-def is_loopback(host: str | None) -> bool:
-    """Return whether only this machine reaches this address; None is the embedded broker's."""
-    if host is None or host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name, which a resolver could lead anywhere
-        return False
 
 
 # TLS alerts about our certificate: the end of OpenSSL's reason -> the finding, and the remedy.

@@ -6,7 +6,7 @@ and the frame path asks an empty set. While somebody does, it draws an answer of
 next frame comes, nobody else wants the processor. Drawn at any other time, some frames would wait for it.
 
 A viewer gets the next picture once it has taken the one before: a slow one gets fewer, and nobody waits for it. The
-number of viewers, the number of incomplete requests and the time for each are bounded.
+number of viewers, the number of incomplete requests and the time for each are bounded (agent/common/http).
 
 Addresses: `/stream.mjpeg?camera=NAME` and `/frame.jpg?camera=NAME`. Every answer says in a header which board this is,
 so that `tared web` shows no other program's pictures as this board's.
@@ -14,10 +14,8 @@ so that `tared web` shows no other program's pictures as this board's.
 
 from __future__ import annotations
 
-import errno
 import os
 import select
-import selectors
 import socket
 import threading
 import time
@@ -28,25 +26,22 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from agent.common.addresses import http_url
 from agent.common.errors import AgentError
+from agent.common.http.reception import BACKLOG, Reception, listen
+from agent.common.http.request import RefusedRequest, response
 from agent.common.timing import Backoff, RetryState
 from agent.config import Config
 from agent.contract.topics import Topics
 from agent.results.snapshot import encode_jpeg
 from agent.results.unix_listener import UnixListener
-from agent.results.viewer import Picture, RefusedRequest, Viewer, parse_request, response
+from agent.results.viewer import Picture, Viewer, parse_request
 from agent.vision.drawing import draw_prediction
 from agent.vision.task import ServedFrame
 from calibrate.errors import TaredError
 
 _NICE = 10  # of the thread: the frame path goes first
 _MODE = 0o600  # of a Unix socket: the daemon's user alone
-_BACKLOG = 128
-_SEND_BUFFER_BYTES = 2**18  # for each viewer in the kernel: a slow one is to get fewer frames, not old ones
-_MOST_WAITING = 16  # connections that get no stream: their request or their end is still to come
-_ADMITTED_AT_ONCE = 16
-_CROWDED_S = 0.02  # until more are admitted, where the oldest had to go: a flood of connections costs little
-_REQUEST_S, _LEAVE_S, _STALLED_S = 5.0, 2.0, 30.0
 _REPEAT_S = 1.0  # Chrome shows a part once the next one has begun
 _MOST_JPEG_BYTES = 2**21
 _PATIENCE_S = 0.5  # for the next answer of a camera; then the latest one has to do
@@ -83,10 +78,7 @@ class Preview(threading.Thread):
         self._wakes.setblocking(False)
         self._wake.setblocking(False)
         self.address = ""
-        self._viewers: dict[Viewer, None] = {}  # whose request was accepted
-        self._waiting: dict[Viewer, None] = {}  # all others, the oldest first
-        self._selector: selectors.BaseSelector  # while viewers are served
-        self._admits_at_s = 0.0
+        self._reception: Reception[Viewer] | None = None  # while viewers are served
         self._awaited: set[str] = set()  # cameras whose next answer is wanted; the frame path takes them out
         self._offered: dict[str, ServedFrame] = {}
         self._awaited_since_s: dict[str, float] = {}
@@ -127,7 +119,9 @@ class Preview(threading.Thread):
     def as_dict(self) -> dict[str, JsonValue]:
         """The state for `status` and telemetry. error: the code of what fails."""
         error = self._opening.code or self._accepting.code or self._drawing.code
-        return {"address": self.address or None, "viewers": len(self._viewers), "error": error or None}
+        reception = self._reception
+        viewers = len(reception.kept) if reception is not None else 0
+        return {"address": self.address or None, "viewers": viewers, "error": error or None}
 
     def run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
@@ -137,8 +131,8 @@ class Preview(threading.Thread):
                 continue
             try:
                 self._check_permitted()
-                with self._listening() as listener:
-                    self._serve(listener)
+                with self._listening() as reception:
+                    self._serve(reception)
             except AgentError as error:
                 pause_s = self._opening.note_failure(error)
                 self._sleep(pause_s if self._permitted else None)
@@ -172,145 +166,80 @@ class Preview(threading.Thread):
             raise AgentError("preview.privacy", found, "leave to show frames", remedy)
 
     @contextmanager
-    def _listening(self) -> Iterator[socket.socket]:
+    def _listening(self) -> Iterator[Reception[Viewer]]:
         """Listen while the block runs, then end all viewers. Raises AgentError (`preview.address`)."""
         place = self._config.place
         assert place is not None  # else there is no preview
         with ExitStack() as stack:
-            stack.callback(self._close_all)
             try:
-                self._selector = stack.enter_context(selectors.DefaultSelector())
                 if isinstance(place, Path):
-                    unix = UnixListener(place, _MODE, _BACKLOG)
+                    unix = UnixListener(place, _MODE, BACKLOG)
                     stack.callback(unix.close)
                     listener, address = unix.socket, f"unix:{place}"
                 else:
-                    listener = stack.enter_context(_listen(*place))
-                    host, port = listener.getsockname()[:2]
-                    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+                    listener = stack.enter_context(listen(*place))
+                    address = http_url(*listener.getsockname()[:2])
+                reception = Reception(listener, self._wakes, self._connect, self._answer, self._accepting, "preview")
             except OSError as error:
                 found = f"{self._config.address}: {error.strerror or error}"
                 remedy = "choose another preview.address, or end the process that has it"
                 raise AgentError("preview.address", found, "an address that is free", remedy) from error
-            self.address = address
+            stack.callback(self._close_all, reception)
+            self._reception, self.address = reception, address
             if self._opening.code:
                 self._opening.note_success()
             else:
                 self._report(None)
-            yield listener
+            yield reception
 
-    def _close_all(self) -> None:
-        self.address = ""
-        for viewer in [*self._viewers, *self._waiting]:
-            viewer.close()
-        self._viewers.clear()
-        self._waiting.clear()
+    def _connect(self, connection: socket.socket, now_s: float) -> Viewer:
+        return Viewer(connection, now_s, self._header)
+
+    def _close_all(self, reception: Reception[Viewer]) -> None:
+        self._reception, self.address = None, ""
+        reception.close()
         for camera in self._cameras:
             self._await_no_more(camera)
         self._pictures.clear()
         self._drawn.clear()
 
-    def _serve(self, listener: socket.socket) -> None:
-        """Serve viewers until the end, or until they are no longer permitted. Nothing here blocks but the selector."""
-        self._selector.register(self._wakes, selectors.EVENT_READ)
-        self._selector.register(listener, selectors.EVENT_READ)
-        admits = True
+    def _serve(self, reception: Reception[Viewer]) -> None:
+        """Serve viewers until the end, or until they are no longer permitted. Nothing blocks but a turn."""
         while self._permitted and not self._ending:
-            for key, _ in self._selector.select(self._idle_s(admits)):
-                if key.fileobj is self._wakes:
-                    self._clear_wakes()
-                elif key.fileobj is listener:
-                    self._admit(listener)
-                else:
-                    self._attend(key.data)
-            now_s = time.monotonic()
-            self._end_overdue(now_s)
-            self._show_newest(now_s)
-            if admits != (now_s >= self._admits_at_s):
-                admits = not admits
-                if admits:
-                    self._selector.register(listener, selectors.EVENT_READ)
-                else:
-                    self._selector.unregister(listener)
-
-    def _idle_s(self, admits: bool) -> float | None:
-        """Return for how long nothing is to be done unless somebody moves; None: for ever."""
-        due_s = [self._next_s(camera) for camera in self._cameras_looked_at()]
-        due_s += [viewer.moved_s + _limit_s(viewer) for viewer in [*self._waiting, *self._viewers] if _is_timed(viewer)]
-        due_s += [self._admits_at_s] if not admits else []
-        return max(0.0, min(due_s) - time.monotonic()) if due_s else None
-
-    def _admit(self, listener: socket.socket) -> None:
-        """Accept connections. Where too many wait, the oldest goes: an honest viewer sends its request at once."""
-        for _ in range(_ADMITTED_AT_ONCE):
-            now_s = time.monotonic()
-            try:
-                connection, _ = listener.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    found, remedy = f"{error.strerror}", "see what else takes descriptors or memory on this board"
-                    failure = AgentError("preview.accept", found, "room for a viewer", remedy)
-                    self._admits_at_s = now_s + self._accepting.note_failure(failure)
-                    return
-                continue  # the viewer has gone again
-            self._accepting.note_success()
-            if len(self._waiting) >= _MOST_WAITING:
-                self._end(next(iter(self._waiting)))
-                self._admits_at_s = now_s + _CROWDED_S
-            viewer = Viewer(connection, now_s, self._header)
-            self._waiting[viewer] = None
-            self._selector.register(connection, selectors.EVENT_READ, viewer)
-
-    def _attend(self, viewer: Viewer) -> None:
-        """Read and write as far as it goes without waiting."""
-        if viewer not in self._waiting and viewer not in self._viewers:
-            return  # ended meanwhile
-        now_s = time.monotonic()
-        try:
-            if head := viewer.receive():
-                self._answer(viewer, head, now_s)
-        except OSError:
-            self._end(viewer)
-            return
-        self._send(viewer, now_s)
+            reception.turn(min(map(self._next_s, _cameras_looked_at(reception)), default=None))
+            self._show_newest(reception, time.monotonic())
 
     def _answer(self, viewer: Viewer, head: bytes, now_s: float) -> None:
+        reception = self._reception
+        assert reception is not None  # it calls this
         try:
             request = parse_request(head, self._cameras, not isinstance(self._config.place, Path))
-            if len(self._viewers) >= self._config.viewers:
-                text = f"{len(self._viewers)} viewers look already, as many as preview.viewers in config.yaml permits"
+            if len(reception.kept) >= self._config.viewers:
+                text = f"{len(reception.kept)} viewers look already, as many as preview.viewers in config.yaml permits"
                 raise RefusedRequest(HTTPStatus.SERVICE_UNAVAILABLE, text, "Retry-After: 5")
             viewer.begin(request, now_s)
-            self._viewers[viewer] = self._waiting.pop(viewer)
+            reception.keep(viewer)
         except RefusedRequest as refusal:
             viewer.finish(refusal.response, now_s)
 
-    def _cameras_looked_at(self) -> set[str]:
-        """Return the cameras of the viewers that may get another picture."""
-        return {viewer.request.camera for viewer in self._viewers if viewer.request is not None and viewer.is_ready}
-
-    def _show_newest(self, now_s: float) -> None:
+    def _show_newest(self, reception: Reception[Viewer], now_s: float) -> None:
         """Give each viewer that is ready the newest picture of its camera, and the same one again after a while."""
-        looked_at = self._cameras_looked_at()
+        looked_at = _cameras_looked_at(reception)
         for camera in self._awaited_since_s.keys() - looked_at:
             self._await_no_more(camera)
         for camera in looked_at:
             self._update_picture(camera, now_s)
-        for viewer in [*self._viewers]:
+        for viewer in [*reception.kept]:
             request = viewer.request
             if request is None or not viewer.is_ready:
                 continue
             picture = self._pictures.get(request.camera)
             if not request.streams:
                 if now_s < self._due_s[request.camera]:  # else an answer is still awaited
-                    self._waiting[viewer] = self._viewers.pop(viewer)
-                    viewer.finish(_one_picture(picture), now_s)
-                    self._send(viewer, now_s)
+                    reception.finish(viewer, _one_picture(picture), now_s)
             elif picture is not None and (picture is not viewer.sent or now_s >= viewer.moved_s + _REPEAT_S):
                 viewer.show(picture, now_s)
-                self._send(viewer, now_s)
+                reception.send(viewer, now_s)
 
     def _next_s(self, camera: str) -> float:
         """Return when a camera's picture is to be seen to, unless an answer comes before."""
@@ -356,26 +285,10 @@ class Preview(threading.Thread):
         self._drawing.note_success()
         self._pictures[camera] = Picture(jpeg, served.frame.id, served.frame.ts)
 
-    def _send(self, viewer: Viewer, now_s: float) -> None:
-        try:
-            viewer.send(now_s)
-        except OSError:
-            self._end(viewer)
-            return
-        events = selectors.EVENT_READ if viewer.is_ready else selectors.EVENT_READ | selectors.EVENT_WRITE
-        if self._selector.get_key(viewer.connection).events != events:
-            self._selector.modify(viewer.connection, events, viewer)
 
-    def _end_overdue(self, now_s: float) -> None:
-        for viewer in [*self._waiting, *self._viewers]:
-            if _is_timed(viewer) and now_s >= viewer.moved_s + _limit_s(viewer):
-                self._end(viewer)
-
-    def _end(self, viewer: Viewer) -> None:
-        self._waiting.pop(viewer, None)
-        self._viewers.pop(viewer, None)
-        self._selector.unregister(viewer.connection)
-        viewer.close()
+def _cameras_looked_at(reception: Reception[Viewer]) -> set[str]:
+    """Return the cameras of the viewers that may get another picture."""
+    return {viewer.request.camera for viewer in reception.kept if viewer.request is not None and viewer.is_ready}
 
 
 def _one_picture(picture: Picture | None) -> bytes:
@@ -385,30 +298,3 @@ def _one_picture(picture: Picture | None) -> bytes:
         return RefusedRequest(HTTPStatus.SERVICE_UNAVAILABLE, text, "Retry-After: 1").response
     stamps = (f"X-Frame: {picture.frame_id}", f"X-Timestamp: {picture.ts:.6f}")
     return response(HTTPStatus.OK, picture.jpeg, "image/jpeg", *stamps)
-
-
-def _is_timed(viewer: Viewer) -> bool:
-    """Return True unless the viewer has taken everything, and it is up to the camera when there is more."""
-    return viewer.request is None or viewer.is_leaving or not viewer.is_ready
-
-
-def _limit_s(viewer: Viewer) -> float:
-    """Return how long a viewer may stand still: one that requests nothing, does not read, or does not hang up."""
-    if not viewer.is_ready:
-        return _STALLED_S
-    return _LEAVE_S if viewer.is_leaving else _REQUEST_S
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """Return a new listening socket that does not block. Raises OSError."""
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier daemon may linger
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        listener.bind((host, port))
-        listener.listen(_BACKLOG)
-        listener.setblocking(False)
-    except OSError:
-        listener.close()
-        raise
-    return listener

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent.common.addresses import http_url, is_loopback, is_unspecified, split_address
 from agent.common.credentials import locate
 from agent.common.errors import AgentError, ConfigError
 from agent.common.heap import limit_malloc_arenas
 from agent.contract.signing import Signer
 from agent.mqtt.client import Endpoint
-from agent.mqtt.endpoint import is_loopback
 from calibrate.errors import install_extra
 
 _LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
@@ -35,17 +34,16 @@ class Listen:
     @classmethod
     def parse(cls, text: str, names: tuple[str, ...] = ()) -> Listen:
         """Parse `HOST:PORT`. Raises ConfigError (`web.listen`)."""
-        host, colon, port = text.rpartition(":")
-        host = host.removeprefix("[").removesuffix("]")
-        if not (colon and host and port.isascii() and port.isdigit() and int(port) <= 65535):
+        address = split_address(text)
+        if address is None or not address[0]:
             raise ConfigError("web.listen", f"--listen {text!a}", "such as 127.0.0.1:8470", "correct it")
-        return cls(host, int(port), names)
+        return cls(*address, names)
 
     @property
     def hosts(self) -> tuple[str, ...]:
         """The names under which browsers may call the pages, without the port."""
         own = f"[{self.host}]" if ":" in self.host else self.host
-        return (*_LOOPBACK_HOSTS, *(() if _is_any(self.host) else (own,)), *self.names)
+        return (*_LOOPBACK_HOSTS, *(() if is_unspecified(self.host) else (own,)), *self.names)
 
 
 @dataclass(frozen=True)
@@ -105,8 +103,7 @@ def run_web(
         )
         listener = bound(listen)
         with listener:
-            host, port = listener.getsockname()[:2]
-            announce(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+            announce(http_url(*listener.getsockname()[:2]))
             with suppress(KeyboardInterrupt):  # the server raises the signal again that it has ended by
                 PageServer(config, options).run(sockets=[listener])
 
@@ -143,10 +140,3 @@ def _password(listen: Listen, file: Path | None) -> str:
         found, expected = f"{len(password)} characters in {file}", f"{_SHORTEST_PASSWORD} at least"
         raise AgentError("web.password", found, expected, "choose a longer password")
     return password
-
-
-def _is_any(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        return False

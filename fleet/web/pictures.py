@@ -16,10 +16,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
+from agent.common.addresses import is_loopback
 from agent.common.errors import AgentError
 from agent.common.html.text import visible
 from agent.contract.topics import Topics
-from agent.mqtt.endpoint import is_loopback
 from fleet.devices.facts import value_at
 from fleet.web.boards import LiveBoard
 

@@ -12,9 +12,9 @@ from device import NOW
 
 from agent.commands.dispatcher import CommandDispatcher
 from agent.commands.log import CommandLog
+from agent.common.addresses import is_loopback
 from agent.common.errors import ConfigError
 from agent.contract.commands import CommandResult
-from agent.mqtt.endpoint import is_loopback
 from agent.mqtt.message import Reply
 from agent.system.board import is_synchronised
 

@@ -303,7 +303,7 @@ def test_only_so_many_viewers_and_one_that_goes_makes_room() -> None:
 
 
 def test_a_viewer_that_does_not_read_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.results.preview._STALLED_S", 1.0)
+    monkeypatch.setattr("agent.common.http.reception._STALLED_S", 1.0)
     cameras = Cameras("street")
     with (
         previewed(preview_config(per_s=30.0, width=1280), cameras) as preview,
@@ -368,7 +368,7 @@ def test_a_thousand_requests_that_never_end_take_no_threads_and_few_descriptors(
 
 
 def test_a_request_that_does_not_come_in_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.results.preview._REQUEST_S", 0.2)
+    monkeypatch.setattr("agent.common.http.reception._REQUEST_S", 0.2)
     with (
         previewed(preview_config(), Cameras("street")) as preview,
         contextlib.closing(connect(preview.address)) as idle,
