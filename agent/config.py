@@ -235,10 +235,11 @@ class StoreConfig(Strict):
 
 
 class MetricsConfig(Strict):
-    """The port for a Prometheus server."""
+    """Where a Prometheus server reads metrics. names: further names by which it may ask, in the Host header."""
 
     port: int | None = Field(default=None, ge=1, le=65535)
     host: str = "127.0.0.1"
+    names: tuple[str, ...] = ()
 
 
 def _state_dir(path: Any) -> Any:

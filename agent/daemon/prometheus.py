@@ -1,15 +1,13 @@
-"""Serve the daemon's metrics to a Prometheus server, read at the moment of the scrape.
+"""The daemon's metrics for Prometheus, read at the moment of the scrape.
 
 Names follow https://prometheus.io/docs/practices/naming/: base units, `_total` for counters, `_info` for
-metrics without a value.
+metrics without a value. Counters whose labels are known begin at 0: the first increase is seen, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -20,62 +18,102 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from agent.common.errors import ConfigError
+from agent.common.metrics import MetricsAddress, MetricsServer
+from agent.config import Config
 from agent.control.operations import Operations
 from agent.control.reasons import explain
-from agent.jobs.job import JobState
+from agent.jobs.job import TRIGGERS, JobState
+from agent.jobs.limits import REFUSED
 from agent.monitoring.camera_monitor import CameraStates
 from agent.serving.pipeline import Feed
 from agent.system.board import health
 from agent.uplink.link import MqttLink
+from agent.uplink.reporter import EventCounts
 
 _DRIFT = ("calm", "warning", "alarm")
+_KINDS = ("alarm", "camera", "commit", "drift", "error", "fidelity", "regime", "rollback", "swap", "view")
+_COMMITTED, _REFUSED, _FAILED, _ROLLED_BACK, _CANCELLED = "committed", "refused", "failed", "rolled_back", "cancelled"
+_ENDS = {
+    JobState.COMMITTED.value: _COMMITTED,
+    JobState.FAILED.value: _FAILED,
+    JobState.ROLLED_BACK.value: _ROLLED_BACK,
+    JobState.CANCELLED.value: _CANCELLED,
+}
+
+_Counts = dict[tuple[str, ...], int]  # by the values of labels
+_Key = tuple[str, tuple[tuple[str, str], ...]]  # a sample's name and labels
 
 
-class PrometheusExporter(Collector):
-    """The daemon's metrics; there are none before `set_source`.
+class DaemonMetrics(Collector):
+    """The daemon's metrics; there are none before `set_source`. Collected in the thread of the metrics' server.
 
-    A scrape runs in a thread of its own. Nothing is counted for it: it reads what the daemon counts anyway.
+    A run of the daemon counts from its own start. Over a change of the model, which begins another run, the counters of
+    the run before are carried on.
     """
 
     def __init__(self) -> None:
-        self._source: tuple[Operations, MqttLink | None] | None = None
+        self._source: tuple[Operations, MqttLink | None, Mapping[_Key, float]] | None = None
 
     def set_source(self, operations: Operations, link: MqttLink | None) -> None:
-        """Take all further metrics from this run of the daemon."""
-        self._source = operations, link
+        """Take all further metrics from this run of the daemon; the run before has ended."""
+        carried: dict[_Key, float] = {}
+        if self._source is not None:
+            before, _, carried_before = self._source
+            for family in _continued(_of_run(before), carried_before):
+                if _is_counted(family):
+                    carried.update({_key(name, labels): value for name, labels, value, *_ in family.samples})
+        self._source = operations, link, carried
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""
         if self._source is None:
             return
-        operations, link = self._source
-        states = operations.pipeline.observer.states()
-        yield from _frames(operations.pipeline.feeds)
-        yield from _quality({camera: state for camera, state in states.items() if not state.outage})
-        yield from _work(operations, states)
+        operations, link, carried = self._source
+        yield from _continued(_of_run(operations), carried)
         yield from _mqtt(link)
         yield from _board(health())
 
 
-@contextmanager
-def serve_metrics(host: str, port: int) -> Iterator[PrometheusExporter]:
-    """Serve `/metrics` while the block runs. Raises ConfigError (`metrics.port`)."""
-    exporter = PrometheusExporter()
-    registry = CollectorRegistry()
-    registry.register(exporter)
-    ProcessCollector(registry=registry)
-    try:
-        server, thread = start_http_server(port, host, registry)
-    except OSError as error:
-        found = f"{host} port {port}: {error.strerror or error}"
-        raise ConfigError("metrics.port", found, "a free port of this machine", "choose another") from None
-    try:
-        yield exporter
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+def serve_metrics(config: Config, metrics: DaemonMetrics) -> MetricsServer:
+    """Return the server of a configuration with `metrics.port`. Raises ConfigError (`metrics.port`)."""
+    settings = config.metrics
+    assert settings.port is not None
+    address = MetricsAddress(settings.host, settings.port, settings.names)
+    return MetricsServer(address, {"program": "run", "backend": config.backend}, metrics)
+
+
+def _of_run(operations: Operations) -> Iterator[Metric]:
+    pipeline = operations.pipeline
+    states = pipeline.observer.states()
+    yield from _frames(pipeline.feeds)
+    yield from _quality({camera: state for camera, state in states.items() if not state.outage})
+    yield from _view(states)
+    yield from _work(operations, states)
+    yield from _events(operations.reporter.counts, list(pipeline.feeds))
+
+
+def _continued(families: Iterable[Metric], carried: Mapping[_Key, float]) -> Iterator[Metric]:
+    """Yield the families; counters go on from what is carried. Of other cameras nothing is carried: none comes back."""
+    for family in families:
+        if carried and _is_counted(family):
+            samples = list(family.samples)
+            own = {_key(each.name, each.labels) for each in samples}
+            names = {each.name for each in samples} or {f"{family.name}_total"}
+            family.samples = [
+                each._replace(value=each.value + carried.get(_key(each.name, each.labels), 0.0)) for each in samples
+            ]
+            for (name, labels), value in carried.items():
+                if name in names and (name, labels) not in own:
+                    family.add_sample(name, dict(labels), value)
+        yield family
+
+
+def _is_counted(family: Metric) -> bool:
+    return family.type in ("counter", "histogram")
+
+
+def _key(name: str, labels: Mapping[str, str]) -> _Key:
+    return name, tuple(sorted(labels.items()))
 
 
 def _frames(feeds: Mapping[str, Feed]) -> Iterator[Metric]:
@@ -124,6 +162,22 @@ def _quality(observed: CameraStates) -> Iterator[Metric]:
     yield drift
 
 
+def _view(states: CameraStates) -> Iterator[Metric]:
+    text = "Trouble of the view that no recalibration cures; absent while there is none."
+    trouble = GaugeMetricFamily("tared_view_trouble", text, labels=["camera", "trouble"])
+    for camera, state in states.items():
+        if state.view.trouble:
+            trouble.add_metric([camera, state.view.trouble], 1.0)
+    yield trouble
+    up = GaugeMetricFamily("tared_observer_up", "Whether frames are observed now.", labels=["camera"])
+    for camera, state in states.items():
+        up.add_metric([camera], float(not state.outage))
+    yield up
+    shares = [state.spending.share for state in states.values()]  # of all cameras together, in each state
+    share = "Time spent on observing, relative to the time of inference, since the start."
+    yield GaugeMetricFamily("tared_observing_time_ratio", share, value=max(shares, default=0.0))
+
+
 def _work(operations: Operations, states: CameraStates) -> Iterator[Metric]:
     service, job = operations.service, operations.job
     engine = InfoMetricFamily("tared_engine", "The engine in service.")
@@ -144,10 +198,37 @@ def _work(operations: Operations, states: CameraStates) -> Iterator[Metric]:
         [], {step: step == here for step in ("none", *(each.value for each in JobState if not each.is_finished))}
     )
     yield steps
-    up = GaugeMetricFamily("tared_observer_up", "Whether frames are observed now.", labels=["camera"])
-    for camera, state in states.items():
-        up.add_metric([camera], float(not state.outage))
-    yield up
+
+
+def _events(counts: EventCounts, cameras: Iterable[str]) -> Iterator[Metric]:
+    """Yield what was reported. Copies are taken first: the main thread goes on counting."""
+    ends: _Counts = {(trigger, end): 0 for trigger in TRIGGERS for end in (*_ENDS.values(), _REFUSED)}
+    codes: _Counts = {(_ROLLED_BACK if code.startswith("probation.") else _REFUSED, code): 0 for code in REFUSED}
+    for (trigger, step, code), count in counts.jobs.copy().items():
+        if step not in _ENDS:
+            continue
+        end = _REFUSED if _ENDS[step] == _FAILED and code in REFUSED else _ENDS[step]
+        ends[trigger, end] = ends.get((trigger, end), 0) + count
+        if code:
+            codes[end, code] = codes.get((end, code), 0) + count
+    yield _counter("tared_jobs", "Jobs that have ended.", ("trigger", "end"), ends)
+    yield _counter("tared_job_errors", "Jobs that ended without a new engine, by error.", ("end", "code"), codes)
+    alarms = dict.fromkeys(cameras, 0) | counts.alarms.copy()
+    yield _counter("tared_drift_alarms", "Drift alarms that have risen.", ("camera",), _by_one(alarms))
+    kinds = dict.fromkeys(_KINDS, 0) | counts.events.copy()
+    yield _counter("tared_events", "Events that were reported, by kind as in docs/mqtt.md.", ("kind",), _by_one(kinds))
+    yield _counter("tared_errors", "Errors that the daemon has survived.", ("code",), _by_one(counts.errors.copy()))
+
+
+def _by_one(counts: Mapping[str, int]) -> _Counts:
+    return {(label,): count for label, count in counts.items()}
+
+
+def _counter(name: str, text: str, labels: tuple[str, ...], counts: _Counts) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, text, labels=labels)
+    for values, count in sorted(counts.items()):
+        family.add_metric(values, count)
+    return family
 
 
 def _mqtt(link: MqttLink | None) -> Iterator[Metric]:
@@ -160,6 +241,11 @@ def _mqtt(link: MqttLink | None) -> Iterator[Metric]:
     connected = GaugeMetricFamily("tared_mqtt_connected", "Whether the broker has admitted this device.")
     connected.add_metric([], float(link is not None and link.connected))
     yield connected
+    if link is not None:
+        waits = "Age of the oldest telemetry or event that has not arrived; 0 while none waits."
+        yield GaugeMetricFamily("tared_mqtt_outbox_oldest_seconds", waits, value=link.outbox.oldest_s)
+        takes = "What waits takes in the outbox."
+        yield GaugeMetricFamily("tared_mqtt_outbox_bytes", takes, value=link.outbox.size_bytes)
 
 
 def _board(health: Mapping[str, float | str | bool]) -> Iterator[Metric]:

@@ -261,14 +261,15 @@ def _open_link(config: Config, birth: Birth, authority: Authority, pages: Pages)
 
 @contextmanager
 def _open_metrics(config: Config) -> Iterator[Callable[[Operations, MqttLink | None], None]]:
-    """Yield `PrometheusExporter.set_source`; without metrics.port nothing is loaded, and nothing happens."""
+    """Yield `DaemonMetrics.set_source`; without metrics.port nothing is loaded, and nothing happens."""
     if config.metrics.port is None:
         yield lambda *_: None
         return
-    from agent.daemon.prometheus import serve_metrics
+    from agent.daemon.prometheus import DaemonMetrics, serve_metrics
 
-    with serve_metrics(config.metrics.host, config.metrics.port) as exporter:
-        yield exporter.set_source
+    metrics = DaemonMetrics()
+    with serve_metrics(config, metrics):
+        yield metrics.set_source
 
 
 @contextmanager

@@ -6,7 +6,7 @@ is idle, and the store has room. Its child process starts once Headroom allows.
 Reading order: `job` (states, journal, tracker, registry), `recalibration` (the job's way), `candidate` (the
 child process's work). A job's states between "verdict" and "current" belong to agent.control.swap.
 
-job             JobState, JobJournal, JobRecord, JobTracker, Job, JobRegistry, MODEL, PROVEN, RUNTIME
+job             JobState, JobJournal, JobRecord, JobTracker, Job, JobRegistry, MODEL, PROVEN, RUNTIME, TRIGGERS
 limits          AutomationLimits, PrecisionAttempts, ROLLBACK_LOOP
 refusal         RefusalMemory, Refusal, Attempt
 offline_queue   OfflineQueue, OfflineAttempt

@@ -254,12 +254,15 @@ class JobProcess:
 
 
 def _resident_bytes(pid: int) -> int:
-    """Return the memory of a process and all its descendants; pages that they share count more than once."""
+    """Return the memory of a process and all its descendants; pages that they share count more than once.
+
+    What has just ended counts as nothing, and so does what cannot be read for lack of descriptors.
+    """
     total = 0
-    with contextlib.suppress(psutil.Error):  # it has just ended, or a descendant has
+    with contextlib.suppress(psutil.Error, OSError):
         leader = psutil.Process(pid)
         for process in (leader, *leader.children(recursive=True)):
-            with contextlib.suppress(psutil.Error):
+            with contextlib.suppress(psutil.Error, OSError):
                 total += process.memory_info().rss
     return total
 

@@ -99,8 +99,8 @@ class Headroom:
 
     def _against_start(self, reading: BoardReading) -> Iterator[str]:
         limits = self._limits
-        if limits.memory_bytes is not None and reading.memory_available_bytes < limits.memory_bytes:
-            yield f"{_mib(reading.memory_available_bytes)} of memory available, {_mib(limits.memory_bytes)} needed"
+        if limits.memory_bytes is not None:
+            yield from _short(reading, limits.memory_bytes)
         if limits.temperature_margin_c is not None:
             yield from self._hot(reading, limits.temperature_margin_c)
         for rail in reading.rails:
@@ -112,9 +112,7 @@ class Headroom:
         """Yield the reasons to pause. Power is none, because the process itself takes it; throttling by it is one."""
         limits = self._limits
         if limits.memory_bytes is not None:
-            least = limits.memory_bytes * (_ENOUGH_MEMORY if self._pause else _LOW_MEMORY)
-            if reading.memory_available_bytes < least:
-                yield f"{_mib(reading.memory_available_bytes)} of memory available, {_mib(least)} needed"
+            yield from _short(reading, limits.memory_bytes * (_ENOUGH_MEMORY if self._pause else _LOW_MEMORY))
         if limits.temperature_margin_c is not None:
             yield from self._hot(reading, _HYSTERESIS_C if self._pause else 0.0)
         yield from self._throttled(reading)
@@ -134,6 +132,12 @@ class Headroom:
             yield f"throttled by {' '.join(reading.throttling)}"
         if self._over_current:
             yield "throttled for over-current"
+
+
+def _short(reading: BoardReading, least_bytes: float) -> Iterator[str]:
+    available_bytes = reading.memory_available_bytes
+    if available_bytes is not None and available_bytes < least_bytes:
+        yield f"{_mib(available_bytes)} of memory available, {_mib(least_bytes)} needed"
 
 
 def _mib(size_bytes: float) -> str:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 MODEL = "model"  # trigger of a job for another content of the model's file
 RUNTIME = "runtime"  # trigger of a job that a start does because the engine was built for another runtime
+TRIGGERS = ("first-start", "alarm", "precision", "schedule", "command", MODEL, RUNTIME, "switch", "rollback")
 PROVEN = ("switch", "rollback")  # triggers of swaps to engines that have served before: their first answer is enough
 
 

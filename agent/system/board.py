@@ -1,7 +1,8 @@
 """Read a board's sensors through Linux: temperatures, throttling, power, power mode, memory; and its clock.
 
 Everything but the state of the clock (adjtimex(2)) is read from files that any user may read. A sensor that is absent,
-switched off, or of another kind of board is unknown.
+switched off, or of another kind of board is unknown. So is all that cannot be read for another reason, such as no
+descriptors left: readings are for reports and precautions, and end nothing.
 Layouts: Documentation/driver-api/thermal/sysfs-api.rst and Documentation/hwmon of the kernel, and "Platform Power and
 Performance" of NVIDIA's Jetson Linux Developer Guide, releases 32 to 36.
 """
@@ -9,14 +10,24 @@ Performance" of NVIDIA's Jetson Linux Developer Guide, releases 32 to 36.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
+
+from agent.common.errors import AgentError
+from agent.common.timing import Backoff, RetryState
+from calibrate.errors import TaredError
+
+log = logging.getLogger(__package__)
+
+T = TypeVar("T")
 
 _LIMITING_TRIPS = frozenset({"passive", "hot", "critical"})  # "active" ones only start a fan
 _LEAST_LIMIT_C = 50.0  # a lower trip point is a notification for user space, or is not set
@@ -69,7 +80,7 @@ class BoardReading:
     over_current_events: Counted since the board's start.
     """
 
-    memory_available_bytes: int
+    memory_available_bytes: int | None
     is_jetson: bool = False
     zones: tuple[Zone, ...] = ()
     throttling: tuple[str, ...] | None = None
@@ -94,12 +105,12 @@ class BoardState:
         """Read the board now; takes a few milliseconds where rails are measured over I2C."""
         return BoardReading(
             # A Jetson has unified memory: this is also what the GPU can have.
-            memory_available_bytes=int(psutil.virtual_memory().available),
+            memory_available_bytes=_read(lambda: int(psutil.virtual_memory().available), None),
             is_jetson=self._is_jetson(),
-            zones=tuple(self._zones()),
-            throttling=self._throttling(),
-            over_current_events=self._over_current_events(),
-            rails=tuple(sorted(self._rails(), key=lambda rail: rail.name)),
+            zones=_read(lambda: tuple(self._zones()), ()),
+            throttling=_read(self._throttling, None),
+            over_current_events=_read(self._over_current_events, None),
+            rails=_read(lambda: tuple(sorted(self._rails(), key=lambda rail: rail.name)), ()),
             power_mode=self._power_mode(),
         )
 
@@ -160,6 +171,30 @@ def _limit_c(zone: Path) -> float | None:
     return min((limit for limit in limits if limit >= _LEAST_LIMIT_C), default=None)
 
 
+def _log_outage(error: TaredError | None) -> None:
+    if error is None:
+        log.info("board=readable")
+    else:
+        log.warning("board=unreadable error=%r", str(error))
+
+
+# Of the whole process: its threads log an outage together, once. It has ended after several whole readings.
+_outage = RetryState(_log_outage, Backoff(), 50)
+
+
+def _read(read: Callable[[], T], unknown: T) -> T:
+    """Return a reading, or `unknown` where the system refuses it."""
+    try:
+        reading = read()
+    except (OSError, RuntimeError, psutil.Error) as error:
+        found = f"{type(error).__name__}: {error}"
+        remedy = "see what else takes descriptors or memory on this board"
+        _outage.note_failure(AgentError("board.unreadable", found, "sensors that can be read", remedy))
+        return unknown
+    _outage.note_success()
+    return reading
+
+
 def read_text(path: Path) -> str:
     """Return a file's text; empty where it cannot be read: sensors that are off answer EAGAIN or ENODATA."""
     try:
@@ -179,18 +214,18 @@ def _number(path: Path) -> float | None:
 def health(board: BoardState | None = None) -> dict[str, float | str | bool]:
     """Return memory and load of this process and board, as telemetry reports them.
 
-    Where they can be read: temperatures in degrees C, power in W, a Jetson's power mode, and whether heat slows the
-    board down (`throttling`).
+    Only what can be read: also temperatures in degrees C, power in W, a Jetson's power mode, and whether heat slows
+    the board down (`throttling`).
     """
     reading = (board or BoardState()).read()
-    state: dict[str, float | str | bool] = {
-        "rss_bytes": float(psutil.Process().memory_info().rss),
-        "memory_available_bytes": float(reading.memory_available_bytes),
-        "load_1min": os.getloadavg()[0],
-    }
-    for name, sensors in psutil.sensors_temperatures().items():
-        if sensors:
-            state[f"temperature_{name}_c"] = max(sensor.current for sensor in sensors)
+    state: dict[str, float | str | bool] = {}
+    if (rss_bytes := _read(lambda: psutil.Process().memory_info().rss, None)) is not None:
+        state["rss_bytes"] = float(rss_bytes)
+    if reading.memory_available_bytes is not None:
+        state["memory_available_bytes"] = float(reading.memory_available_bytes)
+    if (load := _read(lambda: os.getloadavg()[0], None)) is not None:
+        state["load_1min"] = load
+    state.update(_read(_temperatures, {}))
     if reading.power_mode is not None:
         state["power_mode"] = reading.power_mode
     if reading.power_w is not None:
@@ -198,6 +233,12 @@ def health(board: BoardState | None = None) -> dict[str, float | str | bool]:
     if reading.throttling is not None:
         state["throttling"] = bool(reading.throttling)
     return state
+
+
+def _temperatures() -> dict[str, float]:
+    """Return the highest temperature of each chip, by its key in `health`. Raises OSError."""
+    chips = psutil.sensors_temperatures().items()
+    return {f"temperature_{name}_c": max(each.current for each in sensors) for name, sensors in chips if sensors}
 
 
 class _Timex(ctypes.Structure):

@@ -131,6 +131,17 @@ class Outbox(MessageSource):
         """How many rows will never be sent, by kind, since the start."""
         return Counter(self._store.dropped)
 
+    @property
+    def oldest_s(self) -> float:
+        """Age of the oldest row on the disk that has not arrived, in s, as of the latest write; 0.0 without one."""
+        wall = self._store.oldest_wall
+        return max(0.0, self._clock() - wall) if wall is not None else 0.0
+
+    @property
+    def size_bytes(self) -> int:
+        """What the rows take on the disk, as of the latest write."""
+        return self._store.size_bytes
+
     def put(self, kind: str, rank: int, document: Callable[[int, int], bytes]) -> None:
         """Number a row and keep it.
 

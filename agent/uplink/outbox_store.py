@@ -161,7 +161,9 @@ class OutboxStore:
     Attributes:
         epoch: Of what is put now. It grows once the disk is back and holds a later one.
         dropped: By kind, how many rows were dropped unsent since the start.
-        oldest: Key of the oldest row that waits to be confirmed.
+        oldest: Key of the oldest row that waits to be confirmed, as of the latest write.
+        oldest_wall: Its date, Unix s.
+        size_bytes: What the rows take, as of the latest write.
         returned: Set when the disk works again: what lies there is due again. The outbox resets it.
 
     Raises AgentError (`outbox.schema`) for a file of a newer tared.
@@ -181,6 +183,8 @@ class OutboxStore:
         self._ranges_at = START  # and up to here also the ranges that have grown since
         self.dropped: Counter[str] = Counter()
         self.oldest: Key | None = None
+        self.oldest_wall: float | None = None
+        self.size_bytes = 0
         self.epoch = 0
         self._is_blind = True  # the disk could not be read yet: earlier epochs are unknown
         self._collected = False  # a collector has confirmed rows of ours
@@ -260,7 +264,8 @@ class OutboxStore:
             if again and self.needs_collector:
                 self._table.mark_all_due()
             self._keep_facts(self._table)
-            self.oldest = self._table.oldest_key()
+            self.oldest, self.oldest_wall = self._table.oldest()
+            self.size_bytes = self._table.size_bytes()
         self.dropped += dropped + refused + Counter(kind for _, kind in writes.lost)
 
     def _declare_forgotten(self, epoch: int, upto: int, last: Key) -> None:
@@ -456,9 +461,10 @@ class OutboxTable:
         ).fetchone()[0]
         return int(smallest) if smallest is not None else None
 
-    def oldest_key(self) -> Key | None:
-        """Return the smallest key of all rows."""
-        return self.db.execute("SELECT epoch, seq FROM rows ORDER BY epoch, seq LIMIT 1").fetchone()  # type: ignore[no-any-return]  # sqlite3 knows no types
+    def oldest(self) -> tuple[Key, float] | tuple[None, None]:
+        """Return the smallest key of all rows, and its date in Unix s."""
+        row = self.db.execute("SELECT epoch, seq, wall FROM rows ORDER BY epoch, seq LIMIT 1").fetchone()
+        return ((row[0], row[1]), row[2]) if row is not None else (None, None)
 
     def last_epoch(self) -> int:
         """Return the greatest epoch of any row or range; 0 without one."""

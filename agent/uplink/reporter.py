@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from pydantic import JsonValue
 
@@ -21,11 +23,43 @@ log = logging.getLogger(__package__)
 _ALARMS = frozenset({"alarm", "error", "fidelity", "view", "swap", "commit", "rollback"})
 
 
+@dataclass
+class EventCounts:
+    """Counts what was reported, for metrics. The reporter's thread counts; any thread may take a copy of a counter.
+
+    Args:
+        events: By kind.
+        errors: By code.
+        alarms: Drift alarms by camera.
+        jobs: By trigger, step and error code, also those that go on; the code is empty unless the job failed.
+    """
+
+    events: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    alarms: Counter[str] = field(default_factory=Counter)
+    jobs: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+
+    def note(self, kind: str, detail: Mapping[str, JsonValue]) -> None:
+        """Count an event."""
+        self.events[kind] += 1
+        code = str(detail.get("code", ""))
+        if kind == "error":
+            self.errors[code] += 1
+        elif kind == "alarm":
+            self.alarms[str(detail.get("camera"))] += 1
+        if kind in ("job", "error") and "trigger" in detail and "step" in detail:
+            self.jobs[str(detail["trigger"]), str(detail["step"]), code] += 1
+
+
 class Reporter:
-    """Puts telemetry and events into the link's outbox. Without a link, events still go to the log."""
+    """Puts telemetry and events into the link's outbox. Without a link, events still go to the log.
+
+    counts: of the events so far.
+    """
 
     def __init__(self, link: MqttLink | None, birth: Birth, clock: Callable[[], float] = unix_s) -> None:
         """clock: Unix time of the board."""
+        self.counts = EventCounts()
         self._link = link
         self._birth = birth
         self._clock = clock
@@ -65,6 +99,7 @@ class Reporter:
 
     def event(self, kind: str, level: int = logging.INFO, /, **detail: JsonValue) -> None:
         """Report that something happened; `kind` as in Event."""
+        self.counts.note(kind, detail)
         log.log(level, "event=%s" + "".join(f" {key}=%r" for key in detail), kind, *detail.values())
         if self._link is not None:
             ts, rank = self._clock(), ALARM if kind in _ALARMS else EVENT

@@ -16,7 +16,7 @@ from agent.contract.commands import CommandResult, StatusArgs
 from agent.control.operations import Operations
 from agent.control.reasons import Reasons, explain
 from agent.daemon.handlers import engine_handlers
-from agent.daemon.prometheus import PrometheusExporter
+from agent.daemon.prometheus import DaemonMetrics
 from agent.jobs.child_process import JobOutcome
 from agent.jobs.headroom import Headroom
 from agent.monitoring.camera_monitor import CameraState
@@ -164,7 +164,7 @@ def test_each_place_shows_the_same_sentence(board: Board) -> None:
     assert status is not None
     assert status["degraded_reason"] == why.degraded
     assert (status["held_back"], status["held_back_code"]) == (why.held_back, why.code)
-    exporter = PrometheusExporter()
+    exporter = DaemonMetrics()
     exporter.set_source(board.operations, None)
     samples = {sample.name: sample.labels for metric in exporter.collect() for sample in metric.samples}
     assert samples["tared_degraded_info"] == {"reason": why.degraded}

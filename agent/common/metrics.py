@@ -1,0 +1,187 @@
+"""Serve the metrics of a process to Prometheus, at http://HOST:PORT/metrics; every long-running process of tared may.
+
+One thread of low priority serves all connections, which are bounded (agent/common/http). A scrape reads what the
+process counts anyway, and can end nothing but itself. Floods of scrapes get the same text for a moment.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+from importlib.metadata import version
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import InfoMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from agent.common.addresses import is_loopback, is_unspecified, split_address
+from agent.common.errors import AgentError, ConfigError
+from agent.common.http.connection import Connection
+from agent.common.http.reception import Reception, listen
+from agent.common.http.request import RefusedRequest, Request, parse_head, response
+from agent.common.timing import Backoff, RetryState
+from calibrate.errors import TaredError
+
+log = logging.getLogger(__package__)
+
+PATH = "/metrics"
+
+_NICE = 10  # of the thread: the process's own work goes first
+_FRESH_S = 0.25  # for so long scrapes get the text that the latest one got
+_RETRY_S = (1.0, 60.0)  # between two attempts, at random up to so much
+_END_S = 5.0
+
+
+@dataclass(frozen=True)
+class MetricsAddress:
+    """Where metrics are served. names: further names by which a Prometheus server may ask, in its Host header."""
+
+    host: str
+    port: int
+    names: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str, names: tuple[str, ...] = ()) -> MetricsAddress:
+        """Parse `HOST:PORT`. Raises ConfigError (`metrics.address`)."""
+        address = split_address(text)
+        if address is None or not address[0]:
+            raise ConfigError("metrics.address", f"--metrics {text!a}", "such as 127.0.0.1:9756", "correct it")
+        return cls(*address, names)
+
+    def admits(self, request: Request, reached: str) -> bool:
+        """Return whether the Host of a request is a known one.
+
+        A page in a browser whose own name was made to lead here (DNS rebinding) would read the metrics.
+
+        reached: the address of this machine at which the connection has arrived; it counts as configured where all
+        addresses are listened on.
+        """
+        asked = request.host
+        if asked is None:
+            return False
+        known = {self.host.lower(), *(name.lower() for name in self.names)}
+        return is_loopback(asked) or asked in known or (is_unspecified(self.host) and asked == reached)
+
+
+class MetricsServer(threading.Thread):
+    """A context manager; inside it the metrics are served."""
+
+    def __init__(self, address: MetricsAddress, build: Mapping[str, str], collector: Collector) -> None:
+        """Listen.
+
+        Args:
+            build: Labels of `tared_build_info` beside the version, such as the program.
+            collector: Called in this thread for each scrape, at most four times a second.
+
+        Raises ConfigError (`metrics.port`).
+        """
+        super().__init__(name="metrics", daemon=True)
+        self._address = address
+        self._registry = CollectorRegistry()
+        self._registry.register(_Build({"version": version("tared"), **build}))
+        self._registry.register(collector)
+        ProcessCollector(registry=self._registry)
+        self._accepting, self._reading, self._serving = (RetryState(_report, Backoff(*_RETRY_S), 1) for _ in range(3))
+        self._texts: dict[str, tuple[float, bytes]] = {}  # by content type, when it was made
+        self._ending = False
+        try:
+            self._listener = listen(address.host, address.port)
+            self._wakes, self._wake = socket.socketpair()
+        except OSError as error:
+            found = f"{address.host} port {address.port}: {error.strerror or error}"
+            raise ConfigError("metrics.port", found, "a free port of this machine", "choose another") from None
+        for each in (self._wakes, self._wake):
+            each.setblocking(False)
+
+    def __enter__(self) -> MetricsServer:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending = True
+        with suppress(BlockingIOError):
+            self._wake.send(b"\0")
+        self.join(_END_S)
+        if not self.is_alive():
+            for each in (self._listener, self._wakes, self._wake):
+                each.close()
+
+    def run(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        while not self._ending:
+            self._serve()
+
+    def _serve(self) -> None:
+        """Serve until the end, or until a fault, which must not end the process; then wait a little."""
+        try:
+            reception = Reception(self._listener, self._wakes, Connection, self._answer, self._accepting, "metrics")
+            with closing(reception):
+                while not self._ending:
+                    reception.turn(None)
+                    self._serving.note_success()
+        except Exception as error:
+            found = f"{type(error).__name__}: {error}"
+            failure = AgentError("metrics.failed", found, "scrapes that are answered", "see what else fails here")
+            time.sleep(self._serving.note_failure(failure))
+
+    def _answer(self, connection: Connection, head: bytes, now_s: float) -> None:
+        try:
+            request = parse_head(head)
+            self._check(request, connection.socket.getsockname()[0])
+            encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+            text = self._text(partial(encode, self._registry), content_type)
+            answer = response(HTTPStatus.OK, text, content_type)
+            connection.finish(answer if request.method == "GET" else answer[: len(answer) - len(text)], now_s)
+        except RefusedRequest as refusal:
+            connection.finish(refusal.response, now_s)
+
+    def _check(self, request: Request, reached: str) -> None:
+        if not self._address.admits(request, reached):
+            text = f"the Host of the request is not known: use {self._address.host}, or configure the name"
+            raise RefusedRequest(HTTPStatus.FORBIDDEN, text)
+        if request.path != PATH:
+            raise RefusedRequest(HTTPStatus.NOT_FOUND, f"expected {PATH}")
+        if request.method not in ("GET", "HEAD"):
+            raise RefusedRequest(HTTPStatus.METHOD_NOT_ALLOWED, "expected GET or HEAD", "Allow: GET, HEAD")
+
+    def _text(self, encode: partial[bytes], content_type: str) -> bytes:
+        """Return the metrics of now, or of a moment ago. Raises RefusedRequest."""
+        made_s, text = self._texts.get(content_type, (0.0, b""))
+        if text and time.monotonic() < made_s + _FRESH_S:
+            return text
+        try:
+            text = encode()
+        except Exception as error:  # whatever cannot be read now; the next scrape may succeed
+            found = f"{type(error).__name__}: {error}"
+            failure = AgentError("metrics.read", found, "metrics that can be read", "see what else fails here")
+            self._reading.note_failure(failure)
+            raise RefusedRequest(HTTPStatus.SERVICE_UNAVAILABLE, str(failure)) from None
+        self._reading.note_success()
+        self._texts = {content_type: (time.monotonic(), text)}
+        return text
+
+
+class _Build(Collector):
+    def __init__(self, labels: Mapping[str, str]) -> None:
+        self._labels = dict(labels)
+
+    def collect(self) -> Iterator[Metric]:
+        build = InfoMetricFamily("tared_build", "The version that runs, and what of it.")
+        build.add_metric([], self._labels)
+        yield build
+
+
+def _report(error: TaredError | None) -> None:
+    if error is None:
+        log.info("metrics=back")
+    else:
+        log.warning("metrics=failing error=%r", str(error))
