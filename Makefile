@@ -24,14 +24,14 @@ unexport PYTHONDONTWRITEBYTECODE
 export OPENBLAS_NUM_THREADS := 1
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test trials openvino check generated soak sanitize lock clean broker rtsp systemd postgres browser bindings wheelhouse gpu-check
+.PHONY: run test trials openvino check generated soak sanitize lock clean broker rtsp systemd postgres browser promtool bindings wheelhouse gpu-check
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run $(SAMPLE)/street.mp4
 	@rm -rf var/state  # every run of the sample starts on a blank board
 	@$(BIN)/tared run -c examples/street/config.yaml --web 127.0.0.1:0
 
-test: $(VENV)/.test broker rtsp systemd postgres browser bindings
+test: $(VENV)/.test broker rtsp systemd postgres browser promtool bindings
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 40
 
 check: $(VENV)/.test
@@ -103,6 +103,12 @@ browser:
 	@command -v chromedriver >/dev/null || \
 	  { [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium chromium-driver >/dev/null; } || \
 	  echo "Chromium is not installed and cannot be: no browser looks at the pages"
+
+# Prometheus's own judge of metrics, rules and their tests; its server is installed beside it, and need not run.
+promtool:
+	@command -v promtool >/dev/null || \
+	  { [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq install -y --no-install-recommends prometheus >/dev/null; } || \
+	  echo "promtool is not installed and cannot be: nobody judges metrics and docs/prometheus"
 
 # 4 MB from the package index, once. Without it their test is skipped, and the line that says so names the reason.
 bindings: $(VENV)/.test

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import codecs
 import hashlib
 import os
 import re
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _MAKE_ONE = "make one with 'tared keys new'"
 _ID_CHARACTERS = 16
+codecs.lookup("utf_16_be")  # rfc8785 sorts by it; Python opens a file for it, which may fail once commands come
 
 
 def canonical(document: Mapping[str, Any]) -> bytes:

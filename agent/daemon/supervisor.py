@@ -20,9 +20,9 @@ from agent.commands.dispatcher import Handler
 from agent.commands.labels import LabelsInbox
 from agent.commands.settings import Settings
 from agent.common.console import Task, progress
-from agent.common.errors import CameraError
+from agent.common.errors import AgentError, CameraError
 from agent.common.main_thread import MainThreadQueue, RunInMainThread
-from agent.common.timing import PeriodicTimer
+from agent.common.timing import Backoff, PeriodicTimer, RetryState
 from agent.config import Config
 from agent.contract.messages import Birth
 from agent.control.operations import Operations
@@ -37,7 +37,7 @@ from agent.models.engine_service import EngineService
 from agent.models.model import Model
 from agent.models.model_watch import ModelWatch
 from agent.monitoring.accuracy import Truth
-from agent.monitoring.camera_monitor import least_faithful
+from agent.monitoring.camera_monitor import CameraStates, least_faithful
 from agent.monitoring.history import History
 from agent.results.preview import Preview
 from agent.results.writer import ResultsWriter
@@ -52,6 +52,7 @@ from engines.store.signing import find_key
 
 _TICK_S = 0.1
 _QUIET_S = 2.0  # nothing is reported before: an engine that is ready by then was only loaded
+_WELL_AFTER = 100  # reports in a row, after which an outage has ended
 _PATIENCE_S = 300  # the longest that a builder takes for one step; after that it hangs
 
 
@@ -133,6 +134,7 @@ class Supervisor:
         if settings.config.log_level != config.log_level:
             set_log_level(settings.config.log_level)
         self._config = config = settings.config
+        self._reporting = RetryState(lambda error: self._on_part("report", error), Backoff(), _WELL_AFTER)
         self._telemetry = PeriodicTimer(config.mqtt.telemetry_period_s, time.monotonic())
         past = CrashRecovery(config.state_dir, reporter)
         self._service = EngineService(model, backend, Store(config.state_dir, find_key()))
@@ -273,18 +275,28 @@ class Supervisor:
             if self._pipeline.pulse != pinged:
                 pinged = self._pipeline.pulse
                 notify_service_manager("WATCHDOG=1")
-            if self._pipeline.served and self._history.is_due(self._pipeline.last_ts):
-                self._history.add(self._pipeline.last_ts, self._status.history(states))
-            reasons = explain(self.operations, states)
-            if self._link is not None:
-                self._link.set_state("degraded" if self._service.is_degraded else "online", reasons.sentence)
-            line = self._status.progress_line(states, self._built_percent)
-            bar.update(self._pipeline.served, line)
-            if self._telemetry.due(time.monotonic()):
-                self._reporter.telemetry(
-                    self._status.telemetry(states), self._results_dropped, reasons.as_dict(), self._preview_state
-                )
+            try:
+                self._report(states, bar)
+            except (OSError, MemoryError) as error:  # what only reports ends nothing
+                found, remedy = f"{type(error).__name__}: {error}", "see what else takes descriptors or memory here"
+                self._reporting.note_failure(AgentError("report.failed", found, "a state that is reported", remedy))
+            else:
+                self._reporting.note_success()
         self._receive()
+
+    def _report(self, states: CameraStates, bar: Task) -> None:
+        """Report the state wherever it is shown. Raises OSError, MemoryError where the system refuses something."""
+        if self._pipeline.served and self._history.is_due(self._pipeline.last_ts):
+            self._history.add(self._pipeline.last_ts, self._status.history(states))
+        reasons = explain(self.operations, states)
+        if self._link is not None:
+            self._link.set_state("degraded" if self._service.is_degraded else "online", reasons.sentence)
+        line = self._status.progress_line(states, self._built_percent)
+        bar.update(self._pipeline.served, line)
+        if self._telemetry.due(time.monotonic()):
+            self._reporter.telemetry(
+                self._status.telemetry(states), self._results_dropped, reasons.as_dict(), self._preview_state
+            )
 
     def _goes_on_without_frames(self) -> bool:
         """Return True while a job needs no more frames; one that collects makes do with those of a recording."""

@@ -225,7 +225,7 @@ def health(board: BoardState | None = None) -> dict[str, float | str | bool]:
         state["memory_available_bytes"] = float(reading.memory_available_bytes)
     if (load := _read(lambda: os.getloadavg()[0], None)) is not None:
         state["load_1min"] = load
-    state.update(_read(_temperatures, {}))
+    state.update(_read(_temperatures, dict[str, float]()))
     if reading.power_mode is not None:
         state["power_mode"] = reading.power_mode
     if reading.power_w is not None:

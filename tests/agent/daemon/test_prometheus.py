@@ -1,51 +1,24 @@
-"""What a Prometheus server scrapes from a daemon that runs, by the rules of `promtool check metrics`.
-
-The rules: https://github.com/prometheus/client_golang, prometheus/testutil/promlint, and
-https://prometheus.io/docs/practices/naming/.
-"""
+"""What a Prometheus server scrapes from a daemon that runs, as promtool judges it; and what its counters count."""
 
 from __future__ import annotations
 
-import re
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pytest
 from brokers import RealBroker, Watcher, eventually, free_port
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_values import scrape, value
+from promtool import Fixed, metrics_server, promtool
 from worlds import World
 
-from agent.common.errors import ConfigError
 from agent.common.latency import LatencyHistogram, LoopMeter
 from agent.contract.topics import Topics
-from agent.daemon.prometheus import serve_metrics
-
-_NO_BASE_UNIT = re.compile(r"_(milliseconds|ms|microseconds|us|minutes|hours|kilobytes|kb|mb|percent|fahrenheit)(_|$)")
-_TYPE_IN_NAME = re.compile(r"_(gauge|counter|histogram|summary)(_|$)")
-
-
-def problems(families: list[Metric], text: str) -> list[str]:
-    """What promtool would say."""
-    found = []
-    for family in families:
-        name = family.name
-        sample_names = {sample.name for sample in family.samples}
-        if not family.documentation:
-            found.append(f"{name}: no help text")
-        if family.type == "counter" and not all(each.endswith(("_total", "_created")) for each in sample_names):
-            found.append(f"{name}: a counter without _total")
-        if family.type != "counter" and name.endswith("_total"):
-            found.append(f"{name}: _total is for counters")
-        if family.type not in ("histogram", "summary") and re.search(r"_(count|sum|bucket)$", name):
-            found.append(f"{name}: a suffix of histograms")
-        if _NO_BASE_UNIT.search(name) or _TYPE_IN_NAME.search(name) or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-            found.append(f"{name}: no name by the conventions")
-        if f"# TYPE {name} " not in text and f"# TYPE {name}_total " not in text:
-            found.append(f"{name}: no TYPE")
-        labels = {label for sample in family.samples for label in sample.labels}
-        found += [f"{name}: label {label}" for label in labels if not re.fullmatch(r"[a-z_]+", label) and label != name]
-    return found
+from agent.daemon import prometheus
+from agent.daemon.prometheus import DaemonMetrics
+from agent.uplink.reporter import EventCounts
 
 
 @pytest.fixture
@@ -73,13 +46,15 @@ def test_a_running_daemon_is_scraped(scraped: World) -> None:
         eventually(lambda: value(port, "tared_fidelity_ratio", bound="estimate") is not None, 60.0)
         text = scrape(port)
         families = list(text_string_to_metric_families(text))
-    assert problems(families, text) == []
+    promtool("check", "metrics", content=text)
     names = {family.name for family in families}
     assert names >= {
         "tared_frames", "tared_dropped_frames", "tared_frame_latency_seconds", "tared_fidelity_ratio",
         "tared_drift_predicted_gain_db", "tared_drift_state", "tared_engine_info", "tared_job_state",
         "tared_camera_up", "tared_observer_up", "tared_mqtt_connected", "tared_board_memory_available_bytes",
-        "process_cpu_seconds",
+        "process_cpu_seconds", "tared_build_info", "tared_jobs", "tared_job_errors", "tared_events",
+        "tared_drift_alarms", "tared_mqtt_outbox_bytes", "tared_mqtt_outbox_oldest_seconds",
+        "tared_observing_time_ratio", "tared_view_trouble",
     }  # fmt: skip
     by_name = {family.name: family for family in families}
     for state in ("tared_job_state", "tared_drift_state"):
@@ -101,24 +76,56 @@ def test_without_a_port_nothing_listens(calibrated_world: World, any_broker: Rea
     assert listening == []
 
 
-def test_the_rules_notice_bad_names() -> None:
-    bad = GaugeMetricFamily("tared_latency_ms", "", value=1.0)
-    assert len(problems([bad], "")) == 3
+def _samples(families: list[Metric], name: str) -> dict[tuple[str, ...], float]:
+    """By the values of the labels."""
+    return {
+        tuple(each.labels.values()): each.value for family in families for each in family.samples if each.name == name
+    }
 
 
-def test_a_port_that_is_taken_is_named(any_broker: RealBroker) -> None:
-    with (
-        pytest.raises(ConfigError, match=r"metrics\.port.*choose another"),
-        serve_metrics("127.0.0.1", any_broker.port),
-    ):
-        pass
+def test_jobs_are_counted_by_trigger_end_and_code() -> None:
+    counts = EventCounts()
+    counts.note("job", {"trigger": "alarm", "step": "COLLECTING"})
+    counts.note("job", {"trigger": "alarm", "step": "COMMITTED"})
+    counts.note("job", {"trigger": "command", "step": "CANCELLED", "message": "the operator cancels it"})
+    counts.note("alarm", {"camera": "street"})
+    for trigger, step, code in [
+        ("alarm", "FAILED", "recalibration.refused"),
+        ("alarm", "FAILED", "recalibration.disk"),
+        ("alarm", "ROLLED_BACK", "probation.latency"),
+    ]:
+        counts.note("error", {"trigger": trigger, "step": step, "code": code, "message": ""})
+    counts.note("error", {"code": "history.write", "message": ""})
+    families = list(prometheus._events(counts, ["street", "yard"]))
+    jobs = _samples(families, "tared_jobs_total")
+    assert {labels: count for labels, count in jobs.items() if count} == {
+        ("alarm", "committed"): 1, ("alarm", "refused"): 1, ("alarm", "failed"): 1, ("alarm", "rolled_back"): 1,
+        ("command", "cancelled"): 1,
+    }  # fmt: skip
+    assert jobs["schedule", "rolled_back"] == 0  # else an alert would miss the first one
+    errors = _samples(families, "tared_job_errors_total")
+    assert errors["rolled_back", "probation.latency"] == errors["failed", "recalibration.disk"] == 1
+    assert errors["refused", "recalibration.refused"] == 1
+    assert errors["rolled_back", "probation.fidelity"] == 0
+    assert _samples(families, "tared_drift_alarms_total") == {("street",): 1, ("yard",): 0}
+    assert _samples(families, "tared_errors_total")["history.write",] == 1
+    with metrics_server(Fixed(*families)) as server:
+        promtool("check", "metrics", content=scrape(server._address.port))
 
 
-def test_nobody_is_asked_before_there_is_a_daemon() -> None:
-    port = free_port()
-    with serve_metrics("127.0.0.1", port):
-        assert value(port, "tared_frames_total") is None
-        assert value(port, "process_cpu_seconds_total") is not None
+def test_counters_go_on_over_a_change_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prometheus, "_of_run", lambda run: prometheus._events(run.counts, ["camera"]))
+    metrics = DaemonMetrics()
+    for _ in range(3):
+        run = SimpleNamespace(counts=EventCounts())
+        metrics.set_source(cast(Any, run), None)
+        run.counts.note("alarm", {"camera": "camera"})
+    run.counts.note("error", {"code": "history.write"})
+    metrics.set_source(cast(Any, SimpleNamespace(counts=EventCounts())), None)
+    families = list(metrics.collect())
+    assert _samples(families, "tared_drift_alarms_total") == {("camera",): 3}
+    assert _samples(families, "tared_events_total")["alarm",] == 3
+    assert _samples(families, "tared_errors_total") == {("history.write",): 1}  # of a run that has ended
 
 
 def test_totals_do_not_begin_anew() -> None:

@@ -1,0 +1,155 @@
+"""The server of metrics: whom it answers, with what, and what it withstands."""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import socket
+import threading
+from contextlib import ExitStack
+
+import pytest
+from brokers import RealBroker, eventually, free_port
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_values import scrape, value
+from promtool import Fixed, metrics_server, promtool
+
+from agent.common.errors import ConfigError
+from agent.common.metrics import MetricsAddress, MetricsServer
+
+ONE = Fixed(GaugeMetricFamily("tared_things", "Things.", value=1.0))
+STRANGERS = 200  # tests/system/test_exhausted.py has a thousand
+
+
+def ask(server: MetricsServer, method: str = "GET", path: str = "/metrics", host: str = "127.0.0.1") -> tuple[int, str]:
+    """Status and body."""
+    connection = http.client.HTTPConnection("127.0.0.1", server._address.port, timeout=10.0)
+    try:
+        connection.request(method, path, headers={"Host": host} if host else {})
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def test_metrics_are_answered_and_nothing_else_is() -> None:
+    with metrics_server(ONE) as server:
+        status, text = ask(server)
+        assert (status, ask(server, "HEAD")) == (200, (200, ""))
+        assert "tared_things 1.0" in text
+        assert 'tared_build_info{program="test",version="' in text
+        assert ask(server, path="/")[0] == 404
+        assert ask(server, "POST")[0] == 405
+        with socket.create_connection(("127.0.0.1", server._address.port)) as stranger:
+            stranger.sendall(b"\x16\x03\x01 not HTTP\r\n\r\n")
+            assert stranger.recv(99).startswith(b"HTTP/1.1 400")
+
+
+@pytest.mark.parametrize(
+    ("listens", "host", "status"),
+    [
+        ("127.0.0.1", "localhost:9755", 200),
+        ("127.0.0.1", "camera-7.plant", 200),
+        ("127.0.0.1", "CAMERA-7.plant:9755", 200),
+        ("127.0.0.1", "evil.example", 403),
+        ("127.0.0.1", "192.168.1.5", 403),
+        ("0.0.0.0", "127.0.0.1", 200),
+        ("0.0.0.0", "192.168.1.5", 403),
+        ("127.0.0.1", "127.0.0.1.evil.example", 403),
+        ("127.0.0.1", "[::1", 403),
+    ],
+)
+def test_only_known_hosts_are_answered(listens: str, host: str, status: int) -> None:
+    with metrics_server(ONE, listens, ("camera-7.plant",)) as server:
+        assert ask(server, host=host)[0] == status
+
+
+def test_the_address_at_which_one_arrived_is_known_where_all_are_listened_on() -> None:
+    with metrics_server(ONE, "0.0.0.0") as server:
+        connection = http.client.HTTPConnection("127.0.0.2", server._address.port, timeout=10.0)
+        connection.request("GET", "/metrics")
+        assert connection.getresponse().status == 200
+        connection.close()
+
+
+def test_what_cannot_be_read_is_a_refusal_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    collector = Fixed(*ONE.metrics)
+    caplog.set_level(logging.INFO)
+    with metrics_server(collector) as server:
+        collector.error = OSError(24, "Too many open files")
+        answers = [ask(server) for _ in range(3)]
+        collector.error = None
+        assert ask(server)[0] == 200
+    assert {status for status, _ in answers} == {503}
+    assert "Too many open files" in answers[0][1]
+    assert caplog.text.count("metrics=failing") == caplog.text.count("metrics=back") == 1
+
+
+def test_a_fault_of_the_server_ends_neither_it_nor_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent.common.metrics._RETRY_S", (0.01, 0.02))
+    with metrics_server(ONE) as server:
+        with monkeypatch.context() as faulty:
+            faulty.setattr(server, "_check", lambda *_: 1 / 0)
+            with pytest.raises((OSError, http.client.HTTPException)):
+                ask(server)
+        assert ask(server)[0] == 200
+
+
+def test_strangers_keep_no_scrape_out_and_take_no_thread() -> None:
+    threads = threading.active_count()
+    with metrics_server(ONE) as server, ExitStack() as stack:
+        port = server._address.port
+        for number in range(STRANGERS):
+            stranger = stack.enter_context(socket.create_connection(("127.0.0.1", port), 10.0))
+            if number % 2:
+                stranger.sendall(b"GET /metrics HTTP/1.1\r\nHost: 127")
+        assert threading.active_count() == threads + 1
+        assert value(port, "tared_things") == 1.0
+        taken = value(port, "process_open_fds")  # the strangers' own ends are of this process, too
+        assert taken is not None
+        assert taken < STRANGERS + 150
+
+
+def test_an_idle_connection_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent.common.http.reception._REQUEST_S", 0.1)
+    with (
+        metrics_server(ONE) as server,
+        socket.create_connection(("127.0.0.1", server._address.port), 10.0) as stranger,
+    ):
+        stranger.sendall(b"GET /metrics HTTP/1.1\r\n")
+        assert stranger.recv(1) == b""
+
+
+def test_prometheus_gets_the_format_that_it_prefers() -> None:
+    with metrics_server(ONE) as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server._address.port, timeout=10.0)
+        connection.request(
+            "GET", "/metrics", headers={"Accept": "application/openmetrics-text;version=1.0.0,*/*;q=0.1"}
+        )
+        answer = connection.getresponse()
+        assert answer.getheader("Content-Type", "").startswith("application/openmetrics-text")
+        assert answer.read().endswith(b"# EOF\n")
+        connection.close()
+        promtool("check", "metrics", content=scrape(server._address.port))
+
+
+@pytest.mark.broker
+def test_a_port_that_is_taken_is_named(any_broker: RealBroker) -> None:
+    with pytest.raises(ConfigError, match=r"metrics\.port.*choose another"):
+        MetricsServer(MetricsAddress("127.0.0.1", any_broker.port), {}, ONE)
+
+
+@pytest.mark.parametrize("text", ["9755", ":9755", "127.0.0.1:", "127.0.0.1:99999", "localhost:http"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"metrics\.address.*such as 127\.0\.0\.1:9756"):
+        MetricsAddress.parse(text)
+    assert MetricsAddress.parse("[::1]:9755") == MetricsAddress("::1", 9755)
+
+
+def test_it_ends_while_strangers_hold_on() -> None:
+    port = free_port()
+    server = MetricsServer(MetricsAddress("127.0.0.1", port), {}, ONE)
+    with server, socket.create_connection(("127.0.0.1", port), 10.0) as stranger:
+        eventually(lambda: value(port, "tared_things") == 1.0)
+        stranger.sendall(b"GET ")
+    assert not server.is_alive()

@@ -1,0 +1,77 @@
+"""Descriptors are used up beside a daemon, and strangers hold on to its metrics: frames go on, and it says why."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import time
+from contextlib import ExitStack
+
+import pytest
+from brokers import RealBroker, Watcher, eventually, free_port
+from prometheus_values import scrape, value
+from promtool import promtool
+from worlds import World
+
+from agent.contract.commands import CommandResult
+from agent.contract.topics import Topics
+from fleet.operator import new_command, send
+
+TOPICS = Topics("default", "board")
+STRANGERS = 1000
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+def test_neither_strangers_nor_a_lack_of_descriptors_end_the_video(
+    calibrated_world: World, any_broker: RealBroker
+) -> None:
+    port = free_port()
+    mqtt = {"host": any_broker.host, "port": any_broker.port, "telemetry_period_s": 0.5, "outbox": {"commit_s": 0.1}}
+    calibrated_world.change(metrics={"port": port}, mqtt=mqtt, camera={"loop": True})
+    with Watcher(any_broker.endpoint) as watcher, calibrated_world.running() as process:
+        watcher.expect(TOPICS.telemetry)
+        eventually(lambda: value(port, "tared_frames_total") is not None)
+        threads = len(os.listdir(f"/proc/{process.pid}/task"))
+        with ExitStack() as stack:
+            for number in range(STRANGERS):
+                stranger = stack.enter_context(socket.create_connection(("127.0.0.1", port), 10.0))
+                if number % 2:
+                    stranger.sendall(b"GET /metrics HTTP/1.1\r\nHost: 127")
+            assert len(os.listdir(f"/proc/{process.pid}/task")) <= threads + 1  # a child's follower may have begun
+            promtool("check", "metrics", content=scrape(port))
+        eventually(lambda: (value(port, "tared_frames_total") or 0.0) > 0.0)
+        before = value(port, "tared_frames_total")
+        assert before is not None
+        watcher.all()
+        limits = _exhaust(process.pid)
+        eventually(lambda: "memory_available_bytes" not in watcher.expect(TOPICS.telemetry)["health"])
+        for _ in range(4):
+            assert watcher.expect(TOPICS.telemetry)["cameras"]["camera"]["fps"] > 0.0
+        assert [each.status for each in _results(any_broker, "status")] == ["ACCEPTED", "SUCCEEDED"]
+        (refusal,) = _results(any_broker, "recalibrate", frames="8")
+        assert refusal.error is not None
+        assert refusal.error.code == "command.log"  # nothing starts that is not written down
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limits)
+        eventually(lambda: "memory_available_bytes" in watcher.expect(TOPICS.telemetry)["health"])
+        eventually(lambda: (value(port, "tared_frames_total") or 0.0) > before)
+        process.send_signal(signal.SIGTERM)
+        output, errors = process.communicate(timeout=30.0)
+    assert process.returncode == 0, errors
+    assert json.loads(output)["frames"] > before
+    assert "Traceback" not in errors
+    assert errors.count("board=unreadable") == 1
+
+
+def _results(broker: RealBroker, op: str, **arguments: str) -> list[CommandResult]:
+    return list(send(broker.endpoint, TOPICS, new_command(op, arguments, time.time()), silence_s=20.0))
+
+
+def _exhaust(process: int) -> tuple[int, int]:
+    """Let a process open no descriptor more: those below 3 are taken. Return the limits that it had."""
+    limits = resource.prlimit(process, resource.RLIMIT_NOFILE)
+    resource.prlimit(process, resource.RLIMIT_NOFILE, (3, limits[1]))
+    return limits
