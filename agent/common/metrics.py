@@ -75,12 +75,12 @@ class MetricsAddress:
 class MetricsServer(threading.Thread):
     """A context manager; inside it the metrics are served."""
 
-    def __init__(self, address: MetricsAddress, build: Mapping[str, str], collector: Collector) -> None:
+    def __init__(self, address: MetricsAddress, build: Mapping[str, str], *collectors: Collector) -> None:
         """Listen.
 
         Args:
             build: Labels of `tared_build_info` beside the version, such as the program.
-            collector: Called in this thread for each scrape, at most four times a second.
+            collectors: Called in this thread for each scrape, at most four times a second.
 
         Raises ConfigError (`metrics.port`).
         """
@@ -88,7 +88,8 @@ class MetricsServer(threading.Thread):
         self._address = address
         self._registry = CollectorRegistry()
         self._registry.register(_Build({"version": version("tared"), **build}))
-        self._registry.register(collector)
+        for collector in collectors:
+            self._registry.register(collector)
         ProcessCollector(registry=self._registry)
         self._accepting, self._reading, self._serving = (RetryState(_report, Backoff(*_RETRY_S), 1) for _ in range(3))
         self._texts: dict[str, tuple[float, bytes]] = {}  # by content type, when it was made

@@ -61,6 +61,16 @@ class ReceiveQueue:
         self._bytes = 0
 
     @property
+    def waiting_bytes(self) -> int:
+        """What waits to be popped."""
+        return self._bytes
+
+    @property
+    def unconfirmed(self) -> int:
+        """Messages that have come, and that the reader has not finished with."""
+        return self.arrived - self.confirmed
+
+    @property
     def has_room(self) -> bool:
         return self._bytes < self._most_bytes
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from agent.cli.arguments import number
 
 if TYPE_CHECKING:  # imported when a command runs, as in agent/cli/offline.py
     from _typeshed import DataclassInstance
+    from prometheus_client.registry import Collector
 
     from agent.contract.signing import Signer
     from agent.mqtt.config import MqttConfig
@@ -40,6 +42,32 @@ def signer_from(options: argparse.Namespace) -> Signer | None:
     from agent.contract.signing import Signer
 
     return Signer(options.sign) if options.sign is not None else None
+
+
+def add_metrics_options(parser: argparse.ArgumentParser) -> None:
+    """Add --metrics and --metrics-name, for `serving_metrics`."""
+    about = "serve metrics for Prometheus there, at /metrics, without a password (default: none)"
+    parser.add_argument("--metrics", metavar="HOST:PORT", help=about)
+    about = "a further name by which Prometheus may ask for them; may be repeated (default: none)"
+    parser.add_argument("--metrics-name", action="append", default=[], metavar="HOST", help=about)
+
+
+@contextmanager
+def serving_metrics(
+    options: argparse.Namespace, program: str, collectors: Callable[[], Sequence[Collector]]
+) -> Iterator[None]:
+    """Serve the metrics of a program while the block runs, if the options say where.
+
+    Without them nothing is imported for it. Raises ConfigError (`metrics.address`, `metrics.port`).
+    """
+    if options.metrics is None:
+        yield
+        return
+    from agent.common.metrics import MetricsAddress, MetricsServer
+
+    address = MetricsAddress.parse(options.metrics, tuple(options.metrics_name))
+    with MetricsServer(address, {"program": program}, *collectors()):
+        yield
 
 
 def run_until_signalled(

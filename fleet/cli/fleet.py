@@ -11,7 +11,7 @@ import json
 import math
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -23,19 +23,23 @@ from agent.common.errors import AgentError
 from fleet.cli.arguments import (
     add_broker_options,
     add_database_option,
+    add_metrics_options,
     add_sign_option,
     endpoint_from,
     field_values,
     fleet_from,
     fleets_from,
     run_until_signalled,
+    serving_metrics,
     signer_from,
 )
 from fleet.cli.rollout import add_rollout
 
 if TYPE_CHECKING:  # imported when a command runs, as in agent/cli/offline.py
     from _typeshed import DataclassInstance
+    from prometheus_client.registry import Collector as MetricsCollector
 
+    from fleet.collector.collector import Collector
     from fleet.devices.devices import Device, Devices
     from fleet.merge.calibration import MergedCalibration
     from fleet.merge.exchange import MergeExchange
@@ -61,6 +65,7 @@ def add_fleet(commands: Any) -> None:
     collect.add_argument("--part", type=_part, metavar="N/M", help=part)
     days = "days that reports are kept"
     collect.add_argument("--keep-days", type=number(float, 0.01, 36_500.0), default=30.0, metavar="DAYS", help=days)
+    add_metrics_options(collect)
     add_broker_options(collect, "all")
     _add_merge(actions)
     add_rollout(actions)
@@ -177,12 +182,20 @@ def _collect(options: argparse.Namespace) -> int:
     def show() -> tuple[int, str]:
         return counts["report"], f"{counts['gap']} gaps, {counts['refused']} refused; {collector.outcome}"
 
-    run_until_signalled(collector.run, "collecting", None, show)
+    with serving_metrics(options, "collect", lambda: _collector_metrics(collector, options.db)):
+        run_until_signalled(collector.run, "collecting", None, show)
     if options.json:
         print(json.dumps({"counts": {name: counts[name] for name in _COUNTED}}))
     else:
         print(f"{counts['report']} reports, {counts['gap']} gaps, {counts['refused']} refused, in {store.where}")
     return 0
+
+
+def _collector_metrics(collector: Collector, db: str) -> Sequence[MetricsCollector]:
+    from fleet.metrics.processes import CollectorMetrics
+    from fleet.metrics.store import StoreMetrics, device_metrics
+
+    return CollectorMetrics(collector), StoreMetrics(db, device_metrics)
 
 
 @contextmanager

@@ -6,20 +6,27 @@ import argparse
 import json
 import os
 import time
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent.cli.arguments import command, number, print_result
 from agent.common.errors import AgentError, ConfigError
 from fleet.cli.arguments import (
     add_broker_options,
     add_database_option,
+    add_metrics_options,
     add_sign_option,
     endpoint_from,
     fleet_from,
+    serving_metrics,
     signer_from,
 )
+
+if TYPE_CHECKING:  # imported when a command runs, as in agent/cli/offline.py
+    from prometheus_client.registry import Collector
+
+    from fleet.web.boards import LiveBoards
 
 _OPS = (
     "status, recalibrate, rollback, cancel, switch, set, log_level, restart, snapshot, model, histograms, calibration"
@@ -68,6 +75,7 @@ def add_operator(commands: Any) -> None:
     files = "the folder of models and calibrations that rollouts of its pages may send (default: none)"
     web.add_argument("--files", type=Path, metavar="FOLDER", help=files)
     add_sign_option(web)
+    add_metrics_options(web)
     add_broker_options(web)
 
     about = "keys that sign commands and releases"
@@ -146,8 +154,19 @@ def _web(options: argparse.Namespace) -> int:
     listen = Listen.parse(options.listen, tuple(options.name))
     endpoint, fleet, signer = endpoint_from(options), fleet_from(options), signer_from(options)
     store = StoreOptions(options.db, options.files) if options.db is not None else None
-    run_web(endpoint, fleet, listen, options.web_password_file, signer, lambda url: say(f"boards: {url}"), store)
+
+    def metrics(boards: LiveBoards) -> AbstractContextManager[None]:
+        return serving_metrics(options, "web", lambda: [_web_metrics(boards)])
+
+    password_file = options.web_password_file
+    run_web(endpoint, fleet, listen, password_file, signer, lambda url: say(f"boards: {url}"), store, metrics)
     return 0
+
+
+def _web_metrics(boards: LiveBoards) -> Collector:
+    from fleet.metrics.processes import WebMetrics
+
+    return WebMetrics(boards)
 
 
 def _watch(options: argparse.Namespace) -> int:

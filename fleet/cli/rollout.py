@@ -6,7 +6,7 @@ import argparse
 import getpass
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,15 +15,20 @@ from agent.cli.arguments import command, number, table_console
 from fleet.cli.arguments import (
     add_broker_options,
     add_database_option,
+    add_metrics_options,
     add_sign_option,
     endpoint_from,
     field_values,
     fleets_from,
     run_until_signalled,
+    serving_metrics,
     signer_from,
 )
 
 if TYPE_CHECKING:  # imported when the command runs, as in agent/cli/offline.py
+    from prometheus_client.registry import Collector
+
+    from fleet.rollout.controller import Controller
     from fleet.rollout.register import RolloutRegister
     from fleet.rollout.spec import RolloutSpec
 
@@ -43,6 +48,7 @@ def add_rollout(actions: Any) -> None:
     lease = "seconds after which another controller takes over the rollouts of one that died"
     run.add_argument("--lease", type=number(float, 1.0, 3600.0), default=30.0, metavar="S", help=lease)
     run.add_argument("--until-done", action="store_true", help="end once there is no rollout to carry out any more")
+    add_metrics_options(run)
     add_broker_options(run, "all in the store")
     show = command(steps, "show", _show, "how far one is, why, and by whose word")
     listed = command(steps, "list", _list, "all of them, the newest first")
@@ -188,7 +194,15 @@ def _run(options: argparse.Namespace) -> int:
         waves = [f"{each.id} {each.op} wave {each.wave + 1}/{each.waves}" for each in controller.rollouts.values()]
         return len(waves), f"{', '.join(waves[:3]) or 'nothing to do'}; {controller.outcome}"
 
-    run_until_signalled(controller.run, "rollouts", None, show, lambda: options.until_done and controller.is_done)
+    with serving_metrics(options, "rollout", lambda: _metrics(controller, options.db)):
+        run_until_signalled(controller.run, "rollouts", None, show, lambda: options.until_done and controller.is_done)
     if options.json:
         print(json.dumps({"ended": {each.id: each.state.value for each in controller.ended}}))
     return 0
+
+
+def _metrics(controller: Controller, db: str) -> Sequence[Collector]:
+    from fleet.metrics.processes import ControllerMetrics
+    from fleet.metrics.store import StoreMetrics, rollout_metrics
+
+    return ControllerMetrics(controller), StoreMetrics(db, rollout_metrics)

@@ -55,7 +55,12 @@ class Collector:
     Boards do not number results of commands, nor wait for their acknowledgement. They come over a connection of their
     own, and the broker keeps each result until it is stored, also while the collector is away for up to a day.
 
-    `counts` has the documents so far: report, gap, status, birth, result, refused.
+    Attributes:
+        counts: Documents so far: report, gap, status, birth, result, refused.
+        refused: Those refused, by code.
+        batches: How many were stored.
+        stored_at: When the latest one was, Unix time in s; 0.0 before the first.
+        queues: What waits to be stored, by connection.
     """
 
     def __init__(
@@ -80,12 +85,15 @@ class Collector:
             fleet: Collect from this fleet; None: from all.
         """
         self.counts: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+        self.batches, self.stored_at = 0, 0.0
         self._store = store
         self._reader = Reader(part)
         self._warnings = Warnings(log, "collector")
         self._writer = BatchWriter(store, self._warnings)
         self._retention = retention or ReportRetention()
         self._reports, self._results = ReceiveQueue(_QUEUE_BYTES), ReceiveQueue(_QUEUE_BYTES)
+        self.queues: Mapping[str, ReceiveQueue] = {"reports": self._reports, "results": self._results}
         self._acks = Acks()
         name = client_id or f"{CLIENT_ID}-{uuid.uuid4().hex[:12]}"
         self._client = MqttClient(
@@ -110,6 +118,11 @@ class Collector:
                 session_s=0 if client_id is None else _SESSION_S,
             ),
         )
+
+    @property
+    def connected(self) -> Mapping[str, bool]:
+        """Whether the broker has admitted each of the connections."""
+        return {"reports": self._client.connected, "results": self._results_client.connected}
 
     @property
     def outcome(self) -> str:
@@ -152,6 +165,8 @@ class Collector:
         counts = {"gap": gaps, "report": len(batch.entries) - gaps, "refused": len(batch.refused)}
         counts |= {"status": len(batch.statuses), "birth": len(batch.births), "result": len(batch.results)}
         self.counts.update({name: count for name, count in counts.items() if count})
+        self.refused.update(each.code for each in batch.refused)
+        self.batches, self.stored_at = self.batches + 1, time.time()
         self._acks.put(complete)
         read.queue.confirm(read.arrivals)
         self._client.wake()

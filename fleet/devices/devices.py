@@ -155,6 +155,22 @@ class Devices:
         parts = [ids[start : start + _AT_ONCE] for start in range(0, len(ids), _AT_ONCE)]
         return [each for part in parts for each in self._select(f"id IN ({', '.join('?' * len(part))})", part)]
 
+    def census(self, since: float, most: int) -> list[tuple[str, str, int, int]]:
+        """Return fleet, state, how many devices, and how many of them were heard since then; the largest groups first.
+
+        The state of a device without a status is `unknown`.
+        """
+        heard = (
+            "d.last_seen >= ? OR EXISTS (SELECT 1 FROM progress p WHERE p.device = d.id AND p.heard >= ?)"  # telemetry
+        )
+        query = (
+            f"SELECT fleet, coalesce(state, 'unknown'), count(*), sum(CASE WHEN {heard} THEN 1 ELSE 0 END) "
+            "FROM devices d GROUP BY fleet, state ORDER BY count(*) DESC LIMIT ?"
+        )
+        with self._store.transaction("read") as transaction:
+            groups = transaction.execute(query, (since, since, most))
+        return [(str(fleet), str(state), int(count), int(recent)) for fleet, state, count, recent in groups]
+
     def _select(self, condition: str, values: Sequence[object]) -> list[Device]:
         with self._store.transaction("read") as transaction:
             ids = f"SELECT id FROM devices WHERE {condition}"

@@ -67,6 +67,11 @@ def audit(transaction: Transaction, who: str, what: str, why: str, subject: str,
     transaction.execute(insert, (time.time(), who, what, why, subject, document))
 
 
+def count_audited(transaction: Transaction, what: str) -> int:
+    """Return how often an act was recorded."""
+    return int(transaction.execute("SELECT count(*) FROM audit WHERE what = ?", (what,))[0][0])
+
+
 def audit_entries(store: FleetStore, subject: str | None = None) -> list[AuditEntry]:
     """Return the records of a subject, or all of them; the oldest first."""
     where, values = ("", ()) if subject is None else (" WHERE subject = ?", (subject,))

@@ -109,6 +109,11 @@ class Controller:
         )
 
     @property
+    def connected(self) -> bool:
+        """Whether the broker has admitted it."""
+        return self._client.connected
+
+    @property
     def outcome(self) -> str:
         """The state of the connection, in words."""
         return self._client.outcome

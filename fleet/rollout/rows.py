@@ -210,6 +210,19 @@ def all_rollouts(transaction: Transaction, fleet: str) -> list[Rollout]:
     return _rollouts(transaction, "WHERE fleet = ? ORDER BY created DESC", (fleet,))
 
 
+def rollout_counts(transaction: Transaction) -> Counter[RolloutState]:
+    """Return how many rollouts are in which state, of all fleets."""
+    counts = transaction.execute("SELECT state, count(*) FROM rollouts GROUP BY state")
+    return Counter({RolloutState(state): int(count) for state, count in counts})
+
+
+def unfinished_rollouts(transaction: Transaction, most: int) -> list[Rollout]:
+    """Return the newest rollouts that are not finished, of all fleets."""
+    states = [each.value for each in RolloutState if not each.is_finished]
+    where = f"WHERE state IN ({', '.join('?' * len(states))}) ORDER BY created DESC LIMIT ?"
+    return _rollouts(transaction, where, (*states, most))
+
+
 def free_rollouts(transaction: Transaction, owner: str, now: float, fleet: str | None = None) -> list[Rollout]:
     """Return the unfinished rollouts of a fleet, or of all, that nobody but `owner` holds, locked; the oldest first."""
     live = [each.value for each in RolloutState if not each.is_finished]

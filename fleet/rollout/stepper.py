@@ -33,6 +33,8 @@ from fleet.store.transaction import FleetStore, Transaction
 
 log = logging.getLogger(__package__)
 
+GATE_FAILED = "gate failed"  # as it is recorded
+
 _AT_ONCE = 200  # boards of a step
 _JUDGE_EVERY_S, _JUDGED_PER_S = 2.0, 500  # a wave that cannot be judged yet is judged again; large ones less often
 _COLLECTED_EVERY_S = 10.0  # between two searches for results that only a collector has received
@@ -286,7 +288,7 @@ class RolloutStepper:
         if lost:
             ends_as = RolloutState.ROLLED_BACK
             back = replace(rollout, state=RolloutState.UNDOING, undo_from=rollout.wave, ends_as=ends_as)
-            return self._move(transaction, back, "gate failed", why, **document)
+            return self._move(transaction, back, GATE_FAILED, why, **document)
         if rollout.wave + 1 == rollout.waves:
             self._move(transaction, rollout, "gate passed", why, **document)
             return self._finish(transaction, rollout, RolloutState.COMPLETED)

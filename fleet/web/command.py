@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agent.common.addresses import http_url, is_loopback, is_unspecified, split_address
 from agent.common.credentials import locate
@@ -15,6 +16,9 @@ from agent.common.heap import limit_malloc_arenas
 from agent.contract.signing import Signer
 from agent.mqtt.client import Endpoint
 from calibrate.errors import install_extra
+
+if TYPE_CHECKING:
+    from fleet.web.boards import LiveBoards
 
 _LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 _SHORTEST_PASSWORD = 12
@@ -62,10 +66,14 @@ def run_web(
     signer: Signer | None,
     announce: Callable[[str], None],
     store: StoreOptions | None = None,
+    metrics: Callable[[LiveBoards], AbstractContextManager[None]] = lambda _boards: nullcontext(),
 ) -> None:
-    """Serve until SIGINT or SIGTERM. announce: called with the address once the pages are served.
+    """Serve until SIGINT or SIGTERM.
 
-    store: None: boards are shown live, and nothing else.
+    Args:
+        announce: Called with the address once the pages are served.
+        store: None: boards are shown live, and nothing else.
+        metrics: Serves the metrics of the boards while the block runs.
 
     Raises AgentError: `web.missing` without the extra, `web.password` for an address that others can reach without a
     password, `web.listen` for one that cannot be listened on, `web.files` for a folder that is none.
@@ -89,6 +97,7 @@ def run_web(
     with ExitStack() as stack:
         room = stack.enter_context(FleetRoom(store.db, fleet, store.files)) if store is not None else None
         boards = stack.enter_context(LiveBoards(endpoint, fleet))
+        stack.enter_context(metrics(boards))
         app = create_app(boards, Orders(endpoint, fleet, signer), options, room)
         config = uvicorn.Config(
             app,

@@ -1,0 +1,92 @@
+"""The metrics that each process of the control room counts itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:  # a process has imported its own part, and needs no other
+    from fleet.collector.collector import Collector as ReportCollector
+    from fleet.rollout.controller import Controller
+    from fleet.web.boards import LiveBoards
+
+_FINISHED = ("COMPLETED", "ROLLED_BACK", "ABORTED")  # of RolloutState
+_STORED = ("report", "gap", "status", "birth", "result")
+
+
+class CollectorMetrics(Collector):
+    """Of `tared fleet collect`."""
+
+    def __init__(self, collector: ReportCollector) -> None:
+        self._collector = collector
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics."""
+        collector = self._collector
+        taken = CounterMetricFamily("tared_collector_documents", "Documents that were stored.", labels=["kind"])
+        for kind in _STORED:
+            taken.add_metric([kind], collector.counts[kind])
+        yield taken
+        text = "Documents that were refused, by error."
+        refused = CounterMetricFamily("tared_collector_refused_documents", text, labels=["code"])
+        for code, count in sorted(collector.refused.copy().items()):
+            refused.add_metric([code], count)
+        yield refused
+        yield CounterMetricFamily("tared_collector_batches", "Writes to the store.", value=collector.batches)
+        text = "When the store last took a batch; 0 before the first."
+        yield GaugeMetricFamily("tared_collector_last_write_timestamp_seconds", text, value=collector.stored_at)
+        messages = GaugeMetricFamily(
+            "tared_collector_waiting_messages", "Messages that have come and are not stored.", labels=["connection"]
+        )
+        waiting = GaugeMetricFamily(
+            "tared_collector_waiting_bytes", "What waits in memory to be read.", labels=["connection"]
+        )
+        for name, queue in collector.queues.items():
+            messages.add_metric([name], queue.unconfirmed)
+            waiting.add_metric([name], queue.waiting_bytes)
+        yield messages
+        yield waiting
+        text = "Whether the broker has admitted the connection."
+        connected = GaugeMetricFamily("tared_collector_connected", text, labels=["connection"])
+        for name, is_connected in collector.connected.items():
+            connected.add_metric([name], float(is_connected))
+        yield connected
+
+
+class ControllerMetrics(Collector):
+    """Of `tared fleet rollout run`."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics."""
+        controller = self._controller
+        text = "Whether the broker has admitted the controller."
+        yield GaugeMetricFamily("tared_controller_connected", text, value=float(controller.connected))
+        text = "Rollouts that this controller holds."
+        yield GaugeMetricFamily("tared_controller_held_rollouts", text, value=len(controller.rollouts))
+        ended = CounterMetricFamily(
+            "tared_controller_ended_rollouts", "Rollouts that this controller has ended.", labels=["state"]
+        )
+        states = [each.state.value for each in [*controller.ended]]
+        for state in _FINISHED:
+            ended.add_metric([state], states.count(state))
+        yield ended
+
+
+class WebMetrics(Collector):
+    """Of `tared web`."""
+
+    def __init__(self, boards: LiveBoards) -> None:
+        self._boards = boards
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics."""
+        connected = float(not self._boards.trouble)
+        yield GaugeMetricFamily("tared_web_connected", "Whether the broker has admitted the pages.", value=connected)
+        count = len(self._boards.names())
+        yield GaugeMetricFamily("tared_web_boards", "Boards that the pages know live.", value=count)

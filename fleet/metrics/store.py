@@ -1,0 +1,108 @@
+"""Read metrics from the fleet's store: its devices by state, and its rollouts with their boards by step.
+
+The store is opened anew for a reading, beside the process that writes. A store that cannot be read is a metric itself,
+and hides no other one. Names of fleets and rollouts are limited: whoever may publish at the broker may invent fleets.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from agent.common.timing import Backoff, RetryState
+from calibrate.errors import TaredError
+from fleet.devices.devices import Devices
+from fleet.devices.facts import SILENT_S
+from fleet.devices.records import count_audited
+from fleet.rollout import rows
+from fleet.rollout.rows import BoardStage, RolloutState
+from fleet.rollout.stepper import GATE_FAILED
+from fleet.store.opening import open_existing
+from fleet.store.transaction import FleetStore
+
+log = logging.getLogger(__package__)
+
+_KEPT_S = 10.0  # for so long scrapes get the same reading: counting a million devices takes seconds
+_CACHE_KIB = 1024
+_MOST_GROUPS = 200  # of fleet and state, the largest
+_MOST_ROLLOUTS = 50  # that are under way, the newest
+
+
+class StoreMetrics(Collector):
+    """What one function reads from the store at `db`; called in the thread of the metrics' server."""
+
+    def __init__(self, db: str, read: Callable[[FleetStore], list[Metric]]) -> None:
+        self._db, self._read = db, read
+        self._reading = RetryState(_report, Backoff(), 1)
+        self._kept: list[Metric] = []
+        self._next_s = 0.0  # monotonic
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics; those of the store only while it can be read."""
+        if time.monotonic() >= self._next_s:
+            try:
+                with open_existing(self._db, _CACHE_KIB) as store:
+                    self._kept = self._read(store)
+                self._reading.note_success()
+            except TaredError as error:
+                self._kept = []
+                self._reading.note_failure(error)
+            self._next_s = time.monotonic() + _KEPT_S
+        up = float(not self._reading.code)
+        yield GaugeMetricFamily("tared_fleet_store_up", "Whether the fleet's store can be read.", value=up)
+        yield from self._kept
+
+
+def device_metrics(store: FleetStore) -> list[Metric]:
+    """Count the devices. Raises AgentError as the store does."""
+    text = "Devices by the state that they last reported."
+    devices = GaugeMetricFamily("tared_fleet_devices", text, labels=["fleet", "state"])
+    text = f"Of these, the devices from which something has come within {SILENT_S:.0f} s."
+    heard = GaugeMetricFamily("tared_fleet_heard_devices", text, labels=["fleet", "state"])
+    for fleet, state, count, recent in Devices(store).census(time.time() - SILENT_S, _MOST_GROUPS):
+        devices.add_metric([fleet, state], count)
+        heard.add_metric([fleet, state], recent)
+    return [devices, heard]
+
+
+def rollout_metrics(store: FleetStore) -> list[Metric]:
+    """Count the rollouts, and the boards of those under way. Raises AgentError as the store does."""
+    now = time.time()
+    with store.transaction("read") as transaction:
+        counts = rows.rollout_counts(transaction)
+        under_way = rows.unfinished_rollouts(transaction, _MOST_ROLLOUTS)
+        by_wave = {each.id: rows.board_counts(transaction, each.id) for each in under_way}
+        failures = count_audited(transaction, GATE_FAILED)
+    rollouts = GaugeMetricFamily("tared_rollouts", "Rollouts by state.", labels=["state"])
+    for state in RolloutState:
+        rollouts.add_metric([state.value], counts[state])
+    labels = ["fleet", "rollout", "op"]
+    wave = GaugeMetricFamily("tared_rollout_wave", "The present wave of a rollout under way, from 1.", labels=labels)
+    waves = GaugeMetricFamily("tared_rollout_waves", "Waves of a rollout under way.", labels=labels)
+    text = "Boards of a rollout under way, by step."
+    boards = GaugeMetricFamily("tared_rollout_boards", text, labels=["fleet", "rollout", "step"])
+    text = "Rollouts under way that no controller holds."
+    unheld = sum(not each.is_held(now) for each in under_way)
+    left = GaugeMetricFamily("tared_rollouts_unheld", text, value=unheld)
+    for each in under_way:
+        values = [each.fleet, each.id, each.op]
+        wave.add_metric(values, each.wave + 1)
+        waves.add_metric(values, each.waves)
+        steps = sum(by_wave[each.id].values(), Counter[BoardStage]())
+        for step in BoardStage:
+            boards.add_metric([each.fleet, each.id, step.value], steps[step])
+    text = "Waves whose gates did not hold, since the store was made."
+    gates = CounterMetricFamily("tared_rollout_gate_failures", text, value=failures)
+    return [rollouts, left, wave, waves, boards, gates]
+
+
+def _report(error: TaredError | None) -> None:
+    if error is None:
+        log.info("store=readable")
+    else:
+        log.warning("store=unreadable error=%r", str(error))
