@@ -25,7 +25,7 @@ from prometheus_client.registry import Collector
 
 from agent.common.addresses import is_loopback, is_unspecified, split_address
 from agent.common.errors import AgentError, ConfigError
-from agent.common.http.connection import Connection
+from agent.common.http.connection import HttpConnection
 from agent.common.http.reception import Reception, listen
 from agent.common.http.request import RefusedRequest, Request, parse_head, response
 from agent.common.timing import Backoff, RetryState
@@ -65,11 +65,11 @@ class MetricsAddress:
         reached: the address of this machine at which the connection has arrived; it counts as configured where all
         addresses are listened on.
         """
-        asked = request.host
-        if asked is None:
+        host = request.host
+        if host is None:
             return False
         known = {self.host.lower(), *(name.lower() for name in self.names)}
-        return is_loopback(asked) or asked in known or (is_unspecified(self.host) and asked == reached)
+        return is_loopback(host) or host in known or (is_unspecified(self.host) and host == reached)
 
 
 class MetricsServer(threading.Thread):
@@ -124,7 +124,7 @@ class MetricsServer(threading.Thread):
     def _serve(self) -> None:
         """Serve until the end, or until a fault, which must not end the process; then wait a little."""
         try:
-            reception = Reception(self._listener, self._wakes, Connection, self._answer, self._accepting, "metrics")
+            reception = Reception(self._listener, self._wakes, HttpConnection, self._answer, self._accepting, "metrics")
             with closing(reception):
                 while not self._ending:
                     reception.turn(None)
@@ -134,7 +134,7 @@ class MetricsServer(threading.Thread):
             failure = AgentError("metrics.failed", found, "scrapes that are answered", "see what else fails here")
             time.sleep(self._serving.note_failure(failure))
 
-    def _answer(self, connection: Connection, head: bytes, now_s: float) -> None:
+    def _answer(self, connection: HttpConnection, head: bytes, now_s: float) -> None:
         try:
             request = parse_head(head)
             self._check(request, connection.socket.getsockname()[0])

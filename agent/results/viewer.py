@@ -13,7 +13,7 @@ from http import HTTPStatus
 from urllib.parse import quote
 
 from agent.common.addresses import is_loopback
-from agent.common.http.connection import Connection
+from agent.common.http.connection import HttpConnection
 from agent.common.http.request import RefusedRequest, parse_head, response_head
 
 STREAM, PICTURE = "/stream.mjpeg", "/frame.jpg"
@@ -79,7 +79,7 @@ def _known_pages(cameras: Sequence[str]) -> str:
     return "\n".join(["expected one of", *(f"{page}?camera={name}" for name in names for page in (STREAM, PICTURE))])
 
 
-class Viewer(Connection):
+class Viewer(HttpConnection):
     """A connection.
 
     Attributes:

@@ -9,11 +9,13 @@ import signal
 import socket
 import time
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 from brokers import RealBroker, Watcher, eventually, free_port
 from prometheus_values import scrape, value
 from promtool import promtool
+from telegraf_conf import unanswered
 from worlds import World
 
 from agent.contract.commands import CommandResult
@@ -60,14 +62,22 @@ def test_neither_strangers_nor_a_lack_of_descriptors_end_the_video(
         eventually(lambda: (value(port, "tared_frames_total") or 0.0) > before)
         process.send_signal(signal.SIGTERM)
         output, errors = process.communicate(timeout=30.0)
+        documents = {kind: _documents(watcher, kind) for kind in ("telemetry", "event", "status")}
     assert process.returncode == 0, errors
     assert json.loads(output)["frames"] > before
     assert "Traceback" not in errors
     assert errors.count("board=unreadable") == 1
+    for kind, sent in documents.items():  # by the way: what docs/telegraf reads is there
+        assert unanswered(kind, sent) <= {"cameras/*/dropped/*"}
 
 
 def _results(broker: RealBroker, op: str, **arguments: str) -> list[CommandResult]:
     return list(send(broker.endpoint, TOPICS, new_command(op, arguments, time.time()), silence_s=20.0))
+
+
+def _documents(watcher: Watcher, kind: str) -> list[dict[str, Any]]:
+    topic = f"tared/v1/default/board/{kind}"
+    return [json.loads(each.payload) for each in watcher.all() if each.topic == topic and each.payload]
 
 
 def _exhaust(process: int) -> tuple[int, int]:

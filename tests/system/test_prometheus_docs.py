@@ -32,7 +32,7 @@ SUFFIXES = {
 }
 FOREIGN = {"up", "process_resident_memory_bytes", "process_cpu_seconds_total"}  # Prometheus's, and of its client
 
-# By alert: the series that raise it, with the values of a minute each, {BAD|GOOD}. ALL: to the end; MOST: shortly before.
+# By alert: the series that raise it, a value a minute, {BAD|GOOD}. ALL: to the end; MOST: until shortly before.
 CASES = {
     "TaredDown": ['up{job="tared",instance="b"} {0|1}'],
     "TaredCameraDown": ['tared_camera_up{instance="b",camera="c"} {0|1}'],

@@ -7,6 +7,6 @@ Reading order: `request` (what is asked, refusals, answers), `connection` (one o
 
 Public names:
     request     Request, RefusedRequest, parse_head, response, response_head
-    connection  Connection
+    connection  HttpConnection
     reception   Reception, listen
 """

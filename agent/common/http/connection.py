@@ -8,7 +8,7 @@ from contextlib import suppress
 _MOST_BYTES = 16384  # of a request, with whatever follows it
 
 
-class Connection:
+class HttpConnection:
     """A connection; no call blocks.
 
     Attributes:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Generic, TypeVar
 
 from agent.common.errors import AgentError
-from agent.common.http.connection import Connection
+from agent.common.http.connection import HttpConnection
 from agent.common.timing import RetryState
 
 BACKLOG = 128
@@ -27,7 +27,7 @@ _CROWDED_S = 0.02  # until more are admitted, where the oldest had to go: a floo
 _REQUEST_S, _LEAVE_S, _STALLED_S = 5.0, 2.0, 30.0
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
-C = TypeVar("C", bound=Connection)
+C = TypeVar("C", bound=HttpConnection)
 
 
 class Reception(Generic[C]):
@@ -186,7 +186,7 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _limit_s(connection: Connection) -> float:
+def _limit_s(connection: HttpConnection) -> float:
     """Return how long a connection may stand still: one that requests nothing, does not read, or does not hang up."""
     if not connection.is_ready:
         return _STALLED_S
