@@ -52,7 +52,7 @@ from engines.store.signing import find_key
 
 _TICK_S = 0.1
 _QUIET_S = 2.0  # nothing is reported before: an engine that is ready by then was only loaded
-_WELL_AFTER = 100  # reports in a row, after which an outage has ended
+_WELL_AFTER = 30  # reports in a row, after which an outage has ended
 _PATIENCE_S = 300  # the longest that a builder takes for one step; after that it hangs
 
 

@@ -170,11 +170,11 @@ def remove_other_files(
     state_dir: Path, names: Sequence[str], kept: Collection[Path], on_error: Callable[[AgentError], None]
 ) -> None:
     """Remove the files that EvidenceFile has kept in `state_dir` under these names, with any suffix, but for `kept`."""
-    for path in (path for name in names for path in state_dir.glob(f"{name}*.jsonl")):
-        if path in kept or not re.fullmatch(r"[a-z]+(-[0-9a-f]{12})?", path.stem):
-            continue
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            found = f"{path}: {error.strerror}"
-            on_error(AgentError("memory.write", found, "a writable state directory", "remove it, or set its rights"))
+    try:
+        found_files = [path for name in names for path in state_dir.glob(f"{name}*.jsonl")]
+        for path in found_files:
+            if path not in kept and re.fullmatch(r"[a-z]+(-[0-9a-f]{12})?", path.stem):
+                path.unlink(missing_ok=True)
+    except OSError as error:
+        found = f"{error.filename}: {error.strerror}"
+        on_error(AgentError("memory.write", found, "a writable state directory", "remove it, or set its rights"))

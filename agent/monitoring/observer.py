@@ -20,6 +20,7 @@ from agent.camera.capture import Frame
 from agent.collection.collection import SharedCollection
 from agent.collection.report import remove_sheet
 from agent.collection.selection import HELD_OUT_EVERY
+from agent.common.errors import AgentError
 from agent.common.timing import Backoff, RetryState, is_final
 from agent.config import Config
 from agent.monitoring.camera_monitor import CameraMonitor, CameraState, Spending
@@ -241,6 +242,9 @@ class ObserverThread(threading.Thread):
                     self._budget.spend(time.monotonic() - started_s, failed)
         except TaredError as error:
             self._pause(error, self._observing)
+        except (OSError, MemoryError) as error:  # NumPy and Python open files for what is needed the first time
+            found, remedy = f"{type(error).__name__}: {error}", "see what else takes descriptors or memory here"
+            self._pause(AgentError("observer.resources", found, "room to observe a frame", remedy), self._observing)
         else:
             self._observing.note_success()
 

@@ -79,8 +79,12 @@ def remove_leftovers(state_dir: Path) -> None:
 
 
 def remove_unfinished_builds(state_dir: Path) -> None:
-    """Remove what a killed child left in the store; no other child may be at work."""
-    _remove((state_dir / "artefacts").glob(".*.new"))
+    """Remove what a killed child left in the store; no other child may be at work.
+
+    A folder that cannot be listed is left alone until the next time.
+    """
+    with suppress(OSError):
+        _remove((state_dir / "artefacts").glob(".*.new"))
 
 
 def _remove(paths: Iterable[Path]) -> None:

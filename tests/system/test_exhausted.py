@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import socket
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +18,8 @@ from brokers import RealBroker, Watcher, eventually, free_port
 from prometheus_values import scrape, value
 from promtool import promtool
 from telegraf_conf import unanswered
-from worlds import World
+from warm_start import TalkingProcess
+from worlds import OUTLASTS_S, World, make_world
 
 from agent.contract.commands import CommandResult
 from agent.contract.topics import Topics
@@ -69,6 +72,56 @@ def test_neither_strangers_nor_a_lack_of_descriptors_end_the_video(
     assert errors.count("board=unreadable") == 1
     for kind, sent in documents.items():  # by the way: what docs/telegraf reads is there
         assert unanswered(kind, sent) <= {"cameras/*/dropped/*"}
+
+
+@pytest.mark.slow
+def test_a_job_that_lacks_descriptors_costs_itself_alone(tmp_path: Path) -> None:
+    """The first job, too: much of what is needed a first time is a file that Python opens then."""
+    world = make_world(tmp_path, lambda _: 0.5, OUTLASTS_S, mqtt={"host": "127.0.0.1", "port": 1})
+    with world.running() as process:
+        _read_until(process, "step=COLLECTING")
+        limits = _exhaust(process.pid)
+        _read_until(process, "code=journal.write")
+        frames = _read_until(process, r"serving: (\d+)")
+        more = _read_until(process, r"serving: (\d+)")
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limits)
+        process.send_signal(signal.SIGTERM)
+        output, errors = process.communicate(timeout=30.0)
+    assert process.returncode == 0, errors
+    assert "Traceback" not in errors
+    assert int(frames[1]) < int(more[1]) <= json.loads(output)["frames"]
+
+
+@pytest.mark.slow
+def test_what_only_reports_may_fail(calibrated_world: World) -> None:
+    """Memory, too, may be short at any line: here wherever health is read, twenty times."""
+    broken = """
+from itertools import count
+from agent.uplink import reporter
+from fleet.cli.main import main
+whole, calls = reporter.health, count()
+def health():
+    if next(calls) < 20:
+        raise MemoryError("no page")
+    return whole()
+reporter.health = health
+raise SystemExit(main())
+"""
+    calibrated_world.change(mqtt={"host": "127.0.0.1", "port": 1, "telemetry_period_s": 0.1})
+    with TalkingProcess(calibrated_world.arguments("--frames", "900"), source=broken) as process:
+        output, errors = process.communicate(timeout=100.0)
+    assert process.returncode == 0, errors
+    assert json.loads(output)["frames"] == 900
+    assert errors.count("code=report.failed") == 1
+    assert errors.count("event=report state=back") == 1
+
+
+def _read_until(process: TalkingProcess, pattern: str) -> re.Match[str]:
+    """The match in the next line of stderr that has one."""
+    for line in process.stderr:
+        if match := re.search(pattern, line):
+            return match
+    raise AssertionError(f"it has ended without a line like {pattern}")
 
 
 def _results(broker: RealBroker, op: str, **arguments: str) -> list[CommandResult]:
