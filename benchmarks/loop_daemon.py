@@ -103,6 +103,11 @@ class Daemon:
             self.process.kill()
             self.process.wait()
 
+    @property
+    def metrics(self) -> tuple[str, int]:
+        """Where they are served."""
+        return "127.0.0.1", self._port
+
     def pause(self) -> None:
         self.process.send_signal(signal.SIGSTOP)
 

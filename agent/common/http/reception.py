@@ -147,11 +147,19 @@ class Reception(Generic[C]):
                 continue  # the client has gone again
             self._accepting.note_success()
             if len(self._waiting) >= _MOST_WAITING:
-                self.end(next(iter(self._waiting)))
+                self._end_oldest()
                 self._admits_at_s = now_s + _CROWDED_S
             connection = self._connect(accepted, now_s)
             self._waiting[connection] = None
             self._selector.register(accepted, selectors.EVENT_READ, connection)
+            self._attend(connection)  # a request that has come already is answered before others push it out
+
+    def _end_oldest(self) -> None:
+        """End the connection that has waited longest, unless its request has come meanwhile: that is answered first."""
+        oldest = next(iter(self._waiting))
+        self._attend(oldest)
+        if oldest in self._waiting:
+            self.end(oldest)
 
     def _attend(self, connection: C) -> None:
         """Read and write as far as it goes without waiting."""
