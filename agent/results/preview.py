@@ -171,6 +171,7 @@ class Preview(threading.Thread):
         place = self._config.place
         assert place is not None  # else there is no preview
         with ExitStack() as stack:
+            stack.callback(self._close_all)  # after the listener: a viewer that notices its end finds nobody listening
             try:
                 if isinstance(place, Path):
                     unix = UnixListener(place, _MODE, BACKLOG)
@@ -184,7 +185,6 @@ class Preview(threading.Thread):
                 found = f"{self._config.address}: {error.strerror or error}"
                 remedy = "choose another preview.address, or end the process that has it"
                 raise AgentError("preview.address", found, "an address that is free", remedy) from error
-            stack.callback(self._close_all, reception)
             self._reception, self.address = reception, address
             if self._opening.code:
                 self._opening.note_success()
@@ -195,9 +195,10 @@ class Preview(threading.Thread):
     def _connect(self, connection: socket.socket, now_s: float) -> Viewer:
         return Viewer(connection, now_s, self._header)
 
-    def _close_all(self, reception: Reception[Viewer]) -> None:
-        self._reception, self.address = None, ""
-        reception.close()
+    def _close_all(self) -> None:
+        reception, self._reception, self.address = self._reception, None, ""
+        if reception is not None:
+            reception.close()
         for camera in self._cameras:
             self._await_no_more(camera)
         self._pictures.clear()
