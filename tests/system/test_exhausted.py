@@ -29,7 +29,7 @@ TOPICS = Topics("default", "board")
 STRANGERS = 1000
 
 
-@pytest.mark.slow
+@pytest.mark.trial
 @pytest.mark.broker
 def test_neither_strangers_nor_a_lack_of_descriptors_end_the_video(
     calibrated_world: World, any_broker: RealBroker
@@ -74,7 +74,7 @@ def test_neither_strangers_nor_a_lack_of_descriptors_end_the_video(
         assert unanswered(kind, sent) <= {"cameras/*/dropped/*"}
 
 
-@pytest.mark.slow
+@pytest.mark.trial
 def test_a_job_that_lacks_descriptors_costs_itself_alone(tmp_path: Path) -> None:
     """The first job, too: much of what is needed a first time is a file that Python opens then."""
     world = make_world(tmp_path, lambda _: 0.5, OUTLASTS_S, mqtt={"host": "127.0.0.1", "port": 1})

@@ -158,6 +158,7 @@ def test_each_alert_says_what_it_is_and_what_to_do() -> None:
         assert f"`{rule['alert']}`" in page
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize("rises", [True, False])
 def test_each_alert_rises_when_it_should_and_not_on_a_good_day(tmp_path: Path, rises: bool) -> None:
     """promtool compares labels and annotations as they are written, templates carried out.

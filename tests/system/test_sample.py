@@ -172,9 +172,8 @@ def check_that_the_page_shows_night_alarm_job_and_swap(page: list[dict[str, Any]
     assert "alarm" in in_order([shown["drift"] for shown in first])
     assert second[-1]["drift"] == "calm"
     steps = in_order([shown["step"] for shown in first if "alarm" in shown["events"]])
-    assert [step for step in steps if step in ("calibrating", "building", "validating")] == [
-        "calibrating", "building", "validating",
-    ]  # fmt: skip
+    # A build of milliseconds may begin and end between two changes of the page.
+    assert [step for step in steps if step in ("calibrating", "validating")] == ["calibrating", "validating"]
     assert {"alarm", "job", "swap", "commit"} <= set(second[-1]["events"])
     night, morning = (
         median(shown["light"] for shown in part if shown["light"] is not None)
