@@ -35,7 +35,7 @@ pytest_plugins = [
 
 # Many tests share two cores: how long an example takes says nothing of it. Each run draws other examples.
 hypothesis.settings.register_profile(
-    "busy", max_examples=50, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "busy", max_examples=25, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("busy")
 

@@ -48,7 +48,7 @@ def test_it_was_compiled_when_the_package_was_installed() -> None:
 
 
 @needs_it
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     frame=st.tuples(SIDES, SIDES),
     size=st.tuples(SIDES, SIDES),

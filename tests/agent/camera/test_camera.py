@@ -117,7 +117,7 @@ def test_a_truncated_video_gives_what_is_left_of_it(tmp_path: Path) -> None:
 
 
 def test_csi_without_gstreamer_says_where_to_get_it() -> None:
-    with pytest.raises(ConfigError, match=r"camera\.gstreamer.*JetPack"):
+    with pytest.raises(ConfigError, match=r"camera\.gstreamer.*python3-gst-1\.0"):
         list(read_images(parse_source("csi:0")))
 
 

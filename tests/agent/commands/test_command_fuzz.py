@@ -164,7 +164,7 @@ def _in_time(board: Board, content: bytes, retained: bool) -> None:
     pytest.fail(f"slow: {content[:100]!r}, {len(content)} bytes")
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(content=PAYLOADS, retained=st.booleans())
 def test_anything_is_answered_or_passed_over(board: Board, content: bytes, retained: bool) -> None:
     _in_time(board, content, retained)
@@ -225,7 +225,7 @@ def test_a_flood_takes_no_memory(board: Board) -> None:
     assert after - before < 120_000
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(
     topic=st.one_of(
         st.text(max_size=30),

@@ -65,7 +65,7 @@ def test_every_combination(resize: str, anchor: str, color: str, layout: Layout,
         check(spec, taken, preprocess, frame_size)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     frame=st.tuples(SIDES, SIDES),
     bounds=st.tuples(*[st.lists(st.integers(1, 9), min_size=3, max_size=3).map(sorted)] * 2),

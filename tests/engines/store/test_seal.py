@@ -140,7 +140,7 @@ def test_the_signature_of_another_artefact_is_refused(tmp_path: Path, artefact: 
         read_artefact(path)
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(leaf=st.sampled_from(leaves(MANIFEST_BODY)), value=JSON)
 def test_any_field_changed_and_resealed_is_refused_with_a_key(leaf: tuple[str, ...], value: Any) -> None:
     changed = changed_at(MANIFEST_BODY, leaf, value)
@@ -159,7 +159,7 @@ def test_any_field_changed_and_resealed_is_refused_with_a_key(leaf: tuple[str, .
         assert refusal.value.code in codes.get(leaf[0], {"artefact.signature"})
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(leaf=st.sampled_from([(name,) for name in BARE] + leaves(BARE)), value=JSON)
 def test_no_resealed_manifest_crashes_its_reader(leaf: tuple[str, ...], value: Any) -> None:
     changed = changed_at(BARE, leaf, value)

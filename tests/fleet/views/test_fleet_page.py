@@ -80,7 +80,7 @@ def test_the_command_writes_one_file_in_which_nothing_runs(tmp_path: Path, capsy
         fill(store, evil)
     output = tmp_path / "report.html"
     assert main(["fleet", "report", "--db", str(tmp_path / "db"), "-o", str(output), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"devices": 2, "output": str(output)}
+    assert json.loads(capsys.readouterr().out) == {"device_count": 2, "output": str(output)}
     text = output.read_text()
     found = Checked(text)
     assert text.count("<script>") == 1  # the page's own, which its policy names by its hash
