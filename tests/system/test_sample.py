@@ -61,7 +61,7 @@ class Story:
 def told(folder: Path) -> Story:
     """Render the video, run the daemon on it as `make run` does, and watch its page."""
     render = [sys.executable, "-m", "examples.street.render", "-o", str(folder)]
-    subprocess.run(render, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    subprocess.run(render, cwd=ROOT, check=True, capture_output=True, timeout=300)
     sample = ROOT / "examples/street"
     config = yaml.safe_load((sample / "config.yaml").read_text())
     config["model"] = str(sample / config["model"])
@@ -124,7 +124,7 @@ def in_order(values: Sequence[Any]) -> list[Any]:
 
 
 @pytest.mark.trial
-@pytest.mark.timeout(620)
+@pytest.mark.timeout(900)
 def test_the_sample_tells_its_story_and_its_page_shows_it(tmp_path: Path) -> None:
     """One test: a run takes minutes, and each worker would make one for a test of its own."""
     story = told(tmp_path)

@@ -102,7 +102,7 @@ def test_the_commands_without_a_daemon(tmp_path: Path, mistakes: Path, monkeypat
     assert process.wait() == 0, errors
     calibrated, built, inferred, inspected = map(json.loads, output.splitlines())
     assert (calibrated["frames"], built["int8_macs_share"], inferred["frames"]) == (20, 1.0, 20)
-    assert any(layer["time_ms"] is not None for layer in inspected["layers"])
+    assert any(layer["time_ms"] is not None for layer in inspected["built_layers"])
     check(mistakes, 1)
 
 

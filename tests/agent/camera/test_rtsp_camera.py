@@ -97,9 +97,10 @@ def test_reconnects_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch, reconn
         began = watched.thread.pulse
         eventually(lambda: watched.thread.pulse > began + 50, 60.0)
         before, (frames, attempts) = held(), watched.thread.beat
-        eventually(lambda: watched.thread.pulse > attempts + reconnects, 0.25 * reconnects + 60.0)
+        # Beside other tests some attempts end before their first frame.
+        eventually(lambda: watched.thread.pulse > attempts + reconnects, 0.5 * reconnects + 60.0)
+        eventually(lambda: watched.thread.beat[0] > frames + reconnects, 0.5 * reconnects + 60.0)
         after = held()
-        assert watched.thread.beat[0] > frames + reconnects
     assert_nothing_more(before, after)
 
 

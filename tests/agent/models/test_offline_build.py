@@ -38,7 +38,7 @@ def test_real_models_build(
     assert built["precision"] == "int8"
     assert built["int8_macs_share"] == 1.0
     told = command(capsys, "inspect", tmp_path / "int8", "--layers")
-    layers = told["layers"]
+    layers = told["built_layers"]
     assert isinstance(layers, list)
     computing = [layer for layer in layers if layer["kind"] in ("correlation", "gemm") and layer["nodes"]]
     assert computing
