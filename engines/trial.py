@@ -12,6 +12,9 @@ from engines.interface import BuildRequest
 
 REFUSED = 3  # exit status of the process: the reason is on stdout
 _PROCESS = "engines.trial_process"
+# Where processes of ours are started: `python -m` puts the working directory at the head of the import path, and a file
+# there, of whoever may write it, would be imported in the place of a package.
+START_FOLDER = "/"
 _MOST_S = 300.0
 
 
@@ -28,7 +31,11 @@ def why_not(name: str, threads: int, request: BuildRequest | None) -> str:
     command = [sys.executable, "-m", _PROCESS]
     try:
         done = subprocess.run(
-            command, input=json.dumps(task).encode() + b"\n" + graph, capture_output=True, timeout=_MOST_S
+            command,
+            input=json.dumps(task).encode() + b"\n" + graph,
+            capture_output=True,
+            timeout=_MOST_S,
+            cwd=START_FOLDER,
         )
     except subprocess.TimeoutExpired:
         return f"a process that tried it had not ended after {_MOST_S:g} s"

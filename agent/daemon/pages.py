@@ -15,6 +15,7 @@ from pathlib import Path
 
 from agent.common.console import say
 from agent.mqtt.endpoint import Endpoint
+from engines.trial import START_FOLDER
 
 _NICE = 5  # the video goes first
 _END_S = 5.0
@@ -28,7 +29,8 @@ def serving_pages(listen: str, config: Path, endpoint: Endpoint) -> Iterator[Non
     listen: HOST:PORT, for browsers. config: the file whose mqtt section leads to the broker, but for its address, which
     is the endpoint's.
     """
-    web = ["web", "-c", str(config), "--host", endpoint.host, "--port", str(endpoint.port), "--listen", listen]
+    web = ["web", "-c", str(config.absolute()), "--listen", listen]
+    web += ["--host", endpoint.host, "--port", str(endpoint.port)]
     command = ["-m", "agent.jobs.background", str(_NICE), str(os.getpid()), "fleet.cli", *web]
     try:
         # A session of its own: Ctrl-C in the terminal reaches the daemon alone, which then ends this process.
@@ -39,6 +41,7 @@ def serving_pages(listen: str, config: Path, endpoint: Endpoint) -> Iterator[Non
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            cwd=START_FOLDER,
         )
     except OSError as error:
         say(f"no page for a browser: {error.strerror}")

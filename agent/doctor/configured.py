@@ -17,6 +17,7 @@ from agent.common.redaction import redact
 from agent.config import Config
 from agent.contract.topics import Topics
 from agent.doctor.finding import Finding
+from engines.trial import START_FOLDER
 
 _FRAME_S = 15.0  # a stream's own limits are 5 s to open and 5 s for a frame
 _BROKER_S = 8.0
@@ -58,6 +59,7 @@ def examine_camera(camera: CameraConfig, name: str) -> Finding:
             text=True,
             timeout=_FRAME_S,
             check=False,
+            cwd=START_FOLDER,
         )
     except subprocess.TimeoutExpired:
         remedy = "see whether another program holds it, and that it plays elsewhere"

@@ -28,6 +28,7 @@ import psutil
 from agent.common.errors import AgentError
 from agent.validation.verdict import Verdict
 from calibrate.errors import TaredError
+from engines.trial import START_FOLDER
 
 log = logging.getLogger(__package__)
 
@@ -130,7 +131,8 @@ class JobProcess:
         self._signals = threading.Lock()  # held while the process id is certain to be this process's
         self._reaped = False
         self._ended = threading.Event()
-        command = ["-m", "agent.jobs.background", str(self.nice), str(os.getpid()), self.module, str(self.directory)]
+        command = ["-m", "agent.jobs.background", str(self.nice), str(os.getpid()), self.module]
+        command.append(str(self.directory.absolute()))
         with self._stderr.open("wb") as errors:
             # It has its own session. So a Ctrl-C in the terminal reaches the daemon alone, which ends the child itself,
             # and one signal reaches all that the child starts.
@@ -142,6 +144,7 @@ class JobProcess:
                 encoding="utf-8",
                 errors="replace",
                 start_new_session=True,
+                cwd=START_FOLDER,
             )
         try:
             threading.Thread(target=self._watch, name="candidate-watch", daemon=True).start()
