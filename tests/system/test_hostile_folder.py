@@ -16,7 +16,8 @@ TARED = Path(sys.executable).with_name("tared")
 
 @pytest.mark.slow
 def test_none_of_its_processes_imports_from_the_working_directory(tmp_path: Path) -> None:
-    world = make_world(tmp_path / "world", lambda _: 0.5, 20.0, backend="auto")
+    world = make_world(tmp_path / "world", lambda _: 0.5, 20.0)
+    world.config["backend"] = "auto"
     hostile, taken = tmp_path / "hostile", tmp_path / "taken"
     hostile.mkdir()
     for name in NAMES:
