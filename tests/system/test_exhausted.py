@@ -94,24 +94,24 @@ def test_a_job_that_lacks_descriptors_costs_itself_alone(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_what_only_reports_may_fail(calibrated_world: World) -> None:
-    """Memory, too, may be short at any line: here wherever health is read, twenty times."""
+    """Memory, too, may be short at any line: here wherever health is read, five times."""
     broken = """
 from itertools import count
 from agent.uplink import reporter
 from fleet.cli.main import main
 whole, calls = reporter.health, count()
 def health():
-    if next(calls) < 20:
+    if next(calls) < 5:
         raise MemoryError("no page")
     return whole()
 reporter.health = health
 raise SystemExit(main())
 """
     calibrated_world.change(mqtt={"host": "127.0.0.1", "port": 1, "telemetry_period_s": 0.1})
-    with TalkingProcess(calibrated_world.arguments("--frames", "900"), source=broken) as process:
+    with TalkingProcess(calibrated_world.arguments("--frames", "1500"), source=broken) as process:
         output, errors = process.communicate(timeout=100.0)
     assert process.returncode == 0, errors
-    assert json.loads(output)["frames"] == 900
+    assert json.loads(output)["frames"] == 1500
     assert errors.count("code=report.failed") == 1
     assert errors.count("event=report state=back") == 1
 

@@ -119,13 +119,14 @@ def served_names() -> set[str]:
     found = set[str]()
     for path in SERVED_BY:
         named = set[int]()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        for node in nodes:
             if isinstance(node, ast.Call) and node.args and isinstance(name := node.args[0], ast.Constant):
                 kind = node.func.id if isinstance(node.func, ast.Name) else ""
                 if kind in SUFFIXES and isinstance(name.value, str):
                     named.add(id(name))
                     found |= {name.value + suffix for suffix in SUFFIXES[kind]}
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes:
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in named:
                 found |= {node.value} if re.fullmatch(r"tared_[a-z0-9_]+", node.value) else set()
     return found
