@@ -158,7 +158,7 @@ class _Program:
     """The integer program: a binary for each group, 1 for INT8, and for each edge how far its ends differ."""
 
     def __init__(self, problem: Problem) -> None:
-        # Imported here: a second and 46 MiB of a job, and most search nothing.
+        # Imported here: with the solver 46 MiB of a job, and most search nothing.
         from scipy.sparse import csr_array, hstack, identity, vstack
 
         self._problem = problem

@@ -100,7 +100,7 @@ def _is_above(ours: Means, theirs: Means) -> bool:
         return False
     if count < FEW:
         return True
-    from scipy.stats import wilcoxon  # a second, which few comparisons need
+    from scipy.stats import wilcoxon  # slow to import, and few comparisons need it
 
     differences = (ours - theirs)[ours != theirs]
     method = "exact" if len(differences) <= _EXACT else "auto"
