@@ -67,7 +67,7 @@ wheelhouse:
 	@PYTHONPATH=tests python3 -m gpu.wheelhouse --python $(PYTHON)
 
 gpu-check:
-	@PYTHONPATH=tests $(PYTHON) -m gpu.check $(if $(STEPS),--steps $(STEPS))
+	@PYTHONPATH=tests$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m gpu.check $(if $(STEPS),--steps $(STEPS))
 
 clean:
 	rm -rf $(VENV) var build *.egg-info

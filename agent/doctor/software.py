@@ -93,7 +93,7 @@ def examine_gpu(root: Path, needed: bool) -> list[Finding]:
     nvcc = Finding("nvcc", compiler or "not found", compiler is not None, False, "" if compiler else remedy)
     crossing = attempt("builder", lambda: open_release(crossing=True).name)
     if runtime.ok and gpu.ok and nvcc.ok:
-        backend = Finding("backend tensorrt", "ready", True, needed)
+        backend = attempt("backend tensorrt", _ready, needed)
     elif crossing.ok:
         found = "builds only: tared build --offline"
         backend = Finding("backend tensorrt", found, False, needed, "to run engines it needs a GPU, PyCUDA and nvcc")
@@ -101,6 +101,14 @@ def examine_gpu(root: Path, needed: bool) -> list[Finding]:
         lacking = ", ".join(finding.name for finding in (runtime, gpu, nvcc) if not finding.ok)
         backend = Finding("backend tensorrt", f"no {lacking}", False, needed, "onnxruntime serves on the CPU meanwhile")
     return [_driver(root), runtime, pycuda, graphs, gpu, nvcc, backend]
+
+
+def _ready() -> str:
+    """Open the backend: TensorRT-RTX says only then that it does not support the GPU."""
+    from engines.trt.backend import TensorRtBackend
+
+    TensorRtBackend()
+    return "ready"
 
 
 def _driver(root: Path) -> Finding:

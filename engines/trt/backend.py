@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto
 
@@ -32,7 +33,7 @@ from engines.store.artefact import Store, fingerprint
 from engines.trt.builder import BuilderOptions, BuiltEngine, MissingKernelError, build_engine
 from engines.trt.layers import LAYERS_FILE, Layer, layers_to_json, with_times, without_int8
 from engines.trt.reference import Reference, TensorRtObserver, open_reference
-from engines.trt.release import open_release
+from engines.trt.release import TensorRtRelease, open_release
 from engines.trt.session import Session, TensorRtEngine
 
 _BOARD_FACTS = ("machine", "model", "l4t", "driver", "power_mode")  # what kernels, and their timings, depend on
@@ -49,10 +50,14 @@ class TensorRtBackend:
     weight_bits = 8
 
     def __init__(self, options: BackendOptions | None = None) -> None:
-        """Raises EngineError as `open_release`, DeviceError as Gpu."""
+        """Raises EngineError as `open_release`, and `backend.gpu` (one that this release does not support); DeviceError
+        as Gpu.
+        """
         self._options = options or BackendOptions()
         self._release = open_release(crossing=self._options.target is not None)
         self._gpu = _gpu() if self._options.target is None else None
+        if self._gpu is not None and self._release.traits.crosses:
+            _require_support(self._release, self._gpu)
 
     def describe(self) -> Mapping[str, str]:
         """Runtime and version; GPU, driver and board, or the target."""
@@ -175,6 +180,25 @@ def _gpu() -> Gpu:
     gpu = Gpu()
     atexit.register(gpu.close)
     return gpu
+
+
+@functools.cache
+def _require_support(release: TensorRtRelease, gpu: Gpu) -> None:
+    """Raise EngineError (`backend.gpu`) unless an engine of one node can be loaded, which takes a tenth of a second.
+
+    A release that builds for GPUs elsewhere builds on any machine, and refuses its own GPU when it loads the engine.
+    """
+    shape = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [1])
+    inputs, outputs = ([onnx.ValueInfoProto(name=name, type=shape)] for name in ("x", "y"))
+    node = onnx.helper.make_node("Identity", ["x"], ["y"])
+    model = onnx.helper.make_model(onnx.helper.make_graph([node], "support", inputs, outputs))
+    built = build_engine(release, model, (), BuilderOptions(), silent)
+    try:
+        Session(release, gpu, built.content, slots=0).close()
+    except EngineError as error:
+        expected = f"a GPU that {release.name} supports"
+        remedy = "backend: auto, which takes another runtime; or a release of TensorRT for this GPU"
+        raise EngineError("backend.gpu", error.found, expected, remedy) from error
 
 
 def _names(layer: str, node: str) -> bool:

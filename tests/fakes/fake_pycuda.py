@@ -45,7 +45,8 @@ T4 = {
     "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": 64 << 10,
     "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 64 << 10,
 }
-NAMES = {87: "Orin", 75: "Tesla T4"}
+H200 = {**T4, "capability": 90, "MULTIPROCESSOR_COUNT": 132}
+NAMES = {87: "Orin", 75: "Tesla T4", 90: "NVIDIA H200"}
 FIRST_HANDLE = 77
 CUDA_VERSION = (12, 6, 0)
 NOT_CAPTURED = {"synchronize", "event_synchronize", "mem_alloc", "pagelocked_empty", "free", "compile"}

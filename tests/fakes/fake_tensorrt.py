@@ -25,6 +25,7 @@ import pytest
 from fake_pycuda import FakePycuda
 from fake_tensorrt_builder import Builder
 from fake_tensorrt_engine import Runtime
+from fake_tensorrt_inference import Inference
 from fake_tensorrt_network import OnnxParser
 from fake_tensorrt_types import Severity
 
@@ -48,8 +49,15 @@ class FakeTensorRt:
     which of "context", "engine" and "runtime" were freed, in order; mistakes, the broken rules.
     """
 
-    def __init__(self, pycuda: FakePycuda, version: str = "10.3.0", module: str = "tensorrt") -> None:
+    def __init__(
+        self,
+        pycuda: FakePycuda,
+        version: str = "10.3.0",
+        module: str = "tensorrt",
+        inference: type[Inference] = Inference,
+    ) -> None:
         self.pycuda = pycuda
+        self.inference = inference
         self.name, self.version = module, version
         self.fail: dict[str, str] = {}
         self.unsupported = {"Unique", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"}

@@ -135,7 +135,7 @@ class IExecutionContext:
             self._check_memory(name, shapes[name])
         layers = [row.name for row in self._engine.rows()] if self._profiler is not None else []
         listener = self._listener if self._listens else None
-        return Inference(
+        return self._world.inference(
             *(self._world, self._program, handle, shapes, dict(self._addresses), self._pending, self._scratch),
             *(listener, self._profiler, layers),
         )

@@ -21,6 +21,11 @@ _GPU = (
     "IRuntime::deserializeCudaEngine: Error Code 6: API Usage Error (The engine plan file is generated on an "
     "incompatible device, expecting compute {here} got compute {there}, please rebuild.)"
 )
+_CROSS_SUPPORTS = {(7, 5), (8, 0), (8, 6), (8, 7), (8, 9), (12, 0), (12, 1)}  # 8.7, which no PC has, for the tests
+_UNSUPPORTED = (
+    "IRuntime::deserializeCudaEngine: Error Code 6: API Usage Error (The engine cannot run on this GPU, which has "
+    "compute capability {}. Supported compute capabilities: 8.0 8.6 8.9 12.0 12.1 >12.0. TensorRT-RTX does not support"
+)
 _OTHER_MODEL = "Using an engine plan file across different models of devices is not recommended"
 
 
@@ -48,6 +53,9 @@ class Runtime:
         if plan.capability != 10 * major + minor:
             there = "{}.{}".format(*divmod(plan.capability, 10))
             world.error(_GPU.format(here=f"{major}.{minor}", there=there))
+            return None
+        if world.is_cross and (major, minor) not in _CROSS_SUPPORTS:
+            world.error(_UNSUPPORTED.format(f"{major}.{minor}"))
             return None
         if plan.gpu != world.pycuda.device.name():
             world.log(Severity.WARNING, _OTHER_MODEL)

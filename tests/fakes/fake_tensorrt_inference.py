@@ -78,7 +78,7 @@ class Inference:
         queue.put(lambda: _write(address, np.asarray(spoil(results[name]))))
         assert self.listener is not None
         with suppress(BaseException):  # swallowed, and success reported, as by the bindings
-            capsule, shape = _capsule(address, None, None), Dims(shown.shape)
+            capsule, shape = capsule_of(address), Dims(shown.shape)
             self.listener.process_debug_tensor(capsule, TensorLocation.DEVICE, kind, shape, name, self.handle)
         queue.put(lambda: memory.fill(UNWRITTEN))
 
@@ -91,6 +91,12 @@ class Inference:
             known = self.scratch[name] = allocate(max(nbytes, 1))
             alive[known.ctypes.data] = known
         return known
+
+
+def capsule_of(address: int) -> object:
+    """As the bindings wrap an address."""
+    capsule: object = _capsule(address, None, None)
+    return capsule
 
 
 def _read(address: int, shape: Shape, kind: DataType) -> Array:

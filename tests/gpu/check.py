@@ -1,9 +1,10 @@
 """Everything that needs a GPU, in one command.
 
-The kernels' tests, compute-sanitizer over a part of them, the benchmark, and the TensorRT backend on whatever TensorRT
-is installed: build, observe, infer, swap, against ONNX Runtime.
+The kernels' tests, compute-sanitizer over a part of them, the benchmark, and the TensorRT backend: build, observe,
+infer, swap, against ONNX Runtime; once with a fake TensorRT, which shows that the backend's own CUDA calls are right,
+and once on whatever TensorRT is installed.
 
-    make gpu-check [PYTHON=python3] [STEPS="tests memcheck racecheck benchmark tensorrt"] [OUT=var/gpu-check]
+    make gpu-check [PYTHON=python3] [STEPS="tests memcheck racecheck benchmark backend tensorrt"] [OUT=var/gpu-check]
 
 Needs an NVIDIA GPU with its driver, nvcc, g++, and Python 3.10 or later with numpy. PyCUDA and pytest come from
 wheelhouse/ (`make wheelhouse` fills it on another machine; then neither network nor pip nor venv is used here), else
@@ -31,9 +32,10 @@ from gpu.environment import ROOT, Environment, has_module, prepare, require_comp
 from gpu.errors import GpuCheckError
 
 PASSED, FAILED, CANNOT_START = 0, 1, 2
-STEPS = ("tests", "memcheck", "racecheck", "benchmark", "tensorrt")
+STEPS = ("tests", "memcheck", "racecheck", "benchmark", "backend", "tensorrt")
 # What the TensorRT backend needs beside PyCUDA; the GPU machine has to bring it, most weighs too much to carry.
 _BACKEND_NEEDS = ("onnx", "onnxruntime", "psutil")
+_BACKENDS = {"backend": "fake_on_gpu", "tensorrt": "real"}  # steps, and their parameter of the backend's tests
 _RUNTIMES = ("tensorrt", "tensorrt_rtx")
 # Without tests/conftest.py, whose fixtures need all of tared's dependencies.
 PYTEST = ("-m", "pytest", "-p", "pytest_timeout", "-p", "no:cacheprovider", "--noconftest", "-m", "gpu")
@@ -87,11 +89,12 @@ def planned(name: str, environment: Environment) -> Step:
         return Step(name, tests)
     if name == "benchmark":
         return Step(name, (sys.executable, "-m", "benchmarks.gpu_histogram"))
-    if name == "tensorrt":
+    if name in _BACKENDS:
         lacking = [module for module in _BACKEND_NEEDS if not has_module(module, environment)]
-        if not any(has_module(module, environment) for module in _RUNTIMES):
+        if name == "tensorrt" and not any(has_module(module, environment) for module in _RUNTIMES):
             lacking.append(" or ".join(_RUNTIMES))
-        return Step(name, (sys.executable, *PYTEST, "-rA", str(_BACKEND_TESTS)), lacking=" and ".join(lacking))
+        command = (sys.executable, *PYTEST, "-rA", "-k", _BACKENDS[name], str(_BACKEND_TESTS))
+        return Step(name, command, lacking=" and ".join(lacking))
     sanitizer = shutil.which("compute-sanitizer", path=environment["PATH"])
     if sanitizer is None:
         return Step(name, (), lacking="compute-sanitizer")

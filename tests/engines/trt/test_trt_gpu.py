@@ -1,6 +1,7 @@
 """Build, observe, infer and swap on the TensorRT of this machine, against ONNX Runtime: what `make gpu-check` runs.
 
-On a machine without a GPU the same tests run on the fake, so that they are known to run at all when one is borrowed.
+The same tests run on the fake without a GPU, so that they are known to run at all when one is borrowed, and on the fake
+with a true GPU, where no TensorRT is installed or none supports it.
 """
 
 from __future__ import annotations
@@ -12,14 +13,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fake_cuda_graphs import FakeCudaGraphs
 from fake_pycuda import FakePycuda
 from fake_tensorrt import install
+from fake_tensorrt_on_gpu import installed_on_gpu
 from numpy.typing import NDArray
 from onnx import ModelProto
+from opened_gpu import opened_gpu
 from zoo import Net, image, rounds_half, run
 
 import engines.trt.backend as tensorrt_backend
 from calibrate.histogram import AbsHistogram
+from engines.cuda import cuda_graph
 from engines.interface import Array, BackendOptions, BuildRequest, ShapeRange
 from engines.onnxruntime_backend import OnnxRuntimeBackend
 from engines.preprocessing import ImageTransform
@@ -32,16 +37,24 @@ PROFILE = ({"image": ShapeRange((1, 16, 16, 16), (1, 16, 32, 32), (2, 16, 40, 48
 LEAST_DB = {"fp32": 40.0, "fp16": 35.0, "int8": 30.0}  # like ONNX Runtime on the same graph; INT8 in FP16 accumulates
 
 
-@pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.gpu)])
+@pytest.fixture(params=["fake", *(pytest.param(name, marks=pytest.mark.gpu) for name in ("fake_on_gpu", "real"))])
 def backend(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[TensorRtBackend]:
     tensorrt_backend._gpu.cache_clear()
     if request.param == "fake":
         fake = install(monkeypatch, pycuda=FakePycuda())
+        FakeCudaGraphs(fake.pycuda).install(monkeypatch)
         yield TensorRtBackend(BackendOptions(cache=tmp_path))
         fake.assert_order()
         tensorrt_backend._gpu.cache_clear()
+        return
+    if request.param == "fake_on_gpu":
+        opened_gpu().close()
+        with installed_on_gpu(monkeypatch) as fake:
+            yield TensorRtBackend(BackendOptions(cache=tmp_path))
+            fake.assert_order()
+            tensorrt_backend._gpu.cache_clear()
         return
     missing = [name for name in ("pycuda",) if importlib.util.find_spec(name) is None]
     if missing or not any(map(importlib.util.find_spec, ("tensorrt", "tensorrt_rtx"))):
@@ -149,6 +162,25 @@ def test_a_swap_keeps_both_engines_alive_until_the_old_one_is_closed(backend: Te
     for _ in range(50):
         assert np.array_equal(next(iter(new.infer(batch).values())), after)
     new.close()
+
+
+def test_a_captured_engine_computes_what_it_did_before(
+    backend: TensorRtBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bindings") is None:
+        pytest.skip("no cuda-bindings")
+    built = backend.build(BuildRequest(model())).engine
+    batches = [image(model(), seed) for seed in range(6)]
+    monkeypatch.setattr(cuda_graph, "_WORTH", 0.0)
+    with closing(backend.load(built)) as plain:
+        expected = [next(iter(plain.infer(batch).values())) for batch in batches]
+    monkeypatch.setattr(cuda_graph, "_WORTH", float("inf"))
+    with closing(backend.load(built)) as captured:
+        assert all(slot.graph is not None for slot in captured._slots)
+        tickets = [captured.start(batch) for batch in batches[:2]]  # both slots are under way at once
+        found = [next(iter(captured.finish(ticket).values())) for ticket in tickets]
+        found += [next(iter(captured.infer(batch).values())) for batch in batches[2:]]
+    assert all(np.array_equal(*pair) for pair in zip(found, expected, strict=True))
 
 
 def test_layers_are_timed(backend: TensorRtBackend) -> None:

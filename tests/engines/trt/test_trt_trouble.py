@@ -9,8 +9,8 @@ from pathlib import Path
 
 import onnx
 import pytest
-from fake_pycuda import CompileError, MemoryError_
-from fake_tensorrt import FakeTensorRt
+from fake_pycuda import H200, CompileError, FakePycuda, MemoryError_
+from fake_tensorrt import FakeTensorRt, install
 from fake_tensorrt_network import INetworkDefinition
 from trt_world import int8, net
 from worlds import SPEC
@@ -23,6 +23,7 @@ from calibrate.errors import TaredError
 from engines.errors import DeviceError, EngineError
 from engines.interface import BackendOptions, BuildRequest
 from engines.quantise.placement import place
+from engines.registry import choose_backend
 from engines.store.artefact import Store
 from engines.trt.backend import TensorRtBackend
 from engines.trt.session import TensorRtEngine
@@ -95,6 +96,20 @@ def test_a_build_that_fails_says_why(fake: FakeTensorRt, said: str, code: str) -
         TensorRtBackend().build(BuildRequest(net()))
     assert code_of(caught.value) == code
     assert said.split("(")[0].strip() in caught.value.found
+
+
+def test_a_gpu_that_tensorrt_rtx_does_not_support_is_known_before_a_model_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its builder knows nothing of it; an H200 was seen to build and then to refuse every engine."""
+    fake = install(monkeypatch, "1.7.1", "tensorrt_rtx", FakePycuda(board=H200))
+    with pytest.raises(EngineError, match="which has compute capability 9.0") as caught:
+        TensorRtBackend()
+    assert code_of(caught.value) == "backend.gpu"
+    chosen = choose_backend("auto")
+    assert "compute capability 9.0" in chosen.not_taken["tensorrt"]
+    assert chosen.backend.name != "tensorrt"
+    del caught
+    gc.collect()
+    fake.assert_order()
 
 
 def test_a_machine_without_pycuda_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
