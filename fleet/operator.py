@@ -123,16 +123,22 @@ def file_arguments(file: Path, url: str | None = None, release: Path | None = No
 
 
 def file_arguments_from(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], Path | None]:
-    """Return the arguments of `model` or `calibration`, made of `file=...`, `url=...` and `release=...`.
+    """Return the arguments of `model` or `calibration`, made of `file=...`, `url=...`, `release=...` and
+    `accept=true`.
 
     Return also the absolute path of the file, unless boards fetch it from `url`. Raises CommandError (`command.args`).
     """
     given = dict(arguments)
     path, url, release = Path(given.pop("file", "")), given.pop("url", None), given.pop("release", None)
+    accept = given.pop("accept", None)
     if given or not path.is_file():
         found = ", ".join(given) or f"no file {str(path)!r}"
-        raise CommandError("command.args", found, "file=PATH, url=..., release=...", "correct the arguments")
+        raise CommandError(
+            "command.args", found, "file=PATH, url=..., release=..., accept=true", "correct the arguments"
+        )
     parsed = file_arguments(path, url, Path(release) if release else None)
+    if accept is not None:
+        parsed["accept"] = accept
     return parsed, None if url is not None else path.resolve()
 
 

@@ -92,12 +92,19 @@ class StagedModel:
             model costs no second transfer.
         progress: Of the command that brought the model.
         on_install: Called before the model is put in its place; may raise AgentError.
+        accepted: The owner accepts that it answers otherwise than the model that serves.
     """
 
     def __init__(
-        self, part: Path, destination: Path, progress: CommandProgress, on_install: Callable[[], None]
+        self,
+        part: Path,
+        destination: Path,
+        progress: CommandProgress,
+        on_install: Callable[[], None],
+        accepted: bool = False,
     ) -> None:
         self.progress = progress
+        self.accepted = accepted
         self.content = ""  # as `content_of` has it, once it is staged
         self._part = part
         self._destination = destination
@@ -375,6 +382,6 @@ class ModelAdmission:
             folder = self.destination.parent
             if folder.stat().st_dev != part.parent.stat().st_dev:  # on one disk it is the same file under two names
                 check_room(folder, args.size, self.reserve_bytes, args.what)
-            return StagedModel(part, self.destination, progress, record_release)
+            return StagedModel(part, self.destination, progress, record_release, args.accept)
 
         return stage

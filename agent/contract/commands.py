@@ -152,11 +152,16 @@ class FileArgs(Strict):
 
 
 class ModelArgs(FileArgs):
-    """`model`: serve this model file instead of the present one. release: a Release that a release key has signed."""
+    """`model`: serve this model file instead of the present one.
+
+    release: a Release that a release key has signed. accept: the owner accepts that its answers differ from today's by
+    more than recalibration.max_loss.
+    """
 
     what: ClassVar[str] = "model"
 
     release: dict[str, JsonValue] | None = None
+    accept: bool = False
 
 
 class CalibrationArgs(FileArgs):

@@ -281,12 +281,11 @@ class Operations:
         service = self.service
         self._changes.reset()
         self._settings_changed()
+        artefact, calibration, model = service.serving, service.calibration, service.serving_model
         if candidate is not None:
             artefact, calibration, model = candidate.artefact, candidate.calibration, candidate.model
-        elif service.calibration is not None:
-            artefact, calibration, model = service.serving, service.calibration, service.serving_model
-        else:
-            self._announce(service.serving, None)
+        if calibration is None:
+            self._announce(artefact, None)
             self.regimes.unwatch()
             return
         self._announce(artefact, calibration.id)
@@ -321,19 +320,21 @@ class Operations:
         self.swap.start(loaded, tracker)
 
     def _on_candidate(self, job: Job, outcome: JobOutcome) -> None:
-        """Put the engine in service that the child has built and accepted.
+        """Put the engine in service that the child has built and accepted, or that of a new model.
 
-        A new model needs a new run of the daemon, whose start ends the job.
+        A new model that passes needs a new run of the daemon, whose start ends the job.
         """
-        if job.tracker.trigger == MODEL:
-            self.new_model.accept(job)
-            return
+        tracker, is_model = job.tracker, job.tracker.trigger == MODEL
+        load = self.service.load_float if is_model else self.service.load
         try:
-            loaded = self.service.load(read_artefact(outcome.artefact or Path(), self.service.store.key))
+            loaded = load(read_artefact(outcome.artefact or Path(), self.service.store.key))
         except TaredError as error:
-            job.tracker.fail(error)
+            tracker.fail(error)
             return
-        self.swap.start(loaded, job.tracker, outcome.verdict, job.max_loss)
+        if is_model:
+            self.swap.start(loaded, tracker, on_commit=lambda: self.new_model.commit(tracker))
+            return
+        self.swap.start(loaded, tracker, outcome.verdict, job.max_loss)
         if job.tracker.trigger == "command":  # so the operator says that the cameras show what they are meant to show
             for monitor in self.pipeline.observer.monitors.values():
                 monitor.reset_view()

@@ -7,7 +7,8 @@
 4. The candidate passes: `current` moves to it, and the job is COMMITTED. Or it fails, or the operator recalls it: the
    previous engine serves again, the candidate leaves the store, and the job is ROLLED_BACK.
 
-An engine that has served before (triggers `switch` and `rollback`) is committed with its first answer.
+An engine that has served before (triggers `switch` and `rollback`) is committed with its first answer. The float engine
+of a new model is tried likewise; when it passes, the model takes its place in the place of `current`.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class SwapInProgress:
         tracker: The job that the swap belongs to.
         verdict: Verdict on the candidate; None for an engine that has served before.
         missed_before: Frames that nobody had taken when it began.
+        on_commit: Puts a new model in its place; None: the engine becomes `current`.
         announced: Set with the engine's first answer.
         is_going_back: The frame path has been requested to go back to the previous engine.
         recall: The operator's rollback, if there is one.
@@ -53,6 +55,7 @@ class SwapInProgress:
     verdict: Verdict | None
     probation: Probation
     missed_before: int
+    on_commit: Callable[[], None] | None = None
     announced: Swap | None = None
     is_going_back: bool = False
     recall: JobTracker | None = None
@@ -101,7 +104,12 @@ class EngineSwap:
         return self._swap.loaded.artefact.id if self._swap is not None and self._swap.announced is not None else None
 
     def start(
-        self, loaded: LoadedEngine, tracker: JobTracker, verdict: Verdict | None = None, max_loss: float | None = None
+        self,
+        loaded: LoadedEngine,
+        tracker: JobTracker,
+        verdict: Verdict | None = None,
+        max_loss: float | None = None,
+        on_commit: Callable[[], None] | None = None,
     ) -> None:
         """Hand the engine to the frame path, once it is journaled that it may serve.
 
@@ -109,17 +117,21 @@ class EngineSwap:
             tracker: The job that the swap belongs to.
             verdict: Verdict on the candidate; None for an engine that has served before.
             max_loss: Loss of fidelity that the operator accepts; None: as configured.
+            on_commit: Puts a new model in its place, whose answers and latency are its own: probation looks for
+                outputs that are broken, errors and hangs. None: the engine becomes `current`.
         """
         identity = loaded.artefact.id
+        if max_loss is None:
+            max_loss = self.config.recalibration.max_loss
         probation = Probation(
             self.config.probation,
             self.pipeline.record,
             identity,
             self.service.serving.id,
-            self.config.recalibration.max_loss if max_loss is None else max_loss,
-            first=self.service.is_degraded,
+            max_loss if on_commit is None else 1.0,
+            first=self.service.is_degraded or on_commit is not None,
         )
-        swap = SwapInProgress(loaded, tracker, verdict, probation, self.pipeline.dropped.total())
+        swap = SwapInProgress(loaded, tracker, verdict, probation, self.pipeline.dropped.total(), on_commit)
         try:
             tracker.enter_probation(identity)
         except AgentError as error:
@@ -134,7 +146,7 @@ class EngineSwap:
             ended=lambda: run(lambda: self._on_end(swap)),
         )
         try:
-            self.pipeline.start_trial(identity, loaded.engine, events)
+            self.pipeline.start_trial(identity, loaded.engine, events, own_outputs=on_commit is not None)
         except AgentError as error:
             self._swap = None
             self._fail(swap, error)
@@ -267,15 +279,23 @@ class EngineSwap:
 
     def _commit_if_serving(self, swap: SwapInProgress) -> None:
         """Commit, unless the frame path has just gone back, or has ended: then one of its events follows."""
-        if self.pipeline.loop.commit():
+        loop = self.pipeline.loop
+        if loop.commit() if swap.on_commit is None else loop.has_live_candidate:
             self._commit(swap)
 
     def _commit(self, swap: SwapInProgress) -> None:
-        """Keep the engine in service, whatever the disk does, and make it current."""
+        """Keep the engine in service, whatever the disk does, and make it current.
+
+        That of a new model stays on trial until this run ends: what follows a commit has the shapes of the model of
+        before.
+        """
         self._swap = None
         assert swap.announced is not None, "an engine is committed once it serves"
         self.summary.swaps.append(swap.announced)
         self.summary.artefact = str(swap.loaded.artefact.path)
+        if swap.on_commit is not None:
+            swap.on_commit()
+            return
         error = self._save(swap)
         if error is None:
             swap.tracker.succeed({"artefact": swap.announced.artefact, "fidelity": swap.announced.fidelity})

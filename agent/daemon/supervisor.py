@@ -270,7 +270,7 @@ class Supervisor:
             self._pipeline.poll()
             states = self._pipeline.observer.states()
             self.operations.tick(states)
-            if self.operations.new_model.is_usable:
+            if self.operations.new_model.needs_new_run:
                 self._stop(MODEL)
             if self._pipeline.pulse != pinged:
                 pinged = self._pipeline.pulse

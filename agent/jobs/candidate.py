@@ -28,6 +28,7 @@ from agent.planning.costs import PlanBuilder
 from agent.planning.kept_costs import KeptCosts
 from agent.planning.ladder import REFUSED, Ladder, LadderOptions, Scene
 from agent.planning.raising import PrecisionRaise
+from agent.validation.model_change import model_change
 from agent.validation.pictures import differing_pictures
 from agent.validation.verdict import MIN_INFORMATIVE, NO_WORSE, RAISED_GAIN, Judge, VerdictLimits
 from agent.vision.output_checks import check_batch
@@ -248,12 +249,15 @@ def _without_int8(model: Model, backend: Backend, serving: str | None, key: byte
 
 
 def build_reference(directory: Path, emit: Emit) -> JobOutcome:
-    """Build the reference, and infer one frame.
+    """Build the reference of a new model, and compare its answers with those of the engine in service.
 
-    Raises TaredError for a file that is no model, or a model that this daemon could not serve.
+    Raises TaredError for a file that is no model, or a model that this daemon could not serve; as `model_change`, and
+    `model.answers` for a change that the owner has not accepted.
     """
     request = json.loads((directory / REFERENCE).read_text(encoding="utf-8"))
-    emit({"step": "BUILDING", "percent": 0})
+    steps = _Steps(emit)
+    building = steps.progress("BUILDING", 0, 80)
+    building(0.0, "reading")
     key, state = find_key(), Path(request["state_dir"])
     backend = open_backend(request["backend"], options_for(state, request["threads"], request["dla"]))
     plan = read_plan(Path(request["plan"])) if request["plan"] else ALL_INT8
@@ -262,7 +266,7 @@ def build_reference(directory: Path, emit: Emit) -> JobOutcome:
         open_model(spec, plan),
         backend,
         Store(state, key).place,
-        lambda fraction, _: emit({"step": "BUILDING", "percent": round(100 * fraction)}),
+        building,
         calibration=None,
         precision=backend.precisions[0],
         key=key,
@@ -272,6 +276,14 @@ def build_reference(directory: Path, emit: Emit) -> JobOutcome:
         height, width = network_input(spec, engine.inputs[0]).min_size
         task = VisionTask(spec, engine.inputs, engine.outputs)
         task.infer(engine, np.zeros((height, width, 3), np.uint8))
+        steps.progress("VALIDATING", 80, 90)(0.0, "comparing")
+        held_out = read_frames(directory / HELD_OUT)
+        with closing(backend.load(read_artefact(Path(request["serving"]), key).read_engine())) as serving:
+            change = model_change(spec, engine, serving, held_out)
+    if request["max_loss"] is not None:
+        change.check(request["max_loss"])
+    if change.agreement < 1.0 or not change.frames:
+        emit({"warning": change.text})
     return JobOutcome(artefact.path)
 
 

@@ -80,8 +80,9 @@ class JobState(str, Enum):
 _ORDER = tuple(JobState)
 WORK = _ORDER[: _ORDER.index(JobState.PROBATION)]  # the states in which there is no candidate yet
 _FINISHED = frozenset({JobState.COMMITTED, JobState.ROLLED_BACK, JobState.FAILED, JobState.CANCELLED})
-# An engine for another runtime or of another model is not on probation: there is nothing to go back to.
-_BEFORE_COMMIT = frozenset({JobState.BUILDING, JobState.PROBATION})
+# An engine that was built anew for another runtime is not on probation: there is nothing to go back to. A start serves
+# the model that lies there, however far the job that tried it had come.
+_BEFORE_COMMIT = frozenset({JobState.BUILDING, JobState.VALIDATING, JobState.PROBATION})
 
 JOURNAL = "jobs.sqlite"
 _MOST_JOBS = 1000
@@ -414,6 +415,7 @@ class Job:
         raising: By how much precision is raised; None where it is not.
         max_loss: Largest accepted loss of fidelity; None: as configured.
         model: File of a new model that is not in its place yet; None: the model's file as it is now.
+        accepted: The owner accepts that the new model answers otherwise.
         merged: A calibration of the fleet, which is tried instead of one from the frames.
         offline: What the owner has made offline, which is tried instead of a calibration from the frames.
         attempt: What the candidate comes of, once the frames are collected; None where precision is raised, which
@@ -426,6 +428,7 @@ class Job:
     raising: PrecisionRaise | None = None
     max_loss: float | None = None
     model: Path | None = None
+    accepted: bool = False
     merged: Path | None = None
     offline: OfflineWork | None = None
     attempt: Attempt | None = None

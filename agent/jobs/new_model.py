@@ -1,8 +1,8 @@
 """Replace the model that is served: a child process tries the new one, and the next run of the daemon serves it.
 
 A new model arrives in one of two ways: the model's file on the disk changes, or a model is delivered by command. A job
-builds its float reference to find out whether it can be used. A delivered model takes the place of the model's file
-once that job has accepted it.
+builds its float reference, compares its answers with those of today, and tries it on live frames. A delivered model
+takes the place of the model's file once it has passed that probation.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from agent.commands.dispatcher import CANCELLED
 from agent.common.errors import AgentError
 from agent.jobs.job import MODEL, Job, JobRegistry, JobTracker
 from agent.jobs.recalibration import CHANGED, Recalibration
+from agent.validation.model_change import ANSWERS
 from calibrate.errors import TaredError
 
 # Seconds until the next try, after an error that says nothing of the model: no headroom, a full disk, a rollback.
@@ -27,7 +28,7 @@ class NewModel:
     A delivered model is tried once, and the result is reported to its sender, who may send it again.
 
     Attributes:
-        is_usable: The model has been built, and waits for this run to end.
+        needs_new_run: This run has to end: the next one serves what the model's file holds.
     """
 
     def __init__(self, jobs: Recalibration, registry: JobRegistry) -> None:
@@ -38,11 +39,11 @@ class NewModel:
         self._is_untried = False
         self._trial: JobTracker | None = None
         self._try_at_s = 0.0
-        self.is_usable = False
+        self.needs_new_run = False
 
     def content_changed(self, content: str) -> None:
         """The model's file holds other content; empty: the served content again. The running job is superseded."""
-        if self.is_usable and content == self._content:  # a delivered one, in its place by now
+        if self.needs_new_run and content == self._content:  # a delivered one, in its place by now
             return
         if not content and self._staged is not None:  # the delivered one is to be tried all the same
             return
@@ -57,16 +58,19 @@ class NewModel:
         self._expect(staged.content)
         self._staged = staged
 
-    def accept(self, job: Job) -> None:
-        """The model has been built: put a delivered one in the place of the model's file."""
+    def commit(self, tracker: JobTracker) -> None:
+        """The model has passed its probation: put a delivered one in the place of the model's file.
+
+        The next run ends the job; where the disk refuses, the job fails, and the next run serves the model of before.
+        """
+        self.needs_new_run = True
         if self._staged is not None:
             try:
                 self._staged.install()
             except AgentError as error:
-                job.tracker.fail(error)
+                tracker.fail(error)
                 return
             self._staged = None
-        self.is_usable = True
 
     def drop(self, reason: str) -> bool:
         """Cancel a delivered model that waits for its trial; False where there is none."""
@@ -87,19 +91,28 @@ class NewModel:
             try_again = not self.drop("its trial has ended")  # the job has reported to the sender
             self._trial, self._is_untried, self._try_at_s = None, try_again, time.monotonic() + _RETRY_S
         if self._is_untried and idle and time.monotonic() >= self._try_at_s:
-            command, file = (self._staged.progress, self._staged.file) if self._staged is not None else (None, None)
+            staged = self._staged
+            command = staged.progress if staged is not None else None
             tracker = self._registry.start(MODEL, {"content": self._content}, command, self._on_failure)
             self._trial, self._is_untried = tracker, False
-            self._jobs.start(Job(tracker, model=file))
+            if staged is None:
+                self._jobs.start(Job(tracker))
+            else:
+                self._jobs.start(Job(tracker, model=staged.file, accepted=staged.accepted))
 
     def _expect(self, content: str) -> None:
         self.drop(_SUPERSEDED)
-        self._content, self._is_untried, self.is_usable = content, bool(content), False
+        self._content, self._is_untried, self.needs_new_run = content, bool(content), False
         self._trial, self._try_at_s = None, 0.0
 
     def _on_failure(self, error: TaredError) -> None:
-        if error.code == CHANGED:  # the model cannot be used
-            self._trial = None
-            if self._staged is not None:
-                self._staged.forget()
-            self._staged = None
+        """Try this content no more where the error is the model's own; a sender may send it again."""
+        if error.code not in (CHANGED, ANSWERS) and not error.code.startswith("probation."):
+            return
+        staged, self._trial, self._staged = self._staged, None, None
+        if staged is None:
+            return
+        if error.code == CHANGED:
+            staged.forget()
+        else:  # the received file stays, so that consent to it costs no second transfer
+            staged.discard()

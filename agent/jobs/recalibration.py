@@ -33,6 +33,7 @@ from agent.monitoring.drift import Regime
 from agent.monitoring.observer import ObserverThread
 from agent.system.board import BoardState
 from agent.system.state_dir import remove_unfinished_builds
+from agent.validation.model_change import ANSWERS
 from agent.validation.verdict import MIN_INFORMATIVE
 from calibrate.errors import TaredError
 
@@ -153,7 +154,7 @@ class Recalibration:
         """Start a job; no other may be running. One that cannot be journaled fails at once.
 
         A recalibration collects frames first; offline work and a fleet's calibration need them only for the verdict.
-        For a new model the float reference is built, which shows whether the model can be used.
+        For a new model the float reference is built, and its answers are compared with those of today.
         """
         if job.merged is not None or job.offline is not None:
             job.frames = (HELD_OUT_EVERY - 1) * self.config.observe.held_out  # by then as many are held out
@@ -235,7 +236,10 @@ class Recalibration:
         if job.tracker.trigger == MODEL:
             job.tracker.progress(JobState.BUILDING.value, 0)
             model = job.model or self.config.model.path
-            self._start_child(job, lambda path: write_reference_job(path, self.config, model))
+            frames, serving = self.observer.collection.collected().held_out, self.service.serving.path
+            self._start_child(
+                job, lambda path: write_reference_job(path, self.config, model, serving, frames, job.accepted)
+            )
             return
         collected = self.observer.collection.collected()
         job.tracker.report_selection(self.observer.collection.selection_report(), self.config.state_dir)
@@ -321,7 +325,7 @@ class Recalibration:
         if error is None:
             self.on_candidate(job, outcome)
             return
-        if job.tracker.trigger == MODEL and error.code not in _OF_THE_BOARD:
+        if job.tracker.trigger == MODEL and error.code not in (ANSWERS, *_OF_THE_BOARD):
             found = f"the model's file has changed, and cannot be served: {error.code}: {error.found}"
             error = AgentError(CHANGED, found, error.expected, f"{error.remedy}; what serves goes on until then")
         job.tracker.fail(error)

@@ -66,7 +66,9 @@ class CrashRecovery:
         except AgentError:  # reported when it was opened
             self._records = []
         on_probation = [
-            record for record in self._records if record.state is JobState.PROBATION and record.trigger not in PROVEN
+            record
+            for record in self._records
+            if record.state is JobState.PROBATION and record.trigger not in (MODEL, *PROVEN)
         ]
         for record in on_probation:
             error = _interrupted(record)
@@ -147,14 +149,15 @@ class CrashRecovery:
         return recovered
 
     def _end_state(self, record: JobRecord, content: str) -> JobState:
+        if record.trigger == MODEL:
+            if record.request.get("content") == content and record.state.may_become(JobState.COMMITTED):
+                return JobState.COMMITTED
+            return JobState.ROLLED_BACK if record.state is JobState.PROBATION else JobState.FAILED
         if record.state is JobState.PROBATION:
             back = record.trigger == "rollback" and self._left_probation
             return JobState.COMMITTED if back or record.artefact == self.current else JobState.ROLLED_BACK
-        built = record.state is JobState.BUILDING and (
-            (record.trigger == MODEL and record.request.get("content") == content)
-            or (record.trigger == RUNTIME and record.request.get("instead_of", self.current) != self.current)
-        )
-        return JobState.COMMITTED if built else JobState.FAILED
+        replaced = record.trigger == RUNTIME and record.request.get("instead_of", self.current) != self.current
+        return JobState.COMMITTED if replaced and record.state is JobState.BUILDING else JobState.FAILED
 
 
 def _interrupted(record: JobRecord) -> AgentError:

@@ -83,9 +83,19 @@ def write_job(
     _write_frames(directory / SAMPLE, collected.sample)
 
 
-def write_reference_job(directory: Path, config: Config, model: Path) -> None:
-    """Write a job for the child; `directory` must not exist yet. model: the file to try."""
+def write_reference_job(
+    directory: Path, config: Config, model: Path, serving: Path, held_out: Sequence[Array], accepted: bool = False
+) -> None:
+    """Write a job for the child; `directory` must not exist yet.
+
+    Args:
+        model: The file to try.
+        serving: Directory of the artefact in service.
+        held_out: Network inputs of the model in service, on which the answers of both are compared.
+        accepted: The owner accepts that the new model answers otherwise.
+    """
     directory.mkdir(parents=True)
+    _write_frames(directory / HELD_OUT, held_out)
     request = {
         "spec": {**config.model.model_dump(mode="json"), "path": str(model)},
         "plan": str(config.plan) if config.plan else None,
@@ -94,6 +104,8 @@ def write_reference_job(directory: Path, config: Config, model: Path) -> None:
         "dla": config.dla,
         "batch": config.batch.frames,
         "state_dir": str(config.state_dir),
+        "serving": str(serving),
+        "max_loss": None if accepted else config.recalibration.max_loss,
     }
     (directory / REFERENCE).write_text(json.dumps(request), encoding="utf-8")
 

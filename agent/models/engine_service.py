@@ -32,11 +32,14 @@ _REPLACEABLE = ("artefact.damaged", "engine.unreadable")
 
 @dataclass(frozen=True)
 class LoadedEngine:
-    """An artefact that can serve: its engine, its calibration, and the model under its plan."""
+    """An artefact that can serve: its engine, its calibration, and the model under its plan.
+
+    The float engine of a new model has no calibration, and `model` is the one that it shall replace.
+    """
 
     artefact: Artefact
     engine: Engine
-    calibration: Calibration
+    calibration: Calibration | None
     model: Model
 
 
@@ -137,6 +140,10 @@ class EngineService:
         model = self.model_for(artefact)
         check_calibration(model, calibration)
         return LoadedEngine(artefact, self.backend.load(artefact.read_engine()), calibration, model)
+
+    def load_float(self, artefact: Artefact) -> LoadedEngine:
+        """Make the float engine of a new model ready to be tried. Raises EngineError."""
+        return LoadedEngine(artefact, self.backend.load(artefact.read_engine()), None, self.model)
 
     def model_for(self, artefact: Artefact) -> Model:
         """Return the model under the plan that the artefact was built under. Raises as `Artefact.read_file`."""

@@ -351,6 +351,12 @@ class FrameLoop(threading.Thread):
         trial.close()
         trial.events.ended()
 
+    @property
+    def has_live_candidate(self) -> bool:
+        """True if a candidate on trial answers the frames, and nobody takes it back."""
+        with self._trial_lock:
+            return self._trial is not None and self._trial.is_live and self._withdrawal is None
+
     def commit(self) -> bool:
         """Keep the candidate and close the previous engine; False if it is not on trial any more."""
         with self._trial_lock:

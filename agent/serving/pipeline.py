@@ -196,7 +196,7 @@ class Pipeline:
             lambda served: self.loop.previous_prediction(served, observer_task),
         )
         task = self._task = NonFiniteRecorder(model.spec, engine.inputs, engine.outputs)
-        self._open_trial_task = partial(CheckedVisionTask, model.spec, engine.inputs, engine.outputs, task.not_finite)
+        self._spec, self._tensors = model.spec, (engine.inputs, engine.outputs)
         self._probation = config.probation
         self.record = AnswerRecord(self.is_live or len(cameras) > 1)
         own_sinks = [self._count, self.record.add, self.observer.offer]
@@ -271,8 +271,10 @@ class Pipeline:
         if kept:
             remove_other_files(state_dir, _KEPT, kept, on_error)
 
-    def start_trial(self, engine_id: str, engine: Engine, events: TrialEvents) -> None:
+    def start_trial(self, engine_id: str, engine: Engine, events: TrialEvents, own_outputs: bool = False) -> None:
         """Try a candidate out, as `FrameLoop.start_trial` does.
+
+        own_outputs: It is of another model, whose inputs and outputs may have other shapes.
 
         Raises AgentError (`probation.stuck`), with the engine closed, while an earlier candidate hangs.
         """
@@ -283,7 +285,9 @@ class Pipeline:
                 "probation.stuck", found, "one candidate at a time", "wait for its end, or restart the daemon"
             )
         limit_s = deadline_s(self._probation, self.record)
-        self.loop.start_trial(Trial(engine_id, engine, self._open_trial_task(), limit_s, events, self._task.watch))
+        tensors = (engine.inputs, engine.outputs) if own_outputs else self._tensors
+        task = CheckedVisionTask(self._spec, *tensors, self._task.not_finite)
+        self.loop.start_trial(Trial(engine_id, engine, task, limit_s, events, self._task.watch))
 
     def start(self, waiting: Callable[[], bool]) -> None:
         """Start the threads; an observer that is ready soon sees the first frame.

@@ -43,7 +43,7 @@ def add_operator(commands: Any) -> None:
         "arguments",
         nargs="*",
         metavar="key=value",
-        help="of model: file=MODEL.onnx [release=FILE] [url=URL]; of calibration: file=FILE.bundle",
+        help="of model: file=MODEL.onnx [release=FILE] [url=URL] [accept=true]; of calibration: file=FILE.bundle",
     )
     picture = "of snapshot: where to save the picture (default: it is not saved)"
     send.add_argument("-o", "--output", type=Path, metavar="now.jpg", help=picture)

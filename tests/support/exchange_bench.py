@@ -149,7 +149,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     pipeline.observer = SimpleNamespace(
         states=lambda: {"camera": SimpleNamespace(fidelity=UNKNOWN, gain=UNKNOWN, drift=None)}
     )
-    pipeline.start_trial = lambda _id, _engine, told: setattr(pipeline, "trial", told)
+    pipeline.start_trial = lambda _id, _engine, told, **_: setattr(pipeline, "trial", told)
     service = SimpleNamespace(serving=SimpleNamespace(id="old"), is_degraded=False)
 
     def commit(loaded: LoadedEngine) -> None:

@@ -73,8 +73,9 @@ class Loop:
     """A frame path on which every engine serves at once, and is kept, or taken back, as is wished."""
 
     is_committing = is_stuck = False
+    has_live_candidate = True
 
-    def start_trial(self, _identity: str, engine: Any, events: TrialEvents) -> None:
+    def start_trial(self, _identity: str, engine: Any, events: TrialEvents, **_: object) -> None:
         engine.close()
         self._events = events
         events.live(1.0, 0)

@@ -31,7 +31,8 @@ RECALIBRATION = [
     "COMMITTED",
 ]
 EXCHANGE = ["REQUESTED", "PROBATION", "COMMITTED"]
-MODEL = RUNTIME = ["REQUESTED", "BUILDING", "COMMITTED"]
+MODEL = ["REQUESTED", "BUILDING", "VALIDATING", "PROBATION", "COMMITTED"]
+RUNTIME = ["REQUESTED", "BUILDING", "COMMITTED"]
 RAISING = ["PLANNING", "BUILDING"]
 CHILD = ["CALIBRATING", "PLANNING", "BUILDING", "VALIDATING", "OUTCOME"]
 MOMENTS = [BEFORE, AFTER]
@@ -210,7 +211,7 @@ def test_a_new_model(case: Case, start_s: float, state: str, moment: str) -> Non
         case.check_sound(second)
         second.wait(lambda: not second.status()["degraded"])
     held = expected(MODEL, state, moment)
-    committed = held in ("BUILDING", "COMMITTED")
+    committed = held in MODEL[1:]
     ends = [JobState.COMMITTED] if committed else [JobState.FAILED] if held else []
     assert [job.state for job in case.records("model")] == ends
 

@@ -5,13 +5,25 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 from brokers import RealBroker, Watcher
 from daemon_life import TOPICS
 from job_kills import Case, copied, put_other_model
+from onnx import numpy_helper
 from worlds import make_world
 
 from agent.jobs.job import JobState
+
+
+def put_model_with_nan(path: Path, content: bytes) -> None:
+    """The same graph, whose first weights are no numbers: it loads and infers without an error."""
+    model = onnx.load_from_string(content)
+    weights = model.graph.initializer[0]
+    nothing = np.full_like(numpy_helper.to_array(weights), np.nan)
+    weights.CopyFrom(numpy_helper.from_array(nothing, weights.name))
+    path.write_bytes(model.SerializeToString())
 
 
 @pytest.mark.trial
@@ -38,6 +50,9 @@ def test_a_new_model_is_taken_up_by_the_same_process(tmp_path: Path, any_broker:
             path.write_bytes(whole[: len(whole) // 2])
             life.wait(lambda: life.said("code=model.changed"))
             assert life.status()["engine"] == served
+            put_model_with_nan(path, whole)
+            life.wait(lambda: life.said("code=model.changed .*NaN or infinite values"))
+            assert life.status()["engine"] == served
             path.write_bytes(whole)
 
             put_other_model(world)
@@ -46,8 +61,8 @@ def test_a_new_model_is_taken_up_by_the_same_process(tmp_path: Path, any_broker:
             assert life.status()["engine"] != served
             other = watcher.expect(TOPICS.birth, engine=life.status()["engine"])
             assert other["model"] != model
-        assert len(life.said("code=model.changed")) == 1
-        assert [job.state for job in case.records("model")] == [JobState.FAILED, JobState.COMMITTED]
+        assert len(life.said("code=model.changed")) == 2
+        assert [job.state for job in case.records("model")] == [JobState.FAILED, JobState.FAILED, JobState.COMMITTED]
         states = [
             watcher.seen[place].payload
             for place in range(len(watcher.seen))

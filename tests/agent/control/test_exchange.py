@@ -96,7 +96,7 @@ def test_what_cannot_be_journaled_does_not_serve(bench: Bench) -> None:
 
 
 def test_while_another_candidate_hangs_none_is_tried(bench: Bench) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise AgentError("probation.stuck", "one that hangs", "none", "restart")
 
     bench.pipeline.start_trial = refuse

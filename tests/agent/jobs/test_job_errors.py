@@ -184,7 +184,7 @@ def test_an_observer_that_fails_while_frames_are_collected(
     check(job_desk, tmp_path / "state", before, "recalibration.timeout", "FAILED")
 
 
-def fail_at_once(_identity: str, engine: Engine, events: TrialEvents) -> None:
+def fail_at_once(_identity: str, engine: Engine, events: TrialEvents, **_: object) -> None:
     """In place of a frame path on which a candidate serves."""
     engine.close()
     events.failed(AgentError("probation.error", "a kernel that fails", "an answer to every frame", "none"), 1.0, True)

@@ -22,9 +22,9 @@ def test_a_job_may_come_to_nothing_at_any_time(end: JobState) -> None:
     assert all(state.may_become(end) for state in PATH)
 
 
-def test_what_is_committed_serves_on_probation_or_was_built_for_want_of_another() -> None:
+def test_what_is_committed_serves_on_probation_or_was_built_where_the_next_start_serves_it() -> None:
     before = [state for state in STATES if state.may_become(JobState.COMMITTED)]
-    assert before == [JobState.BUILDING, JobState.PROBATION]
+    assert before == [JobState.BUILDING, JobState.VALIDATING, JobState.PROBATION]
 
 
 def test_what_never_served_is_not_rolled_back() -> None:

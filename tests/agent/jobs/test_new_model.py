@@ -16,6 +16,7 @@ from agent.contract.commands import CommandResult
 from agent.jobs import new_model
 from agent.jobs.child_process import JobOutcome
 from agent.jobs.job import Job
+from agent.serving.trial import Probation
 
 __all__ = ["desk"]  # the fixture
 
@@ -106,6 +107,7 @@ class Delivered:
         self.part.write_bytes(b"new")
         self.results: list[CommandResult] = []
         self.taken_up = 0
+        self.lasts = True  # a probation
         staged = StagedModel(self.part, self.served, CommandProgress("m1", self.results.append), self._take_up)
         staged.stage(0)
         at.operations.new_model.deliver(staged)
@@ -121,22 +123,35 @@ class Delivered:
         self.at.operations.jobs._finish(job, JobOutcome(**outcome))
         self.at.tick()
 
+    def builds(self) -> None:
+        """The child has built the model's engine, here another one of today's model; it answers a first frame."""
+        self.ends(artefact=self.at.raised.path)
+
+    def passes_probation(self) -> None:
+        self.lasts = False
+        self.at.tick()
+
 
 @pytest.fixture
 def delivered(desk: Callable[..., Desk], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Delivered:
     at = desk()
     found_model(at, monkeypatch)
-    return Delivered(at, tmp_path)
+    model = Delivered(at, tmp_path)
+    monkeypatch.setattr(Probation, "is_finished", property(lambda _: not model.lasts))
+    return model
 
 
 def test_a_delivered_model_takes_its_place_only_once_the_job_has_passed_it(delivered: Delivered) -> None:
     delivered.at.tick()
+    delivered.builds()
+    assert delivered.at.operations.swap.candidate is not None, "it answers live frames"
     assert (delivered.served.read_bytes(), delivered.taken_up) == (b"before", 0)
-    delivered.ends(artefact=delivered.served)
+    delivered.passes_probation()
     assert (delivered.served.read_bytes(), delivered.taken_up) == (b"new", 1)
     tried = delivered.at.operations.new_model
     tried.content_changed(tried._content)  # the watch has seen it
-    assert tried.is_usable
+    assert tried.needs_new_run
+    assert delivered.at.service.store.target("current") != delivered.at.raised.id, "that of today's model"
     assert not delivered.results[-1].final, "the next run tells it, with the job's end"
 
 
@@ -169,6 +184,41 @@ def test_a_place_that_refuses_fails_the_job(delivered: Delivered) -> None:
     delivered.at.tick()
     delivered.served.unlink()
     delivered.served.mkdir()
-    delivered.ends(artefact=delivered.served)
+    delivered.builds()
+    delivered.passes_probation()
     assert delivered.results[-1].status == "FAILED"
-    assert not delivered.at.operations.new_model.is_usable
+    assert delivered.at.operations.new_model.needs_new_run, "with the model that is there"
+
+
+@pytest.mark.parametrize("code", ["probation.output", "model.answers"])
+def test_a_delivered_model_that_needs_consent_or_fails_on_live_frames_is_not_tried_again(
+    delivered: Delivered, code: str
+) -> None:
+    """What was received stays, so that the owner's consent to it costs no second transfer."""
+    delivered.at.tick()
+    error = AgentError(code, "other answers", "", "")
+    if code == "model.answers":
+        delivered.ends(error=error)
+    else:
+        delivered.builds()
+        delivered.at.operations.pipeline.loop.roll_back(error)
+        delivered.at.tick()
+    assert delivered.results[-1].error is not None
+    assert delivered.results[-1].error.code == code
+    assert (delivered.served.read_bytes(), delivered.part.exists(), delivered.file.exists()) == (b"before", True, False)
+    tried = delivered.at.operations.new_model
+    tried._try_at_s -= new_model._RETRY_S
+    delivered.at.tick()
+    assert not tried._is_untried
+    assert not tried.needs_new_run
+
+
+def test_the_owners_consent_reaches_the_job(delivered: Delivered) -> None:
+    delivered.at.operations.new_model.drop("another is sent")
+    staged = StagedModel(delivered.part, delivered.served, CommandProgress("m2", lambda _: None), lambda: None, True)
+    staged.stage(0)
+    delivered.at.operations.new_model.deliver(staged)
+    delivered.at.tick()
+    job = delivered.at.operations.jobs.job
+    assert job is not None
+    assert job.accepted

@@ -145,7 +145,7 @@ def test_a_busy_machine_does_not_make_a_plan_float(world: Path, monkeypatch: pyt
     """It is measured again, and then multiply-accumulates count; plan.json, table and --json report that."""
     busy = Busy(1.5)
     monkeypatch.setattr(OnnxRuntimeEngine, "layer_times_ms", lambda engine, _batch, _runs: busy.times_ms(engine))
-    found = planner(world, replace(MACS, costs="measured"))
+    found = planner(world, replace(MACS, costs="measured"), open_backend("onnxruntime"))
     found.run(journal(world))
     plan = make_plan(found)
     costs = plan.evidence["costs"]

@@ -172,7 +172,7 @@ def test_an_image_size_that_is_left_open(tmp_path: Path) -> None:
     profile = {name: [1, 3, size, size] for name, size in (("min", 8), ("opt", 12), ("max", 16))}
     world = plan_world(tmp_path / "world", open_shape, profiles=[{"image": profile}])
     plan, evidence = search_in(world)
-    assert set(plan.floats) == {LOUD}
+    assert LOUD in plan.floats  # and the other branch, where a processor takes weights of seven bits
     assert evidence["groups"][0]["macs_share"] == pytest.approx(0.5)
 
 
