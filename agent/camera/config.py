@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
 from agent.camera.source import (
+    MAX_PIXELS,
     CaptureSettings,
     Decoder,
     Flip,
@@ -69,6 +70,7 @@ class CameraConfig(Strict):
     height: Pixels | None = None
     fps: Annotated[Finite, Field(ge=1.0, le=240.0)] | None = None
     flip: Flip = "none"
+    max_pixels: int = Field(default=MAX_PIXELS, ge=1 << 12, le=1 << 30)
     silence_s: Finite = Field(default=SILENCE_S, ge=0.2, le=20.0)
     frozen_s: FrozenSeconds = "auto"
     labels: LocalPath | None = None
@@ -90,4 +92,10 @@ class CameraConfig(Strict):
         settings = CaptureSettings(**{field.name: getattr(self, field.name) for field in fields(CaptureSettings)})
         source = replace(source, requested=settings)
         frozen_s = source.usual_frozen_s if self.frozen_s == "auto" else self.frozen_s
-        return replace(source, frozen_s=frozen_s, framing=Framing(self.region, self.masks), loop=self.loop)
+        return replace(
+            source,
+            frozen_s=frozen_s,
+            framing=Framing(self.region, self.masks),
+            loop=self.loop,
+            max_pixels=self.max_pixels,
+        )

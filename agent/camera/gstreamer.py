@@ -80,6 +80,7 @@ class GstPipeline:
             camera.open  the pipeline failed or ended before the first picture
             camera.mode  the camera does not have the requested mode
             camera.lost  it failed or ended later
+        camera.pixels  its pictures are too large
         """
         sample = self._sink.emit("try-pull-sample", round(wait_s * self._gst.SECOND))
         if sample is None:
@@ -89,6 +90,7 @@ class GstPipeline:
             return None
         caps, buffer = sample.get_caps().get_structure(0), sample.get_buffer()
         width, height = caps.get_value("width"), caps.get_value("height")
+        self._source.check_pixels(width, height)
         if not self._delivered:
             if caps.get_value("format") != "BGR":
                 raise self._open_error(f"its pictures are {caps.get_value('format')}")

@@ -1,7 +1,12 @@
-"""Read the image files of a folder or a zip: one listing for cameras and data sets alike."""
+"""Read the image files of a folder or a zip: one listing for cameras and data sets alike.
+
+`decode_image` is also for pictures from elsewhere. A picture's header says how many pixels it has, and is read first: a
+JPEG of 5 MB may decode to 4 GB.
+"""
 
 from __future__ import annotations
 
+import io
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -10,9 +15,11 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 import cv2
+import imagesize
 import numpy as np
 from numpy.typing import NDArray
 
+from agent.camera.source import MAX_PIXELS
 from agent.common.errors import AgentError, DatasetError
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
@@ -29,11 +36,12 @@ class ImageFiles:
         images.missing     there is no such path
         images.none        it holds no image
         images.zip         the zip is damaged or encrypted, or a member climbs out of it
-        images.unreadable  one file, named, cannot be read
+        images.unreadable  one file, named, cannot be read, or has more than `max_pixels`
     """
 
-    def __init__(self, path: Path, error_type: type[AgentError] = DatasetError) -> None:
+    def __init__(self, path: Path, error_type: type[AgentError] = DatasetError, max_pixels: int = MAX_PIXELS) -> None:
         self.path = path
+        self._max_pixels = max_pixels
         self._error_type = error_type
         self._open: Callable[[str], IO[bytes]]
         if path.is_dir():
@@ -60,9 +68,9 @@ class ImageFiles:
 
     def read(self, name: str) -> NDArray[np.uint8]:
         """Return the image as BGR uint8 (height, width, 3), turned upright where its EXIF data says so."""
-        image = decode_image(self._content(name))
+        image = decode_image(self._content(name), self._max_pixels)
         if image is None:
-            raise self._unreadable(name, "an intact image")
+            raise self._unreadable(name, f"an intact image of at most {self._max_pixels} pixels")
         return image
 
     def read_text(self, name: str, most_bytes: int = _MAX_FILE_BYTES) -> str:
@@ -113,10 +121,24 @@ def _is_hidden(name: str) -> bool:
     return any(part.startswith(".") or part == "__MACOSX" for part in PurePosixPath(name).parts)
 
 
-def decode_image(content: bytes) -> NDArray[np.uint8] | None:
-    """Decode to BGR uint8 (height, width, 3), turned upright where its EXIF data says so; None for a damaged image."""
+def decode_image(content: bytes, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8] | None:
+    """Decode to BGR uint8 (height, width, 3), turned upright where its EXIF data says so.
+
+    None for a damaged image, and for one whose header claims more than `max_pixels`.
+    """
+    if not 0 < _claimed_pixels(content) <= max_pixels:
+        return None
     try:
-        image = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR) if content else None
-    except cv2.error:  # e.g. a header that claims more pixels than OpenCV allocates
+        image = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR)
+    except cv2.error:  # of memory, say
         return None
     return None if image is None else np.asarray(image, np.uint8)
+
+
+def _claimed_pixels(content: bytes) -> int:
+    """Return the number of pixels by the header; 0 where it does not say."""
+    try:
+        width, height = imagesize.get(io.BytesIO(content))
+    except Exception:  # whatever a parser raises for bytes that are no image
+        return 0
+    return int(max(0, width) * max(0, height))

@@ -36,6 +36,7 @@ def open_capture(source: Source, silence_s: float) -> Any:
     Raises CameraError:
         camera.open  nothing can be read
         camera.mode  the driver does not grant the requested size or pixel format
+        camera.pixels  its pictures are too large
     """
     if source.kind == "v4l2":
         capture = _open_v4l2(source)
@@ -51,6 +52,7 @@ def open_capture(source: Source, silence_s: float) -> Any:
             "check that it plays elsewhere, and that its codec is supported",
         )
     try:
+        source.check_pixels(*(int(capture.get(key)) for key in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT)))
         _check_granted(capture, source)
     except CameraError:
         capture.release()

@@ -60,10 +60,12 @@ def read_images(
         camera.empty   a file has no frame
         camera.silent  a camera gives no picture any more
         camera.lost    a camera has ended its stream
+        camera.pixels  its pictures are too large
         images.*       a folder or zip is bad, see ImageFiles
     """
     read_once = partial(_read_once, source, silence_s, reading)
     for ts, image in _repeat(read_once) if source.loop else read_once():
+        source.check_pixels(image.shape[1], image.shape[0])
         yield ts, apply_mask_and_crop(image, source.framing)
 
 
@@ -130,7 +132,7 @@ def _read_http(source: Source, silence_s: float, reading: StreamState) -> Iterat
         reading.losses.start_stream()
         for parts in read_mjpeg(source, answer):
             for content in parts:
-                image = decode_image(content) if content is not None else None
+                image = decode_image(content, source.max_pixels) if content is not None else None
                 if image is None:
                     reading.losses.frame_damaged()
                     continue
@@ -203,7 +205,7 @@ def _read_pipeline(source: Source, silence_s: float, reading: StreamState) -> It
 
 
 def _read_folder(source: Source, reading: StreamState | None) -> Iterator[tuple[float, Image]]:
-    files = ImageFiles(Path(source.location), CameraError)
+    files = ImageFiles(Path(source.location), CameraError, source.max_pixels)
     unreadable: CameraError | None = None
     frames = 0
     for index, name in enumerate(files.names):

@@ -49,6 +49,7 @@ _KINDS_BY_KEY = {
     "flip": ("csi",),
 }
 
+MAX_PIXELS = 1 << 26  # 8192 x 8192, which decode to 192 MiB
 _FROZEN_S = 1.5
 _FROZEN_KINDS = ("v4l2", "csi")  # not gst: a pipeline does not say how its frames are coded
 
@@ -106,6 +107,7 @@ class Source:
         frozen_s: seconds for which a camera may repeat a picture bit by bit before it counts as lost; None: no limit.
         framing: applied to every picture, for every reader.
         loop: of a recording: begun again at its end, for ever.
+        max_pixels: of a picture; one of more is refused, by its header where that can be read.
     """
 
     kind: str
@@ -114,6 +116,7 @@ class Source:
     frozen_s: float | None = None
     framing: Framing = WHOLE
     loop: bool = False
+    max_pixels: int = MAX_PIXELS
 
     def __post_init__(self) -> None:
         """Raises CameraError (`camera.option`) for a setting that has no effect on such a source."""
@@ -131,6 +134,13 @@ class Source:
         if self.kind not in kinds:
             found = f"camera.{key}: {value} for a source of kind {self.kind}, {self.shown}"
             raise CameraError("camera.option", found, f"one of kind {' or '.join(kinds)}", "leave the key out")
+
+    def check_pixels(self, width: int, height: int) -> None:
+        """Raise CameraError (`camera.pixels`) for pictures of more pixels than are allowed."""
+        if width * height > self.max_pixels:
+            found = f"{self.shown} gives pictures of {width} x {height}"
+            remedy = "set a smaller picture at the camera, or raise camera.max_pixels: a pixel takes three bytes"
+            raise CameraError("camera.pixels", found, f"at most {self.max_pixels} pixels", remedy)
 
     def check_accepts_mjpeg(self) -> None:
         """Raises CameraError (`camera.option`) for settings of a decoder: MJPEG is read picture by picture."""

@@ -62,26 +62,22 @@ class ModelChange:
             )
 
 
-@dataclass(frozen=True)
 class _Side:
-    """An engine with its task."""
+    """An engine with its task. Raises ConfigError where the spec does not fit the engine."""
 
-    engine: Engine
-    task: VisionTask
-    spec: ModelSpec
-
-    @classmethod
-    def of(cls, engine: Engine, spec: ModelSpec) -> _Side:
-        return cls(engine, VisionTask(spec, engine.inputs, engine.outputs), spec)
+    def __init__(self, engine: Engine, spec: ModelSpec) -> None:
+        self._engine = engine
+        self._spec = spec
+        self._task = VisionTask(spec, engine.inputs, engine.outputs)
 
     def answer(self, held_out: Array) -> tuple[Prediction, Mapping[str, Array]]:
         """Return the prediction, in the pixels of the held-out input, and the outputs."""
-        if _fits(held_out, self.engine):
-            outputs = self.engine.infer(held_out)
-            return self.task.decode(outputs, held_out.shape), outputs
-        tensor, geometry = self.task.preprocess(input_picture(held_out, self.spec.input))
-        outputs = self.engine.infer(tensor)
-        prediction = self.task.decode(outputs, tensor.shape)
+        if _fits(held_out, self._engine):
+            outputs = self._engine.infer(held_out)
+            return self._task.decode(outputs, held_out.shape), outputs
+        tensor, geometry = self._task.preprocess(input_picture(held_out, self._spec.input))
+        outputs = self._engine.infer(tensor)
+        prediction = self._task.decode(outputs, tensor.shape)
         if isinstance(prediction, Detections):
             prediction = replace(prediction, boxes=geometry.to_frame(prediction.boxes))
         return prediction, outputs
@@ -98,7 +94,7 @@ def model_change(spec: ModelSpec, new: Engine, serving: Engine, held_out: Sequen
     Raises AgentError (`model.outputs`) for an output of the new model that is not finite, where one of that name is in
     the engine in service.
     """
-    ours, theirs = _Side.of(serving, spec), _Side.of(new, spec)
+    ours, theirs = _Side(serving, spec), _Side(new, spec)
     values, answered, unanswered = [], 0, 0
     for frame in held_out:
         before, usual = ours.answer(frame)
