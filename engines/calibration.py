@@ -31,12 +31,13 @@ from calibrate.threshold import entropy_window, histogram_amax, parse_method
 from engines.errors import DeviceError, EngineError
 from engines.interface import EntropySearch
 from engines.store.artefact import fingerprint
-from engines.store.files import replace_files
+from engines.store.files import read_regular, read_text, replace_files
 
 log = logging.getLogger(__package__)
 
 SCHEMA = 1
 # What np.load and zipfile raise for files that are none of ours, or no longer.
+_MOST_BYTES = 1 << 30  # histograms of a thousand tensors take some 30 MiB
 _FOREIGN = (
     *(ArithmeticError, AttributeError, BadZipFile, EOFError, LookupError),
     *(OSError, RuntimeError, TypeError, ValueError, zlib.error),
@@ -209,10 +210,10 @@ def save_calibration(calibration: Calibration, path: Path) -> None:
 def load_calibration(path: Path) -> Calibration:
     """Read what `save_calibration` wrote. Raises CalibrationError (`calibration.unreadable`)."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(read_text(path))
         if document["schema"] != SCHEMA:
             raise ValueError(f"schema {document['schema']}, this tared reads {SCHEMA}")
-        histograms = path.with_suffix(".npz").read_bytes()
+        histograms = read_regular(path.with_suffix(".npz"), _MOST_BYTES)
         if document.pop("seal") != _seal(document, histograms):
             raise ValueError("damaged, or the .json and the .npz are not of one calibration")
         return Calibration(
@@ -243,12 +244,12 @@ def save_histograms(
 
 def load_histograms(path: Path) -> dict[str, AbsHistogram]:
     """Read what `save_histograms` wrote. Raises OSError, and CalibrationError (`histogram.damaged`) for other files."""
-    return _unpacked(path.read_bytes())
+    return _unpacked(read_regular(path, _MOST_BYTES))
 
 
 def load_extremes(path: Path) -> dict[str, Extremes]:
     """Return the extremes in such a file, none from an older tared; raises as `load_histograms`."""
-    return _unpacked_extremes(path.read_bytes())
+    return _unpacked_extremes(read_regular(path, _MOST_BYTES))
 
 
 def _packed(histograms: Mapping[str, AbsHistogram], extremes: Mapping[str, Extremes]) -> bytes:

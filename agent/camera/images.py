@@ -6,13 +6,14 @@ JPEG of 5 MB may decode to 4 GB.
 
 from __future__ import annotations
 
+import errno
 import io
 import zipfile
 import zlib
 from collections.abc import Callable
+from functools import partial
 from lzma import LZMAError
 from pathlib import Path, PurePosixPath
-from typing import IO
 
 import cv2
 import imagesize
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from agent.camera.source import MAX_PIXELS
 from agent.common.errors import AgentError, DatasetError
+from engines.store.files import read_regular
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
@@ -43,14 +45,14 @@ class ImageFiles:
         self.path = path
         self._max_pixels = max_pixels
         self._error_type = error_type
-        self._open: Callable[[str], IO[bytes]]
+        self._read: Callable[[str, int], bytes]
         if path.is_dir():
             names = (file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
-            self._open = lambda name: (path / name).open("rb")
+            self._read = lambda name, most_bytes: read_regular(path / name, most_bytes)
         elif path.is_file():
             archive = self._open_zip()
             names = (member.filename for member in archive.infolist() if not member.is_dir())
-            self._open = archive.open
+            self._read = partial(_read_member, archive)
         else:
             raise error_type("images.missing", f"nothing at {path}", "a folder or a zip of images", "check the path")
         self.files = tuple(sorted(name for name in names if not _is_hidden(name)))
@@ -82,13 +84,9 @@ class ImageFiles:
 
     def _content(self, name: str, most_bytes: int = _MAX_FILE_BYTES) -> bytes:
         try:
-            with self._open(name) as file:
-                content = file.read(most_bytes + 1)
+            return self._read(name, most_bytes)
         except (OSError, zipfile.BadZipFile, zlib.error, LZMAError, EOFError):
-            raise self._unreadable(name, "an intact file") from None
-        if len(content) > most_bytes:
-            raise self._unreadable(name, f"at most {most_bytes} bytes")
-        return content
+            raise self._unreadable(name, f"an intact file of at most {most_bytes} bytes") from None
 
     def _unreadable(self, name: str, expected: str) -> AgentError:
         found = f"{name} in {self.path} cannot be read"
@@ -114,6 +112,15 @@ class ImageFiles:
 
     def _refused_zip(self, found: str, expected: str = "an intact zip of plain image files") -> AgentError:
         return self._error_type("images.zip", found, expected, "pack or copy the zip again")
+
+
+def _read_member(archive: zipfile.ZipFile, name: str, most_bytes: int) -> bytes:
+    """Return a member's content. Raises OSError for one that is larger than allowed, or than it claims."""
+    with archive.open(name) as member:
+        content = member.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise OSError(errno.EFBIG, f"more than {most_bytes} bytes", name)
+    return content
 
 
 def _is_hidden(name: str) -> bool:

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, ValidationInfo
 
 from agent.common.errors import ConfigError
 from agent.common.schema import in_folder
+from engines.store.files import read_regular
 from engines.store.signing import NO_KEY, credential
 
 _PREFIX = "credential:"
@@ -41,7 +42,7 @@ def locate(path: Path) -> Path:
     if file is None:
         remedy = f"give the service LoadCredential={name}:FILE, or name the file itself"
         raise ConfigError("config.credential", f"no $CREDENTIALS_DIRECTORY for '{path}'", "a systemd service", remedy)
-    if file.is_file() and file.read_bytes() == NO_KEY:
+    if file.is_file() and read_regular(file) == NO_KEY:
         remedy = f"put it where LoadCredential={name} of the unit looks, and restart the service"
         raise ConfigError("config.credential", f"no file behind '{path}'", "one of root's", remedy)
     return file

@@ -54,8 +54,8 @@ class Database:
             .read, .write   the file cannot be opened
         """
         with self.translating_errors(access):
-            if self.path.is_dir():
-                raise self.set_aside("a folder")
+            if self.path.is_symlink() or (self.path.exists() and not self.path.is_file()):
+                raise self.set_aside("no regular file")  # of which a pipe, for one, would block
             db = sqlite3.connect(
                 self.path, timeout=self.patience_s, isolation_level=None, check_same_thread=not any_thread
             )

@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from agent.common.errors import ConfigError
 from agent.common.redaction import redact, redact_location
+from engines.store.files import read_text
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 OPTIONAL_TEXT: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None}  # a JSON Schema
@@ -33,6 +34,7 @@ class Strict(BaseModel):
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
 
+_MOST_BYTES = 1 << 20  # of a YAML file
 _VERBATIM = "stated"
 
 # pydantic's message types, in the words of a config file; anything else keeps pydantic's own message.
@@ -63,7 +65,7 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
         config.unreadable  the file cannot be read, is not YAML, or is no mapping
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.safe_load(read_text(path, _MOST_BYTES))
     except FileNotFoundError:
         raise ConfigError(
             "config.missing", f"no file {path}", "a YAML file", "check the path, or let 'tared init' write one"

@@ -19,7 +19,7 @@ from pydantic import JsonValue
 
 from agent.common.errors import AgentError
 from calibrate.errors import TaredError
-from engines.store.files import replace_files
+from engines.store.files import read_regular, replace_files
 
 # Exceptions that parsing, converting and restoring raise for content that no tared has written.
 _FOREIGN = (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError, TaredError)
@@ -117,7 +117,7 @@ class StateFile:
         path = self.path
         if path is None:
             return None
-        document: Any = parse_or_none(lambda: parse_state(path.read_bytes()))
+        document: Any = parse_or_none(lambda: parse_state(read_regular(path)))
         schema = document.get("schema") if isinstance(document, dict) else None
         if isinstance(schema, int) and schema > self.schema:
             raise AgentError(
@@ -212,7 +212,7 @@ class Journal:
 
     def _load(self) -> int:
         """Read the values of a file with this journal's header; return the size of its good part in bytes."""
-        first, *lines = self._path.read_bytes().splitlines(keepends=True) or [b""]
+        first, *lines = read_regular(self._path).splitlines(keepends=True) or [b""]
         if first != self._header:
             return 0
         kept = len(first)

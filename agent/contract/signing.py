@@ -24,6 +24,7 @@ import rfc8785
 
 from agent.common.credentials import locate
 from agent.common.errors import ConfigError
+from engines.store.files import read_regular
 from engines.store.signing import is_credential
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ def _public_keys(path: Path) -> list[Ed25519PublicKey]:
 
 def _read(path: Path) -> bytes:
     try:
-        return locate(path).read_bytes()
+        return read_regular(locate(path))
     except OSError as error:
         raise _no_key(path, error.strerror or str(error)) from error
 

@@ -25,6 +25,9 @@ from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
 from engines.interface import Backend
 from engines.store.artefact import Artefact
+from engines.store.files import read_text
+
+_MOST_BYTES = 1 << 30  # of the labels of a recording
 
 REFERENCE = "reference"
 FRAMES_PER_PERIOD = 120
@@ -59,7 +62,7 @@ def read_labels(path: Path, spec: ModelSpec) -> dict[int, Truth]:
     where = str(path)
     try:
         labels: dict[int, Truth] = {}
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        for number, line in enumerate(read_text(path, _MOST_BYTES).splitlines(), 1):
             where = f"{path}, line {number}"
             entry = json.loads(line)
             truth = entry["labels"]

@@ -25,6 +25,7 @@ from agent.control.summary import RunSummary
 from agent.daemon.review import Panel, read_labels, review
 from agent.daemon.supervisor import Supervisor
 from agent.jobs.job import MODEL
+from agent.models.external_data import external_names
 from agent.models.model import Model, open_model, read_plan, slower_here
 from agent.models.model_watch import content_of
 from agent.models.offline_work import not_used
@@ -202,7 +203,7 @@ def _open_model(config: Config) -> tuple[str, Model, AgentError | None]:
     """
     path = config.model.path
     try:
-        content = content_of(path) if path.is_file() else ""
+        content = content_of(path, external_names) if path.is_file() else ""
     except OSError as error:
         found = f"{path}: {error.strerror}"
         raise ConfigError("model.unreadable", found, "a model's file that can be read", "put one there") from error

@@ -44,6 +44,7 @@ from engines.quantise.fusion import fusion_groups, tensors_read
 from engines.quantise.placement import Placement, ScaleGroup, place
 from engines.registry import open_backend
 from engines.store.artefact import fingerprint
+from engines.store.files import read_text
 
 _NAMED = 3  # layers that a refusal names
 
@@ -368,7 +369,7 @@ def read_plan(path: Path) -> PrecisionPlan:
         plan.schema  the plan is of a newer tared
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise CalibrationError("plan.format", f"{path}: {error}", "a readable plan.json", "check the path") from error
     return PrecisionPlan.from_json(text)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import onnx
-from onnx import TensorProto
+from agent.models.external_data import ExternalNames, external_names_apart
+from engines.store.files import open_regular
 
 log = logging.getLogger(__package__)
 
@@ -20,14 +21,19 @@ _CHUNK_BYTES = 1 << 20
 Stamp = tuple[tuple[str, int, int, int], ...]
 
 
-def content_of(path: Path) -> str:
-    """Return the SHA-256 over the model's file and the external tensor files that it names. Raises OSError."""
+def content_of(path: Path, names: ExternalNames = external_names_apart) -> str:
+    """Return the SHA-256 over the model's file and the external tensor files that it names. Raises OSError.
+
+    names: returns the names of those; by default another process reads the file.
+    """
     digest = hashlib.sha256()
-    for file in _files(path):
-        digest.update(f"{file.name} {file.stat().st_size}\n".encode())
-        with file.open("rb") as opened:
-            while chunk := opened.read(_CHUNK_BYTES):
+    for file in _files(path, names):
+        with open_regular(file) as opened:
+            left = os.fstat(opened.fileno()).st_size  # what is no true file may have no end
+            digest.update(f"{file.name} {left}\n".encode())
+            while left and (chunk := opened.read(min(left, _CHUNK_BYTES))):
                 digest.update(chunk)
+                left -= len(chunk)
     return digest.hexdigest()
 
 
@@ -82,20 +88,10 @@ def _stamp(files: Sequence[Path]) -> Stamp:
     return tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
 
 
-def _files(path: Path) -> list[Path]:
-    """Return the model's file and the external tensor files that it names. Raises OSError."""
-    try:
-        model = onnx.load(path, load_external_data=False)
-    except OSError:
-        raise
-    except Exception:  # whatever protobuf raises for a file that is no model: then there are no other files
-        return [path]
-    names = {
-        entry.value
-        for tensor in model.graph.initializer
-        if tensor.data_location == TensorProto.EXTERNAL
-        for entry in tensor.external_data
-        if entry.key == "location"
-    }
-    external = (path.parent / name for name in sorted(names))
-    return [path, *(file for file in external if file.is_file())]
+def _files(path: Path, names: ExternalNames = external_names_apart) -> list[Path]:
+    """Return the model's file and the external tensor files in its folder that it names. Raises OSError."""
+    with open_regular(path):  # else nobody has to read it
+        pass
+    folder = path.parent.resolve()
+    external = (folder / name for name in names(path))
+    return [path, *(file for file in external if file.resolve().is_relative_to(folder) and file.is_file())]

@@ -19,7 +19,7 @@ from typing import Any
 from agent.common.errors import AgentError
 from agent.common.state_files import parse_or_none
 from agent.common.thinning import thinned
-from engines.store.files import replace_files
+from engines.store.files import read_regular, replace_files
 
 FILE = "history.jsonl"
 _SPACING_S = 5.0  # of capture time
@@ -94,7 +94,7 @@ def _open_private(name: str, flags: int) -> int:
 def read_history(state_dir: Path) -> list[HistoryRow]:
     """Return the rows that a daemon has kept, the oldest first; rows that cannot be read are left out."""
     try:
-        lines = (state_dir / FILE).read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = read_regular(state_dir / FILE).decode("utf-8", errors="replace").splitlines()
     except OSError:
         return []
     return list(_readable(lines[-2 * _MOST_ROWS :]))

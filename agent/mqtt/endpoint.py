@@ -20,7 +20,7 @@ from agent.common.addresses import is_loopback
 from agent.common.credentials import FileOrCredential, locate
 from agent.common.errors import AgentError, ConfigError
 from agent.common.schema import Strict
-from engines.store.signing import open_regular
+from engines.store.files import open_regular, read_text
 
 Protocol = Literal["auto", "5", "3.1.1"]
 Transport = Literal["tcp", "websockets"]
@@ -148,7 +148,7 @@ class Endpoint:
         if self.password_file is None:
             return None
         try:
-            return locate(self.password_file).read_text(encoding="utf-8").partition("\n")[0]
+            return read_text(locate(self.password_file)).partition("\n")[0]
         except (OSError, UnicodeDecodeError) as error:
             remedy = "correct mqtt.password_file, or its permissions"
             raise ConfigError("mqtt.password", str(error), "a readable text file", remedy) from error

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import os
 import re
 import shutil
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Literal, TextIO
 
 import psutil
 
 from agent.common.console import say
 from agent.common.errors import AgentError
+from engines.store.files import remove
 
 log = logging.getLogger(__package__)
 
@@ -53,15 +56,23 @@ def _open_lock(state_dir: Path) -> TextIO:
     file = state_dir / "lock"
     try:
         state_dir.mkdir(parents=True, exist_ok=True)
-        return file.open("w")
+        if os.path.lexists(file) and not stat.S_ISREG(file.lstat().st_mode):
+            remove(file)  # no daemon has made it so, and none could be locked out by it
+        return _open_own(file, "a")
     except OSError as error:
         found = f"{state_dir}: {error.strerror}"
     try:
-        lock = file.open()
+        lock = _open_own(file, "r")
     except OSError:
         raise AgentError("state.unwritable", found, "a writable folder", "correct state_dir") from None
     say(f"warning: {found}; what serves is served on, and nothing new can be kept")
     return lock
+
+
+def _open_own(file: Path, mode: Literal["a", "r"]) -> TextIO:
+    """Open a file that is no link, which could lead to a file of somebody else's. Raises OSError."""
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return open(file, mode, encoding="utf-8", opener=lambda name, usual: os.open(name, usual | flags, 0o600))
 
 
 def remove_leftovers(state_dir: Path) -> None:

@@ -19,12 +19,15 @@ from agent.contract.messages import Birth
 from agent.contract.topics import Topics
 from agent.mqtt.config import HomeAssistantConfig
 from agent.mqtt.message import Mailbox, Message
-from engines.store.files import replace_files
+from engines.store.files import read_regular, replace_files
 
 log = logging.getLogger(__package__)
 
 BORN = b"online"  # payload on its status topic when Home Assistant has started
 _EXPIRES_S = 300  # of a command; the clocks of Home Assistant and the board may differ by as much
+_MOST_NOTE_BYTES = 1 << 16
+# Of any prefix; a topic that nobody may publish to would end the connection each time.
+_ANNOUNCEMENT = re.compile(r"(?!\$)[^\x00-\x1f+#\ud800-\udfff]{1,255}/device/[a-zA-Z0-9_-]{1,255}/config")
 _HOTTEST = (
     "{% set hottest = namespace(c=none) %}{% for name, value in value_json.health.items() %}"
     "{% if name.startswith('temperature_') and (hottest.c is none or value > hottest.c) %}"
@@ -163,12 +166,16 @@ class Discovery(Mailbox):
 
     def _read_note(self) -> list[str]:
         try:
-            return list(dict.fromkeys(self._note.read_text(encoding="utf-8").splitlines()))
+            lines = read_regular(self._note, _MOST_NOTE_BYTES).decode("utf-8").splitlines()
         except FileNotFoundError:
             return []
         except (OSError, UnicodeDecodeError) as error:
             log.warning("home_assistant=note_unreadable error=%r", str(error))
             return []
+        topics = [topic for topic in dict.fromkeys(lines) if _ANNOUNCEMENT.fullmatch(topic)]
+        if len(topics) < len(lines):
+            log.warning("home_assistant=note_damaged lines=%d", len(lines) - len(topics))
+        return topics
 
     def _write_note(self, topics: list[str]) -> None:
         try:

@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from agent.common.schema import Finite, Strict, read_yaml, validate
+from engines.store.files import read_text
 
 # The names of `agent.vision.decoders.BUILTIN_DECODERS`, which this module must not import: it would load OpenCV.
 DECODERS = ("yolox", "yolov5", "yolov8", "end2end", "ssd", "fastestdet", "nanodet", "nanodet-plus", "yunet")
@@ -239,7 +240,7 @@ def _decoder_names() -> str:
 def _read_labels(path: Path) -> Sequence[str]:
     """Return the names in a text file, one per line; empty lines at the end do not count."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError):
         raise ValueError("a list, or a readable text file with one label per line") from None
     labels = [line.strip() for line in text.rstrip().splitlines()]

@@ -16,7 +16,9 @@ from engines.errors import EngineError
 from engines.graph.topology import QDQ_OPS, TensorType, all_nodes, graph_inputs, subgraphs, trial_shape, value_type
 from engines.interface import Array, TensorSpec
 from engines.preprocessing import image_layout
+from engines.store.files import read_regular
 
+_MOST_BYTES = 2**31 - 1  # the limit of a protobuf message
 _REEXPORT = "export the model again"
 _INTEGER_OPS = ("DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "QGemm")
 
@@ -78,7 +80,7 @@ def parse_model(path: Path) -> ModelProto:
     Raises EngineError: `model.missing`, `model.empty`, `model.unreadable`.
     """
     try:
-        content = path.read_bytes()
+        content = read_regular(path, _MOST_BYTES)
     except OSError as error:
         raise EngineError(
             "model.missing", f"{path}: {error.strerror}", "a readable ONNX file", "check the model's path"

@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from engines.errors import EngineError
-from engines.store.files import remove, staging, sweep, sync_folder
+from engines.store.files import open_regular, remove, staging, sweep, sync_folder
 from engines.store.signing import (
     MANIFEST,
     SCHEMA,
     canonical,
     check_files,
     damaged,
-    open_regular,
     read_manifest,
     seal,
     sha256,

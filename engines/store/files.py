@@ -1,19 +1,53 @@
 """Write and remove files so that no reader, and no power cut, ever meets half of one.
 
+`open_regular` and `read_regular` are for files that anybody may have put there: none hangs, and none fills the memory.
+
 Everything is first written under a hidden name beside its place and then renamed: `.NAME.PID.new` is being written,
 `.NAME.old` is being replaced, `.NAME.gone` is being removed. `sweep` finishes what a killed process left.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from engines.errors import EngineError
+
+MOST_BYTES = 64 << 20  # of a file of settings or of state, of which the largest take a few MiB
+
+
+def open_regular(file: Path, flags: int = 0) -> BinaryIO:
+    """Open a file for reading. Raises OSError for what is none: a pipe would block, a device never end."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(file))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_regular(file: Path, most_bytes: int = MOST_BYTES) -> bytes:
+    """Return the content of a file. Raises OSError for what is none, as `open_regular`, and for a longer one.
+
+    What is appended meanwhile does not count, nor what files of the kernel's have beyond the size that they claim.
+    """
+    with open_regular(file) as opened:
+        size = os.fstat(opened.fileno()).st_size
+        if size > most_bytes:
+            raise OSError(errno.EFBIG, f"more than {most_bytes} bytes", str(file))
+        return opened.read(size)
+
+
+def read_text(file: Path, most_bytes: int = MOST_BYTES) -> str:
+    """Return the text of a file, as `read_regular`. Raises UnicodeDecodeError for what is not UTF-8."""
+    text = read_regular(file, most_bytes).decode("utf-8")
+    return text.replace("\r\n", "\n").replace("\r", "\n")  # as files opened as text have it
 
 
 def replace_files(contents: Mapping[Path, bytes], mode: int = 0o666) -> None:

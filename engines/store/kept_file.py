@@ -10,8 +10,8 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from engines.store.files import replace_files
-from engines.store.signing import is_signed, open_regular, sign
+from engines.store.files import open_regular, replace_files
+from engines.store.signing import is_signed, sign
 
 
 def read_kept(path: Path, key: bytes | None, purpose: str) -> bytes | None:

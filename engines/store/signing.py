@@ -6,7 +6,6 @@ file, or from systemd as a credential: LoadCredential= in systemd.exec(5).
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import hmac
 import json
@@ -14,9 +13,10 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from engines.errors import EngineError
+from engines.store.files import open_regular
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
@@ -190,15 +190,6 @@ def sha256(file: Path) -> str:
         while block := opened.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def open_regular(file: Path, flags: int = 0) -> BinaryIO:
-    """Open a file for reading. Raises OSError for what is none: a pipe would block, a device never end."""
-    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file")
-    return os.fdopen(descriptor, "rb")
 
 
 def _unreadable(file: Path, error: OSError) -> EngineError:

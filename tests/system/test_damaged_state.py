@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
 import time
@@ -100,6 +101,43 @@ def test_a_journal_of_a_newer_tared_is_refused_and_left_alone(tmp_path: Path, jo
     assert "error: journal.schema: " in done.stderr
     assert "Traceback" not in done.stderr
     assert journal.read_bytes() == content
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def device(path: Path) -> None:
+    """A link to what has no end."""
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def other_words(path: Path) -> None:
+    path.write_text("\x00#/+\n" * 100)
+
+
+@trial
+@pytest.mark.parametrize("shift", range(2))
+def test_every_file_is_damaged_in_turn_and_costs_itself_alone(
+    calibrated: Board, any_broker: RealBroker, tmp_path: Path, shift: int
+) -> None:
+    """In turn, too, by every kind of damage: the daemon serves, is up at its broker, and ends when it is asked to."""
+    board = copied(calibrated, tmp_path / "world", any_broker)
+    (board.state / "home_assistant").write_text("homeassistant/device/tared-tared-board/config\n")
+    kinds: list[Callable[[Path], None]] = [garbage, pipe, folder, device, other_words, emptied]
+    files = [path for path in sorted(board.state.rglob("*")) if path.is_file() and not path.is_symlink()]
+    files = [path for path in files if path.parent == board.state or path.parent.name == board.current]
+    assert len(files) > 12
+    for number, file in enumerate(files):
+        shutil.rmtree(board.state)
+        shutil.copytree(calibrated.state, board.state, symlinks=True)
+        (board.state / "home_assistant").write_text("homeassistant/device/tared-tared-board/config\n")
+        damage = kinds[(number + 3 * shift) % len(kinds)]
+        damage(file)
+        print(file.name, damage.__name__, flush=True)
+        ready_s(board, f"{number}", lambda _status, _told: None)
 
 
 @pytest.fixture(scope="module")

@@ -120,7 +120,7 @@ def test_a_model_that_goes_while_it_is_read_is_told_as_one_that_cannot_be_read(
 ) -> None:
     config = config_in(tmp_path)
 
-    def gone(_: Path) -> str:
+    def gone(*_: object) -> str:
         raise FileNotFoundError(2, "No such file or directory")
 
     monkeypatch.setattr(daemon, "content_of", gone)

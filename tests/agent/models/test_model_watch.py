@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 from zoo import residual_net
 
-from agent.models.model_watch import ModelWatch, content_of
+from agent.models.external_data import external_names_apart
+from agent.models.model_watch import ModelWatch, _files, content_of
 
 POLL_S = 0.02
 
@@ -131,3 +132,43 @@ def test_tensors_in_a_file_beside_it_count(tmp_path: Path) -> None:
     for _ in range(4):
         watch._poll()
     assert told == [content_of(path)] != [before]
+
+
+@pytest.mark.parametrize("location", ["/proc/self/pagemap", "../elsewhere.bin", "/dev/zero"])
+def test_no_file_elsewhere_is_read_for_a_models_tensors(tmp_path: Path, location: str) -> None:
+    """Some of them never end."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    (tmp_path / "elsewhere.bin").write_bytes(b"x")
+    model = residual_net()
+    onnx.save(model, folder / "model.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
+    onnx.save(named(onnx.load(folder / "model.onnx", load_external_data=False), location), folder / "model.onnx")
+    assert external_names_apart(folder / "model.onnx") == [location]
+    assert [file.name for file in _files(folder / "model.onnx")] == ["model.onnx"]
+    assert content_of(folder / "model.onnx")
+
+
+def named(model: ModelProto, location: str) -> ModelProto:
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = location
+    return model
+
+
+def test_a_pipe_in_the_place_of_the_model_is_no_model(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.onnx")
+    with pytest.raises(OSError, match="not a regular file"):
+        content_of(tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize(("nodes", "names"), [(1, ["weights.bin"]), (2_000_000, [])])
+def test_a_model_that_takes_far_more_memory_than_its_size_is_left_to_the_job(
+    tmp_path: Path, nodes: int, names: list[str]
+) -> None:
+    """The process that reads it ends at its limit, and the daemon goes by the file itself."""
+    path = tmp_path / "model.onnx"
+    tensor = TensorProto(data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value="weights.bin")
+    path.write_bytes(ModelProto(graph=GraphProto(node=[NodeProto()] * nodes, initializer=[tensor])).SerializeToString())
+    assert external_names_apart(path) == names
