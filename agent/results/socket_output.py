@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import select
 import socket
@@ -9,7 +10,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from agent.common.errors import ConfigError
+from agent.common.errors import AgentError, ConfigError
 from agent.results.unix_listener import UnixListener
 from agent.results.writer import Output, ResultLine
 
@@ -20,6 +21,8 @@ _POLL_S = 0.2  # for new readers; they are also admitted before each line, so th
 _RETRY_S = 0.02  # to send the rest of a line
 _END_S = 0.5  # for the rest of the last line
 _MODE = 0o660  # owner and group
+_REOPEN_S = 30.0  # until the next attempt, where the disk has refused the socket
+_REFUSED = frozenset({errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE})
 
 
 class _Reader:
@@ -66,19 +69,16 @@ class ResultsSocket(Output):
     `dropped` counts each line once for each reader that lost it. One thread at a time.
     """
 
-    name = "socket"  # without trouble: all that may fail has failed at the start
+    name = "socket"
 
     def __init__(self, path: Path) -> None:
-        """Raises ConfigError (`results.socket`)."""
+        """Raises ConfigError (`results.socket`) for a path that is none of ours; a disk that refuses is `trouble`."""
         self.dropped: int = 0
         self._path = path
         self._readers: list[_Reader] = []
-        try:
-            self._listener = UnixListener(path, _MODE, MAX_READERS)
-        except OSError as error:
-            found = f"{path}: {error.strerror or error}"
-            remedy = "choose another results.socket, or end who serves it"
-            raise ConfigError("results.socket", found, "a path for a socket of the daemon's own", remedy) from None
+        self._listener: UnixListener | None = None
+        self._open_at_s = 0.0
+        self._open()
 
     def add(self, line: ResultLine) -> None:
         """Send the next line to every reader that is connected."""
@@ -87,6 +87,9 @@ class ResultsSocket(Output):
 
     def tick(self) -> float:
         """Admit new readers, and send the rest of lines. Return the seconds until the next call."""
+        if self._listener is None and time.monotonic() >= self._open_at_s:
+            with suppress(ConfigError):  # as at the start: the disk has said no more than that it has no room
+                self._open()
         self._admit()
         self.flush()
         return _RETRY_S if any(reader.rest for reader in self._readers) else _POLL_S
@@ -97,7 +100,8 @@ class ResultsSocket(Output):
 
     def close(self) -> None:
         """Remove the socket file, unless it is another one by now."""
-        self._listener.close()
+        if self._listener is not None:
+            self._listener.close()
         ends_s = time.monotonic() + _END_S
         while time.monotonic() < ends_s and any(reader.rest for reader in self._readers):
             time.sleep(_RETRY_S)
@@ -114,8 +118,24 @@ class ResultsSocket(Output):
             except OSError:  # noqa: PERF203  (only this reader has gone)
                 self._remove(reader)
 
+    def _open(self) -> None:
+        """Listen, or put the disk's refusal into `trouble`. Raises ConfigError."""
+        self._open_at_s = time.monotonic() + _REOPEN_S
+        try:
+            self._listener = UnixListener(self._path, _MODE, MAX_READERS)
+        except OSError as error:
+            found = f"{self._path}: {error.strerror or error}"
+            expected = "a path for a socket of the daemon's own"
+            if error.errno not in _REFUSED:
+                remedy = "choose another results.socket, or end who serves it"
+                raise ConfigError("results.socket", found, expected, remedy) from None
+            remedy = "make its disk writable; it is tried again, and what else is served goes on"
+            self.trouble = AgentError("results.socket", found, expected, remedy)
+        else:
+            self.trouble = None
+
     def _admit(self) -> None:
-        while True:
+        while self._listener is not None:
             try:
                 connection, _ = self._listener.socket.accept()
             except OSError:  # nobody, or no descriptor to spare for them: they wait

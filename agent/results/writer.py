@@ -101,7 +101,7 @@ class ResultsWriter(threading.Thread):
         self._wake = threading.Event()
         self._flushed = threading.Event()
         self._flush_requested = self._ending = False
-        self.on_change: Callable[[str, AgentError | None], None] = lambda _name, _error: None
+        self.on_change: Callable[[str, AgentError | None], None] | None = None
         self._troubled: set[str] = set()
         # By camera, from a frame's arrival until every output was handed its line.
         self.latency = {camera.name: LoopMeter() for camera in config.every_camera}
@@ -166,13 +166,14 @@ class ResultsWriter(threading.Thread):
                 output.add(line)
             self.latency[line.camera].record(time.monotonic_ns() - served.frame.captured_ns)
         idle_s = min(output.tick() for output in self._outputs)
+        on_change = self.on_change  # trouble at the start waits until somebody is there to report it to
         for output in self._outputs:
             if flushing:
                 output.flush()
             # Report changes only: a disk that stays full would fill every log and queue.
-            if (output.trouble is not None) != (output.name in self._troubled):
+            if on_change is not None and (output.trouble is not None) != (output.name in self._troubled):
                 self._troubled ^= {output.name}
-                self.on_change(output.name, output.trouble)
+                on_change(output.name, output.trouble)
         if flushing:
             self._flushed.set()
         return idle_s

@@ -98,8 +98,10 @@ def test_a_store_that_turns_read_only_costs_the_command_and_the_next_start_serve
                 world, any_broker, lambda: read_only.enter_context(mounted_read_only(disk)), READ_ONLY
             )
             stopped(process)
+        world.config["results"] = {"socket": str(disk / "results.socket")}
         summary, errors = world.run("--frames", "20")
         assert (summary["frames"], summary["swaps"]) == (20, [])
+        assert re.search(f"code=results.socket .*({READ_ONLY})", errors)
         assert Path(summary["artefact"]).name == serving
         assert re.search(f"warning: .*({READ_ONLY})", errors)
         assert "journal." not in errors  # which can be read

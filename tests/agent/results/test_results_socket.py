@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import signal
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -159,6 +161,36 @@ def test_what_cannot_be_a_socket_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=r"^results\.socket: "):
         ResultsSocket(tmp_path / name)
     assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.mark.parametrize("refusal", [errno.EROFS, errno.ENOSPC])
+def test_a_disk_that_refuses_the_socket_is_reported_and_asked_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch, refusal: int
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "mkdir", raising(OSError(refusal, os.strerror(refusal))))
+        output = ResultsSocket(path)
+        output.add(line(0))
+        assert output.trouble is not None
+        assert os.strerror(refusal) in output.trouble.found
+        output.tick()
+        assert output.trouble is not None
+    output.tick()
+    assert output.trouble is not None, "not yet"
+    output._open_at_s = 0.0
+    output.tick()
+    assert output.trouble is None
+    with connected(path) as reader:
+        output.add(line(1))
+        assert frames_of(read_lines(reader, 1)) == [1]
+    output.close()
+
+
+def raising(error: Exception) -> Callable[..., None]:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    return fail
 
 
 @pytest.mark.usefixtures("no_thread_left")
