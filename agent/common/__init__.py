@@ -4,6 +4,7 @@ Reading order: errors and schema (every configuration goes through them), timing
 needed.
 
 Public names:
+    bounded_yaml load_yaml, YamlError
     console      Task, progress, stage, say, say_error, set_up_logging
     credentials  FileOrCredential, locate
     database     Database
@@ -14,6 +15,5 @@ Public names:
     redaction    hide_arguments, redact, redact_location
     schema       Finite, Strict, read_yaml, validate, verbatim_error
     state_files  Journal, StateFile, parse_or_none, parse_state
-    thinning     thinned
-    timing       Backoff, PeriodicTimer, RandomInterval, RetryState, is_final
+    timing       Backoff, PeriodicTimer, RandomInterval, RetryState, is_final, thinned
 """

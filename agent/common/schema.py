@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from agent.common.bounded_yaml import YamlError, load_yaml
 from agent.common.errors import ConfigError
 from agent.common.redaction import redact, redact_location
 from engines.store.files import read_text
@@ -62,15 +62,15 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
 
     Raises ConfigError:
         config.missing     there is no such file
-        config.unreadable  the file cannot be read, is not YAML, or is no mapping
+        config.unreadable  the file cannot be read, is not YAML as `load_yaml` takes it, or is no mapping
     """
     try:
-        content = yaml.safe_load(read_text(path, _MOST_BYTES))
+        content = load_yaml(read_text(path, _MOST_BYTES))
     except FileNotFoundError:
         raise ConfigError(
             "config.missing", f"no file {path}", "a YAML file", "check the path, or let 'tared init' write one"
         ) from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, YamlError) as error:
         detail = redact(" ".join(str(error).split()))  # quotes the file
         raise ConfigError("config.unreadable", f"{path}: {detail}", "valid YAML", "correct the file") from error
     if not isinstance(content, Mapping):

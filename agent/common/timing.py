@@ -1,11 +1,17 @@
-"""Decide when something recurs, or is tried again: PeriodicTimer, RandomInterval, Backoff, RetryState."""
+"""What goes on for long: when something recurs or is tried again, and what of its record is kept.
+
+PeriodicTimer, RandomInterval, Backoff and RetryState decide when; `thinned` keeps a record bounded.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from calibrate.errors import TaredError
+
+T = TypeVar("T")
 
 
 class PeriodicTimer:
@@ -129,3 +135,15 @@ def is_final(error: TaredError) -> bool:
             return True
         cause = cause.__cause__
     return False
+
+
+def thinned(rows: Sequence[T], most: int) -> list[T]:
+    """Return rows as they are up to `most` of them; of more, every second one of the older half goes.
+
+    Rows that are added and thinned again and again lie ever further apart towards the past.
+
+    >>> thinned([1, 2, 3, 4, 5, 6], 5)
+    [1, 3, 4, 5, 6]
+    """
+    middle = len(rows) // 2
+    return list(rows) if len(rows) <= most else [*rows[:middle:2], *rows[middle:]]

@@ -18,7 +18,7 @@ from typing import Any
 
 from agent.common.errors import AgentError
 from agent.common.state_files import parse_or_none
-from agent.common.thinning import thinned
+from agent.common.timing import thinned
 from engines.store.files import read_regular, replace_files
 
 FILE = "history.jsonl"

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent.common.errors import AgentError
-from agent.common.thinning import thinned
-from agent.common.timing import Backoff
+from agent.common.timing import Backoff, thinned
 from agent.contract.topics import Topics
 from agent.contract.wire import MessageError, read_object
 from agent.mqtt.bulk_receive import Arrival, ReceiveQueue

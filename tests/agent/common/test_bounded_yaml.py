@@ -1,0 +1,83 @@
+"""YAML that anybody may have written: what is taken, what is refused and where, and that nothing of it grows."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.common.bounded_yaml import YamlError, load_yaml
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("2026-11-26", "2026-11-26"),
+        ("03:00", "03:00"),
+        ("1:30.5", "1:30.5"),
+        ("0x1F", 31),
+        ("1_000", 1000),
+        ("-1.5e3", -1500.0),
+        (".inf", float("inf")),
+        ("yes", True),
+        ("~", None),
+        ("", None),
+        ("1.2.3.4", "1.2.3.4"),
+        ("'12'", "12"),
+    ],
+)
+def test_a_word_has_a_type_of_jsons(text: str, value: Any) -> None:
+    assert load_yaml(f"key: {text}") == {"key": value}
+
+
+def test_anchors_and_merged_keys_save_words() -> None:
+    text = "one: &one {a: 1, b: 2}\ntwo: {<<: *one, b: 3}\n"
+    assert load_yaml(text) == {"one": {"a": 1, "b": 2}, "two": {"a": 1, "b": 3}}
+
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 8)}]\n" for n in range(1, 12)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: !!binary aGk=", "line 1, column 4: a tag '!!binary'"),
+        ("a: !!python/object:os.x {}", "line 1, column 4: a tag"),
+        ("a: !secret x", "line 1, column 4: a tag '!secret'"),
+        ("a: 1\nb: 2\na: 3", "line 3, column 1: the key 'a' for a second time"),
+        ("? [1]\n: 2", "line 1, column 3: a key that is no word"),
+        ("a: &a [*a]", "line 1, column 4: an alias to what it is part of"),
+        ("a: *b", "line 1, column 4: found undefined alias"),
+        ("a: [1, 2", "line 1, column 9: expected"),
+        ("a: " + "[" * 40 + "]" * 40, "more than 32 values inside each other"),
+        ("a: " + "[" * 100_000, "more than 32 values inside each other"),
+        (BOMB, "more than 10000 values, with every alias written out"),
+        ("a: " + "9" * 100_000, "digits"),
+        ("a: \x01", "special characters"),
+        ("a: 1\n---\nb: 2", "line 2, column 1: but found another document"),
+    ],
+)
+def test_what_is_refused_says_where(text: str, said: str) -> None:
+    began_s = time.process_time()
+    with pytest.raises(YamlError, match=re.escape(said)):
+        load_yaml(text)
+    assert time.process_time() - began_s < 5.0
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(PLAIN)
+def test_what_json_holds_comes_back(value: Any) -> None:
+    assert load_yaml(yaml.safe_dump({"key": value})) == {"key": value}
