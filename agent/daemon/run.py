@@ -6,6 +6,7 @@ After a change of the model's file a new Supervisor takes over; the broker, the 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from importlib.metadata import version
@@ -54,6 +55,7 @@ log = logging.getLogger(__package__)
 
 _COLLECTED_WITHIN = 0.25  # of a recording; the rest shows the engine that comes of it
 _SAFELY = 0.8  # of the frames that a recording has for a calibration: on a busy machine fewer are observed
+_OWNER_ONLY = 0o077  # umask
 _FEWEST = (HELD_OUT_EVERY - 1) * MIN_INFORMATIVE  # frames, before which too few are held out for a verdict
 
 
@@ -74,6 +76,7 @@ def run_daemon(config: Config, frame_limit: int = 0, pages: Pages | None = None)
     }
     for camera in config.every_camera:
         check_gstreamer(camera.to_source())
+    os.umask(_OWNER_ONLY)  # as the service's unit has it: held-out frames, say, are nobody else's from the first byte
     with lock_state_dir(config.state_dir):
         return _run(config, frame_limit, labels, pages or (lambda _endpoint: nullcontext()))
 

@@ -22,7 +22,7 @@ def interrupt():
         time.sleep(0.013)
         os.kill(os.getpid(), signal.SIGTERM)
     storm.clear()
-    time.sleep(1.5)
+    time.sleep(3.0)
     posted.put(lambda: done.append("done"))  # a wait without end would end with it
 
 posted, done, storm = MainThreadQueue(), [], threading.Event()
@@ -61,4 +61,4 @@ def test_what_one_raises_is_raised_and_the_others_stay() -> None:
 def test_no_signal_makes_a_wait_endless() -> None:
     """Each of a hundred comes as a wait of ten milliseconds ends; one that never ended was how Ctrl-C could be lost."""
     ended = subprocess.run([sys.executable, "-c", SIGNALS], capture_output=True, text=True, timeout=60, check=True)
-    assert float(ended.stdout) < 1.0
+    assert float(ended.stdout) < 2.5
