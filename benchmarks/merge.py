@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from agent.contract.histograms import Facts, read_upload, write_upload
 from benchmarks.report import Section, add_output_option, at_least, bars_section, publish
-from calibrate import count_codec as rice
 from calibrate.histogram import AbsHistogram, abs_histogram, from_bytes, merge_all, to_bytes
 from engines.calibration import load_histograms
 from fleet.merge.calibration import Merger
@@ -106,7 +105,7 @@ def encodings(histograms: Sequence[AbsHistogram]) -> Section:
         return [pack(plane) for plane in planes], lambda content: _from_planes(unpack(content))
 
     contenders: dict[str, tuple[list[bytes], Callable[..., object]]] = {
-        f"tared, {'compiled' if rice.LIBRARY is not None else 'NumPy'}, checked": (
+        "tared, checked": (
             [to_bytes(histogram) for histogram in histograms],
             lambda content: from_bytes(content).counts,
         ),

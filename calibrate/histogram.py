@@ -5,7 +5,7 @@ a multiplication by a power of two, exact in floating point. Doubling the range 
 integers. Hence merging is exact, associative and commutative: over batches, days, cameras and boards, in any
 order and any grouping, the bits are the same.
 
-On the wire a histogram is a header, then the counts as count_codec.py packs them: 4096 bins of a real tensor in under
+On the wire a histogram is a header, then the counts as count_codec.py packs them: 4096 bins of a real tensor in some
 2 KiB (benchmarks/RESULTS.md). HistogramSum adds up any number of histograms in the memory of one.
 """
 
@@ -21,7 +21,7 @@ from functools import reduce
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.count_codec import exact_sum, pack, unpack
+from calibrate.count_codec import pack, unpack
 from calibrate.errors import CalibrationError
 from calibrate.native import LIBRARY, address, count, scan
 
@@ -36,7 +36,8 @@ _MAX_TOTAL = 1 << 63  # int64 counts hold fewer values than this together; the s
 
 Counts = NDArray[np.int64]
 
-_MAGIC = b"tAH2"
+_MAGIC = b"tAH3"
+_EARLIER = (b"tAH1", b"tAH2")  # counts in LZMA, and in Rice codes
 _HEADER = struct.Struct("<4sBxhIdQQ")  # magic, bits, range_exp, bins used, amax, zeros, nonfinite
 _CHECKSUM = struct.Struct("<I")  # CRC-32 of all before it
 
@@ -235,22 +236,34 @@ def to_bytes(histogram: AbsHistogram) -> bytes:
 def from_bytes(content: bytes) -> AbsHistogram:
     """Read what `to_bytes` wrote.
 
-    Raises CalibrationError (`histogram.damaged`) for anything else: foreign, truncated, changed, or no histogram.
+    Raises CalibrationError:
+        histogram.damaged   anything else: foreign, truncated, changed, or no histogram
+        histogram.earlier   the form of an earlier version of tared
     """
     body, checksum = content[: -_CHECKSUM.size], content[-_CHECKSUM.size :]
     if len(body) < _HEADER.size or checksum != _CHECKSUM.pack(zlib.crc32(body)):
         raise _damaged(f"{len(content)} bytes whose checksum is not theirs")
     magic, bits, range_exp, used, amax, zeros, nonfinite = _HEADER.unpack_from(body)
+    if magic in _EARLIER:
+        raise CalibrationError(
+            "histogram.earlier",
+            f"a histogram in the form {magic.decode()}, of an earlier tared",
+            f"the form {_MAGIC.decode()}",
+            "update tared where it comes from, and have it sent again",
+        )
     if magic != _MAGIC or not MIN_BITS <= bits <= MAX_BITS or used > 1 << bits:
         raise _damaged(f"a header of {magic!r} with {used} of 2**{bits} bins")
     counts = np.empty(1 << bits, np.int64)
     counts[used:] = 0
+    filled = counts[:used]
     try:
-        unpack(body[_HEADER.size :], counts[:used])
+        unpack(body[_HEADER.size :], filled)
     except ValueError as error:
         raise _damaged(f"counts that are none ({error})") from error
     if used and not counts[used - 1]:
         raise _damaged(f"{used} bins of which the last is empty")
+    if not _countable(filled):
+        raise _damaged("counts that are negative, or more than int64 holds")
     return _fitting(AbsHistogram(counts, range_exp, amax, zeros, nonfinite), used)
 
 
@@ -263,26 +276,30 @@ def checked(histogram: AbsHistogram) -> AbsHistogram:
     sound = (
         counts.dtype == np.int64 and counts.ndim == 1 and counts.size in {1 << b for b in range(MIN_BITS, MAX_BITS + 1)}
     )
-    if not sound or (counts < 0).any() or exact_sum(counts) >= _MAX_TOTAL:
+    if not sound or not _countable(counts):
         raise _damaged(f"{counts.dtype} counts of shape {counts.shape}, or negative, or more than int64 holds")
     return _fitting(histogram, int(np.flatnonzero(counts)[-1]) + 1 if counts.any() else 0)
 
 
+def _countable(counts: Counts) -> bool:
+    """Return True if no count is negative, and int64 holds all of them together."""
+    bits = int(np.bitwise_or.reduce(counts))  # at least the largest, and negative where one of them is: in one pass
+    return bits >= 0 and (counts.size * bits < _MAX_TOTAL or sum(counts.tolist()) < _MAX_TOTAL)
+
+
 def _fitting(histogram: AbsHistogram, used: int) -> AbsHistogram:
     """Check the parts of a histogram whose counts are sound and end before bin `used`. Raises as `checked`."""
-    amax, range_exp = histogram.amax, histogram.range_exp
+    amax, range_exp, zeros, first = histogram.amax, histogram.range_exp, histogram.zeros, int(histogram.counts[0])
     if not (0.0 <= amax <= _LARGEST and amax == float(np.float32(amax))):
         raise _damaged(f"amax {amax}, which is no float32")
     if not range_exp_for(amax) <= range_exp <= MAX_RANGE_EXP:
         raise _damaged(f"amax {amax} on a range of 2**{range_exp}")
     if int(math.ldexp(amax, histogram.bits - range_exp)) != max(used - 1, 0):
         raise _damaged(f"amax {amax}, and bin {max(used - 1, 0)} is the last with counts")
-    if not (0 <= histogram.zeros <= histogram.counts[0] and 0 <= histogram.nonfinite < _MAX_TOTAL):
-        raise _damaged(
-            f"{histogram.zeros} zeros in a first bin of {histogram.counts[0]}, {histogram.nonfinite} not finite"
-        )
-    if (amax == 0.0) != (used <= 1 and histogram.counts[0] == histogram.zeros):
-        raise _damaged(f"amax {amax}, and {histogram.total - histogram.zeros} values that are not zero")
+    if not (0 <= zeros <= first and 0 <= histogram.nonfinite < _MAX_TOTAL):
+        raise _damaged(f"{zeros} zeros in a first bin of {first}, {histogram.nonfinite} not finite")
+    if (amax == 0.0) != (used <= 1 and first == zeros):
+        raise _damaged(f"amax {amax}, and {histogram.total - zeros} values that are not zero")
     return histogram
 
 

@@ -1,6 +1,6 @@
 """The compiled passes and their NumPy twins: how |x| is scanned and counted.
 
-count.c and unpack.c are compiled with the package where there is a C compiler. `load` finds them; `scan` and `count`
+count.c is compiled with the package where there is a C compiler. `load` finds them; `scan` and `count`
 use them, or else the passes of the same name in NumPy, which give the same bits in more time. calibrate/histogram.py
 calls `scan` for the range of an array, then `count` for its bins.
 """
@@ -25,17 +25,16 @@ Values = NDArray[np.float32]
 
 
 def load() -> ctypes.CDLL | None:
-    """Load the functions of count.c and unpack.c with their signatures; None if this version was not compiled."""
+    """Load the functions of count.c with their signatures; None if this version was not compiled."""
     library = open_library(Path(__file__).parent / "_count", "tared_count_version", _VERSION)
     if library is None:
         return None
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
     library.tared_survey.argtypes = [pointer, size, pointer]
     library.tared_count.argtypes = [pointer, size, ctypes.c_float, ctypes.c_uint32, pointer]
-    library.tared_unpack.argtypes = [ctypes.c_char_p, size, pointer, size]
     library.tared_add.argtypes = [pointer, pointer, size, ctypes.c_uint32, ctypes.c_int64]
     library.tared_survey.restype = library.tared_count.restype = None
-    library.tared_unpack.restype, library.tared_add.restype = ctypes.c_int32, ctypes.c_int64
+    library.tared_add.restype = ctypes.c_int64
     return library
 
 
