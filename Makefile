@@ -117,7 +117,7 @@ bindings: $(VENV)/.test
 $(SAMPLE)/street.mp4: $(wildcard examples/street/*.py) | $(VENV)/.run
 	@$(BIN)/python -m examples.street.render -o $(SAMPLE)
 
-$(VENV)/.run: pyproject.toml constraints.txt calibrate/count.c engines/resize.c
+$(VENV)/.run: pyproject.toml constraints.txt calibrate/count.c
 	@echo "setting up $(VENV), once"
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(PIP) --editable '.[demo,web]'

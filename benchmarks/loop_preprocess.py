@@ -1,4 +1,4 @@
-"""What a frame costs on its way to the network input: the compiled pass beside OpenCV's calls, in one process."""
+"""What a frame costs on its way to the network input: as the daemon makes it, beside other calls of OpenCV."""
 
 from __future__ import annotations
 

@@ -26,8 +26,15 @@ Values = NDArray[np.float32]
 
 def load() -> ctypes.CDLL | None:
     """Load the functions of count.c with their signatures; None if this version was not compiled."""
-    library = open_library(Path(__file__).parent / "_count", "tared_count_version", _VERSION)
-    if library is None:
+    stem = Path(__file__).parent / "_count"
+    built = [path for path in (stem.with_name(stem.name + suffix) for suffix in EXTENSION_SUFFIXES) if path.exists()]
+    if not built:
+        return None
+    try:
+        library = ctypes.CDLL(str(built[0]))
+        if ctypes.c_int32.in_dll(library, "tared_count_version").value != _VERSION:
+            return None
+    except (OSError, ValueError):  # of another machine, truncated, or without the symbol
         return None
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
     library.tared_survey.argtypes = [pointer, size, pointer]
@@ -36,18 +43,6 @@ def load() -> ctypes.CDLL | None:
     library.tared_survey.restype = library.tared_count.restype = None
     library.tared_add.restype = ctypes.c_int64
     return library
-
-
-def open_library(stem: Path, symbol: str, version: int) -> ctypes.CDLL | None:
-    """Load the shared object that was built as `stem`; None unless its int32 `symbol` holds this version."""
-    built = [path for path in (stem.with_name(stem.name + suffix) for suffix in EXTENSION_SUFFIXES) if path.exists()]
-    if not built:
-        return None
-    try:
-        library = ctypes.CDLL(str(built[0]))
-        return library if ctypes.c_int32.in_dll(library, symbol).value == version else None
-    except (OSError, ValueError):  # of another machine, truncated, or without the symbol
-        return None
 
 
 def address(array: NDArray[np.int64]) -> object:

@@ -10,7 +10,7 @@ Read in this order: interface, registry, onnxruntime_backend, openvino_backend, 
     onnxruntime_backend    the runtime that computes a graph as it is written, on the CPU
     openvino_backend       the runtime with integer kernels, on the CPU
     kernel_nodes   from kernels to the nodes that they compute
-    preprocessing  ImageTransform: preprocessing in numbers; the compiled pass on the host
+    preprocessing  ImageTransform: preprocessing in numbers, and as a kernel's table
     board, trace   which board this is; ranges on NVIDIA's timeline
     graph/         from an ONNX file to the FP32 master graph
     quantise/      where Q/DQ go, repairs, fusion groups and their costs

@@ -16,7 +16,6 @@ from calibrate.errors import install_extra
 from calibrate.native import COMPILED
 from engines.cuda.gpu import DRIVER, Gpu, nvcc_path
 from engines.errors import DeviceError
-from engines.preprocessing import is_compiled
 from engines.trt.release import open_release
 
 # The first OpenCV that follows a change of the picture's size. Measured: 4.8, 4.10, 4.12 do not, 4.13, 5.0 do.
@@ -29,8 +28,7 @@ def examine_software(backend: str = "") -> list[Finding]:
         _python(),
         package("onnxruntime", needed=True, remedy="pip install onnxruntime"),
         package("openvino", needed=backend == "openvino", remedy=f"for INT8 on the CPU: {install_extra('openvino')}"),
-        _compiled_code("histograms", COMPILED, "calibration and observing"),
-        _compiled_code("preprocessing", is_compiled(), "frames that no GPU makes ready"),
+        _compiled_code(),
         _opencv(),
         _gstreamer(),
         package("amqtt", needed=False, remedy=f"{install_extra('demo')}, or name your broker as mqtt.host"),
@@ -52,10 +50,10 @@ def _python() -> Finding:
     return Finding("python", version, sys.version_info >= (3, 10), True, "install Python 3.10 or later")
 
 
-def _compiled_code(name: str, compiled: bool, slower: str) -> Finding:
-    remedy = f"install a C compiler and tared again; until then {slower} cost more time"
-    found = "compiled" if compiled else "in Python: the same bits, slower"
-    return Finding(name, found, compiled, False, remedy)
+def _compiled_code() -> Finding:
+    remedy = "install a C compiler and tared again; until then calibration and observing cost more time"
+    found = "compiled" if COMPILED else "in Python: the same bits, slower"
+    return Finding("histograms", found, COMPILED, False, remedy)
 
 
 def _opencv() -> Finding:

@@ -19,12 +19,11 @@ from agent.common.errors import CameraError, ConfigError
 from agent.vision.detections import Size
 from agent.vision.spec import InputSpec, ModelSpec
 from engines.interface import Array, TensorSpec
-from engines.preprocessing import HostPreprocess, ImageTransform, Layout, PixelType, image_layout
+from engines.preprocessing import ImageTransform, Layout, PixelType, image_layout
 
 cv2.setNumThreads(1)  # frames are small: its pool would wait for longer than it works, on the cores of everybody else
 
 _LEVELS = 256  # of a byte
-_DENSE = (3, 1)  # strides of pixels and their bytes, where pixels lie side by side
 _SIZES = 16  # of frames whose buffers are kept: cameras of several sizes may take turns
 
 
@@ -187,8 +186,7 @@ class Preprocessor:
     Frames are resized bilinearly without antialiasing, as the trainers of these models do (YOLOX, Ultralytics and
     FastestDet all use OpenCV's INTER_LINEAR): the network gets what its weights saw in training. Levels become floats
     by a table, 256 values per channel. That is one pass over the pixels, and exact on every machine, where a fused
-    multiply-add would round once instead of twice. All buffers are kept, and padding is painted once. In the usual
-    case, a frame scaled to planes of floats, one compiled pass gives the same bits (`HostPreprocess`).
+    multiply-add would round once instead of twice. All buffers are kept, and padding is painted once.
     """
 
     def __init__(self, spec: InputSpec, network: NetworkInput) -> None:
@@ -224,7 +222,7 @@ class Preprocessor:
         The next call may overwrite the returned tensor: copy it to keep it. Raises CameraError as `transform`.
         """
         _, geometry = self.transform(frame)
-        painter = self._painter(*frame.shape[:2], frame.strides[1:] == _DENSE)
+        painter = self._painter(*frame.shape[:2])
         painter.paint(frame)
         return painter.tensor, geometry
 
@@ -247,15 +245,12 @@ class Preprocessor:
         scale_x, scale_y = inner_width / frame_width, inner_height / frame_height
         return transform, Geometry(frame_width, frame_height, scale_x, scale_y, left, top)
 
-    def _open_painter(self, frame_height: int, frame_width: int, is_dense: bool) -> _OpenCvPreprocess | HostPreprocess:
-        """is_dense: the frame's pixels lie side by side."""
+    def _open_painter(self, frame_height: int, frame_width: int) -> _Painter:
         transform, _ = self._placed(frame_height, frame_width)
         tensor = np.empty(transform.input_shape, transform.dtype)
         by_channel = tensor[0] if transform.layout == "NCHW" else tensor[0].transpose(2, 0, 1)
         by_channel[:] = self._table[transform.pad][:, np.newaxis, np.newaxis]
-        if is_dense and HostPreprocess.takes(transform):
-            return HostPreprocess(transform, tensor)
-        return _OpenCvPreprocess(transform, tensor, self._table)
+        return _Painter(transform, tensor, self._table)
 
 
 def _input_size(spec: InputSpec, network: NetworkInput, frame: Size) -> Size:
@@ -280,7 +275,7 @@ def _letterboxed(frame: Size, size: Size) -> Size:
     return max(1, round(frame[0] * ratio)), max(1, round(frame[1] * ratio))
 
 
-class _OpenCvPreprocess:
+class _Painter:
     """Paint frames of one size into a network input by OpenCV; holds the buffers on the way."""
 
     def __init__(self, transform: ImageTransform, tensor: Array, table: Array) -> None:
