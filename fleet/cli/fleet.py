@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agent.cli.arguments import command, number, print_result, table_console
-from agent.common.errors import AgentError
+from agent.common.errors import AgentError, CommandError
 from fleet.cli.arguments import (
     add_broker_options,
     add_database_option,
@@ -34,6 +34,7 @@ from fleet.cli.arguments import (
     signer_from,
 )
 from fleet.cli.rollout import add_rollout
+from fleet.untrusted import printable
 
 if TYPE_CHECKING:  # imported when a command runs, as in agent/cli/offline.py
     from _typeshed import DataclassInstance
@@ -65,6 +66,8 @@ def add_fleet(commands: Any) -> None:
     collect.add_argument("--part", type=_part, metavar="N/M", help=part)
     days = "days that reports are kept"
     collect.add_argument("--keep-days", type=number(float, 0.01, 36_500.0), default=30.0, metavar="DAYS", help=days)
+    unseen = "days after which a device that nobody hears is forgotten (default: never)"
+    collect.add_argument("--forget-days", type=number(float, 1.0, 36_500.0), metavar="DAYS", help=unseen)
     add_metrics_options(collect)
     add_broker_options(collect, "all")
     _add_merge(actions)
@@ -73,6 +76,14 @@ def add_fleet(commands: Any) -> None:
 
     devices = command(actions, "devices", _devices, "how the devices are, by what they last reported")
     _add_selection(devices)
+    most = "devices to show at most; the next ones are behind --after"
+    devices.add_argument("--most", type=number(int, 1, 100_000), default=1000, metavar="N", help=most)
+    after = "begin with the first name behind this one (default: at the first)"
+    devices.add_argument("--after", default="", metavar="NAME", help=after)
+
+    forget = command(actions, "forget", _forget, "remove devices with all that they have reported")
+    _add_selection(forget)
+    forget.add_argument("--dry-run", action="store_true", help="show whom, and remove nobody")
 
     tag = command(actions, "tag", _tag, "put tags on devices: groups of them, to select by")
     tag.add_argument("tags", nargs="*", metavar="NAME[=VALUE]", help="the tags to put on")
@@ -175,7 +186,7 @@ def _collect(options: argparse.Namespace) -> int:
     set_up_logging("warning")
     part, fleet = Part(*(options.part or (1, 1))), fleets_from(options)
     client_id = options.client_id or (client_id_for(part, fleet) if options.share is None else None)
-    store, retention = open_store(options.db), ReportRetention(options.keep_days)
+    store, retention = open_store(options.db), ReportRetention(options.keep_days, options.forget_days)
     collector = Collector(endpoint_from(options), store, client_id, part, options.share, retention, fleet)
     counts = collector.counts
 
@@ -200,7 +211,7 @@ def _collector_metrics(collector: Collector, db: str) -> Sequence[MetricsCollect
 
 @contextmanager
 def _selection(
-    db: str, fleet: str, where: str | None, silent_s: float = 600.0
+    db: str, fleet: str, where: str | None, silent_s: float = 600.0, most: int | None = None, after: str = ""
 ) -> Iterator[tuple[FleetStore, Devices, list[Device]]]:
     """Open the database; yield it, all its devices, and those that are selected. Raises CommandError as `select`."""
     from fleet.devices.devices import Devices
@@ -209,19 +220,43 @@ def _selection(
 
     with open_existing(db) as store:
         devices = Devices(store)
-        yield store, devices, select(devices, fleet, where, silent_s)
+        yield store, devices, select(devices, fleet, where, silent_s, most, after)
 
 
 def _devices(options: argparse.Namespace) -> int:
     from fleet.views.listing import device_objects, print_devices
 
-    with _selection(options.db, options.fleet, options.where, options.silent) as (store, _, selected):
+    asked = options.db, options.fleet, options.where, options.silent, options.most + 1, options.after
+    with _selection(*asked) as (store, _, selected):
+        shown, more = selected[: options.most], selected[options.most :]
         if options.json:
-            print(json.dumps({"fleet": options.fleet, "devices": device_objects(selected, options.silent)}))
-        elif selected:
-            print_devices(selected, table_console(), options.silent)
+            after = shown[-1].name if more else None
+            document = {"fleet": options.fleet, "devices": device_objects(shown, options.silent), "next_after": after}
+            print(json.dumps(document))
+        elif shown:
+            print_devices(shown, table_console(), options.silent)
+            if more:
+                print(f"the first {len(shown)}; the next ones: --after {printable(shown[-1].name)}")
         else:
-            print(f"nobody of the fleet {options.fleet!a} has reported yet, in {store.where}")
+            behind = f" behind {printable(options.after)}" if options.after else ""
+            print(f"nobody of the fleet {options.fleet!a}{behind} has reported yet, in {store.where}")
+    return 0
+
+
+def _forget(options: argparse.Namespace) -> int:
+    if not options.where:
+        raise CommandError(
+            "fleet.where", "no --where", "which devices to forget", "give --where, such as seen_s>7776000"
+        )
+    with _selection(options.db, options.fleet, options.where, options.silent) as (_, devices, selected):
+        if not options.dry_run:
+            devices.forget(selected, who=getpass.getuser())
+    names = [each.name for each in selected]
+    if options.json:
+        print(json.dumps({"forgotten": [] if options.dry_run else names, "selected": names}))
+    else:
+        word = "would be forgotten" if options.dry_run else "forgotten"
+        print(f"{len(names)} devices {word}: {', '.join(map(printable, names[:10]))}{' ...' if names[10:] else ''}")
     return 0
 
 
@@ -319,9 +354,7 @@ def _print(options: argparse.Namespace, exchange: MergeExchange, merged: MergedC
     if options.json:
         print(json.dumps(result))
         return
-    from fleet.untrusted import printable
-
-    print(f"{result['boards']} boards, {calibration.frames} frames: {options.output}, {calibration.id}")
+    print(f"{result['board_count']} boards, {calibration.frames} frames: {options.output}, {calibration.id}")
     for why, devices in (("excluded", merged.excluded), ("sent nothing", exchange.failed)):
         for device, reason in devices.items():
             print(f"{why}: {printable(device)}: {printable(reason)}")

@@ -81,18 +81,33 @@ def _duplicate(stream: Stream) -> Refused:
 
 
 class ReportRetention:
-    """Delete rows that came more than `days` ago, by our clock. The record of who did what is kept for good."""
+    """Delete rows that came more than `days` ago, by our clock. The record of who did what is kept for good.
 
-    def __init__(self, days: float = DAYS) -> None:
-        self._days = days
+    Devices that nobody has heard for `unseen_days` are forgotten; None: each is kept until an operator forgets it.
+    """
+
+    def __init__(self, days: float = DAYS, unseen_days: float | None = None) -> None:
+        self._days, self._unseen_days = days, unseen_days
         self._prune_at = -math.inf
 
     def prune_if_due(self, store: FleetStore, now: float) -> None:
         """Delete some old rows, if it is time to. now: Unix time in s. Raises AgentError as the store does."""
         if now >= self._prune_at:
             before = now - self._days * _DAY_S
-            if write_with_retries(store, lambda transaction: _prune(transaction, before)):
+            if self._forget_some(store, now) and write_with_retries(
+                store, lambda transaction: _prune(transaction, before)
+            ):
                 self._prune_at = now + _PRUNE_EVERY_S
+
+    def _forget_some(self, store: FleetStore, now: float) -> bool:
+        """Forget some devices; return True if none is left that is due."""
+        if self._unseen_days is None:
+            return True
+        devices = Devices(store)
+        unseen = devices.unseen(now - self._unseen_days * _DAY_S)
+        if unseen:
+            devices.forget(unseen, who="collector")
+        return not unseen
 
 
 def _prune(transaction: Transaction, before: float) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -27,6 +27,8 @@ _COLUMNS = "id, fleet, name, first_seen, last_seen, state, agent_version, model,
 # The newest by its numbers, not by its clock. A device has few events beside its telemetry.
 _NEWEST = "FROM reports r WHERE r.device = d.id AND r.kind = 'telemetry' ORDER BY epoch DESC, seq DESC LIMIT 1"
 _AT_ONCE = 500
+FORGOTTEN = "forgotten devices"  # subject of the audit's entries
+_TABLES = ("reports", "dropped", "progress", "newest_events", "results", "tags")  # what is kept of a device, by its id
 _HEARD = "(SELECT max(heard) FROM progress p WHERE p.device = d.id)"
 
 
@@ -91,6 +93,7 @@ class Devices:
     def __init__(self, store: FleetStore) -> None:
         self._store = store
         self._known: RowCache[Name, int] = RowCache(store)
+        self._forgotten = 0  # the audit's newest entry of devices that somebody has forgotten
 
     def ids(self, transaction: Transaction, names: Set[Name], now: float) -> dict[Name, int]:
         """Return the number of each device, by which the store's tables know it; it is remembered.
@@ -98,6 +101,11 @@ class Devices:
         A new device gets one: first seen `now` (Unix time in s), not heard yet.
         """
         self._known.validate()
+        newest = "SELECT coalesce(max(id), 0) FROM audit WHERE subject = ?"
+        ((forgotten,),) = transaction.execute(newest, (FORGOTTEN,))
+        if forgotten != self._forgotten:  # a device that is heard again gets another number
+            self._known.clear()
+            self._forgotten = int(forgotten)
         ids = {name: self._known[name] for name in names if name in self._known}
         if len(ids) == len(names):
             return ids
@@ -146,9 +154,26 @@ class Devices:
         ids = self.ids(transaction, names, now)
         _update(transaction, ("id", "last_seen"), [(each, now) for each in ids.values()])
 
-    def all(self, fleet: str) -> list[Device]:
-        """Return the devices of a fleet, by name."""
-        return self._select("fleet = ?", (fleet,))
+    def all(self, fleet: str, condition: str = "", values: Sequence[object] = (), after: str = "") -> Iterator[Device]:
+        """Yield the devices of a fleet, by name, read some hundreds at a time.
+
+        Args:
+            condition: In SQL, on `d`, a row of the table devices; empty for all.
+            values: Of the condition's parameters.
+            after: Begin with the first name behind this one.
+        """
+        condition = f"fleet = ? AND name > ? AND ({condition})" if condition else "fleet = ? AND name > ?"
+        while page := self._select(condition, (fleet, after, *values), _AT_ONCE):
+            yield from page
+            if len(page) < _AT_ONCE:
+                return
+            after = page[-1].name
+
+    def count(self, fleet: str) -> int:
+        """Return how many devices a fleet has."""
+        with self._store.transaction("read") as transaction:
+            ((count,),) = transaction.execute("SELECT count(*) FROM devices WHERE fleet = ?", (fleet,))
+        return int(count)
 
     def by_ids(self, ids: Sequence[int]) -> list[Device]:
         """Return the devices of these ids."""
@@ -171,9 +196,9 @@ class Devices:
             groups = transaction.execute(query, (since, since, most))
         return [(str(fleet), str(state), int(count), int(recent)) for fleet, state, count, recent in groups]
 
-    def _select(self, condition: str, values: Sequence[object]) -> list[Device]:
+    def _select(self, condition: str, values: Sequence[object], most: int = _AT_ONCE) -> list[Device]:
         with self._store.transaction("read") as transaction:
-            ids = f"SELECT id FROM devices WHERE {condition}"
+            ids = f"SELECT id FROM devices d WHERE {condition} ORDER BY name LIMIT {most}"
             tags: dict[int, dict[str, str]] = defaultdict(dict)
             query = f"SELECT device, name, value FROM tags WHERE device IN ({ids}) ORDER BY name"
             for id_, name, value in transaction.execute(query, values):
@@ -184,7 +209,7 @@ class Devices:
                 events[id_][kind] = json.loads(document)
             rows = transaction.execute(
                 f"SELECT {_COLUMNS}, {_HEARD}, (SELECT document {_NEWEST}), (SELECT received {_NEWEST}) "
-                f"FROM devices d WHERE {condition} ORDER BY name",
+                f"FROM devices d WHERE {condition} ORDER BY name LIMIT {most}",
                 values,
             )
         return [_device(row, tags.get(row[0], {}), events.get(row[0], {})) for row in rows]
@@ -202,6 +227,35 @@ class Devices:
             audit(transaction, who, "tag", "", "", document)
 
         write_with_retries(self._store, write)
+
+    def unseen(self, before: float, most: int = _AT_ONCE) -> list[Device]:
+        """Return devices that nobody has heard since `before`, in Unix s: at most so many, of all fleets."""
+        query = (
+            "SELECT id FROM devices d WHERE first_seen < ? AND last_seen < ? AND NOT EXISTS "
+            f"(SELECT 1 FROM progress p WHERE p.device = d.id AND p.heard >= ?) ORDER BY id LIMIT {most}"
+        )
+        with self._store.transaction("read") as transaction:
+            ids = [int(id_) for (id_,) in transaction.execute(query, (before,) * 3)]
+        return self.by_ids(ids)
+
+    def forget(self, devices: Iterable[Device], who: str) -> None:
+        """Remove devices with all that they have reported; record it as done by `who`.
+
+        One that reports again is a new device. Its part in rollouts goes too; their records in the audit stay.
+        """
+        ids = sorted(device.id for device in devices)
+        for start in range(0, len(ids), _AT_ONCE):
+            part = ids[start : start + _AT_ONCE]
+
+            def write(transaction: Transaction, part: Sequence[int] = part) -> None:
+                rows = [(id_,) for id_ in part]
+                transaction.lookup("devices", ("id",), ("id",), rows, lock=True)
+                for table in (*_TABLES, "rollout_targets", "rollout_commands"):
+                    transaction.execute_many(f"DELETE FROM {table} WHERE device = ?", rows)
+                transaction.execute_many("DELETE FROM devices WHERE id = ?", rows)
+                audit(transaction, who, "forget", "", FORGOTTEN, json.dumps({"devices": list(part)}))
+
+            write_with_retries(self._store, write)
 
 
 def is_late_will(status: Status, session: str | None, state_ts: float | None) -> bool:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import islice
 from typing import Any
 
 from agent.common.errors import CommandError
@@ -25,6 +26,13 @@ _CONDITION = re.compile(r"\s*([\w.-]+)\s*(?:(<=|>=|!=|=|<|>)\s*(.*?))?\s*")
 TAG = "tag."
 _NEW_TAG = re.compile(r"([\w.-]{1,64})(?:=([\w. /+-]{0,128}))?")
 _FACTS = (*WORDS, *FIGURES)
+_COLUMNS = {  # of the table devices, by the facts that they hold
+    "name": "name",
+    "engine": "engine",
+    "model": "model",
+    "calibration": "calibration",
+    "agent": "agent_version",
+}
 
 
 @dataclass(frozen=True)
@@ -57,18 +65,48 @@ def parse(text: str) -> tuple[Condition, ...]:
     return tuple(_condition(each) for each in text.split(",") if each.strip())
 
 
-def select(devices: Devices, fleet: str, where: str | None, silent_s: float = SILENT_S) -> list[Device]:
-    """Return the devices of a fleet that fulfil all conditions, by name. where: as `parse` reads it; None for all.
+def select(
+    devices: Devices,
+    fleet: str,
+    where: str | None,
+    silent_s: float = SILENT_S,
+    most: int | None = None,
+    after: str = "",
+) -> list[Device]:
+    """Return the devices of a fleet that fulfil all conditions, by name.
+
+    Args:
+        where: As `parse` reads it; None for all.
+        most: Devices at most; None for all.
+        after: Begin with the first name behind this one.
 
     Raises CommandError: fleet.where as `parse`, fleet.nobody  if no device matches
     """
-    everybody, now = devices.all(fleet), time.time()
-    conditions = parse(where or "")
-    matching = [each for each in everybody if matches(each, conditions, now, silent_s)]
-    if not matching and (where or everybody):
-        found = f"none of the {len(everybody)} devices of {fleet!a} is {where!a}"
+    conditions, now = parse(where or ""), time.time()
+    everybody = devices.all(fleet, *_in_sql(conditions), after)
+    matching = list(islice((each for each in everybody if matches(each, conditions, now, silent_s)), most))
+    if not matching and not after and (where or devices.count(fleet)):
+        found = f"none of the {devices.count(fleet)} devices of {fleet!a} is {where!a}"
         raise CommandError("fleet.nobody", found, "at least one", "look at 'tared fleet devices', correct --where")
     return matching
+
+
+def _in_sql(conditions: Sequence[Condition]) -> tuple[str, list[object]]:
+    """Return a condition in SQL that all matching devices fulfil, and its values; empty where none can be said.
+
+    The database reads what is in columns of its own, and tags; `matches` has the last word.
+    """
+    parts, values = [], list[object]()
+    for each in conditions:
+        exactly = each.comparison == "=" and not set(each.value) & set("*?[")
+        if each.fact in _COLUMNS and exactly:
+            parts.append(f"d.{_COLUMNS[each.fact]} = ?")
+            values.append(each.value)
+        elif each.fact.startswith(TAG) and (exactly or not each.comparison):
+            value = " AND t.value = ?" if exactly else ""
+            parts.append(f"EXISTS (SELECT 1 FROM tags t WHERE t.device = d.id AND t.name = ?{value})")
+            values += [each.fact.removeprefix(TAG), *([each.value] if exactly else [])]
+    return " AND ".join(parts), values
 
 
 def matches(device: Device, conditions: Sequence[Condition], now: float, silent_s: float = SILENT_S) -> bool:
@@ -109,8 +147,9 @@ def _condition(text: str) -> Condition:
 def _versions(*texts: Fact) -> tuple[Any, ...]:
     """Return keys that compare numbers within words as numbers: 1.10 comes after 1.9."""
 
-    def key(part: str) -> tuple[bool, Any]:
-        return (False, int(part)) if part.isdecimal() else (True, part)
+    def key(part: str) -> tuple[bool, Any]:  # by length, then by digits: Python reads no number of thousands of them
+        digits = part.lstrip("0")
+        return (False, (len(digits), digits)) if part.isdecimal() else (True, part)
 
     return tuple([key(part) for part in re.split(r"(\d+)", str(text))] for text in texts)
 

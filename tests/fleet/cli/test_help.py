@@ -25,7 +25,8 @@ from agent.common.table import tabulate
 from fleet.cli.main import GROUPS, main
 
 UNITS = re.compile(
-    r"\b(seconds?|days|time|frames|threads|boards|share|loss|parts|accelerator|port|version|none below|random|drawn)\b"
+    r"\b(seconds?|days|devices|time|frames|threads|boards|share|loss|parts|accelerator|port|version|none below|random"
+    r"|drawn)\b"
 )
 
 

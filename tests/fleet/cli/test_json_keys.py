@@ -164,6 +164,7 @@ def of_the_fleet(bench: Bench, run: Callable[..., Any]) -> None:
     database = ["--db", path]
     run("fleet", "tag", "site=berlin", *database)
     run("fleet", "devices", *database)
+    run("fleet", "forget", "--where", "name=board", "--dry-run", *database)
     rollout = ["fleet", "rollout"]
     identity = run(*rollout, "create", "--op", "recalibrate", "frames=16", "--window", "01:00-05:00", *database)["id"]
     run(*rollout, "pause", identity, *database)

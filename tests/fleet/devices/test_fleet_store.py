@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 import traceback
 from contextlib import closing
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from collector_bench import STREAM, report
 from stored import Reports, store_results
 
-from agent.common.errors import AgentError, ConfigError
+from agent.common.errors import AgentError, CommandError, ConfigError
 from agent.contract.commands import CommandResult
 from agent.contract.messages import Birth, Status
 from benchmarks.postgres import Postgres
@@ -20,6 +21,7 @@ from fleet.collector.writer import ReportRetention
 from fleet.devices.devices import Devices
 from fleet.devices.records import Refused, audit_entries, quarantine, quarantined, result_documents
 from fleet.devices.reports import Gap, Report, Stream
+from fleet.devices.selection import matches, parse, select
 from fleet.store.opening import open_existing, open_store
 from fleet.store.schema import POSTGRES, SQLITE
 from fleet.store.transaction import FleetStore
@@ -139,14 +141,14 @@ def test_a_device_is_what_it_last_told(store: FleetStore) -> None:
     assert (device.agent_version, device.engine, device.model, device.last_seen) == ("1.23", "e1", None, 20.0)
     assert device.telemetry == {"newest": 1}
     assert device.birth["engine"] == "e1"
-    assert devices.all("another") == []
+    assert list(devices.all("another")) == []
 
 
 def test_tags_are_put_on_taken_off_and_on_record(store: FleetStore) -> None:
     devices = Devices(store)
     Reports(store).add([report(1), report(1, Stream("fleet", "twin", 1))])
     devices.tag(devices.all("fleet"), {"site": "berlin", "canary": ""}, [], who="ann")
-    devices.tag(devices.all("fleet")[:1], {"site": "paris"}, ["canary", "never put on"], who="ben")
+    devices.tag(list(devices.all("fleet"))[:1], {"site": "paris"}, ["canary", "never put on"], who="ben")
     assert [each.tags for each in devices.all("fleet")] == [{"site": "paris"}, {"canary": "", "site": "berlin"}]
     assert [(each.who, each.what) for each in audit_entries(store)] == [("ann", "tag"), ("ben", "tag")]
 
@@ -291,3 +293,83 @@ def test_what_a_url_asks_for_goes_before_what_is_usual(postgres: Postgres) -> No
         store.transaction("read") as transaction,
     ):
         assert transaction.execute("SHOW application_name") == [("another",)]
+
+
+def reported(store: FleetStore, *names: str) -> None:
+    Reports(store).add([report(1, Stream("fleet", name, 1)) for name in names])
+
+
+def test_devices_are_read_in_pages(store: FleetStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleet.devices.devices._AT_ONCE", 3)
+    names = [f"board-{number:02}" for number in range(10)]
+    reported(store, *names)
+    devices = Devices(store)
+    assert [each.name for each in devices.all("fleet")] == names
+    assert [each.name for each in select(devices, "fleet", None, most=4, after="board-05")] == names[6:]
+    assert [each.name for each in select(devices, "fleet", None, most=4)] == names[:4]
+    assert select(devices, "fleet", None, after="board-09") == []
+    assert devices.count("fleet") == 10
+
+
+WHERE = (
+    *("name=a", "name=*a", "name!=a", "a", "engine=e1", "engine=e?", "tag.site", "site=x", "tag.site=berlin"),
+    *("tag.site=b*", "tag.site!=berlin", "agent=1.2", "agent>=1.2", "model=m,tag.site", "state=silent"),
+    f"agent<{'9' * 5000}",
+)
+
+
+@pytest.mark.parametrize("number", range(len(WHERE)))
+def test_the_database_selects_as_the_conditions_say(store: FleetStore, number: int) -> None:
+    """What it reads is no more than a first choice: the same devices as of a look at each."""
+    reported(store, "a", "b", "c")
+    devices = Devices(store)
+    with store.transaction() as transaction:
+        for name, engine in (("a", "e1"), ("b", "e2")):
+            birth = Birth(agent_version="1.2", engine=engine, model="m")
+            devices.apply_births(transaction, {("fleet", name): (birth, birth.to_json().decode())}, 1.0)
+    devices.tag(list(devices.all("fleet"))[1:], {"site": "berlin"}, [], "ann")
+    where = WHERE[number]
+    if where == "site=x":  # no fact, and no tag without its prefix
+        with pytest.raises(CommandError, match=r"fleet\.where"):
+            select(devices, "fleet", where)
+        return
+    expected = [each.name for each in devices.all("fleet") if matches(each, parse(where), time.time())]
+    if expected:
+        assert [each.name for each in select(devices, "fleet", where)] == expected
+    else:
+        with pytest.raises(CommandError, match=r"fleet\.nobody"):
+            select(devices, "fleet", where)
+
+
+def test_a_device_that_is_forgotten_leaves_nothing_and_comes_back_as_a_new_one(store: FleetStore) -> None:
+    """Also for a collector that knows its number, and reads of the deed in the audit."""
+    reported(store, "a", "b")
+    collector, operator = Devices(store), Devices(store)
+    with store.transaction() as transaction:
+        before = collector.ids(transaction, {("fleet", "a"), ("fleet", "b")}, 1.0)
+    operator.tag(operator.all("fleet"), {"site": "berlin"}, [], "ann")
+    operator.forget([each for each in operator.all("fleet") if each.name == "a"], "ann")
+    assert [each.name for each in operator.all("fleet")] == ["b"]
+    with store.transaction("read") as transaction:
+        for table in ("reports", "progress", "tags"):
+            assert transaction.execute(f"SELECT DISTINCT device FROM {table}", ()) == [(before["fleet", "b"],)]
+    with store.transaction() as transaction:
+        after = collector.ids(transaction, {("fleet", "a"), ("fleet", "b")}, 2.0)
+        known = transaction.execute("SELECT id FROM devices WHERE name = ?", ("a",))
+    assert [(after["fleet", "a"],)] == known
+    assert after["fleet", "b"] == before["fleet", "b"]
+    assert [each.what for each in audit_entries(store)] == ["tag", "forget"]
+
+
+def test_devices_that_nobody_has_heard_for_long_are_forgotten(store: FleetStore) -> None:
+    devices = Devices(store)
+    with store.transaction() as transaction:
+        devices.ids(transaction, {("fleet", "silent"), ("fleet", "status"), ("fleet", "rows")}, 10.0)
+        devices.mark_seen(transaction, {("fleet", "status")}, 100.0)
+    with store.transaction() as transaction:
+        Reports(store).put(transaction, [report(1, Stream("fleet", "rows", 1))], 100.0)
+    retention = ReportRetention(days=1000.0, unseen_days=1.0)
+    retention.prune_if_due(store, 86_400.0 + 50.0)
+    assert [each.name for each in devices.all("fleet")] == ["rows", "status"]
+    ReportRetention(days=1000.0).prune_if_due(store, 1e9)
+    assert [each.name for each in devices.all("fleet")] == ["rows", "status"], "kept, unless it is asked for"

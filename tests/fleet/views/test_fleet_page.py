@@ -64,7 +64,7 @@ def fill(store: FleetStore, evil: str) -> None:
             devices.apply_statuses(transaction, {("default", name): status}, now)
             quarantine(transaction, [Refused("default", name, "event", "c", evil, evil.encode())], now)
             audit(transaction, evil, evil, evil, evil, "{}")
-    devices.tag(devices.all("default")[:1], {"site": "berlin"}, [], "ann")
+    devices.tag(list(devices.all("default"))[:1], {"site": "berlin"}, [], "ann")
     register, spec = RolloutRegister(store, "ann"), RolloutSpec("recalibrate", waves="1,100%")
     register.abort(register.create("default", spec, register.plan("default", spec), evil), "all", evil)
     elsewhere = Status(state="online", session="s", boot_id="b", ts=now)
