@@ -24,7 +24,7 @@ from pathlib import Path
 import psutil
 
 from agent.common.console import set_up_logging
-from agent.mqtt.bulk_receive import ReceiveQueue
+from agent.mqtt.receive_queue import ReceiveQueue
 from agent.mqtt.client import MqttClient, SessionOptions
 from agent.mqtt.endpoint import Endpoint
 from benchmarks.fleet_storm import Broker, wait_for_collector

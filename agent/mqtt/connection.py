@@ -40,10 +40,10 @@ from paho.mqtt.reasoncodes import ReasonCode
 from agent.common.errors import AgentError, ConfigError
 from agent.common.timing import Backoff
 from agent.contract.wire import MAX_PAYLOAD_BYTES
-from agent.mqtt.bulk_receive import BulkSocket, PubackPolicy, ReceiveQueue
 from agent.mqtt.endpoint import Endpoint
 from agent.mqtt.endpoint import explain as explain_tls_error
 from agent.mqtt.message import Message, MessageSource
+from agent.mqtt.receive_queue import Arrival, PubackPolicy, ReceiveQueue
 
 log = logging.getLogger(__package__)
 
@@ -51,6 +51,7 @@ CONNECT_TIMEOUT_S = 5.0  # for each of: reaching the broker, its CONNACK, its SU
 ACKNOWLEDGE_TIMEOUT_S = 60.0  # between one acknowledgement and the next, while there is something to acknowledge
 IN_FLIGHT = 20  # messages handed to paho and not yet acknowledged
 _MAX_PACKET_BYTES = 4 * MAX_PAYLOAD_BYTES  # a broker that speaks MQTT 5 sends a board nothing longer
+_READ_AT_ONCE = 100  # messages for a receive queue, before any is acknowledged
 _UNACKNOWLEDGED = 1000  # messages that a broker may have under way to a client with a receive queue
 Version = Literal["5", "3.1.1"]
 # How the broker reacted to the version in CONNECT:
@@ -198,19 +199,22 @@ class Connection:
         self._receive = on_message
         self._wakee = wakee
         queue = options.receive_queue
-        self._puback_policy = PubackPolicy(queue, holds=options.session_s > 0) if queue is not None else None
         self._selector = selectors.DefaultSelector() if wakee is not None else None
         self._last_error = _LastError()
-        self._client = self._new_client(client_id, will, will_delay_s)
+        self._client = self._new_client(client_id, will, will_delay_s, manual_ack=queue is not None)
+        self._puback_policy = (
+            PubackPolicy(queue, options.session_s > 0, self._client.ack) if queue is not None else None
+        )
 
-    def _new_client(self, client_id: str, will: Message | None, will_delay_s: int) -> Client:
-        client = (_BulkClient if self._puback_policy is not None else Client)(
+    def _new_client(self, client_id: str, will: Message | None, will_delay_s: int, manual_ack: bool) -> Client:
+        client = Client(
             CallbackAPIVersion.VERSION2,
             client_id,
             clean_session=None if self._speaks_5 else not self._session_s,
             protocol=_PROTOCOLS["5" if self._speaks_5 else "3.1.1"],
             transport=self._endpoint.transport,
             reconnect_on_failure=False,
+            manual_ack=manual_ack,
         )
         client.ws_set_options(self._endpoint.websocket_path)
         client.enable_logger(self._last_error.logger)
@@ -218,7 +222,7 @@ class Connection:
         client.max_inflight_messages = IN_FLIGHT
         client.on_connect = self._on_connect
         client.on_subscribe = self._on_subscribe
-        client.on_message = self._on_message
+        client.on_message = self._on_bulk_message if manual_ack else self._on_message
         client.on_publish = self._on_publish
         client.on_disconnect = self._on_disconnect
         if will is not None:
@@ -239,8 +243,7 @@ class Connection:
     @property
     def wants_write(self) -> bool:
         """True if data waits until the socket accepts more."""
-        sock = self.sock
-        return self._client.want_write() or (isinstance(sock, BulkSocket) and sock.wants_write)
+        return self._client.want_write()
 
     @property
     def has_read_ahead(self) -> bool:
@@ -315,8 +318,8 @@ class Connection:
             return
         if events & selectors.EVENT_READ or self.has_read_ahead:
             self._read(sock)
-        if isinstance(sock, BulkSocket) and self._puback_policy is not None:
-            self._puback_policy.update(sock)
+        if self._puback_policy is not None:
+            self._puback_policy.update()
         if events & selectors.EVENT_WRITE:
             self._client.loop_write()
         self._client.loop_misc()  # pings the broker, or gives it up; has to be called every second or so
@@ -325,17 +328,17 @@ class Connection:
             raise AgentError("broker.silent", found, "answers in time", "see the broker's log, or restart it")
 
     def _read(self, sock: Any) -> None:
-        if (
-            self.version_reply == "silence"
-            and isinstance(sock, (socket.socket, BulkSocket))
-            and self._endpoint.tls is None
-        ):
+        if self.version_reply == "silence" and isinstance(sock, socket.socket) and self._endpoint.tls is None:
             with contextlib.suppress(ConnectionError):  # paho gets the same error below
-                first_bytes = sock.peek(5) if isinstance(sock, BulkSocket) else sock.recv(5, socket.MSG_PEEK)
-                if (error := _wrong_port_error(first_bytes)) is not None:
+                if (error := _wrong_port_error(sock.recv(5, socket.MSG_PEEK))) is not None:
                     self.version_reply = "none"
                     raise error
         self._client.loop_read()
+        if (policy := self._puback_policy) is not None:  # one selection for all messages that are there already
+            received, most = policy.received, policy.received + _READ_AT_ONCE
+            while received < policy.received < most and self.sock is not None:
+                received = policy.received
+                self._client.loop_read()
 
     def send(self, message: Message, source: MessageSource) -> None:
         """Publish what was popped from `source`, which is notified of its delivery.
@@ -433,23 +436,24 @@ class Connection:
         self._answer_by = math.inf
 
     def _on_message(self, _client: Client, _: object, message: MQTTMessage) -> None:
-        try:
-            topic = message.topic
-        except UnicodeDecodeError as error:
-            raise _protocol_error(f"a topic that is no text ({error})", "UTF-8") from None
+        topic = _topic_of(message)
         # amqtt sends a new client the retained messages of everybody's subscriptions.
         subscription = next((each for each in self._subscriptions if topic_matches_sub(each, topic)), None)
         if subscription is not None:
-            # One byte too many is kept, so that the reader sees that the payload is too long; 256 MB are not kept.
-            payload = bytes(message.payload[: MAX_PAYLOAD_BYTES + 1])
             expires_s, reply_to, correlation = (
                 getattr(message.properties, name, None)
                 for name in ("MessageExpiryInterval", "ResponseTopic", "CorrelationData")
             )
             if not reply_to or set(reply_to) & set("+#"):  # no topic to publish on
                 reply_to = None
-            received = Message(topic, payload, message.qos, message.retain, expires_s, reply_to, correlation)
+            payload, qos = _payload_of(message), message.qos
+            received = Message(topic, payload, qos, message.retain, expires_s, reply_to, correlation)
             self._receive(subscription, received)
+
+    def _on_bulk_message(self, _client: Client, _: object, message: MQTTMessage) -> None:
+        assert self._puback_policy is not None
+        arrival = Arrival(_topic_of(message).encode(), _payload_of(message), message.retain)
+        self._puback_policy.receive(arrival, message.mid, message.qos)
 
     def _on_publish(
         self, _client: Client, _: object, packet_id: int, reason: ReasonCode, properties: Properties | None
@@ -476,12 +480,16 @@ class Connection:
             self.outcome += f", then the connection was lost: {cause}{hint}"
 
 
-class _BulkClient(Client):
-    """A paho client whose socket takes publications out of the stream (agent/mqtt/bulk_receive.py)."""
+def _topic_of(message: MQTTMessage) -> str:
+    try:
+        return message.topic
+    except UnicodeDecodeError as error:
+        raise _protocol_error(f"a topic that is no text ({error})", "UTF-8") from None
 
-    def _create_socket(self) -> Any:
-        """Wrap the socket. paho allows it in no other place."""
-        return BulkSocket(super()._create_socket(), has_properties=self._protocol == MQTTProtocolVersion.MQTTv5)
+
+def _payload_of(message: MQTTMessage) -> bytes:
+    """Return the payload, or so much of it that its reader sees that it is too long; 256 MB are not kept."""
+    return bytes(message.payload[: MAX_PAYLOAD_BYTES + 1])
 
 
 def packet_bytes(message: Message) -> int:

@@ -32,7 +32,7 @@ from agent.contract.messages import (
 )
 from agent.contract.topics import MAX_NAME_BYTES, Topics
 from agent.contract.wire import MAX_DEPTH, MAX_PAYLOAD_BYTES, MessageError, read_object
-from agent.mqtt.bulk_receive import Arrival
+from agent.mqtt.receive_queue import Arrival
 from fleet.devices.devices import Name, is_late_will
 from fleet.devices.records import Refused
 from fleet.devices.reports import Gap, Report, Stream

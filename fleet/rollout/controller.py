@@ -24,7 +24,7 @@ from agent.contract.messages import Status
 from agent.contract.signing import Signer
 from agent.contract.topics import Topics
 from agent.contract.wire import MessageError
-from agent.mqtt.bulk_receive import ReceiveQueue
+from agent.mqtt.receive_queue import ReceiveQueue
 from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
 from fleet.devices.records import audit
 from fleet.operator import file_arguments, may_answer_forged_command, requested_chunks

@@ -18,7 +18,7 @@ from agent.common.table import tabulate
 from agent.common.timing import Backoff
 from agent.contract.topics import MAX_NAME_BYTES, Topics
 from agent.contract.wire import MessageError, read_object
-from agent.mqtt.bulk_receive import Arrival, ReceiveQueue
+from agent.mqtt.receive_queue import Arrival, ReceiveQueue
 from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
 from fleet.devices.facts import value_at
 from fleet.operator import wait_connected

@@ -14,7 +14,7 @@ from collector_bench import ONLINE, alarm, online
 from device import TOPICS
 
 from agent.common.errors import AgentError
-from agent.mqtt.bulk_receive import Arrival, ReceiveQueue
+from agent.mqtt.receive_queue import Arrival, ReceiveQueue
 from agent.mqtt.client import MqttClient, SessionOptions
 from agent.mqtt.message import Message
 from benchmarks.postgres import Postgres

@@ -15,7 +15,7 @@ from device import TOPICS
 from stored import Reports
 
 from agent.contract.messages import Ack
-from agent.mqtt.bulk_receive import ReceiveQueue
+from agent.mqtt.receive_queue import ReceiveQueue
 from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
 from agent.mqtt.message import Message
 from benchmarks.postgres import Postgres

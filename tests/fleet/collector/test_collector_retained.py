@@ -14,7 +14,7 @@ from rich.console import Console
 
 from agent.contract.commands import CommandResult
 from agent.contract.messages import Birth, Status
-from agent.mqtt.bulk_receive import Arrival
+from agent.mqtt.receive_queue import Arrival
 from agent.mqtt.client import MqttClient
 from agent.mqtt.message import Message
 from fleet.collector.batch import Reader

@@ -19,7 +19,7 @@ from stored import Reports
 from agent.contract.commands import CommandResult
 from agent.contract.messages import Birth, Status
 from agent.contract.topics import Topics
-from agent.mqtt.bulk_receive import Arrival, ReceiveQueue
+from agent.mqtt.receive_queue import Arrival, ReceiveQueue
 from agent.mqtt.client import MqttClient, SessionOptions
 from agent.mqtt.endpoint import Endpoint
 from agent.mqtt.message import Message
