@@ -72,7 +72,9 @@ def main() -> None:
         costs.rows.append([run, *(f"{each[name]:.1f}" for name in costs.columns[1:])])
     of_a_core = {store: 1e6 / medians[f"stored in {store}"]["collectors"] for store in _STORES}
     one, two = _STORES[1:]
-    bars = [at_least(f"{store}: rows/s of a collector's core", _ROWS_OF_A_CORE, of_a_core[store], "/s") for store in _STORES]
+    bars = [
+        at_least(f"{store}: rows/s of a collector's core", _ROWS_OF_A_CORE, of_a_core[store], "/s") for store in _STORES
+    ]
     bars.append(at_least("two collectors: rows/s of a core, of what one has", _OF_ONE, of_a_core[two] / of_a_core[one]))
     bars.append(at_least("two collectors: CPU time of the less busy one", _LESSER_HALF, spent.lesser_part(two)))
     publish([table, costs, bars_section(bars)], options)

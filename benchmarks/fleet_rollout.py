@@ -24,9 +24,9 @@ from pathlib import Path
 import psutil
 
 from agent.common.console import set_up_logging
-from agent.mqtt.receive_queue import ReceiveQueue
 from agent.mqtt.client import MqttClient, SessionOptions
 from agent.mqtt.endpoint import Endpoint
+from agent.mqtt.receive_queue import ReceiveQueue
 from benchmarks.fleet_storm import Broker, wait_for_collector
 from benchmarks.report import Bar, Section, add_output_option, bars_section, publish
 from fleet.devices.devices import Devices

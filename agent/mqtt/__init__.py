@@ -6,7 +6,7 @@ Reading order:
 2. `endpoint`         Endpoint, TlsFiles: a broker, its certificates, TLS errors in words
 3. `connection`       SessionOptions, InFlight, Connection: one connection; the only module that imports paho
 4. `client`           MqttSession, MqttClient: one connection after another, by MQTT 5 or 3.1.1, with backoff
-5. `bulk_receive`     ReceiveQueue, Arrival: thousands of messages a second, for the fleet's collector
+5. `receive_queue`    ReceiveQueue, Arrival: all messages in one queue, acknowledged as its reader permits
 6. `config`           MqttConfig, OutboxConfig, read_mqtt_config: the `mqtt` section of config.yaml
 7. `embedded_broker`  EmbeddedBroker: a broker inside the process, for the sample
 

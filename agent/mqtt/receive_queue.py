@@ -1,7 +1,7 @@
 """Queue received messages for one reader in another thread, and acknowledge each when the reader permits it.
 
-`ReceiveQueue` holds the messages for the reader's thread. `PubackPolicy` fills it in the MQTT thread, and decides when a
-message is acknowledged. Only the fleet uses it.
+`ReceiveQueue` holds the messages for the reader's thread. `PubackPolicy` fills it in the MQTT thread, and decides when
+a message is acknowledged. Only the fleet uses it.
 """
 
 from __future__ import annotations

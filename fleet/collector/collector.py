@@ -21,9 +21,9 @@ from agent.common.errors import AgentError
 from agent.common.timing import Backoff
 from agent.contract.messages import Ack
 from agent.contract.topics import Topics
-from agent.mqtt.receive_queue import ReceiveQueue
 from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
 from agent.mqtt.message import Message, MessageSource
+from agent.mqtt.receive_queue import ReceiveQueue
 from fleet.collector.batch import NUMBERED, RESULTS, STATES, WHOLE, Batch, Part, Reader
 from fleet.collector.writer import BatchWriter, ReportRetention
 from fleet.devices.reports import Gap, Stream

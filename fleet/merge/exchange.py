@@ -22,8 +22,8 @@ from agent.contract.messages import NEWER_SCHEMA, Status
 from agent.contract.signing import Signer
 from agent.contract.topics import Topics
 from agent.contract.wire import MessageError
-from agent.mqtt.receive_queue import ReceiveQueue
 from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
+from agent.mqtt.receive_queue import ReceiveQueue
 from fleet.merge.inbox import AnnouncedUpload, UploadInbox
 from fleet.operator import REPEAT_S, RepeatedCommand, may_answer_forged_command, new_command, wait_connected
 from fleet.untrusted import Warnings

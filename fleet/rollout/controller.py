@@ -24,8 +24,8 @@ from agent.contract.messages import Status
 from agent.contract.signing import Signer
 from agent.contract.topics import Topics
 from agent.contract.wire import MessageError
-from agent.mqtt.receive_queue import ReceiveQueue
 from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
+from agent.mqtt.receive_queue import ReceiveQueue
 from fleet.devices.records import audit
 from fleet.operator import file_arguments, may_answer_forged_command, requested_chunks
 from fleet.rollout import rows

@@ -18,8 +18,8 @@ from agent.common.table import tabulate
 from agent.common.timing import Backoff
 from agent.contract.topics import MAX_NAME_BYTES, Topics
 from agent.contract.wire import MessageError, read_object
-from agent.mqtt.receive_queue import Arrival, ReceiveQueue
 from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
+from agent.mqtt.receive_queue import Arrival, ReceiveQueue
 from fleet.devices.facts import value_at
 from fleet.operator import wait_connected
 from fleet.untrusted import printable

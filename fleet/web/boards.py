@@ -14,8 +14,8 @@ from agent.common.errors import AgentError
 from agent.common.timing import Backoff, thinned
 from agent.contract.topics import Topics
 from agent.contract.wire import MessageError, read_object
-from agent.mqtt.receive_queue import Arrival, ReceiveQueue
 from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
+from agent.mqtt.receive_queue import Arrival, ReceiveQueue
 from fleet.devices.facts import value_at
 
 KINDS = ("status", "birth", "telemetry", "event", "reported")

@@ -20,10 +20,10 @@ from stored import Reports, store_results
 from agent.common.errors import CommandError
 from agent.contract.commands import CommandResult
 from agent.contract.messages import NEWER_SCHEMA, Birth, Status, Telemetry
-from agent.mqtt.receive_queue import Arrival
 from agent.mqtt.client import MqttClient, SessionOptions
 from agent.mqtt.endpoint import Endpoint
 from agent.mqtt.message import Message
+from agent.mqtt.receive_queue import Arrival
 from fleet import operator
 from fleet.cli.main import main
 from fleet.collector.batch import Reader

@@ -16,8 +16,8 @@ from simulator_bench import FLEET, simulating, topics, wait_for_collector
 from stored import Reports
 
 from agent.contract.signing import Signer
-from agent.mqtt.receive_queue import ReceiveQueue
 from agent.mqtt.client import MqttClient, SessionOptions
+from agent.mqtt.receive_queue import ReceiveQueue
 from fleet.devices.devices import Devices
 from fleet.rollout import controller, stepper
 from fleet.rollout.controller import Controller

@@ -14,9 +14,9 @@ from collector_bench import ONLINE, alarm, online
 from device import TOPICS
 
 from agent.common.errors import AgentError
-from agent.mqtt.receive_queue import Arrival, ReceiveQueue
 from agent.mqtt.client import MqttClient, SessionOptions
 from agent.mqtt.message import Message
+from agent.mqtt.receive_queue import Arrival, ReceiveQueue
 from benchmarks.postgres import Postgres
 from fleet.collector import collector as collector_module
 from fleet.collector.batch import Reader

@@ -15,9 +15,9 @@ from device import TOPICS
 from stored import Reports
 
 from agent.contract.messages import Ack
-from agent.mqtt.receive_queue import ReceiveQueue
 from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
 from agent.mqtt.message import Message
+from agent.mqtt.receive_queue import ReceiveQueue
 from benchmarks.postgres import Postgres
 from fleet.collector import collector as collector_module
 from fleet.store.opening import open_store

@@ -14,9 +14,9 @@ from rich.console import Console
 
 from agent.contract.commands import CommandResult
 from agent.contract.messages import Birth, Status
-from agent.mqtt.receive_queue import Arrival
 from agent.mqtt.client import MqttClient
 from agent.mqtt.message import Message
+from agent.mqtt.receive_queue import Arrival
 from fleet.collector.batch import Reader
 from fleet.devices.devices import Device, Devices
 from fleet.devices.facts import facts

@@ -19,10 +19,10 @@ from stored import Reports
 from agent.contract.commands import CommandResult
 from agent.contract.messages import Birth, Status
 from agent.contract.topics import Topics
-from agent.mqtt.receive_queue import Arrival, ReceiveQueue
 from agent.mqtt.client import MqttClient, SessionOptions
 from agent.mqtt.endpoint import Endpoint
 from agent.mqtt.message import Message
+from agent.mqtt.receive_queue import Arrival, ReceiveQueue
 from agent.uplink.home_assistant import device_id
 from fleet.collector.batch import Batch, Part, Reader
 from fleet.collector.collector import ReadAhead
