@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import takewhile
@@ -48,6 +47,7 @@ class ReceiveQueue:
         self._changed = threading.Condition()
         self._waiting: deque[tuple[int, Sequence[Arrival]]] = deque()
         self._bytes = 0
+        self._wanted_bytes = 1  # for which the reader waits
 
     @property
     def waiting_bytes(self) -> int:
@@ -69,7 +69,8 @@ class ReceiveQueue:
             self._waiting.append((size, arrivals))
             self._bytes += size
             self.arrived += len(arrivals)
-            self._changed.notify()
+            if self._bytes >= self._wanted_bytes:
+                self._changed.notify()
 
     def pop(self, most_bytes: int, wait_s: float, gather_s: float) -> list[Arrival]:
         """Return what waits, in the order of arrival; nothing if nothing has come.
@@ -80,10 +81,8 @@ class ReceiveQueue:
             gather_s: How long to wait for more messages once there is one.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._bytes > 0, wait_s)
-            until = time.monotonic() + gather_s
-            while 0 < self._bytes < most_bytes and (left_s := until - time.monotonic()) > 0.0:
-                self._changed.wait(left_s)
+            if self._wait_for(1, wait_s):
+                self._wait_for(most_bytes, gather_s)
             had_room, popped, size = self.has_room, list[Arrival](), 0
             while self._waiting and size < most_bytes:
                 batch_bytes, arrivals = self._waiting.popleft()
@@ -94,6 +93,11 @@ class ReceiveQueue:
         if has_room and not had_room:
             self.on_progress()
         return popped
+
+    def _wait_for(self, wanted_bytes: int, wait_s: float) -> bool:
+        """Wait until so much is here. To be woken for less took a fifth of the CPU time of a flood."""
+        self._wanted_bytes = wanted_bytes
+        return self._changed.wait_for(lambda: self._bytes >= wanted_bytes, wait_s)
 
     def confirm(self, count: int) -> None:
         """Note that the reader has finished with `count` more of the popped messages, in their order."""
