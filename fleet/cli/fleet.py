@@ -226,8 +226,8 @@ def _selection(
 def _devices(options: argparse.Namespace) -> int:
     from fleet.views.listing import device_objects, print_devices
 
-    asked = options.db, options.fleet, options.where, options.silent, options.most + 1, options.after
-    with _selection(*asked) as (store, _, selected):
+    limits = options.silent, options.most + 1, options.after
+    with _selection(options.db, options.fleet, options.where, *limits) as (store, _, selected):
         shown, more = selected[: options.most], selected[options.most :]
         if options.json:
             after = shown[-1].name if more else None

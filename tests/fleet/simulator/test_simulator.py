@@ -75,7 +75,7 @@ def test_a_broker_that_is_killed_loses_nothing_of_theirs(tmp_path: Path) -> None
 
 def test_a_storm_brings_all_back_and_not_at_once(mosquitto: RealBroker) -> None:
     """A storm cuts those that have arrived by then: on a busy machine not yet all."""
-    with simulating(mosquitto, 30, storms=(3.0,)) as simulation:
+    with simulating(mosquitto, 30, storms=(3.0, 10.0, 20.0)) as simulation:
         outcome = simulation.outcome
         eventually(lambda: len(outcome.arrivals) > 45 and outcome.connected == 30, 60.0)
     back = sorted(simulation.outcome.arrivals)[-15:]
