@@ -14,8 +14,8 @@ from pathlib import Path
 from gpu.errors import GpuCheckError
 
 ROOT = Path(__file__).resolve().parents[2]
-NEEDED = ("numpy", "pytest", "pytest_timeout", "pycuda.driver")
-FROM_INDEX = ("pycuda>=2024.1", "pytest>=8.2", "pytest-timeout>=2.3")
+NEEDED = ("numpy", "pcodec", "pytest", "pytest_timeout", "pycuda.driver")
+FROM_INDEX = ("pycuda>=2024.1", "pcodec>=1.0", "pytest>=8.2", "pytest-timeout>=2.3")
 DRIVER = "libcuda.so.1"
 CUDA_BIN = "/usr/local/cuda/bin"  # where the toolkit is on a Jetson; no PATH leads there by itself
 _DEVICE = """

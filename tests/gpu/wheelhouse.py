@@ -11,7 +11,7 @@ and run `make gpu-check` there. That machine must itself have
     - nvcc and g++, for PyCUDA compiles the kernels on the device's own machine
 
 and it may have compute-sanitizer, CuPy and PyTorch, which are used where they are. The wheelhouse, some 3 MB, brings
-PyCUDA, which its authors publish as source only, what PyCUDA needs, and pytest.
+PyCUDA, which its authors publish as source only, what PyCUDA needs, what calibrate/ needs, and pytest.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from gpu.stub_libcuda import build_stub, find_toolkit
 ROOT = Path(__file__).resolve().parents[2]
 PYCUDA = "2026.1"
 TEST_TOOLS = ("pytest", "pytest-timeout")
+BESIDE_NUMPY = ("pcodec",)  # what calibrate/ imports
 LIMIT_BYTES = 5_000_000  # it travels with the working tree, sometimes over a slow line
 _TICK_S = 10.0
 
@@ -62,6 +63,7 @@ def fill(output: Path, python: Interpreter) -> None:
         wheel = kept[-1] if kept else _build_pycuda(builder, work)
         collect = [*_pip(builder, "download"), "--only-binary=:all:", "--dest", str(work / "wheels")]
         _shown("collecting what PyCUDA needs, and pytest", [*collect, str(wheel), *TEST_TOOLS], work)
+        _shown("collecting what calibrate/ needs", [*collect, "--no-deps", *BESIDE_NUMPY], work)
         shutil.rmtree(output, ignore_errors=True)
         shutil.copytree(work / "wheels", output)
     _report(output)
