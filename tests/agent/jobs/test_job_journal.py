@@ -154,14 +154,19 @@ def test_an_older_schema_migrates_forward(path: Path, monkeypatch: pytest.Monkey
         assert db.execute("PRAGMA user_version").fetchone() == (2,)
 
 
-def test_a_journal_that_cannot_be_opened_is_told_of_and_every_job_is_refused(path: Path) -> None:
-    path.symlink_to(path)
+def test_a_journal_that_cannot_be_opened_is_told_of_and_every_job_is_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise sqlite3.OperationalError("unable to open database file")
+
     told: list[AgentError] = []
-    journal = JobJournal(path, told.append)
-    assert [error.code for error in told] == ["journal.read"]
-    with pytest.raises(AgentError, match=r"journal\.write"):
-        journal.start("a", "alarm", {}, [])
-    path.unlink()
+    with monkeypatch.context() as patched:
+        patched.setattr(sqlite3, "connect", refuse)
+        journal = JobJournal(path, told.append)
+        assert [error.code for error in told] == ["journal.read"]
+        with pytest.raises(AgentError, match=r"journal\.write"):
+            journal.start("a", "alarm", {}, [])
     journal.start("b", "alarm", {}, [])  # as soon as it can be
 
 

@@ -215,7 +215,7 @@ def test_a_step_that_has_only_just_begun_is_ended_too(tmp_path: Path) -> None:
 def test_the_gpu_tests_import_no_more_than_the_wheelhouse_brings() -> None:
     paths = [Path(path) for path in gpu_tests(ROOT / "tests")]
     code = (
-        "import sys, numpy, pytest, pytest_timeout; known = set(sys.modules)\n"
+        "import sys, numpy, pcodec, pytest, pytest_timeout; known = set(sys.modules)\n"
         f"import {', '.join(path.stem for path in paths)}\n"
         "new = [m for name, m in sys.modules.items() if name not in known and name.partition('.')[0] != 'numpy']\n"
         "print(*(m.__name__ for m in new if 'site-packages' in (getattr(m, '__file__', None) or '')))"
@@ -259,9 +259,9 @@ def test_a_kept_wheel_is_found_again_under_a_relative_path(tmp_path: Path, monke
 
     def downloaded(_what: str, command: list[str], work: Path, _remedy: str = "") -> None:
         if "download" in command:
-            given = next(Path(part) for part in command if part.endswith(".whl"))
-            (work / "wheels").mkdir()
-            shutil.copy(work / given, work / "wheels")
+            (work / "wheels").mkdir(exist_ok=True)
+            for given in (Path(part) for part in command if part.endswith(".whl")):
+                shutil.copy(work / given, work / "wheels")
 
     monkeypatch.setattr(wheelhouse, "_shown", downloaded)
     monkeypatch.chdir(tmp_path)

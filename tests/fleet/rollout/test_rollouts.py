@@ -149,7 +149,7 @@ def test_a_board_that_is_away_is_told_when_it_comes_back(mosquitto: RealBroker, 
         away = simulation._boards[1]
         away.stop()
         with open_store(where) as store:
-            eventually(lambda: Devices(store).all("simulated")[1].state == "offline", 20.0)
+            eventually(lambda: list(Devices(store).all("simulated"))[1].state == "offline", 20.0)
         identity = begin(where, quick(waves="100%"))
         eventually(lambda: boards(where, identity, BoardStage.DONE) == names(0, 2), 20.0)
         assert commands.sent_ids("recalibrate").keys() == names(0, 2)
@@ -165,7 +165,7 @@ def test_a_board_that_stays_away_is_unreached_and_no_failure(mosquitto: RealBrok
     with a_fleet(mosquitto, where, 4) as simulation, controlling(mosquitto, where):
         simulation._boards[3].stop()
         with open_store(where) as store:
-            eventually(lambda: Devices(store).all("simulated")[3].state == "offline", 20.0)
+            eventually(lambda: list(Devices(store).all("simulated"))[3].state == "offline", 20.0)
         identity = begin(where, quick(waves="100%", valid_s=3.0, gates="failures<=0%,unreached<=25%"))
         seen = ended(where, identity)
         assert seen.rollout.state is RolloutState.COMPLETED
