@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
@@ -50,6 +51,7 @@ _KINDS_BY_KEY = {
 }
 
 MAX_PIXELS = 1 << 26  # 8192 x 8192, which decode to 192 MiB
+_MOST_HOST = 256  # characters of a host's name (RFC 1035, section 2.3.4: 255 bytes)
 _FROZEN_S = 1.5
 _FROZEN_KINDS = ("v4l2", "csi")  # not gst: a pipeline does not say how its frames are coded
 
@@ -206,7 +208,7 @@ def parse_source(text: str) -> Source:
         raise CameraError("camera.source", found, f"{', '.join(_KIND_BY_SCHEME)} or a path", "check how it begins")
     name = rest if kind == "v4l2" else text
     path = Path(name)
-    if not name.strip() or not path.exists():
+    if not name.strip() or not _exists(path):
         found = f"no {redact_location(name).strip() or 'source'}"
         raise CameraError("camera.missing", found, "a video, images or a camera there", "check the source")
     if kind == "v4l2":
@@ -214,14 +216,20 @@ def parse_source(text: str) -> Source:
     return Source("images" if path.is_dir() or path.suffix.lower() == ".zip" else "video", text)
 
 
+def _exists(path: Path) -> bool:
+    """Return True if there is something; no file has a name that the system does not take."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
 def _check_address(text: str) -> None:
     """Raises CameraError (`camera.source`) for what is no URL: in one, a password has no `/`, `?` and `#`."""
-    parts = urlsplit(text)
-    try:
-        if parts.hostname and (parts.port is None or parts.port):
+    with suppress(ValueError):  # of brackets that do not match, of a port that is none
+        parts = urlsplit(text)
+        if parts.hostname and len(parts.hostname) < _MOST_HOST and (parts.port is None or parts.port):
             return
-    except ValueError:
-        pass
     found, expected = (
         f"source '{redact_location(text)}'",
         "scheme://host/path, or scheme://user:password@host:port/path",

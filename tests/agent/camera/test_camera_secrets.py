@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -66,6 +67,24 @@ def test_what_is_shown_of_an_address(text: str, shown: str) -> None:
 )
 def test_what_is_shown_of_a_location(location: str, shown: str) -> None:
     assert redact_location(location) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["rtsp://" * 20_000, "http://" + "x@" * 50_000, "rtsp://a:" + "b" * 200_000, "//a'" * 30_000, "password=" * 20_000]
+    + ["a" * 200_000, "password = '" * 20_000, "x=" * 100_000, 'pw="' + "a" * 200_000],
+    ids=range(9),
+)
+def test_a_long_text_takes_no_longer_than_its_length(text: str) -> None:
+    began_s = time.process_time()
+    redact(text)
+    assert time.process_time() - began_s < 2.0
+
+
+@pytest.mark.parametrize("source", ["http://[::1", "rtsp://[::1:554/x", f"http://{'a' * 300}/x", f"/{'n' * 300}.mp4"])
+def test_an_address_that_no_system_takes_is_refused(source: str) -> None:
+    with pytest.raises(CameraError, match=r"camera\.(source|missing)"):
+        parse_source(source)
 
 
 @pytest.mark.parametrize("source", ["rtsp:/{}@cam/x", "{}@cam/x", "rtps://{}@cam/x", "csi:{}@cam", "v4l2:{}@cam"])
