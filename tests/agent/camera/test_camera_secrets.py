@@ -69,12 +69,13 @@ def test_what_is_shown_of_a_location(location: str, shown: str) -> None:
     assert redact_location(location) == shown
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["rtsp://" * 20_000, "http://" + "x@" * 50_000, "rtsp://a:" + "b" * 200_000, "//a'" * 30_000, "password=" * 20_000]
-    + ["a" * 200_000, "password = '" * 20_000, "x=" * 100_000, 'pw="' + "a" * 200_000],
-    ids=range(9),
+LONG = (
+    *("rtsp://" * 20_000, "http://" + "x@" * 50_000, "rtsp://a:" + "b" * 200_000, "//a'" * 30_000),
+    *("password=" * 20_000, "a" * 200_000, "password = '" * 20_000, "x=" * 100_000, 'pw="' + "a" * 200_000),
 )
+
+
+@pytest.mark.parametrize("text", LONG, ids=range(len(LONG)))
 def test_a_long_text_takes_no_longer_than_its_length(text: str) -> None:
     began_s = time.process_time()
     redact(text)
