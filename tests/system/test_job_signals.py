@@ -25,7 +25,7 @@ ENDS = {
     "CALIBRATING": {CANCELLED},
     "PLANNING": {CANCELLED},
     "BUILDING": {CANCELLED},
-    "VALIDATING": {CANCELLED},
+    "VALIDATING": {CANCELLED, COMMITTED},  # the second where the child is done before the signal is heeded
     "PROBATION": {CANCELLED, COMMITTED},  # as it comes before the candidate's first answer, or after it
     "COMMITTED": {COMMITTED},
 }

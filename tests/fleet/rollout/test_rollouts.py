@@ -271,7 +271,7 @@ def test_boards_outside_their_window_wait(mosquitto: RealBroker, tmp_path: Path)
     with a_fleet(mosquitto, where, 4), Commands(mosquitto) as commands, controlling(mosquitto, where):
         with open_store(where) as store:
             everybody = Devices(store)
-            everybody.tag(everybody.all("simulated")[2:], {"tz": "Etc/GMT-12"}, [], "operator")  # half a day ahead
+            everybody.tag(list(everybody.all("simulated"))[2:], {"tz": "Etc/GMT-12"}, [], "operator")  # half a day ahead
         identity = begin(where, quick(waves="100%", windows=(window,)))
         eventually(lambda: boards(where, identity, BoardStage.DONE) == names(0, 1), 20.0)
         time.sleep(1.0)
