@@ -94,7 +94,7 @@ def fill(store: FleetStore, devices: int, days: int, seed: int = 0) -> str:
         documents = {name: (birth, json.dumps(birth.model_dump(exclude_none=True))) for name, birth in births.items()}
         known.apply_births(transaction, documents, now)
         known.apply_statuses(transaction, statuses, now)
-    everybody = known.all(FLEET)
+    everybody = list(known.all(FLEET))
     for index, site in enumerate(_SITES):
         known.tag(everybody[index :: len(_SITES)], {"site": site}, [], "ann")
     register, spec = RolloutRegister(store, "ann"), RolloutSpec("recalibrate", {"frames": "512"})
