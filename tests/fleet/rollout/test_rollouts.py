@@ -270,8 +270,9 @@ def test_boards_outside_their_window_wait(mosquitto: RealBroker, tmp_path: Path)
     window = f"{(hour - 1) % 24:02d}:00-{(hour + 2) % 24:02d}:00"
     with a_fleet(mosquitto, where, 4), Commands(mosquitto) as commands, controlling(mosquitto, where):
         with open_store(where) as store:
-            everybody = Devices(store)
-            everybody.tag(list(everybody.all("simulated"))[2:], {"tz": "Etc/GMT-12"}, [], "operator")  # half a day ahead
+            devices = Devices(store)
+            half_a_day_ahead = {"tz": "Etc/GMT-12"}
+            devices.tag(list(devices.all("simulated"))[2:], half_a_day_ahead, [], "operator")
         identity = begin(where, quick(waves="100%", windows=(window,)))
         eventually(lambda: boards(where, identity, BoardStage.DONE) == names(0, 1), 20.0)
         time.sleep(1.0)
