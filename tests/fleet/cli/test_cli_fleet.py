@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from brokers import RealBroker, eventually, on_the_air, report, running_mosquitto
@@ -16,6 +18,7 @@ from agent.contract.messages import Birth
 from agent.contract.topics import Topics
 from agent.mqtt.endpoint import Endpoint, TlsFiles
 from fleet.cli.arguments import add_broker_options, endpoint_from, fleet_from
+from fleet.cli.fleet import _print
 
 CONFIG = """
 mqtt:
@@ -149,3 +152,15 @@ def test_send_tells_why_the_broker_refuses_it(tmp_path: Path) -> None:
     with running_mosquitto(tmp_path, f"certfile {served.certificate}", f"keyfile {served.key}") as broker:
         assert "a port for TLS wants mqtt.tls" in send(broker.port)
         assert "set mqtt.tls.ca_file to the CA that signed it" in send(broker.port, "--ca-file", other.file)
+
+
+def test_a_merge_says_for_people_what_it_has_made(capsys: pytest.CaptureFixture[str]) -> None:
+    calibration = SimpleNamespace(merged={"boards": {"a": 1, "b": 1}}, id="0123", frames=64, amax={"t": 1.0})
+    merged: Any = SimpleNamespace(calibration=calibration, excluded={"c": "far away"}, distances={})
+    exchange: Any = SimpleNamespace(failed={"d": "no answer"}, inbox=SimpleNamespace(counts={}))
+    _print(argparse.Namespace(json=False, output=Path("fleet.json")), exchange, merged)
+    assert capsys.readouterr().out.splitlines() == [
+        "2 boards, 64 frames: fleet.json, 0123",
+        "excluded: c: far away",
+        "sent nothing: d: no answer",
+    ]
