@@ -23,6 +23,7 @@ from pydantic import (
     model_serializer,
 )
 
+from agent.common.errors import ConfigError
 from agent.common.schema import Finite, Strict, read_yaml, validate
 from engines.store.files import read_text
 
@@ -224,6 +225,9 @@ def rebase(content: Mapping[str, Any], base: Path) -> dict[str, Any]:
 
 def load_model_spec(path: Path) -> ModelSpec:
     """Read MODEL.yaml; its paths are relative to it. Raises ConfigError with every error at once."""
+    if path.suffix.lower() == ".onnx":
+        remedy = f"'tared inspect {path}' writes one"
+        raise ConfigError("config.unreadable", f"the model {path} itself", "a MODEL.yaml that describes it", remedy)
     return validate(ModelSpec, rebase(read_yaml(path), path.parent), str(path))
 
 

@@ -120,3 +120,9 @@ def test_labels_file_must_hold_labels(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "labels.txt").write_bytes(content)
     with pytest.raises(ConfigError, match="labels: expected"):
         load_model_spec(write(tmp_path, "{path: a.onnx, task: classify, labels: labels.txt}"))
+
+
+def test_a_model_in_the_place_of_its_spec_is_named(tmp_path: Path) -> None:
+    (tmp_path / "yolo.onnx").write_bytes(bytes(range(256)))
+    with pytest.raises(ConfigError, match=r"the model .*yolo\.onnx itself; .*'tared inspect .*yolo\.onnx' writes one"):
+        load_model_spec(tmp_path / "yolo.onnx")
