@@ -112,7 +112,9 @@ class Operations:
         self.jobs = Recalibration(
             config, service, observer, self.run_in_main_thread, self._registry.make_room, self._on_candidate
         )
-        self.new_model = NewModel(self.jobs, self._registry)
+        self.new_model = NewModel(
+            self.jobs, self._registry, lambda tracker, reason: self.swap.withdraw(tracker, reason)
+        )
         self.swap = EngineSwap(
             config,
             service,

@@ -76,8 +76,8 @@ class EngineSwap:
     Args:
         on_engine_changed: Called with the candidate that serves, or None for the service's own engine, and the
             capture time from which on it serves, by camera.
-        on_rolled_back: Called with the id of a candidate that failed its probation; not for one that the operator
-            recalled.
+        on_rolled_back: Called with the id of a candidate that failed its probation; not for one that was recalled or
+            withdrawn.
     """
 
     config: Config
@@ -182,6 +182,12 @@ class EngineSwap:
         self._go_back(swap, _recalled())
         return True
 
+    def withdraw(self, tracker: JobTracker, reason: str) -> None:
+        """Take the engine of this job back, if it is on probation, though nothing speaks against it."""
+        swap = self._swap
+        if swap is not None and swap.tracker is tracker:
+            self._go_back(swap, AgentError(CANCELLED, reason, "a probation to its end", "send it again"))
+
     def stop(self, reason: str) -> None:
         """End the probation, because the frame path is stopped: the candidate is not committed."""
         swap, self._swap = self._swap, None
@@ -238,7 +244,7 @@ class EngineSwap:
         self._reject(swap, {**detail, "found": error.found})
         swap.tracker.fail(error, rolled_back=True)
         self._answer_recall(swap)
-        if error.code != "probation.recalled":
+        if error.code not in ("probation.recalled", CANCELLED):  # it has not failed by itself
             self.on_rolled_back(rollback.artefact)
 
     def _fail(self, swap: SwapInProgress, error: AgentError) -> None:

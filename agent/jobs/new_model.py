@@ -8,6 +8,8 @@ takes the place of the model's file once it has passed that probation.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 
 from agent.commands.deliveries import StagedModel
 from agent.commands.dispatcher import CANCELLED
@@ -31,9 +33,11 @@ class NewModel:
         needs_new_run: This run has to end: the next one serves what the model's file holds.
     """
 
-    def __init__(self, jobs: Recalibration, registry: JobRegistry) -> None:
+    def __init__(self, jobs: Recalibration, registry: JobRegistry, withdraw: Callable[[JobTracker, str], None]) -> None:
+        """withdraw: takes the engine of this job back, for this reason, where it is on probation."""
         self._jobs = jobs
         self._registry = registry
+        self._withdraw = withdraw
         self._content = ""
         self._staged: StagedModel | None = None
         self._is_untried = False
@@ -77,7 +81,8 @@ class NewModel:
         staged, self._staged = self._staged, None
         if staged is None:
             return False
-        self._is_untried, self._trial = False, None
+        self._end_trial(reason)
+        self._is_untried = False
         staged.discard()
         staged.progress.fail(AgentError(CANCELLED, reason, "a delivery that is left to end", "send it again"))
         return True
@@ -93,7 +98,8 @@ class NewModel:
         if self._is_untried and idle and time.monotonic() >= self._try_at_s:
             staged = self._staged
             command = staged.progress if staged is not None else None
-            tracker = self._registry.start(MODEL, {"content": self._content}, command, self._on_failure)
+            on_failure = partial(self._on_failure, self._content)
+            tracker = self._registry.start(MODEL, {"content": self._content}, command, on_failure)
             self._trial, self._is_untried = tracker, False
             if staged is None:
                 self._jobs.start(Job(tracker))
@@ -102,11 +108,20 @@ class NewModel:
 
     def _expect(self, content: str) -> None:
         self.drop(_SUPERSEDED)
+        self._end_trial(_SUPERSEDED)
         self._content, self._is_untried, self.needs_new_run = content, bool(content), False
-        self._trial, self._try_at_s = None, 0.0
+        self._try_at_s = 0.0
 
-    def _on_failure(self, error: TaredError) -> None:
+    def _end_trial(self, reason: str) -> None:
+        """Forget the trial; a model that answers live frames already is taken back, so that nothing is committed."""
+        trial, self._trial = self._trial, None
+        if trial is not None and not trial.state.is_finished:
+            self._withdraw(trial, reason)
+
+    def _on_failure(self, content: str, error: TaredError) -> None:
         """Try this content no more where the error is the model's own; a sender may send it again."""
+        if content != self._content:  # another one has come meanwhile
+            return
         if error.code not in (CHANGED, ANSWERS) and not error.code.startswith("probation."):
             return
         staged, self._trial, self._staged = self._staged, None, None

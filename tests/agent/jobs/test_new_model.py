@@ -222,3 +222,29 @@ def test_the_owners_consent_reaches_the_job(delivered: Delivered) -> None:
     job = delivered.at.operations.jobs.job
     assert job is not None
     assert job.accepted
+
+
+@pytest.mark.parametrize("end", ["another", "the former", "cancelled"])
+def test_a_model_on_probation_that_is_superseded_is_taken_back_and_never_committed(
+    delivered: Delivered, end: str
+) -> None:
+    """Else the next run would serve the newer file untried."""
+    at = delivered.at
+    delivered.at.tick()
+    delivered.builds()
+    assert at.operations.swap.candidate is not None
+    if end == "cancelled":
+        assert at.operations.cancel()
+    elif end == "another":
+        at.operations.new_model.content_changed("a newer content")
+    else:
+        at.operations.new_model.drop("the former serves again")
+        at.operations.new_model.content_changed("")
+    assert at.operations.swap.candidate is None
+    delivered.passes_probation()
+    assert not at.operations.new_model.needs_new_run
+    assert (delivered.served.read_bytes(), delivered.results[-1].status) == (b"before", "FAILED")
+    at.tick()
+    job = at.operations.jobs.job
+    tried_next = job is not None and job.tracker.request == {"content": "a newer content"}
+    assert tried_next is (end == "another")
