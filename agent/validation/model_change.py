@@ -99,7 +99,7 @@ def model_change(spec: ModelSpec, new: Engine, serving: Engine, held_out: Sequen
     for frame in held_out:
         before, usual = ours.answer(frame)
         after, outputs = theirs.answer(frame)
-        check_finite(outputs, usual)
+        _check_finite(outputs, usual)
         compared = fidelity(after, before)
         if not compared.is_empty:
             values.append(compared.value)
@@ -108,7 +108,7 @@ def model_change(spec: ModelSpec, new: Engine, serving: Engine, held_out: Sequen
     return ModelChange(len(values), float(np.mean(values)) if values else 1.0, answered, unanswered)
 
 
-def check_finite(outputs: Mapping[str, Array], usual: Mapping[str, Array]) -> None:
+def _check_finite(outputs: Mapping[str, Array], usual: Mapping[str, Array]) -> None:
     """Raise AgentError (`model.outputs`) for outputs with NaN or infinity. usual: outputs that may have them have them.
 
     A mask of minus infinity, say, belongs to some models.
