@@ -20,7 +20,7 @@ from agent.common.errors import AgentError
 from agent.contract.commands import CommandResult
 from agent.contract.messages import Ack
 from agent.contract.wire import MessageError
-from agent.mqtt.message import Reply
+from agent.mqtt.message import Message, Reply
 from agent.uplink.link import MqttLink
 from agent.uplink.outbox import Outbox
 from agent.uplink.reporter import Reporter
@@ -79,9 +79,11 @@ class CommandInbox:
 
     def tick(self) -> None:
         """Handle the messages that have arrived. Raises the error that has ended the outbox's thread."""
+        for held in _pop(_MESSAGES_PER_TICK, self.link.recognised):
+            self._receive_command(held)
+            held.confirm()  # it is in the log, or answered: a kill loses it no more
         for message in _pop(_MESSAGES_PER_TICK, self.link.inbox):
-            reply = Reply(message.reply_to, message.correlation) if message.reply_to is not None else None
-            self._dispatcher.receive(message.payload, time.time(), message.retain, reply)
+            self._receive_command(message)
         for message in _pop(_MESSAGES_PER_TICK, self.link.desired):
             self._apply_desired(message.payload)
         if self._postponed is not None and time.monotonic() >= self._postponed_until:
@@ -102,6 +104,10 @@ class CommandInbox:
         """End the deliveries: once the run has ended, nothing may be written for a command of it."""
         for delivery in self.deliveries:
             delivery.end(reason)
+
+    def _receive_command(self, message: Message) -> None:
+        reply = Reply(message.reply_to, message.correlation) if message.reply_to is not None else None
+        self._dispatcher.receive(message.payload, time.time(), message.retain, reply)
 
     def _apply_acks(self, outbox: Outbox) -> None:
         """Apply the collector's acks, and report the errors of the outbox's disk."""

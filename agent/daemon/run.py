@@ -15,6 +15,7 @@ from agent.camera.gstreamer import check_gstreamer
 from agent.camera.reader import source_length, source_seconds
 from agent.collection.selection import HELD_OUT_EVERY
 from agent.commands.authority import Authority
+from agent.commands.recognition import CommandRecognition
 from agent.common.addresses import is_loopback
 from agent.common.console import say
 from agent.common.errors import AgentError, CameraError, ConfigError
@@ -260,7 +261,8 @@ def _open_link(config: Config, birth: Birth, authority: Authority, pages: Pages)
             mqtt.home_assistant,
             button=authority.allows_unsigned,  # nobody signs for Home Assistant
         )
-        yield stack.enter_context(MqttLink(endpoint, topics, birth, outbox, discovery=discovery))
+        recognition = CommandRecognition(authority)
+        yield stack.enter_context(MqttLink(endpoint, topics, birth, outbox, discovery=discovery, recognise=recognition))
 
 
 @contextmanager

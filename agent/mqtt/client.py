@@ -21,16 +21,16 @@ from typing import TypeVar
 
 from agent.common.errors import AgentError
 from agent.common.timing import Backoff
-from agent.mqtt.connection import CONNECT_TIMEOUT_S, Connection, SessionOptions, Version, VersionReply
+from agent.mqtt.acknowledgements import PendingAck
+from agent.mqtt.connection import CONNECT_TIMEOUT_S, INBOX_SIZE, Connection, SessionOptions, Version, VersionReply
 from agent.mqtt.endpoint import Endpoint, Protocol
-from agent.mqtt.message import Mailbox, Message, MessageSource
+from agent.mqtt.message import HeldMessage, Mailbox, Message, MessageSource
 
 __all__ = ["INBOX_SIZE", "Endpoint", "MqttClient", "MqttSession", "SessionOptions"]
 
 log = logging.getLogger(__package__)
 
 STABLE_S = 10.0  # a connection that lasted this long was a success, and the backoff starts over
-INBOX_SIZE = 100  # messages, for each subscription
 # So many connections by 3.1.1, each after silence to 5, show that the broker does not speak 5.
 _HINTS = 2
 _DEFAULTS = SessionOptions()
@@ -89,6 +89,9 @@ class MqttSession(abc.ABC):
     def __init__(self, endpoint: Endpoint, client_id: str, options: SessionOptions = _DEFAULTS) -> None:
         self.inboxes: dict[str, queue.Queue[Message]] = {
             topic: queue.Queue(INBOX_SIZE) for topic in options.subscriptions
+        }
+        self.reserved: dict[str, queue.Queue[HeldMessage]] = {
+            topic: queue.Queue(INBOX_SIZE) for topic in options.recognise
         }
         self.outcome = "not tried yet"
         self._options = options
@@ -246,7 +249,19 @@ class MqttSession(abc.ABC):
         connection.say_goodbye()
         return True
 
-    def _receive(self, subscription: str, message: Message) -> None:
+    def _receive(self, subscription: str, message: Message, ack: PendingAck) -> None:
+        recognise = self._options.recognise.get(subscription)
+        if recognise is not None and recognise(message.payload):
+
+            def confirm() -> None:
+                ack.release()
+                self.wake()
+
+            held = HeldMessage(**vars(message), confirm=confirm)
+            with contextlib.suppress(queue.Full):  # by MQTT 3.1.1, where the broker knows no limit
+                self.reserved[subscription].put_nowait(held)
+                return
+        ack.release()
         try:
             self.inboxes[subscription].put_nowait(message)
         except queue.Full:

@@ -21,7 +21,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from paho.mqtt.client import (
@@ -40,6 +40,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from agent.common.errors import AgentError, ConfigError
 from agent.common.timing import Backoff
 from agent.contract.wire import MAX_PAYLOAD_BYTES
+from agent.mqtt.acknowledgements import OrderedAcks, PendingAck
 from agent.mqtt.endpoint import Endpoint
 from agent.mqtt.endpoint import explain as explain_tls_error
 from agent.mqtt.message import Message, MessageSource
@@ -50,8 +51,9 @@ log = logging.getLogger(__package__)
 CONNECT_TIMEOUT_S = 5.0  # for each of: reaching the broker, its CONNACK, its SUBACK
 ACKNOWLEDGE_TIMEOUT_S = 60.0  # between one acknowledgement and the next, while there is something to acknowledge
 IN_FLIGHT = 20  # messages handed to paho and not yet acknowledged
+INBOX_SIZE = 100  # messages, for each subscription
 _MAX_PACKET_BYTES = 4 * MAX_PAYLOAD_BYTES  # a broker that speaks MQTT 5 sends a board nothing longer
-_READ_AT_ONCE = 100  # messages for a receive queue, before any is acknowledged
+_READ_AT_ONCE = 100  # messages, before any is acknowledged
 _UNACKNOWLEDGED = 1000  # messages that a broker may have under way to a client with a receive queue
 Version = Literal["5", "3.1.1"]
 # How the broker reacted to the version in CONNECT:
@@ -75,6 +77,9 @@ class SessionOptions:
         greet: Called at the start of each connection, in the thread that drives it. It may publish; it must not wait.
         backoff: Delay between attempts to connect; None: the default Backoff.
         sources: Messages to publish, after all that `publish` was given. Call `wake` after filling one.
+        recognise: By subscription, whether a message has room of its own. Such messages go into `reserved` instead of
+            the subscription's inbox, so that a flood of others pushes none of them out, and the broker keeps each until
+            it is confirmed. Called in the MQTT thread, for each message; it must be quick.
         receive_queue: Receives all messages, in the order of arrival, instead of the inboxes. While it is full, the
             broker waits.
         session_s: Seconds for which the broker keeps messages for us after a connection; 0: it keeps none. By MQTT
@@ -87,6 +92,7 @@ class SessionOptions:
     greet: Callable[[], None] | None = None
     backoff: Backoff | None = None
     sources: Sequence[MessageSource] = ()
+    recognise: Mapping[str, Callable[[bytes], bool]] = field(default_factory=dict)
     receive_queue: ReceiveQueue | None = None
     session_s: int = 0
 
@@ -165,7 +171,7 @@ class Connection:
         version: Version,
         client_id: str,
         options: SessionOptions,
-        on_message: Callable[[str, Message], None],
+        on_message: Callable[[str, Message, PendingAck], None],
         wakee: socket.socket | None,
     ) -> None:
         """Prepare a connection without reaching for the broker.
@@ -175,7 +181,8 @@ class Connection:
             version: The version of MQTT to speak.
             client_id: Our name at the broker; it ends an older connection of the same name.
             options: Those of the session. Of `will`, the message is taken now.
-            on_message: Receives each message with its subscription, unless there is a receive queue.
+            on_message: Receives each message with its subscription, unless there is a receive queue. It is acknowledged
+                once the PendingAck was released and the connection has had a turn.
             wakee: A byte that arrives here ends a `turn`. None: there are no turns; a caller that waits for many
                 connections at once waits for their `sock`, and calls `handle`.
         """
@@ -201,12 +208,15 @@ class Connection:
         queue = options.receive_queue
         self._selector = selectors.DefaultSelector() if wakee is not None else None
         self._last_error = _LastError()
-        self._client = self._new_client(client_id, will, will_delay_s, manual_ack=queue is not None)
+        self._client = self._new_client(client_id, will, will_delay_s, in_bulk=queue is not None)
+        self._acks = OrderedAcks(self._client.ack)
+        self._received = 0
+        self._holds = bool(options.recognise)
         self._puback_policy = (
             PubackPolicy(queue, options.session_s > 0, self._client.ack) if queue is not None else None
         )
 
-    def _new_client(self, client_id: str, will: Message | None, will_delay_s: int, manual_ack: bool) -> Client:
+    def _new_client(self, client_id: str, will: Message | None, will_delay_s: int, in_bulk: bool) -> Client:
         client = Client(
             CallbackAPIVersion.VERSION2,
             client_id,
@@ -214,7 +224,7 @@ class Connection:
             protocol=_PROTOCOLS["5" if self._speaks_5 else "3.1.1"],
             transport=self._endpoint.transport,
             reconnect_on_failure=False,
-            manual_ack=manual_ack,
+            manual_ack=True,
         )
         client.ws_set_options(self._endpoint.websocket_path)
         client.enable_logger(self._last_error.logger)
@@ -222,7 +232,7 @@ class Connection:
         client.max_inflight_messages = IN_FLIGHT
         client.on_connect = self._on_connect
         client.on_subscribe = self._on_subscribe
-        client.on_message = self._on_bulk_message if manual_ack else self._on_message
+        client.on_message = self._on_bulk_message if in_bulk else self._on_message
         client.on_publish = self._on_publish
         client.on_disconnect = self._on_disconnect
         if will is not None:
@@ -263,6 +273,8 @@ class Connection:
             properties["MaximumPacketSize"] = _MAX_PACKET_BYTES
         if self._puback_policy is not None:
             properties["ReceiveMaximum"] = _UNACKNOWLEDGED
+        elif self._holds:  # no more than there is room for
+            properties["ReceiveMaximum"] = INBOX_SIZE
         if self._session_s:
             properties["SessionExpiryInterval"] = self._session_s
         self._connect(password, properties)
@@ -320,6 +332,7 @@ class Connection:
             self._read(sock)
         if self._puback_policy is not None:
             self._puback_policy.update()
+        self._acks.send()
         if events & selectors.EVENT_WRITE:
             self._client.loop_write()
         self._client.loop_misc()  # pings the broker, or gives it up; has to be called every second or so
@@ -333,12 +346,10 @@ class Connection:
                 if (error := _wrong_port_error(sock.recv(5, socket.MSG_PEEK))) is not None:
                     self.version_reply = "none"
                     raise error
-        self._client.loop_read()
-        if (policy := self._puback_policy) is not None:  # one selection for all messages that are there already
-            received, most = policy.received, policy.received + _READ_AT_ONCE
-            while received < policy.received < most and self.sock is not None:
-                received = policy.received
-                self._client.loop_read()
+        received, most = -1, self._received + _READ_AT_ONCE
+        while received < self._received < most and self.sock is not None:  # all messages that are there already
+            received = self._received
+            self._client.loop_read()
 
     def send(self, message: Message, source: MessageSource) -> None:
         """Publish what was popped from `source`, which is notified of its delivery.
@@ -436,10 +447,15 @@ class Connection:
         self._answer_by = math.inf
 
     def _on_message(self, _client: Client, _: object, message: MQTTMessage) -> None:
+        self._received += 1
         topic = _topic_of(message)
+        if (ack := self._acks.add(message.mid, message.qos)) is None:
+            return
         # amqtt sends a new client the retained messages of everybody's subscriptions.
         subscription = next((each for each in self._subscriptions if topic_matches_sub(each, topic)), None)
-        if subscription is not None:
+        if subscription is None:
+            ack.release()
+        else:
             expires_s, reply_to, correlation = (
                 getattr(message.properties, name, None)
                 for name in ("MessageExpiryInterval", "ResponseTopic", "CorrelationData")
@@ -448,10 +464,11 @@ class Connection:
                 reply_to = None
             payload, qos = _payload_of(message), message.qos
             received = Message(topic, payload, qos, message.retain, expires_s, reply_to, correlation)
-            self._receive(subscription, received)
+            self._receive(subscription, received, ack)
 
     def _on_bulk_message(self, _client: Client, _: object, message: MQTTMessage) -> None:
         assert self._puback_policy is not None
+        self._received += 1
         arrival = Arrival(_topic_of(message).encode(), _payload_of(message), message.retain)
         self._puback_policy.receive(arrival, message.mid, message.qos)
 

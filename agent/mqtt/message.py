@@ -2,15 +2,15 @@
 
 A `MessageSource` hands out messages one at a time and is notified of each one's fate. The two simple sources are here:
 `Mailbox` keeps state and a bounded queue, `Newest` a single message. What must not be lost goes into the Outbox
-(agent/uplink/outbox.py).
+(agent/uplink/outbox.py). A `HeldMessage` is a received one that is acknowledged only once its reader confirms it.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from agent.contract.topics import MAX_TOPIC_BYTES
 
@@ -38,6 +38,16 @@ class Message:
     expires_s: int | None = None
     reply_to: str | None = None
     correlation: bytes | None = None
+
+
+@dataclass(frozen=True)
+class HeldMessage(Message):
+    """A received message that the broker keeps until its reader calls `confirm`, once it cannot be lost any more.
+
+    confirm: may be called in any thread, and more than once; after the connection's end it does nothing.
+    """
+
+    confirm: Callable[[], None] = field(default=lambda: None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)

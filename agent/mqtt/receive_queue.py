@@ -141,11 +141,6 @@ class PubackPolicy:
         self._withheld: dict[int, tuple[int, int]] = {}  # by packet id: its place among all that was received, and QoS
         self._dropped, self._logged_drops = 0, 0
 
-    @property
-    def received(self) -> int:
-        """Messages that this connection has brought, without those that were dropped."""
-        return self._received
-
     def receive(self, arrival: Arrival, packet_id: int, qos: int) -> None:
         """Take a message; one of QoS 0, which no broker holds back, is dropped while the queue has no room."""
         if not qos:

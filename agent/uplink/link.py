@@ -37,7 +37,8 @@ class MqttLink:
     Status (also the last will) and birth are retained, and sent again with every connection. The state is `degraded`
     until `set_state` changes it. `outbox` takes telemetry and events.
 
-    The inboxes: `inbox` for commands, `labels`, `desired` for the documents of that name, `model_chunks` for pieces of
+    The inboxes: `recognised` for commands that `recognise` knew, each held by the broker until it is confirmed; `inbox`
+    for the others; `labels`, `desired` for the documents of that name, `model_chunks` for pieces of
     model files, `acks` for what a collector acknowledges. `delivered_results` has the ids of commands whose final
     result the broker has.
 
@@ -55,6 +56,7 @@ class MqttLink:
         client: Callable[[Endpoint, str, SessionOptions], MqttSession] = MqttClient,
         clock: Callable[[], float] = unix_s,
         boot_id: str | None = None,
+        recognise: Callable[[bytes], bool] = lambda _: False,
     ) -> None:
         """Make the session; it connects from `__enter__` on.
 
@@ -68,6 +70,7 @@ class MqttLink:
             client: Makes the session, as MqttClient does.
             clock: Unix time of the board.
             boot_id: Identifies the boot of the machine; None: this machine's.
+            recognise: Returns whether a payload is a command that has room of its own. Called in the MQTT thread.
         """
         self.topics = topics
         self.outbox = outbox
@@ -94,6 +97,7 @@ class MqttLink:
                 will=self._will,
                 greet=self._greet,
                 backoff=backoff,
+                recognise={topics.command: recognise},
                 sources=[
                     *([discovery] if discovery is not None else []),
                     self._results,
@@ -106,6 +110,7 @@ class MqttLink:
         self.inbox, self.labels, self.acks, self.desired, self.model_chunks = (
             self._client.inboxes[topic] for topic in inbound
         )
+        self.recognised = self._client.reserved[topics.command]
         outbox.on_due = self._client.wake
         self.send(birth)
 

@@ -206,11 +206,18 @@ class Watcher:
 
 
 @contextlib.contextmanager
-def on_the_air(endpoint: Endpoint, topics: Topics, birth: Birth, backoff: Backoff | None = None) -> Iterator[MqttLink]:
+def on_the_air(
+    endpoint: Endpoint,
+    topics: Topics,
+    birth: Birth,
+    backoff: Backoff | None = None,
+    recognise: Callable[[bytes], bool] = lambda _: False,
+) -> Iterator[MqttLink]:
     """A device's link, whose outbox is in memory and waits for nothing."""
+    quick = backoff or Backoff(0.05, 0.2)
     with (
         Outbox(Path(":memory:"), topics, OutboxConfig(commit_s=0.0, backlog_per_s=10_000.0)) as outbox,
-        MqttLink(endpoint, topics, birth, outbox, backoff or Backoff(0.05, 0.2)) as link,
+        MqttLink(endpoint, topics, birth, outbox, quick, recognise=recognise) as link,
     ):
         yield link
 

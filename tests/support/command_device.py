@@ -1,12 +1,12 @@
 """A device as a process that obeys commands and can be killed: `python command_device.py PORT FOLDER`.
 
-What a command does is one line more in FOLDER/done, on the disk before it is over.
+What a command does is one line more in FOLDER/done, on the disk before it is over. Commands wait for a tick, as in the
+daemon.
 """
 
 from __future__ import annotations
 
 import os
-import queue
 import sys
 import time
 from pathlib import Path
@@ -17,9 +17,12 @@ from device import TOPICS, Device
 
 from agent.commands.dispatcher import CommandDispatcher, CommandProgress
 from agent.commands.log import CommandLog
+from agent.commands.recognition import CommandRecognition
 from agent.common.errors import AgentError
 from agent.contract.messages import Birth
 from agent.mqtt.endpoint import Endpoint
+
+_TICK_S = 0.1
 
 
 def main(port: int, folder: Path) -> None:
@@ -36,17 +39,18 @@ def main(port: int, folder: Path) -> None:
         raise error
 
     journal = CommandLog(folder / "commands.sqlite", fail)
-    with on_the_air(Endpoint("127.0.0.1", port), TOPICS, Birth(agent_version="0")) as link:
+    endpoint = Endpoint("127.0.0.1", port)
+    with on_the_air(endpoint, TOPICS, Birth(agent_version="0"), recognise=CommandRecognition(None)) as link:
         desk = CommandDispatcher({**Device().handlers(), "cancel": done}, link.send, command_log=journal)
         desk.restore([])
         while True:
+            time.sleep(_TICK_S)
             while not link.delivered_results.empty():
                 journal.mark_delivered([link.delivered_results.get()])
-            try:
-                message = link.inbox.get(timeout=0.02)
-            except queue.Empty:
-                continue
-            desk.receive(message.payload, time.time(), message.retain)
+            while not link.recognised.empty():
+                message = link.recognised.get()
+                desk.receive(message.payload, time.time(), message.retain)
+                message.confirm()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -76,6 +78,44 @@ def test_what_is_set_holds_at_once_and_after_a_restart_on_command(board: World, 
                 old = {"version": 8, "values": {}}
                 fleet.publish(Message(TOPICS.desired, json.dumps(old).encode()))
                 assert watcher.expect(TOPICS.reported, version=9)["error"]["code"] == "command.version"
+
+
+_FLOOD = """
+import sys, time
+from paho.mqtt.client import Client
+from paho.mqtt.enums import CallbackAPIVersion
+client = Client(CallbackAPIVersion.VERSION2)
+client.connect("127.0.0.1", int(sys.argv[1]))
+client.loop_start()
+begun, number = time.monotonic(), 0
+print("begun", flush=True)
+while time.monotonic() < begun + 60.0:
+    if number < 5000.0 * (time.monotonic() - begun):
+        client.publish(sys.argv[2], b'{"id": "f%d", "op": "status", "args": {}, "signature": "bm8="}' % number)
+        number += 1
+    else:
+        time.sleep(0.001)
+"""
+
+
+@pytest.mark.trial
+@pytest.mark.broker
+def test_an_operator_is_answered_in_a_flood_of_forged_commands(
+    board: World, mosquitto: RealBroker, tmp_path: Path
+) -> None:
+    private, public, _ = new_key(tmp_path / "operator")
+    board.change(commands={"operator_keys": [str(public)], "clock": "trusted"})
+    flood = [sys.executable, "-c", _FLOOD, str(mosquitto.port), TOPICS.command]
+    with Watcher(mosquitto.endpoint) as watcher, board.running():
+        watcher.expect(TOPICS.telemetry)
+        with subprocess.Popen(flood, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            for _ in range(3):
+                command = new_command("status", {}, time.time(), to=TOPICS)
+                results = list(send(mosquitto.endpoint, TOPICS, command, 30.0, Signer(private)))
+                assert results[-1].status == "SUCCEEDED", results[-1].error
+            process.kill()
 
 
 @pytest.mark.trial

@@ -17,6 +17,8 @@ from places import SUPPORT
 from warm_start import WarmProcess
 
 from agent.contract.commands import CommandResult
+from agent.mqtt.client import MqttClient
+from agent.mqtt.message import Message
 from fleet import operator
 
 _DEVICE = SUPPORT / "command_device.py"
@@ -92,6 +94,32 @@ def test_each_command_is_done_once_and_answered_truly_whenever_the_device_dies(
 @pytest.mark.usefixtures("quick_repeats")
 def test_each_command_is_done_once_over_hundreds_of_deaths(tmp_path: Path, mosquitto: RealBroker) -> None:
     assert send_all(mosquitto, tmp_path, 300, seed=2)["SUCCEEDED"] > 300
+
+
+@pytest.mark.trial
+@pytest.mark.broker
+def test_a_command_that_is_sent_once_outlives_a_kill_in_the_next_tenth_of_a_second(
+    tmp_path: Path, mosquitto: RealBroker
+) -> None:
+    """Its sender has nothing to repeat: the broker has taken it, and the device has not refused it."""
+    device, chance = [str(mosquitto.port), str(tmp_path)], random.Random(3)
+    commands = [operator.new_command("cancel", {}, time.time(), valid_s=600.0) for _ in range(12)]
+    with Watcher(mosquitto.endpoint) as watcher, MqttClient(mosquitto.endpoint, "once") as sender:
+        for command in commands:
+            process = WarmProcess(device, source=_RUN_DEVICE)
+            watcher.expect(TOPICS.status, state="degraded")
+            sender.publish(Message(TOPICS.command, command.to_json()))
+            time.sleep(chance.uniform(0.0, 0.1))
+            process.kill()
+            process.wait()
+            process = WarmProcess(device, source=_RUN_DEVICE)
+            while (result := watcher.expect(TOPICS.result(command.id)))["status"] == "ACCEPTED":
+                pass
+            assert result["status"] == "SUCCEEDED" or result["error"]["code"] == "command.interrupted"
+            process.kill()
+            process.wait()
+    done = Counter((tmp_path / "done").read_text().split())
+    assert set(done.values()) == {1}, "a command was carried out twice"
 
 
 @pytest.mark.slow
