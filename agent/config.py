@@ -129,13 +129,17 @@ TimeOfDay = Annotated[str, BeforeValidator(_time_of_day)]
 class ObserveConfig(Strict):
     """How often the reference engine observes a frame.
 
-    period_s, alert_period_s: seconds of capture time. budget: share of the inference time.
+    period_s, alert_period_s: seconds of capture time. budget: share of the inference time. audit_period_s: seconds
+    between two frames on which the reference is compared with ONNX Runtime; None: it never is. reference: the runtime
+    that the reference runs on.
     """
 
     budget: Annotated[float, Field(gt=0.0, le=1.0)] | None = 0.02
     period_s: Finite = Field(default=1.0, gt=0.0)
     alert_period_s: Finite = Field(default=0.2, gt=0.0)
     held_out: int = Field(default=32, ge=8, le=512)
+    audit_period_s: Annotated[Finite, Field(ge=1.0)] | None = 300.0
+    reference: Literal["own", "onnxruntime"] = "own"
 
 
 class CalibrationConfig(Strict):
@@ -309,7 +313,7 @@ class Config(Strict):
 
     def backend_options(self, threads: int | None = None) -> BackendOptions:
         """Return the options of the serving runtime; threads: None for the configured number."""
-        return options_for(self.state_dir, threads or self.threads, self.dla)
+        return options_for(self.state_dir, threads or self.threads, self.dla, self.observe.reference)
 
 
 def check_config(path: Path) -> Config:

@@ -1,8 +1,9 @@
 """Decide from few values whether something has changed, with bounds on the rate of wrong decisions.
 
-Three tools, which all bet against the claim that nothing has changed (Waudby-Smith and Ramdas; Shin, Ramdas, Rinaldo):
+Four tools, which all bet against the claim that nothing has changed (Waudby-Smith and Ramdas; Shin, Ramdas, Rinaldo):
 
 - `DriftDetector` raises an alarm when recalibrations would gain too much, at a bounded rate of false alarms;
+- `NoiseDetector` does the same when noise exceeds what is allowed;
 - `ConfidenceSequence` bounds the mean of values that keep coming, at all times at once;
 - `gain_bounds` bounds the mean of paired differences between two engines, for a number of values that is known.
 
@@ -24,10 +25,6 @@ from calibrate.errors import CalibrationError
 
 FULL_SCALE_DB = 12.0  # gains from here on count as 1 on the e-detector's [0, 1] scale
 
-# Each bet is a fraction of the largest that keeps wealth positive; the mixture hedges them. A bolder bet detects a step
-# sooner and a small drift later.
-_BETS = (0.1, 0.3, 0.6, 0.95)
-_WEIGHTS = (0.1, 0.1, 0.2, 0.6)  # of the bets: the boldest finds steps, and costs nothing where nothing happens
 _MONTH_S = 30 * 86400.0
 # Mean number of blocks to a false warning. Smaller: warns sooner, and more often in vain.
 _WARNING_BLOCKS = 100.0
@@ -47,6 +44,11 @@ class EDetector:
     `drift_detected` and `warning_detected` follow the conventions of river. An alarm holds until `reset`.
     """
 
+    # Each bet is a fraction of the largest that keeps wealth positive; the mixture hedges them. A bolder bet detects a
+    # step sooner and a small drift later.
+    _BETS: tuple[float, ...] = (0.1, 0.3, 0.6, 0.95)
+    _WEIGHTS: tuple[float, ...] = (0.1, 0.1, 0.2, 0.6)  # the boldest finds steps, and costs nothing where none are
+
     def __init__(self, tolerance: float, threshold: float, warning_threshold: float) -> None:
         """Raises ValueError for a tolerance outside (0, 1), and unless 0 < warning_threshold <= threshold."""
         if not 0.0 < tolerance < 1.0:
@@ -56,12 +58,12 @@ class EDetector:
         self.tolerance = tolerance
         self.threshold = threshold
         self.warning_threshold = warning_threshold
-        self._wealth: list[float] = [0.0] * len(_BETS)
+        self._wealth: list[float] = [0.0] * len(self._BETS)
 
     @property
     def e_value(self) -> float:
         """Evidence against "nothing has changed"."""
-        return sum(weight * wealth for weight, wealth in zip(_WEIGHTS, self._wealth, strict=True))
+        return sum(weight * wealth for weight, wealth in zip(self._WEIGHTS, self._wealth, strict=True))
 
     @property
     def warning_detected(self) -> bool:
@@ -79,11 +81,11 @@ class EDetector:
             return  # decided; growing on would overflow and say nothing new
         value = float(value)  # a NumPy scalar would leak into everything derived from it
         x = (value - self.tolerance) / self.tolerance
-        self._wealth = [(1.0 + wealth) * (1.0 + bet * x) for wealth, bet in zip(self._wealth, _BETS, strict=True)]
+        self._wealth = [(1.0 + wealth) * (1.0 + bet * x) for wealth, bet in zip(self._wealth, self._BETS, strict=True)]
 
     def reset(self) -> None:
         """Start over, after the cause of an alarm has been dealt with."""
-        self._wealth = [0.0] * len(_BETS)
+        self._wealth = [0.0] * len(self._BETS)
 
     def state(self) -> dict[str, object]:
         """Return everything that `restore` needs, in JSON's types."""
@@ -98,7 +100,7 @@ class EDetector:
         """Go on where a detector of the same settings stopped. Raises CalibrationError (`evidence.state`) otherwise."""
         with _reading("detector"):
             wealth = [float(value) for value in state["wealth"]]
-            _expect(len(wealth) == len(_BETS) and all(0.0 <= value < math.inf for value in wealth))
+            _expect(len(wealth) == len(self._BETS) and all(0.0 <= value < math.inf for value in wealth))
             _expect(state["tolerance"] == self.tolerance and state["threshold"] == self.threshold)
         self._wealth = wealth
 
@@ -131,6 +133,71 @@ class DriftDetector(EDetector):
     def update(self, value: float) -> None:
         """Count a block's gain in dB; a negative one counts as none. Raises ValueError for NaN."""
         super().update(min(max(value, 0.0) / FULL_SCALE_DB, 1.0) if not math.isnan(value) else value)
+
+
+class RareEventDetector(EDetector):
+    """Raise an alarm when an event happens more often than once in `once_in` values; small bets outlive the others."""
+
+    _BETS = (0.001, 0.01, 0.1, 0.5)
+    _WEIGHTS = (0.25, 0.25, 0.25, 0.25)
+
+    def __init__(self, once_in: float, threshold: float) -> None:
+        """Raises ValueError as EDetector."""
+        super().__init__(1.0 / once_in, threshold, min(_WARNING_BLOCKS, threshold))
+
+
+class NoiseDetector:
+    """Raise an alarm when noise exceeds what is allowed, with a bounded rate of false alarms.
+
+    `update` takes noise power relative to the allowed one. Two detectors share the rate:
+
+    - one finds a little too much noise on each value: it bets against a mean of at most 1, where 20 dB count as most;
+    - one finds a gross fault now and then: it bets against more than one value in a million beyond 10 dB.
+
+    While both hold, given the past, the expected number of alarms in `values` is at most 1: see EDetector.
+
+    >>> detector = NoiseDetector(values=1e6)
+    >>> for _ in range(64):
+    ...     detector.update(0.1)                  # a tenth of the allowed noise
+    >>> detector.update(1e3); detector.update(1e3)
+    >>> detector.drift_detected                   # two answers that have nothing to do with the right ones
+    True
+    """
+
+    _MOST, _GROSS, _ONCE_IN = 100.0, 10.0, 1e6
+
+    def __init__(self, values: float) -> None:
+        """values: how many of them may bring one false alarm. Raises ValueError unless they are above 1."""
+        if not values > 1.0:
+            raise ValueError(f"need more than one value, got {values}")
+        threshold = 2.0 * values
+        self._mean = EDetector(1.0 / self._MOST, threshold, min(_WARNING_BLOCKS, threshold))
+        self._gross = RareEventDetector(self._ONCE_IN, threshold)
+
+    @property
+    def e_value(self) -> float:
+        """Evidence against "the noise is allowed", of the detector that has more."""
+        return max(self._mean.e_value, self._gross.e_value)
+
+    @property
+    def drift_detected(self) -> bool:
+        return self._mean.drift_detected or self._gross.drift_detected
+
+    def update(self, value: float) -> None:
+        """Count one value's noise over the allowed noise. Raises ValueError for NaN and below 0."""
+        self._mean.update(min(value, self._MOST) / self._MOST)
+        self._gross.update(float(value > self._GROSS))
+
+    def state(self) -> dict[str, object]:
+        """Return everything that `restore` needs, in JSON's types."""
+        return {"mean": self._mean.state(), "gross": self._gross.state()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on where a detector of the same settings stopped. Raises CalibrationError (`evidence.state`) otherwise."""
+        with _reading("noise detector"):
+            mean, gross = state["mean"], state["gross"]
+        self._mean.restore(mean)
+        self._gross.restore(gross)
 
 
 @dataclass(frozen=True)

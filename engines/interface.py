@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import onnx
@@ -143,6 +143,12 @@ class Observer(Protocol):
     @property
     def taps(self) -> Sequence[str]: ...
 
+    @property
+    def product_bits(self) -> int | None:
+        """Bits of mantissa that the factors of products keep, 11 with TF32; None for ONNX Runtime on a CPU, with which
+        other runtimes are compared."""
+        ...
+
     def observe(self, batch: Array) -> Observation: ...
 
     def infer(self, batch: Array) -> dict[str, Array]:
@@ -218,6 +224,7 @@ class BackendOptions:
     it: such an engine proves that the builder takes the model, and is never served. dla: build for this DLA core, with
     the GPU for what it cannot run, FP32 engines among them. best: search longest for the fastest kernels. unsigned,
     weight_bits: ONNX Runtime simulates INT8 of a runtime that takes uint8, too, or has weights of so many bits.
+    reference: the runtime of the float reference, for one that does not compute what ONNX Runtime does.
     """
 
     threads: int = 1
@@ -228,6 +235,7 @@ class BackendOptions:
     best: bool = False
     unsigned: bool = False
     weight_bits: int = 8
+    reference: Literal["own", "onnxruntime"] = "own"
 
     def check_cpu(self, backend: str) -> None:
         """Raise EngineError (`backend.option`) if there are options that only a GPU's runtime has."""

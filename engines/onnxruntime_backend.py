@@ -242,6 +242,8 @@ class OnnxRuntimeObserver:
     bin: this way histograms depend on the images alone, and memory stays that of one image.
     """
 
+    product_bits: int | None = None
+
     def __init__(
         self, reference: onnx.ModelProto, taps: Sequence[str], threads: int, layers: Sequence[str] = ()
     ) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 from calibrate.errors import TaredError, install_extra
 from engines.errors import EngineError
@@ -134,9 +135,11 @@ def _why_not_at_all(name: str) -> str:
     return why_not(name, threads=1, request=None)
 
 
-def options_for(state_dir: Path, threads: int, dla: int | None) -> BackendOptions:
+def options_for(
+    state_dir: Path, threads: int, dla: int | None, reference: Literal["own", "onnxruntime"] = "own"
+) -> BackendOptions:
     """Return the options of a runtime that keeps its cache in a state directory, with the key that signs there.
 
     Raises EngineError (`artefact.key`).
     """
-    return BackendOptions(threads, state_dir / "cache", find_key(), dla=dla)
+    return BackendOptions(threads, state_dir / "cache", find_key(), dla=dla, reference=reference)

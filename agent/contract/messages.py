@@ -140,11 +140,13 @@ class Observing(Document):
         share: Observation time as a share of inference time since the start; 0.02 is one fiftieth.
         debt_s: Seconds that were spent ahead, and are owed.
         state_bytes: Memory for histograms, and for results that labels may still come for.
+        audited: Frames on which the reference was compared with ONNX Runtime; absent where it is ONNX Runtime itself.
     """
 
     share: float
     debt_s: float
     state_bytes: int
+    audited: int | None = None
 
 
 class Accuracy(FidelityReport):

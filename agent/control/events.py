@@ -13,6 +13,7 @@ from pydantic import JsonValue
 from agent.config import Config
 from agent.control.summary import Alarm
 from agent.control.triggers import is_low
+from agent.monitoring.audit import Mismatch
 from agent.monitoring.camera_monitor import CameraState, CameraStates
 from agent.monitoring.drift import DriftState
 from agent.monitoring.view import ViewState
@@ -64,6 +65,22 @@ class StateChangeReporter:
             if state.view.trouble != reported.trouble:
                 reported.trouble = state.view.trouble
                 self._report_view(camera, state.view, state.drift)
+
+    def report_mismatch(self, mismatch: Mismatch) -> None:
+        """Report that the reference does not compute what ONNX Runtime does: the output, the frame, by how much."""
+        self._reporter.event(
+            "reference",
+            logging.ERROR,
+            state="wrong",
+            camera=mismatch.camera,
+            frame=mismatch.frame,
+            output=mismatch.output,
+            tensor=mismatch.tensor or None,
+            sqnr_db=round(max(mismatch.sqnr_db, -999.0), 1),  # JSON has no infinity
+            allowed_db=round(mismatch.allowed_db, 1),
+            in_batch=mismatch.is_in_batch,
+            message="the float reference is not what ONNX Runtime computes; ONNX Runtime observes from now on",
+        )
 
     def _report_drift(self, camera: str, drift: DriftState, since: float, view: ViewState) -> None:
         """Report the drift. An alarm names the view's trouble, which explains it, and why no job answers it."""

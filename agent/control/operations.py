@@ -36,6 +36,7 @@ from agent.jobs.offline_queue import OfflineQueue
 from agent.jobs.recalibration import Recalibration
 from agent.jobs.refusal import RefusalMemory, raising_id, settings_id
 from agent.models.engine_service import EngineService, LoadedEngine
+from agent.monitoring.audit import Mismatch
 from agent.monitoring.camera_monitor import CameraStates
 from agent.monitoring.regimes import Regimes, RegimeStore
 from agent.serving.pipeline import Pipeline
@@ -126,6 +127,8 @@ class Operations:
             self._on_rolled_back,
         )
         self._retry_s = 0.0  # monotonic time; before, no job is started
+        if pipeline.mismatch is not None:
+            self.configure(config)
 
     @property
     def stopped_by(self) -> str:
@@ -231,6 +234,7 @@ class Operations:
         if trigger.kind == "switch":
             self._switch(trigger.request["artefact"])
             return
+        self._triggers.is_reference_new = False  # any job's frames are observed by it
         registry = self._registry
         work = trigger.offline.work if trigger.offline is not None else None
         tracker = registry.start(trigger.kind, trigger.request, on_failure=lambda error: self._on_failure(job, error))
@@ -352,11 +356,33 @@ class Operations:
         self._forget_regime(artefact)
 
     def configure(self, config: Config) -> None:
-        """Apply a configuration that differs only in the keys that `Settings` can set."""
+        """Apply a configuration that differs only in the keys that `Settings` can set.
+
+        The reference of jobs is ONNX Runtime's once an audit has found the runtime's own one wrong.
+        """
+        if self.pipeline.mismatch is not None:
+            observe = config.observe.model_copy(update={"reference": "onnxruntime"})
+            config = config.model_copy(update={"observe": observe})
         for each in (self, self._triggers, self.jobs, self.swap, self._changes):
             each.config = config
         self._attempts.renew(raising_id(config, self.service))
         self._settings_changed()
+
+    def distrust_reference(self, mismatch: Mismatch) -> None:
+        """Report that the reference is wrong, and drop all that it has shown; ONNX Runtime's takes its place.
+
+        Calibrations and regimes were made with it. A job with fresh frames, judged by ONNX Runtime, replaces them.
+        """
+        self._changes.report_mismatch(mismatch)
+        self.configure(self.config)
+        for artefact in self.regimes.artefacts:
+            self._forget_regime(artefact)
+        if self.jobs.job is not None:
+            self.jobs.abandon("its frames were observed by a wrong reference")
+        self.pipeline.observer.collection.restart()
+        if not self.swap.is_active:
+            self._engine_changed(None, self.pipeline.serving_since(None))
+        self._triggers.is_reference_new = not self.service.is_degraded
 
     def recalibrate(self, command: CommandProgress, args: RecalibrateArgs) -> bool:
         """Recalibrate with fresh frames, by command; False while another job runs.

@@ -4,9 +4,10 @@
 
 1. a first calibration, while the float reference serves: with what was made offline, or else of the board's own frames;
 2. a switch to a known regime, whose scales fit a scene that has drifted;
-3. a recalibration, for a drift alarm;
-4. a recalibration, for a time of the schedule;
-5. a raise of precision, where `is_low` says that the fidelity is too low although the scales fit the scene: then INT8
+3. a recalibration, after the reference was found wrong, with which the last one was made;
+4. a recalibration, for a drift alarm;
+5. a recalibration, for a time of the schedule;
+6. a raise of precision, where `is_low` says that the fidelity is too low although the scales fit the scene: then INT8
    itself costs the fidelity. PrecisionAttempts (agent.jobs.limits) says with which rung to begin.
 
 A `Hindrance` holds a trigger back: limits, a view that shows nothing, or a refusal since which nothing has changed.
@@ -38,7 +39,7 @@ class Trigger:
     """The reason for a job that is due.
 
     Args:
-        kind: first-start, switch, alarm, schedule or precision.
+        kind: first-start, switch, reference, alarm, schedule or precision.
         request: What the journal keeps of it; of kind switch, the artefact to put in service.
         raising: Of kind precision: by how much it is raised; None where nothing is left to try, and it is held back.
         offline: Of kind first-start: the offline work that it begins with; None for frames of the board's own.
@@ -67,6 +68,7 @@ class Hindrance:
 
 _CAUSES = {
     "first-start": "a first start",
+    "reference": "a reference that was wrong",
     "alarm": "an alarm",
     "schedule": "a time of the schedule",
     "precision": "low fidelity",
@@ -82,6 +84,7 @@ class Triggers:
         on_error: Called once when a job is due after too many in a day.
         on_view_changed: Called when a camera's view has changed, so that the collected frames are of another one.
 
+    `is_reference_new` is true from the moment that a reference took the place of a wrong one, until a job has started.
     `held_back` says why the most urgent trigger of the latest poll starts nothing; None where there is none.
     """
 
@@ -94,6 +97,7 @@ class Triggers:
     offline: OfflineQueue
     on_error: Callable[[AgentError], None]
     on_view_changed: Callable[[], None]
+    is_reference_new: bool = field(default=False, init=False)
     held_back: Hindrance | None = field(default=None, init=False)
     _is_cap_reported: bool = field(default=False, init=False)
     _troubles: dict[str, str] = field(default_factory=dict, init=False)  # of each camera's view, at the last poll
@@ -123,6 +127,8 @@ class Triggers:
         switch_to = self._switch_to([state.drift for state in judged if state.drift is not None])
         if switch_to:
             yield Trigger("switch", {"artefact": switch_to})
+        if self.is_reference_new:
+            yield Trigger("reference")
         if alarming:
             yield Trigger("alarm")
         due = self.schedule.due(time.time()) if judged or self.service.is_degraded else ""

@@ -153,6 +153,7 @@ class Supervisor:
             lambda name, error: self._main_thread.put(lambda: self._on_camera(name, error)),
             lambda error: self._main_thread.put(lambda: self._on_part("observer", error)),
             StartupProgress("reference", reporter, self._on_building, self._main_thread.put),
+            lambda mismatch: self._main_thread.put(lambda: self.operations.distrust_reference(mismatch)),
             [part.offer for part in (results, preview) if part is not None],
         )
         self._results = results

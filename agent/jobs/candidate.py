@@ -60,7 +60,7 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
     steps = _Steps(emit)
     steps.progress("CALIBRATING", 40, 40)(0.0, "calibrating")
     key, state = find_key(), Path(request.state_dir)
-    runtime = options_for(state, request.threads, request.dla)
+    runtime = options_for(state, request.threads, request.dla, request.reference)
     backend = open_backend(request.backend, runtime)
     model = open_model(ModelSpec.model_validate(request.spec), PrecisionPlan.from_json(request.plan))
     if model.sha256 != request.model_sha256:

@@ -265,6 +265,7 @@ class Recalibration:
             raising=asdict(job.raising) if job.raising is not None else None,
             offline={"setting": job.offline.setting, "path": str(job.offline.path)} if job.offline else None,
             dla=self.config.dla,
+            reference=self.config.observe.reference,
             method=job.method,
             frames=frames,
             source=", ".join(camera.name for camera in self.config.every_camera),

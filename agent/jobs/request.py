@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -44,6 +44,7 @@ class JobRequest:
         origin: EngineService.precision_origin, for an artefact of another plan than the configured one.
         planning_s: As LadderOptions.budget_s.
         raising: The fields of PrecisionRaise; None: precision is not raised.
+        reference: As in BackendOptions.
     """
 
     spec: dict[str, Any]
@@ -63,6 +64,7 @@ class JobRequest:
     raising: dict[str, Any] | None = None
     offline: dict[str, str] | None = None
     dla: int | None = None
+    reference: Literal["own", "onnxruntime"] = "own"
     max_slowdown: float = 1.25
     float_engine: str | None = None
 

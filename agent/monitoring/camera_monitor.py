@@ -34,10 +34,14 @@ _ABSENT_S = 600.0
 
 @dataclass(frozen=True)
 class Spending:
-    """The time that observing takes. share: of inference so far, 0.02 for one part in fifty. debt_s: spent ahead."""
+    """The time that observing takes. share: of inference so far, 0.02 for one part in fifty. debt_s: spent ahead.
+
+    audited: Frames on which the reference was compared with ONNX Runtime; None where it is ONNX Runtime itself.
+    """
 
     share: float
     debt_s: float
+    audited: int | None = None
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,14 @@ from __future__ import annotations
 import logging
 import math
 import os
+import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+
+import numpy as np
 
 from agent.camera.capture import Frame
 from agent.collection.collection import SharedCollection
@@ -23,6 +26,7 @@ from agent.collection.selection import HELD_OUT_EVERY
 from agent.common.errors import AgentError
 from agent.common.timing import Backoff, RetryState, is_final
 from agent.config import Config
+from agent.monitoring.audit import AuditedFrame, ReferenceAudit
 from agent.monitoring.camera_monitor import CameraMonitor, CameraState, Spending
 from agent.monitoring.observation_budget import CameraRota, ObservationBudget
 from agent.vision.decode import Prediction
@@ -30,7 +34,7 @@ from agent.vision.spec import ModelSpec
 from agent.vision.task import ServedFrame, VisionTask
 from calibrate.errors import TaredError
 from calibrate.histogram import AbsHistogram
-from engines.interface import Observer, Progress, silent
+from engines.interface import Array, Observation, Observer, Progress, silent
 from engines.trace import span
 
 log = logging.getLogger(__package__)
@@ -43,6 +47,7 @@ _WELL_AFTER = 5  # observed frames in a row, after which an outage has ended
 PREPARING = "preparing"
 
 OpenObserver = Callable[[Progress], Observer]
+StartAudit = Callable[[int], ReferenceAudit]
 
 
 class _Stopped(Exception):
@@ -66,6 +71,8 @@ class ObserverThread(threading.Thread):
         on_change: Callable[[TaredError | None], None],
         preparing: Progress = silent,
         previous: Callable[[ServedFrame], Prediction | None] = lambda _: None,
+        open_checked: OpenObserver | None = None,
+        audit: StartAudit | None = None,
     ) -> None:
         """Args:
         open_observer: Opens the reference engine, and builds it first where it has to.
@@ -74,6 +81,8 @@ class ObserverThread(threading.Thread):
         on_change: Called in this thread when observing fails, and when it works again.
         preparing: Called in this thread with the progress of a build.
         previous: Returns the answer of the engine whose place a candidate on probation has taken; None without one.
+        open_checked: Opens the reference that takes the place of one which an audit finds wrong.
+        audit: Makes the audit of a reference whose products have so many bits; None: it is not audited.
         """
         super().__init__(name="observer", daemon=True)
         self._open_observer = open_observer
@@ -81,6 +90,11 @@ class ObserverThread(threading.Thread):
         self._config = config
         self._preparing = preparing
         self._previous = previous
+        self._open_checked = open_checked
+        self._make_audit = audit
+        self._audit: ReferenceAudit | None = None
+        self._audited: Array | None = None  # the network input of the latest audited frame
+        self._random = random.Random(0)
         self._opening = RetryState(on_change, Backoff(*_OPENING_S), well_after=1)
         self._observing = RetryState(on_change, Backoff(*_OBSERVING_S), _WELL_AFTER)
         self._tried, self._opened = threading.Event(), threading.Event()
@@ -154,7 +168,9 @@ class ObserverThread(threading.Thread):
         """Return what is known now, by camera."""
         outage = self._observing.code if self._opened.is_set() else self._opening.code or PREPARING
         with self._handover:
-            spending = Spending(self._budget.spent_share, self._budget.debt_s)
+            spent_share, debt_s = self._budget.spent_share, self._budget.debt_s
+        audited = self._audit.audited if self._audit is not None else None
+        spending = Spending(spent_share, debt_s, audited)
         return {camera: monitor.state(outage, spending) for camera, monitor in self.monitors.items()}
 
     def stop(self) -> None:
@@ -173,7 +189,10 @@ class ObserverThread(threading.Thread):
         try:
             with ExitStack() as stack:
                 observer, task = self._open(stack)
+                self._start_audit(observer, stack)
                 while (served := self._wait_for_frame()) is not None:
+                    if self._audit is not None and self._audit.mismatch is not None:
+                        observer, task = self._replace(stack)
                     self._observe(observer, task, served)
         except _Stopped:
             pass
@@ -199,6 +218,24 @@ class ObserverThread(threading.Thread):
         self._opened.set()
         self._tried.set()
         return observer, task
+
+    def _start_audit(self, observer: Observer, stack: ExitStack) -> None:
+        """Start to compare the reference with ONNX Runtime, unless it is ONNX Runtime."""
+        if self._make_audit is not None and observer.product_bits is not None:
+            self._audit = self._make_audit(observer.product_bits)
+            self._audit.start()
+            stack.callback(self._audit.stop)
+
+    def _replace(self, stack: ExitStack) -> tuple[Observer, VisionTask]:
+        """Open the reference that takes the place of the wrong one. Raises as `_open`."""
+        assert self._open_checked is not None, "an audit has a reference to fall back on"
+        self._audit = self._audited = None
+        self._opened.clear()
+        with self._handover:
+            self._busy = True
+        stack.close()
+        self._open_observer = self._open_checked
+        return self._open(stack)
 
     def _progress(self, fraction: float, doing: str) -> None:
         if self._stopped:
@@ -236,6 +273,8 @@ class ObserverThread(threading.Thread):
                     reference = task.decode(observation.outputs, tensor.shape)
                     previous = self._previous(served)
                     self.monitors[served.frame.camera].add(served, tensor, observation, reference, previous)
+                if self._audit is not None and self._audit.is_due(self._now_ts(served.frame)):
+                    self._audit.offer(self._audited_frame(observer, served.frame, tensor, observation))
                 failed = False
             finally:
                 with self._handover:
@@ -247,6 +286,21 @@ class ObserverThread(threading.Thread):
             self._pause(AgentError("observer.resources", found, "room to observe a frame", remedy), self._observing)
         else:
             self._observing.note_success()
+
+    def _audited_frame(self, observer: Observer, frame: Frame, tensor: Array, observation: Observation) -> AuditedFrame:
+        """Return what an audit needs of a frame. Raises what `infer` raises."""
+        in_batch: dict[str, Array] = {}
+        other, self._audited = self._audited, tensor.copy()
+        takes_rows = all(spec.shape[:1] == (None,) for spec in (observer.inputs[0], *observer.outputs))
+        if takes_rows and other is not None and other.shape == tensor.shape:
+            row = self._random.randrange(2)
+            rows = [other, other]
+            rows[row] = tensor
+            outputs = observer.infer(np.concatenate(rows))
+            in_batch = {name: output[row : row + 1].copy() for name, output in outputs.items()}
+        outputs = {name: output.copy() for name, output in observation.outputs.items()}
+        number, camera = frame.id, frame.camera
+        return AuditedFrame(camera, number, frame.ts, self._audited, outputs, observation.histograms, in_batch)
 
 
 def _close(observer: Observer) -> None:

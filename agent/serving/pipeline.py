@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from agent.common.latency import LoopMeter
 from agent.config import Config
 from agent.models.model import Model
 from agent.monitoring.accuracy import LiveAccuracy
+from agent.monitoring.audit import AuditedReference, AuditEvidence, Mismatch
 from agent.monitoring.estimates import Estimate
 from agent.monitoring.evidence_file import EvidenceFile, remove_other_files
 from agent.monitoring.observer import ObserverThread
@@ -29,7 +31,7 @@ from agent.serving.trial import AnswerRecord, CheckedVisionTask, NonFiniteRecord
 from agent.vision.output_checks import check_batch
 from agent.vision.task import ServedFrame, VisionTask
 from calibrate.errors import TaredError
-from engines.interface import Engine, Progress
+from engines.interface import Backend, Engine, Progress
 from engines.registry import open_backend
 from engines.store.artefact import fingerprint
 
@@ -147,6 +149,7 @@ class Pipeline:
         on_camera: Callable[[str, CameraError | None], None],
         on_observer: Callable[[TaredError | None], None],
         preparing: Progress,
+        on_mismatch: Callable[[Mismatch], None],
         sinks: Sequence[Sink] = (),
     ) -> None:
         """Build the threads.
@@ -162,6 +165,7 @@ class Pipeline:
                 of several recordings and cannot be read; with None when it is back.
             on_observer: Called in the observer's thread when observing fails, and when it works again.
             preparing: Called in the observer's thread with the progress of building the reference engine.
+            on_mismatch: Called once in another thread when the reference is found wrong.
             sinks: Get every answer, in the inference thread.
 
         Raises ConfigError as `check_batch`.
@@ -184,8 +188,13 @@ class Pipeline:
         self.served = 0
         self._pulse = 0, 0
         # One thread: the observer's own, whose low priority then holds for all of its work.
-        backend = open_backend(config.backend, config.backend_options(threads=1))
-        reference = partial(model.open_observer, backend)
+        options = config.backend_options(threads=1)
+        backend = open_backend(config.backend, options)
+        checked_backend = open_backend(config.backend, replace(options, reference="onnxruntime"))
+        reference, checked = (partial(model.open_observer, each) for each in (backend, checked_backend))
+        self._audit = self._open_audit(config, model, backend, on_mismatch, on_observer)
+        if self.mismatch is not None:
+            reference = checked
         observer_task = VisionTask(model.spec, engine.inputs, engine.outputs)  # for the observer's own buffers
         self.observer = ObserverThread(
             reference,
@@ -194,6 +203,8 @@ class Pipeline:
             on_observer,
             preparing,
             lambda served: self.loop.previous_prediction(served, observer_task),
+            checked,
+            self._audit,
         )
         task = self._task = NonFiniteRecorder(model.spec, engine.inputs, engine.outputs)
         self._spec, self._tensors = model.spec, (engine.inputs, engine.outputs)
@@ -203,6 +214,28 @@ class Pipeline:
         tasks = [task, VisionTask(model.spec, engine.inputs, engine.outputs)]
         check_batch(config.batch.frames, engine, model.spec)
         self.loop = FrameLoop(self._scheduler, engine_id, engine, tasks, [*own_sinks, *sinks], config.batch)
+
+    def _open_audit(
+        self,
+        config: Config,
+        model: Model,
+        backend: Backend,
+        on_mismatch: Callable[[Mismatch], None],
+        on_error: Callable[[TaredError], None],
+    ) -> AuditedReference | None:
+        """Return the evidence against the reference; None where it is not to be audited."""
+        period_s = config.observe.audit_period_s
+        if period_s is None:
+            return None
+        path = config.state_dir / "audit.json" if self.is_live else None
+        parts = {"model": model.sha256, "observed": model.observed_id, "runtime": dict(backend.describe())}
+        evidence = AuditEvidence(path, fingerprint(parts), period_s, on_error)
+        return AuditedReference(model, period_s, evidence, on_mismatch)
+
+    @property
+    def mismatch(self) -> Mismatch | None:
+        """What proved the reference wrong, now or before a restart; None as long as nothing has."""
+        return self._audit.evidence.mismatch if self._audit is not None else None
 
     @property
     def is_live(self) -> bool:

@@ -28,11 +28,12 @@ from engines.graph.dequantised import int8_layers
 from engines.graph.profiles import profiles_for
 from engines.graph.taps import expose_extremes
 from engines.half.convert import half_precision
-from engines.interface import BackendOptions, BuildRequest, Built, Progress, silent
+from engines.interface import BackendOptions, BuildRequest, Built, Observer, Progress, silent
+from engines.onnxruntime_backend import OnnxRuntimeBackend
 from engines.store.artefact import Store, fingerprint
 from engines.trt.builder import BuilderOptions, BuiltEngine, MissingKernelError, build_engine
 from engines.trt.layers import LAYERS_FILE, Layer, layers_to_json, with_times, without_int8
-from engines.trt.reference import Reference, TensorRtObserver, open_reference
+from engines.trt.reference import Reference, open_reference
 from engines.trt.release import TensorRtRelease, open_release
 from engines.trt.session import Session, TensorRtEngine
 
@@ -107,8 +108,10 @@ class TensorRtBackend:
 
     def observer(
         self, request: BuildRequest, taps: Sequence[str], progress: Progress = silent, layers: Sequence[str] = ()
-    ) -> TensorRtObserver:
+    ) -> Observer:
         """Raises EngineError as `open_reference`; `engine.target` where there is only a builder."""
+        if self._options.reference == "onnxruntime":
+            return OnnxRuntimeBackend(BackendOptions(self._options.threads)).observer(request, taps, progress, layers)
         graph, extremes = expose_extremes(request.graph, layers)
         request = replace(request, graph=graph)
 

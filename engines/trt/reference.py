@@ -184,6 +184,8 @@ class TensorRtObserver:
     a profile allows.
     """
 
+    product_bits: int | None = 11  # of TF32
+
     def __init__(
         self, reference: ModelProto, taps: Sequence[str], extremes: ExtremesOutput, probes: Sequence[OutputProbe]
     ) -> None:

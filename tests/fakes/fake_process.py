@@ -17,6 +17,7 @@ from fake_tensorrt import FakeTensorRt
 PYCUDA = FakePycuda()
 TENSORRT = FakeTensorRt(PYCUDA, os.environ.get("FAKE_VERSION", "10.3.0"))
 TENSORRT.build_s = float(os.environ.get("FAKE_BUILD_S", "0"))
+TENSORRT.wrong_after = int(os.environ.get("FAKE_WRONG_AFTER", "-1"))
 
 
 def _tell() -> None:

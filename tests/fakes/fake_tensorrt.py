@@ -44,6 +44,7 @@ class FakeTensorRt:
     unsupported: operators that the parser refuses. without_kernel: nodes that the builder has no INT8 kernel for, and
     nothing else either; without_int8: nodes that it runs in float although they are quantised. spoil: by debug tensor,
     what the listener gets instead of its value; None, and it is not called. build_s: what a build takes at least.
+    wrong_after: after so many inferences of a reference every second one is wrong, without an error; -1: never.
 
     What it has seen: timed, the layers whose kernels the last build timed, so not those in its timing cache; freed,
     which of "context", "engine" and "runtime" were freed, in order; mistakes, the broken rules.
@@ -66,6 +67,8 @@ class FakeTensorRt:
         self.spoil: dict[str, Callable[[Array], Array | None]] = {}
         self.dla_cores = 2
         self.build_s = 0.0
+        self.wrong_after = -1
+        self.runs = 0
         self.timed: list[str] = []
         self.made: list[str] = []
         self.freed: list[str] = []

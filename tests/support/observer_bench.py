@@ -32,6 +32,8 @@ MANY = 10.0  # seconds that nothing here takes
 class Faulty:
     """ONNX Runtime's observer, which raises what its list says, frame by frame; None for a frame that is good."""
 
+    product_bits: int | None = None
+
     def __init__(self, observer: Observer, faults: list[BaseException | None]) -> None:
         self._observer = observer
         self.faults = faults
@@ -73,8 +75,12 @@ class Bench:
         }
         thread = ObserverThread(open_observer, self.model.spec, validate(Config, content, "test"), self.told.append)
         thread.start()
-        self._threads.append(thread)
+        self.take(thread)
         return thread
+
+    def take(self, thread: ObserverThread) -> None:
+        """End this thread with the others."""
+        self._threads.append(thread)
 
     def feed(self, thread: ObserverThread, until: Callable[[], bool]) -> None:
         """Offer frames a second apart until something has come true."""

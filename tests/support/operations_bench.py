@@ -97,6 +97,7 @@ def frame_path() -> dict[str, Any]:
         "record": AnswerRecord(live=True),
         "dropped": Counter(),
         "error": None,
+        "mismatch": None,
         "keep_evidence": lambda *_: None,
         "serving_since": lambda ts: {"camera": ts or 0.0},
     }

@@ -117,3 +117,22 @@ def test_a_recording_waits_for_the_reference_that_has_to_be_built(
     _, said = world.run(until="trigger=first-start step=COLLECTING")
     assert "engine=reference" in said
     check(mistakes, 1)
+
+
+@pytest.mark.trial
+def test_a_reference_that_is_wrong_now_and_then_is_replaced_and_a_job_makes_up_for_it(
+    tmp_path: Path, mistakes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is right when it is opened, and while the first calibration is made; no call of TensorRT reports an error."""
+    monkeypatch.setenv("FAKE_WRONG_AFTER", "100")
+    world = board(tmp_path / "world")
+    world.change(observe={**world.config.get("observe", {}), "audit_period_s": 1.0})
+    summary, said = world.run(until="event=commit .*trigger=reference")
+    (event,) = [line for line in said.splitlines() if "event=reference" in line]
+    assert "state=wrong" in event
+    found = re.search(r"sqnr_db=(\S+) allowed_db=(\S+)", event)
+    assert found is not None
+    assert float(found[1]) < 0.0 < float(found[2]), "the sign of every value is wrong"
+    assert [swap["trigger"] for swap in summary["swaps"]] == ["first-start", "reference"]
+    assert summary["dropped"] == {}
+    check(mistakes, 3)

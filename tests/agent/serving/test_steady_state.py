@@ -111,7 +111,9 @@ def test_nor_do_a_camera_and_those_who_hear_of_every_answer_keep_any(tmp_path: P
     engine = backend.load(backend.build(model.reference).engine)
     with ResultsWriter(config, outputs) as writer:
         sinks = [writer.offer, heap.add]
-        pipeline = Pipeline(config, [source], model, "a", engine, 0, lambda *_: None, lambda _: None, silent, sinks)
+        pipeline = Pipeline(
+            config, [source], model, "a", engine, 0, lambda *_: None, lambda _: None, silent, lambda _: None, sinks
+        )
         pipeline.start(lambda: False)
         pipeline.join()
         writer.flush()

@@ -1,0 +1,346 @@
+"""Compare the reference with ONNX Runtime on frames drawn at random: does it compute what it shall?
+
+Fidelity and drift are measured by the reference. Where that runs on another runtime, it may be wrong without an error:
+an FP32 engine of TensorRT was (NVIDIA/TensorRT issue 4813), for some batches alone. So one observed frame in some
+minutes is also run through ONNX Runtime on the CPU.
+
+1. `FrameAuditor` compares one frame. The noise that the reference's arithmetic allows is measured on this very frame:
+   ONNX Runtime runs the graph with rounded factors, too (engines/graph/rounding.py).
+2. `ReferenceAudit` is the thread that does it, at low priority and for at most one part in a hundred of a core. Its
+   NoiseDetector raises the alarm, at most once in ten years for nothing.
+3. `Mismatch` says what differs, where, and by how much.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from agent.common.errors import AgentError
+from agent.common.state_files import StateFile, count
+from agent.common.timing import RandomInterval
+from agent.models.model import Model
+from agent.vision.fidelity import fidelity
+from agent.vision.spec import ModelSpec
+from agent.vision.task import VisionTask
+from calibrate.errors import TaredError
+from calibrate.evidence import NoiseDetector
+from calibrate.histogram import AbsHistogram
+from engines.graph.rounding import round_products, smooth_outputs
+from engines.interface import Array
+from engines.onnxruntime_backend import OnnxRuntimeEngine, OnnxRuntimeObserver
+
+log = logging.getLogger(__package__)
+
+_NICE = 19
+_SHARE = 0.01  # of a core
+_FALSE_ALARM_S = 10 * 365.25 * 86_400.0
+_SCHEMA = 1
+# Allowed noise over what rounding makes: hardware may cut bits off where the emulation rounds, and its sums are not
+# exact either. Faults are louder: a reference is wrong where answers change, some 20 dB above that.
+_MARGIN_DB = 10.0
+_LEAST_NOISE = 1e-13  # relative to the signal: of FP32 itself
+_FLIPS = 0.02  # of 1 - fidelity: allowed where every output follows an operator that selects
+_COARSE_BINS = 64  # in which the histograms of a tensor are compared
+_DISTANCE = 0.02, 4.0  # from which on a tensor differs: at least, and over the distance that rounding makes
+
+
+@dataclass(frozen=True)
+class AuditedFrame:
+    """An observed frame, and what the reference computed for it.
+
+    tensor: Its network input (1, C, H, W). outputs: By name; `in_batch`: the same when the frame was one of several,
+    in any row; empty where the reference was not asked. histograms: Of the taps.
+    """
+
+    camera: str
+    number: int
+    ts: float
+    tensor: Array
+    outputs: Mapping[str, Array]
+    histograms: Mapping[str, AbsHistogram]
+    in_batch: Mapping[str, Array] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """The worst difference of one frame.
+
+    noise: Its power over the allowed one. output: Of the model. sqnr_db, allowed_db: Signal to difference, and the
+    least that the arithmetic explains, in dB. tensor: The first inside the graph whose values differ by more than
+    that, where one can be seen to; else empty. is_in_batch: only as one row of several.
+    """
+
+    noise: float
+    output: str
+    sqnr_db: float
+    allowed_db: float
+    camera: str = ""
+    frame: int = 0
+    ts: float = 0.0
+    tensor: str = ""
+    is_in_batch: bool = False
+
+
+class FrameAuditor:
+    """Compares what the reference of a model computed for a frame with ONNX Runtime's answer.
+
+    Its sessions are opened for each frame and closed again: they would take as much memory as the model, all the time.
+    """
+
+    def __init__(self, model: Model, product_bits: int, min_sqnr_db: float = 20.0) -> None:
+        """product_bits: as in engines.interface.Observer."""
+        self._graph = model.observed
+        self._taps = model.placement.taps
+        self._spec: ModelSpec = model.spec
+        self._bits = product_bits
+        self._min_sqnr_db = min_sqnr_db
+        self._smooth = smooth_outputs(model.observed)
+
+    def audit(self, frame: AuditedFrame) -> Mismatch:
+        """Return the worst difference, whether it is allowed or not. Raises EngineError as ONNX Runtime does."""
+        right = self._run(self._graph, frame.tensor)
+        if not self._smooth:
+            return self._decoded(frame, right)
+        rounded = self._run(round_products(self._graph, self._bits), frame.tensor)
+        differences = [
+            _difference(name, right[name], found[name], rounded[name], is_in_batch)
+            for is_in_batch, found in ((False, frame.outputs), (True, frame.in_batch))
+            if found
+            for name in self._smooth
+        ]
+        return _located(frame, max(differences, key=lambda each: each.noise))
+
+    def locate(self, frame: AuditedFrame) -> str:
+        """Return the first tensor whose histogram differs by more than rounding explains; empty if none does."""
+        exact, rounded = (
+            self._observe(graph, frame.tensor) for graph in (self._graph, round_products(self._graph, self._bits))
+        )
+        for tap in self._taps:
+            least, factor = _DISTANCE
+            allowed = max(least, factor * _distance(exact[tap], rounded[tap]))
+            if tap in frame.histograms and _distance(exact[tap], frame.histograms[tap]) > allowed:
+                return tap
+        return ""
+
+    def _decoded(self, frame: AuditedFrame, right: Mapping[str, Array]) -> Mismatch:
+        """Compare answers instead of outputs: each of them follows an operator that selects."""
+        with closing(OnnxRuntimeEngine(self._graph.SerializeToString(), threads=1)) as engine:
+            task = VisionTask(self._spec, engine.inputs, engine.outputs)
+        answer, found = (task.decode(outputs, frame.tensor.shape) for outputs in (right, frame.outputs))
+        loss = 1.0 - fidelity(found, answer, self._min_sqnr_db).value
+        return _located(frame, Mismatch(loss / _FLIPS, "the decoded answer", _db(loss), _db(_FLIPS)))
+
+    def _run(self, graph: onnx.ModelProto, tensor: Array) -> dict[str, Array]:
+        with closing(OnnxRuntimeEngine(graph.SerializeToString(), threads=1)) as engine:
+            return engine.infer(tensor)
+
+    def _observe(self, graph: onnx.ModelProto, tensor: Array) -> Mapping[str, AbsHistogram]:
+        with closing(OnnxRuntimeObserver(graph, self._taps, threads=1)) as observer:
+            return observer.observe(tensor).histograms
+
+
+def _located(frame: AuditedFrame, mismatch: Mismatch) -> Mismatch:
+    return Mismatch(**{**asdict(mismatch), "camera": frame.camera, "frame": frame.number, "ts": frame.ts})
+
+
+def _difference(name: str, right: Array, found: Array, rounded: Array, is_in_batch: bool) -> Mismatch:
+    allowed = max(_noise(right, rounded), _LEAST_NOISE) * 10.0 ** (_MARGIN_DB / 10.0)
+    noise = _noise(right, found)
+    return Mismatch(noise / allowed, name, _db(noise), _db(allowed), is_in_batch=is_in_batch)
+
+
+def _noise(right: Array, found: Array) -> float:
+    """Return the power of the difference over that of the signal; infinite where shapes or non-finite values differ."""
+    if right.shape != found.shape or not np.array_equal(np.isfinite(right), np.isfinite(found)):
+        return math.inf
+    finite = np.isfinite(right)
+    signal, other = right[finite].astype(np.float64), found[finite].astype(np.float64)
+    difference, power = float(np.square(other - signal).sum()), float(np.square(signal).sum())
+    return difference / power if power else math.inf if difference else 0.0
+
+
+def _db(noise: float) -> float:
+    return -10.0 * math.log10(noise) if noise else math.inf
+
+
+def _distance(one: AbsHistogram, other: AbsHistogram) -> float:
+    """Return the total variation distance in [0, 1] of two histograms, in few bins: noise moves values by one."""
+    range_exp = max(one.range_exp, other.range_exp)
+    shares = []
+    for histogram in (one.widened(range_exp), other.widened(range_exp)):
+        coarse = histogram.counts.reshape(min(_COARSE_BINS, histogram.counts.size), -1).sum(axis=1)
+        shares.append(coarse / max(1, coarse.sum()))
+    return float(np.abs(shares[0] - shares[1]).sum() / 2.0)
+
+
+class ReferenceAudit(threading.Thread):
+    """Audit the frames that are offered, one at a time, until the reference is found wrong; then end.
+
+    The evidence outlives a restart, in a file: a fault in one frame of a hundred takes hours to prove.
+    `audited` counts frames; `mismatch` is the difference that raised the alarm, None as long as there is none.
+    """
+
+    def __init__(
+        self,
+        auditor: FrameAuditor,
+        period_s: float,
+        evidence: AuditEvidence,
+        on_mismatch: Callable[[Mismatch], None],
+    ) -> None:
+        """Args:
+        period_s: Seconds of capture time between two audited frames, in the mean.
+        evidence: What earlier processes found.
+        on_mismatch: Called once in this thread.
+        """
+        super().__init__(name="audit", daemon=True)
+        self._auditor = auditor
+        self._interval = RandomInterval(period_s)
+        self._evidence = evidence
+        self._on_mismatch = on_mismatch
+        # Guarded by _handover.
+        self._handover = threading.Condition()
+        self._offered: AuditedFrame | None = None
+        self._idle = True
+        self._stopped = False
+        self._rested_s = 0.0  # monotonic time from which on its share of a core is kept
+
+    @property
+    def audited(self) -> int:
+        return self._evidence.audited
+
+    @property
+    def mismatch(self) -> Mismatch | None:
+        return self._evidence.mismatch
+
+    def is_due(self, ts: float) -> bool:
+        """Return whether the frame of capture time `ts` is one to audit, and the previous one is done."""
+        with self._handover:
+            is_free = self._idle and self._offered is None and time.monotonic() >= self._rested_s
+        return is_free and self.mismatch is None and self._interval.due(ts)
+
+    def offer(self, frame: AuditedFrame) -> None:
+        """Audit this frame; its arrays are copied, and the caller goes on at once."""
+        with self._handover:
+            self._offered = frame
+            self._handover.notify()
+
+    def stop(self) -> None:
+        """End the thread after the frame in hand."""
+        with self._handover:
+            self._stopped = True
+            self._handover.notify()
+
+    def run(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        for frame in self._frames():
+            begun_s, cpu_s = time.monotonic(), time.thread_time()
+            try:
+                mismatch = self._auditor.audit(frame)
+                self._evidence.add(mismatch)
+                if mismatch.noise > 1.0:
+                    log.warning("event=audit frame=%d noise_db=%.1f", frame.number, 10.0 * math.log10(mismatch.noise))
+                if self._evidence.is_proven:
+                    found = Mismatch(**{**asdict(mismatch), "tensor": self._auditor.locate(frame)})
+                    self._evidence.conclude(found)
+                    self._on_mismatch(found)
+                    return
+            except (TaredError, OSError, MemoryError) as error:  # the next frame may fit
+                log.warning("event=audit problem=%r", str(error))
+            finally:
+                self._rested_s = begun_s + (time.thread_time() - cpu_s) / _SHARE
+
+    def _frames(self) -> Iterator[AuditedFrame]:
+        while True:
+            with self._handover:
+                self._idle = True
+                self._handover.wait_for(lambda: self._offered is not None or self._stopped)
+                frame, self._offered, self._idle = self._offered, None, False
+                if self._stopped or frame is None:
+                    return
+            yield frame
+
+
+@dataclass(frozen=True)
+class AuditedReference:
+    """Makes the audit of a model's reference. evidence: for it and against it, from earlier processes too."""
+
+    model: Model
+    period_s: float
+    evidence: AuditEvidence
+    on_mismatch: Callable[[Mismatch], None]
+
+    def __call__(self, product_bits: int) -> ReferenceAudit:
+        """product_bits: as in engines.interface.Observer."""
+        auditor = FrameAuditor(self.model, product_bits, self.model.spec.min_sqnr_db)
+        return ReferenceAudit(auditor, self.period_s, self.evidence, self.on_mismatch)
+
+
+class AuditEvidence:
+    """The evidence against the reference of one model on one runtime, in a file.
+
+    Damage costs the evidence alone: it is gathered anew.
+    """
+
+    def __init__(
+        self, path: Path | None, identity: str, period_s: float, on_error: Callable[[AgentError], None]
+    ) -> None:
+        """Args:
+        path: None: nothing is kept.
+        identity: Of the model and the runtime; evidence against another one does not count.
+        period_s: Seconds between two audited frames: how many of them ten years have.
+
+        Raises AgentError (`audit.schema`) for the file of a newer tared.
+        """
+        self._file = StateFile(path, _SCHEMA, "audit.write", on_error)
+        self._identity = identity
+        self.detector = NoiseDetector(max(2.0, _FALSE_ALARM_S / period_s))
+        self.audited = 0
+        self.mismatch: Mismatch | None = None
+        self._file.read(self._restore)
+
+    @property
+    def e_value(self) -> float:
+        return self.detector.e_value
+
+    @property
+    def is_proven(self) -> bool:
+        return self.detector.drift_detected
+
+    def add(self, mismatch: Mismatch) -> None:
+        """Count a frame."""
+        self.audited += 1
+        self.detector.update(mismatch.noise)
+        self._file.write(self._document())
+
+    def conclude(self, mismatch: Mismatch) -> None:
+        """Keep what proved the reference wrong."""
+        self.mismatch = mismatch
+        self._file.write(self._document())
+
+    def _document(self) -> dict[str, Any]:
+        return {
+            "identity": self._identity,
+            "audited": self.audited,
+            "detector": self.detector.state(),
+            "mismatch": asdict(self.mismatch) if self.mismatch is not None else None,
+        }
+
+    def _restore(self, document: Mapping[str, Any]) -> None:
+        if document["identity"] != self._identity:
+            return
+        audited, kept = count(document["audited"]), document["mismatch"]
+        mismatch = Mismatch(**kept) if kept is not None else None
+        self.detector.restore(document["detector"])
+        self.audited, self.mismatch = audited, mismatch

@@ -1,0 +1,229 @@
+"""Is the reference right? Planted faults are found and named, and what its arithmetic explains raises no alarm."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from observer_bench import Bench, Faulty
+from onnx import numpy_helper
+
+from agent.common.errors import AgentError
+from agent.common.schema import validate
+from agent.config import Config
+from agent.models.model import Model
+from agent.monitoring.audit import AuditedFrame, AuditedReference, AuditEvidence, FrameAuditor, Mismatch
+from agent.monitoring.observer import ObserverThread
+from calibrate.evidence import NoiseDetector
+from engines.graph.rounding import round_products, rounded, smooth_outputs
+from engines.interface import Array, Observation
+from engines.onnxruntime_backend import OnnxRuntimeObserver
+from engines.registry import open_backend
+
+TF32 = 11
+YEARS = 1e6  # frames
+Spoil = Callable[[int, Mapping[str, Array]], Mapping[str, Array]]
+
+
+class Tf32(Faulty):
+    """A reference of another runtime: products of eleven bits, and what `spoil` makes of the outputs of each run."""
+
+    product_bits = TF32
+
+    def __init__(self, model: Model, spoil: Spoil = lambda _, outputs: outputs, graph: onnx.ModelProto | None = None):
+        graph = round_products(graph or model.observed, TF32)
+        super().__init__(OnnxRuntimeObserver(graph, model.placement.taps, 1, model.divisible), [])
+        self._spoil = spoil
+        self._runs = 0
+
+    def observe(self, batch: Array) -> Observation:
+        seen = super().observe(batch)
+        return replace(seen, outputs=dict(self._spoiled(seen.outputs)))
+
+    def infer(self, batch: Array) -> dict[str, Array]:
+        return dict(self._spoiled(super().infer(batch)))
+
+    def _spoiled(self, outputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        self._runs += 1
+        return self._spoil(self._runs, outputs)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path)
+    yield bench
+    bench.end()
+
+
+def frames(reference: Tf32, count: int, batch: bool = False) -> Iterator[AuditedFrame]:
+    chance = np.random.default_rng(1)
+    for number in range(count):
+        tensor = chance.random((1, *reference.inputs[0].shape[1:]), np.float32)
+        seen = reference.observe(tensor)
+        in_batch = {name: rows[1:] for name, rows in reference.infer(np.concatenate([tensor, tensor])).items()}
+        yield AuditedFrame("front", number, 1.0, tensor, seen.outputs, seen.histograms, in_batch if batch else {})
+
+
+def with_a_wrong_kernel(model: Model, layer: int) -> onnx.ModelProto:
+    """Half of the channels of one convolution compute nothing."""
+    graph = onnx.ModelProto()
+    graph.CopyFrom(model.observed)
+    node = [node for node in graph.graph.node if node.op_type == "Conv"][layer]
+    weight = next(tensor for tensor in graph.graph.initializer if tensor.name == node.input[1])
+    values = numpy_helper.to_array(weight).copy()
+    values[: len(values) // 2] = 0.0
+    weight.CopyFrom(numpy_helper.from_array(values, weight.name))
+    return graph
+
+
+def test_values_are_rounded_to_the_nearest_of_so_many_bits() -> None:
+    values = np.random.default_rng(0).normal(0.0, 10.0, 1000).astype(np.float32)
+    mantissa, exponent = np.frexp(values.astype(np.float64))
+    np.testing.assert_array_equal(rounded(values, TF32), np.ldexp(np.rint(mantissa * 2**TF32), exponent - TF32))
+    np.testing.assert_array_equal(rounded(values, 24), values)
+
+
+def test_noise_that_the_arithmetic_explains_is_far_below_what_is_allowed(bench: Bench) -> None:
+    auditor = FrameAuditor(bench.model, TF32)
+    found = [auditor.audit(frame) for frame in frames(Tf32(bench.model), 8)]
+    assert max(mismatch.noise for mismatch in found) < 0.2
+    assert all(mismatch.sqnr_db > mismatch.allowed_db > 30.0 for mismatch in found)
+
+
+def test_openvino_computes_what_onnx_runtime_does_until_a_kernel_is_wrong(bench: Bench) -> None:
+    pytest.importorskip("openvino")
+    backend, auditor = open_backend("openvino"), FrameAuditor(bench.model, TF32)
+    (frame,) = frames(Tf32(bench.model), 1)
+    for graph, is_wrong in ((bench.model.observed, False), (with_a_wrong_kernel(bench.model, 2), True)):
+        with closing(backend.load(backend.build(bench.model.build_request(graph)).engine)) as engine:
+            found = {name: rows.copy() for name, rows in engine.infer(frame.tensor).items()}
+        assert (auditor.audit(replace(frame, outputs=found)).noise > 1.0) is is_wrong
+
+
+@pytest.mark.parametrize("layer", [0, 2, -1])
+def test_a_wrong_kernel_is_found_and_its_tensor_is_named(bench: Bench, layer: int) -> None:
+    wrong = with_a_wrong_kernel(bench.model, layer)
+    auditor, (frame,) = FrameAuditor(bench.model, TF32), frames(Tf32(bench.model, graph=wrong), 1)
+    mismatch = auditor.audit(frame)
+    assert (mismatch.noise > 10.0, mismatch.camera, mismatch.frame) == (True, "front", 0)
+    graph, taps = wrong.graph, bench.model.placement.taps
+    broken = [node for node in graph.node if node.op_type == "Conv"][layer].output[0]
+    named = auditor.locate(frame)
+    after = [name for node in graph.node for name in node.output]
+    assert named == "" or after.index(named) >= after.index(broken), "no tensor before the fault is named"
+    assert named != "" or layer == -1, taps
+
+
+def test_a_fault_in_one_row_of_a_batch_is_found(bench: Bench) -> None:
+    def second_row(_: int, outputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        return {name: np.concatenate([rows[:1], 1.2 * rows[1:]]) for name, rows in outputs.items()}
+
+    auditor = FrameAuditor(bench.model, TF32)
+    (frame,) = frames(Tf32(bench.model, second_row), 1, batch=True)
+    assert auditor.audit(replace(frame, in_batch={})).noise < 0.2
+    mismatch = auditor.audit(frame)
+    assert (mismatch.is_in_batch, mismatch.noise > 10.0) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "most_frames"),
+    [
+        pytest.param(lambda _frame, _noise: 10.0**0.1, 500, id="1 dB beyond what is allowed"),
+        pytest.param(lambda frame, noise: 1e3 if frame % 100 == 50 else noise, 500, id="one frame in a hundred"),
+        pytest.param(lambda frame, noise: np.inf if frame % 7 == 0 else noise, 20, id="one shape of seven"),
+    ],
+)
+def test_a_fault_is_proven_within_so_many_frames(spoilt: Callable[[int, float], float], most_frames: int) -> None:
+    detector, chance = NoiseDetector(YEARS), np.random.default_rng(3)
+    for frame in range(most_frames):
+        detector.update(spoilt(frame, 0.1 * chance.f(10, 10)))
+    assert detector.drift_detected
+
+
+def test_allowed_noise_raises_no_alarm_in_years() -> None:
+    detector, chance = NoiseDetector(YEARS), np.random.default_rng(4)
+    for noise in 0.1 * chance.f(10, 10, 50_000):  # as of ten outputs
+        detector.update(noise)
+        assert not detector.drift_detected
+
+
+def start(bench: Bench, spoil: Spoil, evidence: AuditEvidence, told: list[Mismatch]) -> ObserverThread:
+    """An observer on a reference of another runtime, each frame of which is audited."""
+    content = {
+        "model": bench.model.spec.model_dump(mode="json"),
+        "camera": {"source": "clip.avi"},
+        "observe": {"held_out": 8, "period_s": 0.1, "budget": None},
+    }
+    thread = ObserverThread(
+        lambda _: Tf32(bench.model, spoil),
+        bench.model.spec,
+        validate(Config, content, "test"),
+        bench.told.append,
+        open_checked=lambda _: bench.observer(),
+        audit=AuditedReference(bench.model, 1e-9, evidence, told.append),
+    )
+    thread.start()
+    bench.take(thread)
+    return thread
+
+
+def evidence(path: Path | None, identity: str = "a") -> AuditEvidence:
+    return AuditEvidence(path, identity, 300.0, lambda error: pytest.fail(str(error)))
+
+
+def test_a_wrong_reference_is_reported_and_replaced(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.monitoring.audit._SHARE", 1e9)
+    kept, told = evidence(tmp_path / "audit.json"), list[Mismatch]()
+    thread = start(bench, lambda _, outputs: {name: -rows for name, rows in outputs.items()}, kept, told)
+    bench.feed(thread, lambda: bool(told))
+    assert (told[0].allowed_db > 30.0, told[0].sqnr_db < 0.0) == (True, True)
+    bench.feed(thread, lambda: not thread.is_opening and next(iter(thread.states().values())).spending.audited is None)
+    assert bench.told == [], "observing did not fail"
+    again = evidence(tmp_path / "audit.json")
+    assert (again.mismatch, again.audited) == (told[0], kept.audited)
+    assert evidence(tmp_path / "audit.json", identity="another runtime").mismatch is None
+
+
+def test_a_right_reference_is_audited_at_its_own_pace(bench: Bench, tmp_path: Path) -> None:
+    kept, told = evidence(tmp_path / "audit.json"), list[Mismatch]()
+    thread = start(bench, lambda _, outputs: outputs, kept, told)
+    bench.feed(thread, (tmp_path / "audit.json").exists)
+    audits = {each.name for each in threading.enumerate()} & {"audit"}
+    assert (audits, told) == ({"audit"}, [])
+    state = json.loads((tmp_path / "audit.json").read_text())
+    assert (state["audited"], state["mismatch"]) == (1, None)
+    (spending,) = {each.spending.audited for each in thread.states().values()}
+    assert spending == 1
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"schema": 1, "identity": "a", "audited": -1}', "[]"])
+def test_evidence_that_is_damaged_is_gathered_anew(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "audit.json"
+    path.write_text(content)
+    kept = evidence(path)
+    assert (kept.audited, kept.mismatch) == (0, None)
+
+
+def test_evidence_of_a_newer_tared_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "audit.json"
+    path.write_text('{"schema": 99}')
+    with pytest.raises(AgentError, match=r"audit\.schema"):
+        evidence(path)
+
+
+def test_what_follows_a_selection_has_no_noise(bench: Bench) -> None:
+    model = onnx.ModelProto()
+    model.CopyFrom(bench.model.observed)
+    last = model.graph.output[0].name
+    model.graph.node.append(onnx.helper.make_node("Round", [last], ["chosen"]))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("chosen", onnx.TensorProto.FLOAT, None))
+    assert smooth_outputs(model) == [last]
