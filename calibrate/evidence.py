@@ -135,6 +135,16 @@ class DriftDetector(EDetector):
         super().update(min(max(value, 0.0) / FULL_SCALE_DB, 1.0) if not math.isnan(value) else value)
 
 
+class LossDetector(EDetector):
+    """An e-detector for losses that are mostly 0 or 1: the bets suit means of twice to five times the tolerance.
+
+    `tolerance` may be set anew between two values, by what is known before the next one.
+    """
+
+    _BETS = (0.02, 0.06, 0.15, 0.4)
+    _WEIGHTS = (0.25, 0.25, 0.25, 0.25)
+
+
 class RareEventDetector(EDetector):
     """Raise an alarm when an event happens more often than once in `once_in` values; small bets outlive the others."""
 

@@ -1,6 +1,6 @@
 """Report each change of state that the observer notices once.
 
-The changes are drift, low fidelity, trouble with the view, and values that are not finite.
+The changes are drift, low fidelity, a class that is lost, trouble with the view, and values that are not finite.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from agent.control.summary import Alarm
 from agent.control.triggers import is_low
 from agent.monitoring.audit import Mismatch
 from agent.monitoring.camera_monitor import CameraState, CameraStates
+from agent.monitoring.class_losses import LostClass
 from agent.monitoring.drift import DriftState
 from agent.monitoring.view import ViewState
 from agent.uplink.reporter import Reporter
@@ -27,6 +28,7 @@ class _Reported:
     drift: str = "calm"
     low: bool = False
     trouble: str = ""
+    lost_classes: frozenset[int] = frozenset()
     nonfinite: frozenset[str] = frozenset()
 
 
@@ -45,7 +47,7 @@ class StateChangeReporter:
     def reset(self) -> None:
         """Forget drift and low fidelity, which were those of the previous engine."""
         for reported in self._reported.values():
-            reported.drift, reported.low = "calm", False
+            reported.drift, reported.low, reported.lost_classes = "calm", False, frozenset()
 
     def report_changes(self, states: CameraStates) -> None:
         """Report what has changed since the last call."""
@@ -62,6 +64,10 @@ class StateChangeReporter:
             if not reported.low and is_low(state, self.config):
                 reported.low = True
                 self._report_low_fidelity(camera, state)
+            for lost in state.lost_classes:
+                if lost.class_id not in reported.lost_classes:
+                    reported.lost_classes |= {lost.class_id}
+                    self._report_lost_class(camera, lost)
             if state.view.trouble != reported.trouble:
                 reported.trouble = state.view.trouble
                 self._report_view(camera, state.view, state.drift)
@@ -110,6 +116,27 @@ class StateChangeReporter:
             gain_db=round(state.drift.serving_db, 2) if state.drift is not None else None,
             accepted=1.0 - self.config.recalibration.max_loss,
             **asdict(state.settled.interval),
+        )
+
+    def _report_lost_class(self, camera: str, lost: LostClass) -> None:
+        """Report a class of which INT8 loses too much, once for each engine in service."""
+        spec = self.config.model
+        self._reporter.event(
+            "class",
+            logging.WARNING,
+            camera=camera,
+            name=spec.label(lost.class_id),
+            instead=spec.label(lost.instead) if lost.instead is not None else None,
+            loss=round(lost.loss, 3),
+            tolerance=round(lost.tolerance, 3),
+            examples=[
+                {
+                    "frame": example.frame,
+                    "ts": example.ts,
+                    "served": spec.label(example.served) if example.served is not None else None,
+                }
+                for example in lost.examples
+            ],
         )
 
     def _report_view(self, camera: str, view: ViewState, drift: DriftState | None) -> None:

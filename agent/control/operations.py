@@ -25,6 +25,7 @@ from agent.common.main_thread import RunInMainThread
 from agent.config import Config
 from agent.contract.commands import RecalibrateArgs
 from agent.control.events import StateChangeReporter
+from agent.control.expected_regime import SwitchTimes, WarmRegime
 from agent.control.summary import JobSummary, RunSummary
 from agent.control.swap import EngineSwap
 from agent.control.triggers import Hindrance, Schedule, Trigger, Triggers, answered_times
@@ -126,6 +127,9 @@ class Operations:
             self._engine_changed,
             self._on_rolled_back,
         )
+        self._switch_times = SwitchTimes(kept_path("switches.json"), report_error)
+        least_memory_bytes = config.recalibration.headroom.memory_bytes
+        self._warm = WarmRegime(service, self._switch_times, least_memory_bytes, reporter.error)
         self._retry_s = 0.0  # monotonic time; before, no job is started
         if pipeline.mismatch is not None:
             self.configure(config)
@@ -197,6 +201,7 @@ class Operations:
                     self.reporter.keeps_regimes(self.regimes.artefacts)
         if self._idle:
             self._registry.tidy()
+            self._expect_regime()
         if time.monotonic() >= self._retry_s:
             self._start_what_is_due(states)
         compared = [drift for state in states.values() for drift in (state.drift, state.since_refusal)]
@@ -204,6 +209,13 @@ class Operations:
         self.pipeline.observer.set_pace(alert=self.jobs.is_collecting or closely or self.swap.is_active)
         self.pipeline.observer.collection.set_in_use(self.jobs.is_collecting)
         self.jobs.tick()
+
+    def _expect_regime(self) -> None:
+        """Have the engine warm that is switched to at about this time on other days."""
+        before = self._warm.artefact
+        self._warm.tick(time.time(), self.regimes.artefacts if self.pipeline.is_live else ())
+        if self._warm.artefact not in (before, ""):
+            self.reporter.event("regime", artefact=self._warm.artefact, state="expected")
 
     def _start_what_is_due(self, states: CameraStates) -> None:
         try:
@@ -225,6 +237,7 @@ class Operations:
 
     def stop(self, reason: str) -> None:
         """Cancel the running job, and the probation of a candidate."""
+        self._warm.drop()
         self.jobs.stop(reason, self.pipeline.error)
         self.new_model.drop(reason)
         self.swap.stop(reason)
@@ -235,6 +248,7 @@ class Operations:
             self._switch(trigger.request["artefact"])
             return
         self._triggers.is_reference_new = False  # any job's frames are observed by it
+        self._warm.drop()  # the job needs the memory
         registry = self._registry
         work = trigger.offline.work if trigger.offline is not None else None
         tracker = registry.start(trigger.kind, trigger.request, on_failure=lambda error: self._on_failure(job, error))
@@ -313,8 +327,9 @@ class Operations:
         Raises AgentError (`journal.write`).
         """
         since_s = time.monotonic()
+        self._switch_times.note(identity, time.time())
         try:
-            loaded = self.service.load(self.service.store.find(identity))
+            loaded = self._warm.take(identity) or self.service.load(self.service.store.find(identity))
         except TaredError as error:
             self._limits.pause_switches()
             self.reporter.error(error, trigger="switch")

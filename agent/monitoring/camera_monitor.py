@@ -12,10 +12,12 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from agent.collection.collection import SharedCollection
 from agent.config import Config
+from agent.monitoring.class_losses import ClassLosses, LostClass
 from agent.monitoring.drift import DriftMonitor, DriftState, Regime
 from agent.monitoring.estimates import Estimate, FidelityRecord, SinceStart, SinceStartBySecond
 from agent.monitoring.evidence_file import EvidenceFile
@@ -30,6 +32,7 @@ from calibrate.histogram import AbsHistogram
 from engines.interface import Array, Observation
 
 _ABSENT_S = 600.0
+_KEPT_EVERY = 64  # values of classes, between two writes of their state
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class CameraState:
     view: Trouble that no recalibration cures.
     nbytes: Of all histograms of this camera, and of the collection.
     absent: As `CameraMonitor.absent`.
+    lost_classes: Classes of which the engine in service loses too much.
     """
 
     collected: int
@@ -83,6 +87,7 @@ class CameraState:
     view: ViewState
     nbytes: int
     absent: bool
+    lost_classes: tuple[LostClass, ...] = ()
 
 
 CameraStates = Mapping[str, CameraState]  # by camera
@@ -143,6 +148,7 @@ class CameraMonitor:
         self._settled = SinceStart()
         self._paired = PairedFidelityGain()
         self._evidence = EvidenceFile(None)
+        self._classes = ClassLosses(self.config.observe.period_s, self.config.drift.false_alarms_per_30d)
         self._nonfinite: set[str] = set()
         self._observed_s: float | None = None  # monotonic, the newest frame
 
@@ -161,6 +167,7 @@ class CameraMonitor:
             self._drift_since = since
             self._settled.start(since)
             self._paired = PairedFidelityGain()
+            self._classes.start()
             recalled = self._evidence.start(serving.artefact, since, recall, self._fidelity)
             if recalled is not None:
                 self._drift_since = recalled.since  # fidelity was started with the state of drift that lasts
@@ -169,6 +176,9 @@ class CameraMonitor:
                         self._drift.restore(recalled.drift)
                 except CalibrationError:  # evidence that was weighed under other settings
                     self._start_fidelity(since)
+                if recalled.classes is not None:
+                    with suppress(CalibrationError, AttributeError, KeyError, TypeError, ValueError):
+                        self._classes.restore(recalled.classes)
             self._drift_name = self._drift.state.state
             self._alert_collection()
 
@@ -176,6 +186,7 @@ class CameraMonitor:
         """Stop watching: from now on the reference serves, with which nothing can be compared."""
         with self._lock:
             self._drift, self._watched = None, ""
+            self._classes.start()
             self._drift_name = "calm"
             self._fidelity.start(0.0)
             self._settled.start(0.0)
@@ -231,6 +242,7 @@ class CameraMonitor:
                 view=self._view.state,
                 nbytes=self.collection.nbytes + sum(each.nbytes for each in (self._drift, self._since_refusal) if each),
                 absent=self.absent,
+                lost_classes=self._classes.lost,
             )
 
     def history(self) -> list[tuple[float, float]]:
@@ -274,6 +286,9 @@ class CameraMonitor:
             value = None if agreement.is_empty else agreement.value
             self._fidelity.add(ts, value)
             self._evidence.note_frame(ts, value)
+            self._classes.add(served.frame.id, ts, served.result, reference)
+            if self._classes.values % _KEPT_EVERY == 0:
+                self._evidence.note_classes(self._classes.state())
             if drift.update(ts, observation.histograms):
                 self._end_block(ts, drift)
             state = drift.state

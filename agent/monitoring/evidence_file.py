@@ -38,10 +38,14 @@ class Mean(Protocol):
 
 @dataclass(frozen=True)
 class RecalledEvidence:
-    """drift: `DriftMonitor.saved_state`, None before the first block. since: capture time of the latest start."""
+    """drift: `DriftMonitor.saved_state`, None before the first block. since: capture time of the latest start.
+
+    classes: `ClassLosses.state`, None before the first of them was kept.
+    """
 
     drift: Mapping[str, Any] | None
     since: float
+    classes: Mapping[str, Any] | None = None
 
 
 class EvidenceFile:
@@ -87,7 +91,8 @@ class EvidenceFile:
         if self._journal is not None:
             with self._writing():
                 if recalled is None:
-                    self._journal.values.pop("drift", None)
+                    for key in ("drift", "classes"):
+                        self._journal.values.pop(key, None)
                     self._journal.shorten()  # before the next engine is named: no kill may leave it with this drift
                 self._compact(self._journal, mean)
         return recalled
@@ -95,6 +100,10 @@ class EvidenceFile:
     def note_block(self, drift: Mapping[str, Any]) -> None:
         """Keep the state of the drift monitor at the end of a block."""
         self._put("drift", dict(drift))
+
+    def note_classes(self, classes: Mapping[str, Any]) -> None:
+        """Keep the losses of the classes."""
+        self._put("classes", dict(classes))
 
     def note_frame(self, ts: float, value: float | None) -> None:
         """Keep a value that the mean has added."""
@@ -131,7 +140,8 @@ class EvidenceFile:
                 self._since = finite(ts)
                 mean.start(self._since)
         self._engine, self._next = engine, max([first, *(number + 1 for number in rows)])
-        return RecalledEvidence(cast("Any", journal.get("drift")), self._since)
+        drift, classes = (cast("Any", journal.get(key)) for key in ("drift", "classes"))
+        return RecalledEvidence(drift, self._since, classes)
 
     def _put_row(self, row: list[float | None]) -> None:
         number, self._next = self._next, self._next + 1

@@ -20,9 +20,10 @@ import numpy as np
 from agent.common.errors import AgentError
 from agent.common.state_files import Journal
 from agent.planning.frames import RandomFrames
-from agent.validation.confusion import Answer, ConfusedPair, Disagreement, answers
+from agent.validation.confusion import ConfusedPair, Disagreement
 from agent.vision.decode import Prediction
 from agent.vision.fidelity import fidelity
+from agent.vision.pairing import Answer, answers
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
 from calibrate.loss_bound import LossBound, frames_needed

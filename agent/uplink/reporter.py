@@ -20,7 +20,7 @@ from calibrate.errors import TaredError
 log = logging.getLogger(__package__)
 
 # Kinds of events that are written to the disk at once, and dropped last when the outbox is full.
-_ALARMS = frozenset({"alarm", "error", "fidelity", "view", "swap", "commit", "rollback"})
+_ALARMS = frozenset({"alarm", "class", "commit", "error", "fidelity", "reference", "rollback", "swap", "view"})
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Count where two predictions of a frame disagree: which class is served where the reference says another.
 
-`answers` pairs the objects of one frame. `Disagreement` counts such pairs over frames; `tared plan` certifies a plan by
-it. `ConfusionCounts` does the same for a candidate's verdict, where `newly_confused` names the pairs that are new.
+`Disagreement` counts such answers over frames; `tared plan` certifies a plan by it. `ConfusionCounts` does the same for
+a candidate's verdict, where `newly_confused` names the pairs that are new.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent.vision.decode import Classification, Prediction
-from agent.vision.detections import Detections, iou_matrix
-from agent.vision.fidelity import MATCH_IOU
+from agent.vision.pairing import Answer
 from calibrate.confusion import Pair, confused_pairs
 
 # Times that a pair must be seen before it can appear to be above a limit. Measured by simulating 100 trials of max_loss
@@ -22,47 +20,6 @@ from calibrate.confusion import Pair, confused_pairs
 # 20 % in 65 of them (15 otherwise). One that misreads 10 % was never refused, and kept from ending in 7.
 _SUSPECT = 2
 _ERROR = 0.05  # of `newly_confused`: the probability that a pair is named by chance
-
-# The reference's class of an object, and the served class; None where the object was not detected.
-Answer = tuple[int, int | None]
-
-
-def answers(served: Prediction | None, reference: Prediction) -> list[Answer]:
-    """Return the served class of each object of the reference.
-
-    served: None serves nothing, e.g. where outputs are not finite.
-
-    - classify: the frame is the one object.
-    - detect: objects are paired one to one at IoU 0.5, greedily by score as `detections.match` does: first among equal
-      classes, then the rest among all. A detector may give one object two classes, and that these change places in the
-      order of scores is no confusion.
-    - raw: there are no objects.
-    """
-    if isinstance(reference, Classification):
-        return [(reference.class_id, served.class_id if isinstance(served, Classification) else None)]
-    if not isinstance(reference, Detections):
-        return []
-    classes: list[int | None] = [None] * len(reference)
-    if isinstance(served, Detections):
-        for index, paired in _pairs(served, reference):
-            classes[paired] = int(served.classes[index])
-    return list(zip(reference.classes.tolist(), classes, strict=True))
-
-
-def _pairs(served: Detections, reference: Detections) -> list[tuple[int, int]]:
-    """Return the (served, reference) indices of the same objects."""
-    overlaps = iou_matrix(served.boxes, reference.boxes)
-    overlaps[overlaps < MATCH_IOU] = 0.0
-    same_class = served.classes[:, np.newaxis] == reference.classes[np.newaxis]
-    pairs = []
-    for allowed in (same_class, ~same_class):
-        for index in np.argsort(-served.scores, kind="stable"):
-            open_overlaps = np.where(allowed[index], overlaps[index], 0.0)
-            if open_overlaps.any():
-                best = int(open_overlaps.argmax())
-                pairs.append((int(index), best))
-                overlaps[index], overlaps[:, best] = 0.0, 0.0
-    return pairs
 
 
 @dataclass(frozen=True)

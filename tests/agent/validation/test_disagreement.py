@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.validation.confusion import Disagreement, answers
+from agent.validation.confusion import Disagreement
 from agent.vision.decode import Classification
 from agent.vision.detections import Detections, match
+from agent.vision.pairing import answers
 
 
 def detections(*rows: tuple[float, float, float, float, int, float]) -> Detections:
