@@ -15,6 +15,7 @@ from agent.control.summary import Alarm
 from agent.control.triggers import is_low
 from agent.monitoring.audit import Mismatch
 from agent.monitoring.camera_monitor import CameraState, CameraStates
+from agent.monitoring.causes import Explanation
 from agent.monitoring.class_losses import LostClass
 from agent.monitoring.drift import DriftState
 from agent.monitoring.view import ViewState
@@ -29,6 +30,7 @@ class _Reported:
     low: bool = False
     trouble: str = ""
     lost_classes: frozenset[int] = frozenset()
+    explanation: Explanation | None = None
     nonfinite: frozenset[str] = frozenset()
 
 
@@ -64,6 +66,10 @@ class StateChangeReporter:
             if not reported.low and is_low(state, self.config):
                 reported.low = True
                 self._report_low_fidelity(camera, state)
+            if state.explanation != reported.explanation:
+                reported.explanation = state.explanation
+                if state.explanation is not None:
+                    self._report_causes(camera, state.explanation)
             for lost in state.lost_classes:
                 if lost.class_id not in reported.lost_classes:
                     reported.lost_classes |= {lost.class_id}
@@ -116,6 +122,22 @@ class StateChangeReporter:
             gain_db=round(state.drift.serving_db, 2) if state.drift is not None else None,
             accepted=1.0 - self.config.recalibration.max_loss,
             **asdict(state.settled.interval),
+        )
+
+    def _report_causes(self, camera: str, why: Explanation) -> None:
+        """Report what has changed in the view, and what each remedy for the alarm would gain."""
+        self._reporter.event(
+            "cause",
+            camera=camera,
+            changes=[{"cause": each.cause, "octaves": round(each.octaves, 2)} for each in why.changes],
+            remedies=[
+                {
+                    "remedy": each.remedy,
+                    "gain_db": round(each.gain_db, 2) if each.gain_db is not None else None,
+                    "detail": each.detail or None,
+                }
+                for each in why.remedies
+            ],
         )
 
     def _report_lost_class(self, camera: str, lost: LostClass) -> None:

@@ -1,7 +1,7 @@
 """Observe some frames with a reference engine beside the frame path: drift, fidelity, accuracy, view, regimes.
 
 Reading order: observer (the thread), observation_budget (how often), camera_monitor (what becomes of a frame), drift,
-estimates, class_losses, view, regimes, accuracy, audit (is the reference right?), evidence_file.
+estimates, class_losses, causes, view, regimes, accuracy, audit (is the reference right?), evidence_file.
 
 How a served frame passes through the mechanisms that say how often, all of them in capture time but for 2:
 
@@ -21,6 +21,7 @@ Public names:
     accuracy:       LabelsError, LiveAccuracy, Truth, accuracy_bound
     audit:          AuditedReference, AuditEvidence, Mismatch
     camera_monitor: CameraMonitor, CameraState, CameraStates, least_faithful
+    causes:         Explanation
     class_losses:   LostClass
     drift:          DriftState
     estimates:      Estimate

@@ -17,12 +17,14 @@ from dataclasses import dataclass
 
 from agent.collection.collection import SharedCollection
 from agent.config import Config
+from agent.monitoring.causes import LIGHT, Appearance, AppearanceHistory, Explanation, Relighting, explanation
 from agent.monitoring.class_losses import ClassLosses, LostClass
 from agent.monitoring.drift import DriftMonitor, DriftState, Regime
 from agent.monitoring.estimates import Estimate, FidelityRecord, SinceStart, SinceStartBySecond
 from agent.monitoring.evidence_file import EvidenceFile
 from agent.monitoring.view import FROZEN, ViewMonitor, ViewState
-from agent.vision.decode import Prediction
+from agent.vision.decode import Classification, Prediction
+from agent.vision.detections import Detections
 from agent.vision.fidelity import Fidelity, fidelity
 from agent.vision.spec import ModelSpec
 from agent.vision.task import ServedFrame
@@ -32,6 +34,7 @@ from calibrate.histogram import AbsHistogram
 from engines.interface import Array, Observation
 
 _ABSENT_S = 600.0
+_RAISED_TENSORS = 4  # which raised precision is reckoned to leave float
 _KEPT_EVERY = 64  # values of classes, between two writes of their state
 
 
@@ -68,6 +71,7 @@ class CameraState:
     nbytes: Of all histograms of this camera, and of the collection.
     absent: As `CameraMonitor.absent`.
     lost_classes: Classes of which the engine in service loses too much.
+    explanation: Of the alarm that lasts; None without one, and until its remedies were tried out.
     """
 
     collected: int
@@ -88,6 +92,7 @@ class CameraState:
     nbytes: int
     absent: bool
     lost_classes: tuple[LostClass, ...] = ()
+    explanation: Explanation | None = None
 
 
 CameraStates = Mapping[str, CameraState]  # by camera
@@ -149,6 +154,9 @@ class CameraMonitor:
         self._paired = PairedFidelityGain()
         self._evidence = EvidenceFile(None)
         self._classes = ClassLosses(self.config.observe.period_s, self.config.drift.false_alarms_per_30d)
+        self._appearance = AppearanceHistory()
+        self._relighting: Relighting | None = None
+        self._explanation: Explanation | None = None
         self._nonfinite: set[str] = set()
         self._observed_s: float | None = None  # monotonic, the newest frame
 
@@ -168,6 +176,8 @@ class CameraMonitor:
             self._settled.start(since)
             self._paired = PairedFidelityGain()
             self._classes.start()
+            self._appearance = AppearanceHistory()
+            self._relighting = self._explanation = None
             recalled = self._evidence.start(serving.artefact, since, recall, self._fidelity)
             if recalled is not None:
                 self._drift_since = recalled.since  # fidelity was started with the state of drift that lasts
@@ -179,6 +189,9 @@ class CameraMonitor:
                 if recalled.classes is not None:
                     with suppress(CalibrationError, AttributeError, KeyError, TypeError, ValueError):
                         self._classes.restore(recalled.classes)
+                if recalled.appearances is not None:
+                    with suppress(TypeError, ValueError):
+                        self._appearance.restore(recalled.appearances)
             self._drift_name = self._drift.state.state
             self._alert_collection()
 
@@ -187,6 +200,7 @@ class CameraMonitor:
         with self._lock:
             self._drift, self._watched = None, ""
             self._classes.start()
+            self._relighting = self._explanation = None
             self._drift_name = "calm"
             self._fidelity.start(0.0)
             self._settled.start(0.0)
@@ -243,6 +257,7 @@ class CameraMonitor:
                 nbytes=self.collection.nbytes + sum(each.nbytes for each in (self._drift, self._since_refusal) if each),
                 absent=self.absent,
                 lost_classes=self._classes.lost,
+                explanation=self._explanation,
             )
 
     def history(self) -> list[tuple[float, float]]:
@@ -289,6 +304,7 @@ class CameraMonitor:
             self._classes.add(served.frame.id, ts, served.result, reference)
             if self._classes.values % _KEPT_EVERY == 0:
                 self._evidence.note_classes(self._classes.state())
+            self._add_appearance(reference)
             if drift.update(ts, observation.histograms):
                 self._end_block(ts, drift)
             state = drift.state
@@ -296,6 +312,42 @@ class CameraMonitor:
                 self._settled.start(ts)
             elif state.judged and state.serving_db <= self.config.drift.tolerance_db:
                 self._settled.add(ts, value)
+
+    @property
+    def relighting(self) -> Relighting | None:
+        """How the observed frame is to be relit and observed once more; None where it is not."""
+        with self._lock:
+            return self._relighting
+
+    def add_relit(self, histograms: Mapping[str, AbsHistogram]) -> None:
+        """Add what the reference saw of the relit frame."""
+        with self._lock:
+            if self._relighting is None or self._drift is None:
+                return
+            seen = self._relighting.add(histograms)
+            if seen is not None:
+                self._relighting = None
+                self._explain(self._drift, self._drift.gain_on(seen))
+
+    def _add_appearance(self, reference: Prediction) -> None:
+        """Add the appearance of the newest frame, which the view monitor has just measured."""
+        if self._view.features is None:
+            return
+        if self._appearance.add(Appearance.from_features(self._view.features, _confidence(reference))):
+            self._evidence.note_appearance(self._appearance.state())
+
+    def _explain(self, drift: DriftMonitor, relit_db: float | None) -> None:
+        """Put the remedies for an alarm beside each other."""
+        gains_db = {name: gain for name, gain in drift.state.gains_db.items() if name != self._watched}
+        hour = self._fidelity.hour.estimate.interval
+        self._explanation = explanation(
+            self._appearance,
+            drift.gain_on(drift.recent) if drift.recent else drift.state.serving_db,
+            drift.raised_gain_on(drift.recent, _RAISED_TENSORS) if drift.recent else 0.0,
+            gains_db,
+            relit_db,
+            hour.n > 0 and hour.estimate >= 1.0 - self.config.recalibration.max_loss,
+        )
 
     def _drift_from(self, regime: Regime, others: Sequence[Regime] = ()) -> DriftMonitor:
         return DriftMonitor(self.config.drift, self.config.regimes.switch_db, regime, others, self.other_cameras)
@@ -307,6 +359,12 @@ class CameraMonitor:
         if last == self._drift_name:
             return
         self._drift_since = ts
+        self._relighting = self._explanation = None
+        if self._drift_name == "alarm":
+            if self._appearance.changes[0].cause == LIGHT:
+                self._relighting = Relighting(self._appearance.relighting)
+            else:
+                self._explain(drift, None)
         if "alarm" in (last, self._drift_name):
             self._start_fidelity(ts)
         self._alert_collection()
@@ -318,3 +376,12 @@ class CameraMonitor:
 
     def _alert_collection(self) -> None:
         (self.collection.calm if self._drift_name == "calm" else self.collection.alert)(self.camera)
+
+
+def _confidence(reference: Prediction) -> float:
+    """Return the score of the surest answer; NaN where nothing was found, and for raw outputs."""
+    if isinstance(reference, Classification):
+        return reference.score
+    if isinstance(reference, Detections) and len(reference):
+        return float(reference.scores.max())
+    return math.nan

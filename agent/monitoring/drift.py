@@ -312,6 +312,22 @@ class DriftMonitor:
             gains_db=dict(self._gains_db),
         )
 
+    def gain_on(self, histograms: Mapping[str, AbsHistogram]) -> float:
+        """Return what a recalibration would gain on these frames over the engine in service, in dB."""
+        noise = tensor_noise(histograms, [self.serving.scales])
+        weights = self._weights[0]
+        return max(0.0, noise.under(-1, weights).gain_db(noise.under(0, weights)) - self._baselines_db[0])
+
+    def raised_gain_on(self, histograms: Mapping[str, AbsHistogram], tensors: int) -> float:
+        """Return what leaving so many of the loudest tensors float would gain under the present scales, in dB."""
+        noise, weights = tensor_noise(histograms, [self.serving.scales]), self._weights[0]
+        each = sorted(
+            weights.get(name, 0.0) * float(ratios[0].sum())
+            for name, ratios in zip(noise.names, noise.ratios, strict=True)
+        )
+        rest, total = sum(each[:-tensors]), sum(each)
+        return 10.0 * math.log10(total / rest) if rest > 0.0 else FULL_SCALE_DB
+
     def saved_state(self) -> dict[str, Any]:
         """Return the state after the last whole block, for `restore`, in JSON's types."""
         return {

@@ -40,12 +40,13 @@ class Mean(Protocol):
 class RecalledEvidence:
     """drift: `DriftMonitor.saved_state`, None before the first block. since: capture time of the latest start.
 
-    classes: `ClassLosses.state`, None before the first of them was kept.
+    classes: `ClassLosses.state`, appearances: `AppearanceHistory.state`; None before the first of them was kept.
     """
 
     drift: Mapping[str, Any] | None
     since: float
     classes: Mapping[str, Any] | None = None
+    appearances: Sequence[Any] | None = None
 
 
 class EvidenceFile:
@@ -91,7 +92,7 @@ class EvidenceFile:
         if self._journal is not None:
             with self._writing():
                 if recalled is None:
-                    for key in ("drift", "classes"):
+                    for key in ("drift", "classes", "appearances"):
                         self._journal.values.pop(key, None)
                     self._journal.shorten()  # before the next engine is named: no kill may leave it with this drift
                 self._compact(self._journal, mean)
@@ -104,6 +105,10 @@ class EvidenceFile:
     def note_classes(self, classes: Mapping[str, Any]) -> None:
         """Keep the losses of the classes."""
         self._put("classes", dict(classes))
+
+    def note_appearance(self, first: Sequence[Any]) -> None:
+        """Keep the appearance of the frames that the engine answered first."""
+        self._put("appearances", list(first))
 
     def note_frame(self, ts: float, value: float | None) -> None:
         """Keep a value that the mean has added."""
@@ -140,8 +145,8 @@ class EvidenceFile:
                 self._since = finite(ts)
                 mean.start(self._since)
         self._engine, self._next = engine, max([first, *(number + 1 for number in rows)])
-        drift, classes = (cast("Any", journal.get(key)) for key in ("drift", "classes"))
-        return RecalledEvidence(drift, self._since, classes)
+        drift, classes, appearances = (cast("Any", journal.get(key)) for key in ("drift", "classes", "appearances"))
+        return RecalledEvidence(drift, self._since, classes, appearances)
 
     def _put_row(self, row: list[float | None]) -> None:
         number, self._next = self._next, self._next + 1

@@ -275,6 +275,7 @@ class ObserverThread(threading.Thread):
                     self.monitors[served.frame.camera].add(served, tensor, observation, reference, previous)
                 if self._audit is not None and self._audit.is_due(self._now_ts(served.frame)):
                     self._audit.offer(self._audited_frame(observer, served.frame, tensor, observation))
+                self._relight(observer, task, served.frame)
                 failed = False
             finally:
                 with self._handover:
@@ -286,6 +287,13 @@ class ObserverThread(threading.Thread):
             self._pause(AgentError("observer.resources", found, "room to observe a frame", remedy), self._observing)
         else:
             self._observing.note_success()
+
+    def _relight(self, observer: Observer, task: VisionTask, frame: Frame) -> None:
+        """Observe the frame once more in another light, where an alarm asks what that would gain."""
+        monitor = self.monitors[frame.camera]
+        if (relighting := monitor.relighting) is not None:
+            tensor, _ = task.preprocess(relighting.relit(frame.image))
+            monitor.add_relit(observer.observe(tensor).histograms)
 
     def _audited_frame(self, observer: Observer, frame: Frame, tensor: Array, observation: Observation) -> AuditedFrame:
         """Return what an audit needs of a frame. Raises what `infer` raises."""

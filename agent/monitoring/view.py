@@ -14,6 +14,7 @@ frame. So it also covers recordings, cameras with `frozen_s: null`, and streams 
 
 from __future__ import annotations
 
+import math
 import zlib
 from dataclasses import dataclass
 
@@ -56,12 +57,14 @@ class FrameFeatures:
     layout: Mean luminance of the cells of a coarse grid, (9, 16).
     sharpness: Fine detail in the middle of the frame, over coarse detail there: light and noise cancel. In [0, inf).
     noise_floor: The sharpness that the noise of this frame can feign; a lower one is no evidence of detail.
+    noise: What lines near each other do not share of fine detail, over coarse detail there. In [0, inf).
     """
 
     luminance: float
     layout: Layout
     sharpness: float
     noise_floor: float
+    noise: float
 
     @classmethod
     def from_image(cls, image: NDArray[np.uint8]) -> FrameFeatures:
@@ -132,12 +135,12 @@ class _Baseline:
         if len(self._first) == _LEARNING:
             layout = np.median([each.layout for each in self._first], axis=0)
             self.is_steady = float(np.median([_alike(each.layout, layout) for each in self._first])) > _STEADY
-            self.features, self._first = FrameFeatures(float(layout.mean()), layout, sharpness, 0.0), []
+            self.features, self._first = FrameFeatures(float(layout.mean()), layout, sharpness, 0.0, 0.0), []
 
     def follow(self, features: FrameFeatures, usual: FrameFeatures) -> None:
         layout = usual.layout + _FOLLOWED * (features.layout - usual.layout)
         sharpness = usual.sharpness or self._learn_sharpness(features)
-        self.features = FrameFeatures(float(layout.mean()), layout, sharpness, 0.0)
+        self.features = FrameFeatures(float(layout.mean()), layout, sharpness, 0.0, 0.0)
 
     def _learn_sharpness(self, features: FrameFeatures) -> float:
         """Add a frame if it would show a blur; return the usual sharpness, 0 while it is not known."""
@@ -188,6 +191,7 @@ class ViewMonitor:
     """
 
     def __init__(self) -> None:
+        self.features: FrameFeatures | None = None  # of the newest frame
         self._usual = _Baseline()
         self._new_viewpoint = _NewViewpoint()
         self._detectors = {name: TroubleDetector() for name in (BLIND, MOVED, BLURRED)}
@@ -210,7 +214,7 @@ class ViewMonitor:
             self._same += 1
             return False
         self._same, self._checksum, self._since_ts = 0, checksum, ts
-        features = FrameFeatures.from_image(image)
+        features = self.features = FrameFeatures.from_image(image)
         contrast = float(features.layout.std())
         self._count(BLIND, features.is_blind, luminance=features.luminance, contrast=contrast)
         if not features.is_blind:
@@ -251,8 +255,9 @@ def _alike(layout: Layout, other: Layout) -> float:
     return float((deviations[0] * deviations[1]).sum()) / scale if scale > 0.0 else 1.0
 
 
-def _sharpness(image: NDArray[np.uint8]) -> tuple[float, float]:
-    """Return the sharpness of the middle of a frame, and the sharpness that its noise can feign; 0 for a tiny frame.
+def _sharpness(image: NDArray[np.uint8]) -> tuple[float, float, float]:
+    """Return the sharpness of the middle of a frame, the sharpness that its noise can feign, and the noise itself over
+    coarse detail; 0 for a tiny frame.
 
     Sharpness is fine detail over coarse detail, and either is the root of a power. Noise adds to a power. So detail is
     not squared, but multiplied with what lies two lines on: edges run on from line to line, and noise does not. In the
@@ -261,13 +266,13 @@ def _sharpness(image: NDArray[np.uint8]) -> tuple[float, float]:
     """
     half = _half_size(image)
     if half.shape[0] <= 2 * _COARSE or half.shape[1] <= 2 * _COARSE:
-        return 0.0, 0.0
+        return 0.0, 0.0, 0.0
     fine, noise, products = _detail(half, _FINE)
     coarse, _, _ = _detail(half, _COARSE)
     # Second differences of white noise overlap: their products vary as if there were half as many.
     error = noise * np.sqrt(2.0 / products)
     sharpness, noise_floor = np.sqrt(np.maximum([fine, _NOISE_ERRORS * error], 0.0) / max(coarse, 1.0))
-    return float(sharpness), float(noise_floor)
+    return float(sharpness), float(noise_floor), math.sqrt(max(noise, 0.0) / max(coarse, 1.0))
 
 
 def _detail(half: NDArray[np.float32], reach: int) -> tuple[float, float, int]:

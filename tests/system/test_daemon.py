@@ -73,6 +73,11 @@ def test_night_calibration_morning_alarm_recalibration_and_swap(tmp_path: Path, 
     kinds = [message["kind"] for message in numbered if "kind" in message]
     assert kinds.count("swap") == 2
     assert kinds.count("alarm") == 1
+    (cause,) = [message for message in numbered if message.get("kind") == "cause"]
+    assert cause["changes"][0]["cause"] == "light"
+    assert cause["changes"][0]["octaves"] > 2.0
+    gains = {remedy["remedy"]: remedy["gain_db"] for remedy in cause["remedies"]}
+    assert min(gains["recalibrate"], gains["restore exposure"]) > 3.0
     assert any("cameras" in message for message in numbered)
 
 

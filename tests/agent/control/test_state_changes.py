@@ -10,6 +10,7 @@ from raising_world import config_of, observer_state
 from agent.contract.messages import Birth
 from agent.control.events import StateChangeReporter
 from agent.monitoring.audit import Mismatch
+from agent.monitoring.causes import Change, Explanation, Remedy
 from agent.monitoring.class_losses import LossExample, LostClass
 from agent.uplink.reporter import Reporter
 
@@ -41,6 +42,20 @@ def test_a_lost_class_is_named_once_for_each_engine() -> None:
     changes.reset()
     changes.report_changes(states)
     assert len(events.seen) == 2
+
+
+def test_the_causes_of_an_alarm_are_reported_once_they_are_known() -> None:
+    config, events = config_of(), Events()
+    changes = StateChangeReporter(events, [], config)
+    why = Explanation((Change("light", -1.26),), (Remedy("recalibrate", 7.123), Remedy("retrain", None, "unsure")))
+    for known in (None, why, why, None):
+        changes.report_changes({"front": replace(observer_state(config, (0.9, 1.0, 9)), explanation=known)})
+    (event,) = events.seen
+    assert (event["kind"], event["changes"]) == ("cause", [{"cause": "light", "octaves": -1.26}])
+    assert event["remedies"] == [
+        {"remedy": "recalibrate", "gain_db": 7.12, "detail": None},
+        {"remedy": "retrain", "gain_db": None, "detail": "unsure"},
+    ]
 
 
 def test_a_wrong_reference_is_reported_in_numbers_that_json_has() -> None:

@@ -1,0 +1,209 @@
+"""Say why an alarm came, and what would help: what has changed in the view, and the gain of each remedy.
+
+1. `Appearance` is a frame in a few numbers. `AppearanceHistory` compares those of now with those of the first frames
+   that the engine in service answered, and names the change: light, contrast, noise, blur, or the content where none of
+   them changed.
+2. `Explanation` puts the remedies beside each other, the one with the largest gain first. Gains are measured on the
+   histograms that raised the alarm, in dB of quantisation noise. What exposure as it was would gain is tried out: some
+   observed frames are relit and observed once more (`Relighting`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.common.state_files import finite
+from agent.monitoring.view import FrameFeatures
+from calibrate.histogram import AbsHistogram, merge_into
+
+_FRAMES = 24  # of which the median counts, then and now
+_RELIT_FRAMES = 4
+# Octaves from which on a change is one. Set on one clip of three (vehicles) so that each first severity of the
+# corruption ladder is beyond it where it can be seen at all; frames of the same light differ by a tenth of that.
+_CHANGES = {"light": 0.2, "contrast": 0.3, "noise": 0.2, "blur": 0.35}
+_LEAST = 1e-3
+_UNSURE = 0.8  # of the confidence that the float model had
+LIGHT, CONTENT = "light", "content"
+
+
+@dataclass(frozen=True)
+class Appearance:
+    """One frame. luminance: mean, in [0, 255]. contrast: deviation of the coarse grid over the luminance.
+
+    noise: what neighbouring lines do not share of fine detail, over coarse detail. sharpness: as of FrameFeatures.
+    confidence: of the float model's surest answer, in [0, 1]; NaN where it found nothing.
+    """
+
+    luminance: float
+    contrast: float
+    noise: float
+    sharpness: float
+    confidence: float
+
+    @classmethod
+    def from_features(cls, features: FrameFeatures, confidence: float) -> Appearance:
+        luminance = max(features.luminance, 1.0)
+        contrast = float(features.layout.std()) / luminance
+        return cls(luminance, contrast, features.noise, features.sharpness, confidence)
+
+
+@dataclass(frozen=True)
+class Change:
+    """What has changed in the view, by how many octaves: light -1 is half as bright. content: by 0."""
+
+    cause: str
+    octaves: float
+
+
+class AppearanceHistory:
+    """One view when the engine in service was new, and now."""
+
+    def __init__(self) -> None:
+        self._first: list[Appearance] = []
+        self._newest: deque[Appearance] = deque(maxlen=_FRAMES)
+
+    def add(self, appearance: Appearance) -> bool:
+        """Add an observed frame; the first ones show the scene of the calibration. Return True at the last of them."""
+        is_first = len(self._first) < _FRAMES
+        if is_first:
+            self._first.append(appearance)
+        self._newest.append(appearance)
+        return is_first and len(self._first) == _FRAMES
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """What has changed, the likeliest cause first; content alone where nothing else has."""
+        if not self._first:
+            return (Change(CONTENT, 0.0),)
+        before, now = (_median(appearances) for appearances in (self._first, self._newest))
+        light, contrast, noise, sharpness = (_octaves(now[key], before[key]) for key in _KEYS)
+        sizes = {"light": light, "contrast": min(contrast, 0.0), "noise": max(noise, 0.0), "blur": min(sharpness, 0.0)}
+        if abs(light) >= _CHANGES[LIGHT]:  # light that saturates flattens, and dark frames are noisy
+            sizes |= {"contrast": 0.0, "noise": 0.0}
+        if sizes["blur"] <= -_CHANGES["blur"]:  # which takes fine noise and contrast away
+            sizes |= {"contrast": 0.0, "noise": 0.0}
+        found = {cause: size for cause, size in sizes.items() if abs(size) >= _CHANGES[cause]}
+        by_size = sorted(found, key=lambda cause: -abs(found[cause]) / _CHANGES[cause])
+        return tuple(Change(cause, found[cause]) for cause in by_size) or (Change(CONTENT, 0.0),)
+
+    @property
+    def relighting(self) -> float:
+        """The factor that gives the newest frames the light of the first ones."""
+        before, now = (_median(appearances) for appearances in (self._first, self._newest))
+        return before["luminance"] / now["luminance"]
+
+    @property
+    def confidences(self) -> tuple[float, float]:
+        """The float model's confidence in the beginning and now; NaN where it found nothing."""
+        before, now = (_median(appearances) for appearances in (self._first, self._newest))
+        return before["confidence"], now["confidence"]
+
+    def state(self) -> list[dict[str, float]]:
+        """Return those of the first frames, in JSON's types."""
+        return [asdict(each) for each in self._first]
+
+    def restore(self, state: Any) -> None:
+        """Go on with the first frames that an earlier process saw. Raises TypeError, ValueError for anything else."""
+        first = [Appearance(**each) for each in state[:_FRAMES]]
+        for each in first:
+            finite(each.luminance)
+        self._first = first
+
+
+_KEYS = ("luminance", "contrast", "noise", "sharpness")
+
+
+def _median(appearances: Any) -> dict[str, float]:
+    rows = np.array([list(asdict(each).values()) for each in appearances], np.float64)
+    with np.errstate(all="ignore"):
+        found = np.median(rows[:, :4], axis=0).tolist()
+    seen = rows[:, 4][~np.isnan(rows[:, 4])]
+    return dict(zip((*_KEYS, "confidence"), [*found, float(np.median(seen)) if seen.size else math.nan], strict=True))
+
+
+def _octaves(now: float, before: float) -> float:
+    return math.log2(max(now, _LEAST) / max(before, _LEAST))
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """What would help. gain_db: Predicted, of quantisation noise; None where no dB can say.
+
+    detail: The artefact of a regime, or the evidence.
+    """
+
+    remedy: str
+    gain_db: float | None
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """changes: As of AppearanceHistory. remedies: The largest gain first, then those without a figure."""
+
+    changes: tuple[Change, ...]
+    remedies: tuple[Remedy, ...]
+
+
+def explanation(
+    history: AppearanceHistory,
+    recalibration_db: float,
+    raised_db: float,
+    regimes_db: Mapping[str, float],
+    relit_db: float | None,
+    is_faithful: bool,
+) -> Explanation:
+    """Put the remedies beside each other.
+
+    Args:
+        recalibration_db: What a recalibration would gain over the engine in service.
+        raised_db: The same, if the loudest layers were left float under the present scales.
+        regimes_db: What a recalibration would still gain over each other known regime, by artefact.
+        relit_db: What it would still gain if the light were as it was; None: not tried.
+        is_faithful: INT8 answers as the float model does: what is lost, the float model has lost.
+    """
+    changes = history.changes
+    remedies = [Remedy("recalibrate", recalibration_db), Remedy("raise precision", raised_db)]
+    remedies += [
+        Remedy("switch regime", recalibration_db - still_db, artefact)
+        for artefact, still_db in regimes_db.items()
+        if still_db < recalibration_db
+    ]
+    if relit_db is not None:
+        remedies.append(Remedy("restore exposure", recalibration_db - relit_db))
+    if any(change.cause == "blur" for change in changes):
+        remedies.append(Remedy("clean or focus the lens", None, "fine detail is gone, which no scale brings back"))
+    before, now = history.confidences
+    if is_faithful and now < _UNSURE * before:
+        remedies.append(Remedy("retrain", None, f"the float model's confidence fell from {before:.2f} to {now:.2f}"))
+    figures = sorted((each for each in remedies if each.gain_db is not None), key=lambda each: -(each.gain_db or 0.0))
+    rest = tuple(each for each in remedies if each.gain_db is None)
+    needs_hands = changes[0].cause == "blur"
+    return Explanation(changes, (*rest, *figures) if needs_hands else (*figures, *rest))
+
+
+class Relighting:
+    """Observes some frames once more, relit as the calibrated scene was; the observer's thread uses it."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+        self._seen: dict[str, AbsHistogram] = {}
+        self._left = _RELIT_FRAMES
+
+    def relit(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return the frame in the other light, BGR uint8 (H, W, 3)."""
+        light: NDArray[np.uint8] = np.clip(image.astype(np.float32) * self.factor + 0.5, 0.0, 255.0).astype(np.uint8)
+        return light
+
+    def add(self, histograms: Mapping[str, AbsHistogram]) -> Mapping[str, AbsHistogram] | None:
+        """Add what the reference saw of a relit frame; return all of it once there is enough."""
+        merge_into(self._seen, histograms)
+        self._left -= 1
+        return self._seen if self._left <= 0 else None
