@@ -123,6 +123,6 @@ def print_result(options: argparse.Namespace, result: dict[str, Any]) -> int:
 
 def table_console() -> Console:
     """A console on stdout, wide where it is piped, so that no table is cut."""
-    from rich.console import Console  # most commands print no table, and its import takes a third of their start
+    from agent.common.table import ShownConsole  # most commands print no table; its import is a third of their start
 
-    return Console(width=None if sys.stdout.isatty() else _PIPED_COLUMNS)
+    return ShownConsole(width=None if sys.stdout.isatty() else _PIPED_COLUMNS)

@@ -24,7 +24,7 @@ from agent.cli.offline import add_offline
 from agent.cli.service import add_service
 from agent.cli.store import add_store
 from agent.common.errors import ConfigError
-from agent.common.redaction import hide_arguments
+from agent.common.redaction import hide_arguments, shown_output
 from calibrate.errors import TaredError
 
 EXIT_ERROR = 2
@@ -36,6 +36,7 @@ EXIT_RESTART = 75  # EX_TEMPFAIL of sysexits.h: systemd's Restart=on-failure doe
 CommandGroup = Callable[[Any], None]  # adds its commands to argparse's subparsers
 
 
+@shown_output()
 def main(arguments: Sequence[str] | None = None, extra: Sequence[CommandGroup] = ()) -> int:
     """Run one command and return its exit code.
 
@@ -139,9 +140,8 @@ def _run(options: argparse.Namespace) -> int:
     from agent.common.heap import limit_malloc_arenas
 
     limit_malloc_arenas()  # before what follows starts any thread
-    from rich.console import Console
-
     from agent.common.console import set_up_logging
+    from agent.common.table import ShownConsole
     from agent.config import load_config
     from agent.daemon.handlers import RESTART
     from agent.daemon.pages import serving_pages
@@ -158,5 +158,5 @@ def _run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(summary.as_dict()))
     else:
-        print_summary(summary, Console(), "" if summary.stopped_by else _write_report(config.state_dir))
+        print_summary(summary, ShownConsole(), "" if summary.stopped_by else _write_report(config.state_dir))
     return EXIT_RESTART if summary.stopped_by == RESTART else 0

@@ -14,17 +14,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 
 from agent.common.logfmt import JsonFormatter, LogfmtFormatter
+from agent.common.table import ShownConsole
 
 _PLAIN_PERIOD_S = 2.0  # between plain progress lines
 
 _NOTICE, _ERROR = 5, 3  # syslog(3)
 _PRIORITIES = {logging.CRITICAL: 2, logging.ERROR: _ERROR, logging.WARNING: 4, logging.INFO: 6, logging.DEBUG: 7}
 
-console = Console(stderr=True, highlight=False, soft_wrap=True)
+console = ShownConsole(stderr=True, highlight=False, soft_wrap=True)
 
 
 def goes_to_journal() -> bool:

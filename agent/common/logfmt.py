@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
+from agent.common.redaction import shown
+
 _FIELD = re.compile(r"(?:^| )([A-Za-z_]\w*)=('[^']*'|\S+)")
 _CONVERSION = re.compile(r"%[-#0 +]*\d*(?:\.\d+)?[diouxXeEfFgGrsac]")
 _BARE = re.compile(r"[^\s\"=\x00-\x1f\x7f\\]+")
@@ -53,7 +55,8 @@ def _value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     text = json.dumps(value, default=str) if isinstance(value, dict | list | tuple) else str(value)
-    return text if _BARE.fullmatch(text) else json.dumps(text, ensure_ascii=False)
+    is_bare = _BARE.fullmatch(text) and text == shown(text)
+    return text if is_bare else shown(json.dumps(text, ensure_ascii=False))
 
 
 class LogfmtFormatter(logging.Formatter):

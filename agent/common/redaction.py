@@ -1,10 +1,18 @@
-"""Remove passwords from addresses: in messages, and in the command line, which every user can read."""
+"""Make text safe to show: without passwords, and without characters that steer a terminal.
+
+Passwords are removed from addresses, in messages and in the command line, which every user can read. Whoever names a
+file, a tensor or a device may put anything into the name; `shown` writes it so that no terminal obeys it.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any, TextIO
 
 # All of these look at each character a few times at most, whatever the text: strangers write some of it.
 _WORD = re.compile(r"\S+")
@@ -12,6 +20,12 @@ _QUOTE = re.compile(r"['\"]")
 _NAME = re.compile(r"(?<![\w-])[\w-]+\s*=\s*")  # of a property
 _SECRET = re.compile(r"user|pw|pass|token|secret|cookie|header", re.I)
 _VALUE = re.compile(r"\"[^\"]*\"|'[^']*'|\S+")
+# Control characters but tab and line feed; what changes the direction of text, joins or hides nothing that is read, or
+# ends a line; halves of surrogate pairs, which a file's name may have and no encoding writes.
+_STEERING = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
+)
 # Where the arguments start and end in memory: fields 48 and 49 of proc_pid_stat(5), counted from behind the name.
 _START, _END = 45, 46
 
@@ -33,6 +47,41 @@ def redact_location(location: str) -> str:
     return f"...@{host}" if at and ":" in user else location
 
 
+def shown(text: str) -> str:
+    """Return the text with each character that steers a terminal, or hides in it, as JSON escapes it: `\\u001b`.
+
+    Tabs and line feeds stay.
+    """
+    return _STEERING.sub(lambda match: json.dumps(match[0])[1:-1], text)
+
+
+class ShownStream:
+    """A text stream whose writes go through `shown`; a console of rich, which steers terminals itself, passes it by."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.rich_proxied_file = stream  # rich looks for this name
+
+    def write(self, text: str) -> int:
+        self.rich_proxied_file.write(shown(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rich_proxied_file, name)
+
+
+@contextmanager
+def shown_output() -> Iterator[None]:
+    """Let all that the block prints on stdout and stderr go through `shown`."""
+    with ExitStack() as stack:
+        stack.enter_context(redirect_stdout(ShownStream(sys.stdout)))
+        stack.enter_context(redirect_stderr(ShownStream(sys.stderr)))
+        yield
+
+
 def hide_arguments() -> None:
     """Overwrite the arguments that `ps` shows, if an address among them holds a password.
 
@@ -47,9 +96,9 @@ def hide_arguments() -> None:
     if start <= 0 or size <= 0:  # this kernel does not tell where they are
         return
     arguments = ctypes.string_at(start, size).split(b"\0")
-    shown = [redact(each.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape") for each in arguments]
+    hidden = [redact(each.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape") for each in arguments]
     # Each argument keeps its length: the kernel shows the memory as it is.
-    memory = b"\0".join(new.ljust(len(old))[: len(old)] for new, old in zip(shown, arguments, strict=True))
+    memory = b"\0".join(new.ljust(len(old))[: len(old)] for new, old in zip(hidden, arguments, strict=True))
     ctypes.memmove(start, memory, size)
 
 

@@ -1,17 +1,31 @@
-"""Lay a table out for a terminal, so that no cell is ever cut: a narrow terminal gets a block of lines for each row."""
+"""Print for a terminal: nothing steers it but we, and no cell of a table is ever cut.
+
+A narrow terminal gets a block of lines for each row.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from rich.cells import cell_len
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from agent.common.redaction import shown
+
 _GAP = 2  # columns between two cells
 _PROSE = 24  # columns that a cell of prose takes at least, if it has that many
+
+
+class ShownConsole(Console):
+    """A console whose text goes through `shown`; styles, and the movements of a progress bar, do not."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(shown(segment.text), segment.style)
 
 
 def tabulate(
@@ -28,7 +42,7 @@ def tabulate(
         prose: The heads whose cells may be wrapped.
         right: The heads whose cells are aligned to the right.
     """
-    cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
+    cells = [[cell if isinstance(cell, Text) else Text(shown(cell)) for cell in row] for row in rows]
     widths = [max(map(cell_len, head.splitlines())) for head in heads]
     for row in cells:
         widths = [max(width, cell.cell_len) for width, cell in zip(widths, row, strict=True)]

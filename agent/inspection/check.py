@@ -20,6 +20,7 @@ from rich.table import Table
 from agent.camera.reader import read_spread, source_length
 from agent.camera.source import parse_source
 from agent.common.console import progress
+from agent.common.table import ShownConsole
 from agent.inspection.alternatives import Alternative, alternatives, unchanged
 from agent.inspection.graph_facts import read_facts
 from agent.inspection.inspect import inspect_model
@@ -297,7 +298,7 @@ def _answer(engine: Engine, spec: ModelSpec, image: Image) -> Answer:
 def print_check(check: Check, console: Console) -> None:
     """Print a check for people: a table of 80 columns, the verdict, and the lines of YAML to change."""
     width, is_terminal = min(console.width, _COLUMNS), console.is_terminal
-    console = Console(
+    console = ShownConsole(
         file=console.file, width=width, force_terminal=is_terminal, markup=False, highlight=False, emoji=False
     )
     if not check.is_compared:

@@ -10,11 +10,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.live import Live
 
 from agent.common.errors import AgentError
-from agent.common.table import tabulate
+from agent.common.table import ShownConsole, tabulate
 from agent.common.timing import Backoff
 from agent.contract.topics import MAX_NAME_BYTES, Topics
 from agent.contract.wire import MessageError, read_object
@@ -59,7 +59,7 @@ def watch(
 
     Raises AgentError (`broker.unreachable`).
     """
-    console = Console()
+    console = ShownConsole()
     live = console.is_terminal and not as_json
     known: dict[str, WatchedDevice] = {}
     topics = [f"tared/v1/{fleet}/+/{kind}" for kind in KINDS]
