@@ -28,7 +28,7 @@ SHOWN_DIFFERENCES = 20  # of a calibration from another tool's cache
 MAX_LOSS = "the loss that you accept: 1 - mean fidelity, a share from 0 to 1"
 MAX_CONFUSION = "the share of a class that may be taken for one other, 0 to 1"
 SOURCES = "a video file, a folder or zip of images, v4l2:/dev/video0, csi:0, rtsp://..., http://..."
-MODEL = "the model's spec; 'tared inspect MODEL.onnx' writes a first one"
+MODEL = "the model's spec; 'tared inspect MODEL.onnx -o MODEL.yaml' writes a first one"
 ARTEFACT = "an artefact of 'tared build'"
 METHODS = "how thresholds are chosen: entropy, mse, max, percentile:99.99, ... (docs/models.md)"
 DATASET = "labelled images for top-1 or mAP, too (default: none)"
@@ -127,9 +127,9 @@ def add_offline(commands: Any) -> None:
     inspect.add_argument("target", type=Path, metavar="ARTEFACT_OR_MODEL.onnx", help="an artefact, or a model file")
     inspect.add_argument("--layers", action="store_true", help="the layers that the builder made")
     inspect.add_argument("--time", action="store_true", help="with --layers: run it, and time every layer")
-    spec = "of a MODEL.onnx: the spec to write (default: MODEL.yaml, if there is none)"
+    spec = "of a MODEL.onnx: the file to write its spec to (default: the spec is printed)"
     inspect.add_argument("-o", "--output", type=Path, metavar="model.yaml", help=spec)
-    inspect.add_argument("--overwrite", action="store_true", help="also a model.yaml that is there already")
+    inspect.add_argument("--overwrite", action="store_true", help="with -o: also a file that is there already")
 
     report = command(
         commands, "report", _report, "one HTML file that shows a calibration, a plan, an engine or a board"
@@ -339,6 +339,8 @@ def _inspect(options: argparse.Namespace) -> int:
     if given is not None:
         found = f"--{given} for {'a model' if is_model else 'an artefact'}"
         raise AgentError("cli.arguments", found, "arguments as documented", "see 'tared inspect --help'")
+    if options.overwrite and options.output is None:
+        raise AgentError("cli.arguments", "--overwrite without -o", "a file to write", "name it with -o")
     return _inspect_model(options) if is_model else _inspect_artefact(options)
 
 
@@ -355,18 +357,17 @@ def _inspect_artefact(options: argparse.Namespace) -> int:
 
 
 def _inspect_model(options: argparse.Namespace) -> int:
-    from agent.inspection.inspect import inspect_model, print_model_inspection, write_spec
+    from agent.common.console import say
+    from agent.inspection.inspect import inspect_model, spec_lines, write_spec
 
-    inspection = inspect_model(options.target)
-    output = options.output or Path(f"{options.target.stem}.yaml")
-    is_written = options.output is not None or options.overwrite or not output.exists()
-    if is_written:
+    inspection, output = inspect_model(options.target), options.output
+    if output is not None:
         write_spec(inspection, output, options.overwrite)
     if options.json:
-        print(json.dumps({**inspection.as_dict(), "output": str(output) if is_written else None}))
+        print(json.dumps({**inspection.as_dict(), "output": str(output) if output is not None else None}))
     else:
-        print_model_inspection(inspection, table_console())
-        print(f"{output} {'is written: correct it' if is_written else 'is there already, and left as it is'}")
+        print("\n".join(spec_lines(inspection, Path() if output is None else output.parent)))
+        say(f"{output} is written: correct it" if output is not None else "nothing is written: name a file with -o")
     return 0
 
 

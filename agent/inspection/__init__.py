@@ -1,12 +1,12 @@
 """Look at models before they serve: `tared inspect` guesses the spec of one, `tared check` tries a spec on frames.
 
-Reading order of inspect: `graph_facts` (what the graph shows), `spec_guess` (what follows from it), `inspect` (the
-command). Of check: `alternatives` (the likeliest mistakes of a spec), `sureness` (how sure the model is, and when one
-spec counts as surer than another), `check` (the command: rounds of alternatives, a verdict, a table), `picture` (its
-PNG).
+Reading order of inspect: `graph_facts` (what the graph shows), `graph_run` (what a run of it shows), `spec_guess`
+(what follows from both), `inspect` (the command). Of check: `alternatives` (the likeliest mistakes of a spec),
+`sureness` (how sure the model is, and when one spec counts as surer than another), `check` (the command: rounds of
+alternatives, a verdict, a table), `picture` (its PNG).
 
 Public names:
-    inspect       inspect_model, write_spec, print_model_inspection, inspect_artefact, print_artefact_inspection
+    inspect       inspect_model, spec_lines, write_spec, inspect_artefact, print_artefact_inspection
     alternatives  Alternative, unchanged, alternatives
     sureness      Sureness, measure, compare
     check         run_check, print_check

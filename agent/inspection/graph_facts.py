@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,11 +14,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, numpy_helper
 
+from agent.inspection.graph_run import run_apart
 from engines.errors import EngineError
 from engines.graph.load import parse_model
-from engines.graph.topology import Dim, Topology, tensor_types, value_type
+from engines.graph.topology import Dim, Topology, tensor_types, type_name, value_type
 from engines.preprocessing import IMAGE_CHANNELS, Layout, image_layout
-from engines.registry import open_backend
 
 _OPEN_SIDE = 640  # of an input of open size, where it has to have one
 _PASSING = (
@@ -47,10 +46,12 @@ class GraphOutput(GraphTensor):
         closed: the shape for one image, of the graph's size or, where that is open, of the assumed one.
         made_by: the operators that compute it, behind those that only change shape or type, in the order in which their
             results are joined.
+        are_boxes: as `RunOutput` has it; None where no run was needed, or none was possible.
     """
 
     closed: tuple[int | None, ...]
     made_by: tuple[str, ...]
+    are_boxes: bool | None
 
 
 @dataclass(frozen=True)
@@ -94,17 +95,22 @@ class GraphFacts:
 
 
 def read_facts(path: Path) -> GraphFacts:
-    """Read the facts of an ONNX file. Raises EngineError as `parse_model`."""
+    """Read the facts of an ONNX file. Raises EngineError as `parse_model`, and `model.invalid` as `load_model`."""
     model = parse_model(path)
     topology = Topology(model)
     values = [value for value in model.graph.input if value.name in topology.inputs]
     inputs = tuple(_tensor(value) for value in values)
     layout = image_layout(inputs[0].shape) if len(inputs) == 1 else None
     size = _close_size(values[0], layout) if layout else None
-    shapes = _closed_shapes(model, _tensor(values[0]) if layout else None)
+    shapes = _inferred_shapes(model, path)
+    ran = run_apart(model, *_image(values[0])) if layout and _needs_run(shapes) else {}
+    shapes |= {name: output.shape for name, output in ran.items()}
     outputs = tuple(
         GraphOutput(
-            tensor.name, tensor.dtype, tensor.shape, shapes[tensor.name], tuple(_made_by(topology, tensor.name))
+            *(tensor.name, tensor.dtype, tensor.shape),
+            closed=shapes[tensor.name],
+            made_by=tuple(_made_by(topology, tensor.name)),
+            are_boxes=ran[tensor.name].are_boxes if tensor.name in ran else None,
         )
         for tensor in map(_tensor, model.graph.output)
     )
@@ -123,7 +129,7 @@ def read_facts(path: Path) -> GraphFacts:
 
 def _tensor(value: onnx.ValueInfoProto) -> GraphTensor:
     tensor = value_type(value)
-    dtype = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
+    dtype = type_name(tensor.elem_type)
     return GraphTensor(value.name, "float32" if dtype == "float" else dtype, _sizes(tensor.shape))
 
 
@@ -142,18 +148,25 @@ def _close_size(image: onnx.ValueInfoProto, layout: Layout) -> tuple[int, int]:
     return height, width
 
 
-def _closed_shapes(model: ModelProto, image: GraphTensor | None) -> dict[str, tuple[int | None, ...]]:
-    """Return the outputs' shapes by inference; by a run on a black image where that leaves any open."""
-    types = tensor_types(model)
-    shapes = {value.name: _sizes(types[value.name].shape) for value in model.graph.output}
-    if image is None or all(shape and None not in shape for shape in shapes.values()):
-        return shapes
+def _inferred_shapes(model: ModelProto, path: Path) -> dict[str, tuple[int | None, ...]]:
     try:
-        with closing(open_backend("onnxruntime").load(model.SerializeToString())) as engine:
-            outputs = engine.infer(np.zeros([side or 1 for side in image.shape], np.dtype(image.dtype)))
-    except (EngineError, TypeError):  # it cannot be run here, or is of a type that NumPy does not have
-        return shapes
-    return {name: output.shape for name, output in outputs.items()}
+        types = tensor_types(model)
+    except (ValueError, RuntimeError, onnx.checker.ValidationError) as error:  # of a graph that no checker has seen
+        raise EngineError(
+            "model.invalid", f"{path}: {error}", "a valid ONNX model", "export the model again"
+        ) from error
+    return {value.name: _sizes(types[value.name].shape) for value in model.graph.output}
+
+
+def _needs_run(shapes: Mapping[str, tuple[int | None, ...]]) -> bool:
+    """Return whether a shape stays open, or boxes beside scores may be corners or offsets: the graph states neither."""
+    is_open = any(not shape or None in shape for shape in shapes.values())
+    return is_open or (len(shapes) == 2 and any(len(shape) == 3 and shape[2] == 4 for shape in shapes.values()))
+
+
+def _image(value: onnx.ValueInfoProto) -> tuple[list[int], str]:
+    image = _tensor(value)
+    return [side or 1 for side in image.shape], image.dtype
 
 
 def _made_by(topology: Topology, tensor: str) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """Inspect an ONNX file or an artefact, for `tared inspect`.
 
-Of an ONNX file, `inspect_model` collects the facts and guesses a spec, which `write_spec` writes as a file for the user
-to correct. Of an artefact, `inspect_artefact` collects its manifest and, on request, its layers and their times.
+Of an ONNX file, `inspect_model` collects the facts and guesses a spec, which `spec_lines` and `write_spec` put into
+words for the user to correct. Of an artefact, `inspect_artefact` collects its manifest and, on request, its layers and
+their times.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import yaml
 from rich.console import Console
 
 from agent.common.errors import AgentError
+from agent.common.redaction import shown
 from agent.common.schema import validate
 from agent.common.table import tabulate
 from agent.inspection.graph_facts import GraphFacts, GraphTensor, read_facts
@@ -106,36 +108,25 @@ def write_spec(inspection: ModelInspection, path: Path, may_overwrite: bool) -> 
     """
     try:
         with path.open("w" if may_overwrite else "x", encoding="utf-8") as file:
-            file.write("\n".join(_lines(inspection, path.parent)) + "\n")
+            file.write("\n".join(spec_lines(inspection, path.parent)) + "\n")
     except FileExistsError:
-        expected, remedy = "a new file", "name another with -o, or say --overwrite"
+        expected, remedy = "a new file", "name another with -o, or replace it with --overwrite"
         raise AgentError("inspect.exists", f"{path} is there already", expected, remedy) from None
     except OSError as error:
         found = f"{path}: {error.strerror}"
         raise AgentError("inspect.output", found, "a file that can be written", "name another with -o") from error
 
 
-def print_model_inspection(inspection: ModelInspection, console: Console) -> None:
-    """Print an inspection for people: the facts, then the guesses."""
+def spec_lines(inspection: ModelInspection, folder: Path) -> Iterator[str]:
+    """Yield the lines of the guessed spec, for a file in this folder: facts as comments, and one behind each key."""
     facts = inspection.facts
-    rows = [("input", _shown(tensor)) for tensor in facts.inputs]
-    for output in facts.outputs:
-        rows += [("output", f"{_shown(output)}, by {', '.join(dict.fromkeys(output.made_by)) or 'nothing'}")]
-    rows += [("made by", f"{facts.producer or 'unknown'}, opset {facts.opset}")]
-    rows += [("refused", inspection.refusal)] if inspection.refusal else []
-    for name, fact in rows:
-        console.print(f"{name:10} {fact}", highlight=False, markup=False)
-    guesses = [(each.key, one_line_yaml(each.value), each.sureness, each.reason) for each in inspection.guesses]
-    console.print(tabulate(("key", "guess", "how sure", "why"), guesses, console.width, prose=("guess", "why")))
-
-
-def _shown(tensor: GraphTensor) -> str:
-    return f"{tensor.name} {tensor.dtype} [{', '.join('?' if side is None else str(side) for side in tensor.shape)}]"
-
-
-def _lines(inspection: ModelInspection, folder: Path) -> Iterator[str]:
     name = inspection.path.name
     yield f"# Guessed by 'tared inspect {_one_line(name)}'. Behind each key: how sure, and why. Correct what is wrong."
+    for tensor in facts.inputs:
+        yield f"# input {_shown(tensor)}"
+    for output in facts.outputs:
+        yield f"# output {_shown(output)}, by {_one_line(', '.join(dict.fromkeys(output.made_by)) or 'nothing')}"
+    yield f"# made by {_one_line(facts.producer) or 'unknown'}, opset {facts.opset}"
     if inspection.refusal:
         yield f"# Not usable as it is: {_one_line(inspection.refusal)}"
     yield f"path: {one_line_yaml(os.path.relpath(inspection.path.resolve(), folder.resolve()))}"
@@ -151,6 +142,11 @@ def _lines(inspection: ModelInspection, folder: Path) -> Iterator[str]:
         yield f"# labels: labels.txt  # one name per line, {inspection.classes} in all: the graph has none"
 
 
+def _shown(tensor: GraphTensor) -> str:
+    shape = ", ".join("?" if side is None else str(side) for side in tensor.shape)
+    return f"{_one_line(tensor.name)} {tensor.dtype} [{shape}]"
+
+
 def one_line_yaml(value: object) -> str:
     """Write a value as YAML on one line."""
     if isinstance(value, str):
@@ -164,7 +160,8 @@ def one_line_yaml(value: object) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    """Return a text for a comment: YAML has no characters there that would steer a terminal."""
+    return shown(" ".join(text.split()))
 
 
 # The suffixes of nodes that engines/quantise/apply_plan.py and engines/half/convert.py put into a graph.

@@ -10,6 +10,7 @@ NanoDet (its configurations), OpenCV's FaceDetectorYN, and torchvision's referen
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -18,6 +19,7 @@ import numpy as np
 
 from agent.common.errors import ConfigError
 from agent.inspection.graph_facts import GraphFacts, GraphOutput, Scaling
+from agent.vision.decode import class_count
 from agent.vision.decoders import BUILTIN_DECODERS
 
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
@@ -61,6 +63,13 @@ _WIDEST = 10.0  # networks are fed values of about -3 to 3; a far wider range ha
 _STRIDES = (8, 16, 32, 64)
 _ANCHORS = 3  # per cell, of YOLOv5 and YOLOv7
 _SUPPRESSING = frozenset(("NonMaxSuppression", "TopK"))
+_LINEAR = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul", "Add"))  # the last of a head, with its bias
+_POOLED = _LINEAR | {
+    "GlobalAveragePool",
+    "AveragePool",
+    "ReduceMean",
+}  # a last layer of 1 x 1 is pooled before or behind
+_MOST_VALUES = 1 << 25  # of all outputs; a detector of 1280 x 1280 with 80 classes has 3 million
 
 
 @dataclass(frozen=True)
@@ -108,12 +117,16 @@ def _readings(facts: GraphFacts, size: tuple[int, int]) -> Iterator[Head]:
     outputs = facts.outputs
     names = [output.name.lower() for output in outputs]
     if _fits("yunet", facts, size):
-        yield Head("detect", "yunet", "sure", "a class, an objectness and a box per cell of strides 8, 16, 32", 1)
+        scores = [output for output in outputs if output.closed[2:] == (1,)]
+        sureness: Sureness = "sure" if all(output.made_by == ("Sigmoid",) for output in scores) else "guess"
+        yield Head("detect", "yunet", sureness, "a class, an objectness and a box per cell of strides 8, 16, 32", 1)
     if len(outputs) > 2 and any("dis" in name for name in names) and _fits("nanodet", facts, size):
         rows = sum(output.closed[1] or 0 for name, output in zip(names, outputs, strict=True) if "dis" in name)
         classes = next(output.closed[2] or 0 for name, output in zip(names, outputs, strict=True) if "dis" not in name)
+        scored = [output.made_by for name, output in zip(names, outputs, strict=True) if "dis" not in name]
         decoder = "nanodet-plus" if rows == _cells(size, 4) else "nanodet"
-        yield Head("detect", decoder, "sure", "class scores and distances per stride", classes)
+        sureness = "sure" if all(made_by == ("Sigmoid",) for made_by in scored) else "guess"
+        yield Head("detect", decoder, sureness, "class scores and distances per stride", classes)
     if len(outputs) == 2 and _fits("ssd", facts, size):
         yield from _ssd(outputs)
     flat = [output for output in outputs if len(output.closed) == 3]
@@ -124,28 +137,46 @@ def _readings(facts: GraphFacts, size: tuple[int, int]) -> Iterator[Head]:
 
 
 def _ssd(outputs: tuple[GraphOutput, ...]) -> Iterator[Head]:
+    """Yield the readings of boxes and scores. Boxes that a run has shown to be none are offsets, or of another form."""
     boxes, scores = sorted(outputs, key=lambda output: (output.closed[2] != 4, "box" not in output.name.lower()))
     classes = (scores.closed[2] or 1) - 1
-    if scores.made_by == ("Softmax",):
+    has_background = scores.made_by == ("Softmax",)
+    if boxes.are_boxes and has_background:
         yield Head("detect", "ssd", "sure", "boxes, and a softmax over the background and the classes", classes)
-    elif "Sigmoid" not in boxes.made_by:  # a DETR's boxes: centres and sizes, of which no decoder here knows
+    elif boxes.are_boxes:
         yield Head("detect", "ssd", "guess", "boxes and scores, but no softmax with a background is seen", classes)
+    elif has_background and boxes.are_boxes is None:
+        reason = "a softmax with a background, and boxes or offsets beside it: it could not be run to see which"
+        yield Head("detect", "ssd", "guess", reason, classes)
+    elif has_background:
+        reason = (
+            "scores with a background, and beside them no boxes x1 y1 x2 y2 from 0 to 1, perhaps offsets from priors "
+            "outside the graph: export it with its box decoding, or name a decoder of your own"
+        )
+        yield Head("raw", None, "likely", reason)
 
 
 def _table(facts: GraphFacts, size: tuple[int, int], output: GraphOutput) -> Iterator[Head]:
     """Yield the readings of one output (batch, rows, columns)."""
     rows, columns = output.closed[1] or 0, output.closed[2] or 0
     cells = {_cells(size, strides): strides for strides in (1, 2, 3, 4)}
+    is_signed = "Ultralytics" in facts.metadata.get("author", "")
     if columns == 6 and _SUPPRESSING & facts.operators and rows not in cells:
-        yield Head("detect", "end2end", "sure", "6 columns, and the graph chooses the best rows itself")
+        reason = "6 columns, and the graph chooses the best rows itself; their order is Ultralytics'"
+        yield Head("detect", "end2end", "sure" if is_signed else "likely", reason)
+    if {*output.made_by} <= _LINEAR:  # neither scores nor boxes are decoded: no decoder here reads that
+        return
+    is_alone = all(len(other.closed) != 4 for other in facts.outputs)  # beside masks it is no plain detector
     if rows in cells and columns > 5:
         yield from _cell_rows(output, cells[rows], columns)
     anchored = [strides for count, strides in cells.items() if rows == _ANCHORS * count]
     if anchored and columns > 5:
-        yield Head("detect", "yolov5", "sure", f"{rows} rows: {_ANCHORS} anchors per cell, decoded", columns - 5)
+        reason = f"{rows} rows: {_ANCHORS} anchors per cell, decoded"
+        yield Head("detect", "yolov5", "sure" if is_alone else "guess", reason, columns - 5)
     if 4 < rows < columns:
-        is_signed = "Ultralytics" in facts.metadata.get("author", "")
-        is_sure = is_signed or (columns in cells and len(facts.outputs) == 1)  # with masks it is no plain detector
+        # Behind the classes there may be key points or the factors of masks: channels that look like classes.
+        ends_in_classes = output.made_by[-1:] == ("Sigmoid",) and len({*output.made_by}) > 1
+        is_sure = is_alone and (is_signed or (columns in cells and ends_in_classes and len(facts.outputs) == 1))
         reason = f"{rows} = 4 + {rows - 4} channels before {columns} places"
         yield Head("detect", "yolov8", "sure" if is_sure else "guess", reason, rows - 4)
     if columns == 6:
@@ -173,11 +204,11 @@ def _single(facts: GraphFacts, size: tuple[int, int], output: GraphOutput) -> It
     if _fits("fastestdet", facts, size) and {"Sigmoid", "Softmax"} <= made_by:
         classes = (shape[0] or 5) - 5
         yield Head("detect", "fastestdet", "sure", "a map with a sigmoid and a softmax among its channels", classes)
-    if len(shape) == 1 and (shape[0] or 0) > 1:
-        classes = shape[0] or 0
+    classes = class_count(output.closed) or 0
+    if classes > 1:
         if made_by & {"Softmax", "LogSoftmax"} or facts.metadata.get("task") == "classify":
             yield Head("classify", None, "sure", f"{classes} scores, softmax over them", classes)
-        elif made_by and made_by <= {"Gemm", "MatMul", "Add", "Conv"}:
+        elif made_by and made_by <= _POOLED:
             reason = f"{classes} scores of a last linear layer; an embedding would look the same: then task raw"
             yield Head("classify", None, "likely", reason, classes)
 
@@ -187,7 +218,10 @@ def _fits(decoder: str, facts: GraphFacts, size: tuple[int, int]) -> bool:
     closed = {output.name: output.closed[1:] for output in facts.outputs}
     if any(None in shape or not shape for shape in closed.values()):
         return False
-    zeros = {name: np.zeros([side or 0 for side in shape], np.float32) for name, shape in closed.items()}
+    shapes = {name: [side or 0 for side in shape] for name, shape in closed.items()}
+    if sum(map(math.prod, shapes.values())) > _MOST_VALUES:
+        return False
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
     try:
         BUILTIN_DECODERS[decoder](zeros, size, 0.5)
     except ConfigError:

@@ -78,8 +78,8 @@ def open_decoder(spec: ModelSpec, size: Size, outputs: Sequence[TensorSpec]) -> 
 
 def _check_classifier(spec: ModelSpec, outputs: Sequence[TensorSpec]) -> None:
     """Raises ConfigError (`decoder.shape`) unless there is one output, with a score per label."""
-    classes = outputs[0].shape[-1] if len(outputs) == 1 else None
-    if len(outputs) != 1 or (spec.labels and classes not in (None, len(spec.labels))):
+    classes = class_count(outputs[0].shape) if len(outputs) == 1 else 0
+    if classes == 0 or (spec.labels and classes not in (None, len(spec.labels))):
         shapes = ", ".join(f"{output.name} {output.shape}" for output in outputs)
         raise ConfigError(
             "decoder.shape",
@@ -87,6 +87,18 @@ def _check_classifier(spec: ModelSpec, outputs: Sequence[TensorSpec]) -> None:
             "one output (batch, classes), and as many labels or none",
             "correct labels in the model spec, or choose task 'raw'",
         )
+
+
+def class_count(shape: Sequence[int | None]) -> int | None:
+    """Return how many classes an output (batch, classes) has, with further axes of size 1 or without; None if open.
+
+    An output that is no vector for each image has none: 0.
+    """
+    sides = [side for side in shape[1:] if side != 1]
+    known = [side for side in sides if side is not None]
+    if len(sides) == len(known) < 2:
+        return known[0] if known else 1
+    return None if len(known) < 2 else 0
 
 
 def _top_1(image: Outputs) -> Classification:

@@ -222,16 +222,13 @@ def _stride_grid(size: Size, count: int, peer: str) -> tuple[FloatArray, FloatAr
 
     The strides are the first of 8, 16, 32, 64 whose maps have `count` cells together.
     """
-    cells: list[FloatArray] = []
-    strides: list[FloatArray] = []
-    total = 0
-    for stride in _STRIDES:
-        rows, columns = (-(-side // stride) for side in size)
-        cells.append(_cells(rows, columns))
-        strides.append(np.full((rows * columns, 1), stride, np.float32))
-        total += rows * columns
-        if total == count:
-            return np.concatenate(cells), np.concatenate(strides)
+    maps = [tuple(-(-side // stride) for side in size) for stride in _STRIDES]
+    sizes = [rows * columns for rows, columns in maps]
+    for levels in range(1, len(maps) + 1):
+        if sum(sizes[:levels]) == count:
+            cells = [_cells(rows, columns) for rows, columns in maps[:levels]]
+            each = np.repeat(np.array(_STRIDES[:levels], np.float32), sizes[:levels])
+            return np.concatenate(cells), each[:, np.newaxis]
     raise ConfigError(
         "decoder.shape",
         f"{count} {peer} cells for an input of {size[0]}x{size[1]}",

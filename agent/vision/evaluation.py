@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.common.errors import DatasetError
-from agent.vision.decode import Classification
+from agent.vision.decode import Classification, class_count
 from agent.vision.detections import Detections
 from agent.vision.labelled_images import ClassifiedImages, Image, LabelledObjects, labelled_images
 from agent.vision.spec import ModelSpec
@@ -174,10 +174,11 @@ def evaluate(engine: Engine, spec: ModelSpec, path: Path, only: Sequence[str] = 
 
 def _evaluate_classifier(engine: Engine, spec: ModelSpec, images: ClassifiedImages) -> Evaluation:
     outputs = engine.outputs
-    if outputs[0].shape[-1] not in (None, len(images.classes)):
+    classes = class_count(outputs[0].shape)
+    if classes not in (None, len(images.classes)):
         raise DatasetError(
             "dataset.label",
-            f"{len(images.classes)} folders for {outputs[0].shape[-1]} classes of the model",
+            f"{len(images.classes)} folders for {classes} classes of the model",
             "a folder for every class, or labels that number them",
             "add labels to the model spec",
         )

@@ -226,7 +226,7 @@ def rebase(content: Mapping[str, Any], base: Path) -> dict[str, Any]:
 def load_model_spec(path: Path) -> ModelSpec:
     """Read MODEL.yaml; its paths are relative to it. Raises ConfigError with every error at once."""
     if path.suffix.lower() == ".onnx":
-        remedy = f"'tared inspect {path}' writes one"
+        remedy = f"'tared inspect {path} -o MODEL.yaml' writes one"
         raise ConfigError("config.unreadable", f"the model {path} itself", "a MODEL.yaml that describes it", remedy)
     return validate(ModelSpec, rebase(read_yaml(path), path.parent), str(path))
 

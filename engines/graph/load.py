@@ -13,7 +13,16 @@ from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto, external_data_helper, helper
 
 from engines.errors import EngineError
-from engines.graph.topology import QDQ_OPS, TensorType, all_nodes, graph_inputs, subgraphs, trial_shape, value_type
+from engines.graph.topology import (
+    QDQ_OPS,
+    TensorType,
+    all_nodes,
+    graph_inputs,
+    subgraphs,
+    trial_shape,
+    type_name,
+    value_type,
+)
 from engines.interface import Array, TensorSpec
 from engines.preprocessing import image_layout
 from engines.store.files import read_regular
@@ -38,6 +47,7 @@ def load_model(path: Path) -> ModelProto:
     model = parse_model(path)
     _check_operators(model)
     _load_external_data(model, path.parent)
+    _check_types(model, path)
     try:
         onnx.checker.check_model(model)
     except (onnx.checker.ValidationError, ValueError) as error:
@@ -108,12 +118,12 @@ def _check_operators(model: ModelProto) -> None:
 
     ONNX's own Q/DQ passes; `engines.graph.existing_qdq` looks at its scales once they are all initialisers.
     """
-    opsets = {_domain(opset.domain): opset.version for opset in model.opset_import}
+    opsets = {_domain(opset.domain): _as_int32(opset.version) for opset in model.opset_import}
     local = {(_domain(function.domain), function.name) for function in model.functions}
     for node in all_nodes(model.graph):
         domain = _domain(node.domain)
         operator = f"{domain}.{node.op_type}" if domain else node.op_type
-        where = f"operator {operator} in node '{node.name or node.output[0]}'"
+        where = f"operator {operator} in node '{node.name or next(iter(node.output), '')}'"
         integer = node.op_type in _INTEGER_OPS or node.op_type.startswith("QLinear")
         if integer or (node.op_type in QDQ_OPS and domain):
             raise EngineError(
@@ -132,6 +142,24 @@ def _check_operators(model: ModelProto) -> None:
             )
 
 
+def _as_int32(version: int) -> int:
+    """Return a version that ONNX's tables can be asked for; one beyond their numbers names no opset either."""
+    return max(-_MOST_BYTES, min(version, _MOST_BYTES))
+
+
+def _check_types(model: ModelProto, path: Path) -> None:
+    """Refuse a type that ONNX does not have: its checker accepts any number, and later readers do not."""
+    graphs = [model.graph, *(body for node in all_nodes(model.graph) for body in subgraphs(node))]
+    for graph in graphs:
+        values = (*graph.input, *graph.output, *graph.value_info)
+        used = [(value.name, value.type.tensor_type.elem_type) for value in values]
+        used += [(tensor.name, tensor.data_type) for tensor in graph.initializer]
+        for name, kind in used:
+            if kind not in TensorProto.DataType.values():
+                found = f"{path}: tensor '{name}' of {type_name(kind)}"
+                raise EngineError("model.invalid", found, "a valid ONNX model", _REEXPORT)
+
+
 def _domain(domain: str) -> str:
     return "" if domain == "ai.onnx" else domain
 
@@ -142,15 +170,15 @@ def _load_external_data(model: ModelProto, folder: Path) -> None:
     external = [t for t in _tensors(model) if t.data_location == TensorProto.EXTERNAL]
     for tensor in external:
         location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
-        target = (root / location).resolve()  # follows links: one that leads out is refused too
-        if not location or root not in target.parents:
+        target = _resolved(root, location)
+        if not location or target is None or root not in target.parents:
             raise EngineError(
                 "model.external-data",
                 f"tensor '{tensor.name}' stored in '{location}'",
                 f"a file inside {root}",
                 "keep the data files beside the model and export it with relative paths",
             )
-        if not target.is_file():
+        if not target.is_file():  # a pipe or a device would block, or never end
             raise EngineError(
                 "model.external-data",
                 f"no file '{location}' for tensor '{tensor.name}'",
@@ -165,6 +193,18 @@ def _load_external_data(model: ModelProto, folder: Path) -> None:
     except (OSError, ValueError, onnx.checker.ValidationError) as error:
         remedy = "copy the model together with its data files"
         raise EngineError("model.external-data", str(error), "complete data files", remedy) from error
+
+
+def _resolved(root: Path, location: str) -> Path | None:
+    """Return where a name leads, with links followed, since one may lead out; None if no file can have the name."""
+    try:
+        target = (root / location).resolve()
+        target.lstat()
+    except FileNotFoundError:
+        return target
+    except (OSError, ValueError, RuntimeError):  # too long, with a null byte, or a circle of links
+        return None
+    return target
 
 
 def _tensors(model: ModelProto) -> Iterator[TensorProto]:
@@ -201,7 +241,7 @@ def _check_input(model: ModelProto) -> None:
 
 def _describe(name: str, image_type: TensorType) -> str:
     shape = "of unknown rank" if image_type.shape is None else str([dim or "?" for dim in image_type.shape])
-    return f"input '{name}': {TensorProto.DataType.Name(image_type.elem_type).lower()} {shape}"
+    return f"input '{name}': {type_name(image_type.elem_type)} {shape}"
 
 
 def _no_image(found: str, remedy: str) -> EngineError:

@@ -104,6 +104,12 @@ def is_float(types: Mapping[str, TensorType], tensor: str) -> bool:
     return tensor in types and types[tensor].elem_type == TensorProto.FLOAT
 
 
+def type_name(elem_type: int) -> str:
+    """Return ONNX's name of an element type, in small letters; a file may have a number that is none."""
+    is_known = elem_type in TensorProto.DataType.values()
+    return TensorProto.DataType.Name(elem_type).lower() if is_known else f"unknown type {elem_type}"
+
+
 def value_type(value: ValueInfoProto) -> TensorType:
     """Return the element type and shape that a graph declares for one of its values."""
     tensor = value.type.tensor_type

@@ -82,8 +82,27 @@ def end2end(net: Net) -> ModelProto:
 
 def ssd(net: Net) -> ModelProto:
     scores = net.node("Softmax", _rows(net, _map(net, 8, 1 + CLASSES), 1 + CLASSES), axis=2)
-    boxes = net.node("Add", _rows(net, _map(net, 8, 4), 4), net.constant(np.ones(1, np.float32)))
+    centres, sides = (net.node("Tanh", _rows(net, _map(net, 8, 2), 2)) for _ in range(2))
+    centres = net.node("Add", _times(net, centres, 0.3), net.constant(np.full(1, 0.5, np.float32)))
+    half = _times(net, net.node("Exp", sides), 0.1)
+    boxes = _joined(net, [net.node("Sub", centres, half), net.node("Add", centres, half)], 2)
     return net.model(_named(net, scores, "scores"), _named(net, boxes, "boxes"))
+
+
+def _times(net: Net, tensor: str, factor: float) -> str:
+    return net.node("Mul", tensor, net.constant(np.full(1, factor, np.float32)))
+
+
+def ssd_offsets(net: Net) -> ModelProto:
+    """SSD whose boxes are offsets from priors, which its graph does not have."""
+    scores = net.node("Softmax", _rows(net, _map(net, 8, 1 + CLASSES), 1 + CLASSES), axis=2)
+    offsets = _times(net, _rows(net, _map(net, 8, 4), 4), 0.1)
+    return net.model(_named(net, scores, "scores"), _named(net, offsets, "boxes"))
+
+
+def yolov8_undecoded(net: Net) -> ModelProto:
+    """YOLOv8 cut off before its decoding: bins of distances, and logits."""
+    return net.model(_joined(net, [_flat(net, _map(net, stride, 64 + CLASSES), 64 + CLASSES) for stride in STRIDES], 2))
 
 
 def fastestdet(net: Net) -> ModelProto:
@@ -134,6 +153,15 @@ def softmax_classifier(net: Net) -> ModelProto:
     return net.model(net.node("Softmax", net.node("MatMul", _pooled(net), net.weight(8, CLASSES)), axis=1))
 
 
+def squeezed_classifier(net: Net) -> ModelProto:
+    """SqueezeNet's: (1, classes, 1, 1), pooled behind its last layer."""
+    return net.model(net.node("GlobalAveragePool", net.conv(_map(net, 8, 8), 8, CLASSES)))
+
+
+def squeezed_softmax(net: Net) -> ModelProto:
+    return net.model(net.node("Softmax", net.node("GlobalAveragePool", _map(net, 8, CLASSES)), axis=1))
+
+
 def segmentation(net: Net) -> ModelProto:
     return net.model(_map(net, 8, CLASSES))
 
@@ -161,8 +189,8 @@ DETECTORS: dict[Family, str] = {
     nanodet_by_stride: "nanodet",
     yunet: "yunet",
 }
-CLASSIFIERS: tuple[Family, ...] = (classifier, softmax_classifier)
-OTHERS: tuple[Family, ...] = (segmentation, transformer, regression)
+CLASSIFIERS: tuple[Family, ...] = (classifier, softmax_classifier, squeezed_classifier, squeezed_softmax)
+OTHERS: tuple[Family, ...] = (segmentation, transformer, regression, yolov8_undecoded)
 
 
 def family(make: Family, shape: Shape = IMAGE) -> ModelProto:

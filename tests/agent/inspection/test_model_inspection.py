@@ -13,16 +13,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 from image_fronts import fronted
 from lab import SPECS
-from model_families import CLASSES, CLASSIFIERS, DETECTORS, IMAGE, OTHERS, Family, classifier, family, yolov8, yolox
+from model_families import (
+    CLASSES,
+    CLASSIFIERS,
+    DETECTORS,
+    IMAGE,
+    OTHERS,
+    Family,
+    classifier,
+    family,
+    squeezed_classifier,
+    squeezed_softmax,
+    ssd,
+    ssd_offsets,
+    yolov8,
+    yolox,
+)
 from onnx import ModelProto, TensorProto, helper
 from places import ROOT
 from zoo import Net, run
 
+from agent.common.errors import ConfigError
 from agent.common.schema import read_yaml
 from agent.inspection.graph_facts import read_facts
 from agent.inspection.inspect import inspect_model, write_spec
-from agent.inspection.spec_guess import class_names
-from agent.vision.decode import open_decoder
+from agent.inspection.spec_guess import class_names, fitting_heads
+from agent.vision.decode import Classification, open_decoder
 from agent.vision.preprocess import network_input
 from agent.vision.spec import InputSpec, ModelSpec, load_model_spec
 from engines.graph.load import image_input, load_model
@@ -117,6 +133,33 @@ def test_what_fits_nothing_is_raw_and_says_so(make: Family, tmp_path: Path) -> N
     path = saved(tmp_path, family(make))
     assert written(path, tmp_path).task == "raw"
     assert inspect_model(path).guesses[0].reason == "no decoder fits its outputs"
+
+
+def test_offsets_are_no_boxes(tmp_path: Path) -> None:
+    """They would be served as boxes [0, 0, 0, 480]; their graph has the shapes and the softmax of one that decodes."""
+    path = saved(tmp_path, family(ssd_offsets))
+    assert written(path, tmp_path).task == "raw"
+    assert "offsets from priors outside the graph" in inspect_model(path).guesses[0].reason
+    assert fitting_heads(read_facts(path)) == ()
+
+
+def test_boxes_that_no_run_shows_are_a_guess(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent.inspection.graph_run._MOST_S", 0.0)
+    inspection = inspect_model(saved(tmp_path, family(ssd)))
+    assert [guess.sureness for guess in inspection.guesses[:2]] == ["guess", "guess"]
+
+
+@pytest.mark.parametrize("make", [squeezed_classifier, squeezed_softmax])
+def test_a_classifier_of_rank_4_is_served_with_labels(make: Family, tmp_path: Path) -> None:
+    model = family(make)
+    spec = written(saved(tmp_path, model), tmp_path).model_copy(update={"labels": ("a", "b", "c")})
+    outputs = run(model, np.ones(IMAGE, np.float32))
+    (tensor,) = [TensorSpec(name, output.dtype, output.shape) for name, output in outputs.items()]
+    assert tensor.shape == (1, CLASSES, 1, 1)
+    (answer,) = open_decoder(spec, IMAGE[2:], [tensor])(outputs)
+    assert answer == Classification(int(outputs[tensor.name].argmax()), pytest.approx(1.0, abs=0.999))
+    with pytest.raises(ConfigError, match="3 labels"):
+        open_decoder(spec, IMAGE[2:], [TensorSpec("map", tensor.dtype, (1, CLASSES, 3, 1))])
 
 
 def test_a_model_that_its_metadata_say_is_no_detector(tmp_path: Path) -> None:
@@ -235,31 +278,32 @@ def test_the_command_tells_writes_and_overwrites_only_when_asked(bench: Bench, m
     monkeypatch.chdir(bench / "here")
     result = bench.json("inspect", bench / "yolox.onnx")
     assert result.keys() == {"model", "seen", "guesses", "refusal", "output"}
-    assert (result["output"], result["refusal"], result["seen"]["layout"]) == ("yolox.yaml", "", "NCHW")
+    assert (result["output"], result["refusal"], result["seen"]["layout"]) == (None, "", "NCHW")
     assert {"key": "decoder", "value": "yolox"}.items() <= result["guesses"][1].items()
+    printed = bench.text("inspect", bench / "yolox.onnx")
+    assert not any(Path().iterdir()), "a file that nobody asked for"
+
+    assert bench.json("inspect", bench / "yolox.onnx", "-o", "yolox.yaml")["output"] == "yolox.yaml"
+    assert Path("yolox.yaml").read_text() == printed
     spec = load_model_spec(Path("yolox.yaml"))
     assert spec.path == Path("../yolox.onnx")
     load_model(spec.path)
 
     Path("yolox.yaml").write_text("mine\n")
-    assert bench.json("inspect", bench / "yolox.onnx")["output"] is None
-    assert "is there already, and left as it is" in bench.text("inspect", bench / "yolox.onnx")
     assert bench.refuses("inspect", bench / "yolox.onnx", "-o", "yolox.yaml").startswith("inspect.exists: ")
     assert Path("yolox.yaml").read_text() == "mine\n"
-    assert "yolox.yaml is written" in bench.text("inspect", bench / "yolox.onnx", "-o", "yolox.yaml", "--overwrite")
+    assert bench.text("inspect", bench / "yolox.onnx", "-o", "yolox.yaml", "--overwrite") == printed
     assert read_yaml(Path("yolox.yaml"))["decoder"] == "yolox"
 
 
-def test_the_table_says_how_sure_and_every_key_of_the_file_too(
+def test_the_spec_has_the_facts_and_says_of_every_key_how_sure_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = saved(tmp_path, family(yolox))
-    assert main(["inspect", str(path), "-o", str(tmp_path / "spec.yaml")]) == 0
-    shown = capsys.readouterr().out
-    assert "image float32 [1, 3, 64, 96]" in shown
-    lines = (tmp_path / "spec.yaml").read_text().splitlines()
+    assert main(["inspect", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "# input image float32 [1, 3, 64, 96]" in lines
     for guess in inspect_model(path).guesses:
-        assert guess.key in shown
         (line,) = [line for line in lines if line.strip().startswith(f"{guess.key.rpartition('.')[2]}:")]
         assert f"  # {guess.sureness}: " in line
 
@@ -271,6 +315,7 @@ def test_the_table_says_how_sure_and_every_key_of_the_file_too(
         (["clip.avi"], "model.unreadable"),
         (["model.onnx", "--layers"], "cli.arguments"),
         (["artefact", "-o", "new.yaml"], "cli.arguments"),
+        (["model.onnx", "--overwrite"], "cli.arguments"),
         (["model.onnx", "-o", "absent/new.yaml"], "inspect.output"),
         (["absent"], "artefact."),
     ],

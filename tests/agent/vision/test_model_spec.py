@@ -124,5 +124,7 @@ def test_labels_file_must_hold_labels(tmp_path: Path, content: bytes) -> None:
 
 def test_a_model_in_the_place_of_its_spec_is_named(tmp_path: Path) -> None:
     (tmp_path / "yolo.onnx").write_bytes(bytes(range(256)))
-    with pytest.raises(ConfigError, match=r"the model .*yolo\.onnx itself; .*'tared inspect .*yolo\.onnx' writes one"):
+    with pytest.raises(
+        ConfigError, match=r"the model .*yolo\.onnx itself; .*'tared inspect .*yolo\.onnx -o MODEL\.yaml' writes one"
+    ):
         load_model_spec(tmp_path / "yolo.onnx")
