@@ -9,7 +9,7 @@
 # make bindings    NVIDIA's Python bindings of TensorRT, for the test that looks up every call; `make test` makes them
 # make wheelhouse  what gpu-check needs where there is no network: make wheelhouse PYTHON=3.12
 # make generated   the schemas and the man page in docs/, after a change of a setting or of the command line
-# make lock        pins today's versions of all dependencies
+# make lock        pins today's versions of all dependencies, and the hashes of their files
 
 PYTHON ?= python3
 VENV := .venv
@@ -22,7 +22,12 @@ TRIAL_WORKERS ?= 5
 unexport PYTHONDONTWRITEBYTECODE
 # As in agent/cli/main.py, which the workers of the tests do not go through.
 export OPENBLAS_NUM_THREADS := 1
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+# Each file's hash is in the lock: what an index hands out in its place is refused.
+LOCKED := $(PIP) --require-hashes --requirement
+# The package itself comes from this folder, and setuptools from the lock.
+OURS := $(PIP) --no-deps --no-build-isolation --editable .
+COMPILE := uv pip compile --universal --python-version 3.10 --no-header --no-annotate pyproject.toml
 
 .PHONY: run test trials openvino check generated soak sanitize lock clean broker rtsp systemd postgres browser promtool bindings wheelhouse gpu-check
 .DELETE_ON_ERROR:
@@ -58,9 +63,17 @@ generated: $(VENV)/.test
 	@for name in config model; do $(BIN)/tared config --schema $$name > docs/schemas/$$name.schema.json; done
 	@$(BIN)/python tests/support/man_page.py > docs/tared.1
 
+# constraints.txt has the versions alone, for other sets of extras; the locks have the same ones.
 lock:
-	uv pip compile --universal --python-version 3.10 --extra demo --extra fleet --extra test --no-header --no-annotate --upgrade \
-	  pyproject.toml -o constraints.txt
+	$(COMPILE) --extra demo --extra fleet --extra test --upgrade -o constraints.txt
+	@$(MAKE) --no-print-directory locks/run.txt locks/test.txt locks/openvino.txt locks/jetson.txt --always-make
+
+locks/run.txt: EXTRAS := demo web
+locks/test.txt: EXTRAS := demo fleet test
+locks/openvino.txt: EXTRAS := openvino web
+locks/jetson.txt: EXTRAS := jetson web
+locks/%.txt:
+	$(COMPILE) $(addprefix --extra ,$(EXTRAS)) --group build --constraint constraints.txt --generate-hashes -o $@
 
 # PYTHON is that of the GPU machine: a version, or an interpreter. tests/gpu/wheelhouse.py says what has to be where.
 wheelhouse:
@@ -117,12 +130,13 @@ bindings: $(VENV)/.test
 $(SAMPLE)/street.mp4: $(wildcard examples/street/*.py) | $(VENV)/.run
 	@$(BIN)/python -m examples.street.render -o $(SAMPLE)
 
-$(VENV)/.run: pyproject.toml constraints.txt calibrate/count.c
+$(VENV)/.run: pyproject.toml locks/run.txt calibrate/count.c
 	@echo "setting up $(VENV), once"
 	@$(PYTHON) -m venv --clear $(VENV)
-	@$(PIP) --editable '.[demo,web]'
+	@$(LOCKED) locks/run.txt
+	@$(OURS)
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.run
-	@$(PIP) --editable '.[demo,test]'
+$(VENV)/.test: $(VENV)/.run locks/test.txt
+	@$(LOCKED) locks/test.txt
 	@touch $@

@@ -1,4 +1,4 @@
-"""docs/jetson.md: eight commands that fit the unit file, and hand the service files that it can read."""
+"""docs/jetson.md: nine commands that fit the unit file, and hand the service files that it can read."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def commands() -> list[str]:
     return [command.strip() for command, _, _ in lines]
 
 
-def test_there_are_eight_commands_of_one_step_each() -> None:
-    assert len(commands()) == 8
+def test_there_are_nine_commands_of_one_step_each() -> None:
+    assert len(commands()) == 9
     for number, command in enumerate(commands(), 1):
         steps = re.split(r"&&|;|\|", command)
         assert len(steps) == (2 if number in CHAINS else 1), command
@@ -34,8 +34,8 @@ def test_they_put_everything_where_the_unit_looks() -> None:
     given = commands()
     assert given[1].endswith(f"cd {Path(program).parents[2]}")
     assert given[2].endswith(f" {Path(program).parents[1].name}")
-    assert f"-t {Path(arguments.split()[-1]).parent} " in given[6]
-    assert given[7] == f"sudo {Path(program).relative_to(Path(program).parents[2])} install-service --csi --now"
+    assert f"-t {Path(arguments.split()[-1]).parent} " in given[7]
+    assert given[8] == f"sudo {Path(program).relative_to(Path(program).parents[2])} install-service --csi --now"
 
 
 def test_the_service_can_read_what_was_private(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_the_service_can_read_what_was_private(tmp_path: Path) -> None:
     for name in ("config.yaml", "yolo.yaml", "yolo.onnx", "coco.txt"):
         (folder / name).write_text(name)
         (folder / name).chmod(0o600)
-    command = commands()[6].removeprefix("sudo ").replace("~/gate", str(folder)).replace("/etc", f"{tmp_path}/etc")
+    command = commands()[7].removeprefix("sudo ").replace("~/gate", str(folder)).replace("/etc", f"{tmp_path}/etc")
     subprocess.run(["sh", "-c", f"umask 077; {command}"], check=True)
     installed = tmp_path / "etc/tared"
     assert {path.name for path in installed.iterdir()} == {"config.yaml", "yolo.yaml", "yolo.onnx", "coco.txt"}
