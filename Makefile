@@ -4,6 +4,7 @@
 # make trials      killed at every line of a job, and what else takes minutes; .ci/run runs them
 # make openvino    the tests of engines, plans, jobs, probation and the store, served by OpenVINO
 # make soak        the longer trials (see benchmarks/RESULTS.md)
+# make attack      YAML, ONNX, pictures, archives, MQTT, state files, HTTP as strangers send them; SEED=0 MINUTES=5
 # make sanitize    kernels.cu on the CPU under ThreadSanitizer and AddressSanitizer (needs g++)
 # make gpu-check   on a machine with a GPU: its tests, compute-sanitizer, the benchmark
 # make bindings    NVIDIA's Python bindings of TensorRT, for the test that looks up every call; `make test` makes them
@@ -18,6 +19,8 @@ SAMPLE := var/sample
 # For two cores: tests and trials wait for half of their time, for a process, a network or a clock.
 WORKERS ?= 6
 TRIAL_WORKERS ?= 5
+SEED ?= 0
+MINUTES ?= 5
 # The tests start hundreds of processes: what Python has compiled once and kept, each need not compile again.
 unexport PYTHONDONTWRITEBYTECODE
 # As in agent/cli/main.py, which the workers of the tests do not go through.
@@ -29,7 +32,7 @@ LOCKED := $(PIP) --require-hashes --requirement
 OURS := $(PIP) --no-deps --no-build-isolation --editable .
 COMPILE := uv pip compile --universal --python-version 3.10 --no-header --no-annotate pyproject.toml
 
-.PHONY: run test trials openvino check generated soak sanitize lock clean broker rtsp systemd postgres browser promtool bindings wheelhouse gpu-check
+.PHONY: run test trials openvino check generated attack soak sanitize lock clean broker rtsp systemd postgres browser promtool bindings wheelhouse gpu-check
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run $(SAMPLE)/street.mp4
@@ -51,6 +54,9 @@ trials: $(VENV)/.test broker postgres browser
 openvino: $(VENV)/.test broker
 	@TARED_TEST_RUNTIME=openvino $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
 	  $(addprefix tests/,agent/jobs agent/models agent/planning agent/serving agent/validation engines/store system)
+
+attack: $(VENV)/.test
+	@PYTHONPATH=tests:tests/support:tests/fakes:. $(BIN)/python -m attack --seed $(SEED) --minutes $(MINUTES)
 
 soak: $(VENV)/.test broker
 	$(BIN)/python -m pytest -m soak

@@ -57,6 +57,7 @@ class History:
         rows = read_history(state_dir)
         self._count, self._last_ts = len(rows), rows[-1].ts if rows else math.nan
         self._has_failed = False
+        self._is_cut = _ends_within_a_line(self._path)
 
     def is_due(self, ts: float) -> bool:
         """Return True if the next rows are to be added at capture time `ts`."""
@@ -65,6 +66,8 @@ class History:
     def add(self, ts: float, rows: Sequence[HistoryRow]) -> None:
         """Append the rows of one moment. Where a recording runs again, a new history begins."""
         text, is_again = "".join(map(_line, rows)), ts < self._last_ts and not self._is_live
+        if self._is_cut and not is_again:
+            text = f"\n{text}"
         self._count, self._last_ts = len(rows) + (0 if is_again else self._count), ts
         try:
             if is_again:
@@ -72,6 +75,7 @@ class History:
             else:
                 with open(self._path, "a", encoding="utf-8", opener=_open_private) as file:
                     file.write(text)
+            self._is_cut = False
             if self._count > _MOST_ROWS:
                 self._thin()
         except OSError as error:
@@ -85,6 +89,15 @@ class History:
         kept = thinned(read_history(self._path.parent), _MOST_ROWS)
         replace_files({self._path: "".join(map(_line, kept)).encode()}, mode=_OWNER_ONLY)
         self._count = len(kept)
+
+
+def _ends_within_a_line(path: Path) -> bool:
+    """Return True for a file whose last row a power cut has cut: the next one would be lost with it."""
+    try:
+        content = read_regular(path)
+    except OSError:
+        return False
+    return bool(content) and not content.endswith(b"\n")
 
 
 def _open_private(name: str, flags: int) -> int:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import cycle, islice, pairwise
+from pathlib import Path
 
 from model_families import CLASSIFIERS, DETECTORS, OTHERS, family
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper
+
+from agent.inspection.inspect import inspect_model, spec_lines
+from attack.case import Case, Outcome
 
 _MODELS = (*DETECTORS, *CLASSIFIERS, *OTHERS)
 _OPEN = ("batch", 3, "height", "width")
@@ -311,15 +317,41 @@ def many_nodes(rng: random.Random, model: ModelProto) -> bytes:
     return _whole(model)
 
 
+def renamed(rng: random.Random, model: ModelProto) -> bytes:
+    """A whole model by another name of its first input: nothing of it is a fault."""
+    source = model.graph.input[0].name
+    model.graph.input[0].name = name = f"{source}{rng.randrange(9)}"
+    for node in model.graph.node:
+        node.input[:] = [name if each == source else each for each in node.input]
+    return _whole(model)
+
+
 FAULTS: tuple[Fault, ...] = (
     *(truncated, flipped, spliced, wrong_wire_type, noise, no_nodes, no_graph, no_inputs, missing_initialiser),
     *(absurd_sizes, absurd_attributes, absurd_constants, wrong_types, wrong_lengths, cycles, same_names, strange_names),
-    *(huge_strings, unknown_operators, opsets, external_data, nested, endless, functions, doubled, many_nodes),
+    *(huge_strings, unknown_operators, opsets, external_data, nested, endless, functions, doubled, many_nodes, renamed),
 )
 
 
-def broken_model(rng: random.Random) -> tuple[str, bytes]:
-    """Return a fault's name and the content of a file that has it."""
-    fault = rng.choice(FAULTS)
-    make = rng.choice(_MODELS)
-    return fault.__name__, fault(rng, family(make, _OPEN) if rng.random() < 0.2 else family(make))
+def broken_files(rng: random.Random, count: int) -> Iterator[tuple[str, bytes]]:
+    """Yield files, each with the name of its fault; all faults in turn, in any of the families of models."""
+    for fault in islice(cycle(FAULTS), count):
+        make = rng.choice(_MODELS)
+        model = family(make, _OPEN) if rng.random() < 0.2 else family(make)
+        yield fault.__name__.replace("_", " "), fault(rng, model)
+
+
+def _inspect(content: bytes, path: Path) -> Outcome:
+    """What is guessed is a spec, and only of a graph that can be served."""
+    path.write_bytes(content)
+    inspection = inspect_model(path)
+    json.dumps(inspection.as_dict())
+    assert all(line.isprintable() for line in spec_lines(inspection, path.parent))
+    inspection.spec()
+    return None
+
+
+def cases(rng: random.Random, folder: Path) -> Iterator[Case]:
+    """Each fault once, in any of the families of models."""
+    for name, content in broken_files(rng, len(FAULTS)):
+        yield Case(name, partial(_inspect, content, folder / "model.onnx"))

@@ -2,141 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
-from device import NOW, TOPICS, payload
+from attack.documents import OWN, PAYLOADS, Board, as_json
+from device import TOPICS, payload
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.commands.authority import Authority
-from agent.commands.dispatcher import CommandDispatcher
-from agent.commands.log import CommandLog
-from agent.commands.settings import admit_desired, parse_desired
-from agent.common.errors import AgentError
-from agent.config import CommandsConfig
-from agent.contract.commands import OPS, CommandResult
-from agent.contract.messages import Ack
-from agent.contract.signing import new_key
 from agent.contract.topics import may_reply_to
 from agent.contract.wire import MAX_PAYLOAD_BYTES
 from agent.mqtt.config import OutboxConfig
-from agent.mqtt.message import Reply
 from agent.uplink.outbox import Outbox
-from agent.uplink.outbox_store import EVENT
 
 _SLOWEST_S = 2.0  # of this thread, not of the disk, for one message; the largest of them take milliseconds
-
-TEXT = st.text(max_size=40)
-NUMBERS = st.one_of(st.integers(), st.floats(), st.sampled_from([0, 1, -1, 2**53, 2**63, 10**400, NOW, NOW + 60.0]))
-SCALARS = st.one_of(st.none(), st.booleans(), NUMBERS, TEXT)
-VALUES = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4), max_leaves=12
-)
-FIELDS = ("id", "op", "args", "issued", "expires", "version", "to", "signature", "values", "epoch", "upto")
-ARGS = ("frames", "method", "max_loss", "regime", "values", "level", "sha256", "size", "url", "release")
-# Nearly a command: each field is what it should be, or anything.
-COMMANDS = st.fixed_dictionaries(
-    {},
-    optional={
-        "id": st.sampled_from(["c1", "c2", "a/b", "#", "+", "", "x" * 65, "\u202e"]) | VALUES,
-        "op": st.sampled_from([*OPS, "dance"]) | VALUES,
-        "args": st.dictionaries(st.sampled_from(ARGS), VALUES, max_size=3) | VALUES,
-        "issued": st.just(NOW) | VALUES,
-        "expires": st.just(NOW + 60.0) | VALUES,
-        "version": st.just(1) | VALUES,
-        "to": st.just("fleet/board") | VALUES,
-        "signature": st.just("A" * 86 + "==") | VALUES,
-        "values": st.dictionaries(TEXT, VALUES, max_size=3) | VALUES,
-        "epoch": VALUES,
-        "upto": VALUES,
-    },
-)
-
-
-def _as_json(document: object) -> bytes:
-    return json.dumps(document).encode()  # NaN and Infinity too, which are no JSON
-
-
-@st.composite
-def _mutated(draw: st.DrawFn) -> bytes:
-    """A good command, into which something fell."""
-    content = bytearray(payload(op=draw(st.sampled_from([*OPS]))))
-    for _ in range(draw(st.integers(1, 4))):
-        at = draw(st.integers(0, len(content)))
-        content[at : at + draw(st.integers(0, 3))] = draw(st.binary(max_size=4))
-    return bytes(content)
-
-
-NESTED = st.builds(lambda depth, each: each * depth, st.integers(0, 20_000), st.sampled_from([b"[", b'{"a":', b"[["]))
-OWN = "the epoch of the board"
-ACKS = st.fixed_dictionaries(
-    {"epoch": st.sampled_from([OWN, 0, 1, -1]) | VALUES, "upto": st.integers(-2, 2**53) | VALUES},
-    optional={"more": VALUES},
-)
-PAYLOADS = st.one_of(
-    st.binary(max_size=200),
-    st.builds(_as_json, COMMANDS),
-    st.builds(_as_json, ACKS),
-    st.builds(_as_json, VALUES),
-    _mutated(),
-    NESTED,
-)
-
-
-class Board:
-    """All that reads what strangers send; `take` feeds it to each."""
-
-    def __init__(self, folder: Path, outbox: Outbox) -> None:
-        self.outbox = outbox
-        public = new_key(folder / "ann")[1]
-        config = CommandsConfig(operator_keys=(public,))
-        self.results: list[CommandResult] = []
-        signed = Authority(config, TOPICS, False, lambda: True)
-        log = CommandLog(folder / "commands.sqlite", lambda error: pytest.fail(str(error)))
-        handlers: dict[str, Any] = dict.fromkeys(OPS, self._done)
-        self._desks = [
-            CommandDispatcher(handlers, self.results.append, memory=50),
-            CommandDispatcher(handlers, self.results.append, memory=50, authority=signed),
-            CommandDispatcher(handlers, self.results.append, memory=50, command_log=log),
-        ]
-        self._parsers: list[Callable[[bytes], object]] = [
-            self._take_ack,
-            lambda content: parse_desired(*admit_desired(content, None)),
-            lambda content: parse_desired(*admit_desired(content, signed)),
-        ]
-
-    def _done(self, _args: Any, report: Any) -> None:
-        report.succeed()
-
-    def _take_ack(self, content: bytes) -> None:
-        """While rows come, and go to the broker: what nobody was ever sent nobody makes it forget."""
-        ack = Ack.from_json(content)
-        self.outbox.put("event", EVENT, lambda *_: b"{}")
-        while (message := self.outbox.pop()) is not None:
-            self.outbox.delivered(message)
-        self.outbox.acknowledge(ack.epoch, ack.upto)
-        assert self.outbox.error is None
-
-    def take(self, content: bytes, retained: bool = False) -> None:
-        content = content.replace(f'"{OWN}"'.encode(), str(self.outbox.epoch).encode())
-        self.results.clear()
-        for desk in self._desks:
-            desk.receive(content, NOW, retained, Reply("answers/here"))
-        for result in self.results:
-            assert CommandResult.from_json(result.to_json()) == result
-            assert len(result.to_json()) < MAX_PAYLOAD_BYTES
-            assert "/" not in TOPICS.result(result.id).removeprefix("tared/v1/fleet/board/cmd/").removesuffix("/result")
-        for parse in self._parsers:
-            with suppress(AgentError):
-                parse(content)
 
 
 @pytest.fixture(autouse=True)
@@ -211,8 +93,8 @@ def test_a_flood_takes_no_memory(board: Board) -> None:
             board.take(payload(id=f"c{number}", op="dance"))
             board.take(payload(id=f"s{number}", args={}))
             board.take(b'{"id": "m%d", ' % number)
-            board.take(_as_json({"epoch": OWN, "upto": number}))
-            board.take(_as_json({"epoch": number, "upto": number}))
+            board.take(as_json({"epoch": OWN, "upto": number}))
+            board.take(as_json({"epoch": number, "upto": number}))
 
     tracemalloc.start()
     try:

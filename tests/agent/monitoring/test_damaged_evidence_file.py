@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from attack.spoilt import ANYTHING, ONE_FILE, as_bytes, spoilt
 from evidence_bench import SOURCE, Process, unexpected
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spoilt import ANYTHING, ONE_FILE, as_bytes, spoilt
 
 from agent.monitoring.estimates import FidelityRecord, SinceStartBySecond
 from agent.monitoring.evidence_file import EvidenceFile

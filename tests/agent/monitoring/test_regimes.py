@@ -7,9 +7,9 @@ import math
 from pathlib import Path
 
 import pytest
+from attack.spoilt import ANYTHING, ONE_FILE, as_bytes, spoilt
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spoilt import ANYTHING, ONE_FILE, as_bytes, spoilt
 
 from agent.common.errors import AgentError
 from agent.monitoring.drift import Regime

@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
+from attack.documents import DEVICE_TOPIC, HONEST, tampered
 from brokers import Watcher, eventually, running_mosquitto
 from collector_bench import STREAM, alarm, collecting, online, report
 from hypothesis import given
@@ -16,8 +17,6 @@ from hypothesis import strategies as st
 from places import ROOT
 from stored import Reports
 
-from agent.contract.commands import CommandResult
-from agent.contract.messages import Birth, Status
 from agent.contract.topics import Topics
 from agent.mqtt.client import MqttClient, SessionOptions
 from agent.mqtt.endpoint import Endpoint
@@ -34,36 +33,15 @@ from fleet.store.opening import open_store
 from fleet.store.transaction import FleetStore
 from fleet.untrusted import Warnings
 
-_TOPIC = b"tared/v1/fleet/board/"
 _ACL = ROOT / "docs" / "mosquitto" / "tared.acl"
-_HONEST = {
-    b"telemetry": b'{"epoch":7,"seq":3,"ts":1.5,"cameras":{"a":{"fps":1.0,"latency_ms":{"p50":1.0,"p99":2.0}}}}',
-    b"event": b'{"epoch":7,"seq":4,"ts":1.5,"kind":"alarm","gain_db":3.0}',
-    b"status": Status(state="online", session="s", boot_id="b", ts=1.0).to_json(),
-    b"birth": Birth(agent_version="1", engine="e").to_json(),
-    b"cmd/c1/result": CommandResult(id="c1", status="SUCCEEDED").to_json(),
-}
-_DIRT = [
-    b"\x00",
-    b"\\u0000",
-    b"\xff",
-    b"\\ud800",
-    b"1e999",
-    b"NaN",
-    b"[" * 60,
-    b'"',
-    b"}",
-    b"\n",
-    b"9" * 30,
-    b"-",
-    b"\\",
-]
 
 
 def test_telemetry_is_read_the_same_the_quick_way_and_the_thorough_one() -> None:
-    for payload in (_HONEST[b"telemetry"], _HONEST[b"telemetry"].replace(b"{", b"{ ")):
-        (quick,) = Reader().read([Arrival(_TOPIC + b"telemetry", payload)]).entries
-        (thorough,) = Reader().read([Arrival(_TOPIC + b"telemetry", payload[:-1] + b',"device":"board"}')]).entries
+    for payload in (HONEST[b"telemetry"], HONEST[b"telemetry"].replace(b"{", b"{ ")):
+        (quick,) = Reader().read([Arrival(DEVICE_TOPIC + b"telemetry", payload)]).entries
+        (thorough,) = (
+            Reader().read([Arrival(DEVICE_TOPIC + b"telemetry", payload[:-1] + b',"device":"board"}')]).entries
+        )
         assert isinstance(quick, Report)
         assert isinstance(thorough, Report)
         assert quick[:-1] == thorough[:-1]
@@ -79,11 +57,11 @@ def test_telemetry_is_read_the_same_the_quick_way_and_the_thorough_one() -> None
         b'{"epoch":7,"seq":3,"ts":1.5,"cameras":{},"health":{"a":"\\ud800"}}',
         b'{"epoch":7,"seq":3,"ts":"now","cameras":{}}',
         b'{"epoch":7,"seq":3,"ts":1.5,"cameras":{}}' + b" " * 65_536,
-        _HONEST[b"telemetry"][:-1],
+        HONEST[b"telemetry"][:-1],
     ],
 )
 def test_what_is_no_telemetry_is_kept_as_a_number_that_was_unreadable(payload: bytes) -> None:
-    batch = Reader().read([Arrival(_TOPIC + b"telemetry", payload)])
+    batch = Reader().read([Arrival(DEVICE_TOPIC + b"telemetry", payload)])
     assert [each.code.partition(".")[0] for each in batch.refused] == ["message"]
     assert [each[1:4] for each in batch.entries] == [(3, 3, "unreadable")]
 
@@ -91,7 +69,8 @@ def test_what_is_no_telemetry_is_kept_as_a_number_that_was_unreadable(payload: b
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from([*(_TOPIC + path for path in _HONEST), b"x", _TOPIC, b"tared/v1//"]), st.binary(max_size=80)
+            st.sampled_from([*(DEVICE_TOPIC + path for path in HONEST), b"x", DEVICE_TOPIC, b"tared/v1//"]),
+            st.binary(max_size=80),
         )
     )
 )
@@ -111,17 +90,6 @@ def test_documents_that_were_tampered_with_are_stored_or_refused_by_any_database
     assert Devices(store).count("fleet") == 1
 
 
-def tampered(chance: random.Random) -> Arrival:
-    """An honest document, cut, spoilt or given other numbers; a few stay as they are."""
-    path, payload = chance.choice(list(_HONEST.items()))
-    for _ in range(chance.randrange(3)):
-        at = chance.randrange(len(payload))
-        payload = payload[:at] + chance.choice(_DIRT) + payload[at + chance.randrange(4) :]
-    if chance.random() < 0.3:
-        payload = payload.replace(b":7,", b":%d," % chance.choice([0, -1, 2**63 - 1, 2**63, 10**30]))
-    return Arrival(_TOPIC + path, payload)
-
-
 class _Broken(Reader):
     def read(self, arrivals: object) -> Batch:
         raise ZeroDivisionError(arrivals)
@@ -131,7 +99,7 @@ def test_a_bug_in_reading_ends_the_collector_and_is_not_passed_over() -> None:
     intake = ReceiveQueue(1 << 20)
     with ReadAhead({intake: 0.0}, _Broken(), 1 << 20) as reading:
         assert reading.next(0.0) is None
-        intake.put([Arrival(_TOPIC + b"event", b"{}")])
+        intake.put([Arrival(DEVICE_TOPIC + b"event", b"{}")])
         with pytest.raises(ZeroDivisionError):
             reading.next(10.0)
 
@@ -141,16 +109,16 @@ def test_what_was_read_ahead_and_nobody_takes_keeps_nothing_from_ending() -> Non
     intake = ReceiveQueue(most_bytes=1)
     with ReadAhead({intake: 0.0}, Reader(), 1 << 20):
         for _ in range(3):  # one is ready, one waits for its place, one is still to be read
-            intake.put([Arrival(_TOPIC + b"event", _HONEST[b"event"])])
+            intake.put([Arrival(DEVICE_TOPIC + b"event", HONEST[b"event"])])
 
 
 def test_a_board_that_says_it_is_another_is_taken_for_whom_its_topic_names() -> None:
     lie = json.dumps({"epoch": 7, "seq": 1, "ts": 0.0, "kind": "alarm", "device": "other"}).encode()
     truth = lie.replace(b"other", b"board")
-    batch = Reader().read([Arrival(_TOPIC + b"event", lie), Arrival(_TOPIC + b"event", truth)])
+    batch = Reader().read([Arrival(DEVICE_TOPIC + b"event", lie), Arrival(DEVICE_TOPIC + b"event", truth)])
     assert {each.stream.device for each in batch.entries} == {"board"}
     assert [each.code for each in batch.refused] == ["fleet.identity"]
-    foreign = Arrival(_TOPIC + b"cmd/c2/result", _HONEST[b"cmd/c1/result"])
+    foreign = Arrival(DEVICE_TOPIC + b"cmd/c2/result", HONEST[b"cmd/c1/result"])
     assert [each.code for each in Reader().read([foreign]).refused] == ["fleet.identity"]
 
 
