@@ -26,6 +26,7 @@ from engines.store.files import read_regular
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
+_PNG = b"\x89PNG\r\n\x1a\n"
 _MAX_FILE_BYTES = 256 << 20  # no photograph is larger; a zip could claim to be
 
 
@@ -133,13 +134,26 @@ def decode_image(content: bytes, max_pixels: int = MAX_PIXELS) -> NDArray[np.uin
 
     None for a damaged image, and for one whose header claims more than `max_pixels`.
     """
-    if not 0 < _claimed_pixels(content) <= max_pixels:
+    if not 0 < _claimed_pixels(content) <= max_pixels or not _holds_its_chunks(content):
         return None
     try:
         image = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR)
     except cv2.error:  # of memory, say
         return None
     return None if image is None else np.asarray(image, np.uint8)
+
+
+def _holds_its_chunks(content: bytes) -> bool:
+    """Return False for a PNG with a chunk that is longer than the rest of it: OpenCV would allocate what it claims."""
+    if not content.startswith(_PNG):
+        return True
+    begin = len(_PNG)
+    while begin + 8 <= len(content):
+        length = int.from_bytes(content[begin : begin + 4], "big")
+        begin += 12 + length  # with its name and its checksum
+        if begin > len(content):
+            return False
+    return True
 
 
 def _claimed_pixels(content: bytes) -> int:

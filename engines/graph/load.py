@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from onnx import ModelProto, TensorProto, external_data_helper, helper
 
 from engines.errors import EngineError
@@ -104,7 +104,20 @@ def parse_model(path: Path) -> ModelProto:
         raise _unreadable(path, f"{len(content)} bytes that are no ONNX model") from error
     if not model.graph.node:  # protobuf takes many a foreign byte string for a message of unknown fields
         raise _unreadable(path, "a model without nodes")
+    broken = next((text for text in _strings(model) if isinstance(text, bytes)), None)
+    if broken is not None:  # protobuf hands out bytes then, which are no name to anybody
+        raise _unreadable(path, f"a name that is no UTF-8: {broken[:40]!r}")
     return model
+
+
+def _strings(message: Message) -> Iterator[str | bytes]:
+    """Yield all texts of a message, at any depth."""
+    for field, value in message.ListFields():
+        if field.type == field.TYPE_STRING:
+            yield from (value,) if isinstance(value, (str, bytes)) else value
+        elif field.type == field.TYPE_MESSAGE:
+            for each in (value,) if isinstance(value, Message) else value:
+                yield from _strings(each)
 
 
 def _unreadable(path: Path, found: str) -> EngineError:

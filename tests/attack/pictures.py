@@ -51,10 +51,30 @@ def png_claiming(height: int, width: int) -> bytes:
     return content[:12] + header + struct.pack(">I", zlib.crc32(header)) + content[33:]
 
 
+def chunk(name: bytes, content: bytes, length: int | None = None) -> bytes:
+    """A chunk of a PNG; with another length than its own, it lies."""
+    size = len(content) if length is None else length
+    return struct.pack(">I", size) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+
+def animated_png(rng: Random) -> bytes:
+    """A PNG with frames larger than its canvas, or many of them, and chunks of any length."""
+    whole = small(".png")
+    count, side = rng.choice((0, 1, 2, 2**31 - 1)), rng.choice(_SIDES)
+    control = struct.pack(">IIIIIHHBB", 0, side, rng.choice(_SIDES), rng.choice((0, 2**31)), 0, 1, 0, 9, 9)
+    chunks = chunk(b"acTL", struct.pack(">II", count, 0)) + chunk(b"fcTL", control)
+    named = chunk(
+        rng.choice((b"fdAT", b"zTXt", b"iCCP", b"PLTE", b"eXIf")), rng.randbytes(30), rng.choice((None, 2**31 - 1))
+    )
+    return whole[:33] + chunks + named + whole[33:]
+
+
 def picture(rng: Random) -> tuple[str, bytes]:
     """Return a fault's name and a picture that has it."""
     height, width = rng.choice(_SIDES), rng.choice(_SIDES)
-    match rng.randrange(6):
+    match rng.randrange(7):
+        case 6:
+            return "a PNG of odd chunks", animated_png(rng)
         case 0:
             return "a JPEG whose header lies", jpeg_claiming(height, width)
         case 1:

@@ -37,9 +37,12 @@ def bomb() -> bytes:
     return jpeg_claiming(_SIZE, _SIZE)
 
 
-def test_one_costs_no_memory(tmp_path: Path) -> None:
-    """OpenCV alone would allocate 3 GB for it; the limit of 2^30 pixels that it has of its own is above."""
-    (tmp_path / "bomb.jpg").write_bytes(bomb())
+@pytest.mark.parametrize("kind", ["pixels", "chunk"])
+def test_one_costs_no_memory(tmp_path: Path, kind: str) -> None:
+    """OpenCV alone would take 3 GB for the JPEG, whose pixels its own limit allows, and 2 GB for the PNG's chunk."""
+    whole = small(".png")
+    content = bomb() if kind == "pixels" else whole[:33] + b"\x7f\xff\xff\xff" + whole[37:]
+    (tmp_path / "bomb.jpg").write_bytes(content)
     command = [sys.executable, "-c", _DECODES, str(tmp_path / "bomb.jpg")]
     grown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
     assert int(grown) * 1024 < 16 << 20

@@ -65,6 +65,33 @@ def test_refuses_what_the_checker_refuses(tmp_path: Path) -> None:
     assert refused(save(model, tmp_path)) == "model.invalid"
 
 
+def test_refuses_names_types_and_versions_that_are_none(tmp_path: Path) -> None:
+    path = save(residual_net(), tmp_path)
+    path.write_bytes(path.read_bytes().replace(b"Relu_t1", b"Relu_\xff1"))
+    with pytest.raises(EngineError, match=r"model\.unreadable: .*no UTF-8"):
+        load_model(path)
+    model = residual_net()
+    model.graph.input[0].type.tensor_type.elem_type = 99
+    with pytest.raises(EngineError, match=r"model\.invalid: .*'image' of unknown type 99"):
+        load_model(save(model, tmp_path))
+    model = residual_net()
+    model.opset_import[0].version = 2**62
+    assert refused(save(model, tmp_path)) in ("model.invalid", "model.operator")
+
+
+@pytest.mark.parametrize("location", ["a\0b", "x" * 5000, ".", "/dev/zero", "circle"])
+def test_refuses_external_data_that_no_file_can_hold(location: str, tmp_path: Path) -> None:
+    model = residual_net()
+    tensor = model.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    entry = tensor.external_data.add()
+    entry.key, entry.value = "location", location
+    (tmp_path / "circle").symlink_to("circle")
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    assert refused(tmp_path / "model.onnx") == "model.external-data"
+
+
 def test_names_the_unknown_operator(tmp_path: Path) -> None:
     model = residual_net()
     model.graph.node[1].op_type, model.graph.node[1].domain = "Frobnicate", "acme"
