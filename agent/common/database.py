@@ -81,7 +81,7 @@ class Database:
                 yield
                 db.execute("COMMIT")
             except BaseException:
-                with suppress(sqlite3.Error):  # a damaged file may refuse that, too
+                with suppress(sqlite3.Error, UnicodeDecodeError):  # a damaged file may refuse that, too
                     db.execute("ROLLBACK")
                 raise
 
@@ -95,6 +95,8 @@ class Database:
             if type(error) is sqlite3.DatabaseError:
                 raise self.set_aside(str(error)) from error
             raise self.access_error(access, str(error)) from error
+        except UnicodeDecodeError as error:  # of a name in a damaged schema, which SQLite's message quotes
+            raise self.set_aside("a name that is no UTF-8") from error
 
     def set_aside(self, found: str) -> AgentError:
         """Rename a damaged file to `NAME.damaged.N`, for later inspection; return the error to raise.

@@ -19,7 +19,7 @@ Verdict = Literal["refused cleanly", "survived", "BROKEN"]
 Outcome = Literal["refused cleanly", "survived"] | None  # None: survived
 T = TypeVar("T")
 
-MOST_S = 20.0  # for one case, with other work beside it
+MOST_S = 20.0  # of the process, for one case; who waits for it has more patience, with other work beside it
 MOST_KIB = 400 << 10  # by which one case may raise the peak of the process
 
 
@@ -47,7 +47,7 @@ Kind = Callable[[Random, Path], Iterator[Case]]  # the cases of one seed, in a f
 
 def judge(case: Case) -> Judgement:
     """Run a case, and judge it. A worker that does not come back from it is judged by the one who waits."""
-    began_s, peak_kib = time.monotonic(), _peak_kib()
+    began_s, peak_kib = time.process_time(), _peak_kib()
     try:
         verdict: Verdict = case.attempt() or "survived"
         why = ""
@@ -59,7 +59,7 @@ def judge(case: Case) -> Judgement:
             f"{Path(each.filename).name}:{each.lineno}" for each in traceback.extract_tb(error.__traceback__)[:-4:-1]
         )
         verdict, why = "BROKEN", f"{type(error).__name__}: {str(error)[:200]} ({where})"
-    took_s, grown_kib = time.monotonic() - began_s, _peak_kib() - peak_kib
+    took_s, grown_kib = time.process_time() - began_s, _peak_kib() - peak_kib
     if took_s > MOST_S:
         verdict, why = "BROKEN", f"{took_s:.0f} s"
     elif grown_kib > MOST_KIB:

@@ -12,6 +12,7 @@ import pytest
 
 from agent.commands.log import CommandLog
 from agent.common.database import Database
+from agent.common.errors import AgentError
 from agent.jobs.job import JobJournal
 from agent.uplink import outbox_store
 from fleet.store.sqlite import SqliteStore
@@ -107,3 +108,15 @@ def test_three_damaged_files_are_kept_each_with_what_belongs_to_it(database: Dat
         f"db.damaged.{number}{companion}": b"%d" % number for number in (3, 4, 5) for companion in ("", *COMPANIONS)
     }
     assert strange.exists()
+
+
+def test_a_schema_whose_names_are_no_text_is_a_damaged_file(database: Database) -> None:
+    """SQLite quotes the name in its message, and Python's module raises UnicodeDecodeError over that."""
+    with closing(sqlite3.connect(database.path)) as db:
+        db.execute("CREATE TABLE numbers (n INTEGER)")
+        db.execute("CREATE INDEX by_number ON numbers (n)")
+    content = database.path.read_bytes()
+    database.path.write_bytes(content.replace(b"by_number", b"by_\xccumber").replace(b"CREATE INDEX", b"CREATE INDEY"))
+    with pytest.raises(AgentError) as caught, database.transaction("read") as db:
+        db.execute("SELECT n FROM numbers")
+    assert caught.value.code == "numbers.damaged"
