@@ -140,7 +140,7 @@ def read_journal(state_dir: Path) -> list[JobRow]:
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
             rows = database.execute(wanted).fetchall()
-    except sqlite3.Error:
+    except (sqlite3.Error, UnicodeDecodeError):  # the latter of a damaged schema, whose names SQLite quotes
         return []
     found = []
     for trigger, state, artefact, error, created, updated in rows:
