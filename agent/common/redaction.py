@@ -77,8 +77,9 @@ class ShownStream:
 def shown_output() -> Iterator[None]:
     """Let all that the block prints on stdout and stderr go through `shown`."""
     with ExitStack() as stack:
-        stack.enter_context(redirect_stdout(ShownStream(sys.stdout)))
-        stack.enter_context(redirect_stderr(ShownStream(sys.stderr)))
+        for redirect, stream in ((redirect_stdout, sys.stdout), (redirect_stderr, sys.stderr)):
+            if stream is not None:  # as it is where the process was started without it
+                stack.enter_context(redirect(ShownStream(stream)))
         yield
 
 

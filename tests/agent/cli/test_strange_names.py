@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import io
 import re
+import shlex
+import subprocess
+import sys
 import unicodedata
 from pathlib import Path
 
 import pytest
 from bench import Bench, classifier, picture
 from onnx import ModelProto, helper
+from places import ROOT
 from rich.text import Text
 
 from agent.common.redaction import shown
@@ -119,3 +123,10 @@ def test_a_terminal_gets_our_styles_alone() -> None:
 def test_words_of_every_language_stay_as_they_are() -> None:
     words = "Ärger, 交通, שלום, नमस्ते, می‌خواهم, 👩‍🔧\tb\n"  # with the joiners that some scripts and pictures need
     assert shown(words) == words
+
+
+def test_a_process_without_stdout_runs_all_the_same() -> None:
+    command = "exec >&- 2>&-; exec " + shlex.join(
+        [sys.executable, "-c", "from fleet.cli.main import main; main(['--version'])"]
+    )
+    assert subprocess.run(["sh", "-c", command], cwd=ROOT, timeout=60).returncode == 0
