@@ -60,11 +60,11 @@ def pages() -> Iterator[Message]:
                 yield Message(where, re.sub(r"\s{2,}#.*", "", line.strip()))
 
 
-def messages() -> Iterator[Message]:
-    """Yield every text in the source that is a sentence: it has a space. Docstrings and SQL are none."""
-    for package in ("agent", "calibrate", "engines", "fleet"):
-        for path in sorted((ROOT / package).rglob("*.py")):
-            yield from _messages(path)
+@cache
+def messages() -> tuple[Message, ...]:
+    """Return every text in the source that is a sentence: it has a space. Docstrings and SQL are none."""
+    folders = (ROOT / package for package in ("agent", "calibrate", "engines", "fleet"))
+    return tuple(message for folder in folders for path in sorted(folder.rglob("*.py")) for message in _messages(path))
 
 
 def _messages(path: Path) -> Iterator[Message]:
