@@ -79,7 +79,7 @@ locks/test.txt: EXTRAS := demo fleet test
 locks/openvino.txt: EXTRAS := openvino web
 locks/jetson.txt: EXTRAS := jetson web
 locks/%.txt:
-	$(COMPILE) $(addprefix --extra ,$(EXTRAS)) --group build --constraint constraints.txt --generate-hashes -o $@
+	$(COMPILE) $(addprefix --extra ,$(EXTRAS)) --group build --constraint constraints.txt --generate-hashes --upgrade -o $@
 
 # PYTHON is that of the GPU machine: a version, or an interpreter. tests/gpu/wheelhouse.py says what has to be where.
 wheelhouse:
