@@ -32,6 +32,7 @@ from agent.commands.file_transfer import (
 )
 from agent.common.errors import AgentError, CommandError
 from agent.common.main_thread import RunInMainThread
+from agent.common.thread_start import start_thread
 from agent.contract.commands import CalibrationArgs, FileArgs, ModelArgs
 from agent.contract.histograms import Facts, read_facts, read_upload
 from agent.models.model import Model
@@ -263,7 +264,10 @@ class Transfer:
             raise self.partial.error("a file of another SHA-256", self.partial.args.sha256[:12])
 
     def _run_in_thread(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
-        """Run `work` in a thread, and `then` with its result in the supervisor's unless the transfer has ended."""
+        """Run `work` in a thread, and `then` with its result in the supervisor's unless the transfer has ended.
+
+        Raises OSError where the system refuses a thread.
+        """
 
         def run() -> None:
             try:
@@ -283,7 +287,7 @@ class Transfer:
             except TRANSFER_ERRORS as error:
                 self.fail(self.partial.as_agent_error(error))
 
-        threading.Thread(target=run, name="delivery", daemon=True).start()
+        start_thread(threading.Thread(target=run, name="delivery", daemon=True))
 
 
 @dataclass

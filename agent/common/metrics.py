@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import socket
 import threading
 import time
@@ -28,6 +29,7 @@ from agent.common.errors import AgentError, ConfigError
 from agent.common.http.connection import HttpConnection
 from agent.common.http.reception import Reception, listen
 from agent.common.http.request import RefusedRequest, Request, parse_head, response
+from agent.common.thread_start import start_thread
 from agent.common.timing import Backoff, RetryState
 from calibrate.errors import TaredError
 
@@ -76,13 +78,12 @@ class MetricsServer(threading.Thread):
     """A context manager; inside it the metrics are served."""
 
     def __init__(self, address: MetricsAddress, build: Mapping[str, str], *collectors: Collector) -> None:
-        """Listen.
+        """Args:
+        address: Listened on in this thread; one that is taken is logged and tried again.
+        build: Labels of `tared_build_info` beside the version, such as the program.
+        collectors: Called in this thread for each scrape, at most four times a second.
 
-        Args:
-            build: Labels of `tared_build_info` beside the version, such as the program.
-            collectors: Called in this thread for each scrape, at most four times a second.
-
-        Raises ConfigError (`metrics.port`).
+        Raises OSError without a descriptor to spare.
         """
         super().__init__(name="metrics", daemon=True)
         self._address = address
@@ -91,20 +92,17 @@ class MetricsServer(threading.Thread):
         for collector in collectors:
             self._registry.register(collector)
         ProcessCollector(registry=self._registry)
-        self._accepting, self._reading, self._serving = (RetryState(_report, Backoff(*_RETRY_S), 1) for _ in range(3))
+        states = (RetryState(_report, Backoff(*_RETRY_S), 1) for _ in range(4))
+        self._opening, self._accepting, self._reading, self._serving = states
         self._texts: dict[str, tuple[float, bytes]] = {}  # by content type, when it was made
         self._ending = False
-        try:
-            self._listener = listen(address.host, address.port)
-            self._wakes, self._wake = socket.socketpair()
-        except OSError as error:
-            found = f"{address.host} port {address.port}: {error.strerror or error}"
-            raise ConfigError("metrics.port", found, "a free port of this machine", "choose another") from None
+        self._wakes, self._wake = socket.socketpair()
         for each in (self._wakes, self._wake):
             each.setblocking(False)
 
     def __enter__(self) -> MetricsServer:
-        self.start()
+        """Raises OSError where the system refuses a thread."""
+        start_thread(self)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -113,18 +111,28 @@ class MetricsServer(threading.Thread):
             self._wake.send(b"\0")
         self.join(_END_S)
         if not self.is_alive():
-            for each in (self._listener, self._wakes, self._wake):
+            for each in (self._wakes, self._wake):
                 each.close()
 
     def run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         while not self._ending:
-            self._serve()
+            try:
+                listener = listen(self._address.host, self._address.port)
+            except OSError as error:
+                found = f"{self._address.host} port {self._address.port}: {error.strerror or error}"
+                remedy = "choose another, or end the process that has it; it is tried again"
+                failure = AgentError("metrics.port", found, "a free port of this machine", remedy)
+                self._sleep(self._opening.note_failure(failure))
+                continue
+            self._opening.note_success()
+            with listener:
+                self._serve(listener)
 
-    def _serve(self) -> None:
+    def _serve(self, listener: socket.socket) -> None:
         """Serve until the end, or until a fault, which must not end the process; then wait a little."""
         try:
-            reception = Reception(self._listener, self._wakes, HttpConnection, self._answer, self._accepting, "metrics")
+            reception = Reception(listener, self._wakes, HttpConnection, self._answer, self._accepting, "metrics")
             with closing(reception):
                 while not self._ending:
                     reception.turn(None)
@@ -132,7 +140,13 @@ class MetricsServer(threading.Thread):
         except Exception as error:
             found = f"{type(error).__name__}: {error}"
             failure = AgentError("metrics.failed", found, "scrapes that are answered", "see what else fails here")
-            time.sleep(self._serving.note_failure(failure))
+            self._sleep(self._serving.note_failure(failure))
+
+    def _sleep(self, seconds: float) -> None:
+        """Wait until the end wakes the thread, or the time is over."""
+        poll = select.poll()
+        poll.register(self._wakes, select.POLLIN)
+        poll.poll(1000.0 * seconds)
 
     def _answer(self, connection: HttpConnection, head: bytes, now_s: float) -> None:
         try:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agent.common.console import say
+from agent.common.thread_start import start_thread
 from agent.mqtt.endpoint import Endpoint
 from engines.trial import START_FOLDER
 
@@ -50,7 +51,11 @@ def serving_pages(listen: str, config: Path, endpoint: Endpoint) -> Iterator[Non
     ending = threading.Event()
     assert process.stderr is not None
     follower = threading.Thread(target=_follow, args=(process.stderr, ending), name="pages", daemon=True)
-    follower.start()
+    try:
+        start_thread(follower)
+    except OSError as error:
+        say(f"no page for a browser: {error.strerror}")
+        process.kill()  # it would wait for a reader of what it says
     try:
         yield
     finally:
@@ -61,7 +66,8 @@ def serving_pages(listen: str, config: Path, endpoint: Endpoint) -> Iterator[Non
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        follower.join()
+        if follower.is_alive():
+            follower.join()
         process.stderr.close()
 
 

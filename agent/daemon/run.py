@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from importlib.metadata import version
+from typing import TypeVar
 
 from agent.camera.gstreamer import check_gstreamer
 from agent.camera.reader import source_length, source_seconds
@@ -60,6 +61,7 @@ _OWNER_ONLY = 0o077  # umask
 _FEWEST = (HELD_OUT_EVERY - 1) * MIN_INFORMATIVE  # frames, before which too few are held out for a verdict
 
 
+T = TypeVar("T")
 Pages = Callable[[Endpoint], AbstractContextManager[None]]
 
 
@@ -252,17 +254,23 @@ def _open_link(config: Config, birth: Birth, authority: Authority, pages: Pages)
             endpoint = Endpoint(broker.host, broker.port, mqtt.keepalive_s, protocol="3.1.1")
             say(f"embedded MQTT broker; watch it: mosquitto_sub -h {broker.host} -p {broker.port} -v -t 'tared/v1/#'")
         stack.enter_context(pages(endpoint))
-        outbox = stack.enter_context(Outbox(config.state_dir / "outbox.sqlite", topics, mqtt.outbox))
-        discovery = Discovery(
-            topics,
-            [camera.name for camera in config.every_camera],
-            birth,
-            config.state_dir / "home_assistant",
-            mqtt.home_assistant,
-            button=authority.allows_unsigned,  # nobody signs for Home Assistant
-        )
-        recognition = CommandRecognition(authority)
-        yield stack.enter_context(MqttLink(endpoint, topics, birth, outbox, discovery=discovery, recognise=recognition))
+        try:
+            outbox = stack.enter_context(Outbox(config.state_dir / "outbox.sqlite", topics, mqtt.outbox))
+            discovery = Discovery(
+                topics,
+                [camera.name for camera in config.every_camera],
+                birth,
+                config.state_dir / "home_assistant",
+                mqtt.home_assistant,
+                button=authority.allows_unsigned,  # nobody signs for Home Assistant
+            )
+            recognition = CommandRecognition(authority)
+            made = MqttLink(endpoint, topics, birth, outbox, discovery=discovery, recognise=recognition)
+            link = stack.enter_context(made)
+        except (OSError, RuntimeError) as error:  # a thread or a descriptor is refused
+            say(f"no MQTT: {error}")
+            link = None
+        yield link
 
 
 @contextmanager
@@ -274,7 +282,7 @@ def _open_metrics(config: Config) -> Iterator[Callable[[Operations, MqttLink | N
     from agent.daemon.prometheus import DaemonMetrics, serve_metrics
 
     metrics = DaemonMetrics()
-    with serve_metrics(config, metrics):
+    with _going_without("metrics", lambda: serve_metrics(config, metrics)):
         yield metrics.set_source
 
 
@@ -291,10 +299,22 @@ def _open_results(config: Config, link: MqttLink | None) -> Iterator[ResultsWrit
     if not outputs:
         yield None
         return
-    with ResultsWriter(config, outputs) as results:
+    with _going_without("results", lambda: ResultsWriter(config, outputs)) as results:
         yield results
 
 
 def _open_preview(config: Config) -> AbstractContextManager[Preview | None]:
     """Return the preview, whose context it is; without an address there is none."""
-    return Preview(config) if config.preview.address is not None else nullcontext()
+    return _going_without("preview", lambda: Preview(config)) if config.preview.address is not None else nullcontext()
+
+
+@contextmanager
+def _going_without(name: str, part: Callable[[], AbstractContextManager[T]]) -> Iterator[T | None]:
+    """Yield a part that only reports; None, after a warning, where the system has no thread or descriptor for it."""
+    with ExitStack() as stack:
+        entered: T | None = None
+        try:
+            entered = stack.enter_context(part())
+        except OSError as error:
+            say(f"warning: no {name}: {error.strerror or error}; restart the daemon once there is room for it")
+        yield entered

@@ -8,7 +8,8 @@ Operations decide, and reports the state.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -22,6 +23,7 @@ from agent.commands.settings import Settings
 from agent.common.console import Task, progress
 from agent.common.errors import AgentError, CameraError
 from agent.common.main_thread import MainThreadQueue, RunInMainThread
+from agent.common.thread_start import start_thread, thread_refused
 from agent.common.timing import Backoff, PeriodicTimer, RetryState
 from agent.config import Config
 from agent.contract.messages import Birth
@@ -135,6 +137,7 @@ class Supervisor:
             set_log_level(settings.config.log_level)
         self._config = config = settings.config
         self._reporting = RetryState(lambda error: self._on_part("report", error), Backoff(), _WELL_AFTER)
+        self._deciding = RetryState(lambda error: self._on_part("control", error), Backoff(), _WELL_AFTER)
         self._telemetry = PeriodicTimer(config.mqtt.telemetry_period_s, time.monotonic())
         past = CrashRecovery(config.state_dir, reporter)
         self._service = EngineService(model, backend, Store(config.state_dir, find_key()))
@@ -152,6 +155,7 @@ class Supervisor:
             frame_limit,
             lambda name, error: self._main_thread.put(lambda: self._on_camera(name, error)),
             lambda error: self._main_thread.put(lambda: self._on_part("observer", error)),
+            lambda error: self._main_thread.put(lambda: self._on_part("answers", error)),
             StartupProgress("reference", reporter, self._on_building, self._main_thread.put),
             lambda mismatch: self._main_thread.put(lambda: self.operations.distrust_reference(mismatch)),
             [part.offer for part in (results, preview) if part is not None],
@@ -232,7 +236,10 @@ class Supervisor:
         """
         self.operations.start(self._rolled_back)
         if self._watch is not None:
-            self._watch.start()
+            try:
+                start_thread(self._watch)
+            except OSError as error:
+                self._reporter.error(thread_refused("model.watch", error))
         with handling_signals(self._on_signal):
             with progress("preparing", 100) as bar:
                 self._pipeline.start(lambda: self._wait_for_reference(bar))
@@ -262,31 +269,24 @@ class Supervisor:
         """Serve until the frames have ended, and the job that had enough of them for a verdict."""
         pinged = None
         while self._pipeline.error is None and not self._stop_reason:
-            if self._results is not None and self._results.failed is not None:
-                break
             if not self._pipeline.loop.is_alive() and not self._goes_on_without_frames():
                 break
-            self._receive()
-            self._apply_labels()
-            self._pipeline.poll()
-            states = self._pipeline.observer.states()
-            self.operations.tick(states)
+            with _going_on(self._deciding, "control.failed", (OSError, MemoryError)):
+                self._receive()
+                self._apply_labels()
+                self._pipeline.poll()
+                self.operations.tick(self._pipeline.observer.states())
             if self.operations.new_model.needs_new_run:
                 self._stop(MODEL)
             if self._pipeline.pulse != pinged:
                 pinged = self._pipeline.pulse
                 notify_service_manager("WATCHDOG=1")
-            try:
-                self._report(states, bar)
-            except (OSError, MemoryError) as error:  # what only reports ends nothing
-                found, remedy = f"{type(error).__name__}: {error}", "see what else takes descriptors or memory here"
-                self._reporting.note_failure(AgentError("report.failed", found, "a state that is reported", remedy))
-            else:
-                self._reporting.note_success()
+            with _going_on(self._reporting, "report.failed", Exception):  # what only reports ends nothing
+                self._report(self._pipeline.observer.states(), bar)
         self._receive()
 
     def _report(self, states: CameraStates, bar: Task) -> None:
-        """Report the state wherever it is shown. Raises OSError, MemoryError where the system refuses something."""
+        """Report the state wherever it is shown."""
         if self._pipeline.served and self._history.is_due(self._pipeline.last_ts):
             self._history.add(self._pipeline.last_ts, self._status.history(states))
         reasons = explain(self.operations, states)
@@ -392,3 +392,16 @@ class Supervisor:
 
     def _on_building(self, percent: int, _doing: str) -> None:
         self._built_percent = percent
+
+
+@contextmanager
+def _going_on(state: RetryState, code: str, errors: type[Exception] | tuple[type[Exception], ...]) -> Iterator[None]:
+    """Let the block fail with one of these errors; that is reported once, and so is its end. The video goes on."""
+    try:
+        yield
+    except errors as error:
+        found = f"{type(error).__name__}: {error}"
+        remedy = "see what else takes memory, descriptors or threads on this machine"
+        state.note_failure(AgentError(code, found, "a turn of the supervisor that ends well", remedy))
+    else:
+        state.note_success()

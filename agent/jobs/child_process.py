@@ -8,7 +8,6 @@ daemon's end.
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import json
 import logging
@@ -26,6 +25,7 @@ from typing import Any
 import psutil
 
 from agent.common.errors import AgentError
+from agent.common.thread_start import start_thread
 from agent.validation.verdict import Verdict
 from calibrate.errors import TaredError
 from engines.trial import START_FOLDER
@@ -147,15 +147,15 @@ class JobProcess:
                 cwd=START_FOLDER,
             )
         try:
-            threading.Thread(target=self._watch, name="candidate-watch", daemon=True).start()
+            start_thread(threading.Thread(target=self._watch, name="candidate-watch", daemon=True))
             self._follower = threading.Thread(target=self._follow, name="candidate", daemon=True)
-            self._follower.start()
-        except RuntimeError as error:  # the kernel refuses one more thread
+            start_thread(self._follower)
+        except OSError:
             self._signal(signal.SIGKILL)
             assert self._process.stdout is not None
             self._process.stdout.close()
             self._reap()
-            raise OSError(errno.EAGAIN, str(error)) from error
+            raise
 
     def pause(self) -> None:
         """Stop it, with all that it started; it keeps its memory."""

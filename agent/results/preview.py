@@ -30,6 +30,7 @@ from agent.common.addresses import http_url
 from agent.common.errors import AgentError
 from agent.common.http.reception import BACKLOG, Reception, listen
 from agent.common.http.request import RefusedRequest, response
+from agent.common.thread_start import start_thread
 from agent.common.timing import Backoff, RetryState
 from agent.config import Config
 from agent.contract.topics import Topics
@@ -87,7 +88,8 @@ class Preview(threading.Thread):
         self._due_s = dict.fromkeys(self._cameras, 0.0)  # when the next frame of each camera may be drawn
 
     def __enter__(self) -> Preview:
-        self.start()
+        """Raises OSError where the system refuses a thread."""
+        start_thread(self)
         return self
 
     def __exit__(self, *_: object) -> None:

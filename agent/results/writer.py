@@ -11,22 +11,27 @@ import abc
 import json
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from agent.common.errors import AgentError
 from agent.common.latency import LoopMeter
+from agent.common.thread_start import start_thread
+from agent.common.timing import Backoff, RetryState
 from agent.config import Config
 from agent.vision.decode import prediction_as_dict
 from agent.vision.spec import ModelSpec
 from agent.vision.task import ServedFrame
+from calibrate.errors import TaredError
 
 _WAITING = 256  # answers
 _WAITING_RAW = 8  # of raw outputs each may take MB
 _END_S = 5.0  # for what waits at the end; a disk may hang
+_WELL_AFTER = 30  # calls of an output in a row without a fault, after which it works again
+_IDLE_S = 60.0  # between two looks at outputs that have nothing to do
 
 
 class ResultLine:
@@ -87,8 +92,8 @@ class ResultsWriter(threading.Thread):
     """A context manager; inside it, every answer that is offered goes to every output.
 
     The frame path calls `offer`, which neither waits nor computes. When the thread cannot keep up, the oldest answers
-    are dropped. `failed` is an exception that has ended the thread; `flush` raises it. `on_change(name, error)` is
-    called in the writer's thread when an output fails, with None when it works again.
+    are dropped. Whatever an output raises costs it that line alone. `on_change(name, error)` is called in the writer's
+    thread when an output fails, with None when it works again.
     """
 
     def __init__(self, config: Config, outputs: Sequence[Output]) -> None:
@@ -101,14 +106,18 @@ class ResultsWriter(threading.Thread):
         self._wake = threading.Event()
         self._flushed = threading.Event()
         self._flush_requested = self._ending = False
-        self.on_change: Callable[[str, AgentError | None], None] | None = None
+        self.on_change: Callable[[str, TaredError | None], None] | None = None
         self._troubled: set[str] = set()
+        self._faults = {
+            output.name: RetryState(partial(self._report, output.name), Backoff(), _WELL_AFTER) for output in outputs
+        }
+        self._lost: Counter[str] = Counter()  # by output, to a fault
         # By camera, from a frame's arrival until every output was handed its line.
         self.latency = {camera.name: LoopMeter() for camera in config.every_camera}
-        self.failed: BaseException | None = None
 
     def __enter__(self) -> ResultsWriter:
-        self.start()
+        """Raises OSError where the system refuses a thread."""
+        start_thread(self)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -129,30 +138,36 @@ class ResultsWriter(threading.Thread):
     def dropped(self) -> Mapping[str, int]:
         """How many lines each output has lost so far."""
         lost = {output.name: output.dropped for output in self._outputs}
-        return {name: self._overrun + count for name, count in lost.items() if count is not None}
+        return {name: self._overrun + self._lost[name] + count for name, count in lost.items() if count is not None}
 
     def flush(self) -> None:
-        """Wait until every answer offered has gone as far as it goes, for a few seconds at most. Raises `failed`."""
+        """Wait until every answer offered has gone as far as it goes, for a few seconds at most."""
         self._flushed.clear()
         self._flush_requested = True
         self._wake.set()
         if self.is_alive():
             self._flushed.wait(_END_S)
-        if self.failed is not None:
-            raise self.failed
 
     def run(self) -> None:
-        try:
-            while not self._ending:
-                self._wake.wait(self._write_waiting())
-                self._wake.clear()
-            self._write_waiting()
-            for output in self._outputs:
+        while not self._ending:
+            self._wake.wait(self._write_waiting())
+            self._wake.clear()
+        self._write_waiting()
+        for output in self._outputs:
+            try:
                 output.close()
-        except BaseException as error:
-            self.failed = error
-        finally:
-            self._flushed.set()
+            except Exception as error:  # noqa: PERF203  (each is closed)
+                self._note_fault(output, error)
+        self._flushed.set()
+
+    def _note_fault(self, output: Output, error: Exception) -> None:
+        found = f"{type(error).__name__}: {error}"
+        remedy = "see what else fails here; if nothing does, report it"
+        self._faults[output.name].note_failure(AgentError("results.failed", found, "lines that are written", remedy))
+
+    def _report(self, output: str, error: TaredError | None) -> None:
+        if self.on_change is not None:
+            self.on_change(output, error)
 
     def _write_waiting(self) -> float:
         """Write the answers that wait. Return for how many seconds there is nothing else to do."""
@@ -163,13 +178,23 @@ class ResultsWriter(threading.Thread):
             served = self._waiting.popleft()
             line = ResultLine(served, self._spec)
             for output in self._outputs:
-                output.add(line)
+                try:
+                    output.add(line)
+                except Exception as error:  # noqa: PERF203  (whatever it is, the video and other outputs go on)
+                    self._lost[output.name] += 1
+                    self._note_fault(output, error)
             self.latency[line.camera].record(time.monotonic_ns() - served.frame.captured_ns)
-        idle_s = min(output.tick() for output in self._outputs)
+        idle_s = _IDLE_S
         on_change = self.on_change  # trouble at the start waits until somebody is there to report it to
         for output in self._outputs:
-            if flushing:
-                output.flush()
+            try:
+                idle_s = min(idle_s, output.tick())
+                if flushing:
+                    output.flush()
+            except Exception as error:
+                self._note_fault(output, error)
+            else:
+                self._faults[output.name].note_success()
             # Report changes only: a disk that stays full would fill every log and queue.
             if on_change is not None and (output.trouble is not None) != (output.name in self._troubled):
                 self._troubled ^= {output.name}

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from agent.camera.capture import Frame, FrameSlot
 from agent.common.errors import AgentError
+from agent.common.thread_start import start_thread, thread_refused
 from agent.config import BatchConfig
 from agent.serving.trial import Trial, as_failure
 from agent.vision.decode import Prediction
@@ -206,8 +207,11 @@ class InFlightFrames:
         self._ended_s = 0.0  # monotonic, the latest inference
 
     def start(self) -> None:
-        """Accept frames."""
-        self._thread.start()
+        """Accept frames. Raises AgentError (`serving.thread`) where the system refuses a thread."""
+        try:
+            start_thread(self._thread)
+        except OSError as error:
+            raise thread_refused("serving.thread", error) from error
 
     @property
     def is_empty(self) -> bool:
@@ -263,7 +267,8 @@ class InFlightFrames:
 
     def close(self) -> None:
         """Accept no more frames; an inference under way ends first."""
-        self._thread.stop()
+        if self._thread.is_alive():
+            self._thread.stop()
 
 
 def _usual(known_s: float, newest_s: float) -> float:
@@ -338,9 +343,14 @@ class FrameLoop(threading.Thread):
     def start_trial(self, trial: Trial) -> None:
         """Let a candidate rehearse, then answer frames; its events report the course.
 
-        If no frame comes any more, `ended` is called at once. Raises RuntimeError while another one is on trial.
+        If no frame comes any more, `ended` is called at once. Raises RuntimeError while another one is on trial, and
+        AgentError (`probation.thread`), with the engine closed, where the system refuses a thread.
         """
-        trial.start()
+        try:
+            start_thread(trial)
+        except OSError as error:
+            trial.close()
+            raise thread_refused("probation.thread", error) from error
         with self._trial_lock:
             if self._trial is not None:
                 trial.close()
@@ -384,8 +394,8 @@ class FrameLoop(threading.Thread):
             return task.infer(self._engine, served.frame.image)[0]
 
     def run(self) -> None:
-        self._in_flight.start()
         try:
+            self._in_flight.start()
             while (frame := self._next_frame()) is not None or not self._in_flight.is_empty:
                 if frame is None:
                     self._deliver(*self._in_flight.collect())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,8 @@ from agent.camera.reader import source_length
 from agent.camera.source import Source
 from agent.common.errors import AgentError, CameraError
 from agent.common.latency import LoopMeter
+from agent.common.thread_start import start_thread, thread_refused
+from agent.common.timing import Backoff, RetryState
 from agent.config import Config
 from agent.models.model import Model
 from agent.monitoring.accuracy import LiveAccuracy
@@ -36,6 +39,7 @@ from engines.registry import open_backend
 from engines.store.artefact import fingerprint
 
 _HANGS_S = 60.0
+_WELL_AFTER = 30  # answers in a row that all sinks took, after which their outage has ended
 READY_S = 2.0  # a reference engine that is only loaded is ready by then; the video does not wait for a build
 _WAIT_S = 0.2  # for the observer, between two calls of `waiting`
 _KEPT = ("evidence", "accuracy")  # files of each live camera, by the start of their names
@@ -148,6 +152,7 @@ class Pipeline:
         frame_limit: int,
         on_camera: Callable[[str, CameraError | None], None],
         on_observer: Callable[[TaredError | None], None],
+        on_sinks: Callable[[TaredError | None], None],
         preparing: Progress,
         on_mismatch: Callable[[Mismatch], None],
         sinks: Sequence[Sink] = (),
@@ -164,9 +169,11 @@ class Pipeline:
             on_camera: Called in a capture thread with a camera's name and the error when it is lost, or when it is one
                 of several recordings and cannot be read; with None when it is back.
             on_observer: Called in the observer's thread when observing fails, and when it works again.
+            on_sinks: Called in the inference thread when an answer cannot be counted, observed or handed to a sink for
+                want of memory, say, and when that works again.
             preparing: Called in the observer's thread with the progress of building the reference engine.
             on_mismatch: Called once in another thread when the reference is found wrong.
-            sinks: Get every answer, in the inference thread.
+            sinks: Get every answer, in the inference thread; an error of theirs costs them that answer alone.
 
         Raises ConfigError as `check_batch`.
         """
@@ -210,10 +217,12 @@ class Pipeline:
         self._spec, self._tensors = model.spec, (engine.inputs, engine.outputs)
         self._probation = config.probation
         self.record = AnswerRecord(self.is_live or len(cameras) > 1)
-        own_sinks = [self._count, self.record.add, self.observer.offer]
+        self._on_observer = on_observer
+        self._handing = RetryState(on_sinks, Backoff(), _WELL_AFTER)
+        hand_on = partial(self._hand_on, [self._count, self.record.add, self.observer.offer, *sinks])
         tasks = [task, VisionTask(model.spec, engine.inputs, engine.outputs)]
         check_batch(config.batch.frames, engine, model.spec)
-        self.loop = FrameLoop(self._scheduler, engine_id, engine, tasks, [*own_sinks, *sinks], config.batch)
+        self.loop = FrameLoop(self._scheduler, engine_id, engine, tasks, [hand_on], config.batch)
 
     def _open_audit(
         self,
@@ -327,14 +336,23 @@ class Pipeline:
 
         waiting: called again and again; while it returns true, a recording waits for the observer. It would have ended
         before a reference engine is built.
+
+        Raises AgentError (`serving.thread`) where the system refuses a thread of the frame path; without the observer's
+        the video goes on.
         """
-        self.observer.start()
-        self.observer.wait_until_tried(READY_S)
-        while not self._scheduler.may_overwrite and waiting() and not self.observer.wait_until_tried(_WAIT_S):
-            pass
-        self.loop.start()
-        for feed in self.feeds.values():
-            feed.capture.start()
+        try:
+            start_thread(self.observer)
+        except OSError as error:
+            self._on_observer(thread_refused("observer.thread", error))
+        else:
+            self.observer.wait_until_tried(READY_S)
+            while not self._scheduler.may_overwrite and waiting() and not self.observer.wait_until_tried(_WAIT_S):
+                pass
+        try:
+            for thread in (self.loop, *(feed.capture for feed in self.feeds.values())):
+                start_thread(thread)
+        except OSError as error:
+            raise thread_refused("serving.thread", error) from error
 
     def stop(self) -> None:
         """Stop capturing; frames in flight are still served. `join` waits for the rest."""
@@ -349,9 +367,24 @@ class Pipeline:
         for thread in (*(feed.capture for feed in self.feeds.values()), self.loop):
             thread.join(max(0.0, deadline_s - time.monotonic()))
         self.observer.stop()
-        self.observer.join(max(0.0, deadline_s - time.monotonic()))
+        if self.observer.is_alive():
+            self.observer.join(max(0.0, deadline_s - time.monotonic()))
         if self.error is not None:
             raise self.error
+
+    def _hand_on(self, sinks: Sequence[Sink], served: ServedFrame) -> None:
+        """Give an answer to every sink. None of them may end the frame path."""
+        failed = False
+        for sink in sinks:
+            try:
+                sink(served)
+            except Exception as error:  # noqa: PERF203  (each costs itself alone)
+                failed = True
+                with suppress(MemoryError):
+                    found, remedy = f"{type(error).__name__}: {error}", "see what else takes memory on this machine"
+                    self._handing.note_failure(AgentError("serving.sinks", found, "an answer handed on", remedy))
+        if not failed:
+            self._handing.note_success()
 
     def _count(self, served: ServedFrame) -> None:
         self.served += 1

@@ -437,7 +437,7 @@ class Trial(threading.Thread):
         """
         self._left_behind = self.is_busy
         self._frames.put(None)
-        if not self._left_behind:
+        if self.is_alive() and not self._left_behind:
             self.join()
 
     def close(self) -> None:

@@ -20,11 +20,14 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 from agent.common.errors import AgentError
+from agent.common.thread_start import start_thread
+from agent.common.timing import Backoff, RetryState
 from agent.contract.messages import Dropped
 from agent.contract.topics import Topics
 from agent.contract.wire import MAX_PAYLOAD_BYTES
@@ -43,6 +46,7 @@ from agent.uplink.outbox_store import (
     Parcel,
     PendingWrites,
 )
+from calibrate.errors import TaredError
 
 TELEMETRY = "telemetry"  # the kind of a sample; every other kind is an event's
 WINDOW = 200  # parcels that are due and in memory
@@ -68,15 +72,15 @@ class Outbox(MessageSource):
 
     Attributes:
         errors: Errors of the disk, to be reported.
-        error: The exception that has ended the thread, which is a bug.
+        error: The error that has ended the thread: a file of a newer tared.
         epoch: Of the rows that are put now.
         on_due: Called by the writing thread once there is more to pop.
     """
 
     def __init__(self, path: Path, topics: Topics, config: OutboxConfig, clock: Callable[[], float] = unix_s) -> None:
         """clock: Unix time of the board. Raises AgentError (`outbox.schema`) for a file of a newer tared."""
-        self.errors: queue.SimpleQueue[AgentError] = queue.SimpleQueue()
-        self.error: BaseException | None = None
+        self.errors: queue.SimpleQueue[TaredError] = queue.SimpleQueue()
+        self.error: AgentError | None = None
         self.on_due: Callable[[], None] = lambda: None
         self._config = config
         self._clock = clock
@@ -102,7 +106,8 @@ class Outbox(MessageSource):
         self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
 
     def __enter__(self) -> Outbox:
-        self._thread.start()
+        """Raises OSError where the system refuses a thread."""
+        start_thread(self._thread)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -154,7 +159,8 @@ class Outbox(MessageSource):
             self._seq += 1
             payload = None
             if len(self._pending.rows) < _MOST_PENDING:
-                payload = document(self.epoch, self._seq)
+                with suppress(MemoryError):  # what has no room is lost, and its number counts as such
+                    payload = document(self.epoch, self._seq)
             if payload is not None and len(payload) <= MAX_PAYLOAD_BYTES:
                 self._pending.rows.append(OutboxRow(self.epoch, self._seq, kind, rank, self._clock(), payload))
             else:
@@ -256,15 +262,25 @@ class Outbox(MessageSource):
         self._write_within(0.0)
 
     def _run(self) -> None:
-        try:
-            while not self._closing:
-                with self._changed:
-                    while not self.is_due and self._changed.wait(self.patience_s):
-                        pass  # what was notified may have changed how long to wait
+        failing = RetryState(lambda error: self.errors.put(error) if error is not None else None, Backoff(), 1)
+        is_last = False
+        while not is_last:
+            with self._changed:
+                while not self.is_due and self._changed.wait(self.patience_s):
+                    pass  # what was notified may have changed how long to wait
+                is_last = self._closing  # after a turn for what came before the closing
+            try:
                 self.turn()
-            self.turn()  # what came before the closing
-        except BaseException as error:
-            self.error = error
+                failing.note_success()
+            except AgentError as error:
+                self.error = error
+                return
+            except Exception as error:  # for want of memory, say; nothing is lost, and the video goes on
+                found = f"{type(error).__name__}: {error}"
+                failure = AgentError("outbox.failed", found, "rows that are written", "see what else fails here")
+                pause_s = failing.note_failure(failure)
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closing, pause_s)
 
     @property
     def is_due(self) -> bool:
@@ -292,7 +308,13 @@ class Outbox(MessageSource):
             last = self.epoch, self._seq
             room = self._window.room
         if writes and (pending or resend):
-            self._commit(pending, last, resend)
+            try:
+                self._commit(pending, last, resend)
+            except Exception:
+                with self._changed:
+                    pending.extend(self._pending)
+                    self._pending, self._resend, self._write_at = pending, resend or self._resend, 0.0
+                raise
         due = self._store.due(room)
         with self._changed:
             is_more = not self._resend and self._window.add(due, complete=len(due) < room)

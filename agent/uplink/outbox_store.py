@@ -146,6 +146,13 @@ class PendingWrites:
     acks: dict[int, int] = field(default_factory=dict)
     missing: dict[int, int] = field(default_factory=dict)
 
+    def extend(self, later: PendingWrites) -> None:
+        """Add what has come since."""
+        for name in ("rows", "lost", "delivered", "refused"):
+            getattr(self, name).extend(getattr(later, name))
+        self.acks.update(later.acks)
+        self.missing.update(later.missing)
+
     def __bool__(self) -> bool:
         return bool(self.rows or self.lost or self.delivered or self.refused or self.acks or self.missing)
 

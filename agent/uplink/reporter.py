@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from pydantic import JsonValue
@@ -99,8 +99,9 @@ class Reporter:
 
     def event(self, kind: str, level: int = logging.INFO, /, **detail: JsonValue) -> None:
         """Report that something happened; `kind` as in Event."""
-        self.counts.note(kind, detail)
-        log.log(level, "event=%s" + "".join(f" {key}=%r" for key in detail), kind, *detail.values())
+        with suppress(MemoryError):
+            self.counts.note(kind, detail)
+            log.log(level, "event=%s" + "".join(f" {key}=%r" for key in detail), kind, *detail.values())
         if self._link is not None:
             ts, rank = self._clock(), ALARM if kind in _ALARMS else EVENT
             self._link.outbox.put(

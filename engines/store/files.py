@@ -161,14 +161,18 @@ def sweep(folder: Path) -> None:
 
     A folder that was about to be replaced gets its name back if nothing took it.
     """
-    for former in folder.glob(".*.old"):
+    try:
+        hidden = [folder / name for name in os.listdir(folder) if name.startswith(".")]
+    except OSError:  # it cannot be listed for want of a descriptor, or of rights: the next sweep may
+        return
+    for former in (path for path in hidden if path.suffix == ".old"):
         name = former.with_name(former.name[1 : -len(".old")])
         with suppress(OSError):
             if os.path.lexists(name):
                 remove(former)
             else:
                 former.rename(name)
-    for left in (*folder.glob(".*.gone"), *filter(_is_abandoned, folder.glob(".*.new"))):
+    for left in (path for path in hidden if path.suffix == ".gone" or _is_abandoned(path)):
         shutil.rmtree(left, ignore_errors=True)
 
 
