@@ -79,7 +79,7 @@ class MetricsServer(threading.Thread):
 
     def __init__(self, address: MetricsAddress, build: Mapping[str, str], *collectors: Collector) -> None:
         """Args:
-        address: Listened on in this thread; one that is taken is logged and tried again.
+        address: One that is taken is logged, and tried again.
         build: Labels of `tared_build_info` beside the version, such as the program.
         collectors: Called in this thread for each scrape, at most four times a second.
 
@@ -96,12 +96,15 @@ class MetricsServer(threading.Thread):
         self._opening, self._accepting, self._reading, self._serving = states
         self._texts: dict[str, tuple[float, bytes]] = {}  # by content type, when it was made
         self._ending = False
+        self._listener: socket.socket | None = None
+        self._pause_s = 0.0  # until it is tried again to listen
         self._wakes, self._wake = socket.socketpair()
         for each in (self._wakes, self._wake):
             each.setblocking(False)
 
     def __enter__(self) -> MetricsServer:
         """Raises OSError where the system refuses a thread."""
+        self._listen()
         start_thread(self)
         return self
 
@@ -117,17 +120,25 @@ class MetricsServer(threading.Thread):
     def run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         while not self._ending:
-            try:
-                listener = listen(self._address.host, self._address.port)
-            except OSError as error:
-                found = f"{self._address.host} port {self._address.port}: {error.strerror or error}"
-                remedy = "choose another, or end the process that has it; it is tried again"
-                failure = AgentError("metrics.port", found, "a free port of this machine", remedy)
-                self._sleep(self._opening.note_failure(failure))
-                continue
+            if self._listener is not None:
+                self._serve(self._listener)
+            else:
+                self._sleep(self._pause_s)
+                self._listen()
+        if self._listener is not None:
+            self._listener.close()
+
+    def _listen(self) -> None:
+        """Listen, or log why that fails."""
+        try:
+            self._listener = listen(self._address.host, self._address.port)
+        except OSError as error:
+            found = f"{self._address.host} port {self._address.port}: {error.strerror or error}"
+            remedy = "choose another, or end the process that has it; it is tried again"
+            failure = AgentError("metrics.port", found, "a free port of this machine", remedy)
+            self._pause_s = self._opening.note_failure(failure)
+        else:
             self._opening.note_success()
-            with listener:
-                self._serve(listener)
 
     def _serve(self, listener: socket.socket) -> None:
         """Serve until the end, or until a fault, which must not end the process; then wait a little."""

@@ -436,6 +436,15 @@ class Operations:
         self._limits.pause_jobs()  # its trigger may still hold
         return True
 
+    def fail_job(self, error: AgentError) -> None:
+        """End what is under way, since a decision on it has failed: what the system refused may have cost its state."""
+        if self.swap.is_active:
+            self.swap.give_up(error)
+            return
+        self.jobs.give_up(error)
+        if self.job is not None:  # between its child and the swap
+            self.job.fail(error)
+
     def switch(self, loaded: LoadedEngine, command: CommandProgress) -> None:
         """Switch to this regime's engine, by command. Raises AgentError (`journal.write`)."""
         self.jobs.abandon("the operator switches")

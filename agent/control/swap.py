@@ -188,6 +188,17 @@ class EngineSwap:
         if swap is not None and swap.tracker is tracker:
             self._go_back(swap, AgentError(CANCELLED, reason, "a probation to its end", "send it again"))
 
+    def give_up(self, error: AgentError) -> None:
+        """Take the engine on trial back, or only end the swap where the frame path has gone back already."""
+        swap = self._swap
+        if swap is None:
+            return
+        self._go_back(swap, error)
+        if not swap.is_going_back:
+            self._swap = None
+            self._fail(swap, error)
+            self._answer_recall(swap)
+
     def stop(self, reason: str) -> None:
         """End the probation, because the frame path is stopped: the candidate is not committed."""
         swap, self._swap = self._swap, None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -55,6 +55,7 @@ from engines.store.signing import find_key
 _TICK_S = 0.1
 _QUIET_S = 2.0  # nothing is reported before: an engine that is ready by then was only loaded
 _WELL_AFTER = 30  # reports in a row, after which an outage has ended
+_REFUSED = (OSError, MemoryError)  # what the system refuses to a daemon that is sound
 _PATIENCE_S = 300  # the longest that a builder takes for one step; after that it hangs
 
 
@@ -137,6 +138,7 @@ class Supervisor:
             set_log_level(settings.config.log_level)
         self._config = config = settings.config
         self._reporting = RetryState(lambda error: self._on_part("report", error), Backoff(), _WELL_AFTER)
+        self._receiving = RetryState(lambda error: self._on_part("commands", error), Backoff(), _WELL_AFTER)
         self._deciding = RetryState(lambda error: self._on_part("control", error), Backoff(), _WELL_AFTER)
         self._telemetry = PeriodicTimer(config.mqtt.telemetry_period_s, time.monotonic())
         past = CrashRecovery(config.state_dir, reporter)
@@ -271,10 +273,10 @@ class Supervisor:
         while self._pipeline.error is None and not self._stop_reason:
             if not self._pipeline.loop.is_alive() and not self._goes_on_without_frames():
                 break
-            with _going_on(self._deciding, "control.failed", (OSError, MemoryError)):
-                self._receive()
-                self._apply_labels()
-                self._pipeline.poll()
+            self._receive()
+            self._apply_labels()
+            self._pipeline.poll()
+            with self._deciding_on():
                 self.operations.tick(self._pipeline.observer.states())
             if self.operations.new_model.needs_new_run:
                 self._stop(MODEL)
@@ -284,6 +286,12 @@ class Supervisor:
             with _going_on(self._reporting, "report.failed", Exception):  # what only reports ends nothing
                 self._report(self._pipeline.observer.states(), bar)
         self._receive()
+
+    @contextmanager
+    def _deciding_on(self) -> Iterator[None]:
+        """Let a decision fail for want of memory, descriptors or threads: it costs the running job, not the video."""
+        with _going_on(self._deciding, "control.failed", _REFUSED, self.operations.fail_job):
+            yield
 
     def _report(self, states: CameraStates, bar: Task) -> None:
         """Report the state wherever it is shown."""
@@ -341,9 +349,11 @@ class Supervisor:
 
     def _receive(self) -> None:
         """Wait a tick for functions from other threads, run them, and handle messages from the broker."""
-        self._main_thread.run(_TICK_S)
+        with self._deciding_on():
+            self._main_thread.run(_TICK_S)
         if self._inbox is not None:
-            self._inbox.tick()
+            with _going_on(self._receiving, "commands.failed", _REFUSED):
+                self._inbox.tick()
 
     def _wait_for_reference(self, bar: Task) -> bool:
         """Called while a recording waits for its observer; False gives up."""
@@ -395,13 +405,24 @@ class Supervisor:
 
 
 @contextmanager
-def _going_on(state: RetryState, code: str, errors: type[Exception] | tuple[type[Exception], ...]) -> Iterator[None]:
-    """Let the block fail with one of these errors; that is reported once, and so is its end. The video goes on."""
+def _going_on(
+    state: RetryState,
+    code: str,
+    errors: type[Exception] | tuple[type[Exception], ...],
+    then: Callable[[AgentError], None] = lambda _: None,
+) -> Iterator[None]:
+    """Let the block fail with one of these errors; that is reported once, and so is its end. The video goes on.
+
+    then: called with each of them.
+    """
     try:
         yield
     except errors as error:
         found = f"{type(error).__name__}: {error}"
         remedy = "see what else takes memory, descriptors or threads on this machine"
-        state.note_failure(AgentError(code, found, "a turn of the supervisor that ends well", remedy))
+        with suppress(*_REFUSED):
+            failure = AgentError(code, found, "a turn of the supervisor that ends well", remedy)
+            state.note_failure(failure)
+            then(failure)
     else:
         state.note_success()

@@ -168,7 +168,7 @@ class Recalibration:
             if job.tracker.trigger != MODEL:
                 job.tracker.progress(JobState.COLLECTING.value, 0)
         except TaredError as error:
-            self._give_up(error)
+            self.give_up(error)
 
     def tick(self) -> None:
         """Move the job on."""
@@ -177,7 +177,7 @@ class Recalibration:
         try:
             self._move(self.job)
         except TaredError as error:
-            self._give_up(error)
+            self.give_up(error)
 
     def end_collection(self) -> bool:
         """Let a job that collects go on with the frames there are, since no more will come, or give it up.
@@ -193,7 +193,7 @@ class Recalibration:
         if not collected or informative < MIN_INFORMATIVE:
             found = f"the recording has ended, with something seen on {informative} of the frames that judge"
             remedy = "play it in a loop (camera.loop: true), or a longer one"
-            self._give_up(AgentError("recalibration.frames", found, f"{MIN_INFORMATIVE} at least", remedy))
+            self.give_up(AgentError("recalibration.frames", found, f"{MIN_INFORMATIVE} at least", remedy))
             return False
         if collected < job.frames:
             job.tracker.report_shortage(collected, job.frames)
@@ -203,14 +203,14 @@ class Recalibration:
 
     def abandon(self, reason: str) -> None:
         """Cancel the job, whatever it is doing, for this reason."""
-        self._give_up(AgentError(CANCELLED, reason, "a job that is left to end", "start it again"))
+        self.give_up(AgentError(CANCELLED, reason, "a job that is left to end", "start it again"))
 
     def stop(self, reason: str, error: BaseException | None) -> None:
         """Cancel the job at the end of the frame path; if the frame path ended by an error, the job fails with it."""
         if error is None:
             self.abandon(reason)
         else:
-            self._give_up(AgentError("swap.stopped", f"the frame path has failed: {error}", "frames", "see the log"))
+            self.give_up(AgentError("swap.stopped", f"the frame path has failed: {error}", "frames", "see the log"))
 
     def _move(self, job: Job) -> None:
         """Move the job on. Raises TaredError for a job that has to be given up."""
@@ -314,7 +314,7 @@ class Recalibration:
             try:
                 job.tracker.progress(step, percent)
             except AgentError as error:
-                self._give_up(error)
+                self.give_up(error)
 
     def _finish(self, job: Job, outcome: JobOutcome) -> None:
         """End the job with the child's outcome, unless it was given up meanwhile."""
@@ -331,7 +331,8 @@ class Recalibration:
             error = AgentError(CHANGED, found, error.expected, f"{error.remedy}; what serves goes on until then")
         job.tracker.fail(error)
 
-    def _give_up(self, error: TaredError) -> None:
+    def give_up(self, error: TaredError) -> None:
+        """End the job, whatever it is doing, with this error."""
         (job, self.job), (child, self._child) = (self.job, None), (self._child, None)
         if child is not None:
             child.end()

@@ -8,7 +8,8 @@ the float reference does, and the service is degraded. `reject` removes a candid
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -133,17 +134,20 @@ class EngineService:
     def load(self, artefact: Artefact) -> LoadedEngine:
         """Make an artefact ready to serve, under its own plan.
 
-        Raises EngineError, also as `check_runtime`; CalibrationError for another model's artefact.
+        Raises EngineError, also as `check_runtime`, and `engine.room` for want of memory; CalibrationError for another
+        model's artefact.
         """
         check_runtime(artefact, self.backend.describe())
-        calibration = load_calibration(artefact.path / "calibration.json")
-        model = self.model_for(artefact)
-        check_calibration(model, calibration)
-        return LoadedEngine(artefact, self.backend.load(artefact.read_engine()), calibration, model)
+        with _finding_room(artefact):
+            calibration = load_calibration(artefact.path / "calibration.json")
+            model = self.model_for(artefact)
+            check_calibration(model, calibration)
+            return LoadedEngine(artefact, self.backend.load(artefact.read_engine()), calibration, model)
 
     def load_float(self, artefact: Artefact) -> LoadedEngine:
         """Make the float engine of a new model ready to be tried. Raises EngineError."""
-        return LoadedEngine(artefact, self.backend.load(artefact.read_engine()), None, self.model)
+        with _finding_room(artefact):
+            return LoadedEngine(artefact, self.backend.load(artefact.read_engine()), None, self.model)
 
     def model_for(self, artefact: Artefact) -> Model:
         """Return the model under the plan that the artefact was built under. Raises as `Artefact.read_file`."""
@@ -324,3 +328,13 @@ def reject(store: Store, identity: str, rollback: Mapping[str, Any]) -> None:
     except OSError as error:  # the artefact goes all the same
         log.warning("refusal=not_kept error=%r", error.strerror)
     store.discard(path)
+
+
+@contextmanager
+def _finding_room(artefact: Artefact) -> Iterator[None]:
+    """Raise EngineError (`engine.room`) where there is no memory for an engine."""
+    try:
+        yield
+    except MemoryError as error:
+        remedy = "free memory; what serves goes on"
+        raise EngineError("engine.room", f"no memory for {artefact.id}", "room for one engine more", remedy) from error

@@ -9,7 +9,7 @@ import threading
 from contextlib import ExitStack
 
 import pytest
-from brokers import RealBroker, eventually, free_port
+from brokers import eventually, free_port
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_values import scrape, value
 from promtool import Fixed, metrics_server, promtool
@@ -133,10 +133,20 @@ def test_prometheus_gets_the_format_that_it_prefers() -> None:
         promtool("check", "metrics", content=scrape(server._address.port))
 
 
-@pytest.mark.broker
-def test_a_port_that_is_taken_is_named(any_broker: RealBroker) -> None:
-    with pytest.raises(ConfigError, match=r"metrics\.port.*choose another"):
-        MetricsServer(MetricsAddress("127.0.0.1", any_broker.port), {}, ONE)
+def test_a_port_that_is_taken_is_logged_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("agent.common.metrics._RETRY_S", (0.01, 0.01))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = MetricsServer(MetricsAddress("127.0.0.1", port), {}, ONE)
+        with caplog.at_level(logging.INFO), server:
+            eventually(lambda: "metrics.port" in caplog.text)
+            assert "choose another" in caplog.text
+            taken.close()
+            eventually(lambda: "metrics=back" in caplog.text)
+            assert value(port, "tared_things") == 1.0
+    assert caplog.text.count("metrics.port") == 1
 
 
 @pytest.mark.parametrize("text", ["9755", ":9755", "127.0.0.1:", "127.0.0.1:99999", "localhost:http"])

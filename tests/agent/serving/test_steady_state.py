@@ -29,6 +29,7 @@ from agent.serving.inference import FrameLoop, RoundRobinScheduler
 from agent.serving.pipeline import Pipeline
 from agent.vision.spec import ModelSpec
 from agent.vision.task import ServedFrame, VisionTask
+from calibrate.errors import TaredError
 from engines.interface import silent
 from engines.registry import open_backend
 
@@ -110,13 +111,14 @@ def test_nor_do_a_camera_and_those_who_hear_of_every_answer_keep_any(tmp_path: P
     outputs = [ResultsFile(tmp_path / "results.jsonl"), ResultsSocket(tmp_path / "results.socket")]
     engine = backend.load(backend.build(model.reference).engine)
     with ResultsWriter(config, outputs) as writer:
-        sinks = [writer.offer, heap.add]
+        sinks, told = [writer.offer, heap.add], list[TaredError | None]()
         pipeline = Pipeline(
-            config, [source], model, "a", engine, 0, lambda *_: None, lambda _: None, silent, lambda _: None, sinks
+            config, [source], model, "a", engine, 0, lambda *_: None, told.append, told.append, silent, lambda _: None, sinks
         )
         pipeline.start(lambda: False)
         pipeline.join()
         writer.flush()
+    assert not told
     assert pipeline.served == WARM + FRAMES
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == WARM + FRAMES
     assert heap.gained_bytes < 8 * picture_bytes

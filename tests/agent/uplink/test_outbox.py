@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from brokers import eventually
@@ -126,3 +127,33 @@ def test_what_no_broker_takes_is_dropped_and_told(tmp_path: Path) -> None:
         assert (gap["from"], gap["to"], gap["kind"], gap["n"]) == (2, 2, "alarm", 1)
         eventually(lambda: stored(tmp_path) == [(1, 1), (3, 1)])
         assert outbox.dropped == {"alarm": 1}
+
+
+def test_a_lack_of_memory_loses_no_row_that_was_put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, lacks = outbox_store.OutboxStore.commit, True
+
+    def commit(store: outbox_store.OutboxStore, *arguments: Any) -> None:
+        if lacks:
+            raise MemoryError("no page")
+        whole(store, *arguments)
+
+    monkeypatch.setattr(outbox_store.OutboxStore, "commit", commit)
+    with opened(tmp_path) as outbox:
+        put(outbox, 3)
+        assert outbox.errors.get(timeout=10.0).code == "outbox.failed"
+        put(outbox, 2)
+        lacks = False
+        assert numbers(taken(outbox, 5)) == [1, 2, 3, 4, 5]
+        assert outbox.error is None
+
+
+def test_a_document_without_memory_to_make_it_is_dropped_and_told(tmp_path: Path) -> None:
+    def lacking(_epoch: int, _seq: int) -> bytes:
+        raise MemoryError("no page")
+
+    with opened(tmp_path) as outbox:
+        put(outbox, 1)
+        outbox.put("alarm", ALARM, lacking)
+        put(outbox, 1)
+        first, gap, row = taken(outbox, 3)
+        assert (first["seq"], gap["from"], gap["to"], row["seq"]) == (1, 2, 2, 3)
