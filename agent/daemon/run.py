@@ -39,6 +39,7 @@ from agent.results.mqtt_output import ResultsTopic
 from agent.results.preview import Preview
 from agent.results.socket_output import ResultsSocket
 from agent.results.writer import Output, ResultsWriter
+from agent.system.end_guard import ending_in_time
 from agent.system.process import handling_signals, notify_service_manager, raise_interrupt
 from agent.system.state_dir import lock_state_dir
 from agent.uplink.home_assistant import Discovery
@@ -80,7 +81,7 @@ def run_daemon(config: Config, frame_limit: int = 0, pages: Pages | None = None)
     for camera in config.every_camera:
         check_gstreamer(camera.to_source())
     os.umask(_OWNER_ONLY)  # as the service's unit has it: held-out frames, say, are nobody else's from the first byte
-    with lock_state_dir(config.state_dir):
+    with ending_in_time(), lock_state_dir(config.state_dir):
         return _run(config, frame_limit, labels, pages or (lambda _endpoint: nullcontext()))
 
 

@@ -17,6 +17,7 @@ log = logging.getLogger(__package__)
 # Seconds between two polls. A file that is the same at two polls is not being written any more.
 POLL_S = 2.0
 _CHUNK_BYTES = 1 << 20
+_END_S = 2.0
 
 Stamp = tuple[tuple[str, int, int, int], ...]
 
@@ -57,10 +58,10 @@ class ModelWatch(threading.Thread):
         self._ended = threading.Event()
 
     def stop(self) -> None:
-        """End the thread; waits for the file that it is just reading."""
+        """End the thread; waits a little for the file that it is just reading, whose disk may hang."""
         self._ended.set()
         if self.is_alive():
-            self.join()
+            self.join(_END_S)
 
     def run(self) -> None:
         while not self._ended.wait(self._poll_s):

@@ -82,10 +82,11 @@ def run_until_signalled(
     show: the progress of `total`, and a note, for people.
     """
     from agent.common.console import progress
+    from agent.system.end_guard import ending_in_time
     from agent.system.process import handling_signals
 
     signalled = threading.Event()
-    with handling_signals(lambda _: signalled.set()), progress(title, total) as bar:
+    with ending_in_time(), handling_signals(lambda _: signalled.set()), progress(title, total) as bar:
 
         def stopping() -> bool:
             bar.update(*show())

@@ -68,6 +68,10 @@ def add_fleet(commands: Any) -> None:
     collect.add_argument("--keep-days", type=number(float, 0.01, 36_500.0), default=30.0, metavar="DAYS", help=days)
     unseen = "days after which a device that nobody hears is forgotten (default: never)"
     collect.add_argument("--forget-days", type=number(float, 1.0, 36_500.0), metavar="DAYS", help=unseen)
+    most = "devices that the store may have; messages of more are refused, and known devices lose nothing"
+    collect.add_argument("--most-devices", type=number(int, 1, 10**8), default=100_000, metavar="N", help=most)
+    new = "new devices that are taken in a minute; others are refused, until they send again"
+    collect.add_argument("--new-devices-per-minute", type=number(int, 1, 10**8), default=6000, metavar="N", help=new)
     add_metrics_options(collect)
     add_broker_options(collect, "all")
     _add_merge(actions)
@@ -178,6 +182,7 @@ def _add_simulate(actions: Any) -> None:
 
 def _collect(options: argparse.Namespace) -> int:
     from agent.common.console import set_up_logging
+    from fleet.collector.admission import NewDevices
     from fleet.collector.batch import Part
     from fleet.collector.collector import Collector, client_id_for
     from fleet.collector.writer import ReportRetention
@@ -187,7 +192,8 @@ def _collect(options: argparse.Namespace) -> int:
     part, fleet = Part(*(options.part or (1, 1))), fleets_from(options)
     client_id = options.client_id or (client_id_for(part, fleet) if options.share is None else None)
     store, retention = open_store(options.db), ReportRetention(options.keep_days, options.forget_days)
-    collector = Collector(endpoint_from(options), store, client_id, part, options.share, retention, fleet)
+    limits = NewDevices(options.most_devices, options.new_devices_per_minute)
+    collector = Collector(endpoint_from(options), store, client_id, part, options.share, retention, fleet, limits)
     counts = collector.counts
 
     def show() -> tuple[int, str]:

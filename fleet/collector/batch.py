@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from typing import Annotated
 from zlib import crc32
@@ -81,6 +81,25 @@ class Batch:
     births: dict[Name, tuple[Birth | None, str]] = field(default_factory=dict)
     results: list[tuple[Name, CommandResult, str]] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
+
+    @property
+    def names(self) -> list[Name]:
+        """The devices that it is of, in the order in which they came as far as it is known."""
+        reporting = dict.fromkeys((each.stream.fleet, each.stream.device) for each in self.entries)
+        states = [*self.statuses, *self.births, *sorted(self.seen), *(name for name, _, _ in self.results)]
+        return [*dict.fromkeys([*reporting, *states])]
+
+    def without(self, names: Set[Name]) -> Batch:
+        """Return what is of other devices."""
+        return Batch(
+            [each for each in self.entries if (each.stream.fleet, each.stream.device) not in names],
+            self.came_online - names,
+            self.seen - names,
+            {name: status for name, status in self.statuses.items() if name not in names},
+            {name: birth for name, birth in self.births.items() if name not in names},
+            [each for each in self.results if each[0] not in names],
+            self.refused,
+        )
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from agent.contract.topics import Topics
 from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
 from agent.mqtt.message import Message, MessageSource
 from agent.mqtt.receive_queue import ReceiveQueue
+from fleet.collector.admission import Admission, NewDevices
 from fleet.collector.batch import NUMBERED, RESULTS, STATES, WHOLE, Batch, Part, Reader
 from fleet.collector.writer import BatchWriter, ReportRetention
 from fleet.devices.reports import Gap, Stream
@@ -41,6 +42,7 @@ _GATHER_RESULTS_S = 0.02  # shorter: a broker has only so many of these under wa
 _SESSION_S = 86_400  # for so long the broker keeps results for a collector that is away
 _RETRY_S = 1.0  # after the database refused
 _LASTING = "fleet.schema"
+NEW_DEVICE = "fleet.new-device"  # in `refused`: devices that stay out, each once a batch
 # How an error is logged; any other is a full disk's.
 _STATES = {"fleet.damaged": "damaged", "fleet.unreachable": "unreachable", "fleet.contended": "contended"}
 
@@ -58,6 +60,7 @@ class Collector:
     Attributes:
         counts: Documents so far: report, gap, status, birth, result, refused.
         refused: Those refused, by code.
+        admission: Which new devices stay out, and why.
         batches: How many were stored.
         stored_at: When the latest one was, Unix time in s; 0.0 before the first.
         queues: What waits to be stored, by connection.
@@ -72,6 +75,7 @@ class Collector:
         share: str | None = None,
         retention: ReportRetention | None = None,
         fleet: str | None = None,
+        limits: NewDevices | None = None,
     ) -> None:
         """Prepare a collector.
 
@@ -83,6 +87,7 @@ class Collector:
             share: Name of a group of collectors. Each gets a share of the reports (MQTT 5, section 4.8.2), and all
                 results, which the store has once.
             fleet: Collect from this fleet; None: from all.
+            limits: Of new devices; None: the usual ones.
         """
         self.counts: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
@@ -90,7 +95,7 @@ class Collector:
         self._store = store
         self._reader = Reader(part)
         self._warnings = Warnings(log, "collector")
-        self._writer = BatchWriter(store, self._warnings)
+        self._writer = BatchWriter(store, self._warnings, limits or NewDevices())
         self._retention = retention or ReportRetention()
         self._reports, self._results = ReceiveQueue(_QUEUE_BYTES), ReceiveQueue(_QUEUE_BYTES)
         self.queues: Mapping[str, ReceiveQueue] = {"reports": self._reports, "results": self._results}
@@ -118,6 +123,10 @@ class Collector:
                 session_s=0 if client_id is None else _SESSION_S,
             ),
         )
+
+    @property
+    def admission(self) -> Admission:
+        return self._writer.admission
 
     @property
     def connected(self) -> Mapping[str, bool]:
@@ -149,12 +158,11 @@ class Collector:
 
     def _store_batch(self, read: ReadBatch, stopping: Callable[[], bool]) -> bool:
         """Store and acknowledge a batch; return False if it was time to stop before the database accepted it."""
-        batch = read.batch
-        for each in batch.refused:
+        for each in read.batch.refused:
             self._warnings.warn("refused", f"topic={each.topic!r} error={each.found!r}")
         while True:
             try:
-                complete = self._writer.write(batch)
+                batch, complete = self._writer.write(read.batch)
                 break
             except AgentError as error:  # a damaged file is moved aside, and the next attempt creates a new one
                 self._log_or_raise(error)
@@ -166,6 +174,10 @@ class Collector:
         counts |= {"status": len(batch.statuses), "birth": len(batch.births), "result": len(batch.results)}
         self.counts.update({name: count for name, count in counts.items() if count})
         self.refused.update(each.code for each in batch.refused)
+        if batch is not read.batch:
+            turned_away = len(read.batch.names) - len(batch.names)
+            self.refused[NEW_DEVICE] += turned_away
+            self.counts["refused"] += turned_away
         self.batches, self.stored_at = self.batches + 1, time.time()
         self._acks.put(complete)
         read.queue.confirm(read.arrivals)

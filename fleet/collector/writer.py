@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 
+from fleet.collector.admission import Admission, Admitted, NewDevices
 from fleet.collector.batch import Batch
 from fleet.devices.devices import Devices
 from fleet.devices.records import Refused, quarantine, store_results
@@ -17,6 +18,7 @@ from fleet.store.transaction import FleetStore, Transaction, write_with_retries
 from fleet.untrusted import Warnings
 
 DAYS = 30.0
+DEFAULTS = NewDevices()
 _DAY_S = 86_400.0
 _ROWS = 2000  # that are deleted at once
 _PRUNE_EVERY_S = 60.0  # once no row is old
@@ -29,22 +31,30 @@ _ORPHANS = "NOT EXISTS (SELECT 1 FROM progress p WHERE p.device = dropped.device
 class BatchWriter:
     """Write batches to one store. warnings: for content that is stored, but suspicious."""
 
-    def __init__(self, store: FleetStore, warnings: Warnings) -> None:
+    def __init__(self, store: FleetStore, warnings: Warnings, limits: NewDevices = DEFAULTS) -> None:
         self._store = store
         self._warnings = warnings
         self._reports, self._devices = Reports(store), Devices(store)
+        self.admission = Admission(self._devices, limits)
 
-    def write(self, batch: Batch) -> dict[Stream, int]:
-        """Store a batch. Raises AgentError.
+    def write(self, batch: Batch) -> tuple[Batch, dict[Stream, int]]:
+        """Store a batch, without the new devices that stay out. Raises AgentError.
 
-        Return up to which number each stream of the batch is complete, and the newest stream of each device that came
-        online.
+        Return what was stored, up to which number each stream of it is complete, and the newest stream of each device
+        that came online.
         """
-        now = time.time()
-        complete, suspicious = write_with_retries(self._store, lambda transaction: self._write(transaction, batch, now))
+        now, names = time.time(), batch.names
+
+        def write(transaction: Transaction) -> tuple[Admitted, dict[Stream, int], list[Refused], Batch]:
+            admitted = self.admission.admit(transaction, names)
+            taken = batch.without(admitted.refused) if admitted.refused else batch
+            return admitted, *self._write(transaction, taken, now), taken
+
+        admitted, complete, suspicious, taken = write_with_retries(self._store, write)
+        self.admission.note(admitted)
         for each in suspicious:
             self._warnings.warn(each.code, f"device={each.fleet}/{each.device} found={each.found!r}")
-        return complete
+        return taken, complete
 
     def _write(self, transaction: Transaction, batch: Batch, now: float) -> tuple[dict[Stream, int], list[Refused]]:
         devices, reports = self._devices, self._reports

@@ -100,6 +100,28 @@ class Devices:
 
         A new device gets one: first seen `now` (Unix time in s), not heard yet.
         """
+        known = self._known_ids(transaction, names)
+        if new := names - known.keys():
+            query = (
+                "INSERT INTO devices (fleet, name, first_seen, last_seen) VALUES (?, ?, ?, 0.0) "
+                "ON CONFLICT (fleet, name) DO NOTHING"
+            )
+            transaction.execute_many(query, [(*name, now) for name in sorted(new)])
+            known.update(_lookup_ids(transaction, new))
+            self._known.update(known)
+        return known
+
+    def unknown(self, transaction: Transaction, names: Set[Name]) -> Set[Name]:
+        """Return those of the names that are no device of the store yet."""
+        return names - self._known_ids(transaction, names).keys()
+
+    def total(self, transaction: Transaction) -> int:
+        """Return how many devices the store has, of all fleets."""
+        ((count,),) = transaction.execute("SELECT count(*) FROM devices")
+        return int(count)
+
+    def _known_ids(self, transaction: Transaction, names: Set[Name]) -> dict[Name, int]:
+        """Return the numbers of those that the store knows; they are remembered."""
         self._known.validate()
         newest = "SELECT coalesce(max(id), 0) FROM audit WHERE subject = ?"
         ((forgotten,),) = transaction.execute(newest, (FORGOTTEN,))
@@ -110,13 +132,6 @@ class Devices:
         if len(ids) == len(names):
             return ids
         ids.update(_lookup_ids(transaction, names - ids.keys()))
-        if new := names - ids.keys():
-            query = (
-                "INSERT INTO devices (fleet, name, first_seen, last_seen) VALUES (?, ?, ?, 0.0) "
-                "ON CONFLICT (fleet, name) DO NOTHING"
-            )
-            transaction.execute_many(query, [(*name, now) for name in sorted(new)])
-            ids.update(_lookup_ids(transaction, new))
         self._known.update(ids)
         return ids
 

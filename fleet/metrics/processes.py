@@ -35,6 +35,11 @@ class CollectorMetrics(Collector):
         for code, count in sorted(collector.refused.copy().items()):
             refused.add_metric([code], count)
         yield refused
+        text = "New devices that stayed out, each once a batch."
+        admission = collector.admission
+        yield CounterMetricFamily("tared_collector_refused_devices", text, value=admission.turned_away)
+        text = "Whether new devices stay out now, for --most-devices or --new-devices-per-minute."
+        yield GaugeMetricFamily("tared_collector_refuses_devices", text, value=float(bool(admission.state)))
         yield CounterMetricFamily("tared_collector_batches", "Writes to the store.", value=collector.batches)
         text = "When the store last took a batch; 0 before the first."
         yield GaugeMetricFamily("tared_collector_last_write_timestamp_seconds", text, value=collector.stored_at)

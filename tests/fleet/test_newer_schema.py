@@ -59,7 +59,7 @@ def of_schema(version: object, path: str) -> Arrival:
 
 def keep(store: FleetStore, *arrivals: Arrival) -> dict[int, int]:
     """What a collector does with these; up to which number it acknowledges, by epoch."""
-    complete = BatchWriter(store, Warnings(logging.getLogger(), "test")).write(Reader().read(arrivals))
+    _, complete = BatchWriter(store, Warnings(logging.getLogger(), "test")).write(Reader().read(arrivals))
     return {stream.epoch: upto for stream, upto in complete.items()}
 
 

@@ -1,0 +1,58 @@
+"""End a process in time after a signal, whatever its main thread hangs in.
+
+Python runs signal handlers in the main thread, between two of its own steps: while that waits for a disk on a network,
+or in a library, a signal does nothing. The kernel's part of the handler does run, and wakes the guard.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from agent.common.thread_start import start_thread
+
+# After the signal. The frame path, a child and the broker may take 30 s in all; systemd's SIGKILL follows after 45 s.
+END_S = 40.0
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@contextmanager
+def ending_in_time() -> Iterator[None]:
+    """End the process with status 1 if the block has not ended END_S after SIGTERM or SIGINT; for the main thread.
+
+    What each thread is doing then is printed. Without a descriptor or a thread to spare there is no guard.
+    """
+    try:
+        woken, wake = socket.socketpair()
+    except OSError:
+        yield
+        return
+    with woken, wake:
+        wake.setblocking(False)
+        guard = threading.Thread(target=_guard, args=(woken,), name="end-guard", daemon=True)
+        try:
+            start_thread(guard)
+        except OSError:
+            yield
+            return
+        previous = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(previous)
+            wake.shutdown(socket.SHUT_RDWR)
+            guard.join()
+            faulthandler.cancel_dump_traceback_later()
+
+
+def _guard(woken: socket.socket) -> None:
+    """Once a signal has come, let the process end in time; return where the block ends."""
+    is_ending = False
+    while numbers := woken.recv(64):
+        if not is_ending and any(number in numbers for number in _SIGNALS):
+            is_ending = True
+            faulthandler.dump_traceback_later(END_S, exit=True)  # it needs nothing of Python's that may hang
