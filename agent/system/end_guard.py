@@ -1,12 +1,13 @@
 """End a process in time after a signal, whatever its main thread hangs in.
 
-Python runs signal handlers in the main thread, between two of its own steps: while that waits for a disk on a network,
-or in a library, a signal does nothing. The kernel's part of the handler does run, and wakes the guard.
+Python runs signal handlers in the main thread, between two of its own steps. While that thread waits in a library, the
+signal is noted, and does nothing; while it waits in the kernel for a disk on a network, the signal is not even taken.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import select
 import signal
 import socket
 import threading
@@ -17,6 +18,7 @@ from agent.common.thread_start import start_thread
 
 # After the signal. The frame path, a child and the broker may take 30 s in all; systemd's SIGKILL follows after 45 s.
 END_S = 40.0
+_POLL_S = 1.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -51,8 +53,13 @@ def ending_in_time() -> Iterator[None]:
 
 def _guard(woken: socket.socket) -> None:
     """Once a signal has come, let the process end in time; return where the block ends."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # so that `sigpending` says what the main thread has not taken
     is_ending = False
-    while numbers := woken.recv(64):
+    while True:
+        moved = select.select([woken], [], [], _POLL_S)[0]
+        numbers = woken.recv(64) if moved else bytes(signal.sigpending())
+        if moved and not numbers:
+            return
         if not is_ending and any(number in numbers for number in _SIGNALS):
             is_ending = True
             faulthandler.dump_traceback_later(END_S, exit=True)  # it needs nothing of Python's that may hang

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import time
@@ -19,18 +20,30 @@ import pytest
 
 _PYTHON = "/usr/bin/python3"
 _SERVER = Path(__file__).with_name("hanging_server.py")
+_CONTROL = Path("/sys/fs/fuse/connections")
 _LIMIT_S = 20.0
 
 
 @dataclass(frozen=True)
 class HangingMount:
-    """A request that no server takes waits for ever, but does not survive SIGKILL, as with NFS."""
+    """A request that no server takes waits for ever, but does not survive SIGKILL, as with NFS.
+
+    One that a server has taken does survive it: `hang` stops the server between two requests.
+    """
 
     server: subprocess.Popen[bytes]
+    requests: Path  # how many are under way, as the kernel says
 
     def hang(self) -> None:
         """Let every request wait from now on."""
-        self.server.send_signal(signal.SIGSTOP)
+        deadline_s = time.monotonic() + _LIMIT_S
+        while True:
+            self.server.send_signal(signal.SIGSTOP)
+            if self.requests.read_text().strip() == "0":
+                return
+            self.go_on()
+            assert time.monotonic() < deadline_s, "it is never idle"
+            time.sleep(random.uniform(0.0, 0.05))
 
     def go_on(self) -> None:
         """Answer them, and all that wait."""
@@ -50,7 +63,7 @@ def mounted(source: Path, place: Path) -> Iterator[HangingMount]:
             assert server.poll() is None, "the mount's server has ended"
             assert time.monotonic() < deadline_s
             time.sleep(0.02)
-        yield HangingMount(server)
+        yield HangingMount(server, _CONTROL / str(os.minor(os.stat(place).st_dev)) / "waiting")
     finally:
         server.send_signal(signal.SIGCONT)
         subprocess.run(["fusermount3", "-u", "-z", place], check=False)
@@ -63,6 +76,9 @@ def mounted(source: Path, place: Path) -> Iterator[HangingMount]:
 def _require_fuse() -> None:
     asked = [_PYTHON, "-I", "-c", "import fuse"]
     missing = not Path("/dev/fuse").exists() or subprocess.run(asked, capture_output=True, check=False).returncode
+    if not missing and not os.path.ismount(_CONTROL):
+        mounting = ["mount", "-t", "fusectl", "none", _CONTROL]
+        missing = subprocess.run(mounting, capture_output=True, check=False).returncode
     if missing:
         why = "FUSE is not to be had: apt-get install fuse3 python3-fuse, and /dev/fuse"
         if os.environ.get("TARED_REQUIRE_FUSE") == "1":

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from brokers import RealBroker, Watcher
+from brokers import RealBroker, Watcher, eventually
 from daemon_life import TOPICS, Life, living
 from hanging_mount import HangingMount, mounted
 from worlds import World
@@ -34,7 +34,10 @@ def on_a_mount(world: World, broker: RealBroker, *names: str, **mqtt: Any) -> It
         scene = world.folder / "scene"
         scene.write_text(str(world.folder / "clip.avi"))
         with living(world, scene, broker, "life", IMPATIENT) as life:
-            yield mount, life
+            try:
+                yield mount, life
+            finally:
+                mount.go_on()
 
 
 def serves(watcher: Watcher) -> None:
@@ -55,7 +58,7 @@ def ended(life: Life) -> float:
 @pytest.mark.parametrize("name", ["model.onnx", "password"])
 def test_a_model_or_a_key_that_hangs_costs_itself(calibrated_world: World, any_broker: RealBroker, name: str) -> None:
     (calibrated_world.folder / "password").write_text("secret\n")
-    options = {"user": "board", "password_file": str(calibrated_world.folder / "password")}
+    options = {"username": "board", "password_file": str(calibrated_world.folder / "password")}
     with (
         Watcher(any_broker.endpoint) as watcher,
         on_a_mount(calibrated_world, any_broker, name, **options) as (mount, life),
@@ -83,8 +86,10 @@ def test_a_state_directory_that_hangs_stops_no_frame_and_no_signal(
         size = _grown(results, life, lambda: 0)
         time.sleep(1.0)  # by then the supervisor waits for the disk
         _grown(results, life, lambda: size)
-        assert ended(life) < END_S + 5.0
-        assert life.process.returncode in (0, 1)
+        life.process.terminate()
+        eventually(lambda: "Timeout (" in life.log.read_text(), END_S + 10.0)
+        mount.go_on()  # the kernel itself waits for pages of SQLite's that are mapped there, also after SIGKILL
+        assert life.process.wait(30.0) == 1
 
 
 def test_a_start_from_a_model_that_hangs_can_be_ended(calibrated_world: World, any_broker: RealBroker) -> None:
