@@ -30,6 +30,7 @@ pytest_plugins = [
     "plan_bench",
     "trial_bench",
     "trt_world",
+    "wrong_clock",
 ]
 
 

@@ -46,6 +46,7 @@ _STEP = 0.05  # share of the limit that is dropped before the size of the result
 _MOST_RANGES = 0.25  # share of the limit for ranges of epochs without rows; the rest is for rows
 _DAY_S = 86400.0
 _AGED_EVERY_S = 3600.0
+_SETTLES_S = 3600.0  # after the start, and after the clock was set
 _CLOCK_JUMP_S = 60.0  # between two commits: somebody has set the clock
 _RANGE_BYTES = 30  # of a range in the file, without its counts
 _DROPPED_AT_ONCE = 20  # rows, before the size is measured again
@@ -346,13 +347,17 @@ class OutboxStore:
 
 
 class RetentionLimits:
-    """The limits in bytes and in days, for one thread."""
+    """The limits in bytes and in days, for one thread.
+
+    Nothing is too old in the first hour, nor within an hour of a clock that was set: a clock that is years ahead until
+    it hears a time server would drop all rows. The limit in bytes holds at all times.
+    """
 
     def __init__(self, config: OutboxConfig, clock: Callable[[], float] = unix_s) -> None:
         """clock: Unix time of the board."""
         self._config = config
         self._clock = clock
-        self._aged_s = 0.0
+        self._aged_s = time.monotonic() + _SETTLES_S
         self._clocks = clock(), time.monotonic()
 
     def apply(self, table: OutboxTable, current_epoch: int) -> Counter[str]:
@@ -376,6 +381,8 @@ class RetentionLimits:
         self._clocks = self._clock(), time.monotonic()
         passed_s = self._clocks[1] - monotonic
         jump_s = self._clocks[0] - wall - passed_s
+        if abs(jump_s) > _CLOCK_JUMP_S:
+            self._aged_s = time.monotonic() + _SETTLES_S
         if jump_s > _CLOCK_JUMP_S:
             table.shift_dates(wall + passed_s, jump_s)  # the latest time that the clock can have shown before
 

@@ -146,15 +146,19 @@ class Collector:
         gather_s = {self._reports: _GATHER_S, self._results: _GATHER_RESULTS_S}
         reading = ReadAhead(gather_s, self._reader, self._store.batch_bytes)
         with self._store, self._client, self._results_client, reading:
+            self._prune()  # first: it compares the clock with the newest row, before there are rows of this clock
             while not stopping():
                 read = reading.next(_WAIT_S)
                 if read is not None and not self._store_batch(read, stopping):
                     return
-                try:
-                    self._retention.prune_if_due(self._store, time.time())
-                except AgentError as error:
-                    self._log_or_raise(error)
+                self._prune()
                 self._warnings.tick()
+
+    def _prune(self) -> None:
+        try:
+            self._retention.prune_if_due(self._store, time.time())
+        except AgentError as error:
+            self._log_or_raise(error)
 
     def _store_batch(self, read: ReadBatch, stopping: Callable[[], bool]) -> bool:
         """Store and acknowledge a batch; return False if it was time to stop before the database accepted it."""

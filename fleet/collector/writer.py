@@ -6,8 +6,10 @@ locks the devices that it changes.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
+from collections.abc import Callable
 
 from fleet.collector.admission import Admission, Admitted, NewDevices
 from fleet.collector.batch import Batch
@@ -17,12 +19,16 @@ from fleet.devices.reports import Report, Reports, Stream
 from fleet.store.transaction import FleetStore, Transaction, write_with_retries
 from fleet.untrusted import Warnings
 
+log = logging.getLogger(__package__)
+
 DAYS = 30.0
 DEFAULTS = NewDevices()
 _DAY_S = 86_400.0
 _ROWS = 2000  # that are deleted at once
 _PRUNE_EVERY_S = 60.0  # once no row is old
+_JUMP_S = 3600.0
 _BY_AGE = {"reports": "received", "results": "received", "quarantine": "received"}
+_DATED = {**_BY_AGE, "progress": "heard", "devices": "last_seen"}
 # Epochs of which nothing came for so long, except each device's newest.
 _ENDED = "heard < ? AND epoch < (SELECT d.epoch FROM devices d WHERE d.id = progress.device)"
 _ORPHANS = "NOT EXISTS (SELECT 1 FROM progress p WHERE p.device = dropped.device AND p.epoch = dropped.epoch)"
@@ -94,20 +100,49 @@ class ReportRetention:
     """Delete rows that came more than `days` ago, by our clock. The record of who did what is kept for good.
 
     Devices that nobody has heard for `unseen_days` are forgotten; None: each is kept until an operator forgets it.
+
+    A clock that jumps would make every row old, or none. Nothing is deleted for a day after it has, by a clock that
+    nobody sets; nor where the store has heard nothing for a day, as after a start with a wrong clock. What was dated in
+    the future counts as of now, once the day is over.
     """
 
-    def __init__(self, days: float = DAYS, unseen_days: float | None = None) -> None:
+    def __init__(
+        self, days: float = DAYS, unseen_days: float | None = None, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         self._days, self._unseen_days = days, unseen_days
-        self._prune_at = -math.inf
+        self._monotonic = monotonic
+        self._ahead_s: float | None = None  # of the wall clock, when it was last compared
+        self._prune_at_s = -math.inf  # monotonic
+        self._has_jumped = False
 
     def prune_if_due(self, store: FleetStore, now: float) -> None:
         """Delete some old rows, if it is time to. now: Unix time in s. Raises AgentError as the store does."""
-        if now >= self._prune_at:
+        now_s = self._monotonic()
+        if (jump_s := self._jump_s(store, now, now_s)) is not None:
+            self._has_jumped, self._prune_at_s = True, now_s + _DAY_S
+            log.warning("collector=time_jumped days=%.1f deleting='nothing for a day'", jump_s / _DAY_S)
+        if now_s >= self._prune_at_s:
+            if self._has_jumped:
+                write_with_retries(store, lambda transaction: _correct_dates(transaction, now))
+                self._has_jumped = False
             before = now - self._days * _DAY_S
             if self._forget_some(store, now) and write_with_retries(
                 store, lambda transaction: _prune(transaction, before)
             ):
-                self._prune_at = now + _PRUNE_EVERY_S
+                self._prune_at_s = now_s + _PRUNE_EVERY_S
+
+    def _jump_s(self, store: FleetStore, now: float, now_s: float) -> float | None:
+        """Return by how much the clock has jumped since the last call; None where it has not.
+
+        At the first call it is compared with the newest row.
+        """
+        before, self._ahead_s = self._ahead_s, now - now_s
+        if before is not None:
+            jump_s = self._ahead_s - before
+            return jump_s if abs(jump_s) > _JUMP_S else None
+        with store.transaction("read") as transaction:
+            ((newest,),) = transaction.execute("SELECT max(heard) FROM progress")
+        return now - newest if newest and abs(now - newest) > _DAY_S else None
 
     def _forget_some(self, store: FleetStore, now: float) -> bool:
         """Forget some devices; return True if none is left that is due."""
@@ -118,6 +153,12 @@ class ReportRetention:
         if unseen:
             devices.forget(unseen, who="collector")
         return not unseen
+
+
+def _correct_dates(transaction: Transaction, now: float) -> None:
+    """Date what is dated in the future as of now: it would stay until then."""
+    for table, column in _DATED.items():
+        transaction.execute(f"UPDATE {table} SET {column} = ? WHERE {column} > ?", (now, now + _DAY_S))
 
 
 def _prune(transaction: Transaction, before: float) -> bool:

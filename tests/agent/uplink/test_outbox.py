@@ -91,6 +91,7 @@ def test_what_is_too_old_goes_and_a_clock_that_is_set_makes_nothing_old(
     now, aged = [1000.0], [0.0]
     monkeypatch.setattr(outbox_store.time, "time", lambda: now[0])
     monkeypatch.setattr(outbox_store, "_AGED_EVERY_S", aged[0])
+    monkeypatch.setattr(outbox_store, "_SETTLES_S", 0.0)
     with opened(tmp_path, confirm="collector", days=1.0) as outbox:
         put(outbox, 2)
         eventually(lambda: len(stored(tmp_path)) == 2)

@@ -39,6 +39,7 @@ def test_rows_from_before_the_clock_was_set_get_their_age_by_the_new_one(
 
     monkeypatch.setattr(outbox_store.time, "time", now)
     monkeypatch.setattr(outbox_store, "_AGED_EVERY_S", 0.0)
+    monkeypatch.setattr(outbox_store, "_SETTLES_S", 0.0)
     with opened(tmp_path, confirm="collector", days=1.0, commit_s=60.0) as outbox:
         put(outbox, 2, TELEMETRY, SAMPLE)
         if written:
@@ -72,3 +73,21 @@ def test_waiting_for_a_collector_writes_no_sooner_than_it_was_asked_to(
         outbox.acknowledge(outbox.epoch, 1)
         eventually(lambda: stored(tmp_path) == [])
         assert time.monotonic() - confirmed_s > 0.5
+
+
+def test_a_start_with_a_clock_that_is_years_ahead_drops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path, confirm="collector", days=1.0) as outbox:
+        put(outbox, 3)
+        eventually(lambda: len(stored(tmp_path)) == 3)
+    ahead_s = [10 * YEAR_S]
+    true_time = time.time
+    monkeypatch.setattr(outbox_store.time, "time", lambda: true_time() + ahead_s[0])
+    with opened(tmp_path, confirm="collector", days=1.0) as outbox:
+        put(outbox, 1)
+        eventually(lambda: len(stored(tmp_path)) == 4)
+        ahead_s[0] = 0.0  # a time server is heard
+        put(outbox, 1)
+        eventually(lambda: len(stored(tmp_path)) == 5)
+        assert outbox.dropped.total() == 0

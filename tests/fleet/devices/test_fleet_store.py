@@ -373,3 +373,34 @@ def test_devices_that_nobody_has_heard_for_long_are_forgotten(store: FleetStore)
     assert [each.name for each in devices.all("fleet")] == ["rows", "status"]
     ReportRetention(days=1000.0).prune_if_due(store, 1e9)
     assert [each.name for each in devices.all("fleet")] == ["rows", "status"], "kept, unless it is asked for"
+
+
+@pytest.mark.parametrize("is_at_start", [True, False])
+def test_a_clock_that_jumps_deletes_nothing_for_a_day(store: FleetStore, is_at_start: bool) -> None:
+    """A jump of ten years that somebody takes back within a day costs nothing, and what came meanwhile grows old."""
+    reports, day_s, year_s = Reports(store), 86_400.0, 365 * 86_400.0
+    now, now_s = 1.8e9, [0.0]
+    retention = ReportRetention(days=30.0, unseen_days=30.0, monotonic=lambda: now_s[0])
+
+    def come(seq: int, received: float) -> None:
+        with store.transaction() as transaction:
+            reports.put(transaction, [report(seq)], received)
+            Devices(store).mark_seen(transaction, {NAME}, received)
+        retention.prune_if_due(store, received)
+
+    with store.transaction() as transaction:
+        reports.put(transaction, [report(1)], now)
+    retention.prune_if_due(store, now + (10 * year_s if is_at_start else 0.0))
+    now_s[0] += 3600.0
+    come(2, now + 10 * year_s)
+    now_s[0] += 3600.0
+    come(3, now + 7200.0)
+    assert [each.seq for each in reports.reports_of(*NAME)] == [1, 2, 3]
+    now_s[0] += day_s + 1.0
+    retention.prune_if_due(store, now + 7200.0 + day_s + 1.0)  # from here on 2 is of this moment
+    assert [each.seq for each in reports.reports_of(*NAME)] == [1, 2, 3]
+    (device,) = Devices(store).all("fleet")
+    assert device.last_seen < now + 2 * day_s
+    now_s[0] += 29.5 * day_s
+    retention.prune_if_due(store, now + 7200.0 + 30.5 * day_s)
+    assert [each.seq for each in reports.reports_of(*NAME)] == [2]
