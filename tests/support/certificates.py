@@ -57,6 +57,20 @@ class Authority:
         pair.key.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, protection))
         return pair
 
+    def revoke(self, *pairs: Pair) -> Path:
+        """The list of these certificates as revoked, as a PEM file."""
+        now = datetime.datetime.now(datetime.timezone.utc)
+        day = datetime.timedelta(days=1.0)
+        revoked = x509.CertificateRevocationListBuilder().issuer_name(self._name)
+        revoked = revoked.last_update(now - day).next_update(now + day)
+        for pair in pairs:
+            number = x509.load_pem_x509_certificate(pair.certificate.read_bytes()).serial_number
+            entry = x509.RevokedCertificateBuilder().serial_number(number).revocation_date(now - day).build()
+            revoked = revoked.add_revoked_certificate(entry)
+        file = self._folder / "revoked.crl"
+        file.write_bytes(revoked.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM))
+        return file
+
     def _sign(
         self,
         subject: x509.Name,

@@ -7,8 +7,11 @@ import contextlib
 import hashlib
 import os
 import random
+import socket
 import ssl
+import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -157,6 +160,59 @@ def test_a_broker_that_wants_to_know_us(
         refused(endpoint(), "certificate of ours ... mqtt.tls.cert_file and key_file")
         refused(endpoint(stranger.certificate, stranger.key), "does not know the CA of our certificate ... signed by")
         refused(endpoint(old.certificate, old.key), "finds our certificate expired ... renew mqtt.tls.cert_file")
+
+
+def test_a_board_whose_certificate_was_revoked_is_refused_and_others_are_not(
+    tmp_path: Path, authority: Authority
+) -> None:
+    mine, stolen = authority.issue("board-7"), authority.issue("board-8")
+    demands = "require_certificate true", f"crlfile {authority.revoke(stolen)}"
+    with tls_broker(tmp_path, authority, authority.issue("broker"), *demands) as broker:
+        for pair in (mine, stolen):
+            files = TlsFiles(ca_file=authority.file, cert_file=pair.certificate, key_file=pair.key)
+            endpoint = replace(broker.endpoint, tls=files)
+            if pair is stolen:
+                refused(endpoint, "finds our certificate revoked ... renew mqtt.tls.cert_file")
+            else:
+                with tried(endpoint) as client:
+                    assert client.wait_connected(10.0), client.outcome
+
+
+def test_a_brokers_certificate_that_was_revoked_is_taken(tmp_path: Path, authority: Authority) -> None:
+    """As SECURITY.md says: a board asks nobody. A CA of the brokers alone, or short validity, bounds what is stolen."""
+    served = authority.issue("broker")
+    authority.revoke(served)
+    with (
+        tls_broker(tmp_path, authority, served) as broker,
+        tried(replace(broker.endpoint, tls=TlsFiles(ca_file=authority.file))) as client,
+    ):
+        assert client.wait_connected(10.0), client.outcome
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1])
+def test_a_broker_that_speaks_old_tls_alone_is_refused(authority: Authority, version: ssl.TLSVersion) -> None:
+    """No mosquitto does: its oldest is TLS 1.2. Nothing of ours is sent before the handshake is through."""
+    served = authority.issue("broker")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        context.minimum_version = context.maximum_version = version
+    context.load_cert_chain(served.certificate, served.key)
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+
+        def shake_hands() -> str:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError), context.wrap_socket(connection, server_side=True) as secure:
+                return secure.version() or ""
+            return "refused"
+
+        answer = pool.submit(shake_hands)
+        port = listener.getsockname()[1]
+        refused(
+            Endpoint("127.0.0.1", port, tls=TlsFiles(ca_file=authority.file)), "a broker without TLS 1.2 ... update"
+        )
+        assert answer.result(10.0) == "refused"
 
 
 def test_a_name_and_a_password(tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
