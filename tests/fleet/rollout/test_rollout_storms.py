@@ -1,0 +1,122 @@
+"""A rollout in a storm: two controllers that are killed, boards that seem to flap, repeated and forged answers, a store
+that refuses for a while. No board beyond a wave that failed is told, and none is told twice.
+
+Who may publish under a board's own name can speak for it (SECURITY.md): no answer to a true id is forged here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from brokers import RealBroker
+from databases import where as where
+from rollout_bench import Commands, a_fleet, begin, boards, ended, overview
+from simulator_bench import topics
+from warm_start import WarmProcess
+
+from agent.common.errors import AgentError
+from agent.contract.commands import CommandResult
+from agent.contract.messages import Status
+from agent.mqtt.client import MqttClient, SessionOptions
+from agent.mqtt.message import Message
+from fleet.rollout.rows import BoardStage, RolloutState
+from fleet.rollout.spec import RolloutSpec
+from fleet.simulator.options import BadEngines
+from fleet.store.opening import open_store
+
+BOARDS = 12
+KILLS = 12
+LEASE_S = 1.0
+
+pytestmark = [pytest.mark.broker, pytest.mark.trial, pytest.mark.timeout(600)]
+
+
+class Storm(threading.Thread):
+    """What strangers publish, and who else holds the store, until the end of the context."""
+
+    def __init__(self, broker: RealBroker, where: str) -> None:
+        super().__init__(name="storm", daemon=True)
+        self._where = where
+        self._chance = random.Random(7)
+        self._ending = threading.Event()
+        heard = SessionOptions(subscriptions=["tared/v1/+/+/cmd/+/result"])
+        self._client = MqttClient(broker.endpoint, "stranger", heard)
+
+    def __enter__(self) -> Storm:
+        self._client.start()
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.set()
+        self.join()
+        self._client.close()
+
+    def run(self) -> None:
+        while not self._ending.wait(0.02):
+            board = topics(self._chance.randrange(BOARDS))
+            state = self._chance.choice(["online", "offline", "degraded", "stopping"])
+            there = Status(state=state, session=uuid.uuid4().hex, boot_id="b", ts=time.time())
+            self._client.publish(Message(board.status, there.to_json()))
+            name = uuid.uuid4().hex
+            status = self._chance.choice(["SUCCEEDED", "FAILED", "ACCEPTED", "EXPIRED"])
+            self._client.publish(Message(board.result(name), CommandResult(id=name, status=status).to_json()))
+            self._client.publish(Message(board.result(name), self._chance.randbytes(200)))
+            while not self._client.inbox.empty():  # true answers, twice and three times
+                answer = self._client.inbox.get()
+                for _ in range(2 * (len(answer.payload) > 0)):
+                    self._client.publish(Message(answer.topic, answer.payload))
+                if self._client.inbox.qsize() > 500:
+                    break
+            if self._chance.random() < 0.01:
+                self._hold_the_store()
+
+    def _hold_the_store(self) -> None:
+        with contextlib.suppress(AgentError), open_store(self._where) as store, store.transaction("write") as held:
+            held.execute("UPDATE devices SET epoch = epoch WHERE 1 = 0")
+            self._ending.wait(self._chance.uniform(0.2, 1.5))
+
+
+@contextlib.contextmanager
+def controllers(broker: RealBroker, where: str) -> Iterator[list[WarmProcess]]:
+    arguments = ["fleet", "rollout", "run", "--db", where, "--port", str(broker.port), "--lease", str(LEASE_S)]
+    processes = [WarmProcess(arguments), WarmProcess(arguments)]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def test_a_storm_tells_nobody_twice_and_nobody_beyond_a_wave_that_failed(mosquitto: RealBroker, where: str) -> None:
+    chance, kills = random.Random(11), 0
+    spec = RolloutSpec("recalibrate", gates="latency_p99<=1.25x", soak_s=0.5, order="name", waves="2,8,100%", at_once=3)
+    arguments = ["fleet", "rollout", "run", "--db", where, "--port", str(mosquitto.port), "--lease", str(LEASE_S)]
+    with a_fleet(mosquitto, where, BOARDS, bad=BadEngines(first=2, last=7), job_s=1.0), Commands(mosquitto) as commands:
+        identity = begin(where, spec)
+        with controllers(mosquitto, where) as processes:
+            with Storm(mosquitto, where):
+                while kills < KILLS and not overview(where, identity).rollout.state.is_finished:
+                    time.sleep(chance.uniform(0.3, 2.0))
+                    number = chance.randrange(2)
+                    processes[number].kill()
+                    processes[number].wait()
+                    processes[number] = WarmProcess(arguments)
+                    kills += 1
+            rollout = ended(where, identity, 120.0).rollout
+        sent, back = commands.sent_ids("recalibrate"), commands.sent_ids("rollback")
+    assert rollout.state is RolloutState.ROLLED_BACK
+    assert kills >= 3
+    told = set(sent)
+    assert told <= {topics(each).device for each in range(8)}, "nobody beyond the bad wave"
+    assert {len(ids) for ids in sent.values()} == {1}
+    assert all(len(ids) == 1 for ids in back.values())
+    assert set(back) <= told
+    assert boards(where, identity, BoardStage.WAITING) >= {topics(each).device for each in range(8, BOARDS)}
