@@ -32,7 +32,7 @@ _NICE = 12  # of the process that builds candidates
 
 # In the sandbox, before the daemon: what that asks of the system, and what it must not get.
 PROBE = """
-import ctypes, errno, os, socket
+import ctypes, errno, inspect, os, resource, socket
 from pathlib import Path
 
 import psutil
@@ -51,13 +51,16 @@ for folder in (os.environ["STATE_DIRECTORY"], os.environ["PYCUDA_CACHE_DIR"], "/
     Path(folder, "probe").unlink()
 
 
+place = name = number = family = None  # of the attempt, where there are many
+
+
 def refused(code, attempt):
     try:
         attempt()
     except OSError as error:
-        assert error.errno in code, error
+        assert error.errno in code, (error, place, name, number, family)
     else:
-        raise AssertionError(attempt)
+        raise AssertionError(inspect.getsource(attempt), place, name, number, family)
 
 
 def call(name, *arguments):
@@ -72,6 +75,46 @@ refused((errno.EPERM,), lambda: os.setuid(0))
 refused((errno.EPERM,), lambda: call("mount", b"none", b"/tmp", b"tmpfs", 0, None))
 refused((errno.EAFNOSUPPORT,), lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW))
 refused((errno.EPERM, errno.EACCES), lambda: open("/dev/kmsg"))
+
+# What somebody would try who has taken the process over: a picture that a decoder mistook, say. Homes are empty here,
+# and a tmpfs where the tests' interpreter lies in one; as the unit ships nobody enters them.
+NOT_MINE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT)
+for place in ("/", "/etc", "/usr/bin", "/var/lib", "/var/log", "/boot", "/run/world", "/run/systemd",
+              "/proc/sys/kernel", "/sys/class", "/sys/fs/cgroup", "/opt", "/dev"):
+    refused(NOT_MINE, lambda: Path(place, "tared-probe").write_text(""))
+for name in ("/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/sys/power/state", "/proc/1/oom_score_adj"):
+    refused(NOT_MINE, lambda: os.close(os.open(name, os.O_WRONLY)))
+for name in ("/etc/shadow", "/proc/1/environ", "/proc/1/mem", "/proc/kcore", "/dev/mem", "/root/.ssh", "/root/.bashrc"):
+    refused(NOT_MINE, lambda: os.close(os.open(name, os.O_RDONLY)))
+others = [each for each in os.listdir("/proc") if each.isdigit() and os.stat(f"/proc/{each}").st_uid != os.getuid()]
+assert not others, others
+families = [getattr(socket, f"AF_{name}") for name in ("PACKET", "ALG", "VSOCK", "CAN", "TIPC")]
+for family in families:
+    refused((errno.EAFNOSUPPORT,), lambda: socket.socket(family, socket.SOCK_RAW))
+refused((errno.EPERM, errno.EACCES), lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP))
+suid = Path(os.environ["STATE_DIRECTORY"], "suid")
+suid.write_text("")
+refused((errno.EPERM,), lambda: suid.chmod(0o4755))
+refused((errno.EPERM,), lambda: suid.chmod(0o2755))
+refused((errno.EPERM,), lambda: os.close(os.open(suid.with_name("suid-2"), os.O_CREAT | os.O_WRONLY, 0o4755)))
+suid.unlink()
+refused((errno.EPERM, errno.ESRCH), lambda: call("ptrace", 16, 1, None, None))  # PTRACE_ATTACH
+refused((errno.EPERM, errno.ESRCH), lambda: os.kill(1, 9))
+refused((errno.EPERM,), lambda: os.chroot("/tmp"))
+refused((errno.EPERM,), lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)))
+refused((errno.EPERM,), lambda: os.setgroups([0]))
+refused((errno.EPERM,), lambda: call("personality", 0x0008))  # PER_LINUX32
+refused((errno.EPERM,), lambda: call("sethostname", b"taken", 5))
+refused((errno.EPERM,), lambda: call("reboot", 0))
+refused((errno.EPERM,), lambda: call("setns", os.open("/proc/self/ns/net", os.O_RDONLY), 0))
+# bpf, init_module, finit_module, kexec_load, perf_event_open, pivot_root, swapon and swapoff, acct.
+if os.uname().machine == "x86_64":
+    for number in (321, 175, 313, 246, 298, 155, 167, 168, 163):
+        refused((errno.EPERM,), lambda: call("syscall", number, 0, 0, 0, 0, 0))
+assert resource.getrlimit(resource.RLIMIT_CORE) == (0, 0)
+status = Path("/proc/self/status").read_text()
+assert "NoNewPrivs:\t1" in status and "Seccomp:\t2" in status
+assert all(f"{name}:\t{0:016x}" in status for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"))
 """
 
 # What the test changes of the unit: where the program and its world are, and times that a test can wait for. And a look
@@ -131,7 +174,7 @@ def service(request: pytest.FixtureRequest, tmp_path: Path, any_broker: RealBrok
     world.config["mqtt"] = {"host": "localhost", "port": any_broker.port, "device": "board"}
     (world.folder / "config.yaml").write_text(yaml.safe_dump(world.config))
     (world.folder / "driver.py").write_text(DRIVER)
-    (world.folder / "probe.py").write_text(PROBE.format(key=KEY.encode()))
+    (world.folder / "probe.py").write_text(PROBE.replace("{key!r}", repr(KEY.encode())))
     (world.folder / "key").write_text(KEY)
     drop_ins = folders["units"] / "tared.service.d"
     drop_ins.mkdir()
