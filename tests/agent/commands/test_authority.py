@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 from authority_bench import Board, board
-from device import NOW
+from device import NOW, TOPICS
 
+from agent.commands.authority import Authority
 from agent.commands.dispatcher import CommandDispatcher
 from agent.commands.log import CommandLog
 from agent.common.addresses import is_loopback
 from agent.common.errors import ConfigError
+from agent.config import CommandsConfig
 from agent.contract.commands import CommandResult
 from agent.mqtt.message import Reply
 from agent.system.board import is_synchronised
@@ -33,6 +35,20 @@ def test_an_operator_is_obeyed(board: Board, key: str) -> None:
 def test_another_key_is_not_and_a_release_key_is_another(board: Board, key: str) -> None:
     assert board.receive(board.order(key)) == ("REJECTED", "command.signature")
     assert board.did == 0
+
+
+def test_what_waited_under_a_key_that_was_taken_out_does_nothing(board: Board, tmp_path: Path) -> None:
+    """A thief repeats commands as the board starts again without the key: new ones, and one that it has heard."""
+    heard, waiting = board.order("bob", id="c1"), board.order("bob", id="c2", version=2)
+    assert board.receive(heard) == ("SUCCEEDED", "")
+    config = {"operator_keys": [tmp_path / "ann.pub"], "release_keys": [tmp_path / "rel.pub"]}
+    board.authority = Authority(CommandsConfig(**config), TOPICS, False, lambda: True)
+    board.restart()
+    assert board.receive(waiting) == ("REJECTED", "command.signature")
+    assert board.receive(heard) == ("SUCCEEDED", "")  # as the log has it
+    assert board.receive(waiting) == ("REJECTED", "command.signature")
+    assert board.did == 0
+    assert board.receive(board.order("ann", id="c3", version=3)) == ("SUCCEEDED", "")
 
 
 def test_a_changed_command_is_refused(board: Board) -> None:
