@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,7 +36,7 @@ from fleet.collector.collector import CLIENT_ID, Collector
 from fleet.store.opening import open_store
 
 TOPICS = Topics("fleet", "board")
-THERE = Status(state="online", session="s", boot_id="b", ts=1.0)
+_THERE = Status(state="online", session="s", boot_id="b", ts=1.0)
 RATE = 200.0  # rows a second
 QUEUED = 200  # messages to a session that is away, and as many retained documents
 PATIENCE_S = 30.0
@@ -155,7 +155,9 @@ def lose_rows(broker: Broker, folder: Path, confirm: str, rows: int) -> tuple[in
             if number == rows // 2:
                 broker.kill()
                 broker.start()
-        with collecting(broker, where):
+        with collecting(broker, where) as collector:
+            until(lambda: all(collector.connected.values()))
+            board.publish(Message(TOPICS.status, _THERE.to_json(), retain=True))  # as with each connection
 
             def arrived() -> int:
                 while not board.inbox.empty():
@@ -163,7 +165,8 @@ def lose_rows(broker: Broker, folder: Path, confirm: str, rows: int) -> tuple[in
                     outbox.acknowledge(document["epoch"], document["upto"])
                 return len(stored(where))
 
-            settled(arrived)
+            with suppress(TimeoutError):  # an outbox sends again after a while
+                until(lambda: arrived() == rows, PATIENCE_S if confirm == "collector" else _QUIET_S)
     with closing(sqlite3.connect(folder / "outbox.sqlite")) as db:
         kept = {int(seq) for (seq,) in db.execute("SELECT seq FROM rows")}  # it would send them again
     return rows - len(kept), len(set(range(1, rows + 1)) - stored(where) - kept)
