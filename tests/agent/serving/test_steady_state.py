@@ -113,7 +113,18 @@ def test_nor_do_a_camera_and_those_who_hear_of_every_answer_keep_any(tmp_path: P
     with ResultsWriter(config, outputs) as writer:
         sinks, told = [writer.offer, heap.add], list[TaredError | None]()
         pipeline = Pipeline(
-            config, [source], model, "a", engine, 0, lambda *_: None, told.append, told.append, silent, lambda _: None, sinks
+            config,
+            [source],
+            model,
+            "a",
+            engine,
+            0,
+            lambda *_: None,
+            told.append,
+            told.append,
+            silent,
+            lambda _: None,
+            sinks,
         )
         pipeline.start(lambda: False)
         pipeline.join()
