@@ -32,7 +32,7 @@ LOCKED := $(PIP) --require-hashes --requirement
 OURS := $(PIP) --no-deps --no-build-isolation --editable .
 COMPILE := uv pip compile --universal --python-version 3.10 --no-header --no-annotate pyproject.toml
 
-.PHONY: run test trials openvino check generated attack soak sanitize lock clean broker rtsp systemd postgres browser promtool bindings wheelhouse gpu-check
+.PHONY: run test trials openvino check generated attack soak sanitize lock clean broker rtsp systemd postgres browser promtool fuse bindings wheelhouse gpu-check
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run $(SAMPLE)/street.mp4
@@ -48,7 +48,7 @@ check: $(VENV)/.test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-trials: $(VENV)/.test broker postgres browser
+trials: $(VENV)/.test broker postgres browser fuse
 	@$(BIN)/python -m pytest -m "trial and not soak" -n $(TRIAL_WORKERS) --dist worksteal --durations 40
 
 openvino: $(VENV)/.test broker
@@ -128,6 +128,12 @@ promtool:
 	@command -v promtool >/dev/null || \
 	  { [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq install -y --no-install-recommends prometheus >/dev/null; } || \
 	  echo "promtool is not installed and cannot be: nobody judges metrics and docs/prometheus"
+
+# A mount that hangs, for the trials; and a compiler, for clocks that jump.
+fuse:
+	@/usr/bin/python3 -c "import fuse" 2>/dev/null && command -v fusermount3 >/dev/null && command -v cc >/dev/null || \
+	  { [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq install -y --no-install-recommends fuse3 python3-fuse gcc libc6-dev >/dev/null; } || \
+	  echo "FUSE or a C compiler is not installed and cannot be: the trials of mounts that hang, or of wrong clocks, are skipped"
 
 # 4 MB from the package index, once. Without it their test is skipped, and the line that says so names the reason.
 bindings: $(VENV)/.test
