@@ -40,6 +40,7 @@ _THERE = Status(state="online", session="s", boot_id="b", ts=1.0)
 RATE = 200.0  # rows a second
 QUEUED = 200  # messages to a session that is away, and as many retained documents
 PATIENCE_S = 30.0
+_SAVED_S = 2.5  # by then a broker that saves each second has saved what is there
 _QUIET_S = 3.0  # without anything new, after which all has arrived
 
 
@@ -143,6 +144,7 @@ def lose_rows(broker: Broker, folder: Path, confirm: str, rows: int) -> tuple[in
     session = SessionOptions(subscriptions=[f"tared/v1/+/+/{kind}" for kind in ("telemetry", "event")], session_s=3600)
     with MqttClient(broker.endpoint, CLIENT_ID, session) as keeper:
         keeper.wait_connected(PATIENCE_S)
+    time.sleep(_SAVED_S)
     config = OutboxConfig(confirm=confirm, commit_s=0.0, backlog_per_s=10_000.0)
     with (
         Outbox(folder / "outbox.sqlite", TOPICS, config) as outbox,
@@ -183,6 +185,7 @@ def lose_queued(broker: Broker, retain: bool) -> tuple[int, int]:
     if not retain:
         with MqttClient(broker.endpoint, "away", options) as away:
             away.wait_connected(PATIENCE_S)
+    time.sleep(_SAVED_S)
     messages = [Message(topic.format(n), b"%d" % n, retain=retain) for n in range(QUEUED)]
     source = Counted(messages)
     with MqttClient(broker.endpoint, "operator", SessionOptions(sources=[source])):
