@@ -31,8 +31,7 @@ from agent.commands.file_transfer import (
     transfer_error,
 )
 from agent.common.errors import AgentError, CommandError
-from agent.common.main_thread import RunInMainThread
-from agent.common.thread_start import start_thread
+from agent.common.main_thread import RunInMainThread, start_thread
 from agent.contract.commands import CalibrationArgs, FileArgs, ModelArgs
 from agent.contract.histograms import Facts, read_facts, read_upload
 from agent.models.model import Model

@@ -29,7 +29,7 @@ from agent.common.errors import AgentError, ConfigError
 from agent.common.http.connection import HttpConnection
 from agent.common.http.reception import Reception, listen
 from agent.common.http.request import RefusedRequest, Request, parse_head, response
-from agent.common.thread_start import start_thread
+from agent.common.main_thread import start_thread
 from agent.common.timing import Backoff, RetryState
 from calibrate.errors import TaredError
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agent.common.console import say
-from agent.common.thread_start import start_thread
+from agent.common.main_thread import start_thread
 from agent.mqtt.endpoint import Endpoint
 from engines.trial import START_FOLDER
 

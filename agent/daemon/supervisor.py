@@ -22,8 +22,7 @@ from agent.commands.labels import LabelsInbox
 from agent.commands.settings import Settings
 from agent.common.console import Task, progress
 from agent.common.errors import AgentError, CameraError
-from agent.common.main_thread import MainThreadQueue, RunInMainThread
-from agent.common.thread_start import start_thread, thread_refused
+from agent.common.main_thread import MainThreadQueue, RunInMainThread, start_thread, thread_refused
 from agent.common.timing import Backoff, PeriodicTimer, RetryState
 from agent.config import Config
 from agent.contract.messages import Birth

@@ -25,7 +25,7 @@ from typing import Any
 import psutil
 
 from agent.common.errors import AgentError
-from agent.common.thread_start import start_thread
+from agent.common.main_thread import start_thread
 from agent.validation.verdict import Verdict
 from calibrate.errors import TaredError
 from engines.trial import START_FOLDER

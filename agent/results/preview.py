@@ -30,7 +30,7 @@ from agent.common.addresses import http_url
 from agent.common.errors import AgentError
 from agent.common.http.reception import BACKLOG, Reception, listen
 from agent.common.http.request import RefusedRequest, response
-from agent.common.thread_start import start_thread
+from agent.common.main_thread import start_thread
 from agent.common.timing import Backoff, RetryState
 from agent.config import Config
 from agent.contract.topics import Topics

@@ -19,7 +19,7 @@ from typing import Any
 
 from agent.common.errors import AgentError
 from agent.common.latency import LoopMeter
-from agent.common.thread_start import start_thread
+from agent.common.main_thread import start_thread
 from agent.common.timing import Backoff, RetryState
 from agent.config import Config
 from agent.vision.decode import prediction_as_dict

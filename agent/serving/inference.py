@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from agent.camera.capture import Frame, FrameSlot
 from agent.common.errors import AgentError
-from agent.common.thread_start import start_thread, thread_refused
+from agent.common.main_thread import start_thread, thread_refused
 from agent.config import BatchConfig
 from agent.serving.trial import Trial, as_failure
 from agent.vision.decode import Prediction

@@ -20,7 +20,7 @@ from agent.camera.reader import source_length
 from agent.camera.source import Source
 from agent.common.errors import AgentError, CameraError
 from agent.common.latency import LoopMeter
-from agent.common.thread_start import start_thread, thread_refused
+from agent.common.main_thread import start_thread, thread_refused
 from agent.common.timing import Backoff, RetryState
 from agent.config import Config
 from agent.models.model import Model

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from agent.common.thread_start import start_thread
+from agent.common.main_thread import start_thread
 
 # After the signal. The frame path, a child and the broker may take 30 s in all; systemd's SIGKILL follows after 45 s.
 END_S = 40.0

@@ -26,7 +26,7 @@ from enum import Enum
 from pathlib import Path
 
 from agent.common.errors import AgentError
-from agent.common.thread_start import start_thread
+from agent.common.main_thread import start_thread
 from agent.common.timing import Backoff, RetryState
 from agent.contract.messages import Dropped
 from agent.contract.topics import Topics

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from agent.common.thread_start import start_thread, thread_refused
+from agent.common.main_thread import start_thread, thread_refused
 
 
 def test_a_thread_runs_once() -> None:
@@ -44,7 +44,7 @@ def test_one_that_never_begins_is_not_waited_for(monkeypatch: pytest.MonkeyPatch
         return 1  # as the system does: it has begun, and has no memory for its first call
 
     monkeypatch.setattr(_thread, "start_new_thread", lose)
-    monkeypatch.setattr("agent.common.thread_start._BEGINS_S", 0.01)
+    monkeypatch.setattr("agent.common.main_thread._BEGINS_S", 0.01)
     with pytest.raises(OSError, match="memory") as refusal:
         start_thread(threading.Thread(target=lambda: None))
     assert refusal.value.errno == errno.ENOMEM
