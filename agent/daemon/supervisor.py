@@ -146,6 +146,7 @@ class Supervisor:
             show_engine = StartupProgress("engine", reporter, bar.update)
             engine = self._service.start(past.on_start_error, show_engine, not past.rebuild_interrupted)
         past.engine_started(self._service.serving.id, self._service.is_degraded)
+        self._pinged: tuple[int, int] | None = None
         self._built_percent = 0  # of the reference; the observer's thread counts it up
         self._pipeline = Pipeline(
             config,
@@ -268,23 +269,30 @@ class Supervisor:
 
     def _serve(self, bar: Task) -> None:
         """Serve until the frames have ended, and the job that had enough of them for a verdict."""
-        pinged = None
         while self._pipeline.error is None and not self._stop_reason:
-            if not self._pipeline.loop.is_alive() and not self._goes_on_without_frames():
-                break
-            self._receive()
-            self._apply_labels()
-            self._pipeline.poll()
-            with self._deciding_on():
-                self.operations.tick(self._pipeline.observer.states())
-            if self.operations.new_model.needs_new_run:
-                self._stop(MODEL)
-            if self._pipeline.pulse != pinged:
-                pinged = self._pipeline.pulse
-                notify_service_manager("WATCHDOG=1")
-            with _going_on(self._reporting, "report.failed", Exception):  # what only reports ends nothing
-                self._report(self._pipeline.observer.states(), bar)
+            try:
+                if not self._pipeline.loop.is_alive() and not self._goes_on_without_frames():
+                    break
+                self._turn(bar)
+            except MemoryError as error:  # between the parts of a turn, or while one of them was written down
+                with suppress(*_REFUSED):
+                    self.operations.fail_job(_turn_failed("control.failed", error))
         self._receive()
+
+    def _turn(self, bar: Task) -> None:
+        """Handle what has come, decide, and report."""
+        self._receive()
+        self._apply_labels()
+        self._pipeline.poll()
+        with self._deciding_on():
+            self.operations.tick(self._pipeline.observer.states())
+        if self.operations.new_model.needs_new_run:
+            self._stop(MODEL)
+        if self._pipeline.pulse != self._pinged:
+            self._pinged = self._pipeline.pulse
+            notify_service_manager("WATCHDOG=1")
+        with _going_on(self._reporting, "report.failed", Exception):  # what only reports ends nothing
+            self._report(self._pipeline.observer.states(), bar)
 
     @contextmanager
     def _deciding_on(self) -> Iterator[None]:
@@ -417,11 +425,14 @@ def _going_on(
     try:
         yield
     except errors as error:
-        found = f"{type(error).__name__}: {error}"
-        remedy = "see what else takes memory, descriptors or threads on this machine"
         with suppress(*_REFUSED):
-            failure = AgentError(code, found, "a turn of the supervisor that ends well", remedy)
+            failure = _turn_failed(code, error)
             state.note_failure(failure)
             then(failure)
     else:
         state.note_success()
+
+
+def _turn_failed(code: str, error: Exception) -> AgentError:
+    remedy = "see what else takes memory, descriptors or threads on this machine"
+    return AgentError(code, f"{type(error).__name__}: {error}", "a turn of the supervisor that ends well", remedy)

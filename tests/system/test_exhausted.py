@@ -51,11 +51,46 @@ if os.getuid() == 0:
         sets[number] &= ~(1 << SYS_ADMIN | 1 << SYS_RESOURCE)
     assert libc.capset(header, sets) == 0
 """
+# A camera whose pictures lie in memory: no decoder of its own asks for more.
+STILLS = """
+import sys
+import time
+
+import cv2
+
+clip, opened = sys.argv.pop(1), cv2.VideoCapture
+video, stills = opened(clip), []
+while len(stills) < 100:
+    stills.append(video.read()[1])
+
+
+class Stream:
+    def __init__(self, *_):
+        self.count = 0
+
+    def isOpened(self):
+        return True
+
+    def read(self):
+        time.sleep(0.02)
+        self.count += 1
+        return True, stills[self.count % len(stills)].copy()
+
+    def get(self, _what):
+        return 0.0
+
+    def release(self):
+        pass
+
+
+cv2.VideoCapture = Stream
+"""
 REPORTERS = (  # module:attribute
     "agent.results.writer:prediction_as_dict",
     "agent.results.file_output:ResultsFile.tick",
     "agent.daemon.status:StatusReporter.telemetry",
     "agent.daemon.supervisor:explain",
+    "agent.collection.report:draw_sheet",
     "agent.monitoring.history:History.add",
     "agent.contract.messages:Telemetry.to_json",
     "agent.uplink.outbox_store:OutboxStore.commit",
@@ -166,9 +201,10 @@ def test_a_lack_of_memory_costs_what_only_reports_alone(calibrated_world: World,
         privacy={"preview": True},
         results={"file": "results.jsonl", "socket": "results.socket"},
         mqtt=mqtt,
-        camera={"loop": True},
+        camera={"source": "rtsp://camera"},
     )
-    with Watcher(any_broker.endpoint) as watcher, calibrated_world.running() as process:
+    arguments = [str(calibrated_world.folder / "clip.avi"), *calibrated_world.arguments()]
+    with Watcher(any_broker.endpoint) as watcher, TalkingProcess(arguments, source=STILLS + TARED) as process:
         watcher.expect(TOPICS.telemetry)
         command = new_command("recalibrate", {"frames": "8"}, time.time())
         answers = send(any_broker.endpoint, TOPICS, command, silence_s=60.0)
