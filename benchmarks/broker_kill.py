@@ -21,8 +21,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agent.contract.messages import Status
@@ -30,6 +30,7 @@ from agent.contract.topics import Topics
 from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
 from agent.mqtt.config import OutboxConfig
 from agent.mqtt.message import Message, MessageSource
+from agent.mqtt.receive_queue import ReceiveQueue
 from agent.uplink.outbox import Outbox
 from agent.uplink.outbox_store import ALARM
 from fleet.collector.collector import CLIENT_ID, Collector
@@ -145,31 +146,37 @@ def lose_rows(broker: Broker, folder: Path, confirm: str, rows: int) -> tuple[in
     with MqttClient(broker.endpoint, CLIENT_ID, session) as keeper:
         keeper.wait_connected(PATIENCE_S)
     time.sleep(_SAVED_S)
+    queue = ReceiveQueue(1 << 24)
     config = OutboxConfig(confirm=confirm, commit_s=0.0, backlog_per_s=10_000.0)
     with (
+        ExitStack() as stack,
         Outbox(folder / "outbox.sqlite", TOPICS, config) as outbox,
         MqttClient(broker.endpoint, "board", SessionOptions(subscriptions=[TOPICS.ack], sources=[outbox])) as board,
     ):
         outbox.on_due = board.wake
+        reader: MqttClient | None = None
         for number in range(rows):
             outbox.put("alarm", ALARM, _row)
             time.sleep(1.0 / RATE)
             if number == rows // 2:
                 broker.kill()
                 broker.start()
-        if confirm == "broker":  # a reader of its own: a collector begins anew, since boards repeat what it lacks
-            with MqttClient(broker.endpoint, CLIENT_ID, session) as reader:
-                read: set[int] = set()
+                if confirm == "broker":  # back before the board: what comes after the kill finds it there
+                    reader = stack.enter_context(
+                        MqttClient(broker.endpoint, CLIENT_ID, replace(session, receive_queue=queue))
+                    )
+                    reader.wait_connected(PATIENCE_S)
+        if reader is not None:
+            read: set[int] = set()
 
-                def count() -> int:
-                    for inbox in reader.inboxes.values():
-                        while not inbox.empty():
-                            read.add(int(json.loads(inbox.get().payload)["seq"]))
-                    return len(read)
+            def count() -> int:
+                for arrival in queue.pop(1 << 20, 0.0, 0.0):
+                    read.add(int(json.loads(arrival.payload)["seq"]))
+                    queue.confirm(1)
+                return len(read)
 
-                reader.wait_connected(PATIENCE_S)
-                settled(count)
-            return rows - len(outbox), rows - len(outbox) - len(read)
+            settled(count)
+            return rows - len(outbox), len(set(range(1, rows + 1)) - read) - len(outbox)
         with collecting(broker, where) as collector:
             until(lambda: all(collector.connected.values()))
             board.publish(Message(TOPICS.status, _THERE.to_json(), retain=True))  # as with each connection
