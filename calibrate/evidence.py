@@ -7,7 +7,7 @@ Four tools, which all bet against the claim that nothing has changed (Waudby-Smi
 - `ConfidenceSequence` bounds the mean of values that keep coming, at all times at once;
 - `gain_bounds` bounds the mean of paired differences between two engines, for a number of values that is known.
 
-The states of the first two are JSON objects, so that a restarted daemon goes on where it stopped.
+The states of the detectors are JSON objects, so that a restarted daemon goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -174,7 +174,8 @@ class NoiseDetector:
     True
     """
 
-    _MOST, _GROSS, _ONCE_IN = 100.0, 10.0, 1e6
+    GROSS = 10.0
+    _MOST, _ONCE_IN = 100.0, 1e6
 
     def __init__(self, values: float) -> None:
         """values: how many of them may bring one false alarm. Raises ValueError unless they are above 1."""
@@ -196,7 +197,7 @@ class NoiseDetector:
     def update(self, value: float) -> None:
         """Count one value's noise over the allowed noise. Raises ValueError for NaN and below 0."""
         self._mean.update(min(value, self._MOST) / self._MOST)
-        self._gross.update(float(value > self._GROSS))
+        self._gross.update(float(value > self.GROSS))
 
     def state(self) -> dict[str, object]:
         """Return everything that `restore` needs, in JSON's types."""
@@ -206,8 +207,13 @@ class NoiseDetector:
         """Go on where a detector of the same settings stopped. Raises CalibrationError (`evidence.state`) otherwise."""
         with _reading("noise detector"):
             mean, gross = state["mean"], state["gross"]
+        earlier = self._mean.state()
         self._mean.restore(mean)
-        self._gross.restore(gross)
+        try:
+            self._gross.restore(gross)
+        except CalibrationError:
+            self._mean.restore(earlier)
+            raise
 
 
 @dataclass(frozen=True)

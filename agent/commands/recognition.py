@@ -8,6 +8,8 @@ from agent.commands.authority import Authority
 from agent.commands.dispatcher import CommandRefused, parse_command
 
 _SHARE = 0.25  # of a core, at most, in a flood
+_AGAIN_S = 1.0  # a sender repeats its command later than that
+_REMEMBERED = 100  # as many as there are places
 _BURST_S = 0.1  # of CPU time: some three hundred signatures on a slow core
 
 
@@ -15,13 +17,15 @@ class CommandRecognition:
     """Return for each message whether it is a command that this board admits; the MQTT thread alone calls it.
 
     A forged signature takes as long to check as a true one, 0.3 ms. Beyond a quarter of a core nothing is recognised:
-    such messages share the common inbox, and a sender that repeats its command has another chance.
+    such messages share the common inbox, and a sender that repeats its command has another chance. So does a command that
+    comes again within a second: anybody may replay one that he has seen, and it needs no second place.
     """
 
     def __init__(self, authority: Authority | None) -> None:
         """authority: None admits everybody."""
         self._authority = authority
         self._must_be_signed = authority is not None and not authority.allows_unsigned
+        self._admitted: dict[str, float] = {}  # monotonic time by digest, the oldest first
         self._left_s = _BURST_S
         self._at_s = time.monotonic()
 
@@ -35,9 +39,15 @@ class CommandRecognition:
             return False
         begun_s = time.thread_time()
         try:
-            parse_command(payload, time.time(), self._authority)
+            digest = parse_command(payload, time.time(), self._authority).digest
         except CommandRefused:
             return False
         finally:
             self._left_s -= time.thread_time() - begun_s
+        if now_s < self._admitted.get(digest, -_AGAIN_S) + _AGAIN_S:
+            return False
+        self._admitted.pop(digest, None)
+        self._admitted[digest] = now_s
+        if len(self._admitted) > _REMEMBERED:
+            del self._admitted[next(iter(self._admitted))]
         return True

@@ -188,6 +188,8 @@ class Operations:
         if rolled_back:
             self._limits.pause_jobs()
         self._engine_changed(None, {}, recall=True)
+        if self.pipeline.open_mismatch is not None:  # the previous process was killed before it could act on it
+            self.distrust_reference(self.pipeline.open_mismatch)
 
     def tick(self, states: CameraStates) -> None:
         """Judge the candidate on probation, report changes, start what is due, and move the running job on."""
@@ -202,6 +204,8 @@ class Operations:
         if self._idle:
             self._registry.tidy()
             self._expect_regime()
+        else:
+            self._warm.drop()  # a job, whoever started it, needs the memory
         if time.monotonic() >= self._retry_s:
             self._start_what_is_due(states)
         compared = [drift for state in states.values() for drift in (state.drift, state.since_refusal)]
@@ -247,14 +251,15 @@ class Operations:
         if trigger.kind == "switch":
             self._switch(trigger.request["artefact"])
             return
-        self._triggers.is_reference_new = False  # any job's frames are observed by it
-        self._warm.drop()  # the job needs the memory
         registry = self._registry
         work = trigger.offline.work if trigger.offline is not None else None
         tracker = registry.start(trigger.kind, trigger.request, on_failure=lambda error: self._on_failure(job, error))
         job = Job(tracker, raising=trigger.raising, offline=work)
         self._limits.count_job()
         self.jobs.start(job)
+        if self._triggers.is_reference_new:  # any job's frames are observed by it
+            self._triggers.is_reference_new = False
+            self.pipeline.answer_mismatch()
         if trigger.kind == "schedule":
             self._schedule.mark_answered(trigger.request["due"])
         if work is not None:
@@ -327,7 +332,6 @@ class Operations:
         Raises AgentError (`journal.write`).
         """
         since_s = time.monotonic()
-        self._switch_times.note(identity, time.time())
         try:
             loaded = self._warm.take(identity) or self.service.load(self.service.store.find(identity))
         except TaredError as error:
@@ -336,6 +340,7 @@ class Operations:
             self._forget_regime(identity)
             return
         tracker = self._registry.start_with_engine(loaded.engine, "switch", {"artefact": identity})
+        self._switch_times.note(identity, time.time())
         tracker.started_s = since_s
         self._limits.pause_switches()
         self.swap.start(loaded, tracker)
@@ -398,6 +403,8 @@ class Operations:
         if not self.swap.is_active:
             self._engine_changed(None, self.pipeline.serving_since(None))
         self._triggers.is_reference_new = not self.service.is_degraded
+        if self.service.is_degraded:  # the first calibration is yet to come
+            self.pipeline.answer_mismatch()
 
     def recalibrate(self, command: CommandProgress, args: RecalibrateArgs) -> bool:
         """Recalibrate with fresh frames, by command; False while another job runs.

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,9 @@ _SCHEMA = 1
 # exact either. Faults are louder: a reference is wrong where answers change, some 20 dB above that.
 _MARGIN_DB = 10.0
 _LEAST_NOISE = 1e-13  # relative to the signal: of FP32 itself
-_FLIPS = 0.02  # of 1 - fidelity: allowed where every output follows an operator that selects
+# Of 1 - fidelity: allowed in the mean where every output follows an operator that selects. An answer at the threshold
+# flips by rounding alone, so no single frame counts for more than NoiseDetector.GROSS: only their mean is evidence.
+_FLIPS = 0.02
 _COARSE_BINS = 64  # in which the histograms of a tensor are compared
 _DISTANCE = 0.02, 4.0  # from which on a tensor differs: at least, and over the distance that rounding makes
 
@@ -140,7 +142,8 @@ class FrameAuditor:
             task = VisionTask(self._spec, engine.inputs, engine.outputs)
         answer, found = (task.decode(outputs, frame.tensor.shape) for outputs in (right, frame.outputs))
         loss = 1.0 - fidelity(found, answer, self._min_sqnr_db).value
-        return _located(frame, Mismatch(loss / _FLIPS, "the decoded answer", _db(loss), _db(_FLIPS)))
+        noise = min(loss / _FLIPS, NoiseDetector.GROSS)
+        return _located(frame, Mismatch(noise, "the decoded answer", _db(loss), _db(_FLIPS)))
 
     def _run(self, graph: onnx.ModelProto, tensor: Array) -> dict[str, Array]:
         with closing(OnnxRuntimeEngine(graph.SerializeToString(), threads=1)) as engine:
@@ -152,13 +155,14 @@ class FrameAuditor:
 
 
 def _located(frame: AuditedFrame, mismatch: Mismatch) -> Mismatch:
-    return Mismatch(**{**asdict(mismatch), "camera": frame.camera, "frame": frame.number, "ts": frame.ts})
+    return replace(mismatch, camera=frame.camera, frame=frame.number, ts=frame.ts)
 
 
 def _difference(name: str, right: Array, found: Array, rounded: Array, is_in_batch: bool) -> Mismatch:
     allowed = max(_noise(right, rounded), _LEAST_NOISE) * 10.0 ** (_MARGIN_DB / 10.0)
     noise = _noise(right, found)
-    return Mismatch(noise / allowed, name, _db(noise), _db(allowed), is_in_batch=is_in_batch)
+    relative = noise / allowed if math.isfinite(allowed) else 0.0  # rounding alone makes values that are not finite
+    return Mismatch(relative, name, _db(noise), _db(allowed), is_in_batch=is_in_batch)
 
 
 def _noise(right: Array, found: Array) -> float:
@@ -248,18 +252,26 @@ class ReferenceAudit(threading.Thread):
             begun_s, cpu_s = time.monotonic(), time.thread_time()
             try:
                 mismatch = self._auditor.audit(frame)
-                self._evidence.add(mismatch)
+                if self._stopped:  # the next observer goes on with the file
+                    return
                 if mismatch.noise > 1.0:
                     log.warning("event=audit frame=%d noise_db=%.1f", frame.number, 10.0 * math.log10(mismatch.noise))
-                if self._evidence.is_proven:
-                    found = Mismatch(**{**asdict(mismatch), "tensor": self._auditor.locate(frame)})
-                    self._evidence.conclude(found)
-                    self._on_mismatch(found)
+                self._evidence.add(mismatch)
+                if self.mismatch is not None:
+                    self._evidence.locate(self._locate(frame))
+                    self._on_mismatch(self.mismatch)
                     return
             except (TaredError, OSError, MemoryError) as error:  # the next frame may fit
                 log.warning("event=audit problem=%r", str(error))
             finally:
                 self._rested_s = begun_s + (time.thread_time() - cpu_s) / _SHARE
+
+    def _locate(self, frame: AuditedFrame) -> str:
+        try:
+            return self._auditor.locate(frame)
+        except (TaredError, OSError, MemoryError) as error:  # the reference is wrong all the same
+            log.warning("event=audit problem=%r", str(error))
+            return ""
 
     def _frames(self) -> Iterator[AuditedFrame]:
         while True:
@@ -290,43 +302,49 @@ class AuditedReference:
 class AuditEvidence:
     """The evidence against the reference of one model on one runtime, in a file.
 
-    Damage costs the evidence alone: it is gathered anew.
+    Damage costs the evidence alone: it is gathered anew. `mismatch` proves the reference wrong, and stands whatever the
+    period is by now; `is_answered` says that what was made with that reference was dropped, and its renewal begun.
     """
 
     def __init__(
-        self, path: Path | None, identity: str, period_s: float, on_error: Callable[[AgentError], None]
+        self, path: Path | None, identity: str, period_s: float | None, on_error: Callable[[AgentError], None]
     ) -> None:
         """Args:
         path: None: nothing is kept.
         identity: Of the model and the runtime; evidence against another one does not count.
-        period_s: Seconds between two audited frames: how many of them ten years have.
+        period_s: Seconds between two audited frames: how many of them ten years have. None: no frame is audited.
 
         Raises AgentError (`audit.schema`) for the file of a newer tared.
         """
         self._file = StateFile(path, _SCHEMA, "audit.write", on_error)
         self._identity = identity
-        self.detector = NoiseDetector(max(2.0, _FALSE_ALARM_S / period_s))
+        self.detector = NoiseDetector(max(2.0, _FALSE_ALARM_S / period_s) if period_s is not None else math.inf)
         self.audited = 0
         self.mismatch: Mismatch | None = None
+        self.is_answered = False
         self._file.read(self._restore)
 
     @property
     def e_value(self) -> float:
         return self.detector.e_value
 
-    @property
-    def is_proven(self) -> bool:
-        return self.detector.drift_detected
-
     def add(self, mismatch: Mismatch) -> None:
-        """Count a frame."""
+        """Count a frame; the one that proves the reference wrong becomes the mismatch."""
         self.audited += 1
         self.detector.update(mismatch.noise)
+        if self.detector.drift_detected:
+            self.mismatch = mismatch
         self._file.write(self._document())
 
-    def conclude(self, mismatch: Mismatch) -> None:
-        """Keep what proved the reference wrong."""
-        self.mismatch = mismatch
+    def locate(self, tensor: str) -> None:
+        """Keep which tensor of the mismatch differs first; empty: it could not be seen."""
+        if self.mismatch is not None:
+            self.mismatch = replace(self.mismatch, tensor=tensor)
+            self._file.write(self._document())
+
+    def answer(self) -> None:
+        """Keep that the mismatch was answered."""
+        self.is_answered = True
         self._file.write(self._document())
 
     def _document(self) -> dict[str, Any]:
@@ -335,12 +353,25 @@ class AuditEvidence:
             "audited": self.audited,
             "detector": self.detector.state(),
             "mismatch": asdict(self.mismatch) if self.mismatch is not None else None,
+            "answered": self.is_answered,
         }
 
     def _restore(self, document: Mapping[str, Any]) -> None:
         if document["identity"] != self._identity:
             return
         audited, kept = count(document["audited"]), document["mismatch"]
-        mismatch = Mismatch(**kept) if kept is not None else None
+        if kept is not None:
+            self.audited, self.mismatch, self.is_answered = audited, _parse_mismatch(kept), document["answered"] is True
+            return
         self.detector.restore(document["detector"])
-        self.audited, self.mismatch = audited, mismatch
+        self.audited = audited
+
+
+def _parse_mismatch(kept: Mapping[str, Any]) -> Mismatch:
+    """Return a mismatch as asdict gave it. Raises TypeError, ValueError for anything else."""
+    found = Mismatch(**kept)
+    numbers, words = (found.noise, found.sqnr_db, found.allowed_db, found.ts), (found.output, found.camera, found.tensor)
+    is_sound = all(isinstance(each, (int, float)) for each in numbers) and all(isinstance(each, str) for each in words)
+    if not (is_sound and isinstance(found.is_in_batch, bool) and count(found.frame) == found.frame):
+        raise ValueError("a mismatch that no audit has found")
+    return found

@@ -301,8 +301,9 @@ class CameraMonitor:
             value = None if agreement.is_empty else agreement.value
             self._fidelity.add(ts, value)
             self._evidence.note_frame(ts, value)
+            kept = self._classes.values // _KEPT_EVERY
             self._classes.add(served.frame.id, ts, served.result, reference)
-            if self._classes.values % _KEPT_EVERY == 0:
+            if self._classes.values // _KEPT_EVERY > kept:
                 self._evidence.note_classes(self._classes.state())
             self._add_appearance(reference)
             if drift.update(ts, observation.histograms):
@@ -336,6 +337,13 @@ class CameraMonitor:
         if self._appearance.add(Appearance.from_features(self._view.features, _confidence(reference))):
             self._evidence.note_appearance(self._appearance.state())
 
+    def _seek_causes(self, drift: DriftMonitor) -> None:
+        """Explain an alarm, at once unless other light has to be tried out first."""
+        if self._appearance.changes[0].cause == LIGHT:
+            self._relighting = Relighting(self._appearance.relighting)
+        else:
+            self._explain(drift, None)
+
     def _explain(self, drift: DriftMonitor, relit_db: float | None) -> None:
         """Put the remedies for an alarm beside each other."""
         gains_db = {name: gain for name, gain in drift.state.gains_db.items() if name != self._watched}
@@ -356,18 +364,15 @@ class CameraMonitor:
         """Note a block that ended at capture time `ts`. An alarm begins another scene, and so does its end."""
         last, self._drift_name = self._drift_name, drift.state.state
         self._evidence.note_block(drift.saved_state())
-        if last == self._drift_name:
-            return
-        self._drift_since = ts
-        self._relighting = self._explanation = None
-        if self._drift_name == "alarm":
-            if self._appearance.changes[0].cause == LIGHT:
-                self._relighting = Relighting(self._appearance.relighting)
-            else:
-                self._explain(drift, None)
-        if "alarm" in (last, self._drift_name):
-            self._start_fidelity(ts)
-        self._alert_collection()
+        if last != self._drift_name:
+            self._drift_since = ts
+            self._relighting = self._explanation = None
+            if "alarm" in (last, self._drift_name):
+                self._start_fidelity(ts)
+            self._alert_collection()
+        # Also where the alarm has outlived a process.
+        if self._drift_name == "alarm" and self._relighting is None and self._explanation is None:
+            self._seek_causes(drift)
 
     def _start_fidelity(self, ts: float) -> None:
         self._drift_since = ts

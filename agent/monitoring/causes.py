@@ -111,9 +111,14 @@ class AppearanceHistory:
 
     def restore(self, state: Any) -> None:
         """Go on with the first frames that an earlier process saw. Raises TypeError, ValueError for anything else."""
-        first = [Appearance(**each) for each in state[:_FRAMES]]
+        if not isinstance(state, list) or len(state) != _FRAMES:
+            raise ValueError(f"not the first {_FRAMES} frames")
+        first = [Appearance(**each) for each in state]
         for each in first:
-            finite(each.luminance)
+            for value in (each.luminance, each.contrast, each.noise, each.sharpness):
+                finite(value)
+            if not isinstance(each.confidence, float):
+                raise ValueError(f"{each.confidence!r} where a confidence was kept")
         self._first = first
 
 
@@ -199,8 +204,9 @@ class Relighting:
 
     def relit(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Return the frame in the other light, BGR uint8 (H, W, 3)."""
-        light: NDArray[np.uint8] = np.clip(image.astype(np.float32) * self.factor + 0.5, 0.0, 255.0).astype(np.uint8)
-        return light
+        light = np.clip(np.arange(256) * self.factor + 0.5, 0.0, 255.0).astype(np.uint8)
+        relit: NDArray[np.uint8] = light[image]  # by a table: a large frame in floats would take four times its memory
+        return relit
 
     def add(self, histograms: Mapping[str, AbsHistogram]) -> Mapping[str, AbsHistogram] | None:
         """Add what the reference saw of a relit frame; return all of it once there is enough."""

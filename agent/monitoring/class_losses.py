@@ -94,6 +94,7 @@ class ClassLosses:
     def start(self) -> None:
         """Forget everything: another engine serves."""
         self._classes: dict[int, _ClassLoss] = {}
+        self._found: list[int] = []  # classes that lose too much
         self._seen = 0  # frames with any class
         self._values, self._total = 0, 0.0
 
@@ -120,8 +121,8 @@ class ClassLosses:
                 Counter(each.instead).most_common(1)[0][0] if each.instead else None,
                 tuple(each.examples),
             )
-            for class_id, each in self._classes.items()
-            if each.detector is not None and each.detector.drift_detected
+            for class_id, each in ((found, self._classes[found]) for found in self._found)
+            if each.detector is not None
         )
 
     @property
@@ -141,6 +142,8 @@ class ClassLosses:
             known.examples.append(LossExample(frame, ts, lost[0]))
         if known.detector is not None:
             known.detector.update(loss)
+            if known.detector.drift_detected and class_id not in self._found:
+                self._found.append(class_id)
         doublings = math.log2(known.frames / _LEARNT)
         if doublings >= 0.0 and doublings.is_integer():
             tolerance = self._tolerance(known, int(doublings))
@@ -159,13 +162,15 @@ class ClassLosses:
         return LossDetector(tolerance, threshold, min(_WARNING, threshold))
 
     def state(self) -> dict[str, Any]:
-        """Return what `restore` needs, in JSON's types; examples are not kept."""
+        """Return what `restore` needs, in JSON's types."""
         classes = {
             str(class_id): {
                 "frames": each.frames,
                 "total": each.total,
                 "recent": each.recent,
                 "detector": each.detector.state() if each.detector is not None else None,
+                "instead": list(each.instead),
+                "examples": [[example.frame, example.ts, example.served] for example in each.examples],
             }
             for class_id, each in self._classes.items()
         }
@@ -193,6 +198,19 @@ class ClassLosses:
                     threshold = finite(detector["threshold"])
                     known.detector = LossDetector(finite(detector["tolerance"]), threshold, min(_WARNING, threshold))
                     known.detector.restore(detector)
+                    if known.detector.drift_detected:
+                        self._found.append(int(class_id))
+                known.instead.extend(_class_or_none(each) for each in kept["instead"])
+                known.examples.extend(
+                    LossExample(count(frame), finite(ts), _class_or_none(served))
+                    for frame, ts, served in kept["examples"]
+                )
         except (CalibrationError, AttributeError, KeyError, TypeError, ValueError):
             self.start()
             raise
+
+
+def _class_or_none(kept: Any) -> int | None:
+    if not (kept is None or isinstance(kept, int)):
+        raise ValueError(f"{kept!r} where a class was kept")
+    return kept

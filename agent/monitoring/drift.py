@@ -326,6 +326,8 @@ class DriftMonitor:
             for name, ratios in zip(noise.names, noise.ratios, strict=True)
         )
         rest, total = sum(each[:-tensors]), sum(each)
+        if total <= 0.0:  # there is no noise that could go
+            return 0.0
         return 10.0 * math.log10(total / rest) if rest > 0.0 else FULL_SCALE_DB
 
     def saved_state(self) -> dict[str, Any]:

@@ -169,8 +169,8 @@ class ObserverThread(threading.Thread):
         outage = self._observing.code if self._opened.is_set() else self._opening.code or PREPARING
         with self._handover:
             spent_share, debt_s = self._budget.spent_share, self._budget.debt_s
-        audited = self._audit.audited if self._audit is not None else None
-        spending = Spending(spent_share, debt_s, audited)
+        audit = self._audit  # which the observer's thread may take away meanwhile
+        spending = Spending(spent_share, debt_s, audit.audited if audit is not None else None)
         return {camera: monitor.state(outage, spending) for camera, monitor in self.monitors.items()}
 
     def stop(self) -> None:

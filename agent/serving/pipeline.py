@@ -199,9 +199,11 @@ class Pipeline:
         backend = open_backend(config.backend, options)
         checked_backend = open_backend(config.backend, replace(options, reference="onnxruntime"))
         reference, checked = (partial(model.open_observer, each) for each in (backend, checked_backend))
-        self._audit = self._open_audit(config, model, backend, on_mismatch, on_observer)
+        self._evidence = self._open_evidence(config, model, backend, on_observer)
         if self.mismatch is not None:
             reference = checked
+        period_s = config.observe.audit_period_s
+        audit = AuditedReference(model, period_s, self._evidence, on_mismatch) if period_s is not None else None
         observer_task = VisionTask(model.spec, engine.inputs, engine.outputs)  # for the observer's own buffers
         self.observer = ObserverThread(
             reference,
@@ -211,7 +213,7 @@ class Pipeline:
             preparing,
             lambda served: self.loop.previous_prediction(served, observer_task),
             checked,
-            self._audit,
+            audit,
         )
         task = self._task = NonFiniteRecorder(model.spec, engine.inputs, engine.outputs)
         self._spec, self._tensors = model.spec, (engine.inputs, engine.outputs)
@@ -224,27 +226,27 @@ class Pipeline:
         check_batch(config.batch.frames, engine, model.spec)
         self.loop = FrameLoop(self._scheduler, engine_id, engine, tasks, [hand_on], config.batch)
 
-    def _open_audit(
-        self,
-        config: Config,
-        model: Model,
-        backend: Backend,
-        on_mismatch: Callable[[Mismatch], None],
-        on_error: Callable[[TaredError], None],
-    ) -> AuditedReference | None:
-        """Return the evidence against the reference; None where it is not to be audited."""
-        period_s = config.observe.audit_period_s
-        if period_s is None:
-            return None
+    def _open_evidence(
+        self, config: Config, model: Model, backend: Backend, on_error: Callable[[TaredError], None]
+    ) -> AuditEvidence:
+        """Return the evidence against the reference, also where no more of it is gathered."""
         path = config.state_dir / "audit.json" if self.is_live else None
         parts = {"model": model.sha256, "observed": model.observed_id, "runtime": dict(backend.describe())}
-        evidence = AuditEvidence(path, fingerprint(parts), period_s, on_error)
-        return AuditedReference(model, period_s, evidence, on_mismatch)
+        return AuditEvidence(path, fingerprint(parts), config.observe.audit_period_s, on_error)
 
     @property
     def mismatch(self) -> Mismatch | None:
         """What proved the reference wrong, now or before a restart; None as long as nothing has."""
-        return self._audit.evidence.mismatch if self._audit is not None else None
+        return self._evidence.mismatch
+
+    @property
+    def open_mismatch(self) -> Mismatch | None:
+        """As `mismatch`, until `answer_mismatch`, which an earlier process may have called."""
+        return self.mismatch if not self._evidence.is_answered else None
+
+    def answer_mismatch(self) -> None:
+        """Remember that a job replaces what the wrong reference has made; the supervisor calls it."""
+        self._evidence.answer()
 
     @property
     def is_live(self) -> bool:

@@ -15,8 +15,13 @@ from engines.graph.topology import fresh_name, is_float, tensor_types
 
 _MANTISSA_BITS = 24  # of FP32, with the implicit one
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-# Operators whose outputs jump where an input changes a little: noise says nothing of what comes after them.
-_JUMPING = frozenset({"ArgMax", "ArgMin", "Ceil", "Floor", "NonMaxSuppression", "NonZero", "Round", "Sign", "TopK"})
+# Operators whose outputs jump where an input changes a little: noise says nothing of what comes after them. So do all
+# that make integers or booleans of floats, such as Greater and ArgMax, but for those that read the shape alone.
+_JUMPING = frozenset(
+    {"Ceil", "Floor", "Hardmax", "If", "Loop", "Mod", "QuantizeLinear", "Round", "Scan", "Sign", "TopK", "Unique"}
+)
+_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
+_SHAPE_ALONE = frozenset({"Shape", "Size"})
 
 
 def rounded(values: NDArray[np.float32], bits: int) -> NDArray[np.float32]:
@@ -73,6 +78,8 @@ def smooth_outputs(model: ModelProto) -> list[str]:
     types = tensor_types(model)
     jumps: dict[str, bool] = {}
     for node in model.graph.node:  # in topological order, as ONNX demands
-        jumping = node.op_type in _JUMPING or any(jumps.get(name, False) for name in node.input)
-        jumps |= dict.fromkeys(node.output, jumping)
+        made = types.get(node.output[0])
+        decides = made is not None and made.elem_type not in _FLOATS and any(is_float(types, n) for n in node.input)
+        jumping = node.op_type in _JUMPING or decides or any(jumps.get(name, False) for name in node.input)
+        jumps |= dict.fromkeys(node.output, jumping and node.op_type not in _SHAPE_ALONE)
     return [value.name for value in model.graph.output if is_float(types, value.name) and not jumps.get(value.name)]

@@ -98,6 +98,7 @@ def frame_path() -> dict[str, Any]:
         "dropped": Counter(),
         "error": None,
         "mismatch": None,
+        "open_mismatch": None,
         "keep_evidence": lambda *_: None,
         "serving_since": lambda ts: {"camera": ts or 0.0},
     }

@@ -60,6 +60,16 @@ def test_forged_signatures_take_no_more_than_their_share_of_the_time(
     assert recognises(good), "the share of a quiet moment"
 
 
+def test_a_command_that_is_replayed_takes_one_place_however_it_is_spelt(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recognises, good = CommandRecognition(board.authority), signed_today(board)
+    assert [recognises(good + b" " * spaces) for spaces in range(5)] == [True, *[False] * 4]
+    assert recognises(signed_today(board)), "another command of the same sender"
+    monkeypatch.setattr(recognition, "_AGAIN_S", 0.0)
+    assert recognises(good), "its sender repeats it later"
+
+
 @pytest.mark.broker
 def test_a_flood_of_forged_commands_pushes_no_recognised_one_out(any_broker: RealBroker) -> None:
     with (

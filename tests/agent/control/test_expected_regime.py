@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from operations_bench import Desk, desk
+from operations_bench import Desk, ask, desk
 
 from agent.common.errors import AgentError
 from agent.control import expected_regime
@@ -117,6 +117,27 @@ def test_operations_switch_with_the_warm_engine(desk: Callable[..., Desk], monke
     at.tick(drift=replace(at.state.drift, switch_to=other))
     assert (taken, at.service.serving.id) == ([other], other)
     assert [artefact for artefact, _ in operations._switch_times._switches] == [other]
+
+
+def test_a_switch_that_fails_is_no_habit(desk: Callable[..., Desk]) -> None:
+    at = desk()
+    assert at.state.drift is not None
+    for path in at.raised.path.iterdir():
+        path.write_bytes(b"damaged")
+    at.tick(drift=replace(at.state.drift, switch_to=at.raised.id))
+    assert at.service.serving.id == at.int8.id
+    assert at.operations._switch_times._switches == []
+
+
+def test_a_job_has_the_memory_of_the_warm_engine_whoever_starts_it(desk: Callable[..., Desk]) -> None:
+    at = desk()
+    operations = at.operations
+    dusks(operations._switch_times, range(-4, 0), at.raised.id)
+    operations._warm.tick(NOON, [at.raised.id])
+    assert operations._warm.artefact == at.raised.id
+    assert ask(at, "c1")
+    at.tick()
+    assert operations._warm.artefact == ""
 
 
 def test_a_newer_file_is_refused(tmp_path: Path) -> None:

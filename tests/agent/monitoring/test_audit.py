@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import json
+import math
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -12,15 +16,24 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from observer_bench import Bench, Faulty
+from observer_bench import MANY, Bench, Faulty
 from onnx import numpy_helper
 
 from agent.common.errors import AgentError
 from agent.common.schema import validate
 from agent.config import Config
 from agent.models.model import Model
-from agent.monitoring.audit import AuditedFrame, AuditedReference, AuditEvidence, FrameAuditor, Mismatch
+from agent.monitoring.audit import (
+    AuditedFrame,
+    AuditedReference,
+    AuditEvidence,
+    FrameAuditor,
+    Mismatch,
+    ReferenceAudit,
+    _difference,
+)
 from agent.monitoring.observer import ObserverThread
+from calibrate.errors import CalibrationError
 from calibrate.evidence import NoiseDetector
 from engines.graph.rounding import round_products, rounded, smooth_outputs
 from engines.interface import Array, Observation
@@ -174,8 +187,17 @@ def start(bench: Bench, spoil: Spoil, evidence: AuditEvidence, told: list[Mismat
     return thread
 
 
-def evidence(path: Path | None, identity: str = "a") -> AuditEvidence:
-    return AuditEvidence(path, identity, 300.0, lambda error: pytest.fail(str(error)))
+def evidence(path: Path | None, identity: str = "a", period_s: float | None = 300.0) -> AuditEvidence:
+    return AuditEvidence(path, identity, period_s, lambda error: pytest.fail(str(error)))
+
+
+def proven(path: Path | None) -> AuditEvidence:
+    """Two frames that have nothing to do with the right ones."""
+    kept = evidence(path)
+    for number in range(20):
+        if kept.mismatch is None:
+            kept.add(Mismatch(math.inf, "out", -math.inf, 50.0, "front", number))
+    return kept
 
 
 def test_a_wrong_reference_is_reported_and_replaced(
@@ -205,6 +227,95 @@ def test_a_right_reference_is_audited_at_its_own_pace(bench: Bench, tmp_path: Pa
     assert spending == 1
 
 
+@pytest.mark.parametrize("period_s", [300.0, 600.0, None])
+def test_a_mismatch_stands_whatever_the_period_is_by_now(tmp_path: Path, period_s: float | None) -> None:
+    found = proven(tmp_path / "audit.json").mismatch
+    assert found is not None
+    again = evidence(tmp_path / "audit.json", period_s=period_s)
+    assert (again.mismatch, again.is_answered) == (found, False)
+    again.answer()
+    assert evidence(tmp_path / "audit.json").is_answered
+
+
+@pytest.mark.parametrize(("key", "value"), [("noise", "1"), ("output", 1), ("frame", -1), ("is_in_batch", None)])
+def test_a_mismatch_that_is_damaged_proves_nothing(tmp_path: Path, key: str, value: object) -> None:
+    path = tmp_path / "audit.json"
+    proven(path)
+    document = json.loads(path.read_text())
+    document["mismatch"][key] = value
+    path.write_text(json.dumps(document))
+    assert evidence(path).mismatch is None
+
+
+class CannotLocate(FrameAuditor):
+    """Has no memory for more than the comparison."""
+
+    def locate(self, frame: AuditedFrame) -> str:
+        raise MemoryError(str(frame.number))
+
+
+def test_the_frame_that_proves_the_fault_is_reported_also_where_its_tensor_cannot_be_found(bench: Bench) -> None:
+    told: list[Mismatch] = []
+    audit = ReferenceAudit(CannotLocate(bench.model, TF32), 1e-9, evidence(None), told.append)
+    audit.start()
+    frame, *_ = frames(Tf32(bench.model), 1)
+    wrong = replace(frame, outputs={name: -rows for name, rows in frame.outputs.items()})
+    deadline = time.monotonic() + MANY
+    for number in itertools.count():
+        while audit.is_alive() and not audit.is_due(float(number)):
+            assert time.monotonic() < deadline
+            audit._rested_s = 0.0
+        if not audit.is_alive():
+            break
+        audit.offer(replace(wrong, number=number))
+    (mismatch,) = told
+    assert (mismatch.tensor, mismatch.noise > 10.0, mismatch.sqnr_db < 0.0) == ("", True, True)
+
+
+def selecting(model: Model) -> Model:
+    """Each of its outputs follows an operator that selects."""
+    graph = onnx.ModelProto()
+    graph.CopyFrom(model.observed)
+    (output,) = graph.graph.output
+    for node in graph.graph.node:
+        for index, name in enumerate(node.output):
+            node.output[index] = "before" if name == output.name else name
+    graph.graph.node.append(onnx.helper.make_node("Round", ["before"], [output.name]))
+    made = copy.copy(model)
+    made.__dict__["observed"] = graph
+    return made
+
+
+def test_an_answer_that_rounding_flips_now_and_then_proves_nothing_and_many_do(bench: Bench) -> None:
+    auditor = FrameAuditor(selecting(bench.model), TF32)
+    (frame,) = frames(Tf32(bench.model), 1)
+    right = auditor._run(auditor._graph, frame.tensor)
+    (name, rows), *_ = right.items()
+    flipped = {name: 9.0 * np.roll(np.eye(1, rows.size, int(rows.argmax()), np.float32), 1).reshape(rows.shape)}
+    noises = [auditor.audit(replace(frame, outputs=outputs)).noise for outputs in (right, flipped)]
+    assert noises[0] == 0.0
+    assert noises[1] > 1.0
+    rare, often = NoiseDetector(YEARS), NoiseDetector(YEARS)
+    for number in range(20_000):
+        rare.update(noises[number % 100 == 50])
+        often.update(noises[number % 3 == 0])
+    assert (rare.drift_detected, often.drift_detected) == (False, True)
+
+
+def test_rounding_that_makes_values_that_are_not_finite_explains_any_noise() -> None:
+    right, rounded_off = np.ones(3, np.float32), np.array([1.0, np.inf, 1.0], np.float32)
+    assert _difference("out", right, rounded_off, rounded_off, is_in_batch=False).noise == 0.0
+    assert _difference("out", right, rounded_off, right, is_in_batch=False).noise == math.inf
+
+
+def test_a_detector_of_noise_restores_all_or_nothing() -> None:
+    known, other = NoiseDetector(YEARS), NoiseDetector(YEARS)
+    known.update(50.0)
+    with pytest.raises(CalibrationError):
+        other.restore({**known.state(), "gross": {}})
+    assert other.e_value == 0.0
+
+
 @pytest.mark.parametrize("content", ["", "{}", '{"schema": 1, "identity": "a", "audited": -1}', "[]"])
 def test_evidence_that_is_damaged_is_gathered_anew(tmp_path: Path, content: str) -> None:
     path = tmp_path / "audit.json"
@@ -227,3 +338,17 @@ def test_what_follows_a_selection_has_no_noise(bench: Bench) -> None:
     model.graph.node.append(onnx.helper.make_node("Round", [last], ["chosen"]))
     model.graph.output.append(onnx.helper.make_tensor_value_info("chosen", onnx.TensorProto.FLOAT, None))
     assert smooth_outputs(model) == [last]
+
+
+@pytest.mark.parametrize(("operator", "is_smooth"), [("Greater", False), ("Shape", True)])
+def test_what_follows_a_decision_has_no_noise_and_a_shape_decides_nothing(
+    bench: Bench, operator: str, is_smooth: bool
+) -> None:
+    model = onnx.ModelProto()
+    model.CopyFrom(bench.model.observed)
+    last = model.graph.output[0].name
+    inputs = [last, last] if operator == "Greater" else [last]
+    make = onnx.helper.make_node
+    model.graph.node.extend([make(operator, inputs, ["seen"]), make("Cast", ["seen"], ["after"], to=1)])
+    model.graph.output.append(onnx.helper.make_tensor_value_info("after", onnx.TensorProto.FLOAT, None))
+    assert ("after" in smooth_outputs(model)) is is_smooth

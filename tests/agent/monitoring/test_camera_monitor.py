@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -325,3 +325,49 @@ def test_a_scene_is_compared_with_that_of_a_refused_job_whatever_serves(
     assert since.state == state
     monitor.compare_with_refused(None)
     assert monitor.state("", Spending(0.0, 0.0)).since_refusal is None
+
+
+class Notes(EvidenceFile):
+    """Counts how often the losses of the classes are kept."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.classes = 0
+
+    def note_classes(self, classes: Mapping[str, Any]) -> None:
+        super().note_classes(classes)
+        self.classes += 1
+
+
+def many(classes: int) -> Detections:
+    corners = 20.0 * np.arange(classes, dtype=np.float32)[:, None]
+    boxes = np.concatenate([corners, corners, corners + 10.0, corners + 10.0], axis=1)
+    return Detections(boxes=boxes, classes=np.arange(classes), scores=np.full(classes, 0.9, np.float32))
+
+
+@pytest.mark.parametrize(("truths", "times"), [((NOTHING,), 0), ((many(2), many(4), many(4)), 200 * 10 // 3 // 64)])
+def test_losses_of_classes_are_kept_every_so_many_values(
+    config: Config, truths: tuple[Prediction, ...], times: int
+) -> None:
+    monitor, notes = monitor_for(config), Notes()
+    monitor.remember(notes)
+    monitor.watch(regime(), (), 0.0)
+    for second in range(200):
+        feed(monitor, range(second, second + 1), truth=truths[second % len(truths)])
+    assert notes.classes == times
+
+
+def test_an_alarm_that_outlives_the_process_is_explained_in_the_next_one(config: Config, tmp_path: Path) -> None:
+    first, second = (monitor_for(config, tmp_path / "evidence.jsonl") for _ in range(2))
+    first.watch(regime(), (), 0.0)
+    feed(first, range(60))
+    seconds = 60
+    while first.state("", Spending(0.0, 0.0)).explanation is None:
+        feed(first, range(seconds, seconds + 3), light=8.0)
+        seconds += 3
+        assert seconds < 600
+    second.watch(regime(), (), 0.0, recall=True)
+    feed(second, range(seconds, seconds + 30), light=8.0)
+    known = second.state("", Spending(0.0, 0.0))
+    assert known.drift is not None
+    assert (known.drift.state, known.explanation is not None) == ("alarm", True)

@@ -74,8 +74,15 @@ def test_the_first_looks_outlive_the_process() -> None:
         kept.add(Appearance.from_features(FrameFeatures.from_image(changed(street(number), "dark", number)), 0.9))
     assert kept.changes[0].cause == "light"
     assert kept.relighting == pytest.approx(2.5, rel=0.05)
-    with pytest.raises((TypeError, ValueError)):
-        kept.restore([{"luminance": 1.0}])
+
+
+@pytest.mark.parametrize("key", ["luminance", "contrast", "noise", "sharpness", "confidence"])
+def test_first_looks_that_are_damaged_are_refused(key: str) -> None:
+    state, kept = history("dark").state(), AppearanceHistory()
+    for damaged in ({}, [], state[:1], [{key: 1.0}] * len(state), [*state[:-1], {**state[-1], key: "1"}]):
+        with pytest.raises((TypeError, ValueError)):
+            kept.restore(damaged)
+    assert kept.changes[0].cause == "content"
 
 
 def test_remedies_stand_with_their_gains_the_largest_first() -> None:
@@ -109,5 +116,7 @@ def test_retraining_is_named_where_the_float_model_itself_has_become_unsure(
 def test_frames_are_relit_until_there_are_enough() -> None:
     relighting, image = Relighting(2.0), np.full((2, 2, 3), 100, np.uint8)
     assert relighting.relit(image).max() == 200
+    assert Relighting(0.3).relit(image).max() == 30
+    assert Relighting(9.0).relit(image).min() == 255
     seen = {"tensor": abs_histogram(np.ones(4, np.float32))}
     assert [relighting.add(seen) is None for _ in range(4)] == [True, True, True, False]

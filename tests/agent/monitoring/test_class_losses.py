@@ -86,6 +86,9 @@ def test_evidence_goes_on_in_another_process() -> None:
         watch(each, eights_for_sixes, 40_000, 2000)
     assert [lost.class_id for lost in kept.lost] == [6]
     assert kept.state() == losses.state()
+    again = ClassLosses(1.0, 1.0)
+    again.restore(json.loads(json.dumps(losses.state())))
+    assert again.lost == losses.lost, "the next process reports the same answer and the same examples"
 
 
 @pytest.mark.parametrize("state", [{}, {"seen": 1, "values": 1, "total": 0.0, "classes": {"a": {}}}, {"classes": []}])

@@ -6,12 +6,13 @@ import gc
 import weakref
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from drift_bench import calibration, monitor_of, regime, scene
 
 from agent.monitoring.drift import DriftMonitor, Regime
 from calibrate.errors import CalibrationError
-from calibrate.histogram import AbsHistogram, merge_all
+from calibrate.histogram import AbsHistogram, abs_histogram, merge_all
 from engines.calibration import calibrate_histograms
 
 
@@ -235,3 +236,10 @@ def test_a_monitor_that_is_let_go_takes_its_histograms_with_it() -> None:
         assert gone() is None
     finally:
         gc.enable()
+
+
+def test_where_there_is_no_noise_nothing_is_gained_by_raising_the_precision() -> None:
+    monitor = monitor_of(regime())
+    dark = {name: abs_histogram(np.zeros(16, np.float32)) for name in ("image", "t1")}
+    assert monitor.raised_gain_on(dark, 4) == 0.0
+    assert monitor.raised_gain_on(scene(1.0, 1), 1) > 0.0
