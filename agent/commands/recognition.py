@@ -17,8 +17,8 @@ class CommandRecognition:
     """Return for each message whether it is a command that this board admits; the MQTT thread alone calls it.
 
     A forged signature takes as long to check as a true one, 0.3 ms. Beyond a quarter of a core nothing is recognised:
-    such messages share the common inbox, and a sender that repeats its command has another chance. So does a command that
-    comes again within a second: anybody may replay one that he has seen, and it needs no second place.
+    such messages share the common inbox, and a sender that repeats its command has another chance. A command that comes
+    again within a second goes there too: anybody may replay one that he has seen, and it needs no second place.
     """
 
     def __init__(self, authority: Authority | None) -> None:

@@ -370,7 +370,10 @@ class AuditEvidence:
 def _parse_mismatch(kept: Mapping[str, Any]) -> Mismatch:
     """Return a mismatch as asdict gave it. Raises TypeError, ValueError for anything else."""
     found = Mismatch(**kept)
-    numbers, words = (found.noise, found.sqnr_db, found.allowed_db, found.ts), (found.output, found.camera, found.tensor)
+    numbers, words = (
+        (found.noise, found.sqnr_db, found.allowed_db, found.ts),
+        (found.output, found.camera, found.tensor),
+    )
     is_sound = all(isinstance(each, (int, float)) for each in numbers) and all(isinstance(each, str) for each in words)
     if not (is_sound and isinstance(found.is_in_batch, bool) and count(found.frame) == found.frame):
         raise ValueError("a mismatch that no audit has found")
