@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agent.common.errors import AgentError
-from agent.mqtt.client import Message
+from agent.mqtt.message import HeldMessage, Message
 
 
 class Listening:
@@ -20,6 +20,7 @@ class Listening:
         self.sent: list[dict[str, Any]] = []
         self.states: list[str] = []
         self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.recognised: queue.SimpleQueue[HeldMessage] = queue.SimpleQueue()
         self.labels: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.acks: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.desired: queue.SimpleQueue[Message] = queue.SimpleQueue()
