@@ -17,7 +17,7 @@ from fake_tensorrt import FakeTensorRt
 PYCUDA = FakePycuda()
 TENSORRT = FakeTensorRt(PYCUDA, os.environ.get("FAKE_VERSION", "10.3.0"))
 TENSORRT.build_s = float(os.environ.get("FAKE_BUILD_S", "0"))
-TENSORRT.wrong_after = int(os.environ.get("FAKE_WRONG_AFTER", "-1"))
+TENSORRT.wrong_from = Path(os.environ["FAKE_WRONG_FROM"]) if "FAKE_WRONG_FROM" in os.environ else None
 
 
 def _tell() -> None:

@@ -17,6 +17,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -44,7 +45,7 @@ class FakeTensorRt:
     unsupported: operators that the parser refuses. without_kernel: nodes that the builder has no INT8 kernel for, and
     nothing else either; without_int8: nodes that it runs in float although they are quantised. spoil: by debug tensor,
     what the listener gets instead of its value; None, and it is not called. build_s: what a build takes at least.
-    wrong_after: after so many inferences of a reference every second one is wrong, without an error; -1: never.
+    wrong_from: once this file exists, every second inference of a reference is wrong, without an error; None: never.
 
     What it has seen: timed, the layers whose kernels the last build timed, so not those in its timing cache; freed,
     which of "context", "engine" and "runtime" were freed, in order; mistakes, the broken rules.
@@ -67,7 +68,7 @@ class FakeTensorRt:
         self.spoil: dict[str, Callable[[Array], Array | None]] = {}
         self.dla_cores = 2
         self.build_s = 0.0
-        self.wrong_after = -1
+        self.wrong_from: Path | None = None
         self.runs = 0
         self.timed: list[str] = []
         self.made: list[str] = []

@@ -63,14 +63,15 @@ class Inference:
         )
 
     def _write(self, results: Mapping[str, Array]) -> None:
-        is_wrong = bool(self.program.debug) and self.world.wrong_after >= 0 and self._is_wrong_run()
+        is_wrong = bool(self.program.debug) and self._is_wrong_run()
         for name in self.program.outputs:
             _write(self.addresses[name], -results[name] if is_wrong else results[name])
 
     def _is_wrong_run(self) -> bool:
-        """Of a reference: every second inference, once there were `wrong_after` of them."""
+        """Of a reference: every second inference, once the file `wrong_from` is there."""
         self.world.runs += 1
-        return self.world.runs > self.world.wrong_after and self.world.runs % 2 == 0
+        wrong_from = self.world.wrong_from
+        return wrong_from is not None and self.world.runs % 2 == 0 and wrong_from.exists()
 
     def _show(self, name: str, results: Mapping[str, Array]) -> None:
         """Hand out a debug tensor: in memory that holds it when the stream is there, and only for the call."""

@@ -97,7 +97,9 @@ def test_nothing_but_frame_progress_pings() -> None:
     pinging = {path.name: path.read_text().count('"WATCHDOG=1"') for path in (ROOT / "agent").rglob("*.py")}
     assert {name: count for name, count in pinging.items() if count} == {"supervisor.py": 1, "run.py": 1}
     supervisor = (ROOT / "agent/daemon/supervisor.py").read_text()
-    assert re.search(r'if self\._pipeline\.pulse != pinged:\n.*\n +notify_service_manager\("WATCHDOG=1"\)', supervisor)
+    assert re.search(
+        r'if self\._pipeline\.pulse != self\._pinged:\n.*\n +notify_service_manager\("WATCHDOG=1"\)', supervisor
+    )
 
 
 def test_every_credential_has_a_default() -> None:

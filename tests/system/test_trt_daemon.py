@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from pathlib import Path
 
 import pytest
@@ -124,10 +125,14 @@ def test_a_reference_that_is_wrong_now_and_then_is_replaced_and_a_job_makes_up_f
     tmp_path: Path, mistakes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is right when it is opened, and while the first calibration is made; no call of TensorRT reports an error."""
-    monkeypatch.setenv("FAKE_WRONG_AFTER", "100")
+    wrong = tmp_path / "wrong"
+    monkeypatch.setenv("FAKE_WRONG_FROM", str(wrong))
     world = board(tmp_path / "world")
     world.change(observe={**world.config.get("observe", {}), "audit_period_s": 1.0})
+    fault = threading.Thread(target=lambda: (world.wait_for_first_commit(), wrong.touch()))
+    fault.start()
     summary, said = world.run(until="event=commit .*trigger=reference")
+    fault.join()
     (event,) = [line for line in said.splitlines() if "event=reference" in line]
     assert "state=wrong" in event
     found = re.search(r"sqnr_db=(\S+) allowed_db=(\S+)", event)
