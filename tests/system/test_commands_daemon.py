@@ -90,7 +90,7 @@ client.loop_start()
 begun, number = time.monotonic(), 0
 print("begun", flush=True)
 while time.monotonic() < begun + 60.0:
-    if number < 5000.0 * (time.monotonic() - begun):
+    if number < 2000.0 * (time.monotonic() - begun):
         client.publish(sys.argv[2], b'{"id": "f%d", "op": "status", "args": {}, "signature": "bm8="}' % number)
         number += 1
     else:
