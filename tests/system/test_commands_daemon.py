@@ -90,7 +90,7 @@ client.loop_start()
 begun, number = time.monotonic(), 0
 print("begun", flush=True)
 while time.monotonic() < begun + 60.0:
-    if number < 5000.0 * (time.monotonic() - begun):
+    if number < 2000.0 * (time.monotonic() - begun):
         client.publish(sys.argv[2], b'{"id": "f%d", "op": "status", "args": {}, "signature": "bm8="}' % number)
         number += 1
     else:
@@ -103,7 +103,7 @@ while time.monotonic() < begun + 60.0:
 def test_an_operator_is_answered_in_a_flood_of_forged_commands(
     board: World, mosquitto: RealBroker, tmp_path: Path
 ) -> None:
-    """On a quiet machine: beside other tests the broker drops what the board has no time to read, whoever sent it."""
+    """On a quiet machine: what a board has no time to read waits at the broker, an operator's commands behind the rest."""
     private, public, _ = new_key(tmp_path / "operator")
     board.change(commands={"operator_keys": [str(public)], "clock": "trusted"})
     flood = [sys.executable, "-c", _FLOOD, str(mosquitto.port), TOPICS.command]
