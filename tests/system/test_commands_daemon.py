@@ -103,7 +103,7 @@ while time.monotonic() < begun + 60.0:
 def test_an_operator_is_answered_in_a_flood_of_forged_commands(
     board: World, mosquitto: RealBroker, tmp_path: Path
 ) -> None:
-    """On a quiet machine: what a board has no time to read waits at the broker, an operator's commands behind the rest."""
+    """On a quiet machine: what a board has no time to read waits at the broker, true commands behind the rest."""
     private, public, _ = new_key(tmp_path / "operator")
     board.change(commands={"operator_keys": [str(public)], "clock": "trusted"})
     flood = [sys.executable, "-c", _FLOOD, str(mosquitto.port), TOPICS.command]
