@@ -205,7 +205,7 @@ class ReferenceAudit(threading.Thread):
     ) -> None:
         """Args:
         period_s: Seconds of capture time between two audited frames, in the mean.
-        evidence: What earlier processes found.
+        evidence: Of earlier processes, too.
         on_mismatch: Called once in this thread.
         """
         super().__init__(name="audit", daemon=True)

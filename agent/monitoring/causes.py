@@ -4,7 +4,7 @@
    that the engine in service answered, and names the change: light, contrast, noise, blur, or the content where none of
    them changed.
 2. `Explanation` puts the remedies beside each other, the one with the largest gain first. Gains are measured on the
-   histograms that raised the alarm, in dB of quantisation noise. What exposure as it was would gain is tried out: some
+   histograms that raised the alarm, in dB of quantisation noise. The gain of the former exposure is tried out: some
    observed frames are relit and observed once more (`Relighting`).
 """
 
@@ -168,10 +168,10 @@ def explanation(
     """Put the remedies beside each other.
 
     Args:
-        recalibration_db: What a recalibration would gain over the engine in service.
+        recalibration_db: The gain of a recalibration over the engine in service.
         raised_db: The same, if the loudest layers were left float under the present scales.
-        regimes_db: What a recalibration would still gain over each other known regime, by artefact.
-        relit_db: What it would still gain if the light were as it was; None: not tried.
+        regimes_db: The gain of a recalibration over each other known regime, by artefact.
+        relit_db: Its gain if the light were as it was; None: not tried.
         is_faithful: INT8 answers as the float model does: what is lost, the float model has lost.
     """
     changes = history.changes

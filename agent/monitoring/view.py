@@ -57,7 +57,7 @@ class FrameFeatures:
     layout: Mean luminance of the cells of a coarse grid, (9, 16).
     sharpness: Fine detail in the middle of the frame, over coarse detail there: light and noise cancel. In [0, inf).
     noise_floor: The sharpness that the noise of this frame can feign; a lower one is no evidence of detail.
-    noise: What lines near each other do not share of fine detail, over coarse detail there. In [0, inf).
+    noise: Fine detail that lines near each other do not share, over coarse detail there. In [0, inf).
     """
 
     luminance: float

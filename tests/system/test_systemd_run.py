@@ -84,8 +84,8 @@ for place in ("/", "/etc", "/usr/bin", "/var/lib", "/var/log", "/boot", "/run/wo
     refused(NOT_MINE, lambda: Path(place, "tared-probe").write_text(""))
 for name in ("/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/sys/power/state", "/proc/1/oom_score_adj"):
     refused(NOT_MINE, lambda: os.close(os.open(name, os.O_WRONLY)))
-for name in ("/etc/shadow", "/proc/1/environ", "/proc/1/mem", "/proc/kcore", "/dev/mem", "/root/.ssh", "/root/.bashrc"):
-    refused(NOT_MINE, lambda: os.close(os.open(name, os.O_RDONLY)))
+for name in ("/etc/shadow", "/proc/1/environ", "/proc/1/mem", "/proc/kcore", "/dev/mem", "~root/.ssh", "~root/.bashrc"):
+    refused(NOT_MINE, lambda: os.close(os.open(os.path.expanduser(name), os.O_RDONLY)))
 others = [each for each in os.listdir("/proc") if each.isdigit() and os.stat(f"/proc/{each}").st_uid != os.getuid()]
 assert not others, others
 families = [getattr(socket, f"AF_{name}") for name in ("PACKET", "ALG", "VSOCK", "CAN", "TIPC")]
