@@ -102,7 +102,7 @@ class ReportRetention:
     Devices that nobody has heard for `unseen_days` are forgotten; None: each is kept until an operator forgets it.
 
     A clock that jumps would make every row old, or none. Nothing is deleted for a day after it has, by a clock that
-    nobody sets; nor where the store has heard nothing for a day, as after a start with a wrong clock. What was dated in
+    nobody sets; nor where the store has heard nothing for a day, as after a start with a wrong clock. Rows dated in
     the future counts as of now, once the day is over.
     """
 

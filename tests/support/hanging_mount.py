@@ -1,4 +1,4 @@
-"""A folder on a mount that hangs when it is told to, as a network's does: FUSE, served by the system's Python.
+"""A folder on a mount that hangs on demand, as a network's does: FUSE, served by the system's Python.
 
 `mounted(SOURCE, PLACE)` shows one folder at another place. From `hang()` on every request waits. Needs fusermount3,
 /dev/fuse and Debian's python3-fuse; what lacks them is skipped, and fails under TARED_REQUIRE_FUSE=1.

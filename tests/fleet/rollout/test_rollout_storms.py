@@ -1,5 +1,5 @@
 """A rollout in a storm: two controllers that are killed, boards that seem to flap, repeated and forged answers, a store
-that refuses for a while. No board beyond a wave that failed is told, and none is told twice.
+that refuses for a while. No board beyond a failed wave gets a command, and none gets one twice.
 
 Who may publish under a board's own name can speak for it (SECURITY.md): no answer to a true id is forged here.
 """
