@@ -103,7 +103,7 @@ class ReportRetention:
 
     A clock that jumps would make every row old, or none. Nothing is deleted for a day after it has, by a clock that
     nobody sets; nor where the store has heard nothing for a day, as after a start with a wrong clock. Rows dated in
-    the future counts as of now, once the day is over.
+    the future count as of now, once the day is over.
     """
 
     def __init__(
