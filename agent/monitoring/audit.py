@@ -241,10 +241,14 @@ class ReferenceAudit(threading.Thread):
             self._handover.notify()
 
     def stop(self) -> None:
-        """End the thread after the frame in hand."""
+        """End the thread after the frame in hand, and wait for its end.
+
+        Python ends a daemon thread that comes back from ONNX Runtime while the process ends, and that aborts it.
+        """
         with self._handover:
             self._stopped = True
             self._handover.notify()
+        self.join()
 
     def run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

@@ -272,6 +272,27 @@ def test_the_frame_that_proves_the_fault_is_reported_also_where_its_tensor_canno
     assert (mismatch.tensor, mismatch.noise > 10.0, mismatch.sqnr_db < 0.0) == ("", True, True)
 
 
+class SlowAuditor(FrameAuditor):
+    """As on a busy board."""
+
+    def audit(self, frame: AuditedFrame) -> Mismatch:
+        time.sleep(0.3)
+        return super().audit(frame)
+
+
+def test_no_frame_is_in_hand_any_more_once_it_has_stopped(bench: Bench) -> None:
+    audit = ReferenceAudit(SlowAuditor(bench.model, TF32), 1e-9, evidence(None), lambda _: None)
+    audit.start()
+    assert audit.is_due(0.0)
+    (frame,) = frames(Tf32(bench.model), 1)
+    audit.offer(frame)
+    while audit.is_due(1.0):
+        time.sleep(0.001)
+    audit.stop()
+    assert not audit.is_alive()
+    assert audit.audited == 0
+
+
 def selecting(model: Model) -> Model:
     """Each of its outputs follows an operator that selects."""
     graph = onnx.ModelProto()
