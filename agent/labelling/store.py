@@ -1,0 +1,334 @@
+"""Keep the frames that were drawn for labelling, with both engines' answers and the labels: `labels.sqlite`, pictures.
+
+The daemon draws frames (sampling.py), `tared label` shows them to people, and both read what the labels come to
+(accuracy.py). All of it stays in the folder `labelling` of the state directory: SQLite for what is known of a frame,
+one JPEG for each picture, which nobody else on the board may read.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.common.database import Database
+from agent.common.errors import AgentError
+from agent.vision.decode import Classification, Prediction
+from agent.vision.detections import Detections, LabelledBoxes
+from agent.vision.preprocess import Geometry
+from calibrate.sampling import STRATA
+from engines.store.files import remove, replace_files
+
+FOLDER = "labelling"
+_DATABASE = "labels.sqlite"
+_OWNER_ONLY = 0o600
+_OWNERS_FOLDER = 0o700
+
+Truth = int | LabelledBoxes  # a class id, or boxes in frame pixels
+Answer = Classification | Detections  # boxes in frame pixels
+Cell = tuple[str, str]  # camera, and the artefact in service: its regime
+
+# `seen` counts seconds by stratum: as JSON, a list of STRATA numbers.
+_MIGRATIONS = (
+    """
+    CREATE TABLE strata (model TEXT PRIMARY KEY, cuts TEXT NOT NULL);
+    CREATE TABLE seen (
+        model TEXT NOT NULL, camera TEXT NOT NULL, regime TEXT NOT NULL, seconds TEXT NOT NULL,
+        PRIMARY KEY (model, camera, regime)
+    );
+    CREATE TABLE frames (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        model TEXT NOT NULL, camera TEXT NOT NULL, regime TEXT NOT NULL,
+        frame INTEGER NOT NULL, ts REAL NOT NULL, drawn_s REAL NOT NULL,
+        width INTEGER NOT NULL, height INTEGER NOT NULL,
+        stratum INTEGER NOT NULL, weight REAL NOT NULL, probability REAL NOT NULL, seen TEXT NOT NULL,
+        served TEXT NOT NULL, reference TEXT NOT NULL,
+        label TEXT, labelled_s REAL, suggested INTEGER NOT NULL DEFAULT 0, skipped INTEGER NOT NULL DEFAULT 0
+    );
+    CREATE INDEX frames_by_model ON frames (model, id);
+    """,
+)
+_FRAME_COLUMNS = (
+    "id, camera, regime, frame, ts, drawn_s, width, height, stratum, weight, probability, seen, served, reference, "
+    "label, suggested, skipped"
+)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Draw:
+    """An observed frame that was drawn for labelling.
+
+    camera, regime: Of the frame, and the artefact that answered it. frame, ts: Its id, and its capture time in s.
+    stratum, weight, probability, seen: As in calibrate.sampling.SampledTotals.add. served, reference: What the engine
+    in service and the float reference answered.
+    """
+
+    camera: str
+    regime: str
+    frame: int
+    ts: float
+    stratum: int
+    weight: float
+    probability: float
+    seen: Sequence[float]
+    served: Answer
+    reference: Answer
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DrawnFrame(Draw):
+    """A draw as it was kept.
+
+    drawn_s: Unix time. width, height: Of its picture in pixels. label: None without one. suggested: the label began as
+    the reference's answer. skipped: nobody could say what it shows.
+    """
+
+    id: int
+    drawn_s: float
+    width: int
+    height: int
+    label: Truth | None
+    suggested: bool
+    skipped: bool
+
+    @property
+    def is_waiting(self) -> bool:
+        """True until it has a label or is skipped."""
+        return self.label is None and not self.skipped
+
+
+class LabelStore:
+    """The drawn frames of one model. Raises AgentError `labelling.*` (agent/common/database.py).
+
+    Each call opens the file anew: the daemon and `tared label` use it at the same time, and none of them often.
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> store = LabelStore(Path(folder.name), "3f29", "classify")
+    >>> draw = Draw(camera="gate", regime="a1b2", frame=7, ts=1.4, stratum=0, weight=1.0, probability=0.1,
+    ...             seen=[1.0, 0, 0, 0, 0, 0], served=Classification(3, 0.9), reference=Classification(3, 0.8))
+    >>> store.add(draw, b"the JPEG", (480, 640))
+    >>> (frame,) = store.frames()
+    >>> store.label(frame.id, 3)
+    >>> [each.label for each in store.frames()], store.picture(frame.id)
+    ([3], b'the JPEG')
+    """
+
+    def __init__(self, state_dir: Path, model: str, task: str) -> None:
+        """model: the hash of its file. task: "classify" or "detect"."""
+        self.folder = state_dir / FOLDER
+        self.task = task
+        self._model = model
+        self._database = Database(
+            self.folder / _DATABASE,
+            name="labelling",
+            holds="frames drawn for labelling",
+            loss="the labels so far are in the file that was set aside",
+            migrations=_MIGRATIONS,
+            pragmas=("journal_mode = WAL", "synchronous = FULL"),
+        )
+
+    @property
+    def exists(self) -> bool:
+        """True once a daemon has drawn or counted frames here."""
+        return self._database.path.is_file()
+
+    def stamp(self) -> tuple[int, ...]:
+        """Return what changes with every label: times and sizes of the files. Empty where there are none."""
+        stats = [path.stat() for path in self.folder.glob(f"{_DATABASE}*") if not path.name.endswith("-shm")]
+        return tuple(value for each in stats for value in (each.st_mtime_ns, each.st_size))
+
+    def strata(self) -> list[float] | None:
+        """Return the cuts between the strata of this model; None before they are fixed."""
+        with self._database.transaction("read") as db:
+            row = db.execute("SELECT cuts FROM strata WHERE model = ?", (self._model,)).fetchone()
+        return json.loads(row[0]) if row is not None else None
+
+    def fix_strata(self, cuts: Sequence[float]) -> None:
+        """Keep the cuts between the strata of this model, for good."""
+        self._make_folder()
+        with self._database.transaction("write") as db:
+            db.execute("INSERT OR IGNORE INTO strata VALUES (?, ?)", (self._model, json.dumps(list(cuts))))
+
+    def seen(self) -> dict[Cell, NDArray[np.float64]]:
+        """Return the seconds of all frames by stratum, for each cell."""
+        with self._database.transaction("read") as db:
+            rows = db.execute("SELECT camera, regime, seconds FROM seen WHERE model = ?", (self._model,)).fetchall()
+        return {(camera, regime): np.array(json.loads(seconds), np.float64) for camera, regime, seconds in rows}
+
+    def keep_seen(self, seen: Mapping[Cell, Iterable[float]]) -> None:
+        """Replace the seconds of these cells."""
+        self._make_folder()
+        rows = [(self._model, *cell, json.dumps(list(seconds))) for cell, seconds in seen.items()]
+        with self._database.transaction("write") as db:
+            db.executemany("INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?)", rows)
+
+    def add(self, draw: Draw, jpeg: bytes, size: tuple[int, int]) -> None:
+        """Keep a drawn frame; size: (height, width) of its picture in pixels. It is kept whole, or not at all."""
+        self._make_folder()
+        served, reference = (json.dumps(_answer_document(each)) for each in (draw.served, draw.reference))
+        with self._database.transaction("write") as db:
+            added = db.execute(
+                "INSERT INTO frames (model, camera, regime, frame, ts, drawn_s, height, width, stratum, weight, "
+                "probability, seen, served, reference) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    *(self._model, draw.camera, draw.regime, draw.frame, draw.ts, time.time(), *size),
+                    *(draw.stratum, draw.weight, draw.probability, json.dumps(list(draw.seen)), served, reference),
+                ),
+            )
+            db.execute(
+                "INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?)",
+                (self._model, draw.camera, draw.regime, json.dumps(list(draw.seen))),
+            )
+            assert added.lastrowid is not None
+            replace_files({self._picture_path(added.lastrowid): jpeg}, _OWNER_ONLY)
+
+    def frames(self) -> list[DrawnFrame]:
+        """Return the drawn frames of this model in the order of their draws; rows that no tared wrote are left out."""
+        with self._database.transaction("read") as db:
+            query = f"SELECT {_FRAME_COLUMNS} FROM frames WHERE model = ? ORDER BY id"  # noqa: S608  (constants)
+            rows = db.execute(query, (self._model,)).fetchall()
+        return list(_parsed(rows, self.task))
+
+    def waiting(self) -> int:
+        """Return how many frames wait for their label."""
+        query = "SELECT count(*) FROM frames WHERE model = ? AND label IS NULL AND NOT skipped"
+        with self._database.transaction("read") as db:
+            return int(db.execute(query, (self._model,)).fetchone()[0])
+
+    def label(self, frame: int, truth: Truth, suggested: bool = False) -> None:
+        """Set or replace the label of a frame, by its id here. Raises AgentError (`labelling.unknown`) without it."""
+        self._set(frame, json.dumps(_truth_document(truth)), suggested, skipped=False)
+
+    def skip(self, frame: int) -> None:
+        """Note that nobody can say what a frame shows. Raises as `label`."""
+        self._set(frame, None, suggested=False, skipped=True)
+
+    def unlabel(self, frame: int) -> None:
+        """Let a frame wait for its label again. Raises as `label`."""
+        self._set(frame, None, suggested=False, skipped=False)
+
+    def picture(self, frame: int) -> bytes:
+        """Return the JPEG of a frame. Raises AgentError (`labelling.picture`) where it is gone."""
+        try:
+            return self._picture_path(frame).read_bytes()
+        except OSError as error:
+            found = f"{self._picture_path(frame)}: {error.strerror}"
+            remedy = "raise labelling.keep in config.yaml, so that pictures are kept for longer"
+            raise AgentError("labelling.picture", found, "the picture of a drawn frame", remedy) from error
+
+    def prune(self, keep: int) -> None:
+        """Remove the pictures of all labelled or skipped frames but the newest `keep`; what is known of them stays."""
+        query = "SELECT id FROM frames WHERE label IS NOT NULL OR skipped ORDER BY id DESC LIMIT -1 OFFSET ?"
+        with self._database.transaction("read") as db:
+            done = {row[0] for row in db.execute(query, (keep,))}
+        for path in self.folder.glob("*.jpg"):
+            if path.stem.isdecimal() and int(path.stem) in done:
+                remove(path)
+
+    def _set(self, frame: int, label: str | None, suggested: bool, skipped: bool) -> None:
+        labelled_s = time.time() if label is not None or skipped else None
+        statement = (
+            "UPDATE frames SET label = ?, labelled_s = ?, suggested = ?, skipped = ? WHERE model = ? AND id = ?"
+        )
+        with self._database.transaction("write") as db:
+            changed = db.execute(statement, (label, labelled_s, suggested, skipped, self._model, frame)).rowcount
+        if not changed:
+            found = f"no frame {frame} of this model in {self._database.path}"
+            raise AgentError("labelling.unknown", found, "a frame that was drawn", "see them with `tared label --list`")
+
+    def _picture_path(self, frame: int) -> Path:
+        return self.folder / f"{frame:08d}.jpg"
+
+    def _make_folder(self) -> None:
+        try:
+            self.folder.mkdir(_OWNERS_FOLDER, parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._database.access_error("write", error.strerror or str(error)) from error
+
+
+def in_frame(prediction: Prediction, geometry: Geometry | None) -> Answer | None:
+    """Return an answer with boxes in frame pixels; None for raw outputs, which nobody can label.
+
+    geometry: Where the frame lay in the network input; None where boxes are in frame pixels already.
+    """
+    if isinstance(prediction, Classification):
+        return prediction
+    if not isinstance(prediction, Detections):
+        return None
+    boxes = geometry.to_frame(prediction.boxes) if geometry is not None else prediction.boxes
+    return Detections(boxes=boxes, classes=prediction.classes, scores=prediction.scores)
+
+
+def _answer_document(answer: Answer) -> dict[str, Any]:
+    if isinstance(answer, Classification):
+        return {"class": int(answer.class_id), "score": float(answer.score)}
+    return {
+        "boxes": answer.boxes.round(2).tolist(),
+        "classes": answer.classes.tolist(),
+        "scores": answer.scores.round(4).tolist(),
+    }
+
+
+def _parse_answer(document: Mapping[str, Any], task: str) -> Answer:
+    if task == "classify":
+        return Classification(int(document["class"]), float(document["score"]))
+    return Detections(
+        boxes=np.array(document["boxes"], np.float32).reshape(-1, 4),
+        classes=np.array(document["classes"], np.int64),
+        scores=np.array(document["scores"], np.float32),
+    )
+
+
+def _truth_document(truth: Truth) -> Any:
+    """Return a label as read_labels of agent/daemon/review.py has it."""
+    if isinstance(truth, LabelledBoxes):
+        boxes = truth.boxes.round(2).tolist()
+        return [{"class": number, "box": box} for number, box in zip(truth.classes.tolist(), boxes, strict=True)]
+    return int(truth)
+
+
+def _parse_truth(document: Any, task: str) -> Truth:
+    if task == "classify":
+        return int(document)
+    return LabelledBoxes(
+        boxes=np.array([each["box"] for each in document], np.float32).reshape(-1, 4),
+        classes=np.array([each["class"] for each in document], np.int64),
+    )
+
+
+def _parsed(rows: Iterable[Sequence[Any]], task: str) -> Iterator[DrawnFrame]:
+    for row in rows:
+        identity, camera, regime, frame, ts, drawn_s, width, height, stratum, weight, probability, *rest = row
+        seen, served, reference, label, suggested, skipped = rest
+        try:
+            seconds = [float(each) for each in json.loads(seen)]
+            if len(seconds) != STRATA or not 0 <= stratum < STRATA or not 0.0 < probability <= 1.0:
+                continue
+            yield DrawnFrame(
+                id=identity,
+                camera=camera,
+                regime=regime,
+                frame=frame,
+                ts=ts,
+                drawn_s=drawn_s,
+                width=width,
+                height=height,
+                stratum=stratum,
+                weight=weight,
+                probability=probability,
+                seen=seconds,
+                served=_parse_answer(json.loads(served), task),
+                reference=_parse_answer(json.loads(reference), task),
+                label=_parse_truth(json.loads(label), task) if label is not None else None,
+                suggested=bool(suggested),
+                skipped=bool(skipped),
+            )
+        except (ValueError, KeyError, TypeError, OverflowError):  # a damaged row costs itself alone
+            continue
