@@ -142,6 +142,18 @@ class ObserveConfig(Strict):
     reference: Literal["own", "onnxruntime"] = "own"
 
 
+class LabellingConfig(Strict):
+    """Which observed frames are drawn for people to label, so that accuracy is known.
+
+    per_week: how many are drawn in the mean; 0: none. most_waiting: while so many wait for their label, none is drawn.
+    keep: pictures of labelled frames, of which the oldest are removed.
+    """
+
+    per_week: Finite = Field(default=50.0, ge=0.0, le=1e6)
+    most_waiting: int = Field(default=200, ge=1, le=100_000)
+    keep: int = Field(default=1000, ge=0, le=1_000_000)
+
+
 class CalibrationConfig(Strict):
     """The frames and the method of a calibration. file: what the first one begins with in place of frames."""
 
@@ -267,6 +279,7 @@ class Config(Strict):
     dla: int | None = Field(default=None, ge=0)
     state_dir: StateDir = Field(default_factory=lambda: Path(_state_dir(None)), validate_default=True)
     observe: ObserveConfig = ObserveConfig()
+    labelling: LabellingConfig = LabellingConfig()
     calibration: CalibrationConfig = CalibrationConfig()
     drift: DriftConfig = DriftConfig()
     regimes: RegimesConfig = RegimesConfig()

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,9 +32,9 @@ Ratio = tuple[Sequence[float], Sequence[float]]  # the weights of the counts ove
 
 STRATA = 6
 MIN_LABELS = 30  # with fewer, the normal approximation of the bounds does not hold
-_UNIFORM = 0.2  # share of the draws that pays no regard to the strata: wrong guesses cost no more than this allows
+_UNIFORM = 0.1  # share of the draws that pays no regard to the strata: wrong guesses cost no more than this allows
 _PRIOR_SCORES = np.linspace(0.5, 0.97, STRATA)  # from the least sure stratum to the surest
-_PRIOR_LABELS = 3.0  # that the prior is worth, in each stratum
+_PRIOR_LABELS = 1.0  # that the prior is worth, in each stratum
 _LEAST_VARIANCE = 0.0025  # of a label in a stratum: some labels will differ, though none has yet
 # Number of labels at which the bounds are tightest, compared with those for one look at that number; a flat optimum.
 _TIGHTEST_LABELS = 20.0
@@ -49,10 +50,10 @@ class Strata:
 
     def __init__(self, cuts: Sequence[float]) -> None:
         """cuts: The STRATA - 1 ascending values of sureness that part the strata. Raises ValueError for others."""
-        if len(cuts) != STRATA - 1 or any(low > high for low, high in zip(cuts, cuts[1:], strict=False)):
+        if len(cuts) != STRATA - 1 or any(low > high for low, high in pairwise(cuts)):
             raise ValueError(f"need {STRATA - 1} ascending cuts, got {list(cuts)}")
         self.cuts = tuple(float(cut) for cut in cuts)
-        self._seen = np.ones(STRATA)  # frames, and one of each to begin with
+        self._seen = np.ones(STRATA)  # seconds, and one of each to begin with
         self._labels, self._scores, self._squares = np.zeros(STRATA), np.zeros(STRATA), np.zeros(STRATA)
 
     @classmethod
@@ -64,9 +65,9 @@ class Strata:
         """Return the stratum of a frame, 0 for the least sure."""
         return bisect_right(self.cuts, sureness)
 
-    def see(self, stratum: int) -> None:
-        """Count a frame."""
-        self._seen[stratum] += 1.0
+    def see(self, stratum: int, weight: float = 1.0) -> None:
+        """Count a frame; weight: seconds of video that it stands for."""
+        self._seen[stratum] += weight
 
     def learn(self, stratum: int, score: float) -> None:
         """Learn from a label how much scores vary in a stratum; score: in [0, 1], 1 for an answer without fault."""

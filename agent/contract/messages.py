@@ -153,6 +153,37 @@ class Accuracy(FidelityReport):
     """How often the engine in service is right, by labels. `empty` counts frames rightly found without an object."""
 
 
+class Bounds(Document):
+    """A figure with its 95 % interval, which holds at all times at once; n: labelled frames behind it."""
+
+    estimate: float
+    low: float
+    high: float
+    n: int
+
+
+class Labelled(Document):
+    """By labels of frames that were drawn at random: of the engine in service, over all cameras.
+
+    Args:
+        labels: Drawn frames with a label, whichever engine answered them.
+        waiting: Drawn frames without one.
+        skipped: Frames of which nobody could say what they show.
+        doubt: Why these labels are no random sample, in words; accuracy and what follows are then absent.
+        accuracy: Of the served answers; absent without labels of this engine.
+        reference: Of the float reference's answers to the same frames.
+        int8_loss: The latter minus the former.
+    """
+
+    labels: int
+    waiting: int
+    skipped: int
+    doubt: str | None = None
+    accuracy: Bounds | None = None
+    reference: Bounds | None = None
+    int8_loss: Bounds | None = None
+
+
 class CameraTelemetry(Document):
     """One camera since the previous telemetry.
 
@@ -199,6 +230,7 @@ class Telemetry(Document):
         degraded: Why the float reference serves, in a sentence with the remedy.
         held_back: The same for a job that is due, and does not start or go on.
         held_back_code: The reason for programs: a configuration key, or an error code.
+        labelled: What labels of drawn frames come to; absent without any.
     """
 
     epoch: Epoch
@@ -209,13 +241,15 @@ class Telemetry(Document):
     degraded: str | None = None
     held_back: str | None = None
     held_back_code: str | None = None
+    labelled: Labelled | None = None
 
 
 class Event(Document):
     """Something that happened.
 
-    `kind` is alarm, cause, drift, fidelity, class, view, regime, reference, job, swap, commit, rollback, store or
-    error; camera, observer, results or report, which work again after an error; or preview, which viewers can reach.
+    `kind` is alarm, cause, drift, fidelity, class, labelled, view, regime, reference, job, swap, commit, rollback,
+    store or error; camera, observer, labelling, results or report, which work again after an error; or preview, which
+    viewers can reach.
     `detail` depends on it. A swap puts a candidate in service, on probation; a commit (the candidate is current) or a
     rollback ends that. A rollback with the trigger `rollback` was requested by the operator, to an earlier engine.
 

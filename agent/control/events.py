@@ -1,6 +1,7 @@
 """Report each change of state that the observer notices once.
 
-The changes are drift, low fidelity, a class that is lost, trouble with the view, and values that are not finite.
+The changes are drift, low fidelity, a class that is lost, labels that have come, trouble with the view, and values that
+are not finite.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pydantic import JsonValue
 from agent.config import Config
 from agent.control.summary import Alarm
 from agent.control.triggers import is_low
+from agent.labelling.accuracy import MeasuredAccuracy
 from agent.monitoring.audit import Mismatch
 from agent.monitoring.camera_monitor import CameraState, CameraStates
 from agent.monitoring.causes import Explanation
@@ -20,6 +22,8 @@ from agent.monitoring.class_losses import LostClass
 from agent.monitoring.drift import DriftState
 from agent.monitoring.view import ViewState
 from agent.uplink.reporter import Reporter
+
+_MOST_CLASSES = 16  # in an event
 
 
 @dataclass
@@ -45,6 +49,7 @@ class StateChangeReporter:
         self._alarms = alarms
         self.config = config
         self._reported: dict[str, _Reported] = {}
+        self._labelled: MeasuredAccuracy | None = None
 
     def reset(self) -> None:
         """Forget drift and low fidelity, which were those of the previous engine."""
@@ -77,6 +82,13 @@ class StateChangeReporter:
             if state.view.trouble != reported.trouble:
                 reported.trouble = state.view.trouble
                 self._report_view(camera, state.view, state.drift)
+
+    def report_labelled(self, measured: MeasuredAccuracy | None) -> None:
+        """Report the accuracy by labels of drawn frames, when labels have come."""
+        if measured is None or (self._labelled is not None and measured.labels == self._labelled.labels):
+            return
+        self._labelled = measured
+        self._reporter.event("labelled", **measured.document(_MOST_CLASSES))
 
     def report_mismatch(self, mismatch: Mismatch) -> None:
         """Report that the reference does not compute what ONNX Runtime does: the output, the frame, by how much."""

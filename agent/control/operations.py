@@ -195,6 +195,7 @@ class Operations:
         """Judge the candidate on probation, report changes, start what is due, and move the running job on."""
         self.swap.tick(states)
         self._changes.report_changes(states)
+        self._changes.report_labelled(self.pipeline.observer.measured)
         if not self.swap.is_active:  # a candidate on probation teaches nothing
             with self.reporter.reporting_errors():
                 learnt = self.regimes.learn_if_proved(states, self.pipeline.last_ts)

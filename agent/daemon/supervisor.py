@@ -34,6 +34,8 @@ from agent.daemon.inbox import CommandInbox
 from agent.daemon.status import StatusReporter
 from agent.jobs.job import MODEL
 from agent.jobs.recovery import CrashRecovery
+from agent.labelling.sampling import FrameSampler
+from agent.labelling.store import LabelStore
 from agent.models.engine_service import EngineService
 from agent.models.model import Model
 from agent.models.model_watch import ModelWatch
@@ -162,6 +164,7 @@ class Supervisor:
             lambda mismatch: self._main_thread.put(lambda: self.operations.distrust_reference(mismatch)),
             [part.offer for part in (results, preview) if part is not None],
         )
+        self._draw_for_labels(model)
         self._results = results
         self._preview = preview
         if results is not None:
@@ -197,6 +200,17 @@ class Supervisor:
             self._inbox.restore(past.command_results, recovered.results)
         self._total = total_frames(sources, frame_limit)
         self._has_whole_recordings = not frame_limit and not self._pipeline.is_live
+
+    def _draw_for_labels(self, model: Model) -> None:
+        """Let the observer draw frames for people to label; raw outputs have no labels."""
+        config = self._config
+        if model.spec.task == "raw":
+            return
+        store = LabelStore(config.state_dir, model.sha256, model.spec.task)
+        on_change = lambda error: self._main_thread.put(lambda: self._on_part("labelling", error))  # noqa: E731
+        cameras = len(config.every_camera)
+        sampler = FrameSampler(store, config.labelling, model.spec.labels, cameras, on_change)
+        self._pipeline.observer.draw_for_labels(sampler)
 
     def _open_inbox(
         self, link: MqttLink, settings: Settings, authority: Authority | None, watched: bool
@@ -310,8 +324,9 @@ class Supervisor:
         line = self._status.progress_line(states, self._built_percent)
         bar.update(self._pipeline.served, line)
         if self._telemetry.due(time.monotonic()):
+            labelled = self._status.labelled()
             self._reporter.telemetry(
-                self._status.telemetry(states), self._results_dropped, reasons.as_dict(), self._preview_state
+                self._status.telemetry(states), self._results_dropped, reasons.as_dict(), self._preview_state, labelled
             )
 
     def _goes_on_without_frames(self) -> bool:

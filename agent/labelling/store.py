@@ -8,6 +8,7 @@ one JPEG for each picture, which nobody else on the board may read.
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,14 +33,16 @@ _OWNERS_FOLDER = 0o700
 
 Truth = int | LabelledBoxes  # a class id, or boxes in frame pixels
 Answer = Classification | Detections  # boxes in frame pixels
+Floats = NDArray[np.float64]
 Cell = tuple[str, str]  # camera, and the artefact in service: its regime
 
-# `seen` counts seconds by stratum: as JSON, a list of STRATA numbers.
+# Lists of STRATA numbers, as JSON. seconds: of all frames, by stratum; expected: frames to be drawn, in the mean.
 _MIGRATIONS = (
     """
     CREATE TABLE strata (model TEXT PRIMARY KEY, cuts TEXT NOT NULL);
     CREATE TABLE seen (
-        model TEXT NOT NULL, camera TEXT NOT NULL, regime TEXT NOT NULL, seconds TEXT NOT NULL,
+        model TEXT NOT NULL, camera TEXT NOT NULL, regime TEXT NOT NULL,
+        seconds TEXT NOT NULL, expected TEXT NOT NULL,
         PRIMARY KEY (model, camera, regime)
     );
     CREATE TABLE frames (
@@ -58,6 +61,17 @@ _FRAME_COLUMNS = (
     "id, camera, regime, frame, ts, drawn_s, width, height, stratum, weight, probability, seen, served, reference, "
     "label, suggested, skipped"
 )
+
+
+@dataclass(frozen=True, eq=False)
+class Counted:
+    """Of all frames of a cell, drawn or not: seconds, and how many were to be drawn in the mean; (STRATA,) each."""
+
+    seconds: Floats
+    expected: Floats
+
+
+NOTHING_COUNTED = Counted(np.zeros(STRATA), np.zeros(STRATA))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -113,7 +127,7 @@ class LabelStore:
     >>> store = LabelStore(Path(folder.name), "3f29", "classify")
     >>> draw = Draw(camera="gate", regime="a1b2", frame=7, ts=1.4, stratum=0, weight=1.0, probability=0.1,
     ...             seen=[1.0, 0, 0, 0, 0, 0], served=Classification(3, 0.9), reference=Classification(3, 0.8))
-    >>> store.add(draw, b"the JPEG", (480, 640))
+    >>> store.add(draw, b"the JPEG", (480, 640), NOTHING_COUNTED)
     >>> (frame,) = store.frames()
     >>> store.label(frame.id, 3)
     >>> [each.label for each in store.frames()], store.picture(frame.id)
@@ -156,21 +170,27 @@ class LabelStore:
         with self._database.transaction("write") as db:
             db.execute("INSERT OR IGNORE INTO strata VALUES (?, ?)", (self._model, json.dumps(list(cuts))))
 
-    def seen(self) -> dict[Cell, NDArray[np.float64]]:
-        """Return the seconds of all frames by stratum, for each cell."""
+    def counted(self) -> dict[Cell, Counted]:
+        """Return what was counted of all frames, for each cell."""
+        query = "SELECT camera, regime, seconds, expected FROM seen WHERE model = ?"
         with self._database.transaction("read") as db:
-            rows = db.execute("SELECT camera, regime, seconds FROM seen WHERE model = ?", (self._model,)).fetchall()
-        return {(camera, regime): np.array(json.loads(seconds), np.float64) for camera, regime, seconds in rows}
+            rows = db.execute(query, (self._model,)).fetchall()
+        return {
+            (camera, regime): Counted(*(np.array(json.loads(each), np.float64) for each in lists))
+            for camera, regime, *lists in rows
+        }
 
-    def keep_seen(self, seen: Mapping[Cell, Iterable[float]]) -> None:
-        """Replace the seconds of these cells."""
+    def keep_counted(self, counted: Mapping[Cell, Counted]) -> None:
+        """Replace what was counted of these cells."""
         self._make_folder()
-        rows = [(self._model, *cell, json.dumps(list(seconds))) for cell, seconds in seen.items()]
         with self._database.transaction("write") as db:
-            db.executemany("INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?)", rows)
+            self._write_counted(db, counted)
 
-    def add(self, draw: Draw, jpeg: bytes, size: tuple[int, int]) -> None:
-        """Keep a drawn frame; size: (height, width) of its picture in pixels. It is kept whole, or not at all."""
+    def add(self, draw: Draw, jpeg: bytes, size: tuple[int, int], counted: Counted) -> None:
+        """Keep a drawn frame whole, or not at all.
+
+        size: (height, width) of its picture in pixels. counted: of its cell, with this frame.
+        """
         self._make_folder()
         served, reference = (json.dumps(_answer_document(each)) for each in (draw.served, draw.reference))
         with self._database.transaction("write") as db:
@@ -182,17 +202,14 @@ class LabelStore:
                     *(draw.stratum, draw.weight, draw.probability, json.dumps(list(draw.seen)), served, reference),
                 ),
             )
-            db.execute(
-                "INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?)",
-                (self._model, draw.camera, draw.regime, json.dumps(list(draw.seen))),
-            )
+            self._write_counted(db, {(draw.camera, draw.regime): counted})
             assert added.lastrowid is not None
             replace_files({self._picture_path(added.lastrowid): jpeg}, _OWNER_ONLY)
 
     def frames(self) -> list[DrawnFrame]:
         """Return the drawn frames of this model in the order of their draws; rows that no tared wrote are left out."""
         with self._database.transaction("read") as db:
-            query = f"SELECT {_FRAME_COLUMNS} FROM frames WHERE model = ? ORDER BY id"  # noqa: S608  (constants)
+            query = f"SELECT {_FRAME_COLUMNS} FROM frames WHERE model = ? ORDER BY id"
             rows = db.execute(query, (self._model,)).fetchall()
         return list(_parsed(rows, self.task))
 
@@ -232,11 +249,16 @@ class LabelStore:
             if path.stem.isdecimal() and int(path.stem) in done:
                 remove(path)
 
+    def _write_counted(self, db: sqlite3.Connection, counted: Mapping[Cell, Counted]) -> None:
+        rows = [
+            (self._model, *cell, json.dumps(each.seconds.tolist()), json.dumps(each.expected.tolist()))
+            for cell, each in counted.items()
+        ]
+        db.executemany("INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?, ?)", rows)
+
     def _set(self, frame: int, label: str | None, suggested: bool, skipped: bool) -> None:
         labelled_s = time.time() if label is not None or skipped else None
-        statement = (
-            "UPDATE frames SET label = ?, labelled_s = ?, suggested = ?, skipped = ? WHERE model = ? AND id = ?"
-        )
+        statement = "UPDATE frames SET label = ?, labelled_s = ?, suggested = ?, skipped = ? WHERE model = ? AND id = ?"
         with self._database.transaction("write") as db:
             changed = db.execute(statement, (label, labelled_s, suggested, skipped, self._model, frame)).rowcount
         if not changed:

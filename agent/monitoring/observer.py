@@ -26,6 +26,8 @@ from agent.collection.selection import HELD_OUT_EVERY
 from agent.common.errors import AgentError
 from agent.common.timing import Backoff, RetryState, is_final
 from agent.config import Config
+from agent.labelling.accuracy import MeasuredAccuracy
+from agent.labelling.sampling import FrameSampler
 from agent.monitoring.audit import AuditedFrame, ReferenceAudit
 from agent.monitoring.camera_monitor import CameraMonitor, CameraState, Spending
 from agent.monitoring.observation_budget import CameraRota, ObservationBudget
@@ -93,6 +95,7 @@ class ObserverThread(threading.Thread):
         self._open_checked = open_checked
         self._make_audit = audit
         self._audit: ReferenceAudit | None = None
+        self._sampler: FrameSampler | None = None
         self._audited: Array | None = None  # the network input of the latest audited frame
         self._random = random.Random(0)
         self._opening = RetryState(on_change, Backoff(*_OPENING_S), well_after=1)
@@ -119,6 +122,15 @@ class ObserverThread(threading.Thread):
             for camera in cameras
         }
         self.error: BaseException | None = None
+
+    def draw_for_labels(self, sampler: FrameSampler) -> None:
+        """Let frames be drawn for labelling among the observed ones; before the start."""
+        self._sampler = sampler
+
+    @property
+    def measured(self) -> MeasuredAccuracy | None:
+        """The accuracy by labels of drawn frames; None without any."""
+        return self._sampler.measured if self._sampler is not None else None
 
     def wait_until_tried(self, timeout_s: float) -> bool:
         """Wait until the reference engine is open, or could not be opened; False where `timeout_s` ends before."""
@@ -200,6 +212,8 @@ class ObserverThread(threading.Thread):
             self.error = error
         finally:
             self._tried.set()
+            if self._sampler is not None:
+                self._sampler.close()
 
     def _open(self, stack: ExitStack) -> tuple[Observer, VisionTask]:
         """Open the observer, attempt by attempt; the stack closes it. Raises _Stopped, and final errors."""
@@ -268,11 +282,13 @@ class ObserverThread(threading.Thread):
         try:
             try:
                 with span("observe"):
-                    tensor, _ = task.preprocess(served.frame.image)
+                    tensor, geometry = task.preprocess(served.frame.image)
                     observation = observer.observe(tensor)
                     reference = task.decode(observation.outputs, tensor.shape)
                     previous = self._previous(served)
                     self.monitors[served.frame.camera].add(served, tensor, observation, reference, previous)
+                if self._sampler is not None:
+                    self._sampler.add(served, reference, geometry)
                 if self._audit is not None and self._audit.is_due(self._now_ts(served.frame)):
                     self._audit.offer(self._audited_frame(observer, served.frame, tensor, observation))
                 self._relight(observer, task, served.frame)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.common.errors import AgentError
+from agent.vision.drawing import jpeg
 from agent.vision.spec import ModelSpec
 
 _CODECS = {".mp4": "mp4v", ".mkv": "mp4v", ".avi": "MJPG"}
@@ -66,8 +67,7 @@ def _folder(path: Path) -> Iterator[SaveFrame]:
 
     def save(image: Image) -> None:
         nonlocal count
-        _, encoded = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY])
-        (path / f"{count:06}.jpg").write_bytes(encoded.tobytes())
+        (path / f"{count:06}.jpg").write_bytes(jpeg(image, _JPEG_QUALITY))
         count += 1
 
     yield save

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.common.errors import AgentError
-from agent.vision.drawing import draw_prediction
+from agent.vision.drawing import draw_prediction, jpeg
 from agent.vision.spec import ModelSpec
 from agent.vision.task import ServedFrame
 
@@ -26,10 +26,10 @@ def encode_jpeg(image: NDArray[np.uint8], most_bytes: int) -> tuple[bytes, tuple
     even one pixel is not.
     """
     while True:
-        _, encoded = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])
+        encoded = jpeg(image, _QUALITY)
         height, width = image.shape[:2]
         if len(encoded) <= most_bytes:
-            return encoded.tobytes(), (height, width)
+            return encoded, (height, width)
         if min(height, width) < 2:
             found = f"{len(encoded)} bytes for one pixel"
             raise AgentError("images.encode", found, f"at most {most_bytes}", "report it")

@@ -55,6 +55,12 @@ def draw_prediction(
     return picture
 
 
+def jpeg(picture: Picture, quality: int) -> bytes:
+    """Encode a BGR (height, width, 3) or grey (height, width) picture; quality: up to 100, as JPEG has it."""
+    _, encoded = cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, quality])
+    return encoded.tobytes()
+
+
 def scaled(picture: Picture, scale: float) -> Picture:
     """Return a picture with its sides multiplied, at least a pixel each; a larger one shows the pixels as squares."""
     size = max(1, round(picture.shape[1] * scale)), max(1, round(picture.shape[0] * scale))

@@ -14,6 +14,10 @@ fidelity       estimate since the last swap or change of drift
 fidelity_low   the lower end of its 95 % interval
 fidelity_high  the upper end of its 95 % interval
 fidelity_n     frames behind it
+accuracy       of the engine that serves, by labels of frames drawn at random
+accuracy_low   the lower end of its 95 % interval
+accuracy_high  the upper end of its 95 % interval
+accuracy_n     labelled frames behind it
 fps            frames per second
 latency_p50    milliseconds
 latency_p99    milliseconds
@@ -35,7 +39,8 @@ Fact = str | float | None
 
 WORDS = ("name", "state", "engine", "regime", "model", "calibration", "agent", "drift")
 _FIDELITY = ("fidelity", "fidelity_low", "fidelity_high", "fidelity_n")
-FIGURES = ("schema", "gain_db", *_FIDELITY, "fps", "latency_p50", "latency_p99", "seen_s")
+_ACCURACY = ("accuracy", "accuracy_low", "accuracy_high", "accuracy_n")
+FIGURES = ("schema", "gain_db", *_FIDELITY, *_ACCURACY, "fps", "latency_p50", "latency_p99", "seen_s")
 
 
 def facts(device: Device, now: float, silent_s: float = SILENT_S) -> dict[str, Fact]:
@@ -64,6 +69,7 @@ def facts(device: Device, now: float, silent_s: float = SILENT_S) -> dict[str, F
         "drift": printable(drift) if isinstance(drift, str) else None,
         "gain_db": _worst(max, (value_at(each, "drift", "gain_db") for each in cameras)),
         **dict(zip(_FIDELITY, fidelity, strict=True)),
+        **dict(zip(_ACCURACY, _bounds(value_at(device.telemetry, "labelled", "accuracy")), strict=True)),
         "fps": _worst(min, (value_at(each, "fps") for each in cameras)),
         "latency_p50": _worst(max, (value_at(each, "latency_ms", "p50") for each in cameras)),
         "latency_p99": _worst(max, (value_at(each, "latency_ms", "p99") for each in cameras)),
@@ -82,7 +88,11 @@ def _cameras(telemetry: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _fidelity(camera: Mapping[str, Any]) -> tuple[float | None, ...]:
-    return tuple(_number(value_at(camera, "fidelity", key)) for key in ("estimate", "low", "high", "n"))
+    return _bounds(value_at(camera, "fidelity"))
+
+
+def _bounds(interval: Any) -> tuple[float | None, ...]:
+    return tuple(_number(value_at(interval, key)) for key in ("estimate", "low", "high", "n"))
 
 
 def _lower_bound(fidelity: tuple[float | None, ...]) -> float:

@@ -133,12 +133,31 @@ def _tiles(board: LiveBoard, telemetry: Mapping[str, Any]) -> Iterator[Tile]:
     runtime, version = (value_at(birth, "runtimes", key) for key in ("runtime", "version"))
     yield Tile("runtime", visible(runtime or "not known", 24), visible(str(version or "").partition("-")[0], 24))
     yield Tile("tared", visible(birth.get("agent_version") or "not known", 20))
+    if isinstance(labelled := telemetry.get("labelled"), Mapping):
+        yield _labelled_tile(labelled)
     health = telemetry.get("health")
     if value_at(health, "throttling") is True:
         yield Tile("heat", "slowed down", "the board is too hot, or takes too much current", "bad")
     for name, value in sorted(health.items()) if isinstance(health, Mapping) else ():
         if (shown := _number(value)) is not None and name.startswith(_HEALTH):
             yield _health_tile(str(name), shown)
+
+
+def _labelled_tile(labelled: Mapping[str, Any]) -> Tile:
+    """Say what labels of drawn frames come to, or why they do not."""
+    if isinstance(doubt := labelled.get("doubt"), str):
+        return Tile("accuracy by labels", "not known", visible(doubt, _MOST_TEXT), "warning")
+    estimate, low, high, n, loss = (
+        _number(value_at(labelled, *path))
+        for path in (*(("accuracy", key) for key in ("estimate", "low", "high", "n")), ("int8_loss", "estimate"))
+    )
+    waiting = _number(labelled.get("waiting"))
+    waits = f"; {waiting:.0f} frames wait for `tared label`" if waiting else ""
+    if estimate is None or low is None or high is None:
+        return Tile("accuracy by labels", "not known", f"this engine has no labels{waits}")
+    words = f"{low:.3f} to {high:.3f}" + (f", {n:.0f} labels" if n is not None else "")
+    words += f"; INT8 loses {loss:.3f}" if loss is not None else ""
+    return Tile("accuracy by labels", f"{estimate:.3f}", words + waits)
 
 
 def _precision(birth: Mapping[str, Any]) -> str:

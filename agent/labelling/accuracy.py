@@ -1,0 +1,244 @@
+"""Bound what the board scores from the labels of drawn frames: accuracy, and precision and recall by class.
+
+Accuracy is that of `agent.monitoring.accuracy`: for a classifier the share of right answers, for a detector the mean F1
+of the frames on which there is something to find or something was found. The served answers are scored beside the float
+reference's on the same frames: the latter lose by the model, the difference is what INT8 loses.
+
+The intervals are of all observed time, not of the labelled frames (calibrate.sampling), and hold at all times at once;
+each by itself, so of twenty classes one may well lie outside its own. Time is counted up to the first frame of a camera
+and regime that waits for its label: whoever labels the easy frames first gains nothing by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.labelling.store import Answer, Cell, DrawnFrame, Truth
+from agent.vision.decode import Classification
+from agent.vision.detections import Detections, LabelledBoxes, match
+from agent.vision.fidelity import MATCH_IOU
+from calibrate.evidence import Interval
+from calibrate.sampling import STRATA, Ratio, SampledTotals
+
+_COUNTS = 5  # of each engine: score, frames with a score, true positives, false positives, false negatives
+_DOUBT_ERROR = 1e-3  # the probability that sound labels are ever doubted, about
+_DOUBT_TIGHTEST = 20.0  # frames at which a doubt arises soonest
+
+
+@dataclass(frozen=True)
+class Scores:
+    """accuracy: Of the served answers. reference: Of the float reference's. int8_loss: How much more the latter is."""
+
+    accuracy: Interval
+    reference: Interval
+    int8_loss: Interval
+
+
+@dataclass(frozen=True)
+class ClassScores:
+    """Precision and recall of the served answers for one class, and of the reference's."""
+
+    precision: Interval
+    recall: Interval
+    reference_precision: Interval
+    reference_recall: Interval
+
+
+@dataclass(frozen=True)
+class MeasuredAccuracy:
+    """By the labels so far.
+
+    labels: Frames that count. waiting: Drawn frames without a label. skipped: Those of which nobody could say what they
+    show. suggested: Of the labels, how many began as the reference's answer. doubt: Why these labels are no random
+    sample; empty where nothing speaks against it. cameras, regimes, classes: By name.
+    """
+
+    labels: int
+    waiting: int
+    skipped: int
+    suggested: int
+    doubt: str
+    overall: Scores
+    cameras: Mapping[str, Scores]
+    regimes: Mapping[str, Scores]
+    classes: Mapping[str, ClassScores]
+
+    def document(self, most_classes: int | None = None) -> dict[str, Any]:
+        """Return all of it in JSON's types; of more classes than `most_classes`, those with the most labels."""
+        document = asdict(self, dict_factory=_rounded)
+        by_labels = sorted(self.classes, key=lambda name: -self.classes[name].recall.n)
+        document["classes"] = {name: document["classes"][name] for name in by_labels[:most_classes]}
+        return document
+
+
+def _rounded(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: round(value, 4) if isinstance(value, float) else value for key, value in items}
+
+
+def score(answer: Answer, truth: Truth) -> float | None:
+    """Return the score of one answer in [0, 1]; None where there is nothing, and nothing was found."""
+    values = count_frame(answer, truth, [])[0]
+    return float(values[0]) if values[1] else None
+
+
+def measured_accuracy(
+    frames: Sequence[DrawnFrame],
+    labels: Sequence[str] = (),
+    expected: NDArray[np.float64] | None = None,
+) -> MeasuredAccuracy | None:
+    """Return what drawn frames come to, in the order of their draws; None while none counts.
+
+    Args:
+        labels: The names of the model's classes.
+        expected: How many frames were to be drawn in the mean, by stratum; None: nobody has counted.
+    """
+    counted = _up_to_the_first_waiting(frames)
+    labelled = [frame for frame in counted if frame.label is not None]
+    if not labelled:
+        return None
+    classes = sorted({each for frame in labelled for each in _classes_in(frame)})
+    cells: dict[Cell, SampledTotals] = {}
+    for frame in labelled:
+        assert frame.label is not None
+        totals = cells.setdefault(_cell(frame), SampledTotals(1 + len(classes), 2 * _COUNTS))
+        counts = np.hstack([count_frame(each, frame.label, classes) for each in (frame.served, frame.reference)])
+        totals.add(frame.stratum, frame.weight, frame.probability, frame.seen, counts.tolist())
+    overall = _sum(cells.values())
+
+    def by(part: Callable[[Cell], str]) -> dict[str, Scores]:
+        names = sorted({part(cell) for cell in cells})
+        return {name: _scores(_sum(each for cell, each in cells.items() if part(cell) == name)) for name in names}
+
+    return MeasuredAccuracy(
+        labels=len(labelled),
+        waiting=sum(frame.is_waiting for frame in frames),
+        skipped=sum(frame.skipped for frame in counted),
+        suggested=sum(frame.suggested for frame in labelled),
+        doubt=_doubt(frames, counted, expected),
+        overall=_scores(overall),
+        cameras=by(lambda cell: cell[0]),
+        regimes=by(lambda cell: cell[1]),
+        classes={
+            labels[number] if number < len(labels) else str(number): _class_scores(overall, group)
+            for group, number in enumerate(classes, 1)
+        },
+    )
+
+
+def _cell(frame: DrawnFrame) -> Cell:
+    return frame.camera, frame.regime
+
+
+def _up_to_the_first_waiting(frames: Sequence[DrawnFrame]) -> list[DrawnFrame]:
+    """Return for each cell its frames before the first that waits."""
+    ended: set[Cell] = set()
+    counted = []
+    for frame in frames:
+        if frame.is_waiting:
+            ended.add(_cell(frame))
+        elif _cell(frame) not in ended:
+            counted.append(frame)
+    return counted
+
+
+def _classes_in(frame: DrawnFrame) -> Iterable[int]:
+    for each in (frame.served, frame.reference, frame.label):
+        if isinstance(each, LabelledBoxes):
+            yield from each.classes.tolist()
+        elif isinstance(each, Classification):
+            yield each.class_id
+        elif each is not None:
+            yield each
+
+
+def count_frame(answer: Answer, truth: Truth, classes: Sequence[int]) -> NDArray[np.float64]:
+    """Return (1 + classes, _COUNTS): of the whole frame, then of each class, which has no score of its own."""
+    found, shown, hit = _objects(answer, truth)
+    rows = [(found == found, shown == shown), *((found == number, shown == number) for number in classes)]
+    counts = np.zeros((len(rows), _COUNTS))
+    for row, (is_found, is_shown) in zip(counts, rows, strict=True):
+        hits = float((hit & is_found).sum())
+        row[2:] = hits, is_found.sum() - hits, is_shown.sum() - hits
+    hits, extra, missed = counts[0, 2:]
+    if hits + extra + missed:
+        counts[0, :2] = 2.0 * hits / (2.0 * hits + extra + missed), 1.0
+    return counts
+
+
+def _objects(answer: Answer, truth: Truth) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    """Return the classes found, the classes that are there, and which of those found are true."""
+    if isinstance(answer, Detections):
+        assert isinstance(truth, LabelledBoxes), "labels are of the model's task"
+        return answer.classes, truth.classes, match(answer, truth, MATCH_IOU)
+    assert isinstance(truth, int), "labels are of the model's task"
+    found, shown = np.array([answer.class_id], np.int64), np.array([truth], np.int64)
+    return found, shown, found == shown
+
+
+def _sum(cells: Iterable[SampledTotals]) -> SampledTotals:
+    first, *others = cells
+    total = SampledTotals(*first.totals.shape)
+    for each in (first, *others):
+        total += each
+    return total
+
+
+def _ratio(over: Iterable[int], under: Iterable[int]) -> Ratio:
+    """over, under: the places of the counts over and under the line."""
+    weights = np.eye(2 * _COUNTS)
+    return weights[[*over]].sum(axis=0).tolist(), weights[[*under]].sum(axis=0).tolist()
+
+
+_SERVED, _REFERENCE = _ratio([0], [1]), _ratio([_COUNTS], [_COUNTS + 1])
+
+
+def _scores(totals: SampledTotals) -> Scores:
+    loss = totals.difference(0, _REFERENCE, _SERVED)
+    return Scores(totals.ratio(0, *_SERVED), totals.ratio(0, *_REFERENCE), loss)
+
+
+def _class_scores(totals: SampledTotals, group: int) -> ClassScores:
+    def of(first: int) -> tuple[Interval, Interval]:
+        hits, extra, missed = range(first + 2, first + _COUNTS)
+        return totals.ratio(group, *_ratio([hits], [hits, extra])), totals.ratio(group, *_ratio([hits], [hits, missed]))
+
+    return ClassScores(*of(0), *of(_COUNTS))
+
+
+def _doubt(frames: Sequence[DrawnFrame], counted: Sequence[DrawnFrame], expected: NDArray[np.float64] | None) -> str:
+    """Return why labels are no random sample of the draws, or the draws none of the frames; empty if they may be.
+
+    Sound draws may be doubted by chance once in a thousand streams, at all times together, for each of the two reasons.
+    """
+    strata = np.arange(STRATA)
+    drawn = np.array([sum(frame.stratum == each for frame in frames) for each in strata], np.float64)
+    if expected is not None and (odd := _odd(drawn, expected)) is not None:
+        return (
+            f"{drawn[odd]:.0f} frames of stratum {odd + 1} of {STRATA} are kept as drawn, {expected[odd]:.1f} were to "
+            "be drawn: frames were removed or added"
+        )
+    passed = np.array([sum(frame.stratum == each for frame in counted) for each in strata], np.float64)
+    skipped = np.array([sum(frame.skipped and frame.stratum == each for frame in counted) for each in strata], float)
+    if (odd := _odd(skipped, passed * skipped.sum() / max(1.0, passed.sum()))) is not None:
+        return (
+            f"{skipped[odd]:.0f} of {passed[odd]:.0f} frames of stratum {odd + 1} of {STRATA} were skipped, and "
+            f"{skipped.sum():.0f} of {passed.sum():.0f} in all: frames were chosen by what they show"
+        )
+    return ""
+
+
+def _odd(found: NDArray[np.float64], expected: NDArray[np.float64]) -> int | None:
+    """Return the stratum whose number is off by more than chance explains; None where none is.
+
+    found - expected is a martingale whose variance is at most `expected`: the bound is that of calibrate.sampling.
+    """
+    mixed = expected + _DOUBT_TIGHTEST
+    bounds = np.sqrt(mixed * np.log(mixed / (_DOUBT_TIGHTEST * (_DOUBT_ERROR / STRATA) ** 2)))
+    excess = np.abs(found - expected) - bounds
+    worst = int(excess.argmax())
+    return worst if excess[worst] > 0.0 else None

@@ -1,0 +1,197 @@
+"""Draw observed frames for labelling: at random, with known probabilities, more often where the answers are unsure.
+
+`FrameSampler` gets each observed frame from the observer's thread. A frame stands for the time since the one before; it
+is drawn with a probability that follows from how sure the answers are (calibrate.sampling.Strata). So many frames a
+week are drawn in the mean as the configuration says, and what the others are is counted, in seconds.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from agent.common.errors import AgentError
+from agent.common.timing import Backoff, RetryState
+from agent.config import LabellingConfig
+from agent.labelling.accuracy import MeasuredAccuracy, measured_accuracy, score
+from agent.labelling.store import NOTHING_COUNTED, Answer, Cell, Counted, Draw, DrawnFrame, LabelStore, in_frame
+from agent.vision.decode import Classification, Prediction
+from agent.vision.detections import Detections
+from agent.vision.drawing import jpeg
+from agent.vision.fidelity import count_matches
+from agent.vision.preprocess import Geometry
+from agent.vision.task import ServedFrame
+from calibrate.errors import TaredError
+from calibrate.sampling import STRATA, Strata
+
+_WEEK_S = 7 * 86_400.0
+_WARM_UP = 60  # observed frames by which the strata are parted
+_LONGEST_S = 60.0  # that one frame stands for: nothing is known of a longer time without one
+_KEPT_EVERY_S = 600.0  # what was counted is written to the disk
+_READ_EVERY_S = 10.0  # the labels are looked at
+_QUALITY = 95  # of the JPEG
+
+
+class FrameSampler:
+    """Draws frames for one model, and reads what their labels come to. For the observer's thread; any may read.
+
+    `measured`: by the labels so far; None without any.
+    """
+
+    def __init__(
+        self,
+        store: LabelStore,
+        config: LabellingConfig,
+        labels: Sequence[str],
+        cameras: int,
+        on_change: Callable[[TaredError | None], None],
+    ) -> None:
+        """Args:
+        labels: The names of the model's classes.
+        cameras: How many there are: they share the frames of a week.
+        on_change: Called when the store fails, and when it works again.
+        """
+        self.measured: MeasuredAccuracy | None = None
+        self._store = store
+        self._config = config
+        self._labels = labels
+        self._per_s = config.per_week / _WEEK_S / cameras
+        self._storing = RetryState(on_change, Backoff(_READ_EVERY_S, _KEPT_EVERY_S), well_after=1)
+        self._random = random.SystemRandom()
+        self._warm_up: list[float] = []
+        self._strata: Strata | None = None
+        self._is_loaded = False
+        self._counted: dict[Cell, Counted] = {}
+        self._newest: dict[str, float] = {}  # capture time, by camera
+        self._waiting = 0
+        self._stamp: tuple[int, ...] = ()
+        self._read_at = self._keep_at = 0.0  # monotonic
+
+    def add(self, served: ServedFrame, reference: Prediction, geometry: Geometry | None) -> None:
+        """Count an observed frame, and draw it perhaps. An error of the store costs this frame alone.
+
+        geometry: Where the frame lies in the reference's network input.
+        """
+        answers = in_frame(served.result, served.geometry), in_frame(reference, geometry)
+        if answers[0] is None or answers[1] is None or self._is_pausing:
+            return
+        try:
+            self._read()
+            self._count(served, answers[0], answers[1])
+        except AgentError as error:
+            self._read_at = time.monotonic() + self._storing.note_failure(error)
+        else:
+            self._storing.note_success()
+
+    @property
+    def _is_pausing(self) -> bool:
+        """True for a while after the store has failed."""
+        return bool(self._storing.code) and time.monotonic() < self._read_at
+
+    def close(self) -> None:
+        """Write to the disk what was counted."""
+        try:
+            self._keep()
+        except AgentError as error:
+            self._storing.note_failure(error)
+
+    def _read(self) -> None:
+        """Read what other processes have written, every so often."""
+        now_s = time.monotonic()
+        if now_s < self._read_at:
+            return
+        self._read_at = now_s + _READ_EVERY_S
+        if not self._store.exists:
+            self._is_loaded = True
+            return
+        if not self._is_loaded:
+            self._counted, self._is_loaded = self._store.counted(), True
+        if (stamp := self._store.stamp()) == self._stamp:
+            return
+        if self._strata is None and (cuts := self._store.strata()) is not None:
+            self._strata = Strata(cuts)
+        frames = self._store.frames()
+        self._learn(frames)
+        self._store.prune(self._config.keep)
+        self._waiting = sum(frame.is_waiting for frame in frames)
+        expected = np.sum([each.expected for each in self._counted.values()], axis=0) if self._counted else None
+        self.measured = measured_accuracy(frames, self._labels, expected)
+        self._stamp = stamp
+
+    def _learn(self, frames: Sequence[DrawnFrame]) -> None:
+        """Learn anew how much the scores vary in each stratum, from all labels."""
+        if self._strata is None:
+            return
+        self._strata = Strata(self._strata.cuts)
+        for counted in self._counted.values():
+            for stratum in range(STRATA):
+                self._strata.see(stratum, float(counted.seconds[stratum]))
+        for frame in frames:
+            if frame.label is not None and (value := score(frame.served, frame.label)) is not None:
+                self._strata.learn(frame.stratum, value)
+
+    def _count(self, served: ServedFrame, answer: Answer, reference: Answer) -> None:
+        camera, ts = served.frame.camera, served.frame.ts
+        newest, self._newest[camera] = self._newest.get(camera), ts
+        if not self._per_s or self._waiting >= self._config.most_waiting:
+            return  # time that no labels speak for
+        sureness = how_sure(answer, reference)
+        if self._strata is None:
+            self._warm_up.append(sureness)
+            if len(self._warm_up) == _WARM_UP:
+                self._strata = Strata.of(self._warm_up)
+                self._store.fix_strata(self._strata.cuts)
+            return
+        if newest is None or ts <= newest:
+            return  # the first one, or a recording's that begins anew
+        weight, stratum = min(ts - newest, _LONGEST_S), self._strata.index(sureness)
+        probability = self._strata.probability(stratum, self._per_s * weight)
+        self._strata.see(stratum, weight)
+        cell = camera, served.engine_id
+        before, here = self._counted.get(cell, NOTHING_COUNTED), np.arange(STRATA) == stratum
+        counted = Counted(before.seconds + weight * here, before.expected + probability * here)
+        if self._random.random() < probability:
+            draw = Draw(
+                camera=camera,
+                regime=served.engine_id,
+                frame=served.frame.id,
+                ts=ts,
+                stratum=stratum,
+                weight=weight,
+                probability=probability,
+                seen=counted.seconds.tolist(),
+                served=answer,
+                reference=reference,
+            )
+            height, width = served.frame.image.shape[:2]
+            self._store.add(draw, jpeg(served.frame.image, _QUALITY), (height, width), counted)
+            self._waiting += 1
+        self._counted[cell] = counted
+        if time.monotonic() >= self._keep_at:
+            self._keep()
+
+    def _keep(self) -> None:
+        if self._counted:
+            self._store.keep_counted(self._counted)
+        self._keep_at = time.monotonic() + _KEPT_EVERY_S
+
+
+def how_sure(served: Answer, reference: Answer) -> float:
+    """Return how sure the answers of both engines are; comparable among frames of one model, the larger the surer.
+
+    - classify: The lower of the two scores; below zero where the classes differ.
+    - detect: Minus the mistakes to expect for each object that the reference sees: what its scores lack to 1, and the
+      detections that only one of the two has.
+    """
+    if isinstance(served, Classification) and isinstance(reference, Classification):
+        if served.class_id == reference.class_id:
+            return min(served.score, reference.score)
+        return -max(served.score, reference.score)
+    assert isinstance(served, Detections)
+    assert isinstance(reference, Detections)
+    matches = count_matches(served, reference)
+    mistakes = float((1.0 - reference.scores).sum()) + matches.false_positives + matches.false_negatives
+    return -mistakes / max(1, len(reference))
