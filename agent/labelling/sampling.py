@@ -31,7 +31,7 @@ _WEEK_S = 7 * 86_400.0
 _WARM_UP = 60  # observed frames by which the strata are parted
 _LONGEST_S = 60.0  # that one frame stands for: nothing is known of a longer time without one
 _KEPT_EVERY_S = 600.0  # what was counted is written to the disk
-_READ_EVERY_S = 10.0  # the labels are looked at
+_READ_EVERY_S = 30.0  # the labels are looked at
 _QUALITY = 95  # of the JPEG
 
 
@@ -83,8 +83,6 @@ class FrameSampler:
             self._count(served, answers[0], answers[1])
         except AgentError as error:
             self._read_at = time.monotonic() + self._storing.note_failure(error)
-        else:
-            self._storing.note_success()
 
     @property
     def _is_pausing(self) -> bool:
@@ -168,6 +166,7 @@ class FrameSampler:
             )
             height, width = served.frame.image.shape[:2]
             self._store.add(draw, jpeg(served.frame.image, _QUALITY), (height, width), counted)
+            self._storing.note_success()
             self._waiting += 1
         self._counted[cell] = counted
         if time.monotonic() >= self._keep_at:
@@ -176,6 +175,7 @@ class FrameSampler:
     def _keep(self) -> None:
         if self._counted:
             self._store.keep_counted(self._counted)
+            self._storing.note_success()
         self._keep_at = time.monotonic() + _KEPT_EVERY_S
 
 

@@ -1,0 +1,167 @@
+"""Observed frames are drawn at the rate that was asked for, and counted through restarts, pauses and full disks."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agent.camera.capture import Frame
+from agent.config import LabellingConfig
+from agent.labelling import sampling
+from agent.labelling.sampling import FrameSampler, how_sure
+from agent.labelling.store import Answer, LabelStore
+from agent.vision.decode import Classification
+from agent.vision.detections import Detections
+from agent.vision.task import ServedFrame
+from calibrate.errors import TaredError
+
+WEEK_S = 7 * 86_400
+IMAGE = np.full((24, 32, 3), 128, np.uint8)
+
+
+class Bench:
+    """A sampler over a store on the disk, which sees one frame a second; `told`: what it reported."""
+
+    def __init__(self, folder: Path, per_s: float, most_waiting: int = 100_000) -> None:
+        self.told: list[str] = []
+        self.store = LabelStore(folder, "model", "classify")
+        self.config = LabellingConfig(per_week=per_s * WEEK_S, most_waiting=most_waiting)
+        self.seconds = 0
+        self._random = random.Random(7)
+        self.start()
+
+    def start(self) -> None:
+        """A new process."""
+        self.sampler = FrameSampler(self.store, self.config, ["a", "b"], 1, self._tell)
+
+    def _tell(self, error: TaredError | None) -> None:
+        self.told.append(error.code if error is not None else "back")
+
+    def watch(self, frames: int, engine: str = "int8") -> None:
+        for _ in range(frames):
+            self.seconds += 1
+            score = self._random.random()
+            frame = Frame(self.seconds, float(self.seconds), 0, IMAGE, "gate")
+            served = ServedFrame(frame, engine, Classification(0, score), 0, 0.0)
+            self.sampler.add(served, Classification(0, score), None)
+
+
+@pytest.fixture
+def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels are read, and the disk is tried again, at every frame."""
+    monkeypatch.setattr(sampling, "_READ_EVERY_S", 0.0)
+
+
+def test_as_many_are_drawn_as_asked_for_and_unsure_ones_more_often(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, per_s=0.1)
+    bench.watch(sampling._WARM_UP + 600)
+    frames = bench.store.frames()
+    assert 30 <= len(frames) <= 95  # of 60, with a standard deviation of 7
+    unsure, sure = ({frame.probability for frame in frames if frame.stratum == each} for each in (0, 5))
+    assert min(unsure) > 2.0 * max(sure)
+    assert [sum(each.seen) for each in frames] == sorted(sum(each.seen) for each in frames)
+    assert len(list(bench.store.folder.glob("*.jpg"))) == len(frames)
+    bench.sampler.close()
+    (counted,) = bench.store.counted().values()
+    assert counted.seconds.sum() == 600
+    assert counted.expected.sum() == pytest.approx(60, rel=0.3)
+
+
+@pytest.mark.usefixtures("without_pauses")
+def test_labels_are_measured_and_learnt_from(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, per_s=0.5)
+    bench.watch(sampling._WARM_UP + 200)
+    assert bench.sampler.measured is None
+    for frame in bench.store.frames():
+        bench.store.label(frame.id, 0 if frame.stratum or frame.id % 2 else 1)
+    bench.watch(1)
+    measured = bench.sampler.measured
+    assert measured is not None
+    bench.sampler.close()
+    (counted,) = bench.store.counted().values()
+    right = 1.0 - 0.5 * counted.seconds[0] / counted.seconds.sum()
+    assert measured.overall.accuracy.low < right < measured.overall.accuracy.high
+    assert measured.doubt == ""
+    before = {frame.id for frame in bench.store.frames()}
+    bench.watch(200)
+    fresh = [frame for frame in bench.store.frames() if frame.id not in before]
+    unsure, sure = ({each.probability for each in fresh if bool(each.stratum) is kind} for kind in (False, True))
+    assert min(unsure) > 1.5 * max(sure)  # where no label differs from the others, few are needed
+
+
+def test_counting_goes_on_after_a_restart_and_strata_stay(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, per_s=0.2)
+    bench.watch(sampling._WARM_UP + 100)
+    cuts = bench.store.strata()
+    bench.sampler.close()
+    bench.start()
+    bench.watch(101, engine="int8")
+    bench.sampler.close()
+    (counted,) = bench.store.counted().values()
+    assert counted.seconds.sum() == 200  # the first frame of a process stands for no known time
+    assert bench.store.strata() == cuts
+
+
+@pytest.mark.usefixtures("without_pauses")
+def test_nothing_is_drawn_or_counted_while_too_many_wait(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, per_s=1.0, most_waiting=3)
+    bench.watch(sampling._WARM_UP + 50)
+    frames = bench.store.frames()
+    assert len(frames) == 3
+    bench.store.label(frames[0].id, 0)
+    bench.watch(50)
+    assert len(bench.store.frames()) == 4
+    bench.sampler.close()
+    (counted,) = bench.store.counted().values()
+    assert counted.seconds.sum() == sum(bench.store.frames()[-1].seen)
+
+
+@pytest.mark.usefixtures("without_pauses")
+def test_a_disk_that_refuses_costs_frames_and_is_reported_once(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, per_s=1.0)
+    bench.watch(sampling._WARM_UP + 20)
+    drawn = len(bench.store.frames())
+    kept = tmp_path / "kept"
+    shutil.move(bench.store.folder, kept)
+    bench.store.folder.write_text("in the way")
+    bench.watch(10)
+    bench.store.folder.unlink()
+    shutil.move(kept, bench.store.folder)
+    bench.watch(20)
+    assert bench.told == ["labelling.write", "back"]
+    assert drawn < len(bench.store.frames())
+    bench.sampler.close()
+    (counted,) = bench.store.counted().values()
+    assert counted.seconds.sum() == sum(bench.store.frames()[-1].seen)
+
+
+def test_none_a_week_draws_none_and_writes_nothing(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, per_s=0.0)
+    bench.watch(200)
+    bench.sampler.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def detections(*scores: float) -> Detections:
+    corners = np.array([[40.0 * n, 0, 40.0 * n + 20, 20] for n in range(len(scores))], np.float32).reshape(-1, 4)
+    return Detections(boxes=corners, classes=np.zeros(len(scores), np.int64), scores=np.array(scores, np.float32))
+
+
+def test_the_surer_both_are_and_the_more_they_agree_the_surer_a_frame_is() -> None:
+    one, other = Classification(1, 0.9), Classification(2, 0.9)
+    ladders: list[list[tuple[Answer, Answer]]] = [
+        [(one, Classification(1, 0.95)), (one, Classification(1, 0.6)), (Classification(2, 0.3), one), (other, one)],
+        [
+            (detections(0.9, 0.9), detections(0.9, 0.9)),
+            (detections(0.9, 0.6), detections(0.9, 0.6)),
+            (detections(0.9), detections(0.9, 0.6)),
+        ],
+    ]
+    for ladder in ladders:
+        sure = [how_sure(*pair) for pair in ladder]
+        assert sure == sorted(sure, reverse=True)
+    assert how_sure(detections(), detections()) == 0.0
