@@ -62,7 +62,8 @@ def _label(options: argparse.Namespace) -> int:
 def _open(options: argparse.Namespace) -> tuple[LabelStore, Sequence[str]]:
     """Return the store of the configured model, and the names of its classes.
 
-    Raises AgentError: `labelling.task` for raw outputs, `labelling.none` if no frame was drawn; and as `open_model`.
+    Raises AgentError: `labelling.task` for raw outputs, `labelling.read` for a folder that is another user's,
+    `labelling.none` if no frame was drawn; and as `open_model`.
     """
     from agent.config import load_config
     from agent.labelling.store import LabelStore
@@ -73,7 +74,12 @@ def _open(options: argparse.Namespace) -> tuple[LabelStore, Sequence[str]]:
     if spec.task == "raw":
         expected, remedy = "task classify or detect", "raw outputs have no label that people could give"
         raise AgentError("labelling.task", "a model of task raw", expected, remedy)
-    if not LabelStore(config.state_dir, "", spec.task).exists:
+    try:
+        exists = LabelStore(config.state_dir, "", spec.task).exists
+    except PermissionError as error:
+        found, remedy = f"{config.state_dir}: {error.strerror}", "run it as the daemon's user, or with sudo"
+        raise AgentError("labelling.read", found, "a state directory that can be read", remedy) from error
+    if not exists:
         raise _none_drawn(f"no drawn frame in {config.state_dir}")
     store = LabelStore(config.state_dir, open_model(spec).sha256, spec.task)  # the hash is of the prepared graph
     if not store.frames():
@@ -102,7 +108,8 @@ def _label_in_browser(store: LabelStore, labels: Sequence[str], listen: str) -> 
         say(f"label frames at {page.address} (Ctrl-C ends)")
         forward = f"ssh -L {page.port}:127.0.0.1:{page.port} THIS-BOARD"
         say(f"frames stay on this machine; from another one: '{forward}', then open the same address there")
-        if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+        has_display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+        if has_display and os.geteuid() != 0:  # no browser should run as root
             webbrowser.open(page.address)
         page.serve()
 

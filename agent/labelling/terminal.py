@@ -76,7 +76,7 @@ class LabelTerminal:
         except AgentError as error:
             image = None
             self._say(f"{error.found}; s skips the frame")
-        if image is not None:
+        if image is not None and self._console.color_system is not None:
             rows = max(_LEAST_ROWS, self._console.height - _ROOM_ROWS)
             self._console.print(TerminalPicture(image, candidates, self._console.width, rows), end="")
         done = f"{progress.drawn - progress.waiting} of {progress.drawn}"
@@ -102,8 +102,11 @@ class LabelTerminal:
             self._console.print("> ", end="")
             line = sys.stdin.readline()
             reply = line.strip()
-            if not line or reply in ("q", "b"):
-                return reply or "q"
+            if not line:
+                self._say("")  # ends the line of the prompt
+                return "q"
+            if reply in ("q", "b"):
+                return reply
             try:
                 if reply == "s":
                     self._store.skip(frame.id)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from agent.vision.detections import NO_BOXES, LabelledBoxes
 
 Size = tuple[int, int]  # (height, width) in pixels
 _MOST_BOXES = 1000
+_FAR_PX = 1e9
 _MOST_CLASSES = 1 << 16  # of a model whose spec names none
 _LISTED = 8  # names in a message
 
@@ -44,7 +44,9 @@ def check_class(number: Any, labels: Sequence[str]) -> int:
     """Return the number of a class if the model has it. Raises AgentError (`labelling.label`)."""
     count = len(labels) or _MOST_CLASSES
     if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < count:
-        raise _refusal(f"class {number}", f"a number from 0 to {count - 1}", "correct the class, or labels in the spec")
+        raise _refusal(
+            f"class {number!s:.40}", f"a number from 0 to {count - 1}", "correct the class, or labels in the spec"
+        )
     return number
 
 
@@ -66,7 +68,7 @@ def check_boxes(rows: Sequence[tuple[int, Sequence[float]]], size: Size, labels:
     for number, box in rows:
         check_class(number, labels)
         if len(box) != 4 or not all(_is_number(value) for value in box):
-            raise _refusal(f"box {box}", "four numbers x1 y1 x2 y2 in pixels", "correct the box")
+            raise _refusal(f"box {box!s:.80}", "four numbers x1 y1 x2 y2 in pixels", "correct the box")
         xs, ys = (
             sorted(min(max(float(value), 0.0), end) for value in box[at::2]) for at, end in ((0, width), (1, height))
         )
@@ -100,7 +102,8 @@ def is_same(first: Truth | None, second: Truth) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    """Return True for a finite number of a sane size; NaN is not at most anything."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _FAR_PX
 
 
 def _listed(labels: Sequence[str]) -> str:

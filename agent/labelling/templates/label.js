@@ -63,19 +63,17 @@ async function show(next) {
     say(next.drawn ? "Every drawn frame is done. New ones appear here." : "No frame is drawn yet.");
     return;
   }
-  at("facts").textContent = `frame ${frame.id}, camera ${frame.camera}, drawn ${frame.drawn}, ${frame.width} × ${frame.height}`;
   if (isDetector() && frame.label) boxes = frame.label.map((each) => ({ class: each.class, box: [...each.box] }));
   suggested = frame.suggested;
   const image = new Image();
   image.src = `pictures/${frame.id}.jpg`;
-  try {
-    await image.decode();
-  } catch {
+  const isSound = await image.decode().then(() => true, () => false);
+  at("facts").textContent = `frame ${frame.id}, camera ${frame.camera}, drawn ${frame.drawn}, ${frame.width} × ${frame.height}`;
+  if (!isSound) {
     say("The picture of this frame is gone or damaged. Skip it.", true);
     draw();
     return;
   }
-  if (shown !== next) return;
   picture = image;
   say(earlier(frame));
   layOut();
