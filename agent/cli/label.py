@@ -19,6 +19,9 @@ if TYPE_CHECKING:  # imported when the command runs, as in offline.py
     from agent.labelling.store import Cell, LabelStore
 
 _ANY_PORT = "127.0.0.1:0"
+_USAGE = """tared label [-h] [--json] [-c FILE] [--listen HOST:PORT |
+                   --terminal | --list | --export FOLDER [--all] |
+                   --import FILE.json]"""  # argparse does not wrap such a choice
 _COLUMNS = ("camera", "regime", "drawn", "labelled", "skipped", "waiting")
 
 
@@ -26,6 +29,7 @@ def add_label(commands: Any) -> None:
     """Add `label`, which may run beside the daemon."""
     label = command(commands, "label", _label, "label the frames that the daemon has drawn (docs/labels.md)")
     add_config_option(label)
+    label.usage = _USAGE
     ways = label.add_mutually_exclusive_group()
     place = f"the page's address, which only this machine reaches (default: {_ANY_PORT}, any port)"
     ways.add_argument("--listen", metavar="HOST:PORT", help=place)
