@@ -15,13 +15,17 @@ from agent.cli.arguments import add_config_option, command, print_result, table_
 from agent.common.errors import AgentError
 
 if TYPE_CHECKING:  # imported when the command runs, as in offline.py
+    from agent.labelling.accuracy import MeasuredAccuracy
     from agent.labelling.progress import LabelProgress
     from agent.labelling.store import Cell, LabelStore
+    from calibrate.evidence import Interval
 
 _ANY_PORT = "127.0.0.1:0"
 _USAGE = """tared label [-h] [--json] [-c FILE] [--listen HOST:PORT |
                    --terminal | --list | --export FOLDER [--all] |
                    --import FILE.json]"""  # argparse does not wrap such a choice
+_SCORES = ("frames", "labels", "served", "reference", "INT8 loss")
+_CLASS_SCORES = ("class", "precision", "recall")
 _COLUMNS = ("camera", "regime", "drawn", "labelled", "skipped", "waiting")
 
 
@@ -38,7 +42,9 @@ def add_label(commands: Any) -> None:
     ways.add_argument("--export", type=Path, metavar="FOLDER", help=written)
     read = "store the labels of another tool: COCO's JSON, or class folders (default: no)"
     ways.add_argument("--import", type=Path, dest="import_path", metavar="FILE.json", help=read)
-    ways.add_argument("--list", action="store_true", help="list how many frames are drawn and labelled")
+    ways.add_argument(
+        "--list", action="store_true", help="list how many frames are drawn and labelled, and the accuracy"
+    )
     label.add_argument("--all", action="store_true", help="with --export: labelled frames, too")
 
 
@@ -60,7 +66,7 @@ def _label(options: argparse.Namespace) -> int:
                 _label_in_terminal(store, labels, on_stderr=options.json)
             else:
                 _label_in_browser(store, labels, options.listen or _ANY_PORT)
-    return _list(options, store)
+    return _list(options, store, labels)
 
 
 def _open(options: argparse.Namespace) -> tuple[LabelStore, Sequence[str]]:
@@ -118,16 +124,24 @@ def _label_in_browser(store: LabelStore, labels: Sequence[str], listen: str) -> 
         page.serve()
 
 
-def _list(options: argparse.Namespace, store: LabelStore) -> int:
+def _list(options: argparse.Namespace, store: LabelStore, labels: Sequence[str]) -> int:
+    import numpy as np
+
+    from agent.labelling.accuracy import measured_accuracy
     from agent.labelling.progress import LabelProgress, progress_by_cell
 
     frames = store.frames()
     total, cells = LabelProgress.count(frames), progress_by_cell(frames)
+    expected = [each.expected for each in store.counted().values()]
+    measured = measured_accuracy(frames, labels, np.sum(expected, axis=0) if expected else None)
     if options.json:
         rows = [{"camera": camera, "regime": regime, **each.as_dict()} for (camera, regime), each in cells.items()]
-        print(json.dumps({**total.as_dict(), "cells": rows}))
+        accuracy = measured.document() if measured is not None else None
+        print(json.dumps({**total.as_dict(), "cells": rows, "accuracy": accuracy}))
         return 0
     _print_progress(total, cells)
+    if measured is not None:
+        _print_accuracy(measured)
     return 0
 
 
@@ -139,9 +153,33 @@ def _print_progress(total: LabelProgress, cells: Mapping[Cell, LabelProgress]) -
         rows.append(["all", "", *_counts(total)])
     console = table_console()
     console.print(tabulate(_COLUMNS, rows, console.width, right=_COLUMNS[2:]))
-    if total.suggested:
-        print(f"{total.suggested} labels began with the model's boxes")
 
 
 def _counts(progress: LabelProgress) -> list[str]:
     return [str(getattr(progress, column)) for column in _COLUMNS[2:]]
+
+
+def _print_accuracy(measured: MeasuredAccuracy) -> None:
+    from agent.common.table import tabulate
+
+    scopes = [("all", measured.overall)]
+    scopes += [(f"camera {name}", each) for name, each in measured.cameras.items()]
+    scopes += [(f"regime {name}", each) for name, each in measured.regimes.items()]
+    rows = [
+        [name, str(each.accuracy.n), _shown(each.accuracy), _shown(each.reference), _shown(each.int8_loss)]
+        for name, each in scopes
+    ]
+    by_class = [[name, _shown(each.precision), _shown(each.recall)] for name, each in measured.classes.items()]
+    console = table_console()
+    print(f"\naccuracy by {measured.labels} labels that count; in brackets where it lies, with 95 % confidence")
+    console.print(tabulate(_SCORES, rows, console.width, right=("labels",)))
+    print()
+    console.print(tabulate(_CLASS_SCORES, by_class, console.width))
+    if measured.suggested:
+        print(f"{measured.suggested} of these labels began with the model's boxes, and follow the model")
+    if measured.doubt:
+        print(f"the labels are in doubt: {measured.doubt}")
+
+
+def _shown(interval: Interval) -> str:
+    return f"{interval.estimate:.3f} [{interval.low:.3f}, {interval.high:.3f}]"

@@ -13,7 +13,7 @@ import onnx
 import yaml
 from zoo import residual_net
 
-from agent.labelling.store import Answer, Draw, LabelStore
+from agent.labelling.store import Answer, Counted, Draw, LabelStore
 from agent.models.model import open_model
 from agent.vision.decode import Classification
 from agent.vision.detections import Detections
@@ -46,9 +46,10 @@ class LabelBench:
         picture[30:90, 40:100] = 255
         draw = Draw(
             camera=camera, regime="a1b2", frame=number, ts=float(number), stratum=0, weight=1.0, probability=0.1,
-            seen=[1.0 + number, 0, 0, 0, 0, 0], served=self._answer(1), reference=self._answer(0),
+            seen=[10.0 * (1 + number), 0, 0, 0, 0, 0], served=self._answer(1), reference=self._answer(0),
         )  # fmt: skip
-        self.store.add(draw, cv2.imencode(".jpg", picture)[1].tobytes(), (HEIGHT, WIDTH))
+        counted = Counted(np.array(draw.seen), np.array([1.0 + number, 0, 0, 0, 0, 0]))
+        self.store.add(draw, cv2.imencode(".jpg", picture)[1].tobytes(), (HEIGHT, WIDTH), counted)
 
     def labels(self) -> list[Any]:
         """The label of each frame, as JSON has it; "skipped" for one that was skipped."""

@@ -23,7 +23,7 @@ def test_a_frame_comes_back_as_it_was_drawn_and_a_label_as_it_was_given(tmp_path
     first, second, third = bench.store.frames()
     assert isinstance(first.reference, Detections)
     assert first.reference.boxes.tolist() == [[40, 30, 100, 90], [2, 2, 20, 20]]
-    assert (first.seen, first.probability, first.width, first.height) == ([1.0, 0, 0, 0, 0, 0], 0.1, 160, 120)
+    assert (first.seen, first.probability, first.width, first.height) == ([10.0, 0, 0, 0, 0, 0], 0.1, 160, 120)
     assert bench.labels() == [[[4, 1.25, 2, 30, 40]], [], "skipped"]
     assert [first.suggested, second.suggested, third.is_waiting] == [True, False, False]
     bench.store.unlabel(1)
