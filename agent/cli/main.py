@@ -20,6 +20,7 @@ from agent.cli.arguments import Parser, add_config_option, command, number
 from agent.cli.completion import add_completion, complete
 from agent.cli.configuration import add_configuration
 from agent.cli.first_config import add_init
+from agent.cli.label import add_label
 from agent.cli.offline import add_offline
 from agent.cli.service import add_service
 from agent.cli.store import add_store
@@ -111,6 +112,7 @@ def make_parser(extra: Sequence[CommandGroup]) -> Parser:
 
     add_offline(commands)
     add_store(commands)
+    add_label(commands)
     add_init(commands)
     add_configuration(commands)
     for add_group in extra:

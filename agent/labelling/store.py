@@ -221,15 +221,20 @@ class LabelStore:
 
     def label(self, frame: int, truth: Truth, suggested: bool = False) -> None:
         """Set or replace the label of a frame, by its id here. Raises AgentError (`labelling.unknown`) without it."""
-        self._set(frame, json.dumps(_truth_document(truth)), suggested, skipped=False)
+        self._set([frame], [json.dumps(truth_document(truth))], suggested, skipped=False)
+
+    def label_all(self, truths: Mapping[int, Truth]) -> None:
+        """Set or replace the labels of several frames, by their ids here; all or none. Raises as `label`."""
+        documents = [json.dumps(truth_document(truth)) for truth in truths.values()]
+        self._set([*truths], documents, suggested=False, skipped=False)
 
     def skip(self, frame: int) -> None:
         """Note that nobody can say what a frame shows. Raises as `label`."""
-        self._set(frame, None, suggested=False, skipped=True)
+        self._set([frame], [None], suggested=False, skipped=True)
 
     def unlabel(self, frame: int) -> None:
         """Let a frame wait for its label again. Raises as `label`."""
-        self._set(frame, None, suggested=False, skipped=False)
+        self._set([frame], [None], suggested=False, skipped=False)
 
     def picture(self, frame: int) -> bytes:
         """Return the JPEG of a frame. Raises AgentError (`labelling.picture`) where it is gone."""
@@ -256,14 +261,17 @@ class LabelStore:
         ]
         db.executemany("INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?, ?)", rows)
 
-    def _set(self, frame: int, label: str | None, suggested: bool, skipped: bool) -> None:
-        labelled_s = time.time() if label is not None or skipped else None
+    def _set(self, frames: Sequence[int], labels: Sequence[str | None], suggested: bool, skipped: bool) -> None:
         statement = "UPDATE frames SET label = ?, labelled_s = ?, suggested = ?, skipped = ? WHERE model = ? AND id = ?"
+        now_s = time.time()
         with self._database.transaction("write") as db:
-            changed = db.execute(statement, (label, labelled_s, suggested, skipped, self._model, frame)).rowcount
-        if not changed:
-            found = f"no frame {frame} of this model in {self._database.path}"
-            raise AgentError("labelling.unknown", found, "a frame that was drawn", "see them with `tared label --list`")
+            for frame, label in zip(frames, labels, strict=True):
+                labelled_s = now_s if label is not None or skipped else None
+                values = (label, labelled_s, suggested, skipped, self._model, frame)
+                if not db.execute(statement, values).rowcount:
+                    found = f"no frame {frame} of this model in {self._database.path}"
+                    remedy = "see them with `tared label --list`"
+                    raise AgentError("labelling.unknown", found, "a frame that was drawn", remedy)
 
     def _picture_path(self, frame: int) -> Path:
         return self.folder / f"{frame:08d}.jpg"
@@ -308,7 +316,7 @@ def _parse_answer(document: Mapping[str, Any], task: str) -> Answer:
     )
 
 
-def _truth_document(truth: Truth) -> Any:
+def truth_document(truth: Truth) -> Any:
     """Return a label as read_labels of agent/daemon/review.py has it."""
     if isinstance(truth, LabelledBoxes):
         boxes = truth.boxes.round(2).tolist()

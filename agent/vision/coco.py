@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from agent.camera.images import ImageFiles
 from agent.common.errors import DatasetError
+from engines.store.files import read_text
 
 _MOST_BYTES = 64 << 20  # COCO's own validation set has 20 MB
 _MOST_SIDE_PX = 1 << 16
@@ -124,18 +125,37 @@ def _is_in(name: str, places: set[str]) -> bool:
     return ("" if folder.as_posix() == "." else folder.as_posix()) in places or folder.name == "annotations"
 
 
+def read_instances(path: Path) -> Instances:
+    """Return the instances of a JSON whose images need not be there: their files are as the JSON names them.
+
+    Raises DatasetError (`dataset.coco`).
+    """
+    try:
+        text = read_text(path, _MOST_BYTES)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no UTF-8"
+        raise _malformed(f"{path}: {reason}", "a readable JSON file") from None
+    document = _parse(text, str(path), is_certain=True)
+    assert document is not None  # else it would have been refused
+    return _Assembly(document, str(path), lambda file_name: file_name).instances()
+
+
 def _read(files: ImageFiles, name: str, *, is_certain: bool) -> Instances | None:
     """Return the instances in a JSON; None if it is something else. is_certain: then that is an error."""
     where = f"{name} in {files.path}"
+    document = _parse(files.read_text(name, _MOST_BYTES), where, is_certain)
+    return _Assembly(document, where, _ImageFinder(files, name).find).instances() if document is not None else None
+
+
+def _parse(text: str, where: str, is_certain: bool) -> _Document | None:
     try:
-        document = _Document.model_validate_json(files.read_text(name, _MOST_BYTES))
+        return _Document.model_validate_json(text)
     except ValidationError as error:
         details = error.errors(include_url=False, include_context=False)
         if not is_certain and any(len(detail["loc"]) < 2 for detail in details):
             return None  # not JSON, or not with these three lists
         place = ".".join(map(str, details[0]["loc"]))
         raise _malformed(f"{place or 'the JSON'} in {where}: {details[0]['msg']}") from None
-    return _Assembly(files, name, document).instances()
 
 
 def _malformed(found: str, expected: str = "COCO's instances: images, annotations, categories") -> DatasetError:
@@ -143,12 +163,11 @@ def _malformed(found: str, expected: str = "COCO's instances: images, annotation
 
 
 class _Assembly:
-    """Checks a document against itself and the files, and turns it into arrays."""
+    """Checks a document against itself, and turns it into arrays."""
 
-    def __init__(self, files: ImageFiles, name: str, document: _Document) -> None:
-        self._files, self._document = files, document
-        self._folder = PurePosixPath(name).parent
-        self._where = f"{name} in {files.path}"
+    def __init__(self, document: _Document, where: str, find: Callable[[str], str]) -> None:
+        """find: returns the file of an image by the name that is listed."""
+        self._document, self._where, self._find = document, where, find
 
     def instances(self) -> Instances:
         """Raises DatasetError: `dataset.coco`."""
@@ -173,11 +192,10 @@ class _Assembly:
         boxes = np.array([each.bbox for each in document.annotations], np.float64).reshape(-1, 4)
         self._check_boxes(boxes, [document.images[place_of[each.image_id]] for each in document.annotations])
         areas = [each.bbox[2] * each.bbox[3] if each.area is None else each.area for each in document.annotations]
-        files = self._files_by_name()
         return Instances(
             where=self._where,
             class_names=[category.name for category in categories],
-            images=[CocoImage(self._find(files, each.file_name), each.width, each.height) for each in document.images],
+            images=[CocoImage(self._find(each.file_name), each.width, each.height) for each in document.images],
             rows=[np.array(each, np.int64) for each in rows],
             boxes=np.hstack((boxes[:, :2], boxes[:, :2] + boxes[:, 2:])),
             classes=np.array([class_of[each.category_id] for each in document.annotations], np.int64),
@@ -208,16 +226,21 @@ class _Assembly:
                 f"x, y, width, height inside {image.file_name}, {image.width} x {image.height} pixels",
             )
 
-    def _files_by_name(self) -> dict[str, list[str]]:
-        files = defaultdict[str, list[str]](list)
-        for name in self._files.names:
-            files[PurePosixPath(name).name].append(name)
-        return files
 
-    def _find(self, files: dict[str, list[str]], file_name: str) -> str:
+class _ImageFinder:
+    """The image files of a data set, for the JSON of this name among its files."""
+
+    def __init__(self, files: ImageFiles, name: str) -> None:
+        self._folder = PurePosixPath(name).parent
+        self._where = f"{name} in {files.path}"
+        self._by_name = defaultdict[str, list[str]](list)
+        for image in files.names:
+            self._by_name[PurePosixPath(image).name].append(image)
+
+    def find(self, file_name: str) -> str:
         """Return the image file that the JSON means: beside it, in the top folder, or the only one of that name."""
         listed = PurePosixPath(file_name.replace("\\", "/"))
-        candidates = files.get(listed.name, [])
+        candidates = self._by_name.get(listed.name, [])
         for exact in ((self._folder / listed).as_posix(), listed.as_posix()):
             if exact in candidates:
                 return exact

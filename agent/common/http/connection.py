@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from contextlib import suppress
 
-_MOST_BYTES = 16384  # of a request, with whatever follows it
+_MOST_BYTES = 16384  # of a request's head, with whatever follows it
+_BODY_BYTES = re.compile(rb"^content-length:[ \t]*(\d{1,9})[ \t]*\r$", re.I | re.M)
 
 
 class HttpConnection:
@@ -16,8 +18,8 @@ class HttpConnection:
         is_leaving: Everything for it has been queued, and its end is waited for.
     """
 
-    def __init__(self, connection: socket.socket, now_s: float, header: str = "") -> None:
-        """header: a line of HTTP that every answer gets."""
+    def __init__(self, connection: socket.socket, now_s: float, header: str = "", most_body: int = 0) -> None:
+        """header: a line of HTTP that every answer gets. most_body: bytes of a body that is read with the head."""
         connection.setblocking(False)
         with suppress(OSError):  # a Unix socket has no such option
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -25,7 +27,8 @@ class HttpConnection:
         self.moved_s = now_s
         self.is_leaving = False
         self._header = f"{header}\r\n".encode() if header else b""
-        self._head = bytearray()
+        self._request = bytearray()
+        self._most_body = most_body
         self._is_read = False
         self._received = 0
         self._unsent = memoryview(b"")
@@ -36,21 +39,30 @@ class HttpConnection:
         return not self._unsent
 
     def receive(self) -> bytes | None:
-        """Return the head of the request when it is complete, else None; what follows the head is thrown away.
+        """Return the head of the request when it is complete, else None; with its body where bodies are read.
 
-        Raises OSError where the other side has gone, or sends too much.
+        Whatever else follows is thrown away. Raises OSError where the other side has gone, or sends too much.
         """
         with suppress(BlockingIOError):
             content = self.socket.recv(_MOST_BYTES)
             self._received += len(content)
-            if not content or self._received > _MOST_BYTES:
+            if not content or self._received > _MOST_BYTES + self._most_body:
                 raise ConnectionAbortedError
             if not self._is_read:
-                self._head += content
-                head, end, _ = bytes(self._head).partition(b"\r\n\r\n")
-                self._is_read = bool(end)
-                return head + end if end else None
+                self._request += content
+                head, end, body = bytes(self._request).partition(b"\r\n\r\n")
+                expected = self._body_bytes(head + end)
+                self._is_read = bool(end) and len(body) >= expected
+                return head + end + body[:expected] if self._is_read else None
         return None
+
+    def _body_bytes(self, head: bytes) -> int:
+        """Return how many bytes of a body are read. Raises OSError for more than are allowed."""
+        found = _BODY_BYTES.search(head) if self._most_body else None
+        expected = int(found[1]) if found is not None else 0
+        if expected > self._most_body:
+            raise ConnectionAbortedError
+        return expected
 
     def finish(self, whole_response: bytes, now_s: float) -> None:
         """Send a response, then let the other side hang up."""

@@ -1,0 +1,185 @@
+"""`tared label`: label drawn frames in a browser, in a terminal or with another tool; list how far the labels are."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import webbrowser
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agent.cli.arguments import add_config_option, command, print_result, table_console
+from agent.common.errors import AgentError
+
+if TYPE_CHECKING:  # imported when the command runs, as in offline.py
+    from agent.labelling.accuracy import MeasuredAccuracy
+    from agent.labelling.progress import LabelProgress
+    from agent.labelling.store import Cell, LabelStore
+    from calibrate.evidence import Interval
+
+_ANY_PORT = "127.0.0.1:0"
+_USAGE = """tared label [-h] [--json] [-c FILE] [--listen HOST:PORT |
+                   --terminal | --list | --export FOLDER [--all] |
+                   --import FILE.json]"""  # argparse does not wrap such a choice
+_SCORES = ("frames", "labels", "served", "reference", "INT8 loss")
+_CLASS_SCORES = ("class", "precision", "recall")
+_COLUMNS = ("camera", "regime", "drawn", "labelled", "skipped", "waiting")
+
+
+def add_label(commands: Any) -> None:
+    """Add `label`, which may run beside the daemon."""
+    label = command(commands, "label", _label, "label the frames that the daemon has drawn (docs/labels.md)")
+    add_config_option(label)
+    label.usage = _USAGE
+    ways = label.add_mutually_exclusive_group()
+    place = f"the page's address, which only this machine reaches (default: {_ANY_PORT}, any port)"
+    ways.add_argument("--listen", metavar="HOST:PORT", help=place)
+    ways.add_argument("--terminal", action="store_true", help="label in this terminal, not in a browser")
+    written = "write frames that wait for another tool: COCO's JSON of a detector, else class folders (default: no)"
+    ways.add_argument("--export", type=Path, metavar="FOLDER", help=written)
+    read = "store the labels of another tool: COCO's JSON, or class folders (default: no)"
+    ways.add_argument("--import", type=Path, dest="import_path", metavar="FILE.json", help=read)
+    ways.add_argument(
+        "--list", action="store_true", help="list how many frames are drawn and labelled, and the accuracy"
+    )
+    label.add_argument("--all", action="store_true", help="with --export: labelled frames, too")
+
+
+def _label(options: argparse.Namespace) -> int:
+    if options.all and options.export is None:
+        raise AgentError("cli.arguments", "--all without --export", "both", "see 'tared label --help'")
+    store, labels = _open(options)
+    if options.export is not None:
+        from agent.labelling.exchange import export_frames
+
+        return print_result(options, export_frames(store, labels, options.export, options.all))
+    if options.import_path is not None:
+        from agent.labelling.exchange import import_labels
+
+        return print_result(options, import_labels(store, labels, options.import_path).as_dict())
+    if not options.list:
+        with suppress(KeyboardInterrupt):
+            if options.terminal:
+                _label_in_terminal(store, labels, on_stderr=options.json)
+            else:
+                _label_in_browser(store, labels, options.listen or _ANY_PORT)
+    return _list(options, store, labels)
+
+
+def _open(options: argparse.Namespace) -> tuple[LabelStore, Sequence[str]]:
+    """Return the store of the configured model, and the names of its classes.
+
+    Raises AgentError: `labelling.task` for raw outputs, `labelling.read` for a folder that is another user's,
+    `labelling.none` if no frame was drawn; and as `open_model`.
+    """
+    from agent.config import load_config
+    from agent.labelling.store import LabelStore
+    from agent.models.model import open_model
+
+    config = load_config(options.config)
+    spec = config.model
+    if spec.task == "raw":
+        expected, remedy = "task classify or detect", "raw outputs have no label that people could give"
+        raise AgentError("labelling.task", "a model of task raw", expected, remedy)
+    try:
+        exists = LabelStore(config.state_dir, "", spec.task).exists
+    except PermissionError as error:
+        found, remedy = f"{config.state_dir}: {error.strerror}", "run it as the daemon's user, or with sudo"
+        raise AgentError("labelling.read", found, "a state directory that can be read", remedy) from error
+    if not exists:
+        raise _none_drawn(f"no drawn frame in {config.state_dir}")
+    store = LabelStore(config.state_dir, open_model(spec).sha256, spec.task)  # the hash is of the prepared graph
+    if not store.frames():
+        raise _none_drawn(f"no drawn frame of {spec.path.name} in {config.state_dir}")
+    return store, spec.labels
+
+
+def _none_drawn(found: str) -> AgentError:
+    remedy = "let the daemon run for a while, with `labelling` in its config.yaml; or name another with -c"
+    return AgentError("labelling.none", found, "frames that a daemon has drawn for labelling", remedy)
+
+
+def _label_in_terminal(store: LabelStore, labels: Sequence[str], on_stderr: bool) -> None:
+    from agent.common.table import ShownConsole
+    from agent.labelling.terminal import LabelTerminal
+
+    LabelTerminal(store, labels, ShownConsole(stderr=on_stderr)).run()
+
+
+def _label_in_browser(store: LabelStore, labels: Sequence[str], listen: str) -> None:
+    from agent.common.console import say
+    from agent.labelling.browser import LabelPage, open_listener
+
+    with open_listener(listen) as listener:
+        page = LabelPage(store, labels, listener)
+        say(f"label frames at {page.address} (Ctrl-C ends)")
+        forward = f"ssh -L {page.port}:127.0.0.1:{page.port} THIS-BOARD"
+        say(f"frames stay on this machine; from another one: '{forward}', then open the same address there")
+        has_display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+        if has_display and os.geteuid() != 0:  # no browser should run as root
+            webbrowser.open(page.address)
+        page.serve()
+
+
+def _list(options: argparse.Namespace, store: LabelStore, labels: Sequence[str]) -> int:
+    import numpy as np
+
+    from agent.labelling.accuracy import measured_accuracy
+    from agent.labelling.progress import LabelProgress, progress_by_cell
+
+    frames = store.frames()
+    total, cells = LabelProgress.count(frames), progress_by_cell(frames)
+    expected = [each.expected for each in store.counted().values()]
+    measured = measured_accuracy(frames, labels, np.sum(expected, axis=0) if expected else None)
+    if options.json:
+        rows = [{"camera": camera, "regime": regime, **each.as_dict()} for (camera, regime), each in cells.items()]
+        accuracy = measured.document() if measured is not None else None
+        print(json.dumps({**total.as_dict(), "cells": rows, "accuracy": accuracy}))
+        return 0
+    _print_progress(total, cells)
+    if measured is not None:
+        _print_accuracy(measured)
+    return 0
+
+
+def _print_progress(total: LabelProgress, cells: Mapping[Cell, LabelProgress]) -> None:
+    from agent.common.table import tabulate
+
+    rows = [[*cell, *_counts(each)] for cell, each in cells.items()]
+    if len(rows) > 1:
+        rows.append(["all", "", *_counts(total)])
+    console = table_console()
+    console.print(tabulate(_COLUMNS, rows, console.width, right=_COLUMNS[2:]))
+
+
+def _counts(progress: LabelProgress) -> list[str]:
+    return [str(getattr(progress, column)) for column in _COLUMNS[2:]]
+
+
+def _print_accuracy(measured: MeasuredAccuracy) -> None:
+    from agent.common.table import tabulate
+
+    scopes = [("all", measured.overall)]
+    scopes += [(f"camera {name}", each) for name, each in measured.cameras.items()]
+    scopes += [(f"regime {name}", each) for name, each in measured.regimes.items()]
+    rows = [
+        [name, str(each.accuracy.n), _shown(each.accuracy), _shown(each.reference), _shown(each.int8_loss)]
+        for name, each in scopes
+    ]
+    by_class = [[name, _shown(each.precision), _shown(each.recall)] for name, each in measured.classes.items()]
+    console = table_console()
+    print(f"\naccuracy by {measured.labels} labels that count; in brackets where it lies, with 95 % confidence")
+    console.print(tabulate(_SCORES, rows, console.width, right=("labels",)))
+    print()
+    console.print(tabulate(_CLASS_SCORES, by_class, console.width))
+    if measured.suggested:
+        print(f"{measured.suggested} of these labels began with the model's boxes, and follow the model")
+    if measured.doubt:
+        print(f"the labels are in doubt: {measured.doubt}")
+
+
+def _shown(interval: Interval) -> str:
+    return f"{interval.estimate:.3f} [{interval.low:.3f}, {interval.high:.3f}]"

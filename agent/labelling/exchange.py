@@ -1,0 +1,234 @@
+"""Give drawn frames to labelling tools, and take labels back: COCO's JSON of boxes, or a folder for each class.
+
+Detectors use COCO's instances, which CVAT, Label Studio and FiftyOne read and write. COCO has no label for a whole
+image, so classifiers use class folders: CVAT's `ImageNet`, FiftyOne's `ImageClassificationDirectoryTree`, or any file
+manager. An image is matched by its file name, `00000012.jpg`; a tool may put it into folders and prefix the name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from agent.camera.images import ImageFiles
+from agent.common.errors import AgentError
+from agent.labelling.store import DrawnFrame, LabelStore, Truth
+from agent.labelling.truth import check_boxes, class_name, is_same, parse_class
+from agent.vision.coco import Instances, read_instances
+from agent.vision.detections import Detections, LabelledBoxes
+from engines.store.files import staging
+
+INSTANCES = "instances.json"
+UNLABELLED = "unlabelled"  # the folder of frames that wait
+_FILE_NAME = re.compile(r"(?:.*[-_ ])?(\d{8,18})\.jpe?g", re.I)
+
+
+@dataclass(frozen=True)
+class ImportedLabels:
+    """What an import did, in frames.
+
+    labelled: got their first label. replaced: got another one. unchanged: had the same. nothing: of all these, say
+    that nothing is there. unknown: listed, and not drawn here.
+    """
+
+    labelled: int
+    replaced: int
+    unchanged: int
+    nothing: int
+    unknown: int
+
+    def as_dict(self) -> dict[str, int]:
+        return asdict(self)
+
+
+def export_frames(store: LabelStore, labels: Sequence[str], folder: Path, with_labelled: bool) -> dict[str, Any]:
+    """Write frames that wait into a new folder, with_labelled: the labelled ones, too. Return what was written.
+
+    A frame whose picture is gone is left out. Raises AgentError: `labelling.exists` for a folder that is there,
+    `labelling.name` for a class that cannot name a folder; EngineError (`artefact.write`) where the disk refuses.
+    """
+    folder = Path(os.path.abspath(folder))
+    if os.path.lexists(folder):
+        raise AgentError("labelling.exists", f"{folder} is there already", "a new folder", "name another with --export")
+    wanted = [each for each in store.frames() if each.is_waiting or (with_labelled and each.label is not None)]
+    if store.task == "classify":
+        _check_names(labels)
+    written: list[DrawnFrame] = []
+    with staging(folder) as staged:
+        staged.chmod(0o700)  # pictures: for their owner
+        for name in (UNLABELLED, *labels) if store.task == "classify" else ():
+            (staged / name).mkdir(exist_ok=True)
+        for frame in wanted:
+            with suppress(AgentError):  # its picture is gone
+                place = staged / _place(frame, store.task, labels)
+                picture = store.picture(frame.id)
+                place.parent.mkdir(exist_ok=True)
+                place.write_bytes(picture)
+                written.append(frame)
+        if store.task == "detect":
+            (staged / INSTANCES).write_text(json.dumps(_coco_document(written, labels), indent=1) + "\n", "utf-8")
+    return {"folder": str(folder), "images": len(written), "without_picture": len(wanted) - len(written)}
+
+
+def import_labels(store: LabelStore, labels: Sequence[str], path: Path) -> ImportedLabels:
+    """Store the labels that a tool has written; all of them or none.
+
+    Args:
+        path: Of a detector COCO's JSON: each image that it lists counts as labelled, one without a box as "nothing
+            there". Of a classifier a folder or a zip of class folders; those in `unlabelled` go on waiting.
+
+    Raises AgentError: `labelling.import`, `labelling.label`, and as the store; DatasetError for files that are
+    malformed.
+    """
+    drawn = {frame.id: frame for frame in store.frames()}
+    found = _read_folders(path, labels) if store.task == "classify" else _read_coco(path, labels, drawn)
+    known = {number: truth for number, truth in found.truths.items() if number in drawn}
+    if not known:
+        raise _refusal(
+            f"{path}, which has a label of {found.listed} images, none of them drawn here",
+            "images named as the export named them, such as 00000012.jpg",
+            "import what was exported from this board, for this model",
+        )
+    changed = {number: truth for number, truth in known.items() if not is_same(drawn[number].label, truth)}
+    store.label_all(changed)
+    replaced = sum(drawn[number].label is not None for number in changed)
+    return ImportedLabels(
+        labelled=len(changed) - replaced,
+        replaced=replaced,
+        unchanged=len(known) - len(changed),
+        nothing=sum(isinstance(truth, LabelledBoxes) and not len(truth) for truth in known.values()),
+        unknown=found.listed - len(known),
+    )
+
+
+@dataclass(frozen=True)
+class _FoundLabels:
+    """Labels by the number in the file's name; listed: images, also those of other names."""
+
+    truths: Mapping[int, Truth]
+    listed: int
+
+
+def _read_coco(path: Path, labels: Sequence[str], drawn: Mapping[int, DrawnFrame]) -> _FoundLabels:
+    if path.is_dir() or path.suffix.lower() != ".json":
+        raise _refusal(str(path), "the JSON of COCO's instances, for a detector", "give the path of that file")
+    instances = read_instances(path)
+    if not len(instances.boxes):
+        raise _refusal(
+            f"no box in any of {len(instances.images)} images of {path}",
+            "labels: this is how frames leave the board",
+            "draw the boxes, and export from the tool; frames where nothing is are labelled by `tared label`, too",
+        )
+    crowds = instances.crowds.nonzero()[0]
+    if len(crowds):
+        raise _refusal(f"a crowd (iscrowd) in {path}", "a box for each object", "draw boxes, or skip such frames")
+    class_of = {
+        number: parse_class(instances.class_names[number], labels) for number in set(instances.classes.tolist())
+    }
+    truths: dict[int, Truth] = {}
+    for at, number in _numbers((image.file for image in instances.images), path):
+        if number in drawn:
+            truths[number] = _boxes(instances, at, class_of, drawn[number], labels)
+    return _FoundLabels(truths, len(instances.images))
+
+
+def _boxes(
+    instances: Instances, at: int, class_of: Mapping[int, int], frame: DrawnFrame, labels: Sequence[str]
+) -> LabelledBoxes:
+    image, rows = instances.images[at], instances.rows[at]
+    if (image.width, image.height) != (frame.width, frame.height):
+        raise _refusal(
+            f"{image.file} of {image.width} x {image.height} pixels in {instances.where}",
+            f"{frame.width} x {frame.height}, as it was drawn",
+            "label the pictures in their own size, and those of this board",
+        )
+    boxes = zip(instances.classes[rows].tolist(), instances.boxes[rows].tolist(), strict=True)
+    return check_boxes([(class_of[number], box) for number, box in boxes], (frame.height, frame.width), labels)
+
+
+def _read_folders(path: Path, labels: Sequence[str]) -> _FoundLabels:
+    if path.suffix.lower() == ".json":
+        raise _refusal(str(path), "a folder or a zip of class folders, for a classifier", "give the path of the folder")
+    names = [name for name in ImageFiles(path).names if PurePosixPath(name).parent.name != UNLABELLED]
+    truths = {number: parse_class(PurePosixPath(names[at]).parent.name, labels) for at, number in _numbers(names, path)}
+    return _FoundLabels(truths, len(names))
+
+
+def _numbers(names: Iterable[str], path: Path) -> list[tuple[int, int]]:
+    """Return the place in the list and the frame's number of each image that is named as an export names it."""
+    numbers: dict[int, int] = {}
+    for at, name in enumerate(names):
+        matched = _FILE_NAME.fullmatch(PurePosixPath(name.replace("\\", "/")).name)
+        if matched is None:
+            continue
+        number = int(matched[1])
+        if number in numbers:
+            raise _refusal(f"{name}, a second time in {path}", "each image once", "remove one of the two")
+        numbers[number] = at
+    return [(at, number) for number, at in numbers.items()]
+
+
+def _place(frame: DrawnFrame, task: str, labels: Sequence[str]) -> str:
+    """Return where the picture of a frame lies in an export."""
+    name = f"{frame.id:08d}.jpg"
+    if task == "detect":
+        return name
+    return f"{class_name(frame.label, labels) if isinstance(frame.label, int) else UNLABELLED}/{name}"
+
+
+def _check_names(labels: Sequence[str]) -> None:
+    for label in labels:
+        if (
+            "/" in label
+            or "\0" in label
+            or label.startswith(".")
+            or label in ("", UNLABELLED)
+            or labels.count(label) > 1
+        ):
+            expected = f"names of folders, each once, and none of them {UNLABELLED}"
+            raise AgentError(
+                "labelling.name", f"class '{label}'", expected, "rename it in the model spec, or use the page"
+            )
+
+
+def _coco_document(frames: Sequence[DrawnFrame], labels: Sequence[str]) -> dict[str, Any]:
+    truths = [(frame.id, frame.label) for frame in frames if isinstance(frame.label, LabelledBoxes)]
+    annotations: list[dict[str, Any]] = []
+    for identity, truth in truths:
+        for number, (left, top, right, bottom) in zip(
+            truth.classes.tolist(), truth.boxes.astype(float).round(2).tolist(), strict=True
+        ):
+            width, height = round(right - left, 2), round(bottom - top, 2)
+            annotations.append({
+                "id": len(annotations) + 1, "image_id": identity, "category_id": number + 1,
+                "bbox": [left, top, width, height], "area": round(width * height, 2), "iscrowd": 0,
+            })  # fmt: skip
+    return {
+        "info": {"description": "Frames that tared has drawn for labelling"},
+        "licenses": [],
+        "images": [
+            {"id": each.id, "file_name": _place(each, "detect", labels), "width": each.width, "height": each.height}
+            for each in frames
+        ],
+        "annotations": annotations,
+        "categories": [
+            {"id": number + 1, "name": name} for number, name in enumerate(labels or _numbers_as_names(frames))
+        ],
+    }
+
+
+def _numbers_as_names(frames: Sequence[DrawnFrame]) -> list[str]:
+    """Return names of all classes up to the highest that an engine or a label has, where the spec has no names."""
+    answers = [answer for frame in frames for answer in (frame.served, frame.reference, frame.label)]
+    numbers = [each.classes.max() for each in answers if isinstance(each, (LabelledBoxes, Detections)) and len(each)]
+    return [str(number) for number in range(int(max(numbers, default=0)) + 1)]
+
+
+def _refusal(found: str, expected: str, remedy: str) -> AgentError:
+    return AgentError("labelling.import", found, expected, remedy)
