@@ -125,15 +125,12 @@ def _label_in_browser(store: LabelStore, labels: Sequence[str], listen: str) -> 
 
 
 def _list(options: argparse.Namespace, store: LabelStore, labels: Sequence[str]) -> int:
-    import numpy as np
-
     from agent.labelling.accuracy import measured_accuracy
     from agent.labelling.progress import LabelProgress, progress_by_cell
 
     frames = store.frames()
     total, cells = LabelProgress.count(frames), progress_by_cell(frames)
-    expected = [each.expected for each in store.counted().values()]
-    measured = measured_accuracy(frames, labels, np.sum(expected, axis=0) if expected else None)
+    measured = measured_accuracy(frames, labels, store.counted())
     if options.json:
         rows = [{"camera": camera, "regime": regime, **each.as_dict()} for (camera, regime), each in cells.items()]
         accuracy = measured.document() if measured is not None else None

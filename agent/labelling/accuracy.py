@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.labelling.store import Answer, Cell, DrawnFrame, Truth
+from agent.labelling.store import Answer, Cell, Counted, DrawnFrame, Truth
 from agent.vision.decode import Classification
 from agent.vision.detections import Detections, LabelledBoxes, match
 from agent.vision.fidelity import MATCH_IOU
@@ -89,16 +89,16 @@ def score(answer: Answer, truth: Truth) -> float | None:
 def measured_accuracy(
     frames: Sequence[DrawnFrame],
     labels: Sequence[str] = (),
-    expected: NDArray[np.float64] | None = None,
+    counted: Mapping[Cell, Counted] | None = None,
 ) -> MeasuredAccuracy | None:
     """Return what drawn frames come to, in the order of their draws; None while none counts.
 
     Args:
         labels: The names of the model's classes.
-        expected: How many frames were to be drawn in the mean, by stratum; None: nobody has counted.
+        counted: Of all frames, drawn or not, by cell; None: nobody has counted.
     """
-    counted = _up_to_the_first_waiting(frames)
-    labelled = [frame for frame in counted if frame.label is not None]
+    passed = _up_to_the_first_waiting(frames)
+    labelled = [frame for frame in passed if frame.label is not None]
     if not labelled:
         return None
     classes = sorted({each for frame in labelled for each in _classes_in(frame)})
@@ -117,9 +117,9 @@ def measured_accuracy(
     return MeasuredAccuracy(
         labels=len(labelled),
         waiting=sum(frame.is_waiting for frame in frames),
-        skipped=sum(frame.skipped for frame in counted),
+        skipped=sum(frame.skipped for frame in passed),
         suggested=sum(frame.suggested for frame in labelled),
-        doubt=_doubt(frames, counted, expected),
+        doubt=_doubt(frames, passed, counted),
         overall=_scores(overall),
         cameras=by(lambda cell: cell[0]),
         regimes=by(lambda cell: cell[1]),
@@ -210,26 +210,30 @@ def _class_scores(totals: SampledTotals, group: int) -> ClassScores:
     return ClassScores(*of(0), *of(_COUNTS))
 
 
-def _doubt(frames: Sequence[DrawnFrame], counted: Sequence[DrawnFrame], expected: NDArray[np.float64] | None) -> str:
+def _doubt(frames: Sequence[DrawnFrame], passed: Sequence[DrawnFrame], counted: Mapping[Cell, Counted] | None) -> str:
     """Return why labels are no random sample of the draws, or the draws none of the frames; empty if they may be.
 
-    Sound draws may be doubted by chance once in a thousand streams, at all times together, for each of the two reasons.
+    passed: The frames up to the first that waits. Sound draws are doubted in one of a thousand streams, at all times
+    together, for each of the two reasons.
     """
-    strata = np.arange(STRATA)
-    drawn = np.array([sum(frame.stratum == each for frame in frames) for each in strata], np.float64)
-    if expected is not None and (odd := _odd(drawn, expected)) is not None:
+    if counted:
+        drawn, expected = _by_stratum(frames), np.sum([each.expected for each in counted.values()], axis=0)
+        if (odd := _odd(drawn, expected)) is not None:
+            return (
+                f"{drawn[odd]:.0f} frames of stratum {odd + 1} of {STRATA} are kept as drawn, {expected[odd]:.1f} were "
+                "to be drawn: frames were removed or added"
+            )
+    all_passed, skipped = _by_stratum(passed), _by_stratum([frame for frame in passed if frame.skipped])
+    if (odd := _odd(skipped, all_passed * skipped.sum() / max(1.0, all_passed.sum()))) is not None:
         return (
-            f"{drawn[odd]:.0f} frames of stratum {odd + 1} of {STRATA} are kept as drawn, {expected[odd]:.1f} were to "
-            "be drawn: frames were removed or added"
-        )
-    passed = np.array([sum(frame.stratum == each for frame in counted) for each in strata], np.float64)
-    skipped = np.array([sum(frame.skipped and frame.stratum == each for frame in counted) for each in strata], float)
-    if (odd := _odd(skipped, passed * skipped.sum() / max(1.0, passed.sum()))) is not None:
-        return (
-            f"{skipped[odd]:.0f} of {passed[odd]:.0f} frames of stratum {odd + 1} of {STRATA} were skipped, and "
-            f"{skipped.sum():.0f} of {passed.sum():.0f} in all: frames were chosen by what they show"
+            f"{skipped[odd]:.0f} of {all_passed[odd]:.0f} frames of stratum {odd + 1} of {STRATA} were skipped, and "
+            f"{skipped.sum():.0f} of {all_passed.sum():.0f} in all: frames were chosen by what they show"
         )
     return ""
+
+
+def _by_stratum(frames: Sequence[DrawnFrame]) -> NDArray[np.float64]:
+    return np.bincount(np.array([frame.stratum for frame in frames], np.int64), minlength=STRATA).astype(np.float64)
 
 
 def _odd(found: NDArray[np.float64], expected: NDArray[np.float64]) -> int | None:

@@ -115,8 +115,7 @@ class FrameSampler:
         self._learn(frames)
         self._store.prune(self._config.keep)
         self._waiting = sum(frame.is_waiting for frame in frames)
-        expected = np.sum([each.expected for each in self._counted.values()], axis=0) if self._counted else None
-        self.measured = measured_accuracy(frames, self._labels, expected)
+        self.measured = measured_accuracy(frames, self._labels, self._counted)
         self._stamp = stamp
 
     def _learn(self, frames: Sequence[DrawnFrame]) -> None:
@@ -141,7 +140,7 @@ class FrameSampler:
             self._warm_up.append(sureness)
             if len(self._warm_up) == _WARM_UP:
                 self._strata = Strata.of(self._warm_up)
-                self._store.fix_strata(self._strata.cuts)
+                self._store.fix_strata(self._strata.cuts, self._labels)
             return
         if newest is None or ts <= newest:
             return  # the first one, or a recording's that begins anew

@@ -39,7 +39,7 @@ Cell = tuple[str, str]  # camera, and the artefact in service: its regime
 # Lists of STRATA numbers, as JSON. seconds: of all frames, by stratum; expected: frames to be drawn, in the mean.
 _MIGRATIONS = (
     """
-    CREATE TABLE strata (model TEXT PRIMARY KEY, cuts TEXT NOT NULL);
+    CREATE TABLE models (model TEXT PRIMARY KEY, task TEXT NOT NULL, labels TEXT NOT NULL, cuts TEXT NOT NULL);
     CREATE TABLE seen (
         model TEXT NOT NULL, camera TEXT NOT NULL, regime TEXT NOT NULL,
         seconds TEXT NOT NULL, expected TEXT NOT NULL,
@@ -158,17 +158,28 @@ class LabelStore:
         stats = [path.stat() for path in self.folder.glob(f"{_DATABASE}*") if not path.name.endswith("-shm")]
         return tuple(value for each in stats for value in (each.st_mtime_ns, each.st_size))
 
+    @classmethod
+    def of_kept(cls, state_dir: Path, model: str) -> tuple[LabelStore, Sequence[str]] | None:
+        """Return the store of a model that frames were drawn for, and the names of its classes; None without any."""
+        store = cls(state_dir, model, "")
+        if not store.exists:
+            return None
+        with store._database.transaction("read") as db:
+            row = db.execute("SELECT task, labels FROM models WHERE model = ?", (model,)).fetchone()
+        return (cls(state_dir, model, row[0]), json.loads(row[1])) if row is not None else None
+
     def strata(self) -> list[float] | None:
         """Return the cuts between the strata of this model; None before they are fixed."""
         with self._database.transaction("read") as db:
-            row = db.execute("SELECT cuts FROM strata WHERE model = ?", (self._model,)).fetchone()
+            row = db.execute("SELECT cuts FROM models WHERE model = ?", (self._model,)).fetchone()
         return json.loads(row[0]) if row is not None else None
 
-    def fix_strata(self, cuts: Sequence[float]) -> None:
-        """Keep the cuts between the strata of this model, for good."""
+    def fix_strata(self, cuts: Sequence[float], labels: Sequence[str]) -> None:
+        """Keep the cuts between the strata of this model, for good, and the names of its classes."""
         self._make_folder()
+        row = (self._model, self.task, json.dumps(list(labels)), json.dumps(list(cuts)))
         with self._database.transaction("write") as db:
-            db.execute("INSERT OR IGNORE INTO strata VALUES (?, ?)", (self._model, json.dumps(list(cuts))))
+            db.execute("INSERT OR IGNORE INTO models VALUES (?, ?, ?, ?)", row)
 
     def counted(self) -> dict[Cell, Counted]:
         """Return what was counted of all frames, for each cell."""

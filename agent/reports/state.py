@@ -12,6 +12,7 @@ from typing import Any
 from agent.common.html.charts import Axis, Mark, Series, line_chart, timeline
 from agent.common.html.pages import Figure, Section, Table, render_report, show_bytes, show_share, show_time
 from agent.monitoring.history import HistoryRow, read_history
+from agent.reports.labels import label_sections
 from calibrate.errors import TaredError
 from engines.store.artefact import Artefact, read_artefact
 
@@ -48,6 +49,7 @@ def state_report(state_dir: Path, jobs: Sequence[JobRow], key: bytes | None) -> 
     history = read_history(state_dir)
     sections = [
         *_over_time(history),
+        *_labels(state_dir, artefacts.get(current)),
         *_engines(artefacts, damaged, current, _name_of(state_dir / "previous")),
         *_jobs(jobs),
         *_selection(state_dir),
@@ -137,6 +139,12 @@ def _first_of_each(alarms: Sequence[HistoryRow]) -> Iterator[HistoryRow]:
     """Yield the first row of each alarm; an alarm belongs to an engine."""
     for _, rows in groupby(alarms, key=lambda row: row.engine):
         yield next(rows)
+
+
+def _labels(state_dir: Path, serving: Artefact | None) -> Iterator[Section]:
+    model = serving.manifest.get("inputs", {}).get("model") if serving is not None else None
+    if isinstance(model, str):
+        yield from label_sections(state_dir, model)
 
 
 # ---- engines

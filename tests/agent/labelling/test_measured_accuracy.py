@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agent.labelling.accuracy import count_frame, measured_accuracy, score
-from agent.labelling.store import Answer, DrawnFrame, Truth
+from agent.labelling.store import Answer, Counted, DrawnFrame, Truth
 from agent.vision.decode import Classification
 from agent.vision.detections import Detections, LabelledBoxes
 from calibrate.sampling import STRATA
@@ -128,7 +128,7 @@ def sound(number: int) -> DrawnFrame:
     return classified(number, 1, 1, 2 if number % 5 == 0 else 1, stratum=number % STRATA)
 
 
-EXPECTED = np.full(STRATA, 100.0)
+COUNTED = {("gate", "day"): Counted(np.full(STRATA, 100.0 / RATE), np.full(STRATA, 100.0))}
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ EXPECTED = np.full(STRATA, 100.0)
 )
 def test_a_choice_among_drawn_frames_is_noticed(choose: Callable[[DrawnFrame], DrawnFrame | None], words: str) -> None:
     chosen = [choose(sound(number)) for number in range(1, 601)]
-    measured = measured_accuracy([each for each in chosen if each is not None], expected=EXPECTED)
+    measured = measured_accuracy([each for each in chosen if each is not None], counted=COUNTED)
     assert measured is not None
     assert measured.doubt.endswith(words)
     assert bool(measured.doubt) == bool(words)
@@ -163,7 +163,7 @@ def test_sound_draws_are_hardly_ever_doubted() -> None:
         frames = [
             classified(n, 1, 1, None if n in skipped else 1, stratum=n % STRATA, skipped=n in skipped) for n in numbers
         ]
-        measured = measured_accuracy(frames, expected=EXPECTED)
+        measured = measured_accuracy(frames, counted=COUNTED)
         assert measured is not None
         doubted += bool(measured.doubt)
     assert doubted == 0
