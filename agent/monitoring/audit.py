@@ -265,8 +265,8 @@ class ReferenceAudit(threading.Thread):
                     self._evidence.locate(self._locate(frame))
                     self._on_mismatch(self.mismatch)
                     return
-            except (TaredError, OSError, MemoryError) as error:  # the next frame may fit
-                log.warning("event=audit problem=%r", str(error))
+            except Exception as error:  # whatever it is, it costs this frame alone
+                log.warning("event=audit problem=%r", f"{type(error).__name__}: {error}")
             finally:
                 self._rested_s = begun_s + (time.thread_time() - cpu_s) / _SHARE
 

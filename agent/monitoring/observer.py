@@ -24,6 +24,7 @@ from agent.collection.collection import SharedCollection
 from agent.collection.report import remove_sheet
 from agent.collection.selection import HELD_OUT_EVERY
 from agent.common.errors import AgentError
+from agent.common.main_thread import start_thread, thread_refused
 from agent.common.timing import Backoff, RetryState, is_final
 from agent.config import Config
 from agent.labelling.accuracy import MeasuredAccuracy
@@ -236,9 +237,14 @@ class ObserverThread(threading.Thread):
     def _start_audit(self, observer: Observer, stack: ExitStack) -> None:
         """Start to compare the reference with ONNX Runtime, unless it is ONNX Runtime."""
         if self._make_audit is not None and observer.product_bits is not None:
-            self._audit = self._make_audit(observer.product_bits)
-            self._audit.start()
-            stack.callback(self._audit.stop)
+            audit = self._make_audit(observer.product_bits)
+            try:
+                start_thread(audit)
+            except OSError as error:  # nothing is audited until the next start
+                log.warning("event=audit problem=%r", str(thread_refused("audit.thread", error)))
+                return
+            self._audit = audit
+            stack.callback(audit.stop)
 
     def _replace(self, stack: ExitStack) -> tuple[Observer, VisionTask]:
         """Open the reference that takes the place of the wrong one. Raises as `_open`."""

@@ -77,6 +77,8 @@ def test_an_engine_is_a_regime_where_it_is_kept_as_one() -> None:
         ("name=board-*", True),
         ("name=other-*", False),
         ("fidelity_low<0.9", False),
+        ("accuracy>=0.8, accuracy_low<0.8, accuracy_n>=50", True),
+        ("accuracy_high<0.8", False),
         ("fidelity_low<=0.9, gain_db>0.1", True),
         ("gain_db=0.2", True),
         ("agent<1.10", True),
@@ -94,7 +96,9 @@ def test_an_engine_is_a_regime_where_it_is_kept_as_one() -> None:
 )
 def test_conditions(where: str, holds: bool) -> None:
     tags = {"canary": "", "site": "berlin"}
-    board = device(state="online", agent_version="1.9", telemetry={"cameras": {"a": camera()}}, tags=tags)
+    labelled = {"labels": 60, "accuracy": {"estimate": 0.85, "low": 0.75, "high": 0.9, "n": 50}}
+    telemetry = {"cameras": {"a": camera()}, "labelled": labelled}
+    board = device(state="online", agent_version="1.9", telemetry=telemetry, tags=tags)
     assert matches(board, parse(where), NOW) is holds
 
 
