@@ -116,7 +116,7 @@ def _label_in_browser(store: LabelStore, labels: Sequence[str], listen: str) -> 
     with open_listener(listen) as listener:
         page = LabelPage(store, labels, listener)
         say(f"label frames at {page.address} (Ctrl-C ends)")
-        forward = f"ssh -L {page.port}:127.0.0.1:{page.port} THIS-BOARD"
+        forward = f"ssh -L {page.forwarding} THIS-BOARD"
         say(f"frames stay on this machine; from another one: '{forward}', then open the same address there")
         has_display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
         if has_display and os.geteuid() != 0:  # no browser should run as root

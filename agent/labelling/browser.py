@@ -55,14 +55,20 @@ def open_listener(address: str) -> socket.socket:
 
 
 class LabelPage:
-    """The page on a listening socket, for one thread. Raises OSError where sockets cannot be had."""
+    """The page on a listening socket, for one thread.
+
+    Attributes:
+        address: With the token.
+        forwarding: What ssh -L takes, so that another machine reaches the page at the same port.
+    """
 
     def __init__(self, store: LabelStore, labels: Sequence[str], listener: socket.socket) -> None:
-        """labels: the names of the classes, as the model spec has them."""
+        """labels: the names of the classes, as the model spec has them. Raises OSError where sockets cannot be had."""
         self._store, self._labels = store, labels
         self._token = secrets.token_urlsafe(24)
-        self.port: int = listener.getsockname()[1]
-        self.address = f"{http_url(*listener.getsockname()[:2])}/{self._token}/"
+        server = http_url(*listener.getsockname()[:2])
+        self.address = f"{server}/{self._token}/"
+        self.forwarding = f"{listener.getsockname()[1]}:{server.removeprefix('http://')}"
         self._wakes, self._wake = socket.socketpair()
         for each in (self._wakes, self._wake):
             each.setblocking(False)

@@ -14,6 +14,7 @@ from agent.vision.detections import LabelledBoxes
 from agent.vision.drawing import COLORS, Picture, scaled
 
 _MARGIN = 6  # columns: the ruler on the left
+_LEAST_COLUMNS = 20
 _TICK_COLUMNS, _TICK_ROWS = 10, 4
 _MOST_SCALE = 8.0  # of a small picture
 _UPPER_HALF = "\u2580"
@@ -26,7 +27,7 @@ class TerminalPicture:
     def __init__(self, image: Picture, boxes: LabelledBoxes, columns: int, rows: int) -> None:
         """Fit into columns and rows of characters. boxes: in pixels of the image; each is numbered, from 1."""
         height, width = image.shape[:2]
-        scale = min((columns - _MARGIN) / width, 2 * (rows - 1) / height, _MOST_SCALE)
+        scale = min((max(columns, _LEAST_COLUMNS) - _MARGIN) / width, 2 * (rows - 1) / height, _MOST_SCALE)
         self._scale = float(scale)
         self._pixels = scaled(image, scale)
         if self._pixels.shape[0] % 2:  # a character has two rows of pixels

@@ -73,9 +73,11 @@ class LabelTerminal:
         candidates = _candidates(frame)
         try:
             image = decode_image(self._store.picture(frame.id))
+            trouble = "the picture of this frame is damaged" if image is None else ""
         except AgentError as error:
-            image = None
-            self._say(f"{error.found}; s skips the frame")
+            image, trouble = None, error.found
+        if trouble:
+            self._say(f"{trouble}; s skips the frame")
         if image is not None and self._console.color_system is not None:
             rows = max(_LEAST_ROWS, self._console.height - _ROOM_ROWS)
             self._console.print(TerminalPicture(image, candidates, self._console.width, rows), end="")

@@ -70,7 +70,8 @@ def check_boxes(rows: Sequence[tuple[int, Sequence[float]]], size: Size, labels:
         if len(box) != 4 or not all(_is_number(value) for value in box):
             raise _refusal(f"box {box!s:.80}", "four numbers x1 y1 x2 y2 in pixels", "correct the box")
         xs, ys = (
-            sorted(min(max(float(value), 0.0), end) for value in box[at::2]) for at, end in ((0, width), (1, height))
+            sorted(round(min(max(float(value), 0.0), end), 2) for value in box[at::2])  # as the store rounds
+            for at, end in ((0, width), (1, height))
         )
         if xs[0] == xs[1] or ys[0] == ys[1]:
             found = "box " + " ".join(f"{value:g}" for value in box)

@@ -337,7 +337,7 @@ function pressKey(event) {
     draw();
     return true;
   }
-  const key = event.key === "Backspace" ? "Delete" : event.key;
+  const key = event.key === "Backspace" ? "Delete" : event.key.length === 1 ? event.key.toLowerCase() : event.key;
   const button = Object.keys(actions).find((id) => at(id).dataset.key === key && at(id).offsetParent !== null);
   const number = CLASS_KEYS.indexOf(key);
   if (button) act(button);
@@ -347,7 +347,7 @@ function pressKey(event) {
 }
 document.addEventListener("keydown", (event) => {
   if (!event.repeat || event.key in ARROWS) {
-    if (shown.frame || event.key === "b") { if (pressKey(event)) event.preventDefault(); }
+    if (shown.frame || event.key.toLowerCase() === "b") { if (pressKey(event)) event.preventDefault(); }
   }
 });
 window.addEventListener("resize", layOut);

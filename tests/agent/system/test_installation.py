@@ -246,6 +246,8 @@ def test_a_wheel_of_the_source_distribution_brings_all_that_it_needs(
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", str(python)]
     constraints = str(ROOT / "constraints.txt")
     subprocess.run([*pip, "install", "--constraint", constraints, str(wheel)], check=True, timeout=240)
+    (page,) = (tmp_path / "venv/lib").glob("python*/site-packages/agent/labelling/templates")
+    assert {path.name for path in page.iterdir()} == {"label.css", "label.html", "label.js"}
     shared = tmp_path / "venv/share/tared/systemd"
     assert (tmp_path / "venv/share/man/man1/tared.1").is_file()
     units = {f"tared{part}.service" for part in ("", "-collector", "-controller", "-web")}

@@ -1,0 +1,65 @@
+"""Whatever comes as a label is one of this frame and this model, or is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.common.errors import AgentError
+from agent.labelling.store import truth_document
+from agent.labelling.truth import check_truth, is_same
+from agent.vision.detections import LabelledBoxes
+
+LABELS = ("cat", "dog")
+WIDTH, HEIGHT = 64, 48
+NUMBERS = st.one_of(st.integers(-9, 99), st.floats(), st.sampled_from([10**400, -(2**63), True, None, "1"]))
+BOXES = st.fixed_dictionaries(
+    {},
+    optional={
+        "class": st.integers(0, 2) | NUMBERS | st.lists(NUMBERS, max_size=2),
+        "box": st.lists(st.floats(-9, 99), min_size=4, max_size=4) | st.lists(NUMBERS, max_size=5) | NUMBERS,
+    },
+)
+DOCUMENTS = st.lists(BOXES | NUMBERS, max_size=3) | NUMBERS | st.dictionaries(st.text(max_size=3), NUMBERS, max_size=2)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.sampled_from(["classify", "detect"]), DOCUMENTS)
+def test_a_label_is_of_the_frame_and_the_model_or_is_refused(task: str, document: Any) -> None:
+    try:
+        truth = check_truth(document, task, (HEIGHT, WIDTH), LABELS)
+    except AgentError:
+        return
+    assert json.dumps(truth_document(truth), allow_nan=False)
+    assert is_same(truth, truth)
+    if isinstance(truth, LabelledBoxes):
+        assert task == "detect"
+        assert set(truth.classes.tolist()) <= {0, 1}
+        for x1, y1, x2, y2 in truth.boxes.tolist():
+            assert 0.0 <= x1 < x2 <= WIDTH
+            assert 0.0 <= y1 < y2 <= HEIGHT
+    else:
+        assert truth in (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("box", "kept"),
+    [
+        ([10, 20, 30, 40], [10, 20, 30, 40]),
+        ([30, 40, 10, 20], [10, 20, 30, 40]),
+        ([30, 20, 10, 40], [10, 20, 30, 40]),
+        ([-5, 20, 999, 40.125], [0, 20, WIDTH, 40.12]),
+    ],
+)
+def test_corners_come_in_any_order_and_boxes_are_cut_at_the_edges(box: list[float], kept: list[float]) -> None:
+    truth = check_truth([{"class": 0, "box": box}], "detect", (HEIGHT, WIDTH), LABELS)
+    assert truth_document(truth) == [{"class": 0, "box": pytest.approx(kept)}]
+
+
+def test_a_box_that_the_store_would_round_to_nothing_is_refused() -> None:
+    with pytest.raises(AgentError, match="box 10 20"):
+        check_truth([{"class": 0, "box": [10, 20, 10.001, 40]}], "detect", (HEIGHT, WIDTH), LABELS)
