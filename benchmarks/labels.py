@@ -91,7 +91,7 @@ class Stream:
 
 def run(answers: Answers, rows: NDArray[np.int64], chance: np.random.Generator, stratified: bool = True) -> Stream:
     """Label some of these frames. stratified: draw and guess by strata; else all frames are of one."""
-    strata, frames = Strata.of(answers.sure[rows[:_WARM_UP]].tolist()), rows[_WARM_UP:]
+    strata, frames = Strata.by_quantiles(answers.sure[rows[:_WARM_UP]].tolist()), rows[_WARM_UP:]
     numbers = [strata.index(each) if stratified else 0 for each in answers.sure[frames]]
     draws, counts = chance.random(len(frames)), answers.counts[frames]
     so_far = counts.cumsum(axis=0)

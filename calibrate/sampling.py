@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from calibrate.evidence import Interval
 
 Floats = NDArray[np.float64]
-Ratio = tuple[Sequence[float], Sequence[float]]  # the weights of the counts over and under the line
+Ratio = tuple[Sequence[float], Sequence[float]]  # the weights of the counts in numerator and denominator
 
 STRATA = 6
 MIN_LABELS = 30  # with fewer, the normal approximation of the bounds does not hold
@@ -43,7 +43,7 @@ _TIGHTEST_LABELS = 20.0
 class Strata:
     """How sure frames are, in classes of equal size, and the probability with which a frame of each is drawn.
 
-    >>> strata = Strata.of([0.1, 0.5, 0.9, 0.95, 0.97, 0.99])
+    >>> strata = Strata.by_quantiles([0.1, 0.5, 0.9, 0.95, 0.97, 0.99])
     >>> strata.index(0.2), strata.index(1.0)
     (0, 5)
     """
@@ -57,7 +57,7 @@ class Strata:
         self._labels, self._scores, self._squares = np.zeros(STRATA), np.zeros(STRATA), np.zeros(STRATA)
 
     @classmethod
-    def of(cls, sureness: Sequence[float]) -> Strata:
+    def by_quantiles(cls, sureness: Sequence[float]) -> Strata:
         """Return strata that share out these frames evenly."""
         return cls(np.quantile(np.array(sureness, np.float64), np.arange(1, STRATA) / STRATA).tolist())
 
@@ -147,12 +147,15 @@ class SampledTotals:
         self.labels += 1
         self._weights += weight / probability
 
-    def ratio(self, group: int, over: Sequence[float], under: Sequence[float], error: float = 0.05) -> Interval:
+    def ratio(
+        self, group: int, numerator: Sequence[float], denominator: Sequence[float], error: float = 0.05
+    ) -> Interval:
         """Bound the ratio of two sums of counts; n is the number of labelled frames that count in its denominator.
 
-        over, under: the weights of the counts in each sum, such as right answers over answers; in [0, 1] as a ratio.
+        numerator, denominator: The weights of the counts in each sum, such as right answers over answers. The ratio lies
+        in [0, 1].
         """
-        value, gradient, mistaken, labels = self._linear(group, over, under)
+        value, gradient, mistaken, labels = self._linear(group, numerator, denominator)
         return self._interval(value, group, gradient, mistaken, labels, 0.0, error)
 
     def difference(self, group: int, first: Ratio, second: Ratio, error: float = 0.05) -> Interval:
@@ -162,9 +165,11 @@ class SampledTotals:
         reach = max(mistaken, other_mistaken), min(labels, other_labels)
         return self._interval(value - other, group, gradient - other_gradient, *reach, -1.0, error)
 
-    def _linear(self, group: int, over: Sequence[float], under: Sequence[float]) -> tuple[float, Floats, float, int]:
+    def _linear(
+        self, group: int, numerator: Sequence[float], denominator: Sequence[float]
+    ) -> tuple[float, Floats, float, int]:
         """Return a ratio, its gradient by the totals, how far one mistaken frame would move it, and its labels."""
-        top, bottom = np.asarray(over, np.float64), np.asarray(under, np.float64)
+        top, bottom = np.asarray(numerator, np.float64), np.asarray(denominator, np.float64)
         labels = int(self._counting[group][bottom > 0.0].max(initial=0.0))
         whole = float(bottom @ self.totals[group])
         if whole <= 0.0 or not labels:

@@ -188,10 +188,10 @@ def _sum(cells: Iterable[SampledTotals]) -> SampledTotals:
     return total
 
 
-def _ratio(over: Iterable[int], under: Iterable[int]) -> Ratio:
-    """over, under: the places of the counts over and under the line."""
+def _ratio(numerator: Iterable[int], denominator: Iterable[int]) -> Ratio:
+    """numerator, denominator: the places of their counts."""
     weights = np.eye(2 * _COUNTS)
-    return weights[[*over]].sum(axis=0).tolist(), weights[[*under]].sum(axis=0).tolist()
+    return weights[[*numerator]].sum(axis=0).tolist(), weights[[*denominator]].sum(axis=0).tolist()
 
 
 _SERVED, _REFERENCE = _ratio([0], [1]), _ratio([_COUNTS], [_COUNTS + 1])
@@ -203,11 +203,11 @@ def _scores(totals: SampledTotals) -> Scores:
 
 
 def _class_scores(totals: SampledTotals, group: int) -> ClassScores:
-    def of(first: int) -> tuple[Interval, Interval]:
+    def bounds(first: int) -> tuple[Interval, Interval]:
         hits, extra, missed = range(first + 2, first + _COUNTS)
         return totals.ratio(group, *_ratio([hits], [hits, extra])), totals.ratio(group, *_ratio([hits], [hits, missed]))
 
-    return ClassScores(*of(0), *of(_COUNTS))
+    return ClassScores(*bounds(0), *bounds(_COUNTS))
 
 
 def _doubt(frames: Sequence[DrawnFrame], passed: Sequence[DrawnFrame], counted: Mapping[Cell, Counted] | None) -> str:

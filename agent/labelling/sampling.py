@@ -139,7 +139,7 @@ class FrameSampler:
         if self._strata is None:
             self._warm_up.append(sureness)
             if len(self._warm_up) == _WARM_UP:
-                self._strata = Strata.of(self._warm_up)
+                self._strata = Strata.by_quantiles(self._warm_up)
                 self._store.fix_strata(self._strata.cuts, self._labels)
             return
         if newest is None or ts <= newest:

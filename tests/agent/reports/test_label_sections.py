@@ -38,12 +38,14 @@ def store_fixture(tmp_path: Path) -> LabelStore:
     return store
 
 
-def test_a_model_without_drawn_frames_has_no_section(store: LabelStore, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("store")
+def test_a_model_without_drawn_frames_has_no_section(tmp_path: Path) -> None:
     assert list(label_sections(tmp_path, "another")) == []
     assert list(label_sections(tmp_path / "elsewhere", "model")) == []
 
 
-def test_frames_that_wait_are_counted(store: LabelStore, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("store")
+def test_frames_that_wait_are_counted(tmp_path: Path) -> None:
     (section,) = label_sections(tmp_path, "model")
     assert section.text == ["40 drawn frames wait for their labels: run 'tared label'."]
 
