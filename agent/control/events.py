@@ -22,6 +22,7 @@ from agent.monitoring.class_losses import LostClass
 from agent.monitoring.drift import DriftState
 from agent.monitoring.view import ViewState
 from agent.uplink.reporter import Reporter
+from calibrate.evidence import Interval
 
 _MOST_CLASSES = 16  # in an event
 
@@ -112,6 +113,7 @@ class StateChangeReporter:
             "camera": camera,
             "capture_ts": since,
             "gain_db": round(drift.gain_db, 2),
+            "gain": rounded_gain(drift.gain),
             "e_value": round(drift.e_value, 1),
             "clipping_share": round(drift.clipping_share, 2),
         }
@@ -121,7 +123,8 @@ class StateChangeReporter:
         onset_ts = drift.onset_ts if drift.onset_ts is not None else since
         trouble: dict[str, JsonValue] = {"trouble": view.trouble, **_rounded(view)} if view.trouble else {}
         self._reporter.event("alarm", logging.WARNING, onset_ts=onset_ts, **detail, **trouble)
-        self._alarms.append(Alarm(since, onset_ts, drift.gain_db, drift.e_value, camera))
+        gain = drift.gain.estimate if drift.gain is not None else None
+        self._alarms.append(Alarm(since, onset_ts, drift.gain_db, drift.e_value, camera, gain))
 
     def _report_low_fidelity(self, camera: str, state: CameraState) -> None:
         """Report low fidelity, once for each engine in service; the gain says that a recalibration would not help."""
@@ -146,6 +149,7 @@ class StateChangeReporter:
                 {
                     "remedy": each.remedy,
                     "gain_db": round(each.gain_db, 2) if each.gain_db is not None else None,
+                    "gain": rounded_gain(each.gain),
                     "detail": each.detail or None,
                 }
                 for each in why.remedies
@@ -178,6 +182,13 @@ class StateChangeReporter:
         gain_db = round(drift.gain_db, 2) if drift is not None else None
         level = logging.WARNING if view.trouble else logging.INFO
         self._reporter.event("view", level, camera=camera, trouble=view.trouble, gain_db=gain_db, **_rounded(view))
+
+
+def rounded_gain(gain: Interval | None) -> JsonValue:
+    """Return an expected gain in fidelity as it is reported; None where that cannot be said."""
+    if gain is None:
+        return None
+    return {"estimate": round(gain.estimate, 3), "low": round(gain.low, 3), "high": round(gain.high, 3), "n": gain.n}
 
 
 def _rounded(view: ViewState) -> dict[str, float]:

@@ -39,10 +39,13 @@ from agent.jobs.refusal import RefusalMemory, raising_id, settings_id
 from agent.models.engine_service import EngineService, LoadedEngine
 from agent.monitoring.audit import Mismatch
 from agent.monitoring.camera_monitor import CameraStates
+from agent.monitoring.gains import GainRecord
 from agent.monitoring.regimes import Regimes, RegimeStore
 from agent.serving.pipeline import Pipeline
 from agent.uplink.reporter import Reporter
+from agent.validation.verdict import Verdict
 from calibrate.errors import TaredError
+from calibrate.fidelity_gain import Recalibrated
 from engines.store.artefact import Artefact, read_artefact
 from engines.store.retention import Pins, StoreCleaner
 
@@ -83,6 +86,9 @@ class Operations:
         pipeline.keep_evidence(config.state_dir, report_error)
         self.summary = RunSummary(str(service.serving.path))
         self._changes = StateChangeReporter(reporter, self.summary.alarms, config)
+        self._gains = GainRecord(kept_path("gains.json"), service.identity, report_error)
+        for monitor in pipeline.observer.monitors.values():
+            monitor.gains = self._gains
         store = RegimeStore(config.state_dir / "regimes.json", service.identity, config.regimes.most)
         observer = pipeline.observer
         self.regimes = Regimes(config, store, observer.monitors.values(), observer.collection)
@@ -112,7 +118,13 @@ class Operations:
         cleaner = StoreCleaner(service.store, config.store.keep, config.store.reserve_bytes)
         self._registry = JobRegistry(reporter, self.journal, self._limits, cleaner, self._pins)
         self.jobs = Recalibration(
-            config, service, observer, self.run_in_main_thread, self._registry.make_room, self._on_candidate
+            config,
+            service,
+            observer,
+            self.run_in_main_thread,
+            self._registry.make_room,
+            self._learn_gain,
+            self._on_candidate,
         )
         self.new_model = NewModel(
             self.jobs, self._registry, lambda tracker, reason: self.swap.withdraw(tracker, reason)
@@ -345,6 +357,19 @@ class Operations:
         tracker.started_s = since_s
         self._limits.pause_switches()
         self.swap.start(loaded, tracker)
+
+    def _learn_gain(self, job: Job, verdict: Verdict) -> None:
+        """Note what a recalibration has gained over the INT8 engine in service, on the frames that judged it.
+
+        One that raises precision gains otherwise.
+        """
+        states = self.pipeline.observer.states().values()
+        gains_db = [state.drift.serving_db for state in states if state.drift is not None and state.drift.judged]
+        frames = verdict.frames - verdict.empty_frames
+        if gains_db and frames and verdict.fidelity_serving is not None and job.raising is None:
+            gained = verdict.fidelity - verdict.fidelity_serving
+            loss, gain_db = 1.0 - verdict.fidelity_serving, sum(gains_db) / len(gains_db)
+            self._gains.note(Recalibrated(gain_db, loss, gained, frames))
 
     def _on_candidate(self, job: Job, outcome: JobOutcome) -> None:
         """Put the engine in service that the child has built and accepted, or that of a new model.

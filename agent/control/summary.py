@@ -41,13 +41,17 @@ class Score:
 
 @dataclass(frozen=True)
 class Alarm:
-    """A drift alarm: when it rose, and since when the gain had been above the tolerance; capture times in s."""
+    """A drift alarm: when it rose, and since when the gain had been above the tolerance; capture times in s.
+
+    gain: The fidelity that a recalibration is expected to gain; None where that could not be said.
+    """
 
     ts: float
     onset_ts: float
     gain_db: float
     e_value: float
     camera: str = "camera"
+    gain: float | None = None
 
 
 @dataclass(frozen=True)

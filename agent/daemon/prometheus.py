@@ -153,12 +153,18 @@ def _quality(observed: CameraStates) -> Iterator[Metric]:
     gain = GaugeMetricFamily(
         "tared_drift_predicted_gain_db", "Noise that a recalibration would save now.", labels=["camera"]
     )
+    worth = GaugeMetricFamily(
+        "tared_drift_expected_gain_ratio", "Fidelity that a recalibration would gain now.", labels=["camera", "bound"]
+    )
     drift = StateSetMetricFamily("tared_drift_state", "Whether the scene has left the calibration.", labels=["camera"])
     for camera, state in observed.items():
         if state.drift is not None:
             gain.add_metric([camera], state.drift.gain_db)
+            for bound in ("estimate", "low", "high") if state.drift.gain is not None else ():
+                worth.add_metric([camera, bound], getattr(state.drift.gain, bound))
             drift.add_metric([camera], {name: name == state.drift.state for name in _DRIFT})
     yield gain
+    yield worth
     yield drift
 
 

@@ -116,7 +116,8 @@ class StatusReporter:
 
     def _drift(self, drift: DriftState) -> dict[str, JsonValue]:
         tolerance_db = self._operations.config.drift.tolerance_db
-        return {**{key: getattr(drift, key) for key in _DRIFT_KEYS}, "tolerance_db": tolerance_db}
+        shown = {key: getattr(drift, key) for key in _DRIFT_KEYS}
+        return {**shown, "gain": asdict(drift.gain) if drift.gain is not None else None, "tolerance_db": tolerance_db}
 
 
 def _rounded(interval: Interval) -> tuple[float, float, float]:

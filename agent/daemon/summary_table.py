@@ -64,7 +64,8 @@ def _rows(summary: RunSummary) -> Iterator[tuple[str, str]]:
         if isinstance(event, Alarm):
             alarm = event
             waited = f"{alarm.ts - alarm.onset_ts:.0f} s after onset at {alarm.onset_ts:.1f} s"
-            yield f"{alarm.ts:.1f} s  alarm", f"{waited}; a recalibration would gain {alarm.gain_db:.1f} dB"
+            worth = f", {100.0 * alarm.gain:.1f} points of fidelity" if alarm.gain is not None else ""
+            yield f"{alarm.ts:.1f} s  alarm", f"{waited}; a recalibration would gain {alarm.gain_db:.1f} dB{worth}"
         elif isinstance(event, Rollback):
             at = "at the end" if event.ts is None else f"{event.ts:.1f} s"
             served = f"{event.frames} frames on probation, {event.suffered} suffered, {event.missed} missed"

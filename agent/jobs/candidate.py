@@ -54,7 +54,9 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
 
     With offline work the calibration is there, and with an artefact the plan, and the engine where it serves here.
 
-    Raises TaredError; `recalibration.refused` if none is good enough.
+    The error is `recalibration.refused` if none is good enough, with the verdict on the first one.
+
+    Raises TaredError for whatever else fails.
     """
     request = JobRequest(**json.loads((directory / JOB).read_text(encoding="utf-8")))
     steps = _Steps(emit)
@@ -105,7 +107,7 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
         wanted = model.build_request(model.master, backend.precisions[-1], calibration.seen)
         return backend.load(backend.build(wanted).engine)
 
-    slow = refused = None
+    slow = refused = first = None
     for plan in ladder.plans() if only is None else [only]:
         judge = Judge(
             model.with_plan(plan),
@@ -135,15 +137,16 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
             _leave_report(artefact, judge, emit)
             return JobOutcome(artefact.path, judge.verdict)
         except AgentError as error:
+            first = first or judge.verdict
             if only is not None or error.code != REFUSED or not judge.is_refused_for_precision:
-                raise
+                return JobOutcome(verdict=first, error=error)
             ladder.note(error.found, is_too_loud=not judge.is_refused_for_gain)
             refused = error
             if judge.is_refused_for_gain:
                 if slow is not None:  # the fastest plan of the search: those after it are slower
                     break
                 slow = error
-    raise slow or ladder.refusal(refused)
+    return JobOutcome(verdict=first, error=slow or ladder.refusal(refused))
 
 
 def _leave_report(artefact: Artefact, judge: Judge, emit: Emit) -> None:

@@ -37,7 +37,10 @@ Emit = Callable[[Mapping[str, Any]], None]
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """The end of a job: an accepted artefact with its verdict, or an error."""
+    """The end of a job: an accepted artefact with its verdict, or an error.
+
+    A refusal has the verdict on the first candidate: that a recalibration gains nothing is worth knowing.
+    """
 
     artefact: Path | None = None
     verdict: Verdict | None = None
@@ -45,9 +48,11 @@ class JobOutcome:
 
     def as_message(self) -> dict[str, Any]:
         """Return the child's last line."""
+        verdict = self.verdict.as_dict() if self.verdict else None
         if self.error is not None:
-            return {"error": {key: getattr(self.error, key) for key in ("code", "found", "expected", "remedy")}}
-        return {"artefact": str(self.artefact), "verdict": self.verdict.as_dict() if self.verdict else None}
+            words = {key: getattr(self.error, key) for key in ("code", "found", "expected", "remedy")}
+            return {"error": words, "verdict": verdict}
+        return {"artefact": str(self.artefact), "verdict": verdict}
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> JobOutcome:
@@ -55,11 +60,11 @@ class JobOutcome:
 
         Raises AttributeError, KeyError, TypeError or ValueError for anything else.
         """
+        verdict = Verdict.from_dict(message["verdict"]) if message.get("verdict") else None
         if "error" in message:
             if not all(isinstance(words, str) for words in message["error"].values()):
                 raise TypeError("an error that is not in words")
-            return cls(error=AgentError(**message["error"]))
-        verdict = Verdict.from_dict(message["verdict"]) if message["verdict"] else None
+            return cls(verdict=verdict, error=AgentError(**message["error"]))
         return cls(Path(message["artefact"]), verdict)
 
 

@@ -34,7 +34,7 @@ from agent.monitoring.observer import ObserverThread
 from agent.system.board import BoardState
 from agent.system.state_dir import remove_unfinished_builds
 from agent.validation.model_change import ANSWERS
-from agent.validation.verdict import MIN_INFORMATIVE
+from agent.validation.verdict import MIN_INFORMATIVE, Verdict
 from calibrate.errors import TaredError
 
 
@@ -123,6 +123,7 @@ class Recalibration:
     Args:
         run_in_main_thread: Brings the child's messages into the supervisor's thread.
         make_room: Called before a child builds; raises TaredError where the disk has no room.
+        on_verdict: Called with the job and the outcome's verdict, on a candidate that was accepted or refused.
         on_candidate: Called with the job and an accepted candidate. The job has ended for this class then; its success
             is reported by the swap.
     """
@@ -132,6 +133,7 @@ class Recalibration:
     observer: ObserverThread
     run_in_main_thread: RunInMainThread
     make_room: Callable[[], None]
+    on_verdict: Callable[[Job, Verdict], None]
     on_candidate: Callable[[Job, JobOutcome], None]
 
     def __post_init__(self) -> None:
@@ -322,6 +324,8 @@ class Recalibration:
             return
         self.job, self._child = None, None
         remove_unfinished_builds(self.config.state_dir)
+        if outcome.verdict is not None:
+            self.on_verdict(job, outcome.verdict)
         error = outcome.error
         if error is None:
             self.on_candidate(job, outcome)

@@ -386,16 +386,15 @@ def slower_here(plan: PrecisionPlan, runtime: Mapping[str, str]) -> str:
 # Noise to signal of values spread evenly over the range. A tensor of a few values that all lie on the grid has no noise
 # at all, and would drown all others the moment that one of its values leaves the grid.
 _LEAST_NOISE = 1.0 / (4.0 * 127**2)
-# Least weight of a scale group, as a share of the mean of all. A plan measures sensitivities on a few frames in one
-# light: one of zero must not hide a tensor whose noise may grow a thousandfold in another light.
-_LEAST_SHARE = 0.01
 
 
 def tap_weights(model: Model, calibration: Calibration) -> dict[str, float]:
     """Return how much the noise of each tap counts that is INT8 under the model's plan; all weights are positive.
 
-    A weight is the noise that the readers of the tap's scale group add to the answer, by the evidence of the plan, over
-    the noise to signal of the group under `calibration`. Without such evidence every tap adds the same.
+    A weight is the noise that the readers of the tap's scale group add to the answer, over the noise to signal of the
+    group under `calibration`. Half of what is added goes by the evidence of the plan, and half evenly: a plan measures
+    sensitivities on a few frames in one light, and by them alone the noise that grows in another light may be where
+    hardly any weight is. Without such evidence every tap adds the same.
     """
     placement = place(model.observed, PrecisionPlan(model.plan.floats))
     noise = tensor_noise(calibration.histograms, [model.scales(calibration)])
@@ -403,9 +402,10 @@ def tap_weights(model: Model, calibration: Calibration) -> dict[str, float]:
         name: max(float(ratio), _LEAST_NOISE)
         for name, ratio in zip(noise.names, noise.ratios[:, 0].sum(axis=1), strict=True)
     }
-    added = _measured_noise(model, placement)
-    if not any(added.values()):
-        added = {group: float(len(group.taps)) for group in placement.groups}
+    added = {group: float(len(group.taps)) for group in placement.groups}
+    measured, evenly = _measured_noise(model, placement), sum(added.values())
+    if total := sum(measured.values()):
+        added = {group: even / evenly + measured[group] / total for group, even in added.items()}
     weights = {}
     for group in placement.groups:
         group_noise = sum(own.get(tap, 0.0) for tap in group.taps)
@@ -428,8 +428,7 @@ def _measured_noise(model: Model, placement: Placement) -> dict[ScaleGroup, floa
         read = tensors_read(fused, nodes, placement)
         for tensor in read:
             added[group_of[tensor]] += sum(sensitivities.get(layer, 0.0) for layer in fused.layers) / len(read)
-    least = _LEAST_SHARE * sum(added.values()) / max(len(added), 1)
-    return {group: max(sensitivity, least) for group, sensitivity in added.items()}
+    return added
 
 
 def _sensitivities(plan: PrecisionPlan) -> dict[str, float]:

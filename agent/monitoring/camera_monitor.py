@@ -19,9 +19,10 @@ from agent.collection.collection import SharedCollection
 from agent.config import Config
 from agent.monitoring.causes import LIGHT, Appearance, AppearanceHistory, Explanation, Relighting, explanation
 from agent.monitoring.class_losses import ClassLosses, LostClass
-from agent.monitoring.drift import DriftMonitor, DriftState, Regime
+from agent.monitoring.drift import DriftMonitor, DriftState, ExpectedGain, Regime, unknown_gain
 from agent.monitoring.estimates import Estimate, FidelityRecord, SinceStart, SinceStartBySecond
 from agent.monitoring.evidence_file import EvidenceFile
+from agent.monitoring.gains import GainRecord
 from agent.monitoring.view import FROZEN, ViewMonitor, ViewState
 from agent.vision.decode import Classification, Prediction
 from agent.vision.detections import Detections
@@ -35,6 +36,7 @@ from engines.interface import Array, Observation
 
 _ABSENT_S = 600.0
 _RAISED_TENSORS = 4  # which raised precision is reckoned to leave float
+_NEWEST = 24  # frames, whose fidelity says how much there is to gain
 _KEPT_EVERY = 64  # values of classes, between two writes of their state
 
 
@@ -134,6 +136,8 @@ class CameraMonitor:
     Args:
         collection: Shared by all cameras of the model.
         other_cameras: Returns the histograms of the newest frames of each other camera.
+
+    `gains` says in fidelity what dB would gain; it is shared by all cameras of the model.
     """
 
     spec: ModelSpec
@@ -153,6 +157,7 @@ class CameraMonitor:
         self._settled = SinceStart()
         self._paired = PairedFidelityGain()
         self._evidence = EvidenceFile(None)
+        self.gains = GainRecord()
         self._classes = ClassLosses(self.config.observe.period_s, self.config.drift.false_alarms_per_30d)
         self._appearance = AppearanceHistory()
         self._relighting: Relighting | None = None
@@ -170,7 +175,7 @@ class CameraMonitor:
         The evidence starts from scratch. With `recall` it goes on with what the file has of the same artefact.
         """
         with self._lock:
-            self._drift = self._drift_from(serving, others)
+            self._drift = self._drift_from(serving, others, self._expected_gain)
             self._watched = serving.artefact
             self._drift_since = since
             self._settled.start(since)
@@ -355,10 +360,20 @@ class CameraMonitor:
             gains_db,
             relit_db,
             hour.n > 0 and hour.estimate >= 1.0 - self.config.recalibration.max_loss,
+            lambda gain_db: self._expected_gain(gain_db, drift.state.onset_ts),
         )
 
-    def _drift_from(self, regime: Regime, others: Sequence[Regime] = ()) -> DriftMonitor:
-        return DriftMonitor(self.config.drift, self.config.regimes.switch_db, regime, others, self.other_cameras)
+    def _expected_gain(self, gain_db: float, onset_ts: float | None) -> Interval | None:
+        """Return the fidelity that so many dB would gain on the newest frames, of a drift that began then."""
+        newest = self._fidelity.newest(_NEWEST)
+        return self.gains.expected_gain(gain_db, [value for ts, value in newest if onset_ts is None or ts >= onset_ts])
+
+    def _drift_from(
+        self, regime: Regime, others: Sequence[Regime] = (), expected_gain: ExpectedGain = unknown_gain
+    ) -> DriftMonitor:
+        return DriftMonitor(
+            self.config.drift, self.config.regimes.switch_db, regime, others, self.other_cameras, expected_gain
+        )
 
     def _end_block(self, ts: float, drift: DriftMonitor) -> None:
         """Note a block that ended at capture time `ts`. An alarm begins another scene, and so does its end."""

@@ -4,7 +4,8 @@
    that the engine in service answered, and names the change: light, contrast, noise, blur, or the content where none of
    them changed.
 2. `Explanation` puts the remedies beside each other, the one with the largest gain first. Gains are measured on the
-   histograms that raised the alarm, in dB of quantisation noise. The gain of the former exposure is tried out: some
+   histograms that raised the alarm, in dB of quantisation noise, and in the fidelity that so many dB are expected to
+   be worth. The gain of the former exposure is tried out: some
    observed frames are relit and observed once more (`Relighting`).
 """
 
@@ -12,8 +13,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from agent.common.state_files import finite
 from agent.monitoring.view import FrameFeatures
+from calibrate.evidence import Interval
 from calibrate.histogram import AbsHistogram, merge_into
 
 _FRAMES = 24  # of which the median counts, then and now
@@ -142,11 +144,13 @@ class Remedy:
     """What would help. gain_db: Predicted, of quantisation noise; None where no dB can say.
 
     detail: The artefact of a regime, or the evidence.
+    gain: Expected, of fidelity; None where that cannot be said.
     """
 
     remedy: str
     gain_db: float | None
     detail: str = ""
+    gain: Interval | None = None
 
 
 @dataclass(frozen=True)
@@ -164,6 +168,7 @@ def explanation(
     regimes_db: Mapping[str, float],
     relit_db: float | None,
     is_faithful: bool,
+    expected_gain: Callable[[float], Interval | None] = lambda gain_db: None,
 ) -> Explanation:
     """Put the remedies beside each other.
 
@@ -173,6 +178,8 @@ def explanation(
         regimes_db: The gain of a recalibration over each other known regime, by artefact.
         relit_db: Its gain if the light were as it was; None: not tried.
         is_faithful: INT8 answers as the float model does: what is lost, the float model has lost.
+        expected_gain: Returns the fidelity that so many dB are worth on the newest frames; None where that cannot be
+            said.
     """
     changes = history.changes
     remedies = [Remedy("recalibrate", recalibration_db), Remedy("raise precision", raised_db)]
@@ -188,7 +195,8 @@ def explanation(
     before, now = history.confidences
     if is_faithful and now < _UNSURE * before:
         remedies.append(Remedy("retrain", None, f"the float model's confidence fell from {before:.2f} to {now:.2f}"))
-    figures = sorted((each for each in remedies if each.gain_db is not None), key=lambda each: -(each.gain_db or 0.0))
+    by_gain = sorted((each for each in remedies if each.gain_db is not None), key=lambda each: -(each.gain_db or 0.0))
+    figures = [replace(each, gain=expected_gain(each.gain_db or 0.0)) for each in by_gain]
     rest = tuple(each for each in remedies if each.gain_db is None)
     needs_hands = changes[0].cause == "blur"
     return Explanation(changes, (*rest, *figures) if needs_hands else (*figures, *rest))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, asdict, dataclass
 from functools import partial, reduce
 from math import inf
 from typing import Any, Generic, TypeVar
@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 from agent.common.state_files import finite
 from agent.config import DriftConfig
 from calibrate.errors import CalibrationError
-from calibrate.evidence import FULL_SCALE_DB, DriftDetector
+from calibrate.evidence import FULL_SCALE_DB, DriftDetector, Interval
 from calibrate.histogram import AbsHistogram, merge_into, merged, nbytes
 from calibrate.noise import NetworkNoise, TensorNoise, best_scales, tensor_noise
 from engines.calibration import Calibration
@@ -33,6 +33,7 @@ _REST_S = 120.0, 1920.0  # from the start of one such time to the next: doubled 
 _FORGIVEN_S = 600.0  # without suspicion
 _WARNED_S = 600.0  # of more frames for a warning: one that lasts must not use up the credit
 _WARNING_ENDS = 10.0  # the e-value; it began at 100
+_YOUNG = 16  # blocks, before which no detector raises an alarm by itself
 _CALM_S = 120.0  # without drift, after which an alarm that nobody acted on ends
 _SWITCHES_PER_30D = 30.0  # for nothing, at most: one costs seconds, and no frame
 UNSEEN_S = 30.0  # between two observations; what passed beyond it was not seen
@@ -216,6 +217,7 @@ class DriftState:
         ahead; else empty.
     closely: Whether more frames should be observed than usual.
     gains_db: Of a recalibration over each regime, by artefact.
+    gain: The fidelity that the recalibration of `gain_db` is expected to gain; None where that cannot be said.
     """
 
     judged: bool
@@ -228,6 +230,17 @@ class DriftState:
     switch_to: str
     closely: bool
     gains_db: Mapping[str, float]
+    gain: Interval | None = None
+
+
+# Returns the fidelity that a recalibration would gain, by its gain in dB and by the onset of the drift, as in DriftState;
+# None where that cannot be said.
+ExpectedGain = Callable[[float, "float | None"], "Interval | None"]
+
+
+def unknown_gain(_gain_db: float, _onset_ts: float | None) -> None:
+    """Say nothing of fidelity."""
+    return
 
 
 @dataclass
@@ -240,6 +253,9 @@ class DriftMonitor:
     table, measured on the calibration's own histograms, is no drift and is subtracted.
 
     The gain over the best of the regimes feeds a drift detector with the configured tolerance and false-alarm budget.
+    An alarm needs more than the detector: the fidelity that is expected to be gained must reach `min_gain`, too. Of what
+    the detector has found, this only takes alarms away, so that its budget holds. An alarm lasts as long as the detector's.
+
     A second detector decides when to switch: it is fed with how much less noise the quietest regime would have than
     the one in service, but no more than that one would gain, for a regime that fits is not left.
 
@@ -250,6 +266,7 @@ class DriftMonitor:
         others: The other known regimes.
         other_cameras: Returns the histograms of the newest frames of each other camera that shares the calibration: a
             recalibration has to suit all of them.
+        expected_gain: Where it cannot say anything, the detector alone decides.
     """
 
     config: DriftConfig
@@ -257,6 +274,7 @@ class DriftMonitor:
     serving: Regime
     others: InitVar[Sequence[Regime]] = ()
     other_cameras: Callable[[], Sequence[Mapping[str, AbsHistogram]]] = tuple
+    expected_gain: ExpectedGain = unknown_gain
 
     def __post_init__(self, others: Sequence[Regime]) -> None:
         self._detector = DriftDetector(self.config.false_alarms_per_30d, self.config.tolerance_db, self.config.block_s)
@@ -272,6 +290,8 @@ class DriftMonitor:
         self._clipping_share = 0.0
         self._onset_ts: float | None = None
         self._calm_s = 0.0
+        self._gain: Interval | None = None
+        self._alarms, self._judged = False, 0
         self.compare(others)
 
     def compare(self, others: Sequence[Regime]) -> None:
@@ -305,11 +325,12 @@ class DriftMonitor:
             serving_db=self._gains_db.get(serving, 0.0),
             clipping_share=self._clipping_share,
             e_value=self._detector.e_value,
-            state="alarm" if self._detector.drift_detected else "warning" if self._evidence.warns else "calm",
+            state="alarm" if self._alarms else "warning" if self._evidence.warns else "calm",
             onset_ts=self._onset_ts,
             switch_to=self._quietest.artefact if switches else "",
             closely=self._evidence.wants_more_frames,
             gains_db=dict(self._gains_db),
+            gain=self._gain,
         )
 
     def gain_on(self, histograms: Mapping[str, AbsHistogram]) -> float:
@@ -339,6 +360,8 @@ class DriftMonitor:
             "clipping_share": self._clipping_share,
             "onset_ts": self._onset_ts,
             "calm_s": self._calm_s,
+            "alarms": self._alarms,
+            "gain": None if self._gain is None else asdict(self._gain),
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -353,12 +376,16 @@ class DriftMonitor:
             calm_s, clipping_share = finite(saved["calm_s"]), finite(saved["clipping_share"])
             known = {regime.artefact for regime in self._regimes}
             gains_db = {str(name): finite(gain) for name, gain in saved["gains_db"].items() if name in known}
-            detector, warns = saved["detector"], bool(saved["warns"])
+            detector, warns, alarms = saved["detector"], bool(saved["warns"]), bool(saved.get("alarms", True))
+            gain = None if saved.get("gain") is None else Interval(**saved["gain"])
+            for bound in () if gain is None else (gain.estimate, gain.low, gain.high, gain.n):
+                finite(bound)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             found, expected = f"a drift monitor's state with {error!r}", "one as this version of tared wrote it"
             raise CalibrationError("evidence.state", found, expected, "start anew") from error
         self._detector.restore(detector)
         self._evidence.warns = warns
+        self._alarms, self._gain = alarms and self._detector.drift_detected, gain
         self._onset_ts, self._calm_s, self._clipping_share = onset_ts, calm_s, clipping_share
         self._gains_db = gains_db
 
@@ -411,6 +438,11 @@ class DriftMonitor:
         if self._detector.drift_detected and self._calm_s >= _CALM_S:
             self._detector.reset()  # nobody acted on the alarm, and its cause has long gone
             self._evidence.warns = False
+        self._judged += 1
+        self._gain = self.expected_gain(gain_db, self._onset_ts)
+        # A process that has just begun has not seen the frames that kept its predecessor from an alarm.
+        is_worth_it = self._judged > _YOUNG if self._gain is None else self._gain.high >= self.config.min_gain
+        self._alarms = self._detector.drift_detected and (self._alarms or is_worth_it)
 
         quietest = min(range(len(present)), key=lambda index: present[index].total)
         self._quietest = self._regimes[quietest]

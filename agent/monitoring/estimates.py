@@ -225,6 +225,11 @@ class FidelityRecord:
         """(capture time, fidelity) of the newest frames that are not empty; `state` does not hold them."""
         return list(zip(self._history[::2], self._history[1::2], strict=True))
 
+    def newest(self, count: int) -> list[tuple[float, float]]:
+        """(capture time, fidelity) of at most so many of the newest frames that are not empty."""
+        newest = self._history[-2 * count :]
+        return list(zip(newest[::2], newest[1::2], strict=True))
+
     def state(self) -> dict[str, Any]:
         return {"since_start": self.since_start.state(), "hour": self.hour.state()}
 

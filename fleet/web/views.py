@@ -218,6 +218,9 @@ def _drift_tile(drift: Any) -> Tile:
     state = str(value_at(drift, "state") or "not known")
     gain_db, tolerance_db = (_number(value_at(drift, key)) for key in ("gain_db", "tolerance_db"))
     detail = f"a recalibration would gain {gain_db:.1f} dB" if gain_db is not None else ""
+    gain = _number(value_at(drift, "gain", "estimate"))
+    if detail and gain is not None:
+        detail += f", {100.0 * gain:.1f} points of fidelity"
     if detail and tolerance_db is not None:
         detail += f", {tolerance_db:g} dB are tolerated"
     return Tile("drift", visible(state, _MOST_WORD), detail, _DRIFT.get(state, "idle"))

@@ -72,10 +72,12 @@ def test_a_tensor_without_noise_of_its_own_does_not_drown_the_others(model: Mode
     assert found["image"] > found["t1"]
 
 
-def test_a_tensor_adds_what_was_measured_of_its_readers(model: Model, calibration: Calibration) -> None:
+def test_half_of_what_a_tensor_adds_is_what_was_measured_of_its_readers(model: Model, calibration: Calibration) -> None:
     planned = under(model, {"Conv_t0": 0.5, "Conv_t2": 2.0, "Conv_t4": 4.0, "Conv_t5": 1.0})
     shares = added(tap_weights(planned, calibration), calibration)
-    assert (shares["t1"], shares["t3"]) == (pytest.approx(3.0 / 4.0), pytest.approx(4.0 / 4.0))
+    total = (0.5 + 3.0 + 4.0) / 4.0
+    assert shares["t1"] == pytest.approx(1.0 / 3.0 + 3.0 / 4.0 / total)
+    assert shares["t3"] == pytest.approx(1.0 / 3.0 + 4.0 / 4.0 / total)
 
 
 def test_what_only_an_add_reads_has_its_share_of_the_group_that_the_add_completes(calibration: Calibration) -> None:
@@ -89,7 +91,8 @@ def test_what_only_an_add_reads_has_its_share_of_the_group_that_the_add_complete
     seen_there = calibrate_histograms(seen, (), model_sha256="m", method="max", frames=1, source="test")
     planned = under(model, {"Conv_t0": 1.0, "Conv_t2": 1.0, "Conv_t4": 4.0, "Conv_t6": 1.0})
     shares = added(tap_weights(planned, seen_there), seen_there)
-    assert shares == pytest.approx({"image": 0.5, left: 0.5, right: 0.5, both: 0.25})
+    measured = {"image": 0.5, left: 0.5, right: 0.5, both: 0.25}
+    assert shares == pytest.approx({tap: 1.0 / 4.0 + each / 1.75 for tap, each in measured.items()})
 
 
 @pytest.mark.parametrize("least", [0.0, 1e-12])
@@ -98,8 +101,8 @@ def test_no_tensor_is_without_weight_because_the_plan_measured_nothing_of_it(
 ) -> None:
     planned = under(model, {"Conv_t0": 1.0, "Conv_t2": 1.0, "Conv_t4": least, "Conv_t5": 1.0})
     shares = added(tap_weights(planned, calibration), calibration)
-    assert shares["t1"] == pytest.approx(2.0)
-    assert shares["t3"] == pytest.approx(0.01 * (1.0 + 2.0) / 3.0)
+    assert shares["t1"] == pytest.approx(1.0 / 3.0 + 2.0 / 3.0)
+    assert shares["t3"] == pytest.approx(1.0 / 3.0)
 
 
 @pytest.mark.parametrize("unit", [5e-324, 1e-300, 1e300])
