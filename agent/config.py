@@ -168,7 +168,7 @@ class DriftConfig(Strict):
     """When drift raises an alarm."""
 
     tolerance_db: float = Field(default=3.0, gt=0.0, lt=12.0)
-    min_gain: float = Field(default=0.02, ge=0.0, le=1.0)
+    min_gain: float = Field(default=0.01, ge=0.0, le=1.0)
     block_s: Finite = Field(default=3.0, gt=0.0, le=86400.0)
     false_alarms_per_30d: Finite = Field(default=1.0, gt=0.0, le=1000.0)
 

@@ -37,7 +37,6 @@ from engines.quantise.repairs import observe_channels, propose_repairs
 from engines.registry import open_backend
 
 
-
 @dataclass(frozen=True)
 class Clip:
     """Images of a file, from one index to another.
@@ -156,7 +155,14 @@ class Rung:
     @property
     def gained(self) -> float:
         """Of fidelity, on the frames on which one of the engines or FP32 found anything."""
-        counts = ~(self.stale.empty & self.fresh.empty)
+        return self._mean_gain(np.ones(self.stale.empty.size, np.bool_))
+
+    def gained_on_half(self, half: int) -> float:
+        """The same on every other frame, the first of them or the second."""
+        return self._mean_gain(np.arange(self.stale.empty.size) % 2 == half)
+
+    def _mean_gain(self, chosen: NDArray[np.bool_]) -> float:
+        counts = chosen & ~(self.stale.empty & self.fresh.empty)
         return float((self.fresh.frames - self.stale.frames).mean(where=counts)) if counts.any() else 0.0
 
 

@@ -1,11 +1,12 @@
 """Decide from few values whether something has changed, with bounds on the rate of wrong decisions.
 
-Four tools, which all bet against the claim that nothing has changed (Waudby-Smith and Ramdas; Shin, Ramdas, Rinaldo):
+Five tools, which all bet against the claim that nothing has changed (Waudby-Smith and Ramdas; Shin, Ramdas, Rinaldo):
 
 - `DriftDetector` raises an alarm when recalibrations would gain too much, at a bounded rate of false alarms;
 - `NoiseDetector` does the same when noise exceeds what is allowed;
 - `ConfidenceSequence` bounds the mean of values that keep coming, at all times at once;
-- `gain_bounds` bounds the mean of paired differences between two engines, for a number of values that is known.
+- `gain_bounds` bounds the mean of paired differences between two engines, for a number of values that is known;
+  `shows_loss` only says whether they speak for a loss, and needs fewer.
 
 The states of the detectors are JSON objects, so that a restarted daemon goes on where it stopped.
 """
@@ -373,6 +374,21 @@ def gain_bounds(differences: NDArray[np.float64], error: float = 0.05) -> tuple[
     low = float(_GAIN_MEANS[too_low].max(initial=-1.0))
     high = float(_GAIN_MEANS[too_high].min(initial=1.0))
     return min(low, mean), max(high, mean)
+
+
+def shows_loss(differences: NDArray[np.float64], error: float = 0.05) -> bool:
+    """Return whether paired differences (n,) say that a candidate is worse: a test for one look, at a fixed number.
+
+    Where nothing is lost, each difference might as well have the other sign. The sum of such signs reaches
+    sqrt(2 ln(1 / error)) times the root of the sum of squares with probability `error` at most. Source: Hoeffding,
+    "Probability inequalities for sums of bounded random variables" (JASA 1963), section 2, for given magnitudes. It
+    sees a loss with a third of the values that `gain_bounds` needs, which hold for any distribution.
+
+    >>> shows_loss(np.tile([-0.5, 0.1, -0.1, 0.0], 16)), shows_loss(np.tile([-0.5, 0.5], 32))
+    (True, False)
+    """
+    lost = -float(differences.sum())
+    return lost > 0.0 and lost * lost >= 2.0 * math.log(1.0 / error) * float(np.square(differences).sum())
 
 
 def _bets(differences: NDArray[np.float64], ruin: float) -> NDArray[np.float64]:

@@ -5,12 +5,12 @@ with the noise. Answers change where a score lies within the noise of a threshol
 the amplitude of the noise: of a loss, G dB less noise take away the share 1 - 10^(-G/20). Their product is the
 *recoverable loss*. `GainMap` maps it to the gain by isotonic regression, the least-squares fit that never falls.
 
-It begins with a prior, measured on several models and clips by `benchmarks.drift_ladder --prior`, and goes on with what
-recalibrations of this model gained: a map of its own, once there are enough of them.
+It begins with a prior, measured on four models and eleven clips (`python -m benchmarks.drift_ladder`), and goes on with
+what recalibrations of this model gained.
 
 Source: Barlow, Bartholomew, Bremner and Brunk, "Statistical Inference under Order Restrictions" (1972), section 1.2,
 for the pool-adjacent-violators algorithm; Lei et al., "Distribution-Free Predictive Inference for Regression" (JASA
-2018), section 5.2, for bounds that are as wide as residuals in units of the spread that was expected of them.
+2018), section 5.2, for bounds as wide as residuals are, in units of the spread that is expected of them.
 """
 
 from __future__ import annotations
@@ -26,13 +26,23 @@ from calibrate.evidence import Interval
 
 Floats = NDArray[np.float64]
 
+_USUAL_LOSS = 0.1  # that of one frame more than were seen
+_LEAST_SPREAD = 0.02
+_COVERED = 0.8
+_CHANCES = (0.005, 0.01, 0.02, 0.03, 0.05, 0.08)
+# Where a map has the prior beside what this model gained, denser where most losses are; each weighs as one
+# recalibration.
+_PLACES = np.linspace(0.0, 1.0, 17) ** 2
+_PRIOR_WEIGHT = 1.0
+_FULL_WEIGHT = 64  # frames that one was measured on; fewer weigh less
+
 
 @dataclass(frozen=True)
 class Recalibrated:
     """What a recalibration really gained, on the same frames before and after.
 
     gain_db: As it was predicted. loss: 1 - fidelity before. gained: Of fidelity, below 0 where it lost.
-    frames: On which that was measured.
+    frames: On which the loss was seen.
     """
 
     gain_db: float
@@ -40,11 +50,15 @@ class Recalibrated:
     gained: float
     frames: int
 
+    @property
+    def recoverable(self) -> float:
+        return recoverable_loss(self.gain_db, self.loss, self.frames)
+
 
 def recoverable_loss(gain_db: float, loss: float, frames: int) -> float:
     """Return the part of a loss in [0, 1], seen on so many frames, that goes with `gain_db` less noise.
 
-    A few frames without a fault are no proof that nothing is lost: they count as if one more had lost a usual share.
+    A few frames without a fault are no proof that nothing is lost: they count with one more, of a usual loss.
 
     >>> round(recoverable_loss(6.0, 0.2, 24), 3)      # half of the amplitude of the noise goes, and half of the loss
     0.098
@@ -53,13 +67,41 @@ def recoverable_loss(gain_db: float, loss: float, frames: int) -> float:
     return seen * -math.expm1(-max(gain_db, 0.0) * math.log(10.0) / 20.0)
 
 
-# TABLE
-_USUAL_LOSS = 0.1  # that of one frame more
-_PRIOR = np.array([(0.0, 0.0, 10.0), (0.05, 0.02, 10.0), (0.1, 0.08, 10.0), (0.3, 0.25, 10.0), (1.0, 0.9, 10.0)])
-_PRIOR_MISSES = np.linspace(0.1, 1.2, 19)
-_OWN_WEIGHT, _MOST_FRAMES = 10.0, 64
-_LEAST_SPREAD = 0.02
-_COVERED = 0.8
+@dataclass(frozen=True)
+class Prior:
+    """What recalibrations of other models gained: the curve `slope * r**2 / (r + chance)` of the recoverable loss r.
+
+    chance: The loss that is mostly chance: answers that flip either way, some right again by any other scales, and as
+        many others wrong.
+    misses: Quantiles, evenly spaced, of how far gains were from the curve, in units of the spread that is expected.
+    """
+
+    slope: float
+    chance: float
+    misses: tuple[float, ...]
+
+    @classmethod
+    def from_measured(cls, measured: Sequence[Recalibrated]) -> Prior:
+        """Return the curve of least squared error."""
+        found = np.array([each.recoverable for each in measured])
+        gained = np.array([each.gained for each in measured])
+        fits = []
+        for chance in _CHANCES:
+            shape = found**2 / (found + chance)
+            slope = float(shape @ gained / (shape @ shape))
+            fits.append((float(np.square(gained - slope * shape).sum()), slope, chance))
+        _, slope, chance = min(fits)
+        misses = np.abs(gained - slope * found**2 / (found + chance)) / _spread(found)
+        quantiles = np.quantile(misses, np.linspace(0.05, 0.95, 19))
+        return cls(round(slope, 3), chance, tuple(np.round(quantiles, 3).tolist()))
+
+    def gains(self, recoverable: Floats) -> Floats:
+        """Return the mean gain of recoverable losses (n,): (n,)."""
+        return self.slope * recoverable**2 / (recoverable + self.chance)
+
+
+# PRIOR
+PRIOR = Prior(slope=1.0, chance=0.03, misses=(0.1, 0.5, 1.0))
 
 
 class GainMap:
@@ -72,18 +114,21 @@ class GainMap:
     True
     """
 
-    def __init__(self, known: Sequence[Recalibrated] = ()) -> None:
+    def __init__(self, known: Sequence[Recalibrated] = (), prior: Prior = PRIOR) -> None:
         """known: Of this model."""
-        own = np.array([recoverable_loss(each.gain_db, each.loss, each.frames) for each in known])
+        own = np.array([each.recoverable for each in known])
         gained = np.array([each.gained for each in known])
-        weights = np.array([_OWN_WEIGHT * min(each.frames, _MOST_FRAMES) / _MOST_FRAMES for each in known])
-        order = np.argsort(np.concatenate((_PRIOR[:, 0], own)), kind="stable")
-        self._places = np.concatenate((_PRIOR[:, 0], own))[order]
+        places = np.concatenate((_PLACES, own))
+        weights = [min(each.frames, _FULL_WEIGHT) / _FULL_WEIGHT for each in known]
+        order = np.argsort(places, kind="stable")
+        self._places = places[order]
         self._gains = isotonic(
-            np.concatenate((_PRIOR[:, 1], gained))[order], np.concatenate((_PRIOR[:, 2], weights))[order]
+            np.concatenate((prior.gains(_PLACES), gained))[order],
+            np.concatenate((np.full(_PLACES.size, _PRIOR_WEIGHT), weights))[order],
         )
-        misses = np.abs(gained - self._at(own)) / _spread(own)
-        self._widths = _quantile(np.concatenate((_PRIOR_MISSES, misses)), _COVERED)
+        misses = np.sort(np.concatenate((prior.misses, np.abs(gained - self._at(own)) / _spread(own))))
+        rank = min(math.ceil((misses.size + 1) * _COVERED), misses.size)
+        self._width = float(misses[rank - 1])
 
     def gain(self, gain_db: float, loss: float, frames: int) -> Interval:
         """Return what a recalibration is expected to gain; low and high hold for four in five of them.
@@ -93,7 +138,7 @@ class GainMap:
             loss: 1 - fidelity now, on so many frames.
         """
         place = np.array([recoverable_loss(gain_db, loss, frames)])
-        expected, margin = float(self._at(place)[0]), float(self._widths * _spread(place)[0])
+        expected, margin = float(self._at(place)[0]), self._width * float(_spread(place)[0])
         return Interval(expected, max(expected - margin, -1.0), min(expected + margin, 1.0), frames)
 
     def _at(self, places: Floats) -> Floats:
@@ -120,9 +165,3 @@ def isotonic(values: Floats, weights: Floats) -> Floats:
 def _spread(places: Floats) -> Floats:
     """Return how far gains lie about the map, up to a factor that is the same everywhere."""
     return _LEAST_SPREAD + places
-
-
-def _quantile(misses: Floats, share: float) -> float:
-    """Return the value that a further miss is below in `share` of cases, if it is one of the same kind."""
-    rank = min(math.ceil((misses.size + 1) * share), misses.size)
-    return float(np.sort(misses)[rank - 1])

@@ -155,7 +155,7 @@ class EngineSwap:
         """Judge the candidate by the newest frames, and try again to save an engine that the disk has refused."""
         swap = self._swap
         if swap is not None and swap.announced is not None and not swap.is_going_back:
-            objection = _objection(swap, states)
+            objection = _objection(swap, states, is_last=swap.probation.is_finished)
             if objection is not None:
                 self._go_back(swap, objection)
             elif swap.probation.is_finished:
@@ -225,7 +225,7 @@ class EngineSwap:
             return
         error = _recalled() if swap.recall is not None else None
         if error is None and swap.announced is not None:
-            error = _objection(swap, self.pipeline.observer.states())
+            error = _objection(swap, self.pipeline.observer.states(), is_last=True)
         if error is not None:
             self._on_failed(swap, error, None, False)
             return
@@ -341,10 +341,11 @@ class EngineSwap:
         return None
 
 
-def _objection(swap: SwapInProgress, states: CameraStates) -> AgentError | None:
+def _objection(swap: SwapInProgress, states: CameraStates, is_last: bool) -> AgentError | None:
     """Return what speaks against the candidate, by the cameras whose scene does not drift from what it was made for."""
-    calm = (state for state in states.values() if state.drift is None or state.drift.state == "calm")
-    return swap.probation.objection([state.gain for state in calm])
+    calm = [state for state in states.values() if state.drift is None or state.drift.state == "calm"]
+    losses = [state.gain for state in calm if is_last and state.is_loss]
+    return swap.probation.objection([state.gain for state in calm], losses)
 
 
 def _recalled() -> AgentError:

@@ -11,9 +11,12 @@ from __future__ import annotations
 import math
 import threading
 import time
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+
+import numpy as np
 
 from agent.collection.collection import SharedCollection
 from agent.config import Config
@@ -30,12 +33,13 @@ from agent.vision.fidelity import Fidelity, fidelity
 from agent.vision.spec import ModelSpec
 from agent.vision.task import ServedFrame
 from calibrate.errors import CalibrationError
-from calibrate.evidence import Interval
+from calibrate.evidence import Interval, shows_loss
 from calibrate.histogram import AbsHistogram
 from engines.interface import Array, Observation
 
 _ABSENT_S = 600.0
 _RAISED_TENSORS = 4  # which raised precision is reckoned to leave float
+_MOST_GAINS = 4096  # seconds of a probation
 _NEWEST = 24  # frames, whose fidelity says how much there is to gain
 _KEPT_EVERY = 64  # values of classes, between two writes of their state
 
@@ -66,6 +70,7 @@ class CameraState:
     fidelity_hour: Over the last hour, whatever served.
     settled: Fidelity of frames on which the scales fitted the scene, since the last drift or trouble.
     gain: Of the engine on probation over the previous one, in [-1, 1].
+    is_loss: As `PairedFidelityGain.is_loss`, of the same.
     nonfinite: Tensors in which NaN or infinity was seen.
     outage: Why nothing is observed now: PREPARING, or the code of the error; empty while frames are observed.
     spending: Of all observations, whatever they were for.
@@ -95,6 +100,7 @@ class CameraState:
     absent: bool
     lost_classes: tuple[LostClass, ...] = ()
     explanation: Explanation | None = None
+    is_loss: bool = False
 
 
 CameraStates = Mapping[str, CameraState]  # by camera
@@ -114,11 +120,26 @@ class PairedFidelityGain:
 
     def __init__(self) -> None:
         self._seconds = SinceStartBySecond()
+        self._gains = array("d")  # one a second, the sum of its frames'
+        self._second_ts = -math.inf
 
     def add(self, ts: float, candidate: Fidelity, previous: Fidelity) -> None:
         """Add a frame of capture time `ts`, by each engine's fidelity."""
-        if not (candidate.is_empty and previous.is_empty):
-            self._seconds.add(ts, (1.0 + candidate.value - previous.value) / 2.0)
+        if candidate.is_empty and previous.is_empty:
+            return
+        gain = candidate.value - previous.value
+        self._seconds.add(ts, (1.0 + gain) / 2.0)
+        if abs(ts - self._second_ts) < 1.0:
+            self._gains[-1] += gain
+        else:
+            self._gains.append(gain)
+            self._second_ts = ts
+        del self._gains[:-_MOST_GAINS]
+
+    @property
+    def is_loss(self) -> bool:
+        """True if the candidate is less faithful, with 95 % confidence at one look: the last one of a probation."""
+        return shows_loss(np.frombuffer(self._gains)) if self._gains else False
 
     @property
     def gain(self) -> Interval:
@@ -263,6 +284,7 @@ class CameraMonitor:
                 absent=self.absent,
                 lost_classes=self._classes.lost,
                 explanation=self._explanation,
+                is_loss=self._paired.is_loss,
             )
 
     def history(self) -> list[tuple[float, float]]:

@@ -168,7 +168,7 @@ def explanation(
     regimes_db: Mapping[str, float],
     relit_db: float | None,
     is_faithful: bool,
-    expected_gain: Callable[[float], Interval | None] = lambda gain_db: None,
+    expected_gain: Callable[[float], Interval | None] = lambda _gain_db: None,
 ) -> Explanation:
     """Put the remedies beside each other.
 

@@ -233,8 +233,8 @@ class DriftState:
     gain: Interval | None = None
 
 
-# Returns the fidelity that a recalibration would gain, by its gain in dB and by the onset of the drift, as in DriftState;
-# None where that cannot be said.
+# Returns the fidelity that a recalibration would gain, by its gain in dB and by the onset of the drift, as in
+# DriftState; None where that cannot be said.
 ExpectedGain = Callable[[float, "float | None"], "Interval | None"]
 
 
@@ -253,8 +253,9 @@ class DriftMonitor:
     table, measured on the calibration's own histograms, is no drift and is subtracted.
 
     The gain over the best of the regimes feeds a drift detector with the configured tolerance and false-alarm budget.
-    An alarm needs more than the detector: the fidelity that is expected to be gained must reach `min_gain`, too. Of what
-    the detector has found, this only takes alarms away, so that its budget holds. An alarm lasts as long as the detector's.
+    An alarm needs more than the detector: the fidelity that is expected to be gained must reach `min_gain`, too. Of
+    what the detector has found, this only takes alarms away, so that its budget holds. An alarm lasts as long as the
+    detector's.
 
     A second detector decides when to switch: it is fed with how much less noise the quietest regime would have than
     the one in service, but no more than that one would gain, for a regime that fits is not left.
@@ -441,7 +442,7 @@ class DriftMonitor:
         self._judged += 1
         self._gain = self.expected_gain(gain_db, self._onset_ts)
         # A process that has just begun has not seen the frames that kept its predecessor from an alarm.
-        is_worth_it = self._judged > _YOUNG if self._gain is None else self._gain.high >= self.config.min_gain
+        is_worth_it = self._judged > _YOUNG if self._gain is None else self._gain.estimate >= self.config.min_gain
         self._alarms = self._detector.drift_detected and (self._alarms or is_worth_it)
 
         quietest = min(range(len(present)), key=lambda index: present[index].total)

@@ -145,7 +145,8 @@ class Probation:
        runtime has no fast kernels for INT8, that is what was configured.
     2. Fidelity: compared with the previous engine on the same frames; a first engine's with the reference, to which it
        may lose `max_loss`. The interval is a confidence sequence: all evaluations together refuse a candidate that
-       loses no more than it may in 2.5 % of probations at most, for each camera.
+       loses no more than it may in 2.5 % of probations at most, for each camera. Before it becomes current, any loss
+       counts that is more than chance: that test refuses a candidate that loses nothing in 5 % at most.
 
     Args:
         config: How long it lasts, and how much slower the candidate may be.
@@ -203,10 +204,12 @@ class Probation:
             return False
         return quantile_bounds(self._previous_s, 0.99)[1] < math.inf
 
-    def objection(self, gains: Sequence[Interval]) -> AgentError | None:
+    def objection(self, gains: Sequence[Interval], losses: Sequence[Interval] = ()) -> AgentError | None:
         """Return what speaks against the candidate: `probation.latency`, `probation.fidelity` or None.
 
-        gains: of its fidelity over the previous engine's, on each camera where that is a measure for it.
+        Args:
+            gains: Of its fidelity over the previous engine's, on each camera where that is a measure for it.
+            losses: Those of them that a test for one look finds to be losses; only for the last evaluation.
         """
         times_s = self.record.times_s(self.candidate)
         if min(times_s.size, self._previous_s.size) >= _FEWEST:
@@ -223,6 +226,10 @@ class Probation:
                 found = f"{loss} than of the engine before, on the same {gain.n} frames"
                 remedy = "what served before serves on; a recalibration from other frames may do better"
                 return AgentError("probation.fidelity", found, f"at most {self._may_lose:g} lower", remedy)
+        for lost in losses if not self.first else ():
+            found = f"fidelity lower by {-lost.estimate:.3f} than of the engine before, on the same {lost.n} frames"
+            remedy = "what served before serves on; a recalibration from other frames may do better"
+            return AgentError("probation.fidelity", found, "no loss that is more than chance", remedy)
         return None
 
     def affected_frames(self, error: AgentError, frame_was_waiting: bool) -> int:

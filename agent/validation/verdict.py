@@ -21,7 +21,7 @@ from agent.common.errors import AgentError
 from agent.models.model import Model
 from agent.validation.comparison import Comparison, Deadline, Difference, HeldOut, compare
 from agent.validation.confusion import newly_confused
-from calibrate.evidence import gain_bounds
+from calibrate.evidence import gain_bounds, shows_loss
 from engines.interface import Backend, Engine, Progress
 from engines.store.artefact import fingerprint, read_artefact
 from engines.store.retention import record_refusal
@@ -230,9 +230,9 @@ def decide(comparison: Comparison, limits: VerdictLimits, label: Callable[[int],
     """Accept a candidate that is sound, confuses no classes newly, is not too slow, and is faithful.
 
     Without an engine in service it must keep max_loss. With one, it must either be better with 95 % confidence, or have
-    the least gain and keep max_loss. Where that is asked it must be no slower than float, unless it is better: an
-    engine whose answers are worse is not good for being fast. Frames on which neither an engine nor the reference found
-    anything are counted apart; MIN_INFORMATIVE others are required.
+    the least gain and keep max_loss, without a loss that is more than chance. Where that is asked it must be no slower
+    than float, unless it is better: an engine whose answers are worse is not good for being fast. Frames on which
+    neither an engine nor the reference found anything are counted apart; MIN_INFORMATIVE others are required.
 
     Args:
         label: Returns the name of a class.
@@ -240,7 +240,8 @@ def decide(comparison: Comparison, limits: VerdictLimits, label: Callable[[int],
     scores = comparison.fidelities
     informative, engines = scores.shape
     means = scores.mean(axis=0).tolist() if informative else [0.0] * engines
-    low, high = gain_bounds(scores[:, 0] - scores[:, 1]) if engines > 1 else (0.0, 0.0)
+    gains = scores[:, 0] - scores[:, 1] if engines > 1 else np.zeros(0)
+    low, high = gain_bounds(gains) if engines > 1 else (0.0, 0.0)
     frames = f"on {informative} held-out frames, {comparison.frames - informative} others empty"
     keeps = informative >= MIN_INFORMATIVE and 1.0 - means[0] <= limits.max_loss
     better = engines > 1 and informative >= MIN_INFORMATIVE and low > 0.0
@@ -248,7 +249,7 @@ def decide(comparison: Comparison, limits: VerdictLimits, label: Callable[[int],
         faithful = keeps
         fidelity = f"loss {1.0 - means[0]:.3f} {frames}, at most {limits.max_loss} is allowed"
     else:
-        faithful = better or (keeps and means[0] - means[1] >= limits.least_gain)
+        faithful = better or (keeps and means[0] - means[1] >= limits.least_gain and not shows_loss(gains))
         fidelity = f"fidelity {means[0]:.3f} against {means[1]:.3f} in service {frames}"
     confused = _newly_confused(comparison, limits.max_loss, label)
     latency = _Latency.from_comparison(comparison)
