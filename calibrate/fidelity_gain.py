@@ -30,11 +30,11 @@ _USUAL_LOSS = 0.1  # that of one frame more than were seen
 _LEAST_SPREAD = 0.02
 _COVERED = 0.8
 _CHANCES = (0.005, 0.01, 0.02, 0.03, 0.05, 0.08)
-# Where a map has the prior beside what this model gained, denser where most losses are; each weighs as one
+# Where a map has the prior beside what this model gained, denser where most losses are; each weighs as a quarter of a
 # recalibration.
 _PLACES = np.linspace(0.0, 1.0, 17) ** 2
-_PRIOR_WEIGHT = 1.0
-_FULL_WEIGHT = 64  # frames that one was measured on; fewer weigh less
+_PRIOR_WEIGHT = 0.25
+_FULL_WEIGHT = 24  # frames that one was measured on; fewer weigh less
 
 
 @dataclass(frozen=True)

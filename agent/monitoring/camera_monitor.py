@@ -139,7 +139,7 @@ class PairedFidelityGain:
     @property
     def is_loss(self) -> bool:
         """True if the candidate is less faithful, with 95 % confidence at one look: the last one of a probation."""
-        return shows_loss(np.frombuffer(self._gains)) if self._gains else False
+        return shows_loss(np.array(self._gains))
 
     @property
     def gain(self) -> Interval:

@@ -70,7 +70,7 @@ def feed(
         monitor.add(served, np.zeros((1, 3, 8, 8), np.float32), Observation({}, scene(light, second)), truth)
 
 
-def known_of(monitor: CameraMonitor) -> object:
+def known_of(monitor: CameraMonitor) -> tuple[Any, ...]:
     state = monitor.state("", Spending(0.0, 0.0))
     return state.drift, state.fidelity, state.fidelity_since
 
@@ -89,6 +89,37 @@ def test_what_was_found_survives_the_process(config: Config, tmp_path: Path) -> 
     state = anew.state("", Spending(0.0, 0.0))
     assert state.drift is not None
     assert (state.drift.e_value, state.fidelity.n) == (0.0, 0)
+
+
+def test_noise_that_costs_no_fidelity_warns_and_noise_that_does_raises_an_alarm(config: Config, tmp_path: Path) -> None:
+    memory = tmp_path / "evidence.jsonl"
+    monitor = monitor_for(config, memory)
+    monitor.watch(regime(), [], 0.0)
+    feed(monitor, range(60))
+    feed(monitor, range(60, 180), light=1 / 16)
+    faithful = monitor.state("", Spending(0.0, 0.0)).drift
+    assert faithful is not None
+    assert faithful.gain is not None
+    assert (faithful.state, faithful.gain.estimate < 0.01) == ("warning", True)
+    restarted = monitor_for(config, memory)
+    restarted.watch(regime(), [], 180.0, recall=True)
+    feed(restarted, range(181, 240), light=1 / 16)  # that a new process knows of no frames is no alarm
+    assert known_of(restarted)[0].state == "warning"
+    feed(restarted, range(240, 280), light=1 / 16, wrong=4)
+    lossy = known_of(restarted)[0]
+    assert (lossy.state, lossy.gain.estimate > 0.1) == ("alarm", True)
+    feed(restarted, range(280, 330), light=1 / 16)
+    assert known_of(restarted)[0].state == "alarm"  # it has not ended
+
+
+def test_where_nothing_is_found_noise_alone_raises_an_alarm(config: Config) -> None:
+    monitor = monitor_for(config)
+    monitor.watch(regime(), [], 0.0)
+    feed(monitor, range(60), truth=NOTHING)
+    feed(monitor, range(60, 180), light=1 / 16, truth=NOTHING)
+    drift = monitor.state("", Spending(0.0, 0.0)).drift
+    assert drift is not None
+    assert (drift.state, drift.gain) == ("alarm", None)
 
 
 def test_a_frozen_camera_shows_nothing_new(config: Config) -> None:
@@ -363,11 +394,11 @@ def test_an_alarm_that_outlives_the_process_is_explained_in_the_next_one(config:
     feed(first, range(60))
     seconds = 60
     while first.state("", Spending(0.0, 0.0)).explanation is None:
-        feed(first, range(seconds, seconds + 3), light=8.0)
+        feed(first, range(seconds, seconds + 3), light=8.0, wrong=4)
         seconds += 3
         assert seconds < 600
     second.watch(regime(), (), 0.0, recall=True)
-    feed(second, range(seconds, seconds + 30), light=8.0)
+    feed(second, range(seconds, seconds + 30), light=8.0, wrong=4)
     known = second.state("", Spending(0.0, 0.0))
     assert known.drift is not None
     assert (known.drift.state, known.explanation is not None) == ("alarm", True)

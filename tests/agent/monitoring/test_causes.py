@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from agent.monitoring.causes import Appearance, AppearanceHistory, Relighting, explanation
 from agent.monitoring.view import FrameFeatures
+from calibrate.evidence import Interval
 from calibrate.histogram import abs_histogram
 
 Image = NDArray[np.uint8]
@@ -93,6 +94,17 @@ def test_remedies_stand_with_their_gains_the_largest_first() -> None:
         ("switch regime", 7.5, "night"),
         ("restore exposure", 6.0, ""),
         ("raise precision", 1.5, ""),
+    ]
+
+
+def test_each_gain_is_a_receipt_in_fidelity_too_where_that_can_be_said() -> None:
+    why = explanation(
+        history("blur"), 8.0, 1.5, {}, None, False, lambda gain_db: Interval(gain_db / 100.0, 0.0, 1.0, 24)
+    )
+    assert [(each.remedy, each.gain and each.gain.estimate) for each in why.remedies] == [
+        ("clean or focus the lens", None),
+        ("recalibrate", 0.08),
+        ("raise precision", 0.015),
     ]
 
 

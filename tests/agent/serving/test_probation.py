@@ -192,6 +192,20 @@ def test_fidelity_surely_below_the_engine_before_ends_it_and_all_its_frames_suff
     assert watch.affected_frames(error, frame_was_waiting=False) == 40
 
 
+def test_at_its_end_any_loss_counts_that_is_more_than_chance() -> None:
+    rng = np.random.default_rng(5)
+    watch, _ = probation()
+    worse, alike = PairedFidelityGain(), PairedFidelityGain()
+    for second in range(60):
+        before, lost, flips = rng.uniform(0.6, 0.9), max(rng.normal(0.06, 0.1), -0.1), rng.normal(0.0, 0.03)
+        worse.add(second, Fidelity(before - lost), Fidelity(before))
+        alike.add(second, Fidelity(before - flips), Fidelity(before))
+    assert watch.objection([worse.gain, alike.gain]) is None  # while it lasts, chance is given more room
+    assert (worse.is_loss, alike.is_loss) == (True, False)
+    error = watch.objection([worse.gain], [worse.gain])
+    assert code(error) == "probation.fidelity"
+
+
 @pytest.mark.trial
 def test_a_candidate_as_good_as_the_engine_before_is_condemned_in_one_probation_of_forty_at_most() -> None:
     rng, condemned = np.random.default_rng(2), 0

@@ -64,6 +64,14 @@ def test_a_later_engine_must_not_be_worse_than_the_one_in_service() -> None:
     assert not accepted([0.6, 1.0, 1.0, 1.0], [1.0] * 4)
 
 
+def test_a_loss_that_is_small_and_no_chance_is_none_that_is_kept() -> None:
+    rng = np.random.default_rng(3)
+    serving = rng.uniform(0.92, 1.0, 512)
+    chance = rng.normal(0.0, 0.02, 512)
+    assert accepted((serving - 0.005 + chance - chance.mean()).clip(0.0, 1.0).tolist(), serving.tolist()) is False
+    assert accepted((serving + chance - chance.mean()).clip(0.0, 1.0).tolist(), serving.tolist()) is True
+
+
 def test_one_that_loses_too_much_must_be_clearly_better() -> None:
     assert accepted(around(0.70), around(0.40))
     assert not accepted(around(0.70), around(0.70))
