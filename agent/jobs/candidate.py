@@ -19,7 +19,7 @@ from typing import NoReturn
 import numpy as np
 
 from agent.common.errors import AgentError
-from agent.jobs.child_process import Emit, JobOutcome, run_child
+from agent.jobs.child_process import Emit, JobOutcome, JobRefused, run_child
 from agent.jobs.request import HELD_OUT, HISTOGRAMS, JOB, MERGED, REFERENCE, SAMPLE, JobRequest, read_frames
 from agent.models.build import adopt_artefact, build_artefact
 from agent.models.model import Model, calibrate, open_model, read_plan
@@ -54,9 +54,7 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
 
     With offline work the calibration is there, and with an artefact the plan, and the engine where it serves here.
 
-    The error is `recalibration.refused` if none is good enough, with the verdict on the first one.
-
-    Raises TaredError for whatever else fails.
+    Raises TaredError; JobRefused (`recalibration.refused`) if none is good enough.
     """
     request = JobRequest(**json.loads((directory / JOB).read_text(encoding="utf-8")))
     steps = _Steps(emit)
@@ -139,14 +137,14 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
         except AgentError as error:
             first = first or judge.verdict
             if only is not None or error.code != REFUSED or not judge.is_refused_for_precision:
-                return JobOutcome(verdict=first, error=error)
+                raise JobRefused(error, first) from error
             ladder.note(error.found, is_too_loud=not judge.is_refused_for_gain)
             refused = error
             if judge.is_refused_for_gain:
                 if slow is not None:  # the fastest plan of the search: those after it are slower
                     break
                 slow = error
-    return JobOutcome(verdict=first, error=slow or ladder.refusal(refused))
+    raise JobRefused(slow or ladder.refusal(refused), first)
 
 
 def _leave_report(artefact: Artefact, judge: Judge, emit: Emit) -> None:

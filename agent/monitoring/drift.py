@@ -33,7 +33,7 @@ _REST_S = 120.0, 1920.0  # from the start of one such time to the next: doubled 
 _FORGIVEN_S = 600.0  # without suspicion
 _WARNED_S = 600.0  # of more frames for a warning: one that lasts must not use up the credit
 _WARNING_ENDS = 10.0  # the e-value; it began at 100
-_YOUNG = 16  # blocks, before which no detector raises an alarm by itself
+_YOUNG = 16  # blocks, in which a new process does not raise an alarm that its predecessor found not worth it
 _CALM_S = 120.0  # without drift, after which an alarm that nobody acted on ends
 _SWITCHES_PER_30D = 30.0  # for nothing, at most: one costs seconds, and no frame
 UNSEEN_S = 30.0  # between two observations; what passed beyond it was not seen
@@ -292,7 +292,7 @@ class DriftMonitor:
         self._onset_ts: float | None = None
         self._calm_s = 0.0
         self._gain: Interval | None = None
-        self._alarms, self._judged = False, 0
+        self._alarms, self._waits = False, 0
         self.compare(others)
 
     def compare(self, others: Sequence[Regime]) -> None:
@@ -387,6 +387,7 @@ class DriftMonitor:
         self._detector.restore(detector)
         self._evidence.warns = warns
         self._alarms, self._gain = alarms and self._detector.drift_detected, gain
+        self._waits = _YOUNG if self._detector.drift_detected and not alarms else 0
         self._onset_ts, self._calm_s, self._clipping_share = onset_ts, calm_s, clipping_share
         self._gains_db = gains_db
 
@@ -439,10 +440,10 @@ class DriftMonitor:
         if self._detector.drift_detected and self._calm_s >= _CALM_S:
             self._detector.reset()  # nobody acted on the alarm, and its cause has long gone
             self._evidence.warns = False
-        self._judged += 1
         self._gain = self.expected_gain(gain_db, self._onset_ts)
         # A process that has just begun has not seen the frames that kept its predecessor from an alarm.
-        is_worth_it = self._judged > _YOUNG if self._gain is None else self._gain.estimate >= self.config.min_gain
+        self._waits = max(self._waits - 1, 0)
+        is_worth_it = not self._waits if self._gain is None else self._gain.estimate >= self.config.min_gain
         self._alarms = self._detector.drift_detected and (self._alarms or is_worth_it)
 
         quietest = min(range(len(present)), key=lambda index: present[index].total)

@@ -124,7 +124,7 @@ class Bench:
             self.record.add(ServedFrame(frame, name, {}, 0, inferred_s))
 
     def tick(self, gain: Interval = UNKNOWN, drift: str = "calm") -> None:
-        state = SimpleNamespace(gain=gain, drift=SimpleNamespace(state=drift))
+        state = SimpleNamespace(gain=gain, is_loss=False, drift=SimpleNamespace(state=drift))
         self.exchange.tick(cast(CameraStates, {"camera": state}))
 
     def kinds(self) -> list[str]:
@@ -147,7 +147,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     pipeline = SimpleNamespace(loop=loop, record=record, error=None, dropped=Counter(), trial=None)
     pipeline.serving_since = lambda ts: {"camera": 7.0 if ts is None else ts}
     pipeline.observer = SimpleNamespace(
-        states=lambda: {"camera": SimpleNamespace(fidelity=UNKNOWN, gain=UNKNOWN, drift=None)}
+        states=lambda: {"camera": SimpleNamespace(fidelity=UNKNOWN, gain=UNKNOWN, is_loss=False, drift=None)}
     )
     pipeline.start_trial = lambda _id, _engine, told, **_: setattr(pipeline, "trial", told)
     service = SimpleNamespace(serving=SimpleNamespace(id="old"), is_degraded=False)

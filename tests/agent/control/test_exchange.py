@@ -47,7 +47,7 @@ def test_the_candidate_is_what_serves_on_probation(bench: Bench) -> None:
 
 @pytest.mark.parametrize(("before", "judged"), [(500, False), (1000, True)])
 def test_what_a_probation_could_judge_is_told(bench: Bench, before: int, judged: bool) -> None:
-    state = SimpleNamespace(fidelity=Interval(0.95, 0.9, 1.0, 12), gain=UNKNOWN, drift=None)
+    state = SimpleNamespace(fidelity=Interval(0.95, 0.9, 1.0, 12), gain=UNKNOWN, is_loss=False, drift=None)
     bench.pipeline.observer.states = lambda: {"camera": state}
     bench.answer(before, "old")
     bench.live()
@@ -118,7 +118,7 @@ def test_a_first_engine_may_be_slower_than_the_reference(bench: Bench, degraded:
 @pytest.mark.parametrize(("gain", "committed"), [(UNKNOWN, ["new"]), (BAD, [])])
 def test_a_recording_that_ends_decides_by_what_it_has_shown(bench: Bench, gain: Interval, committed: list[str]) -> None:
     trial = bench.live()
-    state = SimpleNamespace(fidelity=UNKNOWN, gain=gain, drift=None)
+    state = SimpleNamespace(fidelity=UNKNOWN, gain=gain, is_loss=False, drift=None)
     bench.pipeline.observer.states = lambda: {"camera": state}
     trial.ended()
     assert bench.committed == committed

@@ -53,8 +53,8 @@ def test_the_causes_of_an_alarm_are_reported_once_they_are_known() -> None:
     (event,) = events.seen
     assert (event["kind"], event["changes"]) == ("cause", [{"cause": "light", "octaves": -1.26}])
     assert event["remedies"] == [
-        {"remedy": "recalibrate", "gain_db": 7.12, "detail": None},
-        {"remedy": "retrain", "gain_db": None, "detail": "unsure"},
+        {"remedy": "recalibrate", "gain_db": 7.12, "gain": None, "detail": None},
+        {"remedy": "retrain", "gain_db": None, "gain": None, "detail": "unsure"},
     ]
 
 
