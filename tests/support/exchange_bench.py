@@ -147,7 +147,8 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     pipeline = SimpleNamespace(loop=loop, record=record, error=None, dropped=Counter(), trial=None)
     pipeline.serving_since = lambda ts: {"camera": 7.0 if ts is None else ts}
     pipeline.observer = SimpleNamespace(
-        states=lambda: {"camera": SimpleNamespace(fidelity=UNKNOWN, gain=UNKNOWN, is_loss=False, drift=None)}
+        measured=None,
+        states=lambda: {"camera": SimpleNamespace(fidelity=UNKNOWN, gain=UNKNOWN, is_loss=False, drift=None)},
     )
     pipeline.start_trial = lambda _id, _engine, told, **_: setattr(pipeline, "trial", told)
     service = SimpleNamespace(serving=SimpleNamespace(id="old"), is_degraded=False)

@@ -104,4 +104,5 @@ def observing(config: Config, state: CameraState) -> SimpleNamespace:
         collection=gathering,
         set_pace=lambda **_: None,
         states=lambda: {"camera": state},
+        measured=None,
     )
