@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from bench import Bench, picture
+from label_bench import LabelBench
 from plan_bench import Place
 from stored import Reports
 
@@ -142,6 +143,10 @@ def of_the_machine(bench: Bench, run: Callable[..., Any]) -> None:
     run("store", "list", "-c", config)
     run("store", "verify", "-c", config, code=None)
     run("config", "--check", config)
+    (bench / "drawn").mkdir()
+    drawn = LabelBench(bench / "drawn", "classify", 3)
+    drawn.store.label_all({1: 0, 2: 1})
+    run("label", "--list", "-c", drawn.config)
     run("doctor", code=None)
     run("completion", "bash")
     run("install-service", "--dry-run", "--uninstall", "--root", bench / "root")
