@@ -1,7 +1,7 @@
 """Keep the owner's policies: what is shown of the answers of one engine, such as a score threshold for the night.
 
-A policy belongs to an artefact: the engine of a regime, or the one in service. So it is switched with the engine, on the
-very frame. Nothing sets one but the command `policy`; a new engine has none.
+A policy belongs to an artefact: the engine of a regime, or the one in service. So it is switched with the engine, on
+the very frame. Nothing sets one but the command `policy`; a new engine has none.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Policies:
         return replace(served, result=result)
 
     def in_frames(self, artefact: str) -> Policy:
-        """Return the policy of an artefact, with masks as shares of the frames; one without effect where none is set."""
+        """Return the policy of an artefact, with masks as shares of the frames; an empty one where none is set."""
         return self._in_frames.get(artefact, Policy())
 
     def set(self, args: PolicyArgs) -> None:
@@ -175,7 +175,7 @@ def _document(policy: Policy) -> dict[str, JsonValue]:
     if policy.score_threshold is not None:
         document["score_threshold"] = policy.score_threshold
     if policy.classes is not None:
-        document["classes"] = sorted(policy.classes)
+        document["classes"] = [*sorted(policy.classes)]
     if policy.masks:
         document["masks"] = {
             camera: [[list(corner) for corner in polygon] for polygon in polygons]

@@ -1,7 +1,7 @@
 """Carry out the operator's commands: one function for each, or a method where a command needs a state.
 
-`engine_handlers`: `status`, `recalibrate`, `rollback`, `cancel`, `switch`, `policy`. `BoardHandlers`: `set`, `log_level`,
-`restart`, `snapshot`. `HistogramUpload`: `histograms`. The supervisor puts them into the one table of its
+`engine_handlers`: `status`, `recalibrate`, `rollback`, `cancel`, `switch`, `policy`. `BoardHandlers`: `set`,
+`log_level`, `restart`, `snapshot`. `HistogramUpload`: `histograms`. The supervisor puts them into the one table of its
 CommandDispatcher, and all run in its thread. A TaredError that a handler raises becomes the command's result.
 """
 

@@ -3,8 +3,8 @@
 A threshold is chosen on every second labelled frame and judged on the others, by F1 over all objects, weighted for all
 observed time (calibrate.sampling). Nothing is applied: the owner confirms a proposal with the command `policy`.
 
-The interval of the gain holds for the looks at one threshold. Whoever asks again after every label, and confirms the first
-proposal that comes, is misled somewhat more often than it says.
+The interval of the gain holds for all looks at one threshold. Whoever asks again after every label, and confirms the
+first proposal that comes, is misled somewhat more often than it says.
 """
 
 from __future__ import annotations
@@ -84,14 +84,11 @@ class _Labelled:
             truth = LabelledBoxes(boxes=truth.boxes[is_shown], classes=truth.classes[is_shown])
             return cls(frame, found.scores, found.classes, match(found, truth, MATCH_IOU), len(truth))
         assert isinstance(truth, int), "labels are of the model's task"
-        is_found, is_shown = (policy.classes is None or each in policy.classes for each in (found.class_id, truth))
-        scores, classes, right = (
-            np.array([found.score]),
-            np.array([found.class_id]),
-            np.array([found.class_id == truth]),
-        )
+        wanted = policy.classes
+        is_found, is_there = (wanted is None or each in wanted for each in (found.class_id, truth))
         rows = slice(int(is_found))
-        return cls(frame, scores[rows], classes[rows], right[rows], int(is_shown))
+        scores, classes = np.array([found.score])[rows], np.array([found.class_id])[rows]
+        return cls(frame, scores, classes, classes == truth, int(is_there))
 
     def counts(self, threshold: float) -> tuple[float, float, float]:
         """Return true positives, false positives and false negatives at a threshold.

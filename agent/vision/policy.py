@@ -1,7 +1,7 @@
 """Show of an answer what the board's owner wants to see under one engine: its policy.
 
-A policy changes what results, preview and snapshots show, and nothing else: fidelity, drift and accuracy are measured on
-the answers as the engine gave them. Which policy holds is decided by the engine that answered the frame.
+A policy changes what results, preview and snapshots show, and nothing else: fidelity, drift and accuracy are measured
+on the answers as the engine gave them. Which policy holds is decided by the engine that answered the frame.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ class Policy:
 
     def is_passed(self, scores: FloatArray) -> NDArray[np.bool_]:
         """Mark the scores (n,) that reach the threshold."""
-        return scores >= np.float32(self.score_threshold if self.score_threshold is not None else -np.inf)
+        if self.score_threshold is None:
+            return np.ones(len(scores), np.bool_)
+        passed: NDArray[np.bool_] = scores >= np.float32(self.score_threshold)
+        return passed
 
     def is_wanted(self, boxes: FloatArray, classes: NDArray[np.int64], camera: str, size: Size) -> NDArray[np.bool_]:
         """Mark the boxes (n, 4), in frame pixels, that are of interest and in no mask, whatever their score.

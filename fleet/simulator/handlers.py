@@ -16,13 +16,13 @@ from agent.contract.commands import (
     HistogramsArgs,
     LogLevelArgs,
     ModelArgs,
+    PolicyArgs,
     RecalibrateArgs,
     RestartArgs,
     RollbackArgs,
     SetArgs,
     SnapshotArgs,
     StatusArgs,
-    PolicyArgs,
     SwitchArgs,
 )
 from agent.contract.messages import Accuracy
