@@ -66,7 +66,7 @@ class Policies:
         if args.clear:
             policies.pop(args.artefact, None)
         elif args.like is not None:
-            policies[args.artefact] = self._of(args.like)
+            policies[args.artefact] = self._known(args.like)
         else:
             policies[args.artefact] = self._checked(args)
         self._replace(policies)
@@ -107,7 +107,7 @@ class Policies:
         command = f"tared send {self._device} policy artefact={artefact} like={before}"
         return {"policy_before": self.summary(before), "policy_command": command}
 
-    def _of(self, artefact: str) -> Policy:
+    def _known(self, artefact: str) -> Policy:
         if artefact not in self._stated:
             known = ", ".join(self._stated) or "no artefact has one yet"
             raise _refusal(f"no policy of '{artefact}'", known, "state the policy itself")

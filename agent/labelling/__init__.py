@@ -6,7 +6,7 @@ Public names:
     store     Draw, DrawnFrame, LabelStore: the drawn frames and their labels
     sampling  FrameSampler, which draws among observed frames
     accuracy  measured_accuracy, MeasuredAccuracy: intervals from labels
-    proposal  propose, Proposal: a policy that the labels of a regime speak for
+    proposal  propose, PolicyProposal: a policy that the labels of a regime speak for
     truth     check_truth, check_boxes, parse_class: labels as people give them
     progress  LabelProgress, progress_by_cell
     browser   LabelPage, open_listener

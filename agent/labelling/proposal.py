@@ -34,7 +34,7 @@ _PRECISION: Ratio = (1.0, 0.0, 0.0), (1.0, 1.0, 0.0)
 
 
 @dataclass(frozen=True)
-class Proposal:
+class PolicyProposal:
     """What the labels of one regime speak for.
 
     Args:
@@ -73,7 +73,7 @@ class _Labelled:
     shown: int
 
     @classmethod
-    def of(cls, frame: DrawnFrame, policy: Policy) -> _Labelled:
+    def from_frame(cls, frame: DrawnFrame, policy: Policy) -> _Labelled:
         """Take what the policy's classes and masks leave of a frame."""
         found, truth = frame.served, frame.label
         if isinstance(found, Detections):
@@ -102,7 +102,7 @@ class _Labelled:
 
 def propose(
     frames: Sequence[DrawnFrame], regime: str, spec: ModelSpec, policy: Policy | None = None
-) -> Proposal | None:
+) -> PolicyProposal | None:
     """Return what the labels of a regime speak for; None where they do not speak for anything.
 
     Args:
@@ -112,14 +112,14 @@ def propose(
     """
     policy = policy or Policy()
     counted = up_to_the_first_waiting([frame for frame in frames if frame.regime == regime])
-    labelled = [_Labelled.of(frame, policy) for frame in counted if frame.label is not None]
+    labelled = [_Labelled.from_frame(frame, policy) for frame in counted if frame.label is not None]
     if len(labelled) < MIN_FRAMES:
         return None
     lowest = spec.score_threshold if spec.task == "detect" else 0.0
     present = policy.score_threshold if policy.score_threshold is not None else lowest
     threshold = _best_threshold(labelled[::2], lowest, present)
     judged = _totals(labelled[1::2], 0.5, lambda frame: [(*frame.counts(present), *frame.counts(threshold))])
-    before, after = _beside(_F1, 0), _beside(_F1, 1)
+    before, after = _of_six(_F1, 0), _of_six(_F1, 1)
     gain = judged.difference(0, after, before, _ERROR)
     is_better = threshold != present and gain.low > 0.0
     never_right = _never_right(labelled, present)
@@ -127,7 +127,7 @@ def propose(
     classes = tuple(sorted(set(wanted) - never_right.keys())) if never_right else ()
     if not is_better and not classes:
         return None
-    return Proposal(
+    return PolicyProposal(
         regime,
         len(labelled),
         present,
@@ -195,8 +195,7 @@ def _totals(
     return first
 
 
-def _beside(ratio: Ratio, place: int) -> Ratio:
+def _of_six(ratio: Ratio, place: int) -> Ratio:
     """Return a ratio of three counts for the first or the second three of six."""
-    over, under = ([0.0] * 6 for _ in ratio)
-    over[3 * place : 3 * place + 3], under[3 * place : 3 * place + 3] = ratio
-    return over, under
+    numerator, denominator = ([0.0] * 3 * place + [*weights] + [0.0] * 3 * (1 - place) for weights in ratio)
+    return numerator, denominator

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from agent.labelling.proposal import Proposal, propose
+from agent.labelling.proposal import PolicyProposal, propose
 from agent.labelling.store import Answer, DrawnFrame, Truth
 from agent.vision.decode import Classification
 from agent.vision.detections import Detections, LabelledBoxes
@@ -57,7 +57,7 @@ def street(
         yield found, objects(found, is_right)
 
 
-def of(frames: list[DrawnFrame], spec: ModelSpec = DETECTOR, policy: Policy | None = None) -> Proposal | None:
+def of(frames: list[DrawnFrame], spec: ModelSpec = DETECTOR, policy: Policy | None = None) -> PolicyProposal | None:
     return propose(frames, "night", spec, policy)
 
 
