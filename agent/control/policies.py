@@ -6,7 +6,9 @@ the very frame. Nothing sets one but the command `policy`; a new engine has none
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import json
+import shlex
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -106,6 +108,23 @@ class Policies:
             return {}
         command = f"tared send {self._device} policy artefact={artefact} like={before}"
         return {"policy_before": self.summary(before), "policy_command": command}
+
+    def command(self, artefact: str, score_threshold: float | None, classes: Sequence[int]) -> str:
+        """Return the command line that sets these in the policy of an artefact; what it has else stays.
+
+        score_threshold: None: as it is. classes: Numbers of those of interest; empty: as they are.
+        """
+        stated = self._stated.get(artefact, Policy())
+        threshold = score_threshold if score_threshold is not None else stated.score_threshold
+        document = _document(replace(stated, score_threshold=threshold, classes=frozenset(classes) or stated.classes))
+        words = ["tared", "send", self._device, "policy", f"artefact={artefact}"]
+        if threshold is not None:
+            words.append(f"score_threshold={threshold:g}")
+        if "classes" in document:
+            words.append(f"classes={','.join(map(str, _named(document, self._spec.labels)['classes']))}")
+        if "masks" in document:
+            words.append(f"masks={json.dumps(document['masks'], separators=(',', ':'))}")
+        return shlex.join(words)
 
     def _known(self, artefact: str) -> Policy:
         if artefact not in self._stated:

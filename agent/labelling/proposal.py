@@ -10,7 +10,7 @@ first proposal that comes, is misled somewhat more often than it says.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -57,6 +57,13 @@ class PolicyProposal:
     gain: Interval | None
     never_right: Mapping[int, Interval]
     classes: tuple[int, ...]
+
+    def document(self, spec: ModelSpec) -> dict[str, Any]:
+        """Return all of it in JSON's types, with the names of classes."""
+        document = asdict(self)
+        document["never_right"] = {spec.label(number): each for number, each in document["never_right"].items()}
+        document["classes"] = [spec.label(number) for number in self.classes]
+        return document
 
 
 @dataclass(frozen=True)
