@@ -116,14 +116,16 @@ class Policies:
         """
         stated = self._stated.get(artefact, Policy())
         threshold = score_threshold if score_threshold is not None else stated.score_threshold
-        document = _document(replace(stated, score_threshold=threshold, classes=frozenset(classes) or stated.classes))
+        wanted = frozenset(classes) or stated.classes
         words = ["tared", "send", self._device, "policy", f"artefact={artefact}"]
         if threshold is not None:
             words.append(f"score_threshold={threshold:g}")
-        if "classes" in document:
-            words.append(f"classes={','.join(map(str, _named(document, self._spec.labels)['classes']))}")
-        if "masks" in document:
-            words.append(f"masks={json.dumps(document['masks'], separators=(',', ':'))}")
+        if wanted is not None:
+            names = [class_name(each, self._spec.labels) for each in sorted(wanted)]
+            has_comma = any("," in name for name in names)
+            words.append(f"classes={','.join(map(str, sorted(wanted)) if has_comma else names)}")
+        if stated.masks:
+            words.append(f"masks={json.dumps(_document(stated)['masks'], separators=(',', ':'))}")
         return shlex.join(words)
 
     def _known(self, artefact: str) -> Policy:
