@@ -44,7 +44,7 @@ _MOST_EXPIRY_S = 2**32 - 1  # of an MQTT 5 message (section 3.3.2.3.3)
 
 _DOUBTED_FOR = 3  # times REPEAT_S: how long to wait for another answer after a refusal that may be another command's
 FILES = ("model", "calibration")  # ops that deliver a file
-_NOT_TEXT = (*FILES, "histograms")  # ops whose arguments are not typed: hashes, lists of numbers
+_NOT_TEXT = (*FILES, "histograms", "policy")  # ops with arguments that are hashes or lists
 _UNPROVEN = ("message.", "command.unsigned", "command.signature", "command.target")
 
 _JPEG = b"\xff\xd8\xff"  # how each begins

@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import webbrowser
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,13 +17,14 @@ from agent.common.errors import AgentError
 if TYPE_CHECKING:  # imported when the command runs, as in offline.py
     from agent.labelling.accuracy import MeasuredAccuracy
     from agent.labelling.progress import LabelProgress
+    from agent.labelling.proposal import PolicyProposal
     from agent.labelling.store import Cell, LabelStore
     from calibrate.evidence import Interval
 
 _ANY_PORT = "127.0.0.1:0"
 _USAGE = """tared label [-h] [--json] [-c FILE] [--listen HOST:PORT |
-                   --terminal | --list | --export FOLDER [--all] |
-                   --import FILE.json]"""  # argparse does not wrap such a choice
+                   --terminal | --list | --propose |
+                   --export FOLDER [--all] | --import FILE.json]"""  # argparse does not wrap such a choice
 _SCORES = ("frames", "labels", "served", "reference", "INT8 loss")
 _CLASS_SCORES = ("class", "precision", "recall")
 _COLUMNS = ("camera", "regime", "drawn", "labelled", "skipped", "waiting")
@@ -45,6 +46,8 @@ def add_label(commands: Any) -> None:
     ways.add_argument(
         "--list", action="store_true", help="list how many frames are drawn and labelled, and the accuracy"
     )
+    proposed = "show which policy of a regime its labels speak for, and the command that sets it; nothing is changed"
+    ways.add_argument("--propose", action="store_true", help=proposed)
     label.add_argument("--all", action="store_true", help="with --export: labelled frames, too")
 
 
@@ -60,6 +63,8 @@ def _label(options: argparse.Namespace) -> int:
         from agent.labelling.exchange import import_labels
 
         return print_result(options, import_labels(store, labels, options.import_path).as_dict())
+    if options.propose:
+        return _propose(options, store)
     if not options.list:
         with suppress(KeyboardInterrupt):
             if options.terminal:
@@ -176,6 +181,46 @@ def _print_accuracy(measured: MeasuredAccuracy) -> None:
         print(f"{measured.suggested} of these labels began with the model's boxes, and follow the model")
     if measured.doubt:
         print(f"the labels are in doubt: {measured.doubt}")
+
+
+def _propose(options: argparse.Namespace, store: LabelStore) -> int:
+    from agent.common.console import say_error
+    from agent.config import load_config
+    from agent.control.policies import Policies
+    from agent.labelling.proposal import propose
+
+    config = load_config(options.config)
+    policies = Policies(config, lambda error: say_error(str(error)))
+    frames = store.frames()
+    regimes = [each for each in dict.fromkeys(frame.regime for frame in frames) if _is_stored(config.state_dir, each)]
+    found = [propose(frames, regime, config.model, policies.in_frames(regime)) for regime in regimes]
+    proposals = [
+        (each, policies.command(each.artefact, each.score_threshold, each.classes))
+        for each in found
+        if each is not None
+    ]
+    if options.json:
+        print(json.dumps({"proposals": [{**each.document(config.model), "command": text} for each, text in proposals]}))
+        return 0
+    for proposal, text in proposals:
+        _print_proposal(proposal, text, config.model.label)
+    if not proposals:
+        print("the labels speak for no other policy")
+    return 0
+
+
+def _is_stored(state_dir: Path, artefact: str) -> bool:
+    return (state_dir / "artefacts" / artefact).is_dir()
+
+
+def _print_proposal(proposal: PolicyProposal, command: str, name: Callable[[int], str]) -> None:
+    print(f"regime {proposal.artefact}, by {proposal.labels} labels:")
+    if proposal.gain is not None and proposal.f1 is not None and proposal.f1_present is not None:
+        print(f"  score_threshold {proposal.score_threshold:g} instead of {proposal.present:g}")
+        print(f"  F1 {_shown(proposal.f1)} instead of {_shown(proposal.f1_present)}, a gain of {_shown(proposal.gain)}")
+    for number, precision in proposal.never_right.items():
+        print(f"  without {name(number)}, whose precision is {_shown(precision)}")
+    print(f"  to confirm: {command}")
 
 
 def _shown(interval: Interval) -> str:

@@ -6,11 +6,13 @@ Frozen types shared with the fleet, like agent/contract/messages.py; no sockets,
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     ConfigDict,
     Field,
     JsonValue,
@@ -33,11 +35,26 @@ HISTOGRAM_CHUNK_BYTES = 32 * 1024  # each but the last one of an upload
 MAX_HISTOGRAM_CHUNKS = 512
 
 CommandStatus = Literal["ACCEPTED", "IN_PROGRESS", "SUCCEEDED", "FAILED", "REJECTED", "EXPIRED"]
+_Share = Annotated[float, Field(ge=0.0, le=1.0)]  # of the picture's width or height
+_Corner = Annotated[list[_Share], Field(min_length=2, max_length=2)]
+Masks = Annotated[list[Annotated[list[_Corner], Field(min_length=3, max_length=64)]], Field(max_length=16)]
 Name = Annotated[str, AfterValidator(check_name)]
 ClassLabel = Annotated[int, Field(ge=0, lt=2**31)] | Annotated[str, Field(max_length=256)]
 Pixel = Annotated[float, Field(ge=-1e6, le=1e6)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Version = Annotated[int, Field(ge=1, lt=2**53)]  # beyond, JSON's numbers are not exact
+
+
+def _split(classes: object) -> object:
+    return [each.strip() for each in classes.split(",")] if isinstance(classes, str) else classes
+
+
+def _parse_json(value: object) -> object:
+    """Raises ValueError for text that is no JSON, which pydantic reports."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except RecursionError:
+        raise ValueError("lists inside each other, but not that deep") from None
 
 
 class LabelledBox(Document):
@@ -107,6 +124,40 @@ class SwitchArgs(Strict):
     """`switch`: serve the engine of another regime, by its artefact's id, which `status` lists."""
 
     regime: Name
+
+
+class PolicyArgs(Strict):
+    """`policy`: what results, preview and snapshots show while one engine answers. With `artefact` alone: report it.
+
+    What is sent is the whole policy, and replaces the one before.
+
+    Args:
+        artefact: Id of a regime, or of the engine in service.
+        score_threshold: Answers of a lower score are left out; at or above the model spec's own.
+        classes: Names or numbers of the classes of interest; as text, separated by commas.
+        masks: Polygons of corners [x, y] as shares of the whole picture, as camera.masks; of several cameras, by name.
+            Boxes whose centre lies in one are left out. As text, JSON.
+        like: Take over the policy of this artefact.
+        clear: Remove the policy.
+    """
+
+    artefact: Name
+    score_threshold: float | None = Field(default=None, ge=0.0, le=1.0, allow_inf_nan=False)
+    classes: Annotated[list[ClassLabel], BeforeValidator(_split), Field(min_length=1, max_length=1000)] | None = None
+    masks: Annotated[Masks | dict[str, Masks], BeforeValidator(_parse_json)] | None = None
+    like: Name | None = None
+    clear: bool = False
+
+    @property
+    def sets(self) -> bool:
+        """True if a policy is stated."""
+        return not (self.score_threshold is None and self.classes is None and self.masks is None)
+
+    @model_validator(mode="after")
+    def _one_of_three(self) -> PolicyArgs:
+        if self.sets + (self.like is not None) + self.clear > 1:
+            raise ValueError("score_threshold, classes and masks, or like, or clear")
+        return self
 
 
 class SetArgs(Strict):
@@ -198,6 +249,7 @@ OPS: Mapping[str, type[Strict]] = {
     "rollback": RollbackArgs,
     "cancel": CancelArgs,
     "switch": SwitchArgs,
+    "policy": PolicyArgs,
     "set": SetArgs,
     "log_level": LogLevelArgs,
     "restart": RestartArgs,

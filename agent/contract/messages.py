@@ -98,6 +98,7 @@ class Birth(Document):
         precision: Of the engine: int8, fp16 or fp32.
         int8_macs_share: The share of the engine's multiply-accumulates that are INT8, 0 to 1.
         regimes: Ids of the engines that are kept for a light, which `switch` takes.
+        policies: By the id of an engine, what is shown of its answers; its masks are counted.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -111,6 +112,7 @@ class Birth(Document):
     precision: str | None = None
     int8_macs_share: float | None = None
     regimes: list[str] = []
+    policies: dict[str, JsonValue] = {}
 
 
 class Latency(Document):

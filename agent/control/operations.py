@@ -23,9 +23,10 @@ from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import AgentError, CommandError
 from agent.common.main_thread import RunInMainThread
 from agent.config import Config
-from agent.contract.commands import RecalibrateArgs
+from agent.contract.commands import PolicyArgs, RecalibrateArgs
 from agent.control.events import StateChangeReporter
 from agent.control.expected_regime import SwitchTimes, WarmRegime
+from agent.control.policies import Policies
 from agent.control.summary import JobSummary, RunSummary
 from agent.control.swap import EngineSwap
 from agent.control.triggers import Hindrance, Schedule, Trigger, Triggers, answered_times
@@ -60,6 +61,7 @@ class Operations:
         service, pipeline: The engines and the frame path, as given.
         unused_plan: Why the configured plan is not used; None where it is.
         summary: What it has done.
+        policies: What the owner lets be shown of each engine's answers.
         regimes: The artefacts that have served one light well, and the evidence on the one in service.
         jobs: The recalibration that runs, if there is one.
         swap: The engine on trial, if there is one.
@@ -83,6 +85,7 @@ class Operations:
         def kept_path(name: str) -> Path | None:
             return config.state_dir / name if pipeline.is_live else None  # each play of a recording starts from scratch
 
+        self.policies = Policies(config, report_error)
         pipeline.keep_evidence(config.state_dir, report_error)
         self.summary = RunSummary(str(service.serving.path))
         self._changes = StateChangeReporter(reporter, self.summary.alarms, config)
@@ -138,6 +141,7 @@ class Operations:
             self.run_in_main_thread,
             self._engine_changed,
             self._on_rolled_back,
+            self.policies,
         )
         self._switch_times = SwitchTimes(kept_path("switches.json"), report_error)
         least_memory_bytes = config.recalibration.headroom.memory_bytes
@@ -199,6 +203,7 @@ class Operations:
             self._limits.count_rollback()
         if rolled_back:
             self._limits.pause_jobs()
+        self.reporter.keeps_policies(self.policies.summaries())
         self._engine_changed(None, {}, recall=True)
         if self.pipeline.open_mismatch is not None:  # the previous process was killed before it could act on it
             self.distrust_reference(self.pipeline.open_mismatch)
@@ -212,10 +217,12 @@ class Operations:
             with self.reporter.reporting_errors():
                 learnt = self.regimes.learn_if_proved(states, self.pipeline.last_ts)
                 if learnt:
-                    self.reporter.event("regime", artefact=learnt, known=len(self.regimes.artefacts))
+                    policy = self.policies.taking_over(learnt)
+                    self.reporter.event("regime", artefact=learnt, known=len(self.regimes.artefacts), **policy)
                     self.reporter.keeps_regimes(self.regimes.artefacts)
         if self._idle:
-            self._registry.tidy()
+            if self._registry.tidy():
+                self._forget_policies()
             self._expect_regime()
         else:
             self._warm.drop()  # a job, whoever started it, needs the memory
@@ -390,6 +397,18 @@ class Operations:
         if job.tracker.trigger == "command":  # so the operator says that the cameras show what they are meant to show
             for monitor in self.pipeline.observer.monitors.values():
                 monitor.reset_view()
+
+    def set_policy(self, args: PolicyArgs) -> None:
+        """Change what is shown of an engine's answers from now on, and report it. Raises as Policies.set."""
+        self.policies.set(args)
+        self.reporter.event("policy", artefact=args.artefact, policy=self.policies.summary(args.artefact))
+        self.reporter.keeps_policies(self.policies.summaries())
+
+    def _forget_policies(self) -> None:
+        """Remove the policies of artefacts that the store has removed."""
+        with self.reporter.reporting_errors():
+            if self.policies.keep_only({path.name for path in self.service.store.places()}):
+                self.reporter.keeps_policies(self.policies.summaries())
 
     def _forget_regime(self, artefact: str) -> None:
         with self.reporter.reporting_errors():

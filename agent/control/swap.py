@@ -23,6 +23,7 @@ from agent.commands.dispatcher import CANCELLED
 from agent.common.errors import AgentError
 from agent.common.main_thread import RunInMainThread
 from agent.config import Config
+from agent.control.policies import Policies
 from agent.control.summary import Rollback, RunSummary, Swap
 from agent.jobs.job import PROVEN, JobTracker
 from agent.models.engine_service import EngineService, LoadedEngine
@@ -78,6 +79,7 @@ class EngineSwap:
             capture time from which on it serves, by camera.
         on_rolled_back: Called with the id of a candidate that failed its probation; not for one that was recalled or
             withdrawn.
+        policies: What is shown of each engine's answers, which events report.
     """
 
     config: Config
@@ -88,6 +90,7 @@ class EngineSwap:
     run_in_main_thread: RunInMainThread
     on_engine_changed: Callable[[LoadedEngine | None, Mapping[str, float]], None]
     on_rolled_back: Callable[[str], None]
+    policies: Policies
     _swap: SwapInProgress | None = field(default=None, init=False)
     # Its engine serves, but the disk has refused to make it current.
     _unsaved: SwapInProgress | None = field(default=None, init=False)
@@ -251,7 +254,8 @@ class EngineSwap:
         )
         self.summary.rollbacks.append(rollback)
         detail = _event_detail(rollback)
-        self.reporter.event("rollback", logging.WARNING, **detail, message=str(error))
+        policy = self.policies.taking_over(self.service.serving.id)
+        self.reporter.event("rollback", logging.WARNING, **detail, **policy, message=str(error))
         self._reject(swap, {**detail, "found": error.found})
         swap.tracker.fail(error, rolled_back=True)
         self._answer_recall(swap)
@@ -288,7 +292,9 @@ class EngineSwap:
             verdict.latency_ms if verdict else None,
             verdict.latency_float_ms if verdict else None,
         )
-        self.reporter.event("rollback" if tracker.trigger == "rollback" else "swap", **_event_detail(swap.announced))
+        kind = "rollback" if tracker.trigger == "rollback" else "swap"
+        policy = self.policies.taking_over(swap.announced.artefact)
+        self.reporter.event(kind, **_event_detail(swap.announced), **policy)
 
     def _go_back(self, swap: SwapInProgress, error: AgentError) -> None:
         """Let the frame path go back, unless it has done so, or has ended: then one of its events follows."""
@@ -322,6 +328,7 @@ class EngineSwap:
     def _save(self, swap: SwapInProgress) -> TaredError | None:
         """Make the engine current. If the disk refuses, try again later, unless another engine comes first."""
         self._unsaved = None
+        before = self.service.serving.id
         try:
             self.service.commit(swap.loaded)
         except TaredError as error:
@@ -337,6 +344,7 @@ class EngineSwap:
             late=swap.probation.late_frames,
             fidelity_frames=sum(state.fidelity.n for state in self.pipeline.observer.states().values()),
             p99_judged=swap.probation.judges_p99,
+            **({} if swap.is_proven else self.policies.not_inherited(before, swap.loaded.artefact.id)),
         )
         return None
 

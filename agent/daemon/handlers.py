@@ -1,7 +1,7 @@
 """Carry out the operator's commands: one function for each, or a method where a command needs a state.
 
-`engine_handlers`: `status`, `recalibrate`, `rollback`, `cancel`, `switch`. `BoardHandlers`: `set`, `log_level`,
-`restart`, `snapshot`. `HistogramUpload`: `histograms`. The supervisor puts them into the one table of its
+`engine_handlers`: `status`, `recalibrate`, `rollback`, `cancel`, `switch`, `policy`. `BoardHandlers`: `set`,
+`log_level`, `restart`, `snapshot`. `HistogramUpload`: `histograms`. The supervisor puts them into the one table of its
 CommandDispatcher, and all run in its thread. A TaredError that a handler raises becomes the command's result.
 """
 
@@ -26,6 +26,7 @@ from agent.contract.commands import (
     CancelArgs,
     HistogramsArgs,
     LogLevelArgs,
+    PolicyArgs,
     RecalibrateArgs,
     RestartArgs,
     RollbackArgs,
@@ -43,6 +44,7 @@ from agent.results.preview import Preview
 from agent.results.snapshot import annotate, encode_jpeg
 from agent.serving.pipeline import Feed, Pipeline
 from agent.uplink.link import MqttLink
+from agent.vision.policy import Show, as_served
 from calibrate.threshold import parse_method
 from engines.calibration import Calibration
 
@@ -67,6 +69,7 @@ def engine_handlers(
         "rollback": partial(_roll_back, operations),
         "cancel": partial(_cancel, operations, deliveries),
         "switch": partial(_switch, operations),
+        "policy": partial(_policy, operations),
     }
 
 
@@ -90,6 +93,8 @@ def _status(operations: Operations, preview: Preview | None, _args: StatusArgs, 
             **({"cameras": cameras} if len(cameras) > 1 else {}),
             "regimes": len(operations.regimes.artefacts),
             "regime_artefacts": list(operations.regimes.artefacts),
+            "policy": operations.policies.summary(operations.swap.candidate or service.serving.id),
+            "policies": operations.policies.summaries(),
             "observer": states[camera].outage or "observing",
             "automatic": not operations.stopped_by,
             "stopped_by": operations.stopped_by,
@@ -159,6 +164,19 @@ def _switch(operations: Operations, args: SwitchArgs, progress: CommandProgress)
     operations.switch(service.load(service.store.find(args.regime)), progress)
 
 
+def _policy(operations: Operations, args: PolicyArgs, progress: CommandProgress) -> None:
+    """Engines that have a policy are known as well, though they are no regime any more."""
+    policies, candidate = operations.policies, operations.swap.candidate
+    serving = [operations.service.serving.id, *([candidate] if candidate is not None else [])]
+    known = dict.fromkeys([*serving, *operations.regimes.artefacts, *policies.summaries()])
+    if args.artefact not in known:
+        found = f"no regime '{args.artefact}', and it does not serve"
+        raise CommandError("command.policy", found, ", ".join(known), "ask for the status first")
+    if args.sets or args.like is not None or args.clear:
+        operations.set_policy(args)
+    progress.succeed({"artefact": args.artefact, "policy": policies.document(args.artefact)})
+
+
 def _check_not_swapping(operations: Operations) -> None:
     if operations.swap.is_active:
         raise CommandError("command.busy", "a swap under way", "none", "send it again in a moment")
@@ -174,13 +192,14 @@ def _check_not_stuck(operations: Operations) -> None:
 class BoardHandlers:
     """Commands to the board itself; at most one snapshot a second.
 
-    stop: ends the run, for this reason.
+    stop: ends the run, for this reason. show: returns what the owner lets be shown of an answer.
     """
 
     settings: Settings
     pipeline: Pipeline
     link: MqttLink
     stop: Callable[[str], None]
+    show: Show = as_served
     _next_snapshot_s: float = field(default=0.0, init=False)  # monotonic
 
     def __post_init__(self) -> None:
@@ -221,7 +240,7 @@ class BoardHandlers:
             raise CommandError("command.busy", "a snapshot a moment ago", "one a second", "send it again in a moment")
         self._next_snapshot_s = now_s + _SNAPSHOT_PERIOD_S
         frame = served.frame
-        image = annotate(served, config.model) if args.annotated else frame.image
+        image = annotate(self.show(served), config.model) if args.annotated else frame.image
         jpeg, (height, width) = encode_jpeg(image, MAX_SNAPSHOT_BYTES)
         self.link.send_snapshot(jpeg)
         size: dict[str, JsonValue] = {"width": width, "height": height, "bytes": len(jpeg)}

@@ -167,7 +167,12 @@ class Supervisor:
         self._draw_for_labels(model)
         self._results = results
         self._preview = preview
+        self.operations = Operations(
+            config, self._service, self._pipeline, reporter, self._main_thread.put, past.journal, unused_plan
+        )
+        show = self.operations.policies.show
         if results is not None:
+            results.show = show
             results.on_change = lambda name, error: self._main_thread.put(
                 lambda: self._on_part("results", error, output=name)
             )
@@ -176,11 +181,9 @@ class Supervisor:
             preview.show(
                 lambda camera: feeds[camera].newest,
                 lambda error: self._main_thread.put(partial(self._on_preview, error, preview.address)),
+                show,
             )
             preview.permit(config.privacy.preview)
-        self.operations = Operations(
-            config, self._service, self._pipeline, reporter, self._main_thread.put, past.journal, unused_plan
-        )
         self._status = StatusReporter(self.operations, results)
         self._history = History(
             config.state_dir, lambda error: reporter.error(error, part="history"), self._pipeline.is_live
@@ -238,7 +241,7 @@ class Supervisor:
         deliveries = (models, calibrations)
         handlers: dict[str, Handler] = {
             **engine_handlers(self.operations, deliveries, self._preview),
-            **BoardHandlers(settings, self._pipeline, link, self._stop).handlers,
+            **BoardHandlers(settings, self._pipeline, link, self._stop, self.operations.policies.show).handlers,
             "histograms": HistogramUpload(config.privacy, self._service, link, run_in_main_thread).start,
             "model": models.start,
             "calibration": calibrations.start,

@@ -531,13 +531,15 @@ class JobRegistry:
         """Free disk space for one more engine. Raises EngineError as `StoreCleaner.ensure_room`."""
         self._report_freed(self.cleaner.ensure_room(self.cleaner.largest_bytes(), self.pins()))
 
-    def tidy(self) -> None:
+    def tidy(self) -> bool:
         """Remove artefacts that nobody needs any more, once after each job; no job may be running.
+
+        Return True where that was due.
 
         A recalibration by command that was committed lifts the stop after too many rollbacks.
         """
         if not self._is_untidy:
-            return
+            return False
         self._is_untidy = False
         latest = self._latest
         if latest is not None and (latest.trigger, latest.state) == ("command", JobState.COMMITTED):
@@ -545,6 +547,7 @@ class JobRegistry:
         with self.reporter.reporting_errors():
             self._report_freed(self.cleaner.tidy(self.pins()))
         release_free_memory()
+        return True
 
     def _report_freed(self, freed: Freed) -> None:
         if freed.nbytes:

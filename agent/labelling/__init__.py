@@ -1,11 +1,12 @@
 """Accuracy from a few labels: draw observed frames, let people label them, and bound what the board scores.
 
-Reading order: store, sampling, accuracy; then labels by people: truth, progress, browser, terminal, exchange.
+Reading order: store, sampling, accuracy, proposal; then labels by people: truth, progress, browser, terminal, exchange.
 
 Public names:
     store     Draw, DrawnFrame, LabelStore: the drawn frames and their labels
     sampling  FrameSampler, which draws among observed frames
     accuracy  measured_accuracy, MeasuredAccuracy: intervals from labels
+    proposal  propose, PolicyProposal: a policy that the labels of a regime speak for
     truth     check_truth, check_boxes, parse_class: labels as people give them
     progress  LabelProgress, progress_by_cell
     browser   LabelPage, open_listener

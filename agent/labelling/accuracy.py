@@ -97,7 +97,7 @@ def measured_accuracy(
         labels: The names of the model's classes.
         counted: Of all frames, drawn or not, by cell; None: nobody has counted.
     """
-    passed = _up_to_the_first_waiting(frames)
+    passed = up_to_the_first_waiting(frames)
     labelled = [frame for frame in passed if frame.label is not None]
     if not labelled:
         return None
@@ -134,7 +134,7 @@ def _cell(frame: DrawnFrame) -> Cell:
     return frame.camera, frame.regime
 
 
-def _up_to_the_first_waiting(frames: Sequence[DrawnFrame]) -> list[DrawnFrame]:
+def up_to_the_first_waiting(frames: Sequence[DrawnFrame]) -> list[DrawnFrame]:
     """Return for each cell its frames before the first that waits."""
     ended: set[Cell] = set()
     counted = []

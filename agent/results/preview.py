@@ -38,6 +38,7 @@ from agent.results.snapshot import encode_jpeg
 from agent.results.unix_listener import UnixListener
 from agent.results.viewer import Picture, Viewer, parse_request
 from agent.vision.drawing import draw_prediction
+from agent.vision.policy import Show, as_served
 from agent.vision.task import ServedFrame
 from calibrate.errors import TaredError
 
@@ -70,6 +71,7 @@ class Preview(threading.Thread):
         self._header = Topics(config.mqtt.fleet, config.mqtt.device).board_header
         self._cameras = [camera.name for camera in config.every_camera]
         self._newest: Newest = lambda _camera: None
+        self._show: Show = as_served
         self._on_change: Callable[[TaredError | None], None] = lambda _error: None
         backoff = [Backoff(*_RETRY_S) for _ in range(3)]
         self._opening, self._accepting, self._drawing = (RetryState(self._report, each, 1) for each in backoff)
@@ -100,9 +102,13 @@ class Preview(threading.Thread):
             self._wakes.close()
             self._wake.close()
 
-    def show(self, newest: Newest, on_change: Callable[[TaredError | None], None]) -> None:
-        """Take frames from here on. newest: returns the latest answer of a camera; called in the preview's thread."""
-        self._newest, self._on_change = newest, on_change
+    def show(self, newest: Newest, on_change: Callable[[TaredError | None], None], allowed: Show = as_served) -> None:
+        """Take frames from here on.
+
+        newest: returns the latest answer of a camera. allowed: returns what the owner lets be shown of an answer. Both
+        are called in the preview's thread.
+        """
+        self._newest, self._on_change, self._show = newest, on_change, allowed
 
     def offer(self, served: ServedFrame) -> None:
         """Accept an answer that somebody waits to see; a sink of the frame path, which never waits."""
@@ -276,9 +282,9 @@ class Preview(threading.Thread):
 
     def _draw(self, camera: str, served: ServedFrame) -> None:
         try:
-            frame = served.frame.image
+            frame, shown = served.frame.image, self._show(served)
             scale = min(1.0, self._config.width / frame.shape[1])
-            image = draw_prediction(frame, served.result, served.geometry, self._spec, scale)
+            image = draw_prediction(frame, shown.result, shown.geometry, self._spec, scale)
             jpeg, _ = encode_jpeg(image, _MOST_JPEG_BYTES)
         except Exception as error:  # an answer that cannot be drawn
             found = f"{type(error).__name__}: {error}"

@@ -23,6 +23,7 @@ from agent.common.main_thread import start_thread
 from agent.common.timing import Backoff, RetryState
 from agent.config import Config
 from agent.vision.decode import prediction_as_dict
+from agent.vision.policy import Show, as_served, count_left_out
 from agent.vision.spec import ModelSpec
 from agent.vision.task import ServedFrame
 from calibrate.errors import TaredError
@@ -37,22 +38,30 @@ _IDLE_S = 60.0  # between two looks at outputs that have nothing to do
 class ResultLine:
     """One answer of the daemon, encoded by the first output that needs it."""
 
-    def __init__(self, served: ServedFrame, spec: ModelSpec) -> None:
+    def __init__(self, served: ServedFrame, spec: ModelSpec, show: Show = as_served) -> None:
+        """show: what the owner lets be shown of it."""
         self.camera = served.frame.camera
         self._served = served
         self._spec = spec
+        self._show = show
 
     @cached_property
     def document(self) -> dict[str, Any]:
-        """The answer as `tared infer` has it, with camera, engine, and milliseconds from the frame's arrival on."""
+        """The answer as `tared infer` has it, with camera, engine, and milliseconds from the frame's arrival on.
+
+        Where a policy holds, `policy_left_out` counts what it leaves out.
+        """
         served, frame = self._served, self._served.frame
+        shown = self._show(served)
+        policy = {"policy_left_out": count_left_out(served, shown)} if shown is not served else {}
         return {
             "frame": frame.id,
             "ts": frame.ts,
             "camera": frame.camera,
             "engine": served.engine_id,
             "latency_ms": round((served.done_ns - frame.captured_ns) / 1e6, 3),
-            **prediction_as_dict(served.result, served.geometry, self._spec),
+            **prediction_as_dict(shown.result, shown.geometry, self._spec),
+            **policy,
         }
 
     @cached_property
@@ -93,7 +102,8 @@ class ResultsWriter(threading.Thread):
 
     The frame path calls `offer`, which neither waits nor computes. When the thread cannot keep up, the oldest answers
     are dropped. Whatever an output raises costs it that line alone. `on_change(name, error)` is called in the writer's
-    thread when an output fails, with None when it works again.
+    thread when an output fails, with None when it works again. `show` returns what the owner lets be shown of an
+    answer; it is called in that thread, too.
     """
 
     def __init__(self, config: Config, outputs: Sequence[Output]) -> None:
@@ -107,6 +117,7 @@ class ResultsWriter(threading.Thread):
         self._flushed = threading.Event()
         self._flush_requested = self._ending = False
         self.on_change: Callable[[str, TaredError | None], None] | None = None
+        self.show: Show = as_served
         self._troubled: set[str] = set()
         self._faults = {
             output.name: RetryState(partial(self._report, output.name), Backoff(), _WELL_AFTER) for output in outputs
@@ -176,7 +187,7 @@ class ResultsWriter(threading.Thread):
         while self._waiting and written < self._capacity:  # and not for as long as more come
             written += 1
             served = self._waiting.popleft()
-            line = ResultLine(served, self._spec)
+            line = ResultLine(served, self._spec, self.show)
             for output in self._outputs:
                 try:
                     output.add(line)

@@ -89,6 +89,10 @@ class Reporter:
         """Announce which engines are kept for a light."""
         self._announce(regimes=sorted(artefacts))
 
+    def keeps_policies(self, policies: Mapping[str, JsonValue]) -> None:
+        """Announce what the owner lets be shown, by artefact."""
+        self._announce(policies=dict(policies))
+
     def _announce(self, **changes: object) -> None:
         changed = self._birth.model_copy(update=changes)
         if changed == self._birth:

@@ -3,7 +3,8 @@
 Reading order: `spec` (MODEL.yaml), `preprocess` (from the frame to the network input, and boxes back), `detections`,
 `decoders`, `decode` (from outputs to predictions), `task` (the whole way of one frame). Apart from these, `fidelity`
 compares two predictions, `labelled_images` and `coco` read data sets, `evaluation` compares predictions with their
-labels, `output_checks` checks an engine's outputs, and `drawing` draws predictions into frames.
+labels, `output_checks` checks an engine's outputs, `policy` leaves out what the owner does not want to see, and
+`drawing` draws predictions into frames.
 
 A new decoder is added in `decoders`: its function, its entry in `BUILTIN_DECODERS`, and its name in `spec.DECODERS`.
 
@@ -18,5 +19,6 @@ Public names:
     labelled_images  labelled_images, LabelledObjects
     evaluation     evaluate, AveragePrecision
     drawing        draw_prediction
+    policy         Policy, apply_policy, count_left_out, Show, as_served
     output_checks  output_faults, row_faults, largest_batch, check_batch
 """

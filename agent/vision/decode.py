@@ -31,10 +31,11 @@ from engines.interface import Array, TensorSpec
 
 @dataclass(frozen=True)
 class Classification:
-    """The top-1 class of one image and its probability."""
+    """The top-1 class of one image and its probability; is_withheld: a policy lets it not be shown."""
 
     class_id: int
     score: float
+    is_withheld: bool = False
 
 
 RawOutputs = Mapping[str, Array]  # the outputs as they are, of a batch of one
@@ -248,7 +249,7 @@ _NULL = np.array(None, object)
 
 
 def prediction_as_dict(prediction: Prediction, geometry: Geometry | None, spec: ModelSpec) -> dict[str, Any]:
-    """Return a prediction in JSON's terms: boxes in frame pixels, null for a value that is not finite.
+    """Return a prediction in JSON's terms: boxes in frame pixels, null for a value that is not finite or is withheld.
 
     geometry: where the frame lay in the network input, in whose pixels the boxes are; None: they are in the frame's.
     """
@@ -263,6 +264,8 @@ def prediction_as_dict(prediction: Prediction, geometry: Geometry | None, spec: 
             ]
         }
     if isinstance(prediction, Classification):
+        if prediction.is_withheld:
+            return {"class": None, "label": None, "score": round(prediction.score, 4)}
         label = spec.label(prediction.class_id)
         return {"class": prediction.class_id, "label": label, "score": round(prediction.score, 4)}
     return {"outputs": {name: _values(output) for name, output in prediction.items()}}

@@ -46,7 +46,7 @@ def draw_prediction(
     """
     picture = scaled(image, scale) if scale != 1.0 else image.copy()
     thickness = max(1, round(max(picture.shape) / 500))
-    if isinstance(prediction, Classification):
+    if isinstance(prediction, Classification) and not prediction.is_withheld:
         text = f"{spec.label(prediction.class_id)} {prediction.score:.2f}"
         _write_text(picture, text, (0, 0), COLORS[0], thickness)
     if isinstance(prediction, Detections):

@@ -29,7 +29,8 @@ if TYPE_CHECKING:  # imported when a command runs, as in agent/cli/offline.py
     from fleet.web.boards import LiveBoards
 
 _OPS = (
-    "status, recalibrate, rollback, cancel, switch, set, log_level, restart, snapshot, model, histograms, calibration"
+    "status, recalibrate, rollback, cancel, switch, policy, set, log_level, restart, snapshot, model, histograms, "
+    "calibration"
 )
 _DAY_S = 86_400.0
 

@@ -16,6 +16,7 @@ from agent.contract.commands import (
     HistogramsArgs,
     LogLevelArgs,
     ModelArgs,
+    PolicyArgs,
     RecalibrateArgs,
     RestartArgs,
     RollbackArgs,
@@ -43,6 +44,7 @@ class SimulatedHandlers:
             "rollback": self._on_rollback,
             "cancel": self._on_cancel,
             "switch": self._on_switch,
+            "policy": self._on_policy,
             "set": self._on_set,
             "log_level": self._on_log_level,
             "restart": self._on_restart,
@@ -110,6 +112,11 @@ class SimulatedHandlers:
             found = f"no regime '{args.regime}'"
             raise CommandError("command.switch", found, ", ".join(known), "ask for the status first")
         self._engines.switch(known[args.regime], "switch", progress)
+
+    def _on_policy(self, _args: PolicyArgs, _progress: CommandProgress) -> None:
+        """Refuse: these boards show no answers."""
+        found, remedy = "a simulated board, which shows no answers", "send it to a board with a camera"
+        raise CommandError("command.policy", found, "answers of which some are left out", remedy)
 
     def _on_rollback(self, _args: RollbackArgs, progress: CommandProgress) -> None:
         engines = self._engines

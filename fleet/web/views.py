@@ -130,6 +130,8 @@ def _tiles(board: LiveBoard, telemetry: Mapping[str, Any]) -> Iterator[Tile]:
     birth = board.documents.get("birth", {})
     yield Tile("engine", visible(birth.get("engine") or "none yet", 16), _precision(birth))
     yield _regime_tile(birth, _newest(board, "regime"))
+    if isinstance(policy := value_at(birth, "policies", str(birth.get("engine"))), Mapping):
+        yield _policy_tile(policy)
     runtime, version = (value_at(birth, "runtimes", key) for key in ("runtime", "version"))
     yield Tile("runtime", visible(runtime or "not known", 24), visible(str(version or "").partition("-")[0], 24))
     yield Tile("tared", visible(birth.get("agent_version") or "not known", 20))
@@ -177,6 +179,20 @@ def _regime_tile(birth: Mapping[str, Any], learnt: Mapping[str, Any]) -> Tile:
     if engine is not None and engine in known:
         return Tile("regime", "known", f"the engine is kept for this light; {kept}", "good")
     return Tile("regime", "not known", kept or "no engine is kept for a light yet")
+
+
+def _policy_tile(policy: Mapping[str, Any]) -> Tile:
+    """Say what the owner lets be shown of the answers of the engine in service."""
+    threshold, masks, classes = (
+        _number(policy.get("score_threshold")),
+        _number(policy.get("masks")),
+        policy.get("classes"),
+    )
+    words = [f"{masks:.0f} masks"] if masks else []
+    if isinstance(classes, list):
+        words.append(visible("only " + ", ".join(map(str, classes)), _MOST_TEXT))
+    shown = f"scores from {threshold:.2f}" if threshold is not None else "some answers"
+    return Tile("shown", shown, "; ".join(words) or "by this engine's policy")
 
 
 def _health_tile(name: str, value: float) -> Tile:

@@ -30,7 +30,8 @@ class Device:
             "rollback": self.rollback,
             "cancel": self.cancel,
             **dict.fromkeys(
-                ("switch", "set", "log_level", "restart", "snapshot", "model", "histograms", "calibration"), self.done
+                ("switch", "policy", "set", "log_level", "restart", "snapshot", "model", "histograms", "calibration"),
+                self.done,
             ),
         }
 

@@ -18,6 +18,7 @@ from agent.common.errors import AgentError
 from agent.common.schema import validate
 from agent.config import Config
 from agent.contract.messages import Birth
+from agent.control.policies import Policies
 from agent.control.summary import RunSummary
 from agent.control.swap import EngineSwap
 from agent.jobs.job import JobTracker
@@ -177,6 +178,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
         lambda function: function(),
         lambda loaded, since: served.append((loaded.artefact.id if loaded else None, since["camera"])),
         rolled_back.append,
+        Policies(config, lambda error: pytest.fail(str(error))),
     )
     return Bench(
         exchange, record, pipeline, loop, summary, events, served, rolled_back, rejected, committed, disk, report=report

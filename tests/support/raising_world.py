@@ -103,6 +103,7 @@ def observing(config: Config, state: CameraState) -> SimpleNamespace:
         monitors={"camera": CameraMonitor(config.model, config, gathering)},
         collection=gathering,
         set_pace=lambda **_: None,
+        measured=None,
         states=lambda: {"camera": state},
         measured=None,
     )

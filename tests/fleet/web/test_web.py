@@ -34,12 +34,15 @@ def test_a_board_is_shown_as_it_reports(any_broker: RealBroker) -> None:
         )
         engine, other = "0123456789abcdef", "fedcba9876543210"
         serving_now = {"engine": engine, "precision": "int8", "int8_macs_share": 0.875, "regimes": [other, engine]}
+        policy = {"score_threshold": 0.45, "classes": ["car", "<b>"], "masks": 2}
+        serving_now["policies"] = {engine: policy}
         board.say("birth", True, agent_version="0.1", runtimes={"runtime": "openvino"}, **serving_now)
         board.report(0.75, 12.5, health={"rss_bytes": 1 << 20, "temperature_cpu_c": 54.25, "power_w": 9.5})
         eventually(lambda: "gate" in site.boards.names() and shows(site, "/", "gate", "0.750", "12.5"))
         eventually(lambda: shows(site, "/boards/gate", "0.750", "0.650 to 1.000", "12.5 dB", "10.0", "1.0 MiB"))
         assert shows(site, "/boards/gate", "degraded", "too dark", "openvino", engine, "INT8, 87.5 %", "2 kept")
         assert shows(site, "/boards/gate", "3 dB are tolerated", "50 frames", "54.25 °C", "9.5 W")
+        eventually(lambda: shows(site, "/boards/gate", "scores from 0.45", "2 masks; only car, <b>"))
         assert f'<datalist id="regimes"><option value="{other}"></option></datalist>' in site.page("/boards/gate")
         board.say("event", epoch=1, seq=2, ts=2.0, kind="job", trigger="alarm", step="BUILDING", percent=50)
         eventually(lambda: 'aria-current="step">building' in site.page("/boards/gate"))

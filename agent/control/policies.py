@@ -1,0 +1,222 @@
+"""Keep the owner's policies: what is shown of the answers of one engine, such as a score threshold for the night.
+
+A policy belongs to an artefact: the engine of a regime, or the one in service. So it is switched with the engine, on
+the very frame. Nothing sets one but the command `policy`; a new engine has none.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pydantic import JsonValue
+
+from agent.common.errors import AgentError, CommandError
+from agent.common.state_files import StateFile
+from agent.config import Config
+from agent.contract.commands import PolicyArgs
+from agent.labelling.truth import check_class, class_name, parse_class
+from agent.vision.policy import Policy, Polygon, apply_policy
+from agent.vision.task import ServedFrame
+
+FILE = "policies.json"
+_SCHEMA = 1
+
+
+class Policies:
+    """The policies by artefact, in `policies.json`. One thread changes them; `show` may be called by any."""
+
+    def __init__(self, config: Config, on_error: Callable[[AgentError], None]) -> None:
+        """Read the file; one that cannot be understood counts as empty, which is reported.
+
+        Raises AgentError: `policies.schema` for a file of a newer tared.
+        """
+        self._spec = config.model
+        self._device = config.mqtt.device
+        self._cameras = {camera.name: camera.region for camera in config.every_camera}
+        path = config.state_dir / FILE
+        self._file = StateFile(path, _SCHEMA, "policies.write", on_error)
+        kept = self._file.read(_parse)
+        if kept is None and path.exists():
+            expected, remedy = "the policies that were set", "set them again with the command policy"
+            on_error(AgentError("policies.damaged", f"{path} that cannot be understood", expected, remedy))
+        self._hold(kept or {})
+
+    def show(self, served: ServedFrame) -> ServedFrame:
+        """Return an answer as the policy of its engine lets it be shown; without one, the answer itself."""
+        policy = self._in_frames.get(served.engine_id)
+        if policy is None:
+            return served
+        result = apply_policy(policy, served.result, served.frame.camera, served.geometry)
+        return replace(served, result=result)
+
+    def in_frames(self, artefact: str) -> Policy:
+        """Return the policy of an artefact, with masks as shares of the frames; an empty one where none is set."""
+        return self._in_frames.get(artefact, Policy())
+
+    def set(self, args: PolicyArgs) -> None:
+        """Set the policy of an artefact, take it over from another one, or remove it.
+
+        Raises:
+            CommandError: `command.policy` for one that the model, or the cameras, do not allow.
+            AgentError: `policies.write` where the disk refuses; the policies stay as they were.
+        """
+        policies = dict(self._stated)
+        if args.clear:
+            policies.pop(args.artefact, None)
+        elif args.like is not None:
+            policies[args.artefact] = self._known(args.like)
+        else:
+            policies[args.artefact] = self._checked(args)
+        self._replace(policies)
+
+    def keep_only(self, artefacts: Collection[str]) -> bool:
+        """Remove the policies of all other artefacts; return whether there were any. Raises as `set`."""
+        kept = {artefact: policy for artefact, policy in self._stated.items() if artefact in artefacts}
+        if len(kept) == len(self._stated):
+            return False
+        self._replace(kept)
+        return True
+
+    def document(self, artefact: str) -> dict[str, JsonValue] | None:
+        """Return the policy of an artefact as JSON, with all of its masks; None where none is set."""
+        policy = self._stated.get(artefact)
+        return _named(_document(policy), self._spec.labels) if policy is not None else None
+
+    def summary(self, artefact: str) -> dict[str, JsonValue] | None:
+        """Return as `document`, with the number of masks in their place."""
+        document = self.document(artefact)
+        if document is not None and "masks" in document:
+            document["masks"] = sum(map(len, self._stated[artefact].masks.values()))
+        return document
+
+    def summaries(self) -> dict[str, JsonValue]:
+        """Return the summary of every policy, by artefact."""
+        return {artefact: self.summary(artefact) for artefact in self._stated}
+
+    def taking_over(self, artefact: str) -> dict[str, JsonValue]:
+        """Return what an event says of the policy of an engine that takes over: nothing where there is none."""
+        summary = self.summary(artefact)
+        return {"policy": summary} if summary is not None else {}
+
+    def not_inherited(self, before: str, artefact: str) -> dict[str, JsonValue]:
+        """Return what an event says where a new engine lacks the policy of the one before: how to hand it on."""
+        if before not in self._stated or artefact in self._stated:
+            return {}
+        command = f"tared send {self._device} policy artefact={artefact} like={before}"
+        return {"policy_before": self.summary(before), "policy_command": command}
+
+    def command(self, artefact: str, score_threshold: float | None, classes: Sequence[int]) -> str:
+        """Return the command line that sets these in the policy of an artefact; what it has else stays.
+
+        score_threshold: None: as it is. classes: Numbers of those of interest; empty: as they are.
+        """
+        stated = self._stated.get(artefact, Policy())
+        threshold = score_threshold if score_threshold is not None else stated.score_threshold
+        wanted = frozenset(classes) or stated.classes
+        words = ["tared", "send", self._device, "policy", f"artefact={artefact}"]
+        if threshold is not None:
+            words.append(f"score_threshold={threshold:g}")
+        if wanted is not None:
+            names = [class_name(each, self._spec.labels) for each in sorted(wanted)]
+            has_comma = any("," in name for name in names)
+            words.append(f"classes={','.join(map(str, sorted(wanted)) if has_comma else names)}")
+        if stated.masks:
+            words.append(f"masks={json.dumps(_document(stated)['masks'], separators=(',', ':'))}")
+        return shlex.join(words)
+
+    def _known(self, artefact: str) -> Policy:
+        if artefact not in self._stated:
+            known = ", ".join(self._stated) or "no artefact has one yet"
+            raise _refusal(f"no policy of '{artefact}'", known, "state the policy itself")
+        return self._stated[artefact]
+
+    def _checked(self, args: PolicyArgs) -> Policy:
+        """Return the policy that is stated. Raises CommandError (`command.policy`)."""
+        spec = self._spec
+        if spec.task == "raw":
+            expected = "task classify or detect"
+            raise _refusal("a policy for a model of task raw", expected, "nothing is left out of raw outputs")
+        threshold = args.score_threshold
+        if spec.task == "detect" and threshold is not None and threshold < spec.score_threshold:
+            found = f"score_threshold={threshold:g}"
+            expected = f"{spec.score_threshold:g} or more, at which the model spec has answers decoded"
+            raise _refusal(found, expected, "lower score_threshold in the model spec, or raise this one")
+        return Policy(threshold, self._classes(args), self._masks(args))
+
+    def _classes(self, args: PolicyArgs) -> frozenset[int] | None:
+        if args.classes is None:
+            return None
+        labels = self._spec.labels
+        try:
+            return frozenset(
+                parse_class(each, labels) if isinstance(each, str) else check_class(each, labels)
+                for each in args.classes
+            )
+        except AgentError as error:
+            raise _refusal(error.found, error.expected, error.remedy) from None
+
+    def _masks(self, args: PolicyArgs) -> Mapping[str, list[Polygon]]:
+        if not args.masks:
+            return {}
+        if self._spec.task != "detect":
+            found = "masks of a model of task classify"
+            raise _refusal(found, "boxes, which a mask leaves out", "use camera.masks in config.yaml, which paint")
+        names = " or ".join(map(repr, self._cameras))
+        if isinstance(args.masks, list):
+            if len(self._cameras) > 1:
+                found, remedy = "masks that name no camera", 'send masks={"CAMERA": [[[x, y], ...]]}'
+                raise _refusal(found, f"masks by camera: {names}", remedy)
+            return {next(iter(self._cameras)): list(args.masks)}
+        unknown = sorted(args.masks.keys() - self._cameras.keys())
+        if unknown:
+            raise _refusal(f"masks of camera {unknown[0][:64]!a}", names, "send them with the name of a camera")
+        return {camera: list(polygons) for camera, polygons in args.masks.items()}
+
+    def _replace(self, policies: Mapping[str, Policy]) -> None:
+        self._file.replace({"policies": {artefact: _document(policy) for artefact, policy in policies.items()}})
+        self._hold(policies)
+
+    def _hold(self, policies: Mapping[str, Policy]) -> None:
+        regions = {camera: region for camera, region in self._cameras.items() if region is not None}
+        self._stated = dict(policies)
+        self._in_frames = {artefact: policy.within(regions) for artefact, policy in policies.items()}
+
+
+def _refusal(found: str, expected: str, remedy: str) -> CommandError:
+    return CommandError("command.policy", found, expected, remedy)
+
+
+def _document(policy: Policy) -> dict[str, JsonValue]:
+    """Return a policy as `_parse` reads it; what it does not state is left out."""
+    document: dict[str, JsonValue] = {}
+    if policy.score_threshold is not None:
+        document["score_threshold"] = policy.score_threshold
+    if policy.classes is not None:
+        document["classes"] = [*sorted(policy.classes)]
+    if policy.masks:
+        document["masks"] = {
+            camera: [[list(corner) for corner in polygon] for polygon in polygons]
+            for camera, polygons in policy.masks.items()
+        }
+    return document
+
+
+def _named(document: dict[str, JsonValue], labels: tuple[str, ...]) -> dict[str, JsonValue]:
+    classes: Any = document.get("classes")
+    return document if classes is None else {**document, "classes": [class_name(each, labels) for each in classes]}
+
+
+def _parse(document: Mapping[str, Any]) -> dict[str, Policy]:
+    """Raises ValueError and the like for what no `set` has written."""
+    policies = {}
+    for artefact, stated in document["policies"].items():
+        args = PolicyArgs.model_validate({**stated, "artefact": artefact})
+        classes = frozenset(int(each) for each in args.classes) if args.classes is not None else None
+        if isinstance(args.masks, list):
+            raise ValueError("masks that name no camera")
+        policies[artefact] = Policy(args.score_threshold, classes, args.masks or {})
+    return policies
