@@ -22,7 +22,7 @@ from rich.progress import track
 from agent.monitoring.audit import AuditedFrame, AuditEvidence, FrameAuditor
 from benchmarks.models import MODELS, observe
 from benchmarks.report import Bar, Section, add_output_option, at_least, at_most, bars_section, publish
-from calibrate.evidence import NoiseDetector
+from calibrate.statistics.evidence import NoiseDetector
 from engines.graph.rounding import round_products
 from engines.interface import Array
 from engines.onnxruntime_backend import OnnxRuntimeEngine

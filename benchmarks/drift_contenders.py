@@ -13,7 +13,7 @@ from agent.monitoring.drift import Blocks, RecalibrationEvidence
 from agent.monitoring.observation_budget import ObservationBudget
 from benchmarks.drift_streams import Floats, gains_db, noises_db
 from benchmarks.peers import Worker
-from calibrate.evidence import DriftDetector
+from calibrate.statistics.evidence import DriftDetector
 
 TOLERANCE_DB, BLOCK_S, FALSE_ALARMS = 3.0, 3, 1.0  # the defaults of config.yaml
 FPS, COST = 30.0, 2.0  # of the budgeted run: the reference takes twice as long as the engine

@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.drift_rungs import Floats, Rung
 from benchmarks.drift_signals import OURS
-from calibrate.fidelity_gain import GainMap, Prior, Recalibrated
+from calibrate.statistics.fidelity_gain import GainMap, Prior, Recalibrated
 
 Labelled = tuple[str, Rung]  # by its model
 

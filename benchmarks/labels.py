@@ -27,8 +27,8 @@ from agent.vision.labelled_images import ClassifiedImages, detection_images
 from benchmarks.corruption import corrupt
 from benchmarks.models import DATA, observe
 from benchmarks.report import Bar, Section, add_output_option, at_least, at_most, bars_section, publish
-from calibrate.evidence import ConfidenceSequence
-from calibrate.sampling import MIN_LABELS, STRATA, SampledTotals, Strata
+from calibrate.statistics.evidence import ConfidenceSequence
+from calibrate.statistics.sampling import MIN_LABELS, STRATA, SampledTotals, Strata
 from engines.quantise.apply_plan import insert_qdq
 from engines.registry import open_backend
 

@@ -2,7 +2,7 @@
 
 No I/O, threads, logging, clocks, networks or cameras in here; engines and agent build on it, never the other way.
 
-Read in this order: histogram, threshold, scale, noise, evidence. The other modules stand alone.
+Read in this order: histogram, threshold, scale, noise, statistics.evidence. The other modules stand alone.
 
     errors       TaredError, the base of every expected error; CalibrationError
     histogram    AbsHistogram, abs_histogram, merge, to_bytes, from_bytes, HistogramSum
@@ -15,8 +15,6 @@ Read in this order: histogram, threshold, scale, noise, evidence. The other modu
     plan         PrecisionPlan, Repairs: which layers stay float, and how the others are repaired
     partition    Problem, fastest, frontier, rungs: the plans of least time within noise budgets
     cost_fit, sensitivity    fit_costs, measure_blocks, share_out: from measurements to costs and noise
-    evidence     DriftDetector, ConfidenceSequence, gain_bounds: has something changed?
-    loss_bound   LossBound, frames_needed: is a candidate good enough?
-    confusion    confused_pairs: which classes a candidate confuses
+    statistics   evidence, loss_bound, confusion, sampling, fidelity_gain: what few values allow to say
     kernels.cu   the CUDA kernels; engines/cuda/kernels.py launches them
 """

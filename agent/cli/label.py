@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # imported when the command runs, as in offline.py
     from agent.labelling.progress import LabelProgress
     from agent.labelling.proposal import PolicyProposal
     from agent.labelling.store import Cell, LabelStore
-    from calibrate.evidence import Interval
+    from calibrate.statistics.evidence import Interval
 
 _ANY_PORT = "127.0.0.1:0"
 _USAGE = """tared label [-h] [--json] [-c FILE] [--listen HOST:PORT |

@@ -22,7 +22,7 @@ from agent.monitoring.class_losses import LostClass
 from agent.monitoring.drift import DriftState
 from agent.monitoring.view import ViewState
 from agent.uplink.reporter import Reporter
-from calibrate.evidence import Interval
+from calibrate.statistics.evidence import Interval
 
 _MOST_CLASSES = 16  # in an event
 

@@ -46,7 +46,7 @@ from agent.serving.pipeline import Pipeline
 from agent.uplink.reporter import Reporter
 from agent.validation.verdict import Verdict
 from calibrate.errors import TaredError
-from calibrate.fidelity_gain import Recalibrated
+from calibrate.statistics.fidelity_gain import Recalibrated
 from engines.store.artefact import Artefact, read_artefact
 from engines.store.retention import Pins, StoreCleaner
 

@@ -9,7 +9,7 @@ from typing import Any
 from agent.common.latency import LoopSample
 from agent.monitoring.estimates import Estimate
 from agent.vision.fidelity import MatchCounts
-from calibrate.evidence import Interval
+from calibrate.statistics.evidence import Interval
 
 
 @dataclass(frozen=True)

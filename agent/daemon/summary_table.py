@@ -10,7 +10,7 @@ from rich.text import Text
 
 from agent.control.summary import Alarm, Rollback, RunSummary, Score, Swap
 from agent.daemon.review import REFERENCE
-from calibrate.evidence import Interval
+from calibrate.statistics.evidence import Interval
 
 _BARS = "▁▂▃▄▅▆▇█"
 _COLUMNS = 50

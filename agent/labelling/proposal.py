@@ -1,7 +1,7 @@
 """Propose a policy for a regime from its labels: a score threshold that is better beyond doubt, classes never right.
 
 A threshold is chosen on every second labelled frame and judged on the others, by F1 over all objects, weighted for all
-observed time (calibrate.sampling). Nothing is applied: the owner confirms a proposal with the command `policy`.
+observed time (calibrate.statistics.sampling). Nothing is applied: the owner confirms a proposal with the command `policy`.
 
 The interval of the gain holds for all looks at one threshold. Whoever asks again after every label, and confirms the
 first proposal that comes, is misled somewhat more often than it says.
@@ -22,8 +22,8 @@ from agent.vision.detections import Detections, LabelledBoxes, match
 from agent.vision.fidelity import MATCH_IOU
 from agent.vision.policy import Policy
 from agent.vision.spec import ModelSpec
-from calibrate.evidence import Interval
-from calibrate.sampling import MIN_LABELS, Ratio, SampledTotals
+from calibrate.statistics.evidence import Interval
+from calibrate.statistics.sampling import MIN_LABELS, Ratio, SampledTotals
 
 MIN_FRAMES = 2 * MIN_LABELS  # labelled, of a regime
 _MOST_THRESHOLDS = 40

@@ -1,7 +1,7 @@
 """Draw observed frames for labelling: at random, with known probabilities, more often where the answers are unsure.
 
 `FrameSampler` gets each observed frame from the observer's thread. A frame stands for the time since the one before; it
-is drawn with a probability that follows from how sure the answers are (calibrate.sampling.Strata). So many frames a
+is drawn with a probability that follows from how sure the answers are (calibrate.statistics.sampling.Strata). So many frames a
 week are drawn in the mean as the configuration says, and what the others are is counted, in seconds.
 """
 
@@ -25,7 +25,7 @@ from agent.vision.fidelity import count_matches
 from agent.vision.preprocess import Geometry
 from agent.vision.task import ServedFrame
 from calibrate.errors import TaredError
-from calibrate.sampling import STRATA, Strata
+from calibrate.statistics.sampling import STRATA, Strata
 
 _WEEK_S = 7 * 86_400.0
 _WARM_UP = 60  # observed frames by which the strata are parted

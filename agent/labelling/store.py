@@ -23,7 +23,7 @@ from agent.common.errors import AgentError
 from agent.vision.decode import Classification, Prediction
 from agent.vision.detections import Detections, LabelledBoxes
 from agent.vision.preprocess import Geometry
-from calibrate.sampling import STRATA
+from calibrate.statistics.sampling import STRATA
 from engines.store.files import remove, replace_files
 
 FOLDER = "labelling"
@@ -79,7 +79,7 @@ class Draw:
     """An observed frame that was drawn for labelling.
 
     camera, regime: Of the frame, and the artefact that answered it. frame, ts: Its id, and its capture time in s.
-    stratum, weight, probability, seen: As in calibrate.sampling.SampledTotals.add. served, reference: What the engine
+    stratum, weight, probability, seen: As in calibrate.statistics.sampling.SampledTotals.add. served, reference: What the engine
     in service and the float reference answered.
     """
 

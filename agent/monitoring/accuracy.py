@@ -26,7 +26,7 @@ from agent.vision.detections import NO_BOXES, Detections, LabelledBoxes
 from agent.vision.fidelity import count_matches
 from agent.vision.preprocess import Geometry
 from agent.vision.task import ServedFrame
-from calibrate.evidence import Interval
+from calibrate.statistics.evidence import Interval
 
 MAX_BYTES = 4 * 2**20  # three minutes at 30 frames per second with ten detections each, nearly five with none
 _BASE_BYTES = 480  # of an answer and its places in the two indexes, beside its boxes

@@ -35,7 +35,7 @@ from agent.vision.fidelity import fidelity
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
 from calibrate.errors import TaredError
-from calibrate.evidence import NoiseDetector
+from calibrate.statistics.evidence import NoiseDetector
 from calibrate.histogram import AbsHistogram
 from engines.graph.rounding import round_products, smooth_outputs
 from engines.interface import Array

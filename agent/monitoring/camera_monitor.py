@@ -33,7 +33,7 @@ from agent.vision.fidelity import Fidelity, fidelity
 from agent.vision.spec import ModelSpec
 from agent.vision.task import ServedFrame
 from calibrate.errors import CalibrationError
-from calibrate.evidence import Interval, shows_loss
+from calibrate.statistics.evidence import Interval, shows_loss
 from calibrate.histogram import AbsHistogram
 from engines.interface import Array, Observation
 

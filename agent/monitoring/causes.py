@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from agent.common.state_files import finite
 from agent.monitoring.view import FrameFeatures
-from calibrate.evidence import Interval
+from calibrate.statistics.evidence import Interval
 from calibrate.histogram import AbsHistogram, merge_into
 
 _FRAMES = 24  # of which the median counts, then and now

@@ -20,7 +20,7 @@ from agent.monitoring.estimates import mean_interval
 from agent.vision.decode import Prediction
 from agent.vision.pairing import answers
 from calibrate.errors import CalibrationError
-from calibrate.evidence import LossDetector
+from calibrate.statistics.evidence import LossDetector
 
 _MONTH_S = 30 * 86_400.0
 _PER_FRAME = 4  # classes of one frame that count, drawn at random where there are more

@@ -19,7 +19,7 @@ from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
 from agent.common.state_files import count, finite
-from calibrate.evidence import ConfidenceSequence, Interval
+from calibrate.statistics.evidence import ConfidenceSequence, Interval
 
 _HOUR_S = 3600.0
 _ERROR = 0.05  # of every interval

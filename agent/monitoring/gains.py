@@ -1,6 +1,6 @@
 """Remember what recalibrations of this model really gained, so that dB are told in fidelity.
 
-`GainRecord` keeps them in a small file that outlives the daemon, and makes a `calibrate.fidelity_gain.GainMap` of them:
+`GainRecord` keeps them in a small file that outlives the daemon, and makes a `calibrate.statistics.fidelity_gain.GainMap` of them:
 the one on which alarms and receipts of all cameras go.
 """
 
@@ -13,8 +13,8 @@ from typing import Any
 
 from agent.common.errors import AgentError
 from agent.common.state_files import StateFile, count, finite, share
-from calibrate.evidence import Interval
-from calibrate.fidelity_gain import GainMap, Recalibrated
+from calibrate.statistics.evidence import Interval
+from calibrate.statistics.fidelity_gain import GainMap, Recalibrated
 
 _SCHEMA = 1
 _MOST = 64  # the newest

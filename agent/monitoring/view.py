@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.evidence import EDetector
+from calibrate.statistics.evidence import EDetector
 
 _LEARNING = 24  # observed frames from which the usual view is learnt: a minute or more
 _ROWS, _COLUMNS = 9, 16  # of the layout

@@ -26,7 +26,7 @@ from agent.vision.fidelity import fidelity
 from agent.vision.pairing import Answer, answers
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
-from calibrate.loss_bound import LossBound, frames_needed
+from calibrate.statistics.loss_bound import LossBound, frames_needed
 from engines.interface import Array, Engine, Progress, silent
 
 MAX_CANDIDATES = 5

@@ -9,7 +9,7 @@ from agent.common.errors import AgentError
 from agent.common.html.pages import Section, Table
 from agent.labelling.accuracy import MeasuredAccuracy, Scores, measured_accuracy
 from agent.labelling.store import LabelStore
-from calibrate.evidence import Interval
+from calibrate.statistics.evidence import Interval
 
 _SCORES = (("frames", False), ("labels", True), ("served", True), ("float", True), ("what INT8 loses", True))
 _CLASSES = (

@@ -30,7 +30,7 @@ from agent.vision.decode import Prediction
 from agent.vision.spec import ModelSpec
 from agent.vision.task import ServedFrame, VisionTask
 from calibrate.errors import TaredError
-from calibrate.evidence import Interval
+from calibrate.statistics.evidence import Interval
 from engines.interface import Array, Engine, TensorSpec
 
 _NEWEST = 4000  # inference times kept of each engine

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agent.vision.pairing import Answer
-from calibrate.confusion import Pair, confused_pairs
+from calibrate.statistics.confusion import Pair, confused_pairs
 
 # Times that a pair must be seen before it can appear to be above a limit. Measured by simulating 100 trials of max_loss
 # 0.1, which such pairs kept from ending: a candidate that misreads 40 % of a class of 10 % was refused for a limit of
@@ -73,7 +73,7 @@ class Disagreement:
     def confused(self, label: Callable[[int], str], tolerance: float, error: float) -> tuple[ConfusedPair, ...]:
         """Return the pairs that are above `tolerance` with a probability of 1 - error, the worst first.
 
-        The probability holds for a single call. Raises ValueError as `calibrate.confusion.confused_pairs`.
+        The probability holds for a single call. Raises ValueError as `calibrate.statistics.confusion.confused_pairs`.
         """
         return tuple(
             ConfusedPair(label(pair.reference), label(pair.candidate), pair.count, pair.total, pair.low)

@@ -21,7 +21,7 @@ from agent.common.errors import AgentError
 from agent.models.model import Model
 from agent.validation.comparison import Comparison, Deadline, Difference, HeldOut, compare
 from agent.validation.confusion import newly_confused
-from calibrate.evidence import gain_bounds, shows_loss
+from calibrate.statistics.evidence import gain_bounds, shows_loss
 from engines.interface import Backend, Engine, Progress
 from engines.store.artefact import fingerprint, read_artefact
 from engines.store.retention import record_refusal

@@ -10,8 +10,15 @@ import pytest
 
 import calibrate
 
-MODULES = sorted(module.name for module in pkgutil.iter_modules(calibrate.__path__) if module.name != "_count")
-WITH_EXAMPLES = {"confusion", "evidence", "histogram", "loss_bound", "noise", "partition", "threshold"}
+MODULES = sorted(
+    module.name.removeprefix("calibrate.")
+    for module in pkgutil.walk_packages(calibrate.__path__, "calibrate.")
+    if not module.name.endswith("._count")
+)
+WITH_EXAMPLES = {
+    *("histogram", "noise", "partition", "threshold", "statistics.confusion", "statistics.evidence"),
+    *("statistics.fidelity_gain", "statistics.loss_bound", "statistics.sampling"),
+}
 
 
 @pytest.mark.parametrize("name", MODULES)

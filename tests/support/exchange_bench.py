@@ -30,7 +30,7 @@ from agent.uplink.reporter import Reporter
 from agent.validation.verdict import Verdict
 from agent.vision.task import ServedFrame
 from calibrate.errors import TaredError
-from calibrate.evidence import Interval
+from calibrate.statistics.evidence import Interval
 from engines.errors import EngineError
 
 UNKNOWN, BAD = Interval(0.0, -1.0, 1.0, 0), Interval(-0.4, -0.6, -0.2, 30)

@@ -21,7 +21,7 @@ from agent.monitoring.camera_monitor import CameraMonitor, CameraState, Spending
 from agent.monitoring.drift import DriftMonitor, Regime
 from agent.monitoring.estimates import Estimate
 from agent.planning.costs import GroupCosts
-from calibrate.evidence import Interval
+from calibrate.statistics.evidence import Interval
 from engines.quantise.costs import macs_costs
 from engines.quantise.fusion import Grouping
 
@@ -105,5 +105,4 @@ def observing(config: Config, state: CameraState) -> SimpleNamespace:
         set_pace=lambda **_: None,
         measured=None,
         states=lambda: {"camera": state},
-        measured=None,
     )

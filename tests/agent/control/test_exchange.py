@@ -10,7 +10,7 @@ from exchange_bench import BAD, REFUSES, UNKNOWN, Bench, bench
 
 import agent.control.swap as exchange_module
 from agent.common.errors import AgentError
-from calibrate.evidence import Interval
+from calibrate.statistics.evidence import Interval
 
 __all__ = ["bench"]  # the fixture
 

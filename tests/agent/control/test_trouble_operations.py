@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from trouble_bench import TROUBLES, Desk, desk
 
-from calibrate.evidence import Interval
+from calibrate.statistics.evidence import Interval
 
 __all__ = ["desk"]  # the fixture
 

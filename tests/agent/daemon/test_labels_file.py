@@ -17,7 +17,7 @@ from agent.daemon.review import read_labels
 from agent.daemon.summary_table import print_summary
 from agent.monitoring.estimates import Estimate
 from agent.vision.spec import ModelSpec
-from calibrate.evidence import Interval
+from calibrate.statistics.evidence import Interval
 
 
 def spec(**changes: Any) -> ModelSpec:

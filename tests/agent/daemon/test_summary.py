@@ -11,7 +11,7 @@ from agent.control.summary import Alarm, JobSummary, RunSummary, Score, Swap
 from agent.daemon.review import REFERENCE
 from agent.daemon.summary_table import print_summary, sparkline
 from agent.vision.fidelity import MatchCounts
-from calibrate.evidence import Interval
+from calibrate.statistics.evidence import Interval
 
 
 def test_a_sparkline_shows_means_over_time_and_bridges_gaps() -> None:

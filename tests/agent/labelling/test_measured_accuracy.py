@@ -11,7 +11,7 @@ from agent.labelling.accuracy import count_frame, measured_accuracy, score
 from agent.labelling.store import Answer, Counted, DrawnFrame, Truth
 from agent.vision.decode import Classification
 from agent.vision.detections import Detections, LabelledBoxes
-from calibrate.sampling import STRATA
+from calibrate.statistics.sampling import STRATA
 
 BOX = (10.0, 10.0, 30.0, 30.0)
 OTHER = (50.0, 50.0, 90.0, 90.0)

@@ -16,7 +16,7 @@ from agent.vision.decode import Classification, Prediction
 from agent.vision.detections import Detections, LabelledBoxes
 from agent.vision.preprocess import Geometry
 from agent.vision.task import ServedFrame
-from calibrate.evidence import Interval
+from calibrate.statistics.evidence import Interval
 
 IMAGE = np.zeros((8, 8, 3), np.uint8)
 FPS = 10

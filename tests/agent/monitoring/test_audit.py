@@ -34,7 +34,7 @@ from agent.monitoring.audit import (
 )
 from agent.monitoring.observer import ObserverThread
 from calibrate.errors import CalibrationError
-from calibrate.evidence import NoiseDetector
+from calibrate.statistics.evidence import NoiseDetector
 from engines.graph.rounding import round_products, rounded, smooth_outputs
 from engines.interface import Array, Observation
 from engines.onnxruntime_backend import OnnxRuntimeObserver

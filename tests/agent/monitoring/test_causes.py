@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from agent.monitoring.causes import Appearance, AppearanceHistory, Relighting, explanation
 from agent.monitoring.view import FrameFeatures
-from calibrate.evidence import Interval
+from calibrate.statistics.evidence import Interval
 from calibrate.histogram import abs_histogram
 
 Image = NDArray[np.uint8]

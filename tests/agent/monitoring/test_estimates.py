@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import agent.monitoring.estimates as estimates_module
 from agent.monitoring.estimates import FidelityRecord, LastHour, SinceStart, SinceStartBySecond, mean_interval
 from calibrate.errors import CalibrationError
-from calibrate.evidence import ConfidenceSequence
+from calibrate.statistics.evidence import ConfidenceSequence
 
 
 def test_a_mean_since_a_start_is_that_of_a_confidence_sequence() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from agent.common.errors import AgentError
 from agent.monitoring.gains import GainRecord
-from calibrate.fidelity_gain import Recalibrated
+from calibrate.statistics.fidelity_gain import Recalibrated
 
 VAIN = Recalibrated(12.0, 0.4, 0.0, 64)
 LOSSY = [0.6] * 24

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agent.monitoring.drift import RecalibrationEvidence, RecentScales
-from calibrate.evidence import DriftDetector
+from calibrate.statistics.evidence import DriftDetector
 
 TOLERANCE_DB = 3.0
 

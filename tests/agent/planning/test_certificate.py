@@ -26,7 +26,7 @@ from trial_bench import (
 
 from agent.planning.certificate import Measurement, Tally, Terms
 from agent.vision.spec import ModelSpec
-from calibrate.loss_bound import frames_needed
+from calibrate.statistics.loss_bound import frames_needed
 from engines.interface import Array
 
 

@@ -12,7 +12,7 @@ from agent.monitoring.camera_monitor import PairedFidelityGain
 from agent.serving.trial import AnswerRecord, Probation, deadline_s, quantile_bounds
 from agent.vision.fidelity import Fidelity
 from agent.vision.task import ServedFrame
-from calibrate.evidence import Interval
+from calibrate.statistics.evidence import Interval
 
 IMAGE = np.zeros((2, 2, 3), np.uint8)
 UNKNOWN = Interval(0.0, -1.0, 1.0, 0)

@@ -27,7 +27,7 @@ from agent.control.summary import Alarm, CameraSummary, JobSummary, Rollback, Ru
 from agent.monitoring.estimates import Estimate
 from agent.planning.benchmark import Entry
 from agent.vision.fidelity import MatchCounts
-from calibrate.evidence import Interval
+from calibrate.statistics.evidence import Interval
 from fleet.cli.main import GROUPS, main
 from fleet.devices.devices import Devices
 from fleet.devices.reports import Report, Stream

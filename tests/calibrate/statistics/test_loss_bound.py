@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibrate.evidence import ConfidenceSequence
-from calibrate.loss_bound import _MEANS, LossBound, frames_needed
+from calibrate.statistics.evidence import ConfidenceSequence
+from calibrate.statistics.loss_bound import _MEANS, LossBound, frames_needed
 
 Losses = Callable[[np.random.Generator], np.ndarray]
 NEVER = 1e-300  # an error that no capital here reaches: nobody stops playing

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from calibrate.evidence import Interval
-from calibrate.sampling import MIN_LABELS, STRATA, SampledTotals, Strata
+from calibrate.statistics.evidence import Interval
+from calibrate.statistics.sampling import MIN_LABELS, STRATA, SampledTotals, Strata
 
 RIGHT = np.array([0.6, 0.8, 0.95, 0.98, 0.99, 1.0])  # by stratum, from the least sure
 RATE = 0.05

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.evidence import Interval
+from calibrate.statistics.evidence import Interval
 
 Floats = NDArray[np.float64]
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibrate.errors import CalibrationError
-from calibrate.evidence import ConfidenceSequence, DriftDetector, EDetector
+from calibrate.statistics.evidence import ConfidenceSequence, DriftDetector, EDetector
 
 TOLERANCE = 0.25
 

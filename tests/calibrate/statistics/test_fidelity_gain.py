@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from calibrate.fidelity_gain import PRIOR, GainMap, Prior, Recalibrated, isotonic, recoverable_loss
+from calibrate.statistics.fidelity_gain import PRIOR, GainMap, Prior, Recalibrated, isotonic, recoverable_loss
 
 RNG = np.random.default_rng(0)
 

@@ -25,7 +25,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.evidence import Interval
+from calibrate.statistics.evidence import Interval
 
 Floats = NDArray[np.float64]
 Ratio = tuple[Sequence[float], Sequence[float]]  # the weights of the counts in numerator and denominator
@@ -152,8 +152,8 @@ class SampledTotals:
     ) -> Interval:
         """Bound the ratio of two sums of counts; n is the number of labelled frames that count in its denominator.
 
-        numerator, denominator: The weights of the counts in each sum, such as right answers over answers. The ratio lies
-        in [0, 1].
+        numerator, denominator: The weights of the counts in each sum, such as right answers over answers. Their ratio
+        lies in [0, 1].
         """
         value, gradient, mistaken, labels = self._linear(group, numerator, denominator)
         return self._interval(value, group, gradient, mistaken, labels, 0.0, error)

@@ -8,7 +8,7 @@ from dataclasses import astuple
 import numpy as np
 import pytest
 
-from calibrate.confusion import Pair, confused_pairs
+from calibrate.statistics.confusion import Pair, confused_pairs
 
 DIGITS = dict.fromkeys(range(10), 50)
 

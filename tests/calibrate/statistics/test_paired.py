@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from calibrate.evidence import gain_bounds
+from calibrate.statistics.evidence import gain_bounds
 
 Draw = Callable[[np.random.Generator, int], NDArray[np.float64]]
 
