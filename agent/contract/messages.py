@@ -164,7 +164,7 @@ class Bounds(Document):
     n: int
 
 
-class Labelled(Document):
+class LabelledAccuracy(Document):
     """By labels of frames that were drawn at random: of the engine in service, over all cameras.
 
     Args:
@@ -232,7 +232,7 @@ class Telemetry(Document):
         degraded: Why the float reference serves, in a sentence with the remedy.
         held_back: The same for a job that is due, and does not start or go on.
         held_back_code: The reason for programs: a configuration key, or an error code.
-        labelled: What labels of drawn frames come to; absent without any.
+        labelled_accuracy: What labels of drawn frames come to; absent without any.
     """
 
     epoch: Epoch
@@ -243,7 +243,7 @@ class Telemetry(Document):
     degraded: str | None = None
     held_back: str | None = None
     held_back_code: str | None = None
-    labelled: Labelled | None = None
+    labelled_accuracy: LabelledAccuracy | None = None
 
 
 class Event(Document):

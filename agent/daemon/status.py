@@ -6,7 +6,15 @@ from dataclasses import asdict
 
 from pydantic import JsonValue
 
-from agent.contract.messages import Accuracy, Bounds, CameraTelemetry, FidelityReport, Labelled, Latency, Observing
+from agent.contract.messages import (
+    Accuracy,
+    Bounds,
+    CameraTelemetry,
+    FidelityReport,
+    LabelledAccuracy,
+    Latency,
+    Observing,
+)
 from agent.control.operations import Operations
 from agent.monitoring.accuracy import accuracy_bound
 from agent.monitoring.camera_monitor import CameraState, CameraStates, least_faithful
@@ -58,14 +66,14 @@ class StatusReporter:
         feeds = self._operations.pipeline.feeds
         return {camera: self._sample(feeds[camera], state) for camera, state in states.items()}
 
-    def labelled(self) -> Labelled | None:
+    def labelled(self) -> LabelledAccuracy | None:
         """Return what labels of drawn frames come to for the engine in service; None without any."""
         pipeline, service = self._operations.pipeline, self._operations.service
         measured = pipeline.observer.measured
         if measured is None:
             return None
         serving = None if service.is_degraded or measured.doubt else measured.regimes.get(service.serving.id)
-        labelled = Labelled(
+        labelled = LabelledAccuracy(
             labels=measured.labels, waiting=measured.waiting, skipped=measured.skipped, doubt=measured.doubt or None
         )
         if serving is None:

@@ -4,9 +4,9 @@ Accuracy is that of `agent.monitoring.accuracy`: for a classifier the share of r
 of the frames on which there is something to find or something was found. The served answers are scored beside the float
 reference's on the same frames: the latter lose by the model, the difference is what INT8 loses.
 
-The intervals are of all observed time, not of the labelled frames (calibrate.statistics.sampling), and hold at all times at once;
-each by itself, so of twenty classes one may well lie outside its own. Time is counted up to the first frame of a camera
-and regime that waits for its label: whoever labels the easy frames first gains nothing by it.
+The intervals are of all observed time, not of the labelled frames (calibrate.statistics.sampling). They hold at all
+times at once, each by itself: of twenty classes one may well lie outside its own. Time is counted up to the first frame
+of a camera and regime that waits for its label: whoever labels the easy frames first gains nothing by it.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ def _by_stratum(frames: Sequence[DrawnFrame]) -> NDArray[np.float64]:
 def _odd(found: NDArray[np.float64], expected: NDArray[np.float64]) -> int | None:
     """Return the stratum whose number is off by more than chance explains; None where none is.
 
-    found - expected is a martingale whose variance is at most `expected`: the bound is that of calibrate.statistics.sampling.
+    found - expected is a martingale whose variance is at most `expected`; the bound is that of SampledTotals.
     """
     mixed = expected + _DOUBT_TIGHTEST
     bounds = np.sqrt(mixed * np.log(mixed / (_DOUBT_TIGHTEST * (_DOUBT_ERROR / STRATA) ** 2)))

@@ -1,8 +1,8 @@
 """Draw observed frames for labelling: at random, with known probabilities, more often where the answers are unsure.
 
 `FrameSampler` gets each observed frame from the observer's thread. A frame stands for the time since the one before; it
-is drawn with a probability that follows from how sure the answers are (calibrate.statistics.sampling.Strata). So many frames a
-week are drawn in the mean as the configuration says, and what the others are is counted, in seconds.
+is drawn with a probability that follows from how sure the answers are (calibrate.statistics.sampling: Strata). So many
+frames a week are drawn in the mean as the configuration says, and what the others are is counted, in seconds.
 """
 
 from __future__ import annotations

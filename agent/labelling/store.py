@@ -79,8 +79,8 @@ class Draw:
     """An observed frame that was drawn for labelling.
 
     camera, regime: Of the frame, and the artefact that answered it. frame, ts: Its id, and its capture time in s.
-    stratum, weight, probability, seen: As in calibrate.statistics.sampling.SampledTotals.add. served, reference: What the engine
-    in service and the float reference answered.
+    stratum, weight, probability, seen: As in SampledTotals.add (calibrate.statistics.sampling). served, reference: What
+    the engine in service and the float reference answered.
     """
 
     camera: str

@@ -35,8 +35,8 @@ from agent.vision.fidelity import fidelity
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
 from calibrate.errors import TaredError
-from calibrate.statistics.evidence import NoiseDetector
 from calibrate.histogram import AbsHistogram
+from calibrate.statistics.evidence import NoiseDetector
 from engines.graph.rounding import round_products, smooth_outputs
 from engines.interface import Array
 from engines.onnxruntime_backend import OnnxRuntimeEngine, OnnxRuntimeObserver

@@ -33,8 +33,8 @@ from agent.vision.fidelity import Fidelity, fidelity
 from agent.vision.spec import ModelSpec
 from agent.vision.task import ServedFrame
 from calibrate.errors import CalibrationError
-from calibrate.statistics.evidence import Interval, shows_loss
 from calibrate.histogram import AbsHistogram
+from calibrate.statistics.evidence import Interval, shows_loss
 from engines.interface import Array, Observation
 
 _ABSENT_S = 600.0

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from agent.common.state_files import finite
 from agent.monitoring.view import FrameFeatures
-from calibrate.statistics.evidence import Interval
 from calibrate.histogram import AbsHistogram, merge_into
+from calibrate.statistics.evidence import Interval
 
 _FRAMES = 24  # of which the median counts, then and now
 _RELIT_FRAMES = 4

@@ -21,9 +21,9 @@ from typing import Any, Generic, TypeVar
 from agent.common.state_files import finite
 from agent.config import DriftConfig
 from calibrate.errors import CalibrationError
-from calibrate.statistics.evidence import FULL_SCALE_DB, DriftDetector, Interval
 from calibrate.histogram import AbsHistogram, merge_into, merged, nbytes
 from calibrate.noise import NetworkNoise, TensorNoise, best_scales, tensor_noise
+from calibrate.statistics.evidence import FULL_SCALE_DB, DriftDetector, Interval
 from engines.calibration import Calibration
 
 _ENOUGH = 8  # frames, for scales that mean something

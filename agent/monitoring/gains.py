@@ -1,7 +1,7 @@
-"""Remember what recalibrations of this model really gained, so that dB are told in fidelity.
+"""Remember what recalibrations of this model really gained, so that dB are reported in fidelity.
 
-`GainRecord` keeps them in a small file that outlives the daemon, and makes a `calibrate.statistics.fidelity_gain.GainMap` of them:
-the one on which alarms and receipts of all cameras go.
+`GainRecord` keeps them in a small file that outlives the daemon, and makes a GainMap of them
+(calibrate.statistics.fidelity_gain): the one on which alarms and receipts of all cameras go.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from pydantic import JsonValue
 
-from agent.contract.messages import Birth, CameraTelemetry, Event, Labelled, Telemetry
+from agent.contract.messages import Birth, CameraTelemetry, Event, LabelledAccuracy, Telemetry
 from agent.system.board import health, unix_s
 from agent.uplink.link import MqttLink
 from agent.uplink.outbox import TELEMETRY
@@ -130,7 +130,7 @@ class Reporter:
         results_dropped: Mapping[str, int] | None = None,
         reasons: Mapping[str, str | None] | None = None,
         preview: Mapping[str, JsonValue] | None = None,
-        labelled: Labelled | None = None,
+        labelled_accuracy: LabelledAccuracy | None = None,
     ) -> None:
         """Report a sample of the cameras and the board's health.
 
@@ -138,7 +138,7 @@ class Reporter:
             results_dropped: Lines of results lost, by output.
             reasons: The fields of Telemetry that say why the board is degraded, and what holds a job back.
             preview: Its state; empty or None without one.
-            labelled: What labels of drawn frames come to; None without any.
+            labelled_accuracy: What labels of drawn frames come to; None without any.
         """
         if self._link is None:
             return
@@ -154,6 +154,12 @@ class Reporter:
             TELEMETRY,
             SAMPLE,
             lambda epoch, seq: Telemetry(
-                epoch=epoch, seq=seq, ts=ts, cameras=dict(cameras), health=state, labelled=labelled, **reasons or {}
+                epoch=epoch,
+                seq=seq,
+                ts=ts,
+                cameras=dict(cameras),
+                health=state,
+                labelled_accuracy=labelled_accuracy,
+                **reasons or {},
             ).to_json(),
         )

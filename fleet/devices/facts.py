@@ -69,7 +69,7 @@ def facts(device: Device, now: float, silent_s: float = SILENT_S) -> dict[str, F
         "drift": printable(drift) if isinstance(drift, str) else None,
         "gain_db": _worst(max, (value_at(each, "drift", "gain_db") for each in cameras)),
         **dict(zip(_FIDELITY, fidelity, strict=True)),
-        **dict(zip(_ACCURACY, _bounds(value_at(device.telemetry, "labelled", "accuracy")), strict=True)),
+        **dict(zip(_ACCURACY, _bounds(value_at(device.telemetry, "labelled_accuracy", "accuracy")), strict=True)),
         "fps": _worst(min, (value_at(each, "fps") for each in cameras)),
         "latency_p50": _worst(max, (value_at(each, "latency_ms", "p50") for each in cameras)),
         "latency_p99": _worst(max, (value_at(each, "latency_ms", "p99") for each in cameras)),

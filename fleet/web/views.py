@@ -135,7 +135,7 @@ def _tiles(board: LiveBoard, telemetry: Mapping[str, Any]) -> Iterator[Tile]:
     runtime, version = (value_at(birth, "runtimes", key) for key in ("runtime", "version"))
     yield Tile("runtime", visible(runtime or "not known", 24), visible(str(version or "").partition("-")[0], 24))
     yield Tile("tared", visible(birth.get("agent_version") or "not known", 20))
-    if isinstance(labelled := telemetry.get("labelled"), Mapping):
+    if isinstance(labelled := telemetry.get("labelled_accuracy"), Mapping):
         yield _labelled_tile(labelled)
     health = telemetry.get("health")
     if value_at(health, "throttling") is True:

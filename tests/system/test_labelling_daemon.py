@@ -59,7 +59,7 @@ def test_labels_of_drawn_frames_come_to_the_accuracy_of_the_engine_in_service(
         store.label(frame.id, (frame.served.class_id + (frame.id % 4 == 0)) % 5)
     with Watcher(any_broker.endpoint) as watcher, world.running():
         event = watcher.expect(TOPICS.event, kind="labelled")
-        while (labelled := watcher.expect(TOPICS.telemetry).get("labelled")) is None:
+        while (labelled := watcher.expect(TOPICS.telemetry).get("labelled_accuracy")) is None:
             pass
     assert (event["labels"], labelled["labels"]) == (len(frames), len(frames))
     accuracy = labelled["accuracy"]

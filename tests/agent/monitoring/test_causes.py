@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from agent.monitoring.causes import Appearance, AppearanceHistory, Relighting, explanation
 from agent.monitoring.view import FrameFeatures
-from calibrate.statistics.evidence import Interval
 from calibrate.histogram import abs_histogram
+from calibrate.statistics.evidence import Interval
 
 Image = NDArray[np.uint8]
 

@@ -49,6 +49,7 @@ BY_CONTRACT = {
     "fidelity": "of a run and in telemetry an estimate with its interval; of an engine and a device a number",
     "labels": "of a classifier a number or a name; of a detector boxes",
     "latency_ms": "p50 and p99, but of a plan the median alone",
+    "precision": "of an engine its type; of a class the share of detections that are right",
     "to": "the last number of a gap; the receiver of a command",
     "value": "of a key in model.yaml, with the type of that key",
 }

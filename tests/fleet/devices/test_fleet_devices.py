@@ -97,7 +97,7 @@ def test_an_engine_is_a_regime_where_it_is_kept_as_one() -> None:
 def test_conditions(where: str, holds: bool) -> None:
     tags = {"canary": "", "site": "berlin"}
     labelled = {"labels": 60, "accuracy": {"estimate": 0.85, "low": 0.75, "high": 0.9, "n": 50}}
-    telemetry = {"cameras": {"a": camera()}, "labelled": labelled}
+    telemetry = {"cameras": {"a": camera()}, "labelled_accuracy": labelled}
     board = device(state="online", agent_version="1.9", telemetry=telemetry, tags=tags)
     assert matches(board, parse(where), NOW) is holds
 
