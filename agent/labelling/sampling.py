@@ -103,20 +103,29 @@ class FrameSampler:
             return
         self._read_at = now_s + _READ_EVERY_S
         if not self._store.exists:
-            self._is_loaded = True
+            self._begin_anew()
             return
         if not self._is_loaded:
             self._counted, self._is_loaded = self._store.counted(), True
         if (stamp := self._store.stamp()) == self._stamp:
             return
-        if self._strata is None and (cuts := self._store.strata()) is not None:
+        cuts = self._store.strata()
+        if cuts is None:
+            self._begin_anew()
+        elif self._strata is None:
             self._strata = Strata(cuts)
         frames = self._store.frames()
         self._learn(frames)
-        self._store.prune(self._config.keep)
         self._waiting = sum(frame.is_waiting for frame in frames)
         self.measured = measured_accuracy(frames, self._labels, self._counted)
+        self._store.prune(self._config.keep)
         self._stamp = stamp
+
+    def _begin_anew(self) -> None:
+        """Forget what was counted for frames that are kept no more: their file was removed, or set aside as damaged."""
+        if self._strata is not None:
+            self._strata, self._warm_up = None, []
+        self._counted, self._is_loaded, self._stamp = {}, False, ()
 
     def _learn(self, frames: Sequence[DrawnFrame]) -> None:
         """Learn anew how much the scores vary in each stratum, from all labels."""
