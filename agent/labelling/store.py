@@ -155,12 +155,19 @@ class LabelStore:
         return self._database.path.is_file()
 
     def stamp(self) -> tuple[int, ...]:
-        """Return what changes with every label: times and sizes of the files. Empty where there are none."""
+        """Return what changes with every write: times and sizes of the files. Empty where there are none."""
         stats = []
         for path in (self._database.path, self._database.path.with_name(f"{_DATABASE}-wal")):
             with suppress(FileNotFoundError):  # the last connection to close removes the log
                 stats.append(path.stat())
         return tuple(value for each in stats for value in (each.st_mtime_ns, each.st_size))
+
+    def revision(self) -> tuple[int, float]:
+        """Return what changes with each label and each skipped frame of this model, and with nothing else."""
+        query = "SELECT count(labelled_s), total(labelled_s) FROM frames WHERE model = ?"
+        with self._database.transaction("read") as db:
+            labels, times_s = db.execute(query, (self._model,)).fetchone()
+        return int(labels), float(times_s)
 
     @classmethod
     def of_kept(cls, state_dir: Path, model: str) -> tuple[LabelStore, Sequence[str]] | None:
