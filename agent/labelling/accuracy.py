@@ -159,11 +159,13 @@ def _classes_in(frame: DrawnFrame) -> Iterable[int]:
 def count_frame(answer: Answer, truth: Truth, classes: Sequence[int]) -> NDArray[np.float64]:
     """Return (1 + classes, _COUNTS): of the whole frame, then of each class, which has no score of its own."""
     found, shown, hit = _objects(answer, truth)
-    rows = [(found == found, shown == shown), *((found == number, shown == number) for number in classes)]
-    counts = np.zeros((len(rows), _COUNTS))
-    for row, (is_found, is_shown) in zip(counts, rows, strict=True):
-        hits = float((hit & is_found).sum())
-        row[2:] = hits, is_found.sum() - hits, is_shown.sum() - hits
+    numbers = np.array(classes, np.int64)[:, np.newaxis]
+    of_found = np.concatenate([np.ones((1, len(found)), np.bool_), found == numbers])
+    of_shown = np.concatenate([np.ones((1, len(shown)), np.bool_), shown == numbers])
+    counts = np.zeros((1 + len(classes), _COUNTS))
+    counts[:, 2] = (of_found & hit).sum(axis=1)
+    counts[:, 3] = of_found.sum(axis=1) - counts[:, 2]
+    counts[:, 4] = of_shown.sum(axis=1) - counts[:, 2]
     hits, extra, missed = counts[0, 2:]
     if hits + extra + missed:
         counts[0, :2] = 2.0 * hits / (2.0 * hits + extra + missed), 1.0

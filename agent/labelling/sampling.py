@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -68,6 +69,7 @@ class FrameSampler:
         self._newest: dict[str, float] = {}  # capture time, by camera
         self._waiting = 0
         self._stamp: tuple[int, ...] = ()
+        self._revision: tuple[int, float] | None = None
         self._read_at = self._keep_at = 0.0  # monotonic
 
     def add(self, served: ServedFrame, reference: Prediction, geometry: Geometry | None) -> None:
@@ -103,20 +105,32 @@ class FrameSampler:
             return
         self._read_at = now_s + _READ_EVERY_S
         if not self._store.exists:
-            self._is_loaded = True
+            self._begin_anew()
             return
         if not self._is_loaded:
             self._counted, self._is_loaded = self._store.counted(), True
         if (stamp := self._store.stamp()) == self._stamp:
             return
-        if self._strata is None and (cuts := self._store.strata()) is not None:
+        cuts = self._store.strata()
+        if cuts is None:
+            self._begin_anew()
+        elif self._strata is None:
             self._strata = Strata(cuts)
+        if (revision := self._store.revision()) == self._revision:
+            self._stamp = stamp  # what this process has written itself; to read all frames takes seconds
+            return
         frames = self._store.frames()
         self._learn(frames)
-        self._store.prune(self._config.keep)
         self._waiting = sum(frame.is_waiting for frame in frames)
         self.measured = measured_accuracy(frames, self._labels, self._counted)
-        self._stamp = stamp
+        self._store.prune(self._config.keep)
+        self._stamp, self._revision = stamp, revision
+
+    def _begin_anew(self) -> None:
+        """Forget what was counted for frames that are kept no more: their file was removed, or set aside as damaged."""
+        if self._strata is not None:
+            self._strata, self._warm_up = None, []
+        self._counted, self._is_loaded, self._stamp, self._revision = {}, False, (), None
 
     def _learn(self, frames: Sequence[DrawnFrame]) -> None:
         """Learn anew how much the scores vary in each stratum, from all labels."""
@@ -167,6 +181,8 @@ class FrameSampler:
             self._store.add(draw, jpeg(served.frame.image, _QUALITY), (height, width), counted)
             self._storing.note_success()
             self._waiting += 1
+            if self.measured is not None:
+                self.measured = replace(self.measured, waiting=self._waiting)
         self._counted[cell] = counted
         if time.monotonic() >= self._keep_at:
             self._keep()

@@ -11,6 +11,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -154,9 +155,19 @@ class LabelStore:
         return self._database.path.is_file()
 
     def stamp(self) -> tuple[int, ...]:
-        """Return what changes with every label: times and sizes of the files. Empty where there are none."""
-        stats = [path.stat() for path in self.folder.glob(f"{_DATABASE}*") if not path.name.endswith("-shm")]
+        """Return what changes with every write: times and sizes of the files. Empty where there are none."""
+        stats = []
+        for path in (self._database.path, self._database.path.with_name(f"{_DATABASE}-wal")):
+            with suppress(FileNotFoundError):  # the last connection to close removes the log
+                stats.append(path.stat())
         return tuple(value for each in stats for value in (each.st_mtime_ns, each.st_size))
+
+    def revision(self) -> tuple[int, float]:
+        """Return what changes with each label and each skipped frame of this model, and with nothing else."""
+        query = "SELECT count(labelled_s), total(labelled_s) FROM frames WHERE model = ?"
+        with self._database.transaction("read") as db:
+            labels, times_s = db.execute(query, (self._model,)).fetchone()
+        return int(labels), float(times_s)
 
     @classmethod
     def of_kept(cls, state_dir: Path, model: str) -> tuple[LabelStore, Sequence[str]] | None:
@@ -172,14 +183,18 @@ class LabelStore:
         """Return the cuts between the strata of this model; None before they are fixed."""
         with self._database.transaction("read") as db:
             row = db.execute("SELECT cuts FROM models WHERE model = ?", (self._model,)).fetchone()
-        return json.loads(row[0]) if row is not None else None
+        return self._numbers(row[0], STRATA - 1) if row is not None else None
 
     def fix_strata(self, cuts: Sequence[float], labels: Sequence[str]) -> None:
-        """Keep the cuts between the strata of this model, for good, and the names of its classes."""
+        """Keep the cuts between the strata of this model, for good, and the names of its classes.
+
+        What was counted by other cuts is forgotten: it came from a file that is gone.
+        """
         self._make_folder()
         row = (self._model, self.task, json.dumps(list(labels)), json.dumps(list(cuts)))
         with self._database.transaction("write") as db:
-            db.execute("INSERT OR IGNORE INTO models VALUES (?, ?, ?, ?)", row)
+            if db.execute("INSERT OR IGNORE INTO models VALUES (?, ?, ?, ?)", row).rowcount:
+                db.execute("DELETE FROM seen WHERE model = ?", (self._model,))
 
     def counted(self) -> dict[Cell, Counted]:
         """Return what was counted of all frames, for each cell."""
@@ -187,7 +202,7 @@ class LabelStore:
         with self._database.transaction("read") as db:
             rows = db.execute(query, (self._model,)).fetchall()
         return {
-            (camera, regime): Counted(*(np.array(json.loads(each), np.float64) for each in lists))
+            (camera, regime): Counted(*(np.array(self._numbers(each, STRATA)) for each in lists))
             for camera, regime, *lists in rows
         }
 
@@ -261,9 +276,20 @@ class LabelStore:
         query = "SELECT id FROM frames WHERE label IS NOT NULL OR skipped ORDER BY id DESC LIMIT -1 OFFSET ?"
         with self._database.transaction("read") as db:
             done = {row[0] for row in db.execute(query, (keep,))}
-        for path in self.folder.glob("*.jpg"):
-            if path.stem.isdecimal() and int(path.stem) in done:
-                remove(path)
+        with self._database.translating_errors("write"):
+            for path in self.folder.glob("*.jpg"):
+                if path.stem.isdecimal() and int(path.stem) in done:
+                    remove(path)
+
+    def _numbers(self, text: str, count: int) -> list[float]:
+        """Return so many numbers. Raises AgentError (`labelling.damaged`) for what no tared wrote."""
+        try:
+            numbers = [float(each) for each in json.loads(text)]
+        except (ValueError, TypeError):
+            numbers = []
+        if len(numbers) != count:
+            raise self._database.set_aside(f"{text!r:.80} in place of {count} numbers")
+        return numbers
 
     def _write_counted(self, db: sqlite3.Connection, counted: Mapping[Cell, Counted]) -> None:
         rows = [

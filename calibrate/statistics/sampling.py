@@ -35,7 +35,8 @@ MIN_LABELS = 30  # with fewer, the normal approximation of the bounds does not h
 _UNIFORM = 0.1  # share of the draws that pays no regard to the strata: wrong guesses cost no more than this allows
 _PRIOR_SCORES = np.linspace(0.5, 0.97, STRATA)  # from the least sure stratum to the surest
 _PRIOR_LABELS = 1.0  # that the prior is worth, in each stratum
-_LEAST_VARIANCE = 0.0025  # of a label in a stratum: some labels will differ, though none has yet
+_LEAST_VARIANCE = 0.04  # of a label in a stratum: some labels will differ, though none has yet
+_MISTAKEN = 2.0  # labels more, all mistaken: what variance cannot show while none, or one, of its kind has come
 # Number of labels at which the bounds are tightest, compared with those for one look at that number; a flat optimum.
 _TIGHTEST_LABELS = 20.0
 
@@ -189,14 +190,15 @@ class SampledTotals:
     ) -> Interval:
         """Return the interval that holds at all times at once, within [least, 1]; the widest with few labels.
 
-        A confidence sequence by the method of mixtures, of which variance is estimated. One label more, all mistaken,
-        is added to the variance: the next may be the first of its kind. Source: Waudby-Smith, Arbour, Sinha, Kennedy,
-        Ramdas, "Time-uniform central limit theory and asymptotic confidence sequences" (Annals of Statistics 2024).
+        A confidence sequence by the method of mixtures, of which variance is estimated. A few labels more, all
+        mistaken, are added to the variance: the next may be the first of their kind. Source: Waudby-Smith, Arbour,
+        Sinha, Kennedy, Ramdas, "Time-uniform central limit theory and asymptotic confidence sequences" (Annals of
+        Statistics 2024).
         """
         value = min(1.0, max(least, value))
         if labels < MIN_LABELS:
             return Interval(value, least, 1.0, labels)
-        variance = float(gradient @ self.covariance[group] @ gradient) + mistaken**2
+        variance = float(gradient @ self.covariance[group] @ gradient) + _MISTAKEN * mistaken**2
         n, mixed = labels, _TIGHTEST_LABELS
         reach = math.sqrt(variance * (1.0 + mixed / n) * math.log((n + mixed) / (mixed * error**2)))
         return Interval(value, max(least, value - reach), min(1.0, value + reach), labels)

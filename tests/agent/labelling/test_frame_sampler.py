@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +15,9 @@ import pytest
 
 from agent.camera.capture import Frame
 from agent.config import LabellingConfig
-from agent.labelling import sampling
+from agent.labelling import sampling, store
 from agent.labelling.sampling import FrameSampler, how_sure
-from agent.labelling.store import Answer, LabelStore
+from agent.labelling.store import Answer, DrawnFrame, LabelStore
 from agent.vision.decode import Classification
 from agent.vision.detections import Detections
 from agent.vision.task import ServedFrame
@@ -128,7 +132,7 @@ def test_a_disk_that_refuses_costs_frames_and_is_reported_once(tmp_path: Path) -
     kept = tmp_path / "kept"
     shutil.move(bench.store.folder, kept)
     bench.store.folder.write_text("in the way")
-    bench.watch(10)
+    bench.watch(sampling._WARM_UP + 10)
     bench.store.folder.unlink()
     shutil.move(kept, bench.store.folder)
     bench.watch(20)
@@ -137,6 +141,92 @@ def test_a_disk_that_refuses_costs_frames_and_is_reported_once(tmp_path: Path) -
     bench.sampler.close()
     (counted,) = bench.store.counted().values()
     assert counted.seconds.sum() == sum(bench.store.frames()[-1].seen)
+
+
+@pytest.mark.usefixtures("without_pauses")
+def test_frames_are_read_again_where_a_label_has_changed_and_not_for_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path, per_s=0.5)
+    bench.watch(sampling._WARM_UP + 50)
+    first, second, *_ = bench.store.frames()
+    bench.store.label(first.id, 0)
+    bench.watch(1)
+    read: list[LabelStore] = []
+    frames = LabelStore.frames
+
+    def note(store: LabelStore) -> list[DrawnFrame]:
+        read.append(store)
+        return frames(store)
+
+    monkeypatch.setattr(LabelStore, "frames", note)
+    bench.watch(50)
+    assert read == []
+    changes: list[Callable[[], None]] = [
+        lambda: bench.store.label(second.id, 0),
+        lambda: bench.store.label(second.id, 1),
+        lambda: bench.store.skip(second.id),
+        lambda: bench.store.unlabel(second.id),
+    ]
+    for number, change in enumerate(changes, 1):
+        change()
+        bench.watch(3)
+        assert len(read) == number
+    assert bench.sampler.measured is not None
+    assert bench.sampler.measured.waiting == bench.store.waiting()
+
+
+@pytest.mark.usefixtures("without_pauses")
+@pytest.mark.parametrize("is_damaged", [True, False], ids=["damaged", "removed"])
+def test_where_the_file_is_lost_counting_begins_anew_with_the_draws(tmp_path: Path, is_damaged: bool) -> None:
+    bench = Bench(tmp_path, per_s=1.0)
+    bench.watch(sampling._WARM_UP + 400)
+    for path in bench.store.folder.glob("labels.sqlite*"):
+        path.unlink()
+    if is_damaged:
+        (bench.store.folder / "labels.sqlite").write_bytes(b"no database" * 1000)
+    bench.watch(sampling._WARM_UP + 100)
+    assert bench.told == (["labelling.damaged", "back"] if is_damaged else [])
+    assert bench.store.strata() is not None
+    assert sum(bench.store.frames()[0].seen) < 100  # seconds, all of them since
+    for frame in bench.store.frames():
+        bench.store.label(frame.id, 0)
+    bench.watch(2)
+    assert bench.sampler.measured is not None
+    assert bench.sampler.measured.doubt == ""
+
+
+@pytest.mark.usefixtures("without_pauses")
+@pytest.mark.parametrize(
+    "damage", ["models SET cuts = '[1, 2'", "models SET cuts = '[1, 2]'", "seen SET seconds = '[1]'"]
+)
+def test_a_damaged_row_is_an_error_of_the_store_alone(tmp_path: Path, damage: str) -> None:
+    bench = Bench(tmp_path, per_s=1.0)
+    bench.watch(sampling._WARM_UP + 20)
+    bench.sampler.close()
+    with closing(sqlite3.connect(bench.store.folder / "labels.sqlite")) as db, db:
+        db.execute(f"UPDATE {damage}")
+    bench.start()
+    bench.watch(2 * sampling._WARM_UP)
+    assert bench.told == ["labelling.damaged", "back"]
+
+
+@pytest.mark.usefixtures("without_pauses")
+def test_a_picture_that_cannot_be_removed_is_an_error_of_the_store_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    bench = Bench(tmp_path, per_s=1.0)
+    bench.config = bench.config.model_copy(update={"keep": 0})
+    bench.start()
+    bench.watch(sampling._WARM_UP + 20)
+    bench.store.label(bench.store.frames()[0].id, 0)
+    monkeypatch.setattr(store, "remove", refuse)
+    bench.watch(5)
+    assert bench.told == ["labelling.write"]
+    assert bench.sampler.measured is not None
 
 
 def test_none_a_week_draws_none_and_writes_nothing(tmp_path: Path) -> None:
