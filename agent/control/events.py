@@ -14,7 +14,7 @@ from pydantic import JsonValue
 from agent.config import Config
 from agent.control.summary import Alarm
 from agent.control.triggers import is_low
-from agent.labelling.accuracy import MeasuredAccuracy
+from agent.labelling.accuracy import MeasuredAccuracy, Scores
 from agent.monitoring.audit import Mismatch
 from agent.monitoring.camera_monitor import CameraState, CameraStates
 from agent.monitoring.causes import Explanation
@@ -24,7 +24,7 @@ from agent.monitoring.view import ViewState
 from agent.uplink.reporter import Reporter
 from calibrate.statistics.evidence import Interval
 
-_MOST_CLASSES = 16  # in an event
+_MOST_NAMED = 16  # classes, and engines, in an event
 
 
 @dataclass
@@ -50,7 +50,7 @@ class StateChangeReporter:
         self._alarms = alarms
         self.config = config
         self._reported: dict[str, _Reported] = {}
-        self._labelled: MeasuredAccuracy | None = None
+        self._labelled: tuple[Scores, str] | None = None
 
     def reset(self) -> None:
         """Forget drift and low fidelity, which were those of the previous engine."""
@@ -85,11 +85,11 @@ class StateChangeReporter:
                 self._report_view(camera, state.view, state.drift)
 
     def report_labelled(self, measured: MeasuredAccuracy | None) -> None:
-        """Report the accuracy by labels of drawn frames, when labels have come."""
-        if measured is None or (self._labelled is not None and measured.labels == self._labelled.labels):
+        """Report the accuracy by labels of drawn frames, when labels have come or are in doubt."""
+        if measured is None or (measured.overall, measured.doubt) == self._labelled:
             return
-        self._labelled = measured
-        self._reporter.event("labelled", **measured.document(_MOST_CLASSES))
+        self._labelled = measured.overall, measured.doubt
+        self._reporter.event("labelled", **measured.document(_MOST_NAMED))
 
     def report_mismatch(self, mismatch: Mismatch) -> None:
         """Report that the reference does not compute what ONNX Runtime does: the output, the frame, by how much."""

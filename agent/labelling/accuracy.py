@@ -27,6 +27,7 @@ from calibrate.statistics.sampling import STRATA, Ratio, SampledTotals
 
 _COUNTS = 5  # of each engine: score, frames with a score, true positives, false positives, false negatives
 _DOUBT_ERROR = 1e-3  # the probability that sound labels are ever doubted, about
+_MOST_SKIPPED, _FEWEST_PASSED = 0.05, 20  # share of the frames, of so many at least
 _DOUBT_TIGHTEST = 20.0  # frames at which a doubt arises soonest
 
 
@@ -68,11 +69,13 @@ class MeasuredAccuracy:
     regimes: Mapping[str, Scores]
     classes: Mapping[str, ClassScores]
 
-    def document(self, most_classes: int | None = None) -> dict[str, Any]:
-        """Return all of it in JSON's types; of more classes than `most_classes`, those with the most labels."""
+    def document(self, most: int | None = None) -> dict[str, Any]:
+        """Return all of it in JSON's types; most: classes and regimes, of which those with the most labels stay."""
         document = asdict(self, dict_factory=_rounded)
-        by_labels = sorted(self.classes, key=lambda name: -self.classes[name].recall.n)
-        document["classes"] = {name: document["classes"][name] for name in by_labels[:most_classes]}
+        classes = sorted(self.classes, key=lambda name: -self.classes[name].recall.n)
+        regimes = sorted(self.regimes, key=lambda name: -self.regimes[name].accuracy.n)
+        for key, names in (("classes", classes), ("regimes", regimes)):
+            document[key] = {name: document[key][name] for name in names[:most]}
         return document
 
 
@@ -215,8 +218,8 @@ def _class_scores(totals: SampledTotals, group: int) -> ClassScores:
 def _doubt(frames: Sequence[DrawnFrame], passed: Sequence[DrawnFrame], counted: Mapping[Cell, Counted] | None) -> str:
     """Return why labels are no random sample of the draws, or the draws none of the frames; empty if they may be.
 
-    passed: The frames up to the first that waits. Sound draws are doubted in one of a thousand streams, at all times
-    together, for each of the two reasons.
+    passed: The frames up to the first that waits; those among them that were skipped are guessed as others of their
+    stratum. Sound draws are doubted in one of a thousand streams, at all times together.
     """
     if counted:
         drawn, expected = _by_stratum(frames), np.sum([each.expected for each in counted.values()], axis=0)
@@ -225,12 +228,9 @@ def _doubt(frames: Sequence[DrawnFrame], passed: Sequence[DrawnFrame], counted: 
                 f"{drawn[odd]:.0f} frames of stratum {odd + 1} of {STRATA} are kept as drawn, {expected[odd]:.1f} were "
                 "to be drawn: frames were removed or added"
             )
-    all_passed, skipped = _by_stratum(passed), _by_stratum([frame for frame in passed if frame.skipped])
-    if (odd := _odd(skipped, all_passed * skipped.sum() / max(1.0, all_passed.sum()))) is not None:
-        return (
-            f"{skipped[odd]:.0f} of {all_passed[odd]:.0f} frames of stratum {odd + 1} of {STRATA} were skipped, and "
-            f"{skipped.sum():.0f} of {all_passed.sum():.0f} in all: frames were chosen by what they show"
-        )
+    skipped = sum(frame.skipped for frame in passed)
+    if len(passed) >= _FEWEST_PASSED and skipped > _MOST_SKIPPED * len(passed):
+        return f"{skipped} of {len(passed)} frames were skipped: what they show counts for nothing"
     return ""
 
 

@@ -1,12 +1,7 @@
 """Propose a policy for a regime from its labels: a score threshold that is better beyond doubt, classes never right.
 
 A threshold is chosen on every second labelled frame and judged on the others, by F1 over all objects, weighted for all
-<<<<<<< HEAD
 observed time (calibrate.statistics.sampling). Nothing is applied: the owner confirms it by the command `policy`.
-=======
-observed time (calibrate.statistics.sampling). Nothing is applied: the owner confirms a proposal with the command
-`policy`.
->>>>>>> 9ceece496ce90ced75c440747e1292365cabee99
 
 The interval of the gain holds for all looks at one threshold. Whoever asks again after every label, and confirms the
 first proposal that comes, is misled somewhat more often than it says.

@@ -30,7 +30,7 @@ from calibrate.statistics.sampling import STRATA, Strata
 
 _WEEK_S = 7 * 86_400.0
 _WARM_UP = 60  # observed frames by which the strata are parted
-_LONGEST_S = 60.0  # that one frame stands for: nothing is known of a longer time without one
+_LONGEST_S = 600.0  # that one frame stands for: a slow reference observes one in minutes; of more nothing is known
 _KEPT_EVERY_S = 600.0  # what was counted is written to the disk
 _READ_EVERY_S = 30.0  # the labels are looked at
 _QUALITY = 95  # of the JPEG
@@ -105,7 +105,7 @@ class FrameSampler:
             return
         self._read_at = now_s + _READ_EVERY_S
         if not self._store.exists:
-            self._begin_anew()
+            self._restart_counting()
             return
         if not self._is_loaded:
             self._counted, self._is_loaded = self._store.counted(), True
@@ -113,7 +113,7 @@ class FrameSampler:
             return
         cuts = self._store.strata()
         if cuts is None:
-            self._begin_anew()
+            self._restart_counting()
         elif self._strata is None:
             self._strata = Strata(cuts)
         if (revision := self._store.revision()) == self._revision:
@@ -126,7 +126,7 @@ class FrameSampler:
         self._store.prune(self._config.keep)
         self._stamp, self._revision = stamp, revision
 
-    def _begin_anew(self) -> None:
+    def _restart_counting(self) -> None:
         """Forget what was counted for frames that are kept no more: their file was removed, or set aside as damaged."""
         if self._strata is not None:
             self._strata, self._warm_up = None, []

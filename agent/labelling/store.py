@@ -8,6 +8,7 @@ one JPEG for each picture, which nobody else on the board may read.
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from engines.store.files import remove, replace_files
 
 FOLDER = "labelling"
 _DATABASE = "labels.sqlite"
+_PATIENCE_S = 5.0  # for another process, which may write a picture to a slow card just then
 _OWNER_ONLY = 0o600
 _OWNERS_FOLDER = 0o700
 
@@ -147,6 +149,7 @@ class LabelStore:
             loss="the labels so far are in the file that was set aside",
             migrations=_MIGRATIONS,
             pragmas=("journal_mode = WAL", "synchronous = FULL"),
+            patience_s=_PATIENCE_S,
         )
 
     @property
@@ -346,11 +349,14 @@ def _answer_document(answer: Answer) -> dict[str, Any]:
 def _parse_answer(document: Mapping[str, Any], task: str) -> Answer:
     if task == "classify":
         return Classification(int(document["class"]), float(document["score"]))
-    return Detections(
+    found = Detections(
         boxes=np.array(document["boxes"], np.float32).reshape(-1, 4),
         classes=np.array(document["classes"], np.int64),
         scores=np.array(document["scores"], np.float32),
     )
+    if not len(found.boxes) == len(found.classes) == len(found.scores):
+        raise ValueError("boxes, classes and scores of different numbers")
+    return found
 
 
 def truth_document(truth: Truth) -> Any:
@@ -377,6 +383,8 @@ def _parsed(rows: Iterable[Sequence[Any]], task: str) -> Iterator[DrawnFrame]:
         try:
             seconds = [float(each) for each in json.loads(seen)]
             if len(seconds) != STRATA or not 0 <= stratum < STRATA or not 0.0 < probability <= 1.0:
+                continue
+            if not 0.0 < weight < math.inf:
                 continue
             yield DrawnFrame(
                 id=identity,
