@@ -47,14 +47,15 @@ def test_forged_signatures_take_no_more_than_their_share_of_the_time(
 ) -> None:
     monkeypatch.setattr(recognition, "_BURST_S", 0.02)
     recognises = CommandRecognition(board.authority)
-    good, forged = signed_today(board), signed_today(board, "eve")
+    *many, good = (signed_today(board) for _ in range(21))
+    forged = signed_today(board, "eve")
     begun_s, spent_s = time.monotonic(), time.thread_time()
     while time.monotonic() < begun_s + 1.0:
         recognises(forged)
         time.sleep(0.0)
     passed = sum(recognises(forged) for _ in range(1000))
     assert passed == 0
-    assert not recognises(good), "its share is used up"
+    assert not all(recognises(each) for each in many), "its share is used up; on a busy machine it is back at once"
     assert time.thread_time() - spent_s < 0.8, "most calls cost next to nothing"
     time.sleep(0.2)
     assert recognises(good), "the share of a quiet moment"
