@@ -32,7 +32,7 @@ class GainRecord:
     ) -> None:
         """Args:
         path: None keeps nothing over a restart.
-        identity: Of the model; that of another one tells nothing of this one.
+        identity: Of the model; what another one gained says nothing of this one.
         on_error: Called once for a disk that refuses.
 
         Raises AgentError (`gains.schema`) for the file of a newer tared.
