@@ -444,6 +444,7 @@ class DriftMonitor:
         # A process that has just begun has not seen the frames that kept its predecessor from an alarm.
         self._waits = max(self._waits - 1, 0)
         is_worth_it = not self._waits if self._gain is None else self._gain.estimate >= self.config.min_gain
+        is_worth_it = is_worth_it or not self.config.min_gain  # tolerance_db alone decides
         self._alarms = self._detector.drift_detected and (self._alarms or is_worth_it)
 
         quietest = min(range(len(present)), key=lambda index: present[index].total)

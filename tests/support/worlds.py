@@ -42,7 +42,7 @@ SPEC = {
 FPS = 10
 SPEED = 10  # of the clip, times real time; faster: frames that no test waits for take the processor's time
 OUTLASTS_S = 1200.0  # of a clip that no test is to see the end of: two minutes at SPEED
-_LIMIT_S = 120.0  # of a run whose jobs take seconds
+_LIMIT_S = 240.0  # of a run whose jobs take seconds
 
 # An engine is the store's from its commit on: what ends between swap and commit takes the candidate back.
 FIRST_COMMIT = "event=commit .*trigger=first-start"
@@ -96,7 +96,7 @@ class World:
 
         The engine serves, and is the store's, somewhat earlier: a disk that fails in between costs the job.
         """
-        eventually(lambda: (self.state_dir / "jobs.sqlite").exists() and bool(self._committed()), 60.0)
+        eventually(lambda: (self.state_dir / "jobs.sqlite").exists() and bool(self._committed()), 120.0)
         return self._committed()[0]
 
     def _committed(self) -> list[str]:
@@ -149,7 +149,7 @@ def make_world(folder: Path, light: Callable[[float], float], seconds: float, **
         "camera": {"source": "clip.avi", "speed": SPEED},
         "observe": {"held_out": 16, "budget": None},
         "calibration": {"frames": 32, "within_s": 2.0},
-        "drift": {"block_s": 1.0},
+        "drift": {"block_s": 1.0, "min_gain": 0.0},  # that so small a model loses answers, too, is a matter of luck
         "recalibration": {"max_loss": 0.5, "nice": 0},  # other tests' processes want the CPU as well
         "probation": {"frames": 1, "seconds": 0.0},
         "store": {"reserve_bytes": 0},

@@ -52,8 +52,10 @@ class Board:
             self.kill(role)
 
     def waiting(self) -> int:
-        """Rows that the device still keeps."""
+        """Rows that the device still keeps; not known before it has made its table."""
         with closing(sqlite3.connect(self.folder / processes.DATABASE)) as db:
+            if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'rows'").fetchone():
+                return 1
             return int(db.execute("SELECT (SELECT count(*) FROM rows) + (SELECT count(*) FROM runs)").fetchone()[0])
 
     def settle(self) -> None:
