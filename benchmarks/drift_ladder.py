@@ -56,7 +56,7 @@ GAIN = 0.05  # of fidelity, that is worth a recalibration; a clip of 72 frames c
 
 @dataclass(frozen=True)
 class Target:
-    """What a signal has to tell. worth: From when on a condition is worth a recalibration."""
+    """The event that a signal has to recognise. worth: From when on a condition is worth a recalibration."""
 
     title: str
     unit: str
@@ -135,7 +135,7 @@ _BY_CLIP = "all, each clip by itself"
 
 
 def alarms_section(models: Mapping[str, Sequence[Rung]], least: float) -> Section:
-    """What an alarm comes to that asks for an expected gain, beside one for dB alone."""
+    """Compare an alarm that asks for an expected gain with one for dB alone."""
     title = f"Conditions with more than {GAIN_DB:g} dB predicted and eight frames with something on them"
     rows = ("model", "alarms by dB", "in vain", f"asking for {least:g}", "in vain", f"lost, of those worth {GAIN:g}")
     table = Section(title, rows, note="In vain: less than 0.02 of fidelity is gained.")

@@ -41,7 +41,7 @@ from engines.registry import open_backend
 class Clip:
     """Images of a file, from one index to another.
 
-    scene: Clips of one scene are left out together, for each tells nearly all about the others.
+    scene: Clips of one scene are left out together, for each resembles the others.
     sets: How many times the usual number of frames are taken: one answer of a classifier is right or wrong, no more.
     """
 

@@ -1,4 +1,4 @@
-"""What dB are worth in fidelity, on the rungs of the ladder: the prior of the daemon's map, and the map judged.
+"""The worth of dB in fidelity, on the rungs of the ladder: the prior of the daemon's map, and the map judged.
 
 Whatever judges a rung has not seen its scene: the prior is measured on the other scenes, of all models. A stricter run
 leaves out the model, too.

@@ -129,7 +129,7 @@ class SwitchArgs(Strict):
 class PolicyArgs(Strict):
     """`policy`: what results, preview and snapshots show while one engine answers. With `artefact` alone: report it.
 
-    What is sent is the whole policy, and replaces the one before.
+    A command states the whole policy, which replaces the one before.
 
     Args:
         artefact: Id of a regime, or of the engine in service.

@@ -210,9 +210,13 @@ class Supervisor:
         if model.spec.task == "raw":
             return
         store = LabelStore(config.state_dir, model.sha256, model.spec.task)
-        on_change = lambda error: self._main_thread.put(lambda: self._on_part("labelling", error))  # noqa: E731
-        cameras = len(config.every_camera)
-        sampler = FrameSampler(store, config.labelling, model.spec.labels, cameras, on_change)
+        sampler = FrameSampler(
+            store,
+            config.labelling,
+            model.spec.labels,
+            len(config.every_camera),
+            lambda error: self._main_thread.put(lambda: self._on_part("labelling", error)),
+        )
         self._pipeline.observer.draw_for_labels(sampler)
 
     def _open_inbox(

@@ -31,7 +31,7 @@ _FILE_NAME = re.compile(r"(?:.*[-_ ])?(\d{8,18})\.jpe?g", re.I)
 
 @dataclass(frozen=True)
 class ImportedLabels:
-    """What an import did, in frames.
+    """The outcome of an import, in frames.
 
     labelled: got their first label. replaced: got another one. unchanged: had the same. nothing: of all these, say
     that nothing is there. unknown: listed, and not drawn here.

@@ -35,7 +35,7 @@ _PRECISION: Ratio = (1.0, 0.0, 0.0), (1.0, 1.0, 0.0)
 
 @dataclass(frozen=True)
 class PolicyProposal:
-    """What the labels of one regime speak for.
+    """The policy that the labels of one regime speak for.
 
     Args:
         artefact: The regime.
@@ -68,7 +68,7 @@ class PolicyProposal:
 
 @dataclass(frozen=True)
 class _Labelled:
-    """What was answered on a labelled frame: scores, classes and whether each is right, (n,) each.
+    """The answer to a labelled frame: scores, classes and whether each is right, (n,) each.
 
     shown: How many objects are there.
     """

@@ -191,7 +191,7 @@ class LabelStore:
     def fix_strata(self, cuts: Sequence[float], labels: Sequence[str]) -> None:
         """Keep the cuts between the strata of this model, for good, and the names of its classes.
 
-        What was counted by other cuts is forgotten: it came from a file that is gone.
+        Counts by other cuts are forgotten: they came from a file that is gone.
         """
         self._make_folder()
         row = (self._model, self.task, json.dumps(list(labels)), json.dumps(list(cuts)))

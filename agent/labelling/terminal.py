@@ -22,10 +22,10 @@ _ROOM_ROWS = 8  # of the terminal, for text below the picture
 _LEAST_ROWS = 8
 _MOST_NAMES = 40  # that are listed at the start
 _ADDED = re.compile(r"(.+?)((?:\s+-?\d+(?:\.\d+)?){4})")
-_CLASSIFY_HELP = "a class by name or number; s skips what cannot be told, b goes back, q ends"
+_CLASSIFY_HELP = "a class by name or number; s skips what cannot be decided, b goes back, q ends"
 _DETECT_HELP = (
     "the numbers of all boxes that are right, and those that are missing: 1 3 +{name} 10 20 110 220 (x1 y1 x2 y2); "
-    "0 if nothing is there; s skips what cannot be told, b goes back, q ends"
+    "0 if nothing is there; s skips what cannot be decided, b goes back, q ends"
 )
 
 

@@ -22,7 +22,7 @@ _ENOUGH = 8  # frames with something on them, of which a mean loss says anything
 
 
 class GainRecord:
-    """What recalibrations gained; of another model, or damaged, the file is begun anew.
+    """The gains of recalibrations; of another model, or damaged, the file is begun anew.
 
     The supervisor's thread notes, any thread asks.
     """

@@ -29,7 +29,7 @@ def as_served(served: ServedFrame) -> ServedFrame:
 
 @dataclass(frozen=True)
 class Policy:
-    """What is shown under one engine.
+    """The part of the answers that is shown under one engine.
 
     Args:
         score_threshold: Answers of a lower score are left out; None: none.

@@ -39,7 +39,7 @@ _FULL_WEIGHT = 24  # frames that one was measured on; fewer weigh less
 
 @dataclass(frozen=True)
 class Recalibrated:
-    """What a recalibration really gained, on the same frames before and after.
+    """The real gain of a recalibration, on the same frames before and after.
 
     gain_db: As it was predicted. loss: 1 - fidelity before. gained: Of fidelity, below 0 where it lost.
     frames: On which the loss was seen.
@@ -69,7 +69,7 @@ def recoverable_loss(gain_db: float, loss: float, frames: int) -> float:
 
 @dataclass(frozen=True)
 class Prior:
-    """What recalibrations of other models gained: the curve `slope * r**2 / (r + chance)` of the recoverable loss r.
+    """The gains of recalibrations of other models: the curve `slope * r**2 / (r + chance)` of the recoverable loss r.
 
     chance: The loss that is mostly chance: answers that flip either way, some right again by any other scales, and as
         many others wrong.

@@ -20,7 +20,7 @@ HASHED = "upload\\4\\cb0618f6-00000002.jpg"  # as Label Studio names an uploaded
 
 
 def tared(bench: LabelBench, *arguments: object, code: int = 0) -> dict[str, Any]:
-    """What `tared label --json` prints."""
+    """The keys that `tared label --json` prints."""
     with contextlib.redirect_stdout(io.StringIO()) as output:
         assert main(["label", "-c", str(bench.config), "--json", *map(str, arguments)]) == code
     printed = json.loads(output.getvalue())

@@ -28,7 +28,7 @@ IMAGE = np.full((24, 32, 3), 128, np.uint8)
 
 
 class Bench:
-    """A sampler over a store on the disk, which sees one frame a second; `told`: what it reported."""
+    """A sampler over a store on the disk, which sees one frame a second; `told`: its reports."""
 
     def __init__(self, folder: Path, per_s: float, most_waiting: int = 100_000) -> None:
         self.told: list[str] = []

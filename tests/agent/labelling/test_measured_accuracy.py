@@ -54,7 +54,8 @@ def drawn(
 
 
 def classified(number: int, served: int, reference: int, label: int | None, **more: object) -> DrawnFrame:
-    return drawn(number, Classification(served, 0.9), Classification(reference, 0.9), label, **more)  # type: ignore[arg-type]
+    answers = Classification(served, 0.9), Classification(reference, 0.9)
+    return drawn(number, *answers, label, **more)  # type: ignore[arg-type]  # of any keyword
 
 
 def boxes(*corners: tuple[float, ...], classes: tuple[int, ...] = ()) -> Detections:
@@ -87,7 +88,7 @@ def test_nothing_found_where_nothing_is_has_no_score() -> None:
 def test_int8_is_bounded_beside_float_in_all_and_by_class_camera_and_regime() -> None:
     """One frame in ten is wrong by the model, one in ten by INT8 alone, which takes a 6 for an 8."""
     frames = [
-        classified(n, *((1, 1, 2) if n % 10 == 0 else (8, 6, 6) if n % 10 == 5 else (6, 6, 6)), regime="night")  # type: ignore[arg-type]
+        classified(n, *((1, 1, 2) if n % 10 == 0 else (8, 6, 6) if n % 10 == 5 else (6, 6, 6)), regime="night")  # type: ignore[arg-type]  # three numbers
         for n in range(1, 301)
     ]
     labels = [str(each) for each in range(10)]
@@ -110,7 +111,7 @@ def test_int8_is_bounded_beside_float_in_all_and_by_class_camera_and_regime() ->
 
 
 def test_frames_count_up_to_the_first_that_waits_in_each_cell() -> None:
-    """Who labels the easy frames first gains nothing by it."""
+    """Labelling the easy frames first gains nothing."""
     frames = [classified(n, 1, 1, None if n == 41 else 1) for n in range(1, 101)]
     frames += [classified(n, 1, 1, 1, camera="yard") for n in range(1, 51)]
     measured = measured_accuracy(frames)

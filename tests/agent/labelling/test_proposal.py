@@ -1,4 +1,4 @@
-"""What labels speak for: a score threshold that is better, classes that are never right; nothing on noise."""
+"""Proposals from labels: a score threshold that is better, classes that are never right; nothing on noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a board remembers of what recalibrations gained."""
+"""A board remembers the gains of its recalibrations."""
 
 from __future__ import annotations
 

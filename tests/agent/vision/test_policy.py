@@ -1,4 +1,4 @@
-"""What a policy leaves of an answer: by score, class and place."""
+"""A policy leaves a part of an answer: by score, class and place."""
 
 from __future__ import annotations
 

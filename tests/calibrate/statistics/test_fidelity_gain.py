@@ -1,4 +1,4 @@
-"""What dB are worth in fidelity: the map, its prior and what it learns."""
+"""The worth of dB in fidelity: the map, its prior and what it learns."""
 
 from __future__ import annotations
 
