@@ -10,20 +10,20 @@ from worlds import FIRST_COMMIT, World, make_world
 from engines.store.artefact import Store
 
 pytestmark = pytest.mark.slow
-SECONDS = 8.0
+SECONDS = 16.0
 
 
 @pytest.fixture
 def short(tmp_path: Path) -> World:
-    """A recording with a twentieth of the frames that a calibration takes by default."""
+    """A recording with a third of the frames that a calibration takes here; eight seconds long at its speed."""
     return make_world(
-        tmp_path, lambda _: 0.5, SECONDS, camera={"speed": 5}, calibration={"frames": 512, "within_s": 300.0}
+        tmp_path, lambda _: 0.5, SECONDS, camera={"speed": 2}, calibration={"frames": 512, "within_s": 300.0}
     )
 
 
 def test_a_recording_that_ends_while_a_job_collects_leaves_an_engine(short: World) -> None:
     summary, said = short.run()
-    assert "a calibration needs 512 frames over 300 s, this recording has 8 s" in said
+    assert "a calibration needs 512 frames over 300 s, this recording has 16 s" in said
     assert said.index("a calibration needs 512 frames") < said.index("step=COLLECTING")
     assert "the recording has ended: the job goes on with" in said
     assert summary["jobs"] == [{"trigger": "first-start", "state": "COMMITTED", "reason": ""}]
@@ -35,7 +35,7 @@ def test_a_recording_that_ends_while_a_job_collects_leaves_an_engine(short: Worl
 
 @pytest.mark.trial
 def test_a_recording_in_a_loop_is_served_by_what_its_plays_have_calibrated(short: World) -> None:
-    short.change(camera={"loop": True}, calibration={"frames": 48, "within_s": 2.0})
+    short.change(camera={"loop": True, "speed": 10}, calibration={"frames": 48, "within_s": 2.0})
     summary, said = short.run(until=FIRST_COMMIT)
     assert "a calibration needs" not in said
     (swap,) = summary["swaps"]
