@@ -12,7 +12,7 @@ import pytest
 from places import ROOT
 
 PRODUCT = ("agent", "calibrate", "engines", "fleet")
-MAP = ROOT / "docs" / "architecture.md"
+MAP = ROOT / "docs" / "contributing" / "architecture.md"
 JOURNEYS = {
     "A frame, ": 18,
     "A calibration, ": 20,

@@ -32,7 +32,7 @@ _COLUMNS = ("camera", "regime", "drawn", "labelled", "skipped", "waiting")
 
 def add_label(commands: Any) -> None:
     """Add `label`, which may run beside the daemon."""
-    label = command(commands, "label", _label, "label the frames that the daemon has drawn (docs/labels.md)")
+    label = command(commands, "label", _label, "label the frames that the daemon has drawn (docs/guides/labels.md)")
     add_config_option(label)
     label.usage = _USAGE
     ways = label.add_mutually_exclusive_group()

@@ -30,7 +30,7 @@ MAX_CONFUSION = "the share of a class that may be taken for one other, 0 to 1"
 SOURCES = "a video file, a folder or zip of images, v4l2:/dev/video0, csi:0, rtsp://..., http://..."
 MODEL = "the model's spec; 'tared inspect MODEL.onnx -o MODEL.yaml' writes a first one"
 ARTEFACT = "an artefact of 'tared build'"
-METHODS = "how thresholds are chosen: entropy, mse, max, percentile:99.99, ... (docs/models.md)"
+METHODS = "how thresholds are chosen: entropy, mse, max, percentile:99.99, ... (docs/guides/models.md)"
 DATASET = "labelled images for top-1 or mAP, too (default: none)"
 LABELLED = "images with labels: a folder for each class, YOLO's text files, or COCO's JSON of instances"
 CLASSES = "score these classes alone, by name: a,b,c (default: all)"
@@ -113,7 +113,7 @@ def add_offline(commands: Any) -> None:
 
     export = command(commands, "export", _export, "write an artefact for another tool, into a folder of its own")
     export.add_argument("artefact", type=Path, metavar="ARTEFACT/", help=ARTEFACT)
-    tools = f"the tool that reads it: {', '.join(EXPORT_FORMATS)} (docs/export.md)"
+    tools = f"the tool that reads it: {', '.join(EXPORT_FORMATS)} (docs/guides/export.md)"
     export.add_argument("--to", required=True, choices=EXPORT_FORMATS, metavar="FORMAT", help=tools)
     built_of = "what an artefact of tensorrt or openvino was built of (default: none)"
     export.add_argument("--model", type=Path, metavar="MODEL.onnx", help=built_of)

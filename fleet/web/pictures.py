@@ -65,7 +65,7 @@ async def fetch_picture(board: LiveBoard, topics: Topics, camera: str) -> bytes:
     Raises AgentError (`web.preview`) with the reason why there is none.
     """
     if reason := no_picture(board):
-        raise AgentError("web.preview", reason, "the live picture of this board", "see docs/results.md, Preview")
+        raise AgentError("web.preview", reason, "the live picture of this board", "see docs/guides/results.md, Preview")
     address = str(value_at(board.documents.get("telemetry"), "health", "preview", "address"))
     try:
         return await asyncio.wait_for(_fetch(address, topics, camera), _ANSWER_S)

@@ -1,4 +1,4 @@
-"""docs/jetson.md: nine commands that fit the unit file, and hand the service files that it can read."""
+"""docs/start/jetson.md: nine commands that fit the unit file, and hand the service files that it can read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHAINS = {1, 2}  # apt's update and install; a clone, and going there
 
 def commands() -> list[str]:
     """The commands in order, without their numbers."""
-    (block,) = re.findall(r"```sh\n(.*?)```", (ROOT / "docs/jetson.md").read_text(), re.DOTALL)
+    (block,) = re.findall(r"```sh\n(.*?)```", (ROOT / "docs/start/jetson.md").read_text(), re.DOTALL)
     lines = [line.rpartition("#") for line in block.splitlines()]
     assert [number.strip() for _, _, number in lines] == [str(number) for number in range(1, len(lines) + 1)]
     return [command.strip() for command, _, _ in lines]

@@ -152,7 +152,7 @@ def test_every_metric_that_is_named_is_one_that_the_code_can_serve() -> None:
 
 def test_each_alert_says_what_it_is_and_what_to_do() -> None:
     assert {rule["alert"] for rule in rules()} == CASES.keys()
-    page = (ROOT / "docs/prometheus.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/guides/prometheus.md").read_text(encoding="utf-8")
     for rule in rules():
         assert rule["annotations"].keys() == {"summary", "action"}
         assert rule["labels"]["severity"] in ("critical", "warning")

@@ -103,8 +103,8 @@ class Room:
         return found
 
     def edit_web(self) -> None:
-        """The drop-in of docs/web.md that adds the collector's store, as `systemctl edit` writes it."""
-        text = (ROOT / "docs/web.md").read_text()
+        """The drop-in of docs/guides/web.md that adds the collector's store, as `systemctl edit` writes it."""
+        text = (ROOT / "docs/guides/web.md").read_text()
         (block,) = [each for each in re.findall(r"(?:^    .*\n)+", text, re.MULTILINE) if STATE in each]
         drop_in = inspect.cleandoc(block).replace("/opt/tared/.venv/bin/tared", f"{sys.executable} -m fleet.cli")
         drop_in = drop_in.replace("/etc/tared/", f"{self.folder}/") + f" {self.web_options}\n"

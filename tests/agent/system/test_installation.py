@@ -218,7 +218,7 @@ def test_each_extra_that_a_message_a_page_or_a_container_names_is_one() -> None:
     sources = [
         path for package in ("agent", "calibrate", "engines", "fleet") for path in (ROOT / package).rglob("*.py")
     ]
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "containers").iterdir()]
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "containers").iterdir()]
     named = re.findall(r"install_extra\([\"'](\w+)", "".join(path.read_text() for path in sources))
     for words in re.findall(r"'(?:\.|/usr/src/tared)\[([\w,]+)\]'", "".join(path.read_text() for path in pages)):
         named += words.split(",")

@@ -25,7 +25,7 @@ def test_there_is_a_lock_for_each_way_to_install() -> None:
     assert all(f"{lock.relative_to(ROOT)}: EXTRAS :=" in makefile for lock in LOCKS)
     assert "$(LOCKED) locks/run.txt" in makefile
     assert "--require-hashes" in makefile
-    for page in ("docs/jetson.md", "containers/Containerfile.l4t"):
+    for page in ("docs/start/jetson.md", "containers/Containerfile.l4t"):
         assert "--require-hashes" in (ROOT / page).read_text()
 
 
