@@ -1,6 +1,6 @@
 # make run         sets itself up, runs the main job on the bundled sample, with a page for browsers
 # make test        sets itself up, runs the whole test suite
-# make check       format, lint, types, import rules
+# make check       format, lint, types, import rules; the manual's links and prose
 # make trials      killed at every line of a job, and what else takes minutes; .ci/run runs them
 # make openvino    the tests of engines, plans, jobs, probation and the store, served by OpenVINO
 # make soak        the longer trials (see benchmarks/RESULTS.md)
@@ -9,7 +9,9 @@
 # make gpu-check   on a machine with a GPU: its tests, compute-sanitizer, the benchmark
 # make bindings    NVIDIA's Python bindings of TensorRT, for the test that looks up every call; `make test` makes them
 # make wheelhouse  what gpu-check needs where there is no network: make wheelhouse PYTHON=3.12
-# make generated   the schemas and the man page in docs/, after a change of a setting or of the command line
+# make generated   the schemas, the man page and the reference in docs/, after a change of a setting, command or document
+# make site        the manual as a site in var/site
+# make docs        generated, the manual's pictures from real runs (needs mosquitto and Chromium, takes minutes), site
 # make lock        pins today's versions of all dependencies, and the hashes of their files
 
 PYTHON ?= python3
@@ -32,7 +34,7 @@ LOCKED := $(PIP) --require-hashes --requirement
 OURS := $(PIP) --no-deps --no-build-isolation --editable .
 COMPILE := uv pip compile --universal --python-version 3.10 --no-header --no-annotate pyproject.toml
 
-.PHONY: run test trials openvino check generated attack soak sanitize lock clean broker rtsp systemd postgres browser promtool fuse bindings wheelhouse gpu-check
+.PHONY: run test trials openvino check generated docs site attack soak sanitize lock clean broker rtsp systemd postgres browser promtool fuse bindings wheelhouse gpu-check
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run $(SAMPLE)/street.mp4
@@ -47,6 +49,16 @@ check: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@$(BIN)/python -m docs.tools.prose
+	@$(MAKE) --no-print-directory site
+
+# Strict: a link to nothing, a missing anchor, a page outside the tree is an error.
+site: $(VENV)/.test
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+docs: $(VENV)/.test $(SAMPLE)/street.mp4 broker browser generated
+	@$(BIN)/python -m docs.tools.figures
+	@$(MAKE) --no-print-directory site
 
 trials: $(VENV)/.test broker postgres browser fuse
 	@$(BIN)/python -m pytest -m "trial and not soak" -n $(TRIAL_WORKERS) --dist worksteal --durations 40
