@@ -30,6 +30,7 @@ TERMS = (
     "held-out frames", "job", "observer", "outbox", "plan", "policy", "predicted gain", "probation", "Q/DQ", "reference",
     "regime", "rollback", "rollout", "scale", "spec", "store", "swap", "tap", "telemetry", "threshold", "verdict", "wave",
 )  # fmt: skip
+_UNBROKEN = r"`[^`]+`|\]\([^)]*\)"  # code and addresses of links, which stay in one line
 _FENCE = re.compile(r"^(\s*)(```|~~~)")
 _GENERATED = "<!-- generated"
 
@@ -77,14 +78,16 @@ def read(path: Path, text: str) -> Page:
     """Return the counts of a page of Markdown."""
     words, complaints = [], []
     for number, line in prose_lines(text):
-        if len(line) > LINE and not re.search(r"\]\([^)]{40,}\)", line):
+        if len(re.sub(_UNBROKEN, "", line)) > LINE:
             complaints.append((number, f"a line of {len(line)} characters; at most {LINE}"))
     for number, sentence in sentences(text):
         count = len(sentence.split())
         words.append(count)
         if count > LONGEST:
             complaints.append((number, f"a sentence of {count} words; at most {LONGEST}: {sentence[:60]}..."))
-        complaints += [(number, f"{fault}: {sentence[:60]}") for fault, habit in _HABITS.items() if habit.search(sentence)]
+        complaints += [
+            (number, f"{fault}: {sentence[:60]}") for fault, habit in _HABITS.items() if habit.search(sentence)
+        ]
     return Page(path, tuple(words), tuple(sorted(complaints)))
 
 
