@@ -25,10 +25,11 @@ _HABITS = {
 }
 # The house's own words. A page that uses one that the glossary lacks leaves its reader alone.
 TERMS = (
-    "alarm", "amax", "artefact", "audit", "calibration", "candidate", "certificate", "clipping", "collector", "commit",
-    "decoder", "degraded", "drift", "e-value", "engine", "entropy", "epoch", "fidelity", "fleet", "frontier",
-    "held-out frames", "job", "observer", "outbox", "plan", "policy", "predicted gain", "probation", "Q/DQ", "reference",
-    "regime", "rollback", "rollout", "scale", "spec", "store", "swap", "tap", "telemetry", "threshold", "verdict", "wave",
+    "alarm", "amax", "artefact", "audit", "calibration", "candidate", "certificate", "clipping", "collector",
+    "commit", "decoder", "degraded", "drift", "e-value", "engine", "entropy", "epoch", "fidelity", "fleet",
+    "frontier", "held-out frames", "job", "observer", "outbox", "plan", "policy", "predicted gain", "probation",
+    "Q/DQ", "reference", "regime", "rollback", "rollout", "scale", "spec", "store", "swap", "tap", "telemetry",
+    "threshold", "verdict", "wave",
 )  # fmt: skip
 _UNBROKEN = r"`[^`]+`|\]\([^)]*\)"  # code and addresses of links, which stay in one line
 _FENCE = re.compile(r"^(\s*)(```|~~~)")

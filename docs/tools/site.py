@@ -36,7 +36,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files, **_: Any) -> str:
+def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
     """Return the page with its links as the site has them."""
     address = page.file.src_uri
     text = relinked(markdown, {at: source for source, at in PAGES.items()}.get(address, f"docs/{address}"), address)
