@@ -81,7 +81,9 @@ def _preview_address(address: str, info: ValidationInfo) -> str:
     if place is None:
         raise ValueError("a loopback address such as 127.0.0.1:8090, or a socket's path such as ./preview.sock")
     if not place[0] or not is_loopback(place[0]):
-        raise ValueError("a loopback address: the preview has no password. Elsewhere use ssh -L (docs/concepts/privacy.md)")
+        raise ValueError(
+            "a loopback address: the preview has no password. Elsewhere use ssh -L (docs/concepts/privacy.md)"
+        )
     return address
 
 

@@ -84,6 +84,7 @@ class StatusReporter:
         """Return what the history keeps of this moment, camera by camera."""
         service, pipeline = self._operations.service, self._operations.pipeline
         candidate = self._operations.swap.candidate  # the figures are of it from its first answer on
+        drifts = {camera: None if state.outage else state.drift for camera, state in states.items()}
         return [
             HistoryRow(
                 round(pipeline.last_ts, 3),
@@ -92,8 +93,9 @@ class StatusReporter:
                 candidate is not None or not service.is_degraded,
                 _rounded(state.fidelity) if state.fidelity.n and not state.outage else (),
                 _rounded(accuracy) if (accuracy := pipeline.feeds[camera].accuracy.estimate.interval).n else (),
-                state.drift.state if state.drift is not None and not state.outage else "",
-                round(state.drift.gain_db, 3) if state.drift is not None and not state.outage else None,
+                drift.state if (drift := drifts[camera]) is not None else "",
+                round(drift.gain_db, 3) if drift is not None else None,
+                _rounded(drift.gain) if drift is not None and drift.gain is not None else (),
             )
             for camera, state in states.items()
         ]

@@ -33,7 +33,8 @@ class HistoryRow:
 
     ts: capture time in s, Unix time for a live camera. engine: id of the artefact that serves, on probation too.
     is_int8: whether it has INT8. fidelity, accuracy: (estimate, low, high), empty where nothing was measured. drift:
-    its state, empty without one; gain_db: what a recalibration would gain.
+    its state, empty without one. gain_db: what a recalibration would gain; gain: the same in fidelity, as (estimate,
+    low, high).
     """
 
     ts: float
@@ -44,6 +45,7 @@ class HistoryRow:
     accuracy: Sequence[float] = ()
     drift: str = ""
     gain_db: float | None = None
+    gain: Sequence[float] = ()
 
 
 class History:
@@ -125,8 +127,8 @@ def _parsed(line: str) -> HistoryRow:
 
 
 def _is_sound(row: HistoryRow) -> bool:
-    figures = [row.ts, *row.fidelity, *row.accuracy, *([row.gain_db] if row.gain_db is not None else [])]
-    sizes = {len(row.fidelity), len(row.accuracy)}
+    figures = [row.ts, *row.fidelity, *row.accuracy, *row.gain, *([row.gain_db] if row.gain_db is not None else [])]
+    sizes = {len(row.fidelity), len(row.accuracy), len(row.gain)}
     are_numbers = all(isinstance(each, float | int) and math.isfinite(each) for each in figures)
     return (
         are_numbers and sizes <= {0, 3} and all(isinstance(each, str) for each in (row.camera, row.engine, row.drift))

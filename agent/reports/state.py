@@ -83,11 +83,15 @@ def _over_time(history: Sequence[HistoryRow]) -> Iterator[Section]:
         whose = f" of {camera}" if len(cameras) > 1 else ""
         marks = list(_swaps(rows))
         key = {"new engine": "c2"} if marks else {}
-        measures = (("fidelity", "fidelity", "c0"), ("accuracy", "accuracy by labels", "c3"))
-        for name, title, color in measures:
+        measures = (
+            ("fidelity", "fidelity", "c0", Axis("fidelity", high=1.0)),
+            ("accuracy", "accuracy by labels", "c3", Axis("accuracy by labels", high=1.0)),
+            ("gain", "fidelity that a recalibration would gain", "c1", Axis("fidelity", low=0.0)),
+        )
+        for name, title, color, axis in measures:
             series = list(_measured(rows, name, title, color))
             if series:
-                chart = line_chart(series, _TIME, Axis(title, high=1.0), f"{title}{whose}", marks)
+                chart = line_chart(series, _TIME, axis, f"{title}{whose}", marks)
                 figures.append(Figure(f"{title.capitalize()}{whose}, with its interval", chart, {title: color, **key}))
         gains = [row for row in rows if row.gain_db is not None]
         if gains:

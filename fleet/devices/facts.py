@@ -10,6 +10,7 @@ agent          the version of its tared
 schema         the version of the contract that it speaks; of a newer one than this tared's nothing else is read
 drift          calm, warning, alarm
 gain_db        predicted gain of a recalibration, dB
+gain           fidelity that a recalibration is expected to gain
 fidelity       estimate since the last swap or change of drift
 fidelity_low   the lower end of its 95 % interval
 fidelity_high  the upper end of its 95 % interval
@@ -40,7 +41,7 @@ Fact = str | float | None
 WORDS = ("name", "state", "engine", "regime", "model", "calibration", "agent", "drift")
 _FIDELITY = ("fidelity", "fidelity_low", "fidelity_high", "fidelity_n")
 _ACCURACY = ("accuracy", "accuracy_low", "accuracy_high", "accuracy_n")
-FIGURES = ("schema", "gain_db", *_FIDELITY, *_ACCURACY, "fps", "latency_p50", "latency_p99", "seen_s")
+FIGURES = ("schema", "gain_db", "gain", *_FIDELITY, *_ACCURACY, "fps", "latency_p50", "latency_p99", "seen_s")
 
 
 def facts(device: Device, now: float, silent_s: float = SILENT_S) -> dict[str, Fact]:
@@ -68,6 +69,7 @@ def facts(device: Device, now: float, silent_s: float = SILENT_S) -> dict[str, F
         "schema": None if device.schema is None else float(device.schema),
         "drift": printable(drift) if isinstance(drift, str) else None,
         "gain_db": _worst(max, (value_at(each, "drift", "gain_db") for each in cameras)),
+        "gain": _worst(max, (value_at(each, "drift", "gain", "estimate") for each in cameras)),
         **dict(zip(_FIDELITY, fidelity, strict=True)),
         **dict(zip(_ACCURACY, _bounds(value_at(device.telemetry, "labelled_accuracy", "accuracy")), strict=True)),
         "fps": _worst(min, (value_at(each, "fps") for each in cameras)),

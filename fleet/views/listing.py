@@ -18,13 +18,13 @@ from fleet.rollout.register import Overview
 from fleet.rollout.rows import BoardRow, BoardStage, count_words
 from fleet.rollout.spec import RolloutSpec
 from fleet.store.transaction import Row
-from fleet.views.words import ago, figure, interval, tag_names, unread, unsigned_warning
+from fleet.views.words import ago, figure, gain, interval, tag_names, unread, unsigned_warning
 
 _MOST_NAMED = 5  # boards of a wave
 _MOST_SHOWN = 20  # boards that did not simply succeed
 _PLAIN = (BoardStage.WAITING, BoardStage.DONE)
 _LOUD = {"silent": "red", "offline": "red", "degraded": "yellow"}
-_COLUMNS = ("device", "state", "engine", "regime", "fidelity", "gain dB", "p99 ms", "drift", "tared", "seen", "tags")
+_COLUMNS = ("device", "state", "engine", "regime", "fidelity", "gain", "p99 ms", "drift", "tared", "seen", "tags")
 
 
 def device_objects(devices: Sequence[Device], silent_s: float) -> list[dict[str, object]]:
@@ -57,7 +57,7 @@ def _row(device: Device, fact: dict[str, Fact]) -> list[str]:
         str(fact["engine"] or ""),
         "kept" if fact["regime"] is not None else "",
         interval(fact),
-        figure(fact["gain_db"], 1),
+        gain(fact),
         figure(fact["latency_p99"], 1),
         str(fact["drift"] or ""),
         f"schema {device.schema}" if device.is_newer else str(fact["agent"] or ""),

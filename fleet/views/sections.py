@@ -12,7 +12,7 @@ from fleet.devices.devices import Device
 from fleet.devices.facts import Fact, facts
 from fleet.devices.records import AuditEntry
 from fleet.devices.trends import Day
-from fleet.views.words import ago, figure, interval, tag_names, unread
+from fleet.views.words import ago, gain, interval, tag_names, unread
 
 STATE_COLORS = {
     "online": "good",
@@ -118,7 +118,7 @@ def _fidelity(known: Sequence[Mapping[str, Fact]]) -> Section:
         (
             str(fact["name"]),
             (interval(fact), fact["fidelity_low"]),
-            (_gain(fact), fact["gain_db"] if isinstance(fact["gain_db"], float) else ""),
+            (gain(fact), fact["gain_db"] if isinstance(fact["gain_db"], float) else ""),
             ago(fact["seen_s"]),
         )
         for fact in lows[:_MOST_WORST]
@@ -175,7 +175,3 @@ def step_mark(record: AuditEntry) -> tuple[float, str, str]:
     when = time.strftime("%m-%d %H:%M:%S", time.gmtime(record.at))
     words = f"{when} {record.what}, by {record.who}" + (f": {record.why}" if record.why else "")
     return record.at, _STEPS.get(record.what.partition(",")[0], "c0"), words
-
-
-def _gain(fact: Mapping[str, Fact]) -> str:
-    return f"{figure(fact['gain_db'], 1)} dB" if isinstance(fact["gain_db"], float) else ""

@@ -36,6 +36,12 @@ def interval(fact: Mapping[str, Fact]) -> str:
     return f"{figure(fact['fidelity'], 3)} [{figure(fact['fidelity_low'], 3)}, {figure(fact['fidelity_high'], 3)}]"
 
 
+def gain(fact: Mapping[str, Fact]) -> str:
+    """Return what a recalibration would gain, in fidelity and in dB, as `0.032, 4.1 dB`; empty if unknown."""
+    decibels = f"{figure(fact['gain_db'], 1)} dB" if fact["gain_db"] is not None else ""
+    return ", ".join(part for part in (figure(fact["gain"], 3), decibels) if part)
+
+
 def ago(seconds: Fact) -> str:
     """Return an age in words, in the unit that suits."""
     if seconds is None:

@@ -108,6 +108,7 @@ def _device_row(device: Device, now: float, silent_s: float) -> dict[str, Any]:
         "drift_tone": DRIFT_COLORS.get(drift, "idle"),
         "fidelity": figure(fact["fidelity"], 3),
         "low": figure(fact["fidelity_low"], 3),
+        "gain": figure(fact["gain"], 3),
         "gain_db": figure(fact["gain_db"], 1),
         "p99_ms": figure(fact["latency_p99"], 1),
         "engine": str(fact["engine"] or "")[:12],

@@ -47,7 +47,7 @@ REGIMES = {
     "identity": "one model",
     "regimes": [{"artefact": "a", "scales": {"x": 0.5}, "weights": {"x": 1.0}, "own": {"x": [0.25, 0.125]}}],
 }
-_ROW = HistoryRow(5.0, "gate", "a", True, (0.9, 0.8, 1.0), (), "calm", 0.5)
+_ROW = HistoryRow(5.0, "gate", "a", True, (0.9, 0.8, 1.0), (), "calm", 0.5, (0.02, 0.0, 0.05))
 
 
 def _unreported(_error: TaredError) -> None:

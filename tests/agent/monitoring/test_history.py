@@ -16,7 +16,7 @@ MOST_ROWS = 2000
 
 
 def row(ts: float, **changes: object) -> HistoryRow:
-    known = {"fidelity": (0.9, 0.8, 1.0), "drift": "calm", "gain_db": 0.5, **changes}
+    known = {"fidelity": (0.9, 0.8, 1.0), "drift": "calm", "gain_db": 0.5, "gain": (0.02, 0.0, 0.05), **changes}
     return HistoryRow(ts, "camera", "e1", True, **known)  # type: ignore[arg-type]  # fields of several types
 
 
@@ -38,6 +38,7 @@ def test_rows_come_back_as_they_were_and_no_closer_than_some_seconds(tmp_path: P
     assert [each.ts for each in rows] == [float(ts) for ts in range(0, 100, 5)]
     assert rows[0].fidelity == [0.9, 0.8, 1.0]
     assert rows[0].drift == "calm"
+    assert rows[0].gain == [0.02, 0.0, 0.05]
     assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
 
 

@@ -132,14 +132,24 @@ def test_a_state_directory_shows_its_engines_jobs_and_history(job: Path, capsys:
     history = History(job, lambda _: None, is_live=False)
     for ts in range(0, 60, 5):
         engine, drift = ("e1", "calm") if ts < 30 else ("e2", "alarm")
-        history.add(float(ts), [HistoryRow(float(ts), "yard", engine, True, (0.9, 0.8, 1.0), (), drift, 3.0)])
+        gain = (0.02, 0.0, 0.05) if drift == "alarm" else ()
+        history.add(float(ts), [HistoryRow(float(ts), "yard", engine, True, (0.9, 0.8, 1.0), (), drift, 3.0, gain)])
     (job / "artefacts" / "0123456789abcdef").mkdir()
     (job / "artefacts" / "0123456789abcdef" / "manifest.json").write_text("{")
     assert [each.trigger for each in read_journal(job)] == ["alarm"]
     kind, page = report(job, capsys)
     assert kind == "state"
     current = (job / "current").resolve().name
-    for words in (current, "in service", "alarm", "COLLECTING", "Fidelity", "new engine", "Not usable"):
+    for words in (
+        current,
+        "in service",
+        "alarm",
+        "COLLECTING",
+        "Fidelity",
+        "a recalibration would gain, with its interval",
+        "new engine",
+        "Not usable",
+    ):
         assert words in page.words
 
 

@@ -35,7 +35,7 @@ def camera(
     return {
         "fps": fps,
         "latency_ms": {"p50": 4.0, "p99": p99},
-        "drift": {"state": state, "gain_db": gain},
+        "drift": {"state": state, "gain_db": gain, "gain": {"estimate": gain / 100.0}},
         "fidelity": {"estimate": low + 0.05, "low": low, "high": 1.0, "n": 50},
     }
 
@@ -47,14 +47,15 @@ def test_of_several_cameras_the_worst_counts() -> None:
         "c": {"fps": "fast", "drift": [], "fidelity": None},
     }
     shown = facts(device(telemetry={"cameras": cameras}), NOW)
-    worst = {name: shown[name] for name in ("fidelity_low", "gain_db", "drift", "latency_p99", "fps")}
-    assert worst == {"fidelity_low": 0.5, "gain_db": 3.0, "drift": "warning", "latency_p99": 20.0, "fps": 12.0}
+    worst = {name: shown[name] for name in ("fidelity_low", "gain_db", "gain", "drift", "latency_p99", "fps")}
+    gains = {"gain_db": 3.0, "gain": 0.03}
+    assert worst == {**gains, "fidelity_low": 0.5, "drift": "warning", "latency_p99": 20.0, "fps": 12.0}
 
 
 @pytest.mark.parametrize("cameras", [[], "none", {"a": 3}, {"a": {"fidelity": {"low": 1e400}, "fps": True}}])
 def test_nonsense_in_telemetry_is_nothing_known(cameras: object) -> None:
     shown = facts(device(telemetry={"cameras": cameras}), NOW)
-    assert {shown[name] for name in ("fidelity", "fidelity_low", "fps", "drift", "gain_db")} == {None}
+    assert {shown[name] for name in ("fidelity", "fidelity_low", "fps", "drift", "gain_db", "gain")} == {None}
 
 
 def test_a_device_that_said_it_was_there_and_is_not_heard_is_silent() -> None:
@@ -81,6 +82,7 @@ def test_an_engine_is_a_regime_where_it_is_kept_as_one() -> None:
         ("accuracy_high<0.8", False),
         ("fidelity_low<=0.9, gain_db>0.1", True),
         ("gain_db=0.2", True),
+        ("gain<0.01", True),
         ("agent<1.10", True),
         ("agent>1.9", False),
         ("engine=none", False),
