@@ -222,7 +222,9 @@ def _events(counts: EventCounts, cameras: Iterable[str]) -> Iterator[Metric]:
     alarms = dict.fromkeys(cameras, 0) | counts.alarms.copy()
     yield _counter("tared_drift_alarms", "Drift alarms that have risen.", ("camera",), _by_one(alarms))
     kinds = dict.fromkeys(_KINDS, 0) | counts.events.copy()
-    yield _counter("tared_events", "Events that were reported, by kind as in docs/reference/events.md.", ("kind",), _by_one(kinds))
+    yield _counter(
+        "tared_events", "Events that were reported, by kind as in docs/reference/events.md.", ("kind",), _by_one(kinds)
+    )
     yield _counter("tared_errors", "Errors that the daemon has survived.", ("code",), _by_one(counts.errors.copy()))
 
 
