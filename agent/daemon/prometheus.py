@@ -223,7 +223,7 @@ def _events(counts: EventCounts, cameras: Iterable[str]) -> Iterator[Metric]:
     yield _counter("tared_drift_alarms", "Drift alarms that have risen.", ("camera",), _by_one(alarms))
     kinds = dict.fromkeys(_KINDS, 0) | counts.events.copy()
     yield _counter(
-        "tared_events", "Events that were reported, by kind as in docs/guides/commands.md.", ("kind",), _by_one(kinds)
+        "tared_events", "Events that were reported, by kind as in docs/reference/events.md.", ("kind",), _by_one(kinds)
     )
     yield _counter("tared_errors", "Errors that the daemon has survived.", ("code",), _by_one(counts.errors.copy()))
 

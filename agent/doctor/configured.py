@@ -82,7 +82,7 @@ def _keys(config: Config, service: bool) -> Finding:
     except ConfigError as error:
         return _unreadable("keys", error, service)
     found = f"{len(authority.operators.ids)} of operators, {len(authority.releases.ids)} of releases"
-    remedy = 'see docs/guides/commands.md, "Whose word counts"' if authority.warning else ""
+    remedy = 'see docs/guides/commands.md, "Who may command a board"' if authority.warning else ""
     return Finding("keys", authority.warning or found, not authority.warning, False, remedy)
 
 
