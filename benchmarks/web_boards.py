@@ -62,7 +62,7 @@ class Boards:
         self.say(board, "status", state=state, session="s", boot_id="elsewhere", ts=time.time(), **status)
         facts = {"precision": "int8", "int8_macs_share": 0.981, "regimes": [engine, "30fad8dca106f9ac"]}
         runtimes = {"runtime": "openvino", "version": "2026.4.1"}
-        self.say(board, "birth", agent_version="0.1.0", engine=engine, runtimes=runtimes, **facts)
+        self.say(board, "birth", agent_version="0.2.0", engine=engine, runtimes=runtimes, **facts)
 
     def report(self, board: str, fidelity: float, gain_db: float = 0.4, drift: str = "calm", **more: Any) -> None:
         """Telemetry."""

@@ -64,7 +64,7 @@ def test_a_name_that_passes_is_one_topic_level(name: str) -> None:
     [
         Status(state="degraded", session="s", boot_id="b", ts=NOW),
         Status(state="degraded", session="s", boot_id="b", ts=NOW, reason="no job has started yet; wait"),
-        Birth(agent_version="0.1.0", hardware={"cpu": "x", "cores": 2, "gpu": None}, engine="abc"),
+        Birth(agent_version="0.2.0", hardware={"cpu": "x", "cores": 2, "gpu": None}, engine="abc"),
         Telemetry(
             epoch=1,
             seq=2,
