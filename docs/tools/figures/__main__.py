@@ -19,7 +19,7 @@ from benchmarks.peers import ROOT
 from docs.tools.figures.alarm import draw_alarm
 from docs.tools.figures.frontier import draw_frontier
 from docs.tools.figures.sample import draw_sample
-from docs.tools.figures.screens import take_board, take_fleet, take_labels, take_report
+from docs.tools.figures.screens import require_browser, take_board, take_fleet, take_labels, take_report
 from docs.tools.figures.street_run import StreetRun, kept_run, run_street
 from docs.tools.figures.threshold import draw_threshold
 
@@ -35,6 +35,7 @@ OF_A_RUN: dict[str, Callable[[StreetRun, Path], None]] = {
 }
 DURING_A_RUN = "web"
 ALONE: dict[str, Callable[[Path], None]] = {"fleet": take_fleet}
+OF_PAGES = {"web", "fleet", "label", "report"}
 NAMES = (*OF_A_RUN, DURING_A_RUN, *ALONE)
 
 
@@ -51,6 +52,8 @@ def main() -> None:
         parser.error(f"no picture {', '.join(unknown)}; there are {', '.join(NAMES)}")
     if options.kept and DURING_A_RUN in names:
         parser.error(f"{DURING_A_RUN} is taken while the sample runs: leave --kept away")
+    if OF_PAGES & set(names):
+        require_browser()  # before minutes have passed
     options.output.mkdir(parents=True, exist_ok=True)
     make(names, options.output, options.kept)
 

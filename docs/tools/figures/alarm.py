@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from docs.tools.figures.picture import BLUE, FAINT, GREEN, INK, ORANGE, VERMILLION, mark, new_figure, save
+from docs.tools.figures.picture import BLUE, FAINT, INK, ORANGE, VERMILLION, mark, new_figure, save
 from docs.tools.figures.replay import detector_of, drift_blocks
 from docs.tools.figures.street_run import StreetRun
-from calibrate.statistics.evidence import FULL_SCALE_DB
 
 _HEIGHT_PX = 760
 

@@ -19,13 +19,9 @@ def draw_frontier(run: StreetRun, path: Path) -> None:
     folder = run.folder.parent / "plan"
     folder.mkdir(exist_ok=True)
     calibration, plan, chart = run.engines[0].path / "calibration.json", folder / "plan.json", folder / "plan.png"
-    command = ["plan", str(SAMPLE / run_model()), "--calibration", str(calibration), "--frames", str(VIDEO)]
+    command = ["plan", str(SAMPLE / "model.yaml"), "--calibration", str(calibration), "--frames", str(VIDEO)]
     command += ["--max-loss", str(_MAX_LOSS), "-o", str(plan), "--chart", str(chart)]
     done = subprocess.run([sys.executable, "-m", "fleet.cli", *command], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(done.stderr.strip().splitlines()[-1])
     save_small(chart.read_bytes(), path)
-
-
-def run_model() -> str:
-    return "model.yaml"

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from PIL import Image
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from PIL import Image  # comes with matplotlib
 
 WIDTH_PX = 1280
 DPI = 160
@@ -22,7 +21,7 @@ INK, FAINT = "#222222", "#6b6b6b"
 ORANGE, SKY, GREEN, BLUE, VERMILLION = "#e69f00", "#56b4e9", "#009e73", "#0072b2", "#d55e00"
 MOST_BYTES = 200_000
 _COLOURS = 256
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.size": 10.0,
     "axes.titlesize": 11.0,
     "axes.titlelocation": "left",
@@ -40,12 +39,7 @@ _STYLE = {
 
 
 def new_figure(height_px: int) -> Figure:
-    """Return an empty figure. Raises SystemExit without matplotlib."""
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise SystemExit("error: no package matplotlib; install it: pip install -e '.[plot]'") from None
+    """Return an empty figure."""
     matplotlib.rcdefaults()  # whatever style the user has set
     matplotlib.rcParams.update(_STYLE)
     return Figure(figsize=(WIDTH_PX / DPI, height_px / DPI), dpi=DPI, facecolor="white")

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from agent.daemon.review import REFERENCE
 from agent.vision.drawing import draw_prediction
-from docs.tools.figures.picture import BLUE, DPI, FAINT, GREEN, INK, ORANGE, VERMILLION, WIDTH_PX, mark, new_figure, save
+from docs.tools.figures.picture import (
+    BLUE,
+    FAINT,
+    GREEN,
+    INK,
+    ORANGE,
+    VERMILLION,
+    WIDTH_PX,
+    mark,
+    new_figure,
+    save,
+)
 from docs.tools.figures.replay import Answered, answered_frames
 from docs.tools.figures.street_run import StreetRun
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _HEIGHT_PX = 660
 _GAP_PX, _TOP_PX, _PANELS = 8, 34, 3
@@ -65,7 +73,9 @@ def _panels(figure: Figure, run: StreetRun, frame: Answered) -> int:
         left_px, height_px = number * (width_px + _GAP_PX), drawn.shape[0]
         figure.figimage(drawn[:, :, ::-1] / 255.0, left_px, _HEIGHT_PX - _TOP_PX - height_px, origin="upper")
         words = f"{title}: F1 {scores[name]['f1']:.2f}"
-        figure.text(left_px / WIDTH_PX + 0.002, 1.0 - 0.5 * _TOP_PX / _HEIGHT_PX, words, color=color, va="center", weight="bold")
+        figure.text(
+            left_px / WIDTH_PX + 0.002, 1.0 - 0.5 * _TOP_PX / _HEIGHT_PX, words, color=color, va="center", weight="bold"
+        )
     return int(height_px)
 
 
@@ -85,7 +95,13 @@ def _curve(axes: Axes, run: StreetRun, frames: Sequence[Answered]) -> None:
     axes.set_xlabel("time in the recording (s): night until 100 s, dawn until 135 s, then morning")
     axes.set_ylabel("fidelity to float")
     axes.text(0.5 * first["ts"], 0.5, "collecting;\nfloat serves", color=FAINT, ha="center", va="center")
-    axes.text(stayed[0].mean(), stayed[1].mean() + 0.08, "the engine of the night, had it stayed", color=VERMILLION, ha="center")
+    axes.text(
+        stayed[0].mean(),
+        stayed[1].mean() + 0.08,
+        "the engine of the night, had it stayed",
+        color=VERMILLION,
+        ha="center",
+    )
     mark(axes, first["ts"], "INT8 calibrated", BLUE)
     mark(axes, alarm["ts"], "alarm", ORANGE, "right")
     mark(axes, second["ts"], "recalibrated engine", BLUE)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from selenium import webdriver
 
-from benchmarks.browser import MISSING, is_installed, opened, prefer, resize
+from benchmarks.browser import MISSING, is_installed, opened, picture, prefer, resize
 from benchmarks.loop_daemon import Daemon
 from benchmarks.peers import ROOT
 from benchmarks.recalibration import broker
@@ -21,33 +21,44 @@ from benchmarks.web_boards import pages
 from docs.tools.figures.picture import WIDTH_PX, save_small
 from docs.tools.figures.street_run import StreetRun
 
-_FLEET = "--devices 14 --period 1 --seed 3 --job 25 --drift db=7,after_s=5,spread_s=60,ramp_s=20,groups=7".split()
-_FLEET_HEIGHT_PX, _BOARD_HEIGHT_PX, _LABEL_HEIGHT_PX, _REPORT_HEIGHT_PX = 640, 1000, 860, 900
+_FLEET = (
+    "--devices", "14", "--period", "1", "--seed", "3", "--job", "25",
+    "--drift", "db=7,after_s=5,spread_s=60,ramp_s=20,groups=7",
+)  # fmt: skip
+_HEIGHT_PX = 900
 _WAIT_S, _RUN_S = 60.0, 400.0
-_COMMITS = "return [...document.querySelectorAll('#events td:nth-child(2)')].filter(e => e.textContent == 'commit').length"
+_COMMITS = (
+    "return [...document.querySelectorAll('#events td:nth-child(2)')].filter(e => e.textContent == 'commit').length"
+)
 _LIVE = "return (document.querySelector('#live:not([hidden]) img')?.naturalWidth ?? 0) > 0"
 _STATES = "return [...new Set([...document.querySelectorAll('td')].map(e => e.textContent.trim()))]"
 
 
-@contextmanager
-def browser() -> Iterator[webdriver.Chrome]:
-    """A browser in light colours, as wide as the pictures. Raises SystemExit without Chromium."""
+def require_browser() -> None:
+    """Raise SystemExit without Chromium."""
     if not is_installed():
         raise SystemExit(f"error: {MISSING}")
+
+
+@contextmanager
+def browser() -> Iterator[webdriver.Chrome]:
+    """A browser in light colours, as wide as the pictures."""
     with tempfile.TemporaryDirectory() as profile, opened(Path(profile) / "chromium") as chrome:
         prefer(chrome, "light")
+        resize(chrome, WIDTH_PX, _HEIGHT_PX)
         yield chrome
 
 
 def take_board(path: Path, url: str, daemon: Daemon) -> None:
     """Write the page of the sample's board, once the recalibrated engine has served for some seconds."""
     with browser() as chrome:
-        resize(chrome, WIDTH_PX, _BOARD_HEIGHT_PX)
         chrome.get(url)
-        _wait(lambda: chrome.execute_script(_COMMITS) >= 2, "second committed engine on the board's page", _RUN_S, daemon)
+        _wait(
+            lambda: chrome.execute_script(_COMMITS) >= 2, "second committed engine on the board's page", _RUN_S, daemon
+        )
         time.sleep(4.0)  # so that the charts show the recovery
         _wait(lambda: chrome.execute_script(_LIVE), "live picture", _WAIT_S, daemon)
-        save_small(chrome.get_screenshot_as_png(), path)
+        _save(chrome, path)
 
 
 def take_fleet(path: Path) -> None:
@@ -58,11 +69,12 @@ def take_fleet(path: Path) -> None:
         with subprocess.Popen(boards, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT) as simulated:
             try:
                 with browser() as chrome:
-                    resize(chrome, WIDTH_PX, _FLEET_HEIGHT_PX)
                     chrome.get(url)
-                    _wait(lambda: {"alarm", "calm"} <= set(chrome.execute_script(_STATES)), "alarm in the fleet", _WAIT_S)
+                    _wait(
+                        lambda: {"alarm", "calm"} <= set(chrome.execute_script(_STATES)), "alarm in the fleet", _WAIT_S
+                    )
                     time.sleep(20.0)
-                    save_small(chrome.get_screenshot_as_png(), path)
+                    _save(chrome, path)
             finally:
                 simulated.kill()
 
@@ -78,10 +90,9 @@ def take_labels(run: StreetRun, path: Path) -> None:
             if found is None:
                 raise SystemExit(f"error: tared label does not serve: {said.strip()}")
             with browser() as chrome:
-                resize(chrome, WIDTH_PX, _LABEL_HEIGHT_PX)
                 chrome.get(found[0])
                 time.sleep(2.0)
-                save_small(chrome.get_screenshot_as_png(), path)
+                _save(chrome, path)
         finally:
             page.kill()
 
@@ -92,9 +103,14 @@ def take_report(run: StreetRun, path: Path) -> None:
     command = [sys.executable, "-m", "fleet.cli", "report", str(run.state_dir), "-o", str(report)]
     subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
     with browser() as chrome:
-        resize(chrome, WIDTH_PX, _REPORT_HEIGHT_PX)
         chrome.get(report.as_uri())
-        save_small(chrome.get_screenshot_as_png(), path)
+        _save(chrome, path, _HEIGHT_PX)
+
+
+def _save(chrome: webdriver.Chrome, path: Path, most_height_px: int = 1400) -> None:
+    """Write the page from its top on, as small as a manual wants it."""
+    picture(chrome, path, most_height_px)
+    save_small(path.read_bytes(), path)
 
 
 def _wait(is_there: Callable[[], object], what: str, seconds: float, daemon: Daemon | None = None) -> None:

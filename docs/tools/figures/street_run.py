@@ -26,7 +26,7 @@ from examples.street.render import VIDEO_NAME, render_video, truth_path
 SAMPLE = ROOT / "examples" / "street"
 VIDEO = ROOT / "var" / "sample" / VIDEO_NAME
 BOARD = "street-sample"
-_SPEED = 4  # times the recording's; half a minute slower than `make run`, so that pages have time on a busy machine
+_SPEED = 1  # on a busy machine, too, its jobs have to end before the recording does
 _DRAWN_PER_WEEK = 50_000.0  # frames for labels: a dozen in five minutes
 
 Watch = Callable[[str, Daemon], None]
@@ -67,11 +67,14 @@ def run_street(folder: Path, watch: Watch | None = None) -> StreetRun:
         render_video(VIDEO)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    with broker(folder) as endpoint, pages(endpoint) if watch else nullcontext(("", 0)) as (url, _):
-        with Daemon(folder / "board", endpoint, _config(endpoint)) as daemon:
-            if watch is not None:
-                watch(f"{url}/boards/{BOARD}", daemon)
-            daemon.wait()
+    with (
+        broker(folder) as endpoint,
+        pages(endpoint) if watch else nullcontext(("", 0)) as (url, _),
+        Daemon(folder / "board", endpoint, _config(endpoint)) as daemon,
+    ):
+        if watch is not None:
+            watch(f"{url}/boards/{BOARD}", daemon)
+        daemon.wait()
     return kept_run(folder)
 
 
@@ -99,4 +102,5 @@ def _config(endpoint: Endpoint) -> dict[str, Any]:
         "camera": camera,
         "mqtt": {"host": endpoint.host, "port": endpoint.port, "device": BOARD, "telemetry_period_s": 1.0},
         "labelling": {"per_week": _DRAWN_PER_WEEK},
+        "recalibration": {"nice": 0},
     }

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 
-from agent.common.html.pages import show_share
 from agent.reports.calibration import TensorFacts, tensor_facts
 from docs.tools.figures.picture import BLUE, FAINT, ORANGE, SKY, VERMILLION, mark, new_figure, save
 from docs.tools.figures.street_run import StreetRun
