@@ -29,12 +29,11 @@ OF_A_RUN: dict[str, Callable[[StreetRun, Path], None]] = {
     "sample": draw_sample,
     "threshold": draw_threshold,
     "alarm": draw_alarm,
-    "frontier": draw_frontier,
     "label": take_labels,
     "report": take_report,
 }
 DURING_A_RUN = "web"
-ALONE: dict[str, Callable[[Path], None]] = {"fleet": take_fleet}
+ALONE: dict[str, Callable[[Path], None]] = {"frontier": draw_frontier, "fleet": take_fleet}
 OF_PAGES = {"web", "fleet", "label", "report"}
 NAMES = (*OF_A_RUN, DURING_A_RUN, *ALONE)
 
@@ -61,7 +60,7 @@ def main() -> None:
 def make(names: list[str], folder: Path, is_kept: bool) -> None:
     """Make the named pictures in a folder. is_kept: draw the run that is in var/figures."""
     if any(name in OF_A_RUN or name == DURING_A_RUN for name in names):
-        place = ROOT / "var" / "figures"
+        place = ROOT / "var" / "figures" / "street"
         watch = partial(take_board, folder / f"{DURING_A_RUN}.png") if DURING_A_RUN in names else None
         begun_s = time.monotonic()
         run = kept_run(place) if is_kept else run_street(place, watch)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from selenium import webdriver
+from selenium.webdriver import ActionChains
 
 from benchmarks.browser import MISSING, is_installed, opened, picture, prefer, resize
 from benchmarks.loop_daemon import Daemon
@@ -25,12 +26,14 @@ _FLEET = (
     "--devices", "14", "--period", "1", "--seed", "3", "--job", "25",
     "--drift", "db=7,after_s=5,spread_s=60,ramp_s=20,groups=7",
 )  # fmt: skip
-_HEIGHT_PX = 900
+_HEIGHT_PX, _LABEL_HEIGHT_PX = 900, 640
 _WAIT_S, _RUN_S = 60.0, 400.0
 _COMMITS = (
     "return [...document.querySelectorAll('#events td:nth-child(2)')].filter(e => e.textContent == 'commit').length"
 )
 _LIVE = "return (document.querySelector('#live:not([hidden]) img')?.naturalWidth ?? 0) > 0"
+_FRAME = "return document.querySelector('#picture').hasAttribute('aria-label')"
+_BOXES = "return /, [1-9]/.test(document.querySelector('#picture').getAttribute('aria-label'))"
 _STATES = "return [...new Set([...document.querySelectorAll('td')].map(e => e.textContent.trim()))]"
 
 
@@ -46,6 +49,7 @@ def browser() -> Iterator[webdriver.Chrome]:
     with tempfile.TemporaryDirectory() as profile, opened(Path(profile) / "chromium") as chrome:
         prefer(chrome, "light")
         resize(chrome, WIDTH_PX, _HEIGHT_PX)
+        chrome.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
         yield chrome
 
 
@@ -90,9 +94,12 @@ def take_labels(run: StreetRun, path: Path) -> None:
             if found is None:
                 raise SystemExit(f"error: tared label does not serve: {said.strip()}")
             with browser() as chrome:
+                resize(chrome, WIDTH_PX, _LABEL_HEIGHT_PX)
                 chrome.get(found[0])
-                time.sleep(2.0)
-                _save(chrome, path)
+                _wait(lambda: chrome.execute_script(_FRAME), "frame on the page for labels", _WAIT_S)
+                ActionChains(chrome).send_keys("m").perform()
+                _wait(lambda: chrome.execute_script(_BOXES), "box of the model", _WAIT_S)
+                save_small(chrome.get_screenshot_as_png(), path)
         finally:
             page.kill()
 
@@ -100,14 +107,14 @@ def take_labels(run: StreetRun, path: Path) -> None:
 def take_report(run: StreetRun, path: Path) -> None:
     """Write the top of the report on the board's state."""
     report = run.folder / "report.html"
-    command = [sys.executable, "-m", "fleet.cli", "report", str(run.state_dir), "-o", str(report)]
-    subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
+    command = [sys.executable, "-m", "fleet.cli", "report", run.state_dir.name, "-o", report.name]
+    subprocess.run(command, check=True, capture_output=True, cwd=run.folder)  # the page names the folder as it is given
     with browser() as chrome:
         chrome.get(report.as_uri())
         _save(chrome, path, _HEIGHT_PX)
 
 
-def _save(chrome: webdriver.Chrome, path: Path, most_height_px: int = 1400) -> None:
+def _save(chrome: webdriver.Chrome, path: Path, most_height_px: int = 1240) -> None:
     """Write the page from its top on, as small as a manual wants it."""
     picture(chrome, path, most_height_px)
     save_small(path.read_bytes(), path)

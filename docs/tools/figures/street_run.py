@@ -57,14 +57,18 @@ class StreetRun:
         return read_artefact(self.state_dir / "artefacts" / identity, find_key())
 
 
+def require_video() -> Path:
+    """Return the sample's recording, rendered where it is missing."""
+    return VIDEO if VIDEO.exists() and truth_path(VIDEO).exists() else render_video(VIDEO)
+
+
 def run_street(folder: Path, watch: Watch | None = None) -> StreetRun:
     """Run the sample; the folder is made anew.
 
     watch: is called with the address of the board's page while the daemon serves. Raises SystemExit for a run that has
     not changed its engine once, after one alarm.
     """
-    if not VIDEO.exists() or not truth_path(VIDEO).exists():
-        render_video(VIDEO)
+    require_video()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     with (
