@@ -44,7 +44,7 @@ def draw_alarm(run: StreetRun, path: Path) -> None:
     for axes, level, words, color in levels:
         axes.axhline(level, color=color, linewidth=1.2, linestyle=_DASHED)
         axes.annotate(words, (0.0, level), (6, 3), axes.get_yaxis_transform(), "offset points", color=color)
-    for axes, words in ((above, ("drift begins", "alarm")), (below, ("", ""))):
-        mark(axes, last.onset_ts, words[0], FAINT, "center")
-        mark(axes, last.ts, words[1], VERMILLION, "center")
+    for axes, onset, end in ((above, "drift begins", "alarm"), (below, "", "")):
+        mark(axes, last.onset_ts, onset, FAINT, "center")
+        mark(axes, last.ts, end, VERMILLION, "center")
     save(figure, path)

@@ -100,10 +100,10 @@ def _curve(axes: Axes, run: StreetRun, frames: Sequence[Answered]) -> None:
     for text, at in (("night", 3.0), ("dawn", _DAWN_S[0] + 3.0), ("morning", _DAWN_S[1] + 3.0)):
         axes.text(at, 0.04, text, color=FAINT)
     axes.text(0.5 * first_s, 0.5, "float serves while\nframes are collected", color=FAINT, ha="center", va="center")
-    axes.text(frames[-1].ts, 0.2, "the night's engine, had it stayed", color=VERMILLION, ha="right")
+    axes.text(frames[-1].ts, 0.16, "the night's INT8,\nhad it stayed", color=VERMILLION, ha="right")
     mark(axes, first_s, "INT8 in service", BLUE)
-    mark(axes, alarm["ts"], "alarm", VERMILLION, "center")
-    mark(axes, second_s, "recalibrated engine in service", GREEN, "center")
+    mark(axes, alarm["ts"], "alarm", VERMILLION, "right")
+    mark(axes, second_s, "recalibrated INT8", GREEN)
 
 
 def _means(frames: Sequence[Answered], engine: str, includes: Callable[[float], bool]) -> Points:

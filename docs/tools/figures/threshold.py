@@ -39,9 +39,9 @@ def draw_threshold(run: StreetRun, path: Path) -> None:
     axes.set_ylabel("values (log scale)")
     mark(axes, facts.amax, f"threshold {facts.amax:.3g}, the end of INT8's range", BLUE, "center")
     mark(axes, largest, f"largest value {largest:.3g}", FAINT, "right")
-    clipped = f"clipped: {show_share(facts.clipped)} of all values"
-    axes.annotate(clipped, (0.55, 0.3), xycoords="axes fraction", color=VERMILLION)
-    _enlarge(axes.inset_axes((0.6, 0.5, 0.36, 0.38)), facts)
+    clipped = f"clipped: {100.0 * facts.clipped:.1g} % of all values"
+    axes.annotate(clipped, (0.62, 0.32), xycoords="axes fraction", color=VERMILLION)
+    _enlarge(axes.inset_axes((0.6, 0.54, 0.36, 0.36)), facts)
     save(figure, path)
 
 
