@@ -22,7 +22,7 @@ _HEIGHT_PX = 680
 _GAP_PX, _TITLE_PX, _PANELS = 8, 36, 3
 _LEFT_PX, _RIGHT_PX, _BELOW_PX, _MARKS_PX = 104, 20, 84, 46  # around the curve
 _DAWN_S = 100.0, 135.0  # of the recording, see examples/street/render.py
-_MEAN_S = 4.0  # of a point of the curve
+_MEAN_S, _FEWEST = 4.0, 5  # of a point of the curve: its time, and its frames at least
 _NEAR = 0.1  # an F1 that is typical is at most so far from that of the period
 _LABELS = 4  # on the frame that is shown, at least
 
@@ -83,7 +83,7 @@ def _panels(figure: Figure, run: StreetRun, frame: Answered) -> int:
 def _curve(axes: Axes, run: StreetRun, frames: Sequence[Answered]) -> None:
     """Draw fidelity over time: of what served, and of the engine of the night had it stayed."""
     first_s, second_s = (swap["ts"] for swap in run.summary["swaps"])
-    (alarm,) = run.summary["alarms"]
+    (alarm,), end_s = run.summary["alarms"], frames[-1].ts
     night, morning = (engine.id for engine in run.engines)
     served = _means(frames, night, lambda ts: first_s <= ts < second_s)
     stayed = _means(frames, night, lambda ts: ts >= second_s)
@@ -92,15 +92,15 @@ def _curve(axes: Axes, run: StreetRun, frames: Sequence[Answered]) -> None:
     axes.plot(*stayed, color=VERMILLION, linewidth=1.6, linestyle=(0, (3, 1.5)))
     axes.plot(*served, color=VERMILLION, linewidth=2.4)
     axes.plot(*_means(frames, morning, lambda ts: ts >= second_s), color=GREEN, linewidth=2.4)
-    axes.set_xlim(0.0, frames[-1].ts)
+    axes.set_xlim(0.0, end_s)
     axes.set_ylim(0.0, 1.06)
     axes.set_yticks([0.0, 0.5, 1.0])
     axes.set_xlabel("time in the recording (s)")
     axes.set_ylabel("fidelity to float")
-    for text, at in (("night", 3.0), ("dawn", _DAWN_S[0] + 3.0), ("morning", _DAWN_S[1] + 3.0)):
-        axes.text(at, 0.04, text, color=FAINT)
+    for text, at, align in (("night", 3.0, "left"), ("dawn", _DAWN_S[0] + 3.0, "left"), ("morning", end_s, "right")):
+        axes.text(at, 0.04, text, color=FAINT, ha=align)
     axes.text(0.5 * first_s, 0.5, "float serves while\nframes are collected", color=FAINT, ha="center", va="center")
-    axes.text(frames[-1].ts, 0.16, "the night's INT8,\nhad it stayed", color=VERMILLION, ha="right")
+    axes.text(end_s, 0.74, "the night's INT8,\nhad it stayed", color=VERMILLION, ha="right")
     mark(axes, first_s, "INT8 in service", BLUE)
     mark(axes, alarm["ts"], "alarm", VERMILLION, "right")
     mark(axes, second_s, "recalibrated INT8", GREEN)
@@ -116,6 +116,6 @@ def _means(frames: Sequence[Answered], engine: str, includes: Callable[[float], 
 def _slices(known: Sequence[tuple[float, float]]) -> Iterator[tuple[float, float]]:
     for number in range(int(known[0][0] // _MEAN_S), int(known[-1][0] // _MEAN_S) + 1):
         part = [each for each in known if int(each[0] // _MEAN_S) == number]
-        if part:
+        if len(part) >= _FEWEST:
             ts, value = np.mean(part, axis=0)
             yield float(ts), float(value)

@@ -26,7 +26,7 @@ _FLEET = (
     "--devices", "14", "--period", "1", "--seed", "3", "--job", "25",
     "--drift", "db=7,after_s=5,spread_s=60,ramp_s=20,groups=7",
 )  # fmt: skip
-_HEIGHT_PX, _LABEL_HEIGHT_PX = 900, 640
+_HEIGHT_PX, _REPORT_HEIGHT_PX = 640, 900
 _WAIT_S, _RUN_S = 60.0, 400.0
 _COMMITS = (
     "return [...document.querySelectorAll('#events td:nth-child(2)')].filter(e => e.textContent == 'commit').length"
@@ -94,7 +94,6 @@ def take_labels(run: StreetRun, path: Path) -> None:
             if found is None:
                 raise SystemExit(f"error: tared label does not serve: {said.strip()}")
             with browser() as chrome:
-                resize(chrome, WIDTH_PX, _LABEL_HEIGHT_PX)
                 chrome.get(found[0])
                 _wait(lambda: chrome.execute_script(_FRAME), "frame on the page for labels", _WAIT_S)
                 ActionChains(chrome).send_keys("m").perform()
@@ -111,7 +110,7 @@ def take_report(run: StreetRun, path: Path) -> None:
     subprocess.run(command, check=True, capture_output=True, cwd=run.folder)  # the page names the folder as it is given
     with browser() as chrome:
         chrome.get(report.as_uri())
-        _save(chrome, path, _HEIGHT_PX)
+        _save(chrome, path, _REPORT_HEIGHT_PX)
 
 
 def _save(chrome: webdriver.Chrome, path: Path, most_height_px: int = 1240) -> None:
