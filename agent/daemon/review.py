@@ -21,6 +21,7 @@ from agent.models.model import Model
 from agent.monitoring.accuracy import Truth
 from agent.vision.detections import NO_BOXES, Detections, LabelledBoxes
 from agent.vision.fidelity import count_matches, fidelity
+from agent.vision.preprocess import Geometry
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
 from engines.interface import Backend
@@ -92,17 +93,27 @@ class Panel:
         for engine in self._engines.values():
             engine.close()
 
+    def answers(self, image: Image) -> tuple[dict[str, Detections], Geometry]:
+        """Return what each engine sees on a BGR image (H, W, 3), by REFERENCE or artefact id.
+
+        Boxes are in pixels of the network input; the geometry leads from there to the frame.
+        """
+        tensor, geometry = self._task.preprocess(image)
+        engines = {REFERENCE: self._reference, **self._engines}
+        answers = {}
+        for name, engine in engines.items():
+            detections = self._task.decode(engine.infer(tensor))
+            assert isinstance(detections, Detections)  # labels are refused for other tasks
+            answers[name] = detections
+        return answers, geometry
+
     def score(self, image: Image, truth: LabelledBoxes) -> dict[str, Score]:
         """Return the score of each engine on one frame: BGR image (H, W, 3), its labels in frame pixels."""
-        tensor, geometry = self._task.preprocess(image)
-        reference = self._task.decode(self._reference.infer(tensor))
-        answers = {REFERENCE: reference}
-        answers |= {name: self._task.decode(engine.infer(tensor)) for name, engine in self._engines.items()}
+        answers, geometry = self.answers(image)
         scores = {}
         for name, detections in answers.items():
-            assert isinstance(detections, Detections)  # labels are refused for other tasks
             in_frame = replace(detections, boxes=geometry.to_frame(detections.boxes))
-            agreement = fidelity(detections, reference, self._min_sqnr_db).value
+            agreement = fidelity(detections, answers[REFERENCE], self._min_sqnr_db).value
             scores[name] = Score(count_matches(in_frame, truth), agreement, 1)
         return scores
 
