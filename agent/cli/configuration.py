@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,10 +19,26 @@ from agent.cli.arguments import command
 if TYPE_CHECKING:  # imported when the command runs, as in offline.py
     from pydantic import BaseModel
 
+    from agent.config import Config
+
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _MODEL_BLOCK = re.compile(r"(?m)^#\n((?:^#   .*\n)+)^model:")
 
 KeyPath = tuple[str, ...]
+
+
+def load_board_config(path: Path, root: Path = Path("/")) -> Config:
+    """Load config.yaml as the daemon that starts with it does: a service has the state directory that systemd names.
+
+    Raises ConfigError as `load_config`.
+    """
+    from agent.config import load_config
+    from agent.system.service_unit import SystemdService
+
+    service = SystemdService.from_config(path, root)
+    if service is not None:
+        os.environ.setdefault("STATE_DIRECTORY", str(root / service.state_path))
+    return load_config(path)
 
 
 def add_configuration(commands: Any) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent.cli.arguments import add_config_option, command, print_result, table_console
+from agent.cli.configuration import load_board_config
 from agent.common.errors import AgentError
 
 if TYPE_CHECKING:  # imported when the command runs, as in offline.py
@@ -80,11 +81,10 @@ def _open(options: argparse.Namespace) -> tuple[LabelStore, Sequence[str]]:
     Raises AgentError: `labelling.task` for raw outputs, `labelling.read` for a folder that is another user's,
     `labelling.none` if no frame was drawn; and as `open_model`.
     """
-    from agent.config import load_config
     from agent.labelling.store import LabelStore
     from agent.models.model import open_model
 
-    config = load_config(options.config)
+    config = load_board_config(options.config)
     spec = config.model
     if spec.task == "raw":
         expected, remedy = "task classify or detect", "raw outputs have no label that people could give"
@@ -185,11 +185,10 @@ def _print_accuracy(measured: MeasuredAccuracy) -> None:
 
 def _propose(options: argparse.Namespace, store: LabelStore) -> int:
     from agent.common.console import say_error
-    from agent.config import load_config
     from agent.control.policies import Policies
     from agent.labelling.proposal import propose
 
-    config = load_config(options.config)
+    config = load_board_config(options.config)
     policies = Policies(config, lambda error: say_error(str(error)))
     frames = store.frames()
     regimes = [each for each in dict.fromkeys(frame.regime for frame in frames) if _is_stored(config.state_dir, each)]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent.cli.arguments import add_config_option, command, table_console
+from agent.cli.configuration import load_board_config
 from agent.common.errors import AgentError
 from calibrate.errors import TaredError
 
@@ -121,12 +122,11 @@ def _open(options: argparse.Namespace) -> tuple[Config, Store, StoreCleaner]:
 
     Raises AgentError: `store.missing`  there is no store in state_dir.
     """
-    from agent.config import load_config
     from engines.store.artefact import Store
     from engines.store.retention import StoreCleaner
     from engines.store.signing import find_key
 
-    config = load_config(options.config)
+    config = load_board_config(options.config)
     if not (config.state_dir / "artefacts").is_dir():
         found, remedy = f"no store in {config.state_dir}", "run tared first, or name its configuration with -c"
         raise AgentError("store.missing", found, "the state_dir of a daemon", remedy)

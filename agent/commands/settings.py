@@ -67,7 +67,8 @@ class Settings:
         self._signers: dict[str, str] = {}  # by name of the value: the key that has set it, empty for none
         self._versions: dict[str, int] = {}  # the highest version of each key
         self._file = StateFile(self.path, _SCHEMA, "settings.write", self.on_error)
-        self._file.read(self._restore)
+        remedy = "send them again with the command set; until then those of config.yaml count"
+        self._file.read_or_report(self._restore, "the values that were set", remedy)
         for key, value in list(self._values.items()):
             try:
                 self.config = _with(self.config, {key: value})
@@ -115,8 +116,8 @@ class Settings:
         self._values, self._signers, self._versions, self.config = requested, signers, versions, config
         self.on_change(config)
 
-    def _restore(self, document: Mapping[str, Any]) -> None:
-        """Older files hold only the latest key and version, which count for all values."""
+    def _restore(self, document: Mapping[str, Any]) -> bool:
+        """Take over the values of a file. In older files the latest key and version count for all values."""
         version, latest = int(document["version"]), str(document["key"])
         values = {str(key): value for key, value in dict(document["values"]).items() if key in LIVE}
         stored = dict(document.get("signers", {}))
@@ -127,6 +128,7 @@ class Settings:
             log.warning("settings=dropped keys=%s reason='set by a key that is trusted no more'", ",".join(revoked))
         self._values = {key: value for key, value in values.items() if key not in revoked}
         self._signers, self._versions = {key: signers[key] for key in self._values}, versions
+        return True
 
 
 def _value(config: Config, key: str) -> JsonValue:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from os.path import lexists
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -108,6 +109,17 @@ class StateFile:
     on_error: Callable[[AgentError], None]
     added: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     _is_reported: bool = field(default=False, init=False)
+
+    def read_or_report(self, parse: Callable[[Mapping[str, Any]], T], expected: str, remedy: str) -> T | None:
+        """Return as `read`; report a file that is there and cannot be understood, since people have set what it held.
+
+        expected, remedy: of the error `NAME.damaged`, which `on_error` gets.
+        """
+        found = self.read(parse)
+        if found is None and self.path is not None and lexists(self.path):
+            code = self.code.replace(".write", ".damaged")
+            self.on_error(AgentError(code, f"{self.path} that cannot be understood", expected, remedy))
+        return found
 
     def read(self, parse: Callable[[Mapping[str, Any]], T]) -> T | None:
         """Return the result of `parse`; None if there is no object of a known schema, or `parse` cannot understand it.

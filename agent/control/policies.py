@@ -39,11 +39,8 @@ class Policies:
         self._cameras = {camera.name: camera.region for camera in config.every_camera}
         path = config.state_dir / FILE
         self._file = StateFile(path, _SCHEMA, "policies.write", on_error)
-        kept = self._file.read(_parse)
-        if kept is None and path.exists():
-            expected, remedy = "the policies that were set", "set them again with the command policy"
-            on_error(AgentError("policies.damaged", f"{path} that cannot be understood", expected, remedy))
-        self._hold(kept or {})
+        remedy = "set them again with the command policy"
+        self._hold(self._file.read_or_report(_parse, "the policies that were set", remedy) or {})
 
     def show(self, served: ServedFrame) -> ServedFrame:
         """Return an answer as the policy of its engine lets it be shown; without one, the answer itself."""

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from worlds import SPEC
 
+from agent.cli.configuration import load_board_config
 from engines.store.artefact import Artefact, Store, write_artefact
 from fleet.cli.main import main
 
@@ -165,3 +166,22 @@ def test_gc_guesses_at_nothing(desk: Desk, spoil: Callable[[Desk], None], code: 
     assert errors.startswith(f"error: {code}: ")
     found = list(desk.folder.rglob("manifest.json"))
     assert len(found) == before
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_the_configuration_of_a_service_leads_to_its_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_installed: bool
+) -> None:
+    """systemd names the directory to the daemon alone; whoever looks beside it finds it by the installed unit."""
+    monkeypatch.delenv("STATE_DIRECTORY", raising=False)
+    path = tmp_path / "etc/tared/config.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(yaml.safe_dump({"model": SPEC, "camera": {"source": "clip.avi"}}))
+    (path.parent / "model.onnx").write_bytes(b"")
+    if is_installed:
+        unit = tmp_path / "etc/systemd/system/tared.service"
+        unit.parent.mkdir(parents=True)
+        unit.write_text("[Service]\n")
+    state_dir = load_board_config(path, tmp_path).state_dir
+    assert state_dir == (tmp_path / "var/lib/tared" if is_installed else path.parent / "var")
+    monkeypatch.delenv("STATE_DIRECTORY", raising=False)

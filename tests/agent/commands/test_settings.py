@@ -156,11 +156,17 @@ def test_a_disk_that_refuses_changes_nothing(make: Make, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"schema": 1, "version": "x", "key": "", "values": {}}', b"\xff"])
-def test_what_cannot_be_read_is_as_if_nothing_had_been_set(
-    make: Make, config: Config, tmp_path: Path, content: bytes
+def test_a_damaged_file_leaves_those_of_the_configuration_and_is_reported(
+    config: Config, tmp_path: Path, content: bytes
 ) -> None:
-    (tmp_path / "settings.json").write_bytes(content)
-    assert (make().config, make().version) == (config, 0)
+    path, errors = tmp_path / "settings.json", list[AgentError]()
+    path.write_bytes(content)
+    settings = Settings(config, path, lambda _: True, lambda _: None, errors.append)
+    assert [error.code for error in errors] == ["settings.damaged"]
+    assert (settings.config, settings.version) == (config, 0)
+    settings.set({"log_level": "debug"}, Authorisation(1))
+    assert Settings(config, path, lambda _: True, lambda _: None, errors.append).config.log_level == "debug"
+    assert len(errors) == 1
 
 
 def test_a_value_that_does_not_fit_any_more_is_told_of_and_the_others_hold(
