@@ -86,6 +86,9 @@ class Operations:
             return config.state_dir / name if pipeline.is_live else None  # each play of a recording starts from scratch
 
         self.policies = Policies(config, report_error)
+        with reporter.reporting_errors():
+            for before, artefact in service.rebuilt.items():
+                self.policies.hand_on(before, artefact)
         pipeline.keep_evidence(config.state_dir, report_error)
         self.summary = RunSummary(str(service.serving.path))
         self._changes = StateChangeReporter(reporter, self.summary.alarms, config)

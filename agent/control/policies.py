@@ -70,6 +70,14 @@ class Policies:
             policies[args.artefact] = self._checked(args)
         self._replace(policies)
 
+    def hand_on(self, before: str, artefact: str) -> None:
+        """Give an artefact the policy of the one that it was built in place of, from the same calibration.
+
+        Raises AgentError (`policies.write`).
+        """
+        if before in self._stated and artefact not in self._stated:
+            self._replace({**self._stated, artefact: self._stated[before]})
+
     def keep_only(self, artefacts: Collection[str]) -> bool:
         """Remove the policies of all other artefacts; return whether there were any. Raises as `set`."""
         kept = {artefact: policy for artefact, policy in self._stated.items() if artefact in artefacts}

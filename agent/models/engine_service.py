@@ -56,6 +56,7 @@ class EngineService:
             the same.
         serving: The artefact in service.
         calibration: Its calibration; None while the reference serves.
+        rebuilt: By the id of an artefact that could not serve, the one that the start has built in its place.
     """
 
     def __init__(self, model: Model, backend: Backend, store: Store) -> None:
@@ -64,6 +65,7 @@ class EngineService:
         self.store = store
         self.serving: Artefact
         self.calibration: Calibration | None = None
+        self.rebuilt: dict[str, str] = {}
 
     @property
     def is_degraded(self) -> bool:
@@ -235,7 +237,9 @@ class StartEngine:
             return None
         if loaded is not None:
             try:
-                if self.service.store.target(link) != loaded.artefact.id:
+                before = self.service.store.target(link)
+                if before != loaded.artefact.id:
+                    self.service.rebuilt[before] = loaded.artefact.id
                     self.service.store.replace(link, loaded.artefact)
             except EngineError as error:  # it serves all the same
                 self.on_error(error)

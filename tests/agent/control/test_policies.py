@@ -89,6 +89,16 @@ def test_a_damaged_file_costs_itself_alone_and_is_reported(kept: Kept, content: 
         kept.open()
 
 
+def test_an_engine_built_in_place_of_another_has_its_policy(kept: Kept) -> None:
+    kept.set(score_threshold=0.4)
+    kept.policies.hand_on("night", "rebuilt")
+    kept.policies.hand_on("never", "other")
+    assert kept.open().document("rebuilt") == kept.policies.document("night")
+    kept.set(artefact="rebuilt", score_threshold=0.5)
+    kept.policies.hand_on("night", "rebuilt")
+    assert kept.policies.summary("rebuilt") == {"score_threshold": 0.5}
+
+
 def test_what_the_model_or_the_cameras_do_not_allow_is_refused(kept: Kept, tmp_path: Path) -> None:
     assert "expected 0.3 or more, at which the model spec has answers decoded" in kept.refusal(score_threshold=0.2)
     assert "class 'owl'" in kept.refusal(classes="a,owl")

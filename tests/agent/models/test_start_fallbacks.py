@@ -160,6 +160,7 @@ def test_what_another_runtime_built_is_built_anew_unless_a_builder_ended_the_pro
     assert service.is_degraded is not may_build
     assert told == ["artefact.runtime"] * (1 if may_build else 2)
     assert (shelf.store.target("current") == shelf.made[2].id) is not may_build
+    assert service.rebuilt == ({shelf.made[2].id: service.serving.id} if may_build else {})
 
 
 def test_the_reference_serves_degraded_where_nothing_else_can(shelf: Shelf) -> None:
