@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -45,6 +46,8 @@ def open_capture(source: Source, silence_s: float) -> Any:
     else:
         capture = cv2.VideoCapture(source.location, cv2.CAP_FFMPEG)
     if not capture.isOpened():
+        if source.kind == "v4l2":
+            raise _v4l2_error(source)
         raise CameraError(
             "camera.open",
             f"{source.shown} is not readable as {source.kind}",
@@ -62,6 +65,22 @@ def open_capture(source: Source, silence_s: float) -> Any:
 
 def opencv_version() -> str:
     return str(cv2.__version__)
+
+
+def _v4l2_error(source: Source) -> CameraError:
+    """Return the error of a V4L2 device that OpenCV cannot open, by what the system says of the device."""
+    try:
+        os.close(os.open(source.location, os.O_RDWR | os.O_NONBLOCK))
+        reason = "the device gives no pictures: it is none that captures, or another program streams from it"
+        remedy = f"see who has it with 'fuser -v {source.location}', and its kind with 'v4l2-ctl --list-devices'"
+    except OSError as error:
+        reason = error.strerror or str(error)
+        remedy = {
+            errno.ENOENT: "plug the camera in, and see its path with 'v4l2-ctl --list-devices'",
+            errno.EACCES: "add the user to the group: 'sudo usermod -aG video USER', and log in again",
+            errno.EBUSY: f"end the program that uses it: 'fuser -v {source.location}' names it",
+        }.get(error.errno or 0, "see the kernel's log: 'dmesg'")
+    return CameraError("camera.open", f"{source.shown}: {reason}", "a V4L2 camera that can be opened", remedy)
 
 
 def _open_v4l2(source: Source) -> Any:

@@ -95,6 +95,14 @@ def test_nothing_is_asked_that_was_not_said(driver: Driver) -> None:
     assert driver.calls == [cv2.CAP_PROP_BUFFERSIZE]
 
 
+def test_a_device_that_cannot_be_opened_is_an_error_by_its_reason(tmp_path: Path) -> None:
+    """A directory, which nobody may open for writing, stands for a device that the system refuses."""
+    (tmp_path / "file").touch()
+    for name, reason in (("none", "No such file"), ("file", "gives no pictures"), (".", "Is a directory")):
+        with pytest.raises(CameraError, match=rf"camera\.open: .*{reason}.*; expected a V4L2 camera"):
+            open_capture(Source("v4l2", str(tmp_path / name), CaptureSettings()), 2.0)
+
+
 @pytest.mark.parametrize(
     ("requested", "said"),
     [
