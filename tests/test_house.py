@@ -90,5 +90,5 @@ def test_every_file_on_the_map_is_there() -> None:
 @pytest.mark.parametrize("journey", JOURNEYS)
 def test_a_journey_opens_few_files(journey: str) -> None:
     text = MAP.read_text(encoding="utf-8")
-    (steps,) = re.findall(rf"^{re.escape(journey)}.*\n\n((?:\d+\. .*\n)+)", text, re.MULTILINE)
+    (steps,) = re.findall(rf"^{re.escape(journey)}.*\n\n((?:(?:\d+\. |  ).*\n)+)", text, re.MULTILINE)
     assert 0 < len(set(re.findall(r"`([\w./]+\.py)`", steps))) <= JOURNEYS[journey]
