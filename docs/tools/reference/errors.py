@@ -1,0 +1,97 @@
+"""The page of errors: every code, with what is found, what is expected and the remedy, from the syntax trees."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from docs.tools.reference.source import Module, called, source
+from docs.tools.reference.texts import Text, Texts, combined
+
+_PARTS = ("code", "found", "expected", "remedy")
+
+
+@dataclass(frozen=True)
+class ErrorText:
+    """One error as one place in the source raises it; its texts have holes. `path`: of the module."""
+
+    code: str
+    found: str
+    expected: str
+    remedy: str
+    path: str
+
+
+class UnresolvedCodeError(Exception):
+    """A code that the syntax tree does not show."""
+
+
+@cache
+def errors() -> tuple[ErrorText, ...]:
+    """Return every error of the code. Raises UnresolvedCodeError for a code that cannot be found out."""
+    known = source()
+    found: dict[ErrorText, None] = {}
+    coded, worded = Texts(known, follows_parts=True), Texts(known)
+    unresolved: list[str] = []
+    classes = _error_classes()
+    for name in (*classes, "error_type", "_error_type", "super().__init__"):
+        for module, call in known.calls.get(name.rpartition(".")[2], ()):
+            if name == "super().__init__" and not _is_of_error(module, call, classes):
+                continue
+            if len(call.args) + len(call.keywords) != len(_PARTS) or _is_repeated(call):
+                continue  # an error class of other arguments calls super().__init__, which is looked at, too
+            try:
+                found.update(dict.fromkeys(_read(module, call, coded, worded)))
+            except UnresolvedCodeError as error:
+                unresolved.append(str(error))
+    if unresolved:
+        raise UnresolvedCodeError("\n".join(unresolved))
+    return tuple(sorted(found, key=lambda each: (each.code, each.path, each.found)))
+
+
+def _read(module: Module, call: ast.Call, coded: Texts, worded: Texts) -> Iterator[ErrorText]:
+    named = {each.arg: each.value for each in call.keywords}
+    values = [call.args[at] if at < len(call.args) else named[part] for at, part in enumerate(_PARTS)]
+    code = coded.of(module, values[0])
+    rest = [worded.of(module, value) for value in values[1:]]
+    for each in code:
+        if not each.is_whole:
+            raise UnresolvedCodeError(f"{module.path}:{call.lineno}: {ast.unparse(values[0])}")
+    for (word, *others), _ in combined([code, *rest]):
+        yield ErrorText(word, *others, module.path)
+
+
+def _is_repeated(call: ast.Call) -> bool:
+    """Return whether the call passes on another error under its own code."""
+    code = call.args[0] if call.args else None
+    return isinstance(code, ast.Attribute) and code.attr == "code" and not _is_self(code.value)
+
+
+def _is_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "self"
+
+
+def _is_of_error(module: Module, call: ast.Call, classes: tuple[str, ...]) -> bool:
+    owner = module.class_of(call)
+    return owner is not None and owner.name in classes and "super" in ast.dump(call.func)
+
+
+@cache
+def _error_classes() -> tuple[str, ...]:
+    """Return the names of TaredError and of all that are derived from it."""
+    names = ["TaredError"]
+    while True:
+        derived = [
+            node.name
+            for module in source().modules.values()
+            for node in module.defined.values()
+            if isinstance(node, ast.ClassDef)
+            and node.name not in names
+            and any(isinstance(base, ast.Name) and base.id in names for base in node.bases)
+        ]
+        if not derived:
+            return tuple(names)
+        names += derived
