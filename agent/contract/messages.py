@@ -249,11 +249,7 @@ class Telemetry(Document):
 class Event(Document):
     """Something that happened.
 
-    `kind` is alarm, cause, drift, fidelity, class, labelled, view, regime, reference, job, swap, commit, rollback,
-    store or error; camera, observer, labelling, results or report, which work again after an error; or preview, which
-    viewers can reach.
-    `detail` depends on it. A swap puts a candidate in service, on probation; a commit (the candidate is current) or a
-    rollback ends that. A rollback with the trigger `rollback` was requested by the operator, to an earlier engine.
+    `kind` is a key of `agent.contract.events.EVENTS`, which has the fields of its `detail`.
 
     On the wire, the keys of `detail` stand next to the other fields, so it must not have the same keys. `ts` is the
     Unix time of the event in seconds; capture times in the detail have other names.

@@ -112,7 +112,7 @@ def _row(
     path: tuple[str, ...], name: str, node: dict[str, Any], owner: dict[str, Any], links: dict[str, str]
 ) -> tuple[str, ...]:
     default = "required" if name in owner.get("required", ()) else code(_default(node))
-    about = _cut(path, name, node.get("description", "")) or "—"
+    about = _cut(path, name, node.get("description", ""))
     return (anchored(name, ".".join((*path, name))), kind(node, links), bounds(node) or "", default, about)
 
 
@@ -121,11 +121,11 @@ def _default(node: dict[str, Any]) -> str:
 
 
 def _cut(path: tuple[str, ...], name: str, text: str) -> str:
-    """Return the meaning. Of MODEL.yaml, whose comments stand behind the keys, `required` has a column of its own."""
-    text = text.removeprefix("required").lstrip(": ")
+    """Return the meaning. Of MODEL.yaml, whose comments stand behind the keys, `Required` has a column of its own."""
+    text = text.removeprefix("Required").lstrip(".: ")
     if path == ("mqtt", "tls"):
         text = text or _tls(name)
-    return prose(text[:1].upper() + text[1:])
+    return prose(text)
 
 
 def _tls(name: str) -> str:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import inspect
 import re
+import textwrap
 
 
 def summary(subject: object) -> list[str]:
-    """Return the paragraphs before the arguments."""
-    paragraphs = (inspect.getdoc(subject) or "").split("Args:")[0].split("\n\n")
-    texts = [" ".join(each.split()) for each in paragraphs]
+    """Return the paragraphs that describe no arguments."""
+    before, _, listed = (inspect.getdoc(subject) or "").partition("Args:\n")
+    after = [each for each in listed.split("\n\n") if not each.startswith(" ")]
+    texts = [" ".join(each.split()) for each in [*before.split("\n\n"), *after]]
     return [each for each in texts if each and not _INLINE.match(each)]
 
 
@@ -38,7 +40,7 @@ def _arguments(text: str) -> dict[str, str]:
             parts = _NEXT.split(joined)
             found.update({name: _sentence(text) for name, text in zip(parts[1::2], parts[2::2], strict=True)})
     name = ""
-    for line in inspect.cleandoc(listed).splitlines():
+    for line in textwrap.dedent(listed.partition("\n\n")[0]).splitlines():
         if new := re.match(r"(\w+): (.*)", line):
             name = new[1]
             found[name] = new[2]

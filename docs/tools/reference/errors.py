@@ -8,10 +8,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from docs.tools.reference.source import Module, called, source
-from docs.tools.reference.texts import Text, Texts, combined
+from docs.tools.reference.markdown import anchored, code, heading, page, prose, table
+from docs.tools.reference.source import Module, source
+from docs.tools.reference.texts import HOLE, Texts, combined
 
 _PARTS = ("code", "found", "expected", "remedy")
+_HEADS = ("Found", "Expected", "Remedy", "Raised in")
+_INTRODUCTION = """\
+Every error has a code, which does not change while its wording improves. A command prints an error as one line on stderr,
+`error: CODE: found; expected EXPECTED; REMEDY`, and ends with exit code 2. With `--json` stdout has an object
+`{"error": {"code", "found", "expected", "remedy"}}`. A daemon that goes on reports it as an event
+[`error`](events.md#error).
+
+The part of a code before the dot names its group below. A word in braces stands for a value of the moment, such as a path
+or a number. One code may have several rows: one for each place in the code that raises it."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +37,36 @@ class ErrorText:
 
 class UnresolvedCodeError(Exception):
     """A code that the syntax tree does not show."""
+
+
+def errors_page() -> str:
+    """Return the page of all errors."""
+    groups: dict[str, list[ErrorText]] = defaultdict(list)
+    for each in errors():
+        groups[each.code.partition(".")[0]].append(each)
+    parts = []
+    for group, members in sorted(groups.items()):
+        parts += [heading(2, f"group {group}", group), table(("Code", *_HEADS), _rows(members))]
+    return page("Error codes", _INTRODUCTION, parts)
+
+
+def _rows(members: list[ErrorText]) -> Iterator[tuple[str, ...]]:
+    before, shown = "", set[tuple[str, ...]]()
+    for each in members:
+        texts = (each.code, *(HOLE.sub("", text) for text in (each.found, each.expected, each.remedy)), each.path)
+        if texts in shown:  # the same words with a value of another name
+            continue
+        shown.add(texts)
+        name = anchored(each.code) if each.code != before else code(each.code)
+        before = each.code
+        yield name, _shown(each.found), _shown(each.expected), _shown(each.remedy), code(each.path)
+
+
+def _shown(text: str) -> str:
+    """Return a text as Markdown in one line, its holes as code in braces."""
+    parts = HOLE.split(" ".join(text.split()))
+    shown = "".join(f"\0{{{part}}}\0" if number % 2 else prose(part) for number, part in enumerate(parts))
+    return shown.replace("\0\0", "").replace("\0", "`")
 
 
 @cache

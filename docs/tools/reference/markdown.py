@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 WIDTH = 120
 _MARKS = re.compile(r"([\\*\[\]|{}])")
 _CODE = re.compile(r"`[^`]+`")
+_WORDS = ("e.g", "i.e")  # which look like names with a dot
 _KEYS = re.compile(r"(?<![\w./'\"{-])([a-z_]+(?:\.[a-z_0-9]+)+|[a-z]+(?:_[a-z0-9]+)+)(?![\w/'\"({}=-])")
 
 
@@ -61,7 +62,8 @@ def prose(text: str) -> str:
 
 def _plain(text: str) -> str:
     parts = _KEYS.split(text)  # a name stands at every second place
-    return "".join(code(part) if number % 2 else _escaped(part) for number, part in enumerate(parts))
+    is_code = (bool(number % 2) and part not in _WORDS for number, part in enumerate(parts))
+    return "".join(code(part) if found else _escaped(part) for found, part in zip(is_code, parts, strict=True))
 
 
 def _escaped(text: str) -> str:
@@ -72,7 +74,11 @@ def fenced(text: str, language: str) -> str:
     return f"```{language}\n{text.rstrip()}\n```"
 
 
-def as_json(value: object) -> str:
-    """Return a value as JSON that fits the width of a page."""
+def as_json(value: object, indent: int = 0) -> str:
+    """Return a value as JSON that fits the width of a page: what is too long for a line has a line for each member."""
     short = json.dumps(value, ensure_ascii=False)
-    return short if len(short) <= WIDTH else json.dumps(value, ensure_ascii=False, indent=1)
+    if len(short) + indent <= WIDTH - 20 or not isinstance(value, dict):
+        return short
+    pad = " " * (indent + 2)
+    members = [f"{pad}{json.dumps(name)}: {as_json(member, indent + 2)}" for name, member in value.items()]
+    return "{\n" + ",\n".join(members) + f"\n{' ' * indent}}}"

@@ -47,7 +47,9 @@ class Module:
 
     def function(self, node: ast.AST) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
         """Return the function that encloses a node; None at the top of a module or class."""
-        return next((each for each in self.around(node) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)), None)
+        return next(
+            (each for each in self.around(node) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)), None
+        )
 
     def class_of(self, node: ast.AST) -> ast.ClassDef | None:
         """Return the class that encloses a node."""
@@ -114,7 +116,9 @@ def _module(path: Path) -> Module:
     waiting: list[ast.AST] = [module.tree]
     while waiting:
         node = waiting.pop()
-        children = [each for each in ast.iter_child_nodes(node) if not isinstance(each, ast.expr_context | ast.operator)]
+        children = [
+            each for each in ast.iter_child_nodes(node) if not isinstance(each, ast.expr_context | ast.operator)
+        ]
         module.parents.update(dict.fromkeys(children, node))
         waiting += children
         if isinstance(node, ast.ImportFrom) and node.module:

@@ -84,14 +84,14 @@ class Texts:
         """Return every text that the expression may have; a hole where that is not known."""
         if (node, depth) not in self._found:
             found = list(dict.fromkeys(self._of(module, node, depth)))
-            self._found[node, depth] = found if 0 < len(found) <= _MOST else [Text(hole(_name(node)))]
+            self._found[node, depth] = found if 0 < len(found) <= _MOST else [Text(hole(_label(node)))]
         return self._found[node, depth]
 
     def _of(self, module: Module, node: ast.expr, depth: int) -> Iterator[Text]:
         if depth > _DEEPEST:
             return
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield Text(node.value)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str | int):
+            yield Text(str(node.value))
         elif isinstance(node, ast.JoinedStr):
             parts = [self._part(module, each, depth) for each in node.values]
             yield from (Text("".join(texts), choices) for texts, choices in combined(parts))
@@ -119,14 +119,21 @@ class Texts:
         """Return the texts of a part of an f-string; a hole for what is not followed."""
         if not isinstance(part, ast.FormattedValue):
             return self.of(module, part, depth + 1)
-        node, gap = part.value, [Text(hole(_name(part.value)))]
+        node, gap = part.value, [Text(hole(_label(part.value)))]
         if part.format_spec is not None:
-            return gap
+            known = self._source.value_of(module, node.id) if isinstance(node, ast.Name) else None
+            if known is None or not isinstance(known[1], ast.Constant):
+                return gap
+            return [Text(format(known[1].value, _constant(part.format_spec)))]
         if self._follows_parts:
             return self.of(module, node, depth + 1)
         if isinstance(node, ast.Name) and self._is_parameter(module, node):
             return gap
-        return self.of(module, node, depth + 1) if isinstance(node, ast.Name | ast.Constant | ast.IfExp | ast.Call) else gap
+        return (
+            self.of(module, node, depth + 1)
+            if isinstance(node, ast.Name | ast.Constant | ast.IfExp | ast.Call)
+            else gap
+        )
 
     def _is_parameter(self, module: Module, node: ast.Name) -> bool:
         function = module.function(node)
@@ -174,7 +181,7 @@ class Texts:
         if isinstance(annotation, ast.Name):
             known = self._source.value_of(module, annotation.id)
             annotation = known[1] if known is not None else None
-        if not isinstance(annotation, ast.Subscript) or _name(annotation.value) != "Literal":
+        if not isinstance(annotation, ast.Subscript) or _identifier(annotation.value) != "Literal":
             return []
         return [each.value for each in ast.walk(annotation.slice) if isinstance(each, ast.Constant)]
 
@@ -200,7 +207,7 @@ class Texts:
             yield calling, call
         for calling, call in self._source.calls.get("__init__", ()):
             derived = calling.class_of(call)
-            if derived is not None and owner.name in {_name(base) for base in derived.bases}:
+            if derived is not None and owner.name in {_identifier(base) for base in derived.bases}:
                 yield calling, call
         for calling, call in self._source.calls.get("cls", ()):
             if calling.class_of(call) is owner:
@@ -216,7 +223,7 @@ class Texts:
         elif isinstance(node.value, ast.Name):
             function = module.function(node)
             annotation = _parameters(function).get(node.value.id) if function is not None else None
-            known = self._source.definition(module, _name(annotation)) if annotation is not None else None
+            known = self._source.definition(module, _identifier(annotation)) if annotation is not None else None
             if known is not None and isinstance(known[1], ast.ClassDef):
                 module, owner = known[0], known[1]
         if owner is not None:
@@ -235,14 +242,14 @@ class Texts:
                     if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
                         for value in _stored(statement, name):
                             yield from self.of(module, value, depth + 1)
-            elif isinstance(each, ast.AnnAssign) and _name(each.target) == name and "ClassVar" in ast.dump(each):
+            elif isinstance(each, ast.AnnAssign) and _identifier(each.target) == name and "ClassVar" in ast.dump(each):
                 yield from self._of_class_constant(name, depth)
-            elif isinstance(each, ast.AnnAssign) and _name(each.target) == name:
+            elif isinstance(each, ast.AnnAssign) and _identifier(each.target) == name:
                 yield from self._of_data_field(module, owner, name, each.value, depth)
-            elif isinstance(each, ast.Assign) and any(_name(target) == name for target in each.targets):
+            elif isinstance(each, ast.Assign) and any(_identifier(target) == name for target in each.targets):
                 yield from self.of(module, each.value, depth + 1)
         for base in owner.bases:
-            known = self._source.definition(module, _name(base))
+            known = self._source.definition(module, _identifier(base))
             if known is not None and isinstance(known[1], ast.ClassDef):
                 yield from self._of_field(known[0], known[1], name, depth + 1)
 
@@ -252,7 +259,9 @@ class Texts:
         fields = [
             each.target.id
             for each in owner.body
-            if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name) and "ClassVar" not in ast.dump(each)
+            if isinstance(each, ast.AnnAssign)
+            and isinstance(each.target, ast.Name)
+            and "ClassVar" not in ast.dump(each)
         ]
         for calling, call in self.constructions(owner):
             at = fields.index(name)
@@ -272,7 +281,9 @@ class Texts:
     def _of_element(self, module: Module, element: _Element, depth: int) -> Iterator[Text]:
         """Follow an element of a tuple that `TABLE.get(key, default)` returns."""
         get = element.value
-        assert isinstance(get, ast.Call) and isinstance(get.func, ast.Attribute) and isinstance(get.func.value, ast.Name)
+        assert (
+            isinstance(get, ast.Call) and isinstance(get.func, ast.Attribute) and isinstance(get.func.value, ast.Name)
+        )
         known = self._source.value_of(module, get.func.value.id)
         table = known[1].values if known is not None and isinstance(known[1], ast.Dict) else []
         owners = [*((known[0], each) for each in table if known is not None), (module, get.args[1])]
@@ -291,7 +302,9 @@ class Texts:
             if known is not None and isinstance(known[1], ast.FunctionDef):
                 yield from self._of_result(*known, call, module, depth)
 
-    def _of_result(self, module: Module, function: ast.AST, call: ast.Call, calling: Module, depth: int) -> Iterator[Text]:
+    def _of_result(
+        self, module: Module, function: ast.AST, call: ast.Call, calling: Module, depth: int
+    ) -> Iterator[Text]:
         """Follow a function that does nothing but return a text; its parameters are those of this call."""
         assert isinstance(function, ast.FunctionDef)
         returns = [each.value for each in ast.walk(function) if isinstance(each, ast.Return)]
@@ -305,32 +318,48 @@ class Texts:
                 yield Text(each.text, frozenset((key, at) for key, at in each.choices if key != own))
 
 
-def _name(node: ast.AST | None) -> str:
-    """Return the name by which a hole, a class or a target is known."""
+def _constant(text: ast.expr) -> str:
+    """Return the text of an f-string without values."""
+    parts = text.values if isinstance(text, ast.JoinedStr) else []
+    return "".join(str(each.value) for each in parts if isinstance(each, ast.Constant))
+
+
+def _identifier(node: ast.AST | None) -> str:
+    """Return the name that a name or an attribute ends with; of another node nothing."""
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def _label(node: ast.AST | None) -> str:
+    """Return the name of a hole: that of the value that fills it, as far as there is one."""
     if isinstance(node, ast.Name):
-        return node.id
+        return node.id.lstrip("_")
     if isinstance(node, ast.Attribute):
         base = node.value.id if isinstance(node.value, ast.Name) else ""
-        return node.attr if base in ("self", "cls", "") or node.attr not in ("name", "code", "id") else f"{base}.{node.attr}"
+        name = node.attr.lstrip("_")
+        return name if base in ("self", "cls", "") or name not in ("name", "code", "id") else f"{base}.{name}"
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.Call):
         argument = next((each for each in node.args if isinstance(each, ast.Name | ast.Attribute)), None)
         inner = node.func.value if isinstance(node.func, ast.Attribute) else None
         if called(node) in ("str", "len", "sorted", "join", "list", "round", "max", "min", "type") and node.args:
-            return f"number of {_name(node.args[0])}" if called(node) == "len" else _name(node.args[0])
-        return _name(argument) if argument is not None else called(node) if inner is None else _name(inner)
+            return f"number of {_label(node.args[0])}" if called(node) == "len" else _label(node.args[0])
+        return _label(argument) if argument is not None else called(node) if inner is None else _label(inner)
     if isinstance(node, ast.BinOp):
-        return _name(node.left) if not isinstance(node.left, ast.Constant) else _name(node.right)
-    if isinstance(node, ast.Subscript | ast.Starred | ast.FormattedValue):
-        return _name(node.value)
+        return _label(node.left) if not isinstance(node.left, ast.Constant) else _label(node.right)
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
+        return node.slice.value
+    if isinstance(node, ast.Subscript | ast.Starred | ast.FormattedValue | ast.Await | ast.NamedExpr):
+        return _label(node.value)
     if isinstance(node, ast.BoolOp):
-        return _name(node.values[0])
+        return _label(node.values[0])
     if isinstance(node, ast.IfExp):
-        return _name(node.body)
+        return _label(node.body)
     if isinstance(node, ast.GeneratorExp | ast.ListComp | ast.SetComp):
-        return _name(node.generators[0].iter)
-    return "..."
+        return _label(node.generators[0].iter)
+    if isinstance(node, ast.UnaryOp):
+        return _label(node.operand)
+    return "value"
 
 
 def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, ast.expr | None]:
@@ -346,7 +375,7 @@ def _argument(
     if named is not None:
         return named
     names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
-    is_bound = is_method and not any(_name(each) == "staticmethod" for each in function.decorator_list)
+    is_bound = is_method and not any(_identifier(each) == "staticmethod" for each in function.decorator_list)
     at = names.index(name) - is_bound if name in names else len(call.args)
     if 0 <= at < len(call.args) and not any(isinstance(each, ast.Starred) for each in call.args[: at + 1]):
         return call.args[at]
@@ -415,7 +444,7 @@ def _of_statement(statement: ast.AST, name: str) -> Iterator[_Reached]:
         for target in targets:
             if isinstance(target, ast.Name) and target.id == name and statement.value is not None:
                 yield statement.value, ()
-            elif isinstance(target, ast.Tuple) and name in {_name(each) for each in target.elts}:
+            elif isinstance(target, ast.Tuple) and name in {_identifier(each) for each in target.elts}:
                 yield from _unpacked(target, statement.value, name)
     elif isinstance(statement, ast.If):
         test = ast.dump(statement.test)
@@ -427,12 +456,12 @@ def _of_statement(statement: ast.AST, name: str) -> Iterator[_Reached]:
             yield None, ()
         for block in _blocks(statement):
             yield from _in_block(block, name)
-    elif isinstance(statement, ast.AugAssign) and _name(statement.target) == name:
+    elif isinstance(statement, ast.AugAssign) and _identifier(statement.target) == name:
         yield None, ()
 
 
 def _unpacked(target: ast.Tuple, value: ast.expr | None, name: str) -> Iterator[_Reached]:
-    at = [_name(each) for each in target.elts].index(name)
+    at = [_identifier(each) for each in target.elts].index(name)
     if isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts):
         yield value.elts[at], ()
     elif isinstance(value, ast.IfExp):
@@ -470,5 +499,3 @@ def _blocks(node: ast.AST) -> list[list[ast.stmt]]:
     names: tuple[str, ...] = ("body", "orelse", "finalbody")
     blocks = [block for each in names if isinstance(block := getattr(node, each, None), list)]
     return [*blocks, *(each.body for each in getattr(node, "handlers", ()))]
-
-
