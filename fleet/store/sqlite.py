@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from agent.common.database import Database
+from agent.common.database import Access, Database
 from agent.common.errors import AgentError
 from fleet.store.schema import SQLITE
 from fleet.store.transaction import CONTENDED, FleetStore, ReportRow, Row, Transaction, on_conflict

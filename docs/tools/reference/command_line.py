@@ -11,8 +11,8 @@ from docs.tools.reference.markdown import anchored, code, fenced, heading, page,
 from fleet.cli.main import GROUPS
 
 _INTRODUCTION = """\
-Every command of `tared`. Options may stand before or behind the other arguments. `tared COMMAND --help` shows the same on
-a terminal, and `tared completion` prints what a shell needs to complete commands and options. The manual page is
+Every command of `tared`. Options may stand before or behind the other arguments. `tared COMMAND --help` shows the same
+on a terminal. `tared completion` prints the code by which a shell completes commands and options. The manual page is
 `docs/tared.1`."""
 _DEFAULT = re.compile(r"\s*\(default: (.*?)\)(?=$|[;.,])")
 

@@ -78,7 +78,8 @@ def _split(
         is_section = model is not None and model != "ModelSpec" and "properties" in schema["$defs"][model]
         if is_section and model is not None:
             sections.append(((*path, name), model))
-        if not is_section or any(choice.get("type") == "null" for choice in each.get("anyOf", ())) and name != "camera":
+        may_be_null = any(choice.get("type") == "null" for choice in each.get("anyOf", ()))
+        if not is_section or (may_be_null and name != "camera"):
             leaves.append((name, each))
     return leaves, sections
 
@@ -113,7 +114,9 @@ def _row(
 ) -> tuple[str, ...]:
     default = "required" if name in owner.get("required", ()) else code(_default(node))
     about = _cut(path, name, node.get("description", ""))
-    return (anchored(name, ".".join((*path, name))), kind(node, links), bounds(node) or "", default, about)
+    is_section = (reference_of(node) or "ModelSpec") != "ModelSpec"  # whose heading has the anchor
+    shown = code(name) if is_section else anchored(name, ".".join((*path, name)))
+    return (shown, kind(node, links), bounds(node) or "", default, about)
 
 
 def _default(node: dict[str, Any]) -> str:

@@ -15,13 +15,13 @@ from docs.tools.reference.texts import HOLE, Texts, combined
 _PARTS = ("code", "found", "expected", "remedy")
 _HEADS = ("Found", "Expected", "Remedy", "Raised in")
 _INTRODUCTION = """\
-Every error has a code, which does not change while its wording improves. A command prints an error as one line on stderr,
-`error: CODE: found; expected EXPECTED; REMEDY`, and ends with exit code 2. With `--json` stdout has an object
-`{"error": {"code", "found", "expected", "remedy"}}`. A daemon that goes on reports it as an event
+Every error has a code, which does not change while its wording improves. A command prints an error as one line on
+stderr, `error: CODE: FOUND; expected EXPECTED; REMEDY`, and ends with exit code 2. With `--json` stdout has an object
+`{"error": {"code", "found", "expected", "remedy"}}`. A daemon that goes on reports the error as an event
 [`error`](events.md#error).
 
-The part of a code before the dot names its group below. A word in braces stands for a value of the moment, such as a path
-or a number. One code may have several rows: one for each place in the code that raises it."""
+The part of a code before the dot names its group below. A word in braces stands for a value that is known only at run
+time, such as a path or a number. One code may have several rows: one for each place in the code that raises it."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,8 @@ def _read(module: Module, call: ast.Call, coded: Texts, worded: Texts) -> Iterat
     for each in code:
         if not each.is_whole:
             raise UnresolvedCodeError(f"{module.path}:{call.lineno}: {ast.unparse(values[0])}")
-    for (word, *others), _ in combined([code, *rest]):
-        yield ErrorText(word, *others, module.path)
+    for (word, found, expected, remedy), _ in combined([code, *rest]):
+        yield ErrorText(word, found, expected, remedy, module.path)
 
 
 def _is_repeated(call: ast.Call) -> bool:

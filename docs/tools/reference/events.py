@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pydantic import JsonValue
 
 from agent.contract.events import EVENTS, EventKind
-from docs.tools.reference.examples import event_example
 from docs.tools.reference.event_details import DETAILS
+from docs.tools.reference.examples import event_example
 from docs.tools.reference.markdown import code, fenced, heading, page, paragraph, prose, table
 
 _INTRODUCTION = """\

@@ -1,4 +1,4 @@
-"""Examples of the documents of the MQTT contract, each made by the real type and read back by the code that reads it."""
+"""Examples of the documents of the MQTT contract: the real types make them, and the code that reads them reads them."""
 
 from __future__ import annotations
 

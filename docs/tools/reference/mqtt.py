@@ -45,9 +45,9 @@ from docs.tools.reference.schemas import bounds, kind
 from docs.tools.reference.source import called, source
 
 _INTRODUCTION = """\
-What boards publish, and what they are sent: topics, documents, commands. Every document is a JSON object in UTF-8 of at most
-64 KiB. Fields that have no value are left out. A reader ignores fields that it does not know; an unknown argument of a
-command is refused. Times are Unix time in seconds unless a field says otherwise.
+The topics, documents and commands by which boards and the fleet communicate. Every document is a JSON object in UTF-8
+of at most 64 KiB. Fields that have no value are left out. A reader ignores fields that it does not know. An unknown
+argument of a command is refused. Times are Unix time in seconds unless a field says otherwise.
 
 The examples are written and read back by tared's own code."""
 _COMMANDS = """\
@@ -107,7 +107,7 @@ _CARRIED_OUT = {
 def mqtt_page() -> str:
     """Return the page."""
     parts = [heading(2, "topics", "Topics"), paragraph("Every topic begins with `tared/v1/{fleet}/{device}/`.")]
-    parts.append(table(("Topic", "Direction", "QoS", "Retained", "What it carries", "Document"), _topics()))
+    parts.append(table(("Topic", "Direction", "QoS", "Retained", "Content", "Document"), _topics()))
     links = {
         each.__name__: f"[{each.__name__}](#{anchor(each.__name__)})" for group in _SHOWN.values() for each in group
     }
@@ -247,3 +247,23 @@ def _codes(op: str) -> list[str]:
     if op in ("model", "calibration"):
         own = {f"command.{op}", "command.busy", *(("command.release", "command.rollback") if op == "model" else ())}
     return sorted(own | {each for each in extra if each.startswith("command.")})
+
+
+def handler_of(op: str) -> ast.FunctionDef | None:
+    """Return the function of agent/daemon/handlers.py that carries out an op; None if it is elsewhere."""
+    module = source().modules["agent.daemon.handlers"]
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.FunctionDef) and node.name in (f"_{op}", _CARRIED_OUT.get(op)):
+            return node
+    return None
+
+
+def fields_without_meaning() -> list[str]:
+    """Return the fields and arguments that no docstring describes."""
+    models = [*(each for group in _SHOWN.values() for each in group), *OPS.values()]
+    return [
+        f"{model.__name__}.{name}"
+        for model in models
+        for name, field in model.model_fields.items()
+        if not (arguments(model).get(name) or arguments(model).get(field.alias or name))
+    ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -63,7 +63,7 @@ def combined(parts: Sequence[Sequence[Text]]) -> Iterator[tuple[tuple[str, ...],
 class _Element(ast.expr):
     """The element at `at` of the tuple that an expression gives, which an assignment unpacks."""
 
-    def __init__(self, value: ast.expr, at: int) -> None:
+    def __init__(self, value: ast.Call, at: int) -> None:
         super().__init__()
         self.value, self.at = value, at
 
@@ -71,8 +71,8 @@ class _Element(ast.expr):
 class Texts:
     """Follows expressions through the source.
 
-    follows_parts: a part of an f-string is followed into calls, too, as an error's code needs it. Else it becomes a hole
-    unless a constant or an assignment nearby gives it: a path or a number has no text that would be worth it.
+    follows_parts: a part of an f-string is followed into calls, too, as an error's code needs it. Else it becomes a
+    hole unless a constant or an assignment nearby gives it.
     """
 
     def __init__(self, source: Source, follows_parts: bool = False) -> None:
@@ -183,7 +183,7 @@ class Texts:
             annotation = known[1] if known is not None else None
         if not isinstance(annotation, ast.Subscript) or _identifier(annotation.value) != "Literal":
             return []
-        return [each.value for each in ast.walk(annotation.slice) if isinstance(each, ast.Constant)]
+        return [str(each.value) for each in ast.walk(annotation.slice) if isinstance(each, ast.Constant)]
 
     def calls_of(
         self, module: Module, function: ast.FunctionDef | ast.AsyncFunctionDef
@@ -196,7 +196,7 @@ class Texts:
         for calling, call in self._source.calls.get(function.name, ()):
             if calling is module or not function.name.startswith("_"):
                 known = self._source.definition(calling, function.name) if isinstance(call.func, ast.Name) else None
-                if known is not None and known[1] is function or (known is None and owner is not None):
+                if (known is not None and known[1] is function) or (known is None and owner is not None):
                     yield calling, call
                 elif known is None and isinstance(call.func, ast.Attribute) and owner is None:
                     continue
@@ -245,7 +245,7 @@ class Texts:
             elif isinstance(each, ast.AnnAssign) and _identifier(each.target) == name and "ClassVar" in ast.dump(each):
                 yield from self._of_class_constant(name, depth)
             elif isinstance(each, ast.AnnAssign) and _identifier(each.target) == name:
-                yield from self._of_data_field(module, owner, name, each.value, depth)
+                yield from self._of_data_field(owner, name, each.value, depth)
             elif isinstance(each, ast.Assign) and any(_identifier(target) == name for target in each.targets):
                 yield from self.of(module, each.value, depth + 1)
         for base in owner.bases:
@@ -253,9 +253,7 @@ class Texts:
             if known is not None and isinstance(known[1], ast.ClassDef):
                 yield from self._of_field(known[0], known[1], name, depth + 1)
 
-    def _of_data_field(
-        self, module: Module, owner: ast.ClassDef, name: str, default: ast.expr | None, depth: int
-    ) -> Iterator[Text]:
+    def _of_data_field(self, owner: ast.ClassDef, name: str, default: ast.expr | None, depth: int) -> Iterator[Text]:
         fields = [
             each.target.id
             for each in owner.body
@@ -281,10 +279,9 @@ class Texts:
     def _of_element(self, module: Module, element: _Element, depth: int) -> Iterator[Text]:
         """Follow an element of a tuple that `TABLE.get(key, default)` returns."""
         get = element.value
-        assert (
-            isinstance(get, ast.Call) and isinstance(get.func, ast.Attribute) and isinstance(get.func.value, ast.Name)
+        known = (
+            self._source.value_of(module, _identifier(get.func.value)) if isinstance(get.func, ast.Attribute) else None
         )
-        known = self._source.value_of(module, get.func.value.id)
         table = known[1].values if known is not None and isinstance(known[1], ast.Dict) else []
         owners = [*((known[0], each) for each in table if known is not None), (module, get.args[1])]
         for number, (owner, each) in enumerate(owners):
@@ -400,6 +397,7 @@ def _stored(statement: ast.Assign | ast.AnnAssign, attribute: str) -> Iterator[a
 
 # ---- which assignment reaches a use
 
+_COMPREHENSIONS = (ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp)
 _Reached = tuple[ast.expr | None, tuple[tuple[str, str], ...]]
 
 
@@ -410,14 +408,13 @@ def _assignments(module: Module, function: ast.AST, use: ast.AST, name: str) -> 
     """
     inner: ast.AST = use
     for outer in module.around(use):
-        if outer is not function and isinstance(outer, ast.With | ast.For | ast.ExceptHandler | ast.comprehension):
-            if _binds(outer, name):
-                yield None, ()
-                return
-        if isinstance(outer, ast.ListComp | ast.GeneratorExp | ast.SetComp | ast.DictComp):
-            if any(_binds(each, name) for each in outer.generators):
-                yield None, ()
-                return
+        if isinstance(outer, ast.With | ast.For | ast.ExceptHandler) and _binds(outer, name):
+            yield None, ()
+            return
+        comprehensions = outer.generators if isinstance(outer, _COMPREHENSIONS) else ()
+        if any(_binds(each, name) for each in comprehensions):
+            yield None, ()
+            return
         for block in _blocks(outer):
             if inner in block:
                 ended = yield from _in_block(block[: block.index(inner)], name)
@@ -428,7 +425,7 @@ def _assignments(module: Module, function: ast.AST, use: ast.AST, name: str) -> 
         inner = outer
 
 
-def _in_block(statements: Sequence[ast.AST], name: str) -> Iterator[_Reached]:  # type: ignore[misc]
+def _in_block(statements: Sequence[ast.AST], name: str) -> Generator[_Reached, None, bool]:
     """Yield the values from the last statement back; return True once one of them always assigns."""
     for statement in reversed(statements):
         found = list(_of_statement(statement, name))
