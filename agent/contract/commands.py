@@ -108,8 +108,8 @@ class StatusArgs(Strict):
     float than planned), `frames`, `regimes` (their number), `regime_artefacts`, `policy`, `policies`, `observer`,
     `automatic`, `stopped_by`, `job` and `preview`.
 
-    It also has `camera`, `up`, `lost`, `fidelity`, `fidelity_hour`, `accuracy`, `drift` and `view` of the least faithful
-    camera. Of several cameras `cameras` has the same for each.
+    It also has `camera`, `up`, `lost`, `fidelity`, `fidelity_hour`, `accuracy`, `drift` and `view` of the least
+    faithful camera. Of several cameras `cameras` has the same for each.
     """
 
 
@@ -134,7 +134,7 @@ class RecalibrateArgs(Strict):
 class RollbackArgs(Strict):
     """`rollback`: return to the previous engine.
 
-    Result: `artefact`, the id of the engine that serves, and `fidelity`.
+    Result: `artefact`, the id of the engine that serves.
     """
 
 
@@ -143,7 +143,7 @@ class CancelArgs(Strict):
 
 
 class SwitchArgs(Strict):
-    """`switch`: serve the engine of another regime. Result: `artefact` and `fidelity`.
+    """`switch`: serve the engine of another regime. Result: `artefact`.
 
     Args:
         regime: Id of its artefact, which `status` lists in `regime_artefacts`.

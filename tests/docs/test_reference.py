@@ -61,12 +61,8 @@ def test_every_key_of_the_reference_file_is_on_the_page() -> None:
     text = PAGES["docs/reference/configuration.md"]
 
     def places(content: object, path: str) -> list[str]:
-        inner = (
-            [each for key, below in content.items() for each in places(below, f"{path}.{key}")]
-            if isinstance(content, dict)
-            else []
-        )
-        return [path, *inner]
+        below = content.items() if isinstance(content, dict) else ()
+        return [path, *(each for key, inner in below for each in places(inner, f"{path}.{key}"))]
 
     content = yaml.safe_load((ROOT / "config.yaml").read_text(encoding="utf-8"))
     known = [anchor(each) for each in places(content, "")[1:]]
@@ -113,14 +109,14 @@ def test_a_code_that_cannot_be_found_out_stops_the_writer() -> None:
 
 # ---- events
 
+_REPORTERS = ("self", "self.reporter", "self._reporter")
+
 
 def reported() -> dict[str, set[str]]:
     """The kinds that the code reports, by the first argument of `.event(...)`, and the keywords it gives them."""
     texts, found = Texts(source()), dict[str, set[str]]()
     for module, call in source().calls["event"]:
-        if not isinstance(call.func, ast.Attribute) or (
-            "reporter" not in ast.unparse(call.func.value) and ast.unparse(call.func.value) != "self"
-        ):
+        if not isinstance(call.func, ast.Attribute) or ast.unparse(call.func.value) not in _REPORTERS:
             continue
         for kind in texts.of(module, call.args[0]):
             assert kind.is_whole, f"{module.path}:{call.lineno}"
@@ -133,11 +129,8 @@ def test_the_kinds_of_events_are_those_that_the_code_reports() -> None:
 
 
 def test_the_fields_of_an_event_are_on_the_page() -> None:
-    assert {
-        kind: fields - EVENTS[kind].fields.keys()
-        for kind, fields in reported().items()
-        if fields - EVENTS[kind].fields.keys()
-    } == {}
+    unknown = {kind: fields - EVENTS[kind].fields.keys() for kind, fields in reported().items()}
+    assert {kind: fields for kind, fields in unknown.items() if fields} == {}
 
 
 def test_every_part_that_may_fail_has_an_event_for_its_return() -> None:
@@ -197,9 +190,8 @@ def test_every_example_is_json() -> None:
 
 def test_every_metric_that_a_rule_or_the_dashboard_reads_is_on_the_page() -> None:
     known = {each.name for each in metrics()}
-    known |= {
-        f"{each.name}{end}" for each in metrics() if each.kind == "histogram" for end in ("_bucket", "_sum", "_count")
-    }
+    histograms = (each.name for each in metrics() if each.kind == "histogram")
+    known |= {f"{name}{end}" for name in histograms for end in ("_bucket", "_sum", "_count")}
     for path in ("docs/prometheus/tared.rules.yml", "docs/grafana/tared.json"):
         text = (ROOT / path).read_text(encoding="utf-8")
         named = set(re.findall(r"\b(tared_[a-z_]+)\b(?=[\[{ ()])", text))

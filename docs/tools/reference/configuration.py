@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from agent.cli.configuration import config_schema, model_example, model_schema
+from agent.mqtt.endpoint import TlsFiles
+from agent.vision.spec import ProfileShapes
+from docs.tools.reference.docstrings import arguments
 from docs.tools.reference.markdown import anchored, code, fenced, heading, page, paragraph, prose, table
 from docs.tools.reference.schemas import bounds, kind, reference_of
 from docs.tools.reference.source import ROOT
@@ -124,15 +127,11 @@ def _default(node: dict[str, Any]) -> str:
 
 
 def _cut(path: tuple[str, ...], name: str, text: str) -> str:
-    """Return the meaning. Of MODEL.yaml, whose comments stand behind the keys, `Required` has a column of its own."""
-    text = text.removeprefix("Required").lstrip(".: ")
-    if path == ("mqtt", "tls"):
-        text = text or _tls(name)
-    return prose(text)
+    """Return the meaning. Of MODEL.yaml, whose comments stand behind the keys, `required` has a column of its own."""
+    return prose(text.removeprefix("required").lstrip(".: ") or _described(path, name))
 
 
-def _tls(name: str) -> str:
-    from agent.mqtt.endpoint import TlsFiles
-    from docs.tools.reference.docstrings import arguments
-
-    return arguments(TlsFiles)[name]
+def _described(path: tuple[str, ...], name: str) -> str:
+    """Return what the docstring says of a key that no comment describes."""
+    owner = {("mqtt", "tls"): TlsFiles, ("profiles", "shapes"): ProfileShapes}[path]
+    return arguments(owner)[name]
