@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+from pydantic import BaseModel
 
 from agent.cli.configuration import config_schema, model_example, model_schema
 from agent.mqtt.endpoint import TlsFiles
@@ -15,6 +17,10 @@ from docs.tools.reference.schemas import bounds, kind, reference_of
 from docs.tools.reference.source import ROOT
 
 _HEADS = ("Key", "Type", "Range", "Default", "Meaning")
+_OF_DOCSTRINGS: Mapping[tuple[str, ...], type[BaseModel]] = {
+    ("mqtt", "tls"): TlsFiles,
+    ("profiles", "shapes"): ProfileShapes,
+}
 _CONFIGURATION = """\
 Every key of config.yaml. `tared init` writes a short file, `tared config --example` prints one with every key, and
 `tared config --check FILE` reports all errors of a file at once. Only `model` and `camera.source` are required.
@@ -133,5 +139,4 @@ def _cut(path: tuple[str, ...], name: str, text: str) -> str:
 
 def _described(path: tuple[str, ...], name: str) -> str:
     """Return what the docstring says of a key that no comment describes."""
-    owner = {("mqtt", "tls"): TlsFiles, ("profiles", "shapes"): ProfileShapes}[path]
-    return arguments(owner)[name]
+    return arguments(_OF_DOCSTRINGS[path])[name]
