@@ -36,9 +36,9 @@ EXIT_RESTART = 75  # EX_TEMPFAIL of sysexits.h: systemd's Restart=on-failure doe
 
 EXIT_CODES = {
     0: "success",
-    EXIT_DAMAGED: "a finding: of 'doctor' and 'store verify'; of 'send', a command that did not succeed",
+    EXIT_DAMAGED: "a finding of doctor or store verify, or a command of send that did not succeed",
     EXIT_ERROR: "an error, which stderr names with its code and remedy",
-    EXIT_RESTART: "the daemon has ended to be started again, after the command 'restart'",
+    EXIT_RESTART: "the daemon has ended to be started again, after the command restart",
     EXIT_INTERRUPTED: "interrupted by SIGINT or SIGTERM",
     EXIT_PIPE: "the reader of stdout has gone",
 }
@@ -112,7 +112,7 @@ def make_parser(extra: Sequence[CommandGroup]) -> Parser:
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_commands("commands", "COMMAND")
 
-    run = command(commands, "run", _run, "the daemon; a finite source ends the run with a summary")
+    run = command(commands, "run", _run, "run the daemon; a finite source ends the run with a summary")
     add_config_option(run)
     stop = "stop after N frames of each camera (default: at the end of the source)"
     run.add_argument("--frames", type=number(int, 1), default=0, metavar="N", help=stop)

@@ -16,6 +16,7 @@ from agent.config import Config
 from agent.contract.commands import OPS
 from agent.contract.events import EVENTS, Part
 from agent.contract.messages import Document
+from agent.jobs.limits import REFUSED
 from agent.vision.spec import ModelSpec
 from docs.tools.reference.docstrings import summary
 from docs.tools.reference.errors import UnresolvedCodeError, errors
@@ -94,6 +95,7 @@ def test_every_text_that_a_program_may_compare_with_is_a_code() -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
     assert len(compared) > 5
+    assert set(REFUSED) <= known
     assert {each for each in compared if not any(code.endswith(each) for code in known)} == set()
 
 

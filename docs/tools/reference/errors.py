@@ -39,6 +39,11 @@ class UnresolvedCodeError(Exception):
     """A code that the syntax tree does not show."""
 
 
+_HELD_BACK = """\
+A job that is due may have to wait. `status`, telemetry (`held_back`, `held_back_code`) and the metric
+`tared_job_held_back_info` then have one of these codes, or the code of an error."""
+
+
 def errors_page() -> str:
     """Return the page of all errors."""
     groups: dict[str, list[ErrorText]] = defaultdict(list)
@@ -47,7 +52,11 @@ def errors_page() -> str:
     parts = []
     for group, members in sorted(groups.items()):
         parts += [heading(2, f"group {group}", group), table(("Code", *_HEADS), _rows(members))]
-    return page("Error codes", _INTRODUCTION, parts)
+    parts += [heading(2, "held-back", "Reasons that hold a job back"), _HELD_BACK]
+    rows = (
+        (anchored(each.code, f"held {each.code}"), _shown(each.found), _shown(each.remedy)) for each in hindrances()
+    )
+    return page("Error codes", _INTRODUCTION, [*parts, table(("Code", "Found", "Remedy"), rows)])
 
 
 def _rows(members: list[ErrorText]) -> Iterator[tuple[str, ...]]:
@@ -117,6 +126,20 @@ def _is_self(node: ast.expr) -> bool:
 def _is_of_error(module: Module, call: ast.Call, classes: tuple[str, ...]) -> bool:
     owner = module.class_of(call)
     return owner is not None and owner.name in classes and "super" in ast.dump(call.func)
+
+
+@cache
+def hindrances() -> tuple[ErrorText, ...]:
+    """Return every reason that holds a job back; nothing is expected of them."""
+    coded, worded = Texts(source(), follows_parts=True), Texts(source())
+    found: dict[ErrorText, None] = {}
+    for module, call in source().calls["Hindrance"]:
+        texts = [coded.of(module, call.args[0]), *(worded.of(module, each) for each in call.args[1:])]
+        for (word, reason, remedy), _ in combined(texts):
+            if not HOLE.fullmatch(word):  # else it is the code of an error, which stands above
+                named = HOLE.sub(lambda part: f"{{{part[1]}}}", word)
+                found[ErrorText(named, reason, "", remedy, module.path)] = None
+    return tuple(sorted(found, key=lambda each: (each.code, each.found)))
 
 
 @cache

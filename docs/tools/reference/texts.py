@@ -282,12 +282,14 @@ class Texts:
         known = (
             self._source.value_of(module, _identifier(get.func.value)) if isinstance(get.func, ast.Attribute) else None
         )
-        table = known[1].values if known is not None and isinstance(known[1], ast.Dict) else []
+        table = [_of_keys(each) for each in known[1].values] if known and isinstance(known[1], ast.Dict) else []
         owners = [*((known[0], each) for each in table if known is not None), (module, get.args[1])]
         for number, (owner, each) in enumerate(owners):
             if isinstance(each, ast.Tuple):
                 choice = (ast.dump(get), str(number))
                 yield from (text.taking(choice) for text in self.of(owner, each.elts[element.at], depth + 1))
+            else:
+                yield Text(hole(_label(get)))
 
     def _of_call(self, module: Module, call: ast.Call, depth: int) -> Iterator[Text]:
         if called(call) == "replace" and isinstance(call.func, ast.Attribute) and len(call.args) == 2:
@@ -313,6 +315,11 @@ class Texts:
             taken = dict(each.choices).get(own)
             if taken in (None, here):
                 yield Text(each.text, frozenset((key, at) for key, at in each.choices if key != own))
+
+
+def _of_keys(value: ast.expr) -> ast.expr:
+    """Return the value of a dict's member; of `**dict.fromkeys(keys, value)` the one value of all those keys."""
+    return value.args[1] if isinstance(value, ast.Call) and called(value) == "fromkeys" else value
 
 
 def _constant(text: ast.expr) -> str:
