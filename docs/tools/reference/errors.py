@@ -53,9 +53,11 @@ def errors_page() -> str:
     for group, members in sorted(groups.items()):
         parts += [heading(2, f"group {group}", group), table(("Code", *_HEADS), _rows(members))]
     parts += [heading(2, "held-back", "Reasons that hold a job back"), _HELD_BACK]
-    rows = (
-        (anchored(each.code, f"held {each.code}"), _shown(each.found), _shown(each.remedy)) for each in hindrances()
-    )
+    codes = [each.code for each in hindrances()]
+    rows = []
+    for at, each in enumerate(hindrances()):
+        name = anchored(each.code, f"held {each.code}") if codes.index(each.code) == at else code(each.code)
+        rows.append((name, _shown(each.found), _shown(each.remedy)))
     return page("Error codes", _INTRODUCTION, [*parts, table(("Code", "Found", "Remedy"), rows)])
 
 
