@@ -80,6 +80,7 @@ generated: $(VENV)/.test
 	@mkdir -p docs/schemas
 	@for name in config model; do $(BIN)/tared config --schema $$name > docs/schemas/$$name.schema.json; done
 	@$(BIN)/python tests/support/man_page.py > docs/tared.1
+	@$(BIN)/python -m docs.tools.reference
 
 # constraints.txt has the versions alone, for other sets of extras; the locks have the same ones.
 lock:

@@ -22,7 +22,7 @@ for good, what it prints belongs into one of:
 
 def add_completion(commands: Any) -> None:
     """Add `tared completion`."""
-    completion = command(commands, "completion", _completion, "print what a shell needs to complete tared's commands")
+    completion = command(commands, "completion", _completion, "print the code by which a shell completes commands")
     completion.formatter_class = argparse.RawDescriptionHelpFormatter
     completion.epilog = _HOW
     completion.add_argument("shell", choices=SHELLS, metavar="SHELL", help="bash, zsh or fish")

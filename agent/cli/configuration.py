@@ -43,7 +43,7 @@ def load_board_config(path: Path, root: Path = Path("/")) -> Config:
 
 def add_configuration(commands: Any) -> None:
     """Add `tared config`."""
-    config = command(commands, "config", _config, "the configuration: its JSON Schema, its reference, a check of one")
+    config = command(commands, "config", _config, "print the JSON Schema or the reference of config.yaml, or check one")
     shown = config.add_mutually_exclusive_group(required=True)
     which = "print the JSON Schema of config.yaml, or of model.yaml (default: config)"
     shown.add_argument("--schema", nargs="?", const="config", choices=("config", "model"), help=which)

@@ -31,7 +31,7 @@ def add_init(commands: Any) -> None:
     init.add_argument("--camera", metavar="SRC", help=f"{_CAMERA} (default: it asks)")
     init.add_argument("--model", type=Path, metavar="MODEL", help="a MODEL.onnx, or its MODEL.yaml (default: it asks)")
     init.add_argument("--broker", metavar="BROKER", help=f"{_BROKER} (default: it asks)")
-    init.add_argument("--yes", action="store_true", help="ask nothing: take for each what a question would offer")
+    init.add_argument("--yes", action="store_true", help="ask nothing, and take every default")
     folder = "the folder to write config.yaml and model.yaml to"
     init.add_argument("-o", "--output", type=Path, default=Path("."), metavar="DIR", help=folder)
 

@@ -23,7 +23,7 @@ from agent.cli.first_config import add_init
 from agent.cli.label import add_label
 from agent.cli.offline import add_offline
 from agent.cli.service import add_service
-from agent.cli.store import add_store
+from agent.cli.store import EXIT_DAMAGED, add_store
 from agent.common.errors import ConfigError
 from agent.common.redaction import hide_arguments, shown_output
 from calibrate.errors import TaredError
@@ -33,6 +33,15 @@ EXIT_INTERRUPTED = 130
 EXIT_PIPE = 141  # 128 + SIGPIPE, as shells have it
 _PAGES = "127.0.0.1:8470"
 EXIT_RESTART = 75  # EX_TEMPFAIL of sysexits.h: systemd's Restart=on-failure does not start again after 0
+
+EXIT_CODES = {
+    0: "success",
+    EXIT_DAMAGED: "a finding of doctor or store verify, or a command of send that did not succeed",
+    EXIT_ERROR: "an error, which stderr names with its code and remedy",
+    EXIT_RESTART: "the daemon has ended to be started again, after the command restart",
+    EXIT_INTERRUPTED: "interrupted by SIGINT or SIGTERM",
+    EXIT_PIPE: "the reader of stdout has gone",
+}
 
 CommandGroup = Callable[[Any], None]  # adds its commands to argparse's subparsers
 
@@ -97,11 +106,13 @@ class _Version(argparse.Action):
 
 def make_parser(extra: Sequence[CommandGroup]) -> Parser:
     """Return the parser of the whole command line."""
-    parser = Parser(prog="tared", description="Keeps a quantised vision model true on the board that runs it.")
+    exits = "; ".join(f"{status} {meaning}" for status, meaning in EXIT_CODES.items())
+    about = "Keeps a quantised vision model true on the board that runs it."
+    parser = Parser(prog="tared", description=about, epilog=f"Exit codes: {exits}.")
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_commands("commands", "COMMAND")
 
-    run = command(commands, "run", _run, "the daemon; a finite source ends the run with a summary")
+    run = command(commands, "run", _run, "run the daemon; a finite source ends the run with a summary")
     add_config_option(run)
     stop = "stop after N frames of each camera (default: at the end of the source)"
     run.add_argument("--frames", type=number(int, 1), default=0, metavar="N", help=stop)

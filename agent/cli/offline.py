@@ -39,7 +39,7 @@ EACH_CPU = "CPU threads of each engine (default: one for each CPU)"
 
 def add_offline(commands: Any) -> None:
     """Add the commands that need no daemon."""
-    check = command(commands, "check", _check, "draw what the model gets and answers; find what its spec has wrong")
+    check = command(commands, "check", _check, "draw the model's input and answers; find errors of its spec")
     check.add_argument("model", type=Path, metavar="MODEL.yaml", help="a spec, or a MODEL.onnx: its spec is guessed")
     check.add_argument("--frames", required=True, metavar="SRC", help=f"a photo, {SOURCES}")
     count = "frames to look at (default: 32; of a classifier 128)"
@@ -115,7 +115,7 @@ def add_offline(commands: Any) -> None:
     export.add_argument("artefact", type=Path, metavar="ARTEFACT/", help=ARTEFACT)
     tools = f"the tool that reads it: {', '.join(EXPORT_FORMATS)} (docs/guides/export.md)"
     export.add_argument("--to", required=True, choices=EXPORT_FORMATS, metavar="FORMAT", help=tools)
-    built_of = "what an artefact of tensorrt or openvino was built of (default: none)"
+    built_of = "the model of which an artefact of tensorrt or openvino was built (default: none)"
     export.add_argument("--model", type=Path, metavar="MODEL.onnx", help=built_of)
     export.add_argument("--licence", default="", metavar="SPDX", help="of the model (default: what its file says)")
     export.add_argument("--overwrite", action="store_true", help="replace a folder that is there already")
@@ -123,7 +123,7 @@ def add_offline(commands: Any) -> None:
     export.add_argument("--key", type=Path, metavar="FILE", help=checking)
     export.add_argument("-o", "--output", type=Path, required=True, metavar="DIR/", help="the folder to write")
 
-    inspect = command(commands, "inspect", _inspect, "what is in an artefact; what an ONNX file looks like, as a spec")
+    inspect = command(commands, "inspect", _inspect, "show an artefact, or guess the spec of an ONNX file")
     inspect.add_argument("target", type=Path, metavar="ARTEFACT_OR_MODEL.onnx", help="an artefact, or a model file")
     inspect.add_argument("--layers", action="store_true", help="the layers that the builder made")
     inspect.add_argument("--time", action="store_true", help="with --layers: run it, and time every layer")
@@ -132,7 +132,7 @@ def add_offline(commands: Any) -> None:
     inspect.add_argument("--overwrite", action="store_true", help="with -o: also a file that is there already")
 
     report = command(
-        commands, "report", _report, "one HTML file that shows a calibration, a plan, an engine or a board"
+        commands, "report", _report, "write one HTML file that shows a calibration, a plan, an engine or a board"
     )
     subject = "a calibration.json, a plan.json, an ARTEFACT/ or a state_dir"
     report.add_argument("subject", type=Path, metavar="SUBJECT", help=subject)
@@ -144,18 +144,20 @@ def add_offline(commands: Any) -> None:
     infer = command(commands, "infer", _infer, "run an artefact over frames")
     infer.add_argument("artefact", type=Path, metavar="ARTEFACT/", help=ARTEFACT)
     infer.add_argument("--frames", required=True, metavar="SRC", help=SOURCES)
-    answers = "what it answers, a line of JSON for each frame (default: none)"
+    answers = "the answers, a line of JSON for each frame (default: none)"
     infer.add_argument("-o", "--output", type=Path, metavar="results.jsonl", help=answers)
-    drawn = "the frames with what it answers: out.mp4, .mkv, .avi, or a folder (default: none)"
+    drawn = "the frames with the answers drawn in: out.mp4, .mkv, .avi, or a folder (default: none)"
     infer.add_argument("--save", type=Path, metavar="OUT", help=drawn)
 
-    evaluate = command(commands, "evaluate", _evaluate, "top-1 or mAP on labelled images")
+    evaluate = command(commands, "evaluate", _evaluate, "measure top-1 or mAP on labelled images")
     scored = "an artefact, or a spec for the float reference"
     evaluate.add_argument("target", type=Path, metavar="ARTEFACT_OR_MODEL.yaml", help=scored)
     evaluate.add_argument("--dataset", type=Path, required=True, metavar="LABELLED", help=LABELLED)
     evaluate.add_argument("--classes", type=_names, default=[], metavar="NAMES", help=CLASSES)
 
-    benchmark = command(commands, "benchmark", _benchmark, "every runtime here, in float, in INT8 and under a plan")
+    benchmark = command(
+        commands, "benchmark", _benchmark, "time every runtime here, in float, in INT8 and under a plan"
+    )
     benchmark.add_argument("model", type=Path, metavar="MODEL.yaml", help=MODEL)
     benchmark.add_argument("--frames", required=True, metavar="SRC", help=SOURCES)
     benchmark.add_argument("--count", type=number(int, 16), default=128, metavar="N", help="frames to run")

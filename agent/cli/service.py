@@ -28,8 +28,8 @@ def add_service(commands: Any) -> None:
     drop_ins.add_argument("--csi", action="store_true", help="for csi cameras: sees, and restarts with, nvargus-daemon")
     jit = "no code that is made as it runs; may not suit CUDA"
     drop_ins.add_argument("--jit-hardened", action="store_true", help=jit)
-    doctor = command(commands, "doctor", _doctor, "what this machine has, what is missing, and the remedy")
-    about = "examine also what this configuration asks for (default: the machine alone)"
+    doctor = command(commands, "doctor", _doctor, "check this machine: its parts, the missing ones, and the remedies")
+    about = "also examine the requirements of this configuration (default: the machine alone)"
     doctor.add_argument("-c", "--config", type=Path, metavar="FILE", help=about)
 
 

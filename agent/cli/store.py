@@ -28,9 +28,9 @@ def add_store(commands: Any) -> None:
     """Add `store list` and `store verify`, which may run beside the daemon, and `store gc`, which may not."""
     about = "the engines on the disk: list them, verify them, remove what nobody needs"
     actions = commands.add_parser("store", help=about, description=about).add_commands("actions", "ACTION")
-    command(actions, "list", _list, "the engines, and why each stays")
+    command(actions, "list", _list, "list the engines, and the reason why each stays")
     command(actions, "verify", _verify, "read every byte; exit code 1 when something is damaged")
-    gc = command(actions, "gc", _gc, "remove what nobody needs, while no daemon runs")
+    gc = command(actions, "gc", _gc, "remove engines that are not needed, while no daemon runs")
     gc.add_argument("--dry-run", action="store_true", help="only list what would be removed")
     for action in actions.choices.values():
         add_config_option(action)

@@ -14,7 +14,7 @@ from os.path import lexists
 from pathlib import Path
 from typing import Any
 
-from agent.common.database import Database
+from agent.common.database import Access, Database
 from agent.common.errors import AgentError
 from agent.common.state_files import StateFile
 from agent.contract.commands import CommandResult
@@ -216,12 +216,12 @@ class CommandLog:
         ]
 
     @contextmanager
-    def _transaction(self, what: str) -> Iterator[sqlite3.Connection]:
+    def _transaction(self, access: Access) -> Iterator[sqlite3.Connection]:
         """Open a transaction of the database, which replaces a missing or damaged file by an empty one."""
         if _is_missing(self._database.path):
             self._replay_guard.note_log_lost()
         try:
-            with self._database.transaction(what) as db:
+            with self._database.transaction(access) as db:
                 yield db
         except AgentError as error:
             if error.code == "command.damaged":

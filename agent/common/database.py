@@ -9,9 +9,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from agent.common.errors import AgentError
 from engines.store.files import remove
+
+Access = Literal["read", "write"]
 
 _PATIENCE_S = 1.0  # for another process that has the file open; the supervisor's watchdog cannot wait for long
 _RETRY_S = 0.01
@@ -41,7 +44,7 @@ class Database:
     pragmas: Sequence[str]
     patience_s: float = _PATIENCE_S
 
-    def connect(self, access: str = "write", any_thread: bool = False) -> sqlite3.Connection:
+    def connect(self, access: Access = "write", any_thread: bool = False) -> sqlite3.Connection:
         """Open the file, with today's schema and in no transaction.
 
         Args:
@@ -67,13 +70,13 @@ class Database:
             return db
 
     @contextmanager
-    def transaction(self, access: str) -> Iterator[sqlite3.Connection]:
+    def transaction(self, access: Access) -> Iterator[sqlite3.Connection]:
         """Open a connection for one transaction; an exception inside undoes it. Raises AgentError as `connect`."""
         with closing(self.connect(access)) as db, self.transaction_on(db, access):
             yield db
 
     @contextmanager
-    def transaction_on(self, db: sqlite3.Connection, access: str = "write") -> Iterator[None]:
+    def transaction_on(self, db: sqlite3.Connection, access: Access = "write") -> Iterator[None]:
         """Run a transaction on this connection, as `transaction`."""
         with self.translating_errors(access):
             db.execute("BEGIN IMMEDIATE" if access == "write" else "BEGIN")
@@ -86,7 +89,7 @@ class Database:
                 raise
 
     @contextmanager
-    def translating_errors(self, access: str) -> Iterator[None]:
+    def translating_errors(self, access: Access) -> Iterator[None]:
         """Raise errors of SQLite and the disk as AgentError; set a damaged file aside."""
         try:
             yield
@@ -121,7 +124,7 @@ class Database:
         remedy = f"check the disk; a new one is begun, and {self.loss}"
         return AgentError(f"{self.name}.damaged", f"{aside}: {found}", f"{self.holds}, as it was written", remedy)
 
-    def access_error(self, access: str, found: str) -> AgentError:
+    def access_error(self, access: Access, found: str) -> AgentError:
         """Return the error for a file that cannot be read, or written."""
         remedy = "make room there, or correct its rights"
         return AgentError(

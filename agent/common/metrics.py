@@ -201,7 +201,7 @@ class _Build(Collector):
         self._labels = dict(labels)
 
     def collect(self) -> Iterator[Metric]:
-        build = InfoMetricFamily("tared_build", "The version that runs, and what of it.")
+        build = InfoMetricFamily("tared_build", "The version and the program that run.")
         build.add_metric([], self._labels)
         yield build
 

@@ -58,7 +58,12 @@ def _parse_json(value: object) -> object:
 
 
 class LabelledBox(Document):
-    """An object in a frame: its class by id or name, its box x1 y1 x2 y2 in frame pixels."""
+    """An object in a frame.
+
+    Args:
+        class_: Its class, by id or name.
+        box: x1, y1, x2, y2 in frame pixels.
+    """
 
     class_: ClassLabel = Field(alias="class")
     box: list[Pixel] = Field(min_length=4, max_length=4)
@@ -75,7 +80,13 @@ class Labels(Document):
     """The true content of one frame: a class, by id or name, or all of its objects.
 
     The frame is identified by its number since the daemon's start, from 0 (in a recording, the recording's own number),
-    or by its capture time `ts` in seconds: Unix time for cameras, media time for files.
+    or by its capture time.
+
+    Args:
+        camera: Name of the camera.
+        frame: Number of the frame.
+        ts: Capture time in seconds: Unix time for cameras, media time for files.
+        labels: A class, by id or name, of a classifier; all objects of a detector's frame, none of them missing.
     """
 
     camera: str = Field(max_length=256)
@@ -91,7 +102,15 @@ class Labels(Document):
 
 
 class StatusArgs(Strict):
-    """`status`: report what the device is doing."""
+    """`status`: report what the device is doing.
+
+    Result: `engine`, `backend`, `degraded`, `degraded_reason`, `held_back`, `held_back_code`, `raised` (more layers are
+    float than planned), `frames`, `regimes` (their number), `regime_artefacts`, `policy`, `policies`, `observer`,
+    `automatic`, `stopped_by`, `job` and `preview`.
+
+    It also has `camera`, `up`, `lost`, `fidelity`, `fidelity_hour`, `accuracy`, `drift` and `view` of the least
+    faithful camera. Of several cameras `cameras` has the same for each.
+    """
 
 
 class RecalibrateArgs(Strict):
@@ -102,7 +121,7 @@ class RecalibrateArgs(Strict):
         method: Method that chooses the thresholds.
         max_loss: Largest loss against the reference that the new engine may have.
 
-    The device chooses arguments that are absent.
+    The device chooses arguments that are absent. Result, once the job has ended: `artefact` and `fidelity`.
     """
 
     model_config = ConfigDict(strict=True)
@@ -113,7 +132,10 @@ class RecalibrateArgs(Strict):
 
 
 class RollbackArgs(Strict):
-    """`rollback`: return to the previous engine."""
+    """`rollback`: return to the previous engine.
+
+    Result: `artefact`, the id of the engine that serves.
+    """
 
 
 class CancelArgs(Strict):
@@ -121,15 +143,21 @@ class CancelArgs(Strict):
 
 
 class SwitchArgs(Strict):
-    """`switch`: serve the engine of another regime, by its artefact's id, which `status` lists."""
+    """`switch`: serve the engine of another regime. Result: `artefact`.
+
+    Args:
+        regime: Id of its artefact, which `status` lists in `regime_artefacts`.
+    """
 
     regime: Name
 
 
 class PolicyArgs(Strict):
-    """`policy`: what results, preview and snapshots show while one engine answers. With `artefact` alone: report it.
+    """`policy`: limit what results, preview and snapshots show while one engine answers.
 
-    A command states the whole policy, which replaces the one before.
+    With `artefact` alone it reports the policy.
+
+    A command states the whole policy, which replaces the previous one. Result: `artefact` and `policy`.
 
     Args:
         artefact: Id of a regime, or of the engine in service.
@@ -164,13 +192,21 @@ class SetArgs(Strict):
     """`set`: change keys of config.yaml at run time, such as `recalibration.max_loss`.
 
     A null restores the value in config.yaml. The command's version has to exceed the version of the previous `set`.
+    Result: `version` and `values`, as in `reported`.
+
+    Args:
+        values: By the key's path, such as `recalibration.max_loss`.
     """
 
     values: dict[Name, JsonValue] = Field(min_length=1, max_length=MAX_VALUES)
 
 
 class LogLevelArgs(Strict):
-    """`log_level`: change the log level until the next start."""
+    """`log_level`: change the log level until the next start. Result: `level`.
+
+    Args:
+        level: The new level.
+    """
 
     level: Literal["debug", "info", "warning", "error"]
 
@@ -182,7 +218,11 @@ class RestartArgs(Strict):
 class SnapshotArgs(Strict):
     """`snapshot`: publish the newest frame of a camera as a JPEG, on the topic `snapshot`.
 
-    camera: the first one by default. annotated: draw the engine's results.
+    Result: `camera`, `frame`, `ts` (capture time in seconds), `width`, `height` and `bytes`.
+
+    Args:
+        camera: Name of the camera; the first one by default.
+        annotated: Draw the engine's results.
     """
 
     camera: str | None = Field(default=None, max_length=256)
@@ -192,7 +232,12 @@ class SnapshotArgs(Strict):
 class FileArgs(Strict):
     """A file for the board: downloaded from `url`, or else sent in chunks on the topics model/{sha256}/{n}.
 
-    what: the kind of file, which is also the op that delivers it.
+    `what` is the kind of file, which is also the op that delivers it.
+
+    Args:
+        sha256: SHA-256 of the file, in hex.
+        size: Size of the file in bytes.
+        url: Address that the board downloads the file from; null: it is sent in chunks.
     """
 
     what: ClassVar[str]
@@ -205,8 +250,11 @@ class FileArgs(Strict):
 class ModelArgs(FileArgs):
     """`model`: serve this model file instead of the present one.
 
-    release: a Release that a release key has signed. accept: the owner accepts that its answers differ from today's by
-    more than recalibration.max_loss.
+    Result, once the job has ended: `artefact` and `fidelity`.
+
+    Args:
+        release: A Release that a release key has signed.
+        accept: The owner accepts that its answers differ from today's by more than recalibration.max_loss.
     """
 
     what: ClassVar[str] = "model"
@@ -216,7 +264,10 @@ class ModelArgs(FileArgs):
 
 
 class CalibrationArgs(FileArgs):
-    """`calibration`: build a candidate with the scales of this file, which a fleet has merged."""
+    """`calibration`: build a candidate with the scales of this file, which a fleet has merged.
+
+    Result, once the job has ended: `artefact` and `fidelity`.
+    """
 
     what: ClassVar[str] = "calibration"
 
@@ -226,7 +277,11 @@ class CalibrationArgs(FileArgs):
 class HistogramsArgs(Strict):
     """`histograms`: publish the histograms of the calibration in service, in chunks, on histograms/{upload}/{n}.
 
-    missing: only these chunks, if the upload still has the hash `upload`.
+    Result: `upload` (its name in the topics), `sha256`, `total` (chunks) and `bytes`.
+
+    Args:
+        upload: SHA-256 of the upload whose chunks are missing; null: all of today's are sent.
+        missing: Numbers of the missing chunks; if the upload has another hash by now, all are sent.
     """
 
     model_config = ConfigDict(strict=True)
@@ -266,13 +321,13 @@ class Command(Document):
 
     Args:
         id: Identifies the command; a repeated one is not carried out again.
-        op: A key of OPS.
+        op: Name of the operation.
         args: The op's arguments.
-        issued: Unix time in seconds.
-        expires: Unix time in seconds.
+        issued: Unix time in seconds at which it was written.
+        expires: Unix time in seconds from which it is refused.
         version: Orders commands that set a state: see the op.
         to: `fleet/device`; required in a signed command.
-        signature: Verified before the document is parsed, because it covers the whole document.
+        signature: Ed25519 signature of the whole document in base64; absent from unsigned commands.
     """
 
     id: Name
@@ -286,7 +341,12 @@ class Command(Document):
 
 
 class Failure(Document):
-    """Why a command failed, or was not carried out."""
+    """Why a command failed, or was not carried out.
+
+    Args:
+        code: Code of the error.
+        message: The error in a sentence: found, expected, remedy.
+    """
 
     code: str
     message: str
@@ -296,6 +356,13 @@ class Desired(Strict):
     """The retained document `desired`: all values that `set` could set. Keys that are absent are as in config.yaml.
 
     It lacks the required fields of a command, and other fields are refused, so that neither is taken for the other.
+
+    Args:
+        version: Increases from document to document; `set` shares the counter.
+        values: By the key's path, such as `recalibration.max_loss`.
+        to: `fleet/device`; required in a signed document.
+        expires: Unix time in seconds from which it is refused.
+        signature: Ed25519 signature of the whole document in base64.
     """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
@@ -308,7 +375,13 @@ class Desired(Strict):
 
 
 class Reported(Document):
-    """The retained document `reported`: the version that was applied last, 0 for none, and the values in force."""
+    """The retained document `reported`: the settings in force.
+
+    Args:
+        version: Version that was applied last; 0 for none.
+        values: Values in force, by the key's path; keys that are absent are as in config.yaml.
+        error: Why the newest `desired` was refused; absent if it was not.
+    """
 
     version: int
     values: dict[str, JsonValue]
@@ -318,7 +391,16 @@ class Reported(Document):
 class Release(Strict):
     """A release key's permission to run one model file, on the boards of a product, or on boards without a product.
 
-    Versions increase from release to release. Times are Unix seconds.
+    Args:
+        kind: `release`
+        sha256: SHA-256 of the model file, in hex.
+        size: Size of the model file in bytes.
+        version: Increases from release to release.
+        issued: Unix time in seconds at which it was written.
+        expires: Unix time in seconds from which the board refuses it.
+        name: Name for people.
+        product: Product of the boards that may run it; absent for boards without a product.
+        signature: Ed25519 signature of the whole document in base64, by a release key.
     """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
@@ -335,7 +417,16 @@ class Release(Strict):
 
 
 class CommandResult(Document):
-    """The progress or the end of a command; `percent` runs from 0 to 100."""
+    """The progress or the end of a command.
+
+    Args:
+        id: Id of the command.
+        status: SUCCEEDED, FAILED, REJECTED and EXPIRED are final.
+        step: Step of the job, or of a delivery.
+        percent: Progress of the step.
+        error: Why the command failed or was refused.
+        result: Result of the command, as the op describes it.
+    """
 
     id: Name
     status: CommandStatus

@@ -118,7 +118,12 @@ def _unreadable(found: str) -> MessageError:
 
 
 class ChunkHead(Document):
-    """The first line of a chunk. sha256: of the upload. total: number of its chunks."""
+    """The first line of a chunk; the bytes of the chunk follow it.
+
+    Args:
+        sha256: SHA-256 of the whole upload, in hex.
+        total: Number of its chunks.
+    """
 
     sha256: Sha256
     total: int = Field(ge=1, le=MAX_HISTOGRAM_CHUNKS)

@@ -73,10 +73,10 @@ class Status(Document):
     """The state of a device; retained, and also the last will that it leaves with the broker.
 
     Args:
-        state: `offline` in the last will.
+        state: `online` while an INT8 engine serves, `degraded` while the float reference does; `offline` in the will.
         session: New with every connection, so that the late will of a lost connection is not taken for the present
             one's.
-        boot_id: Tells a restarted board from a restarted agent.
+        boot_id: New with every boot of the machine: it distinguishes a restart of the board from one of the daemon.
         ts: Unix time in seconds; in a will, of the start of the connection.
         reason: Why the device is degraded, or why a job that is due does not start, in a sentence with the remedy.
     """
@@ -95,10 +95,18 @@ class Birth(Document):
     although the broker is on another machine.
 
     Args:
-        precision: Of the engine: int8, fp16 or fp32.
+        schema_version: Version of the documents that the board writes and reads.
+        agent_version: Version of tared on the board.
+        hardware: The board's model, architecture and the like.
+        runtimes: Version of each inference runtime, by name.
+        commands: Ids of the keys whose commands count, and whether unsigned commands do.
+        model: Name of the model.
+        engine: Id of the artefact in service.
+        calibration: Id of its calibration.
+        precision: Precision of the engine: int8, fp16 or fp32.
         int8_macs_share: The share of the engine's multiply-accumulates that are INT8, 0 to 1.
         regimes: Ids of the engines that are kept for a light, which `switch` takes.
-        policies: By the id of an engine, what is shown of its answers; its masks are counted.
+        policies: Policy of each engine that has one, by the engine's id; of masks their number.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -116,7 +124,12 @@ class Birth(Document):
 
 
 class Latency(Document):
-    """Percentiles in milliseconds."""
+    """Percentiles in milliseconds.
+
+    Args:
+        p50: The median.
+        p99: The 99th percentile.
+    """
 
     p50: float
     p99: float
@@ -125,7 +138,12 @@ class Latency(Document):
 class FidelityReport(Document):
     """The estimated fidelity, its confidence interval, and the number of frames behind it.
 
-    `empty` counts separately the frames on which neither engine found anything.
+    Args:
+        estimate: The mean, 0 to 1.
+        low: Lower bound, with 95 % confidence.
+        high: Upper bound, with 95 % confidence.
+        n: Frames behind the estimate.
+        empty: Further frames, on which neither engine found anything.
     """
 
     estimate: float
@@ -156,7 +174,14 @@ class Accuracy(FidelityReport):
 
 
 class Bounds(Document):
-    """A figure with its 95 % interval, which holds at all times at once; n: labelled frames behind it."""
+    """A figure with its 95 % interval, which holds at all times at once.
+
+    Args:
+        estimate: The figure, 0 to 1.
+        low: Lower bound.
+        high: Upper bound.
+        n: Labelled frames behind it.
+    """
 
     estimate: float
     low: float
@@ -172,9 +197,9 @@ class LabelledAccuracy(Document):
         waiting: Drawn frames without one.
         skipped: Frames of which nobody could say what they show.
         doubt: Why these labels are no random sample, in words; accuracy and what follows are then absent.
-        accuracy: Of the served answers; absent without labels of this engine.
-        reference: Of the float reference's answers to the same frames.
-        int8_loss: The latter minus the former.
+        accuracy: Accuracy of the served answers; absent without labels of this engine.
+        reference: Accuracy of the float reference's answers to the same frames.
+        int8_loss: Accuracy of the reference minus accuracy of the served answers.
     """
 
     labels: int
@@ -190,7 +215,7 @@ class CameraTelemetry(Document):
     """One camera since the previous telemetry.
 
     Args:
-        fps: Frames per second.
+        fps: Frames served per second.
         up: Whether the camera delivers: it has delivered a frame and was not lost since; a recording, until its end.
             Older agents do not send it.
         lost: The code of the error for which the camera is away; absent while it is there, or not opened yet. Older
@@ -229,6 +254,11 @@ class Telemetry(Document):
     """A periodic sample. `(epoch, seq)` numbers the telemetry and events of a device together, without gaps.
 
     Args:
+        epoch: Number of the daemon's start; it increases from start to start.
+        seq: Number of the row in its epoch, from 1.
+        ts: Unix time of the sample in seconds.
+        cameras: By name.
+        health: The board's health: temperatures, memory, power and the like, with their units in the names.
         degraded: Why the float reference serves, in a sentence with the remedy.
         held_back: The same for a job that is due, and does not start or go on.
         held_back_code: The reason for programs: a configuration key, or an error code.
@@ -249,14 +279,15 @@ class Telemetry(Document):
 class Event(Document):
     """Something that happened.
 
-    `kind` is alarm, cause, drift, fidelity, class, labelled, view, regime, reference, job, swap, commit, rollback,
-    store or error; camera, observer, labelling, results or report, which work again after an error; or preview, which
-    viewers can reach.
-    `detail` depends on it. A swap puts a candidate in service, on probation; a commit (the candidate is current) or a
-    rollback ends that. A rollback with the trigger `rollback` was requested by the operator, to an earlier engine.
+    On the wire, the keys of `detail` stand next to the other fields, so it must not have the same keys. Capture times
+    in the detail have other names than `ts`.
 
-    On the wire, the keys of `detail` stand next to the other fields, so it must not have the same keys. `ts` is the
-    Unix time of the event in seconds; capture times in the detail have other names.
+    Args:
+        epoch: Number of the daemon's start.
+        seq: Number of the row in its epoch, from 1.
+        ts: Unix time of the event in seconds.
+        kind: Kind of the event.
+        detail: Further fields, next to these on the wire; they depend on the kind.
     """
 
     epoch: Epoch
@@ -285,8 +316,15 @@ class Event(Document):
 class Dropped(Document):
     """Numbers of an epoch, `from` to `to`, that will not come.
 
-    `n` of them were of this kind; each other kind has a message with the same range. The kind `forgotten` stands for
-    rows that only a broker has acknowledged, before there was a collector.
+    Each kind that the range had has a message of its own. The kind `forgotten` stands for rows that only a broker has
+    acknowledged, before there was a collector.
+
+    Args:
+        epoch: Number of the daemon's start.
+        first: First number of the range.
+        last: Last number of the range.
+        kind: `telemetry`, or the kind of the events.
+        n: Rows of this kind in the range.
     """
 
     epoch: Epoch
@@ -303,7 +341,12 @@ class Dropped(Document):
 
 
 class Ack(Document):
-    """A collector's acknowledgement: every row of the epoch up to `upto` is durably stored, or known not to come."""
+    """A collector's acknowledgement: every row of the epoch up to `upto` is durably stored, or known not to come.
+
+    Args:
+        epoch: Number of the daemon's start.
+        upto: Number of the last such row.
+    """
 
     epoch: Epoch
     upto: Annotated[int, Field(ge=0, lt=2**63)]

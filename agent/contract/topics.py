@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
+from typing import overload
 from urllib.parse import quote
 
 from agent.common.errors import ConfigError
@@ -41,14 +43,30 @@ def may_reply_to(topic: str, own: str, house: str = HOME_ASSISTANT_PREFIX) -> bo
     return topic == own or not reserved
 
 
-class _Topic:
-    """A topic of the device, by its path below the device's prefix."""
+@dataclass(frozen=True)
+class Topic:
+    """A topic of the device; of a `Topics` it is the topic's name, or the filter of all its names.
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    Args:
+        path: Below the device's prefix; a level in braces is one of many.
+        holds: What is published there.
+        from_board: True if the board publishes, False if it subscribes.
+        qos: Quality of service with which tared publishes.
+        retain: The broker keeps the newest message.
+    """
 
-    def __get__(self, topics: Topics, _owner: object) -> str:
-        return topics.below(self._path)
+    path: str
+    holds: str
+    from_board: bool
+    qos: int = 1
+    retain: bool = False
+
+    @overload
+    def __get__(self, topics: None, owner: type[Topics]) -> Topic: ...
+    @overload
+    def __get__(self, topics: Topics, owner: type[Topics]) -> str: ...
+    def __get__(self, topics: Topics | None, owner: type[Topics]) -> Topic | str:
+        return self if topics is None else topics.below(re.sub(r"\{\w+\}", "+", self.path))
 
 
 @dataclass(frozen=True)
@@ -64,20 +82,22 @@ class Topics:
     fleet: str
     device: str
 
-    # From the device.
-    status = _Topic("status")
-    birth = _Topic("birth")
-    telemetry = _Topic("telemetry")
-    event = _Topic("event")
-    reported = _Topic("reported")
-    detections = _Topic("detections")
-    snapshot = _Topic("snapshot")
-    # To the device.
-    ack = _Topic("ack")
-    command = _Topic("cmd")
-    labels = _Topic("labels")
-    desired = _Topic("desired")
-    model_chunks = _Topic("model/+/+")  # the filter of all topics that carry chunks of model files
+    status = Topic("status", "the state of the board; also its last will", from_board=True, retain=True)
+    birth = Topic("birth", "hardware, software, and the engine in service", from_board=True, retain=True)
+    telemetry = Topic("telemetry", "a sample, every `mqtt.telemetry_period_s`", from_board=True)
+    event = Topic("event", "something that happened; also the rows that the outbox has dropped", from_board=True)
+    reported = Topic("reported", "the settings in force", from_board=True, retain=True)
+    detections = Topic("detections", "the newest result, at most `results.mqtt_per_s`", from_board=True, qos=0)
+    snapshot = Topic("snapshot", "a JPEG, after the command `snapshot`", from_board=True)
+    command_result = Topic("cmd/{id}/result", "the progress and the end of a command", from_board=True)
+    histogram_chunks = Topic(
+        "histograms/{upload}/{n}", "a chunk of an upload, after the command `histograms`", from_board=True
+    )
+    ack = Topic("ack", "the rows that a collector has stored", from_board=False)
+    command = Topic("cmd", "a command", from_board=False)
+    labels = Topic("labels", "the true content of a frame", from_board=False)
+    desired = Topic("desired", "the settings that the board is to have", from_board=False, retain=True)
+    model_chunks = Topic("model/{sha256}/{n}", "a chunk of a file, after the command `model`", from_board=False)
 
     def __post_init__(self) -> None:
         for field in fields(self):

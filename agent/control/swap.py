@@ -23,6 +23,7 @@ from agent.commands.dispatcher import CANCELLED
 from agent.common.errors import AgentError
 from agent.common.main_thread import RunInMainThread
 from agent.config import Config
+from agent.contract.events import EventKind
 from agent.control.policies import Policies
 from agent.control.summary import Rollback, RunSummary, Swap
 from agent.jobs.job import PROVEN, JobTracker
@@ -292,7 +293,7 @@ class EngineSwap:
             verdict.latency_ms if verdict else None,
             verdict.latency_float_ms if verdict else None,
         )
-        kind = "rollback" if tracker.trigger == "rollback" else "swap"
+        kind: EventKind = "rollback" if tracker.trigger == "rollback" else "swap"
         policy = self.policies.taking_over(swap.announced.artefact)
         self.reporter.event(kind, **_event_detail(swap.announced), **policy)
 

@@ -118,7 +118,7 @@ def _key(name: str, labels: Mapping[str, str]) -> _Key:
 
 def _frames(feeds: Mapping[str, Feed]) -> Iterator[Metric]:
     loops = {camera: feed.run_meter.totals() for camera, feed in feeds.items()}
-    there = GaugeMetricFamily("tared_camera_up", "Whether the camera gives frames now.", labels=["camera"])
+    there = GaugeMetricFamily("tared_camera_up", "Whether the camera delivers frames now.", labels=["camera"])
     for camera, feed in feeds.items():
         there.add_metric([camera], float(feed.is_up))
     yield there
@@ -127,7 +127,7 @@ def _frames(feeds: Mapping[str, Feed]) -> Iterator[Metric]:
         served.add_metric([camera], loop.frames)
     yield served
     dropped = CounterMetricFamily(
-        "tared_dropped_frames", "Frames that nobody was served, by cause.", labels=["camera", "cause"]
+        "tared_dropped_frames", "Frames that were not served, by cause.", labels=["camera", "cause"]
     )
     for camera, loop in loops.items():
         for cause, count in sorted(loop.dropped.items()):
@@ -144,14 +144,16 @@ def _frames(feeds: Mapping[str, Feed]) -> Iterator[Metric]:
 
 def _quality(observed: CameraStates) -> Iterator[Metric]:
     fidelity = GaugeMetricFamily(
-        "tared_fidelity_ratio", "Estimated agreement with the float reference.", labels=["camera", "bound"]
+        "tared_fidelity_ratio",
+        "Estimated fidelity: agreement with the float reference, and its bounds.",
+        labels=["camera", "bound"],
     )
     for camera, state in observed.items():
         for bound in ("estimate", "low", "high") if state.fidelity.n else ():
             fidelity.add_metric([camera, bound], getattr(state.fidelity, bound))
     yield fidelity
     gain = GaugeMetricFamily(
-        "tared_drift_predicted_gain_db", "Noise that a recalibration would save now.", labels=["camera"]
+        "tared_drift_predicted_gain_db", "Noise that a recalibration would save now, in dB.", labels=["camera"]
     )
     worth = GaugeMetricFamily(
         "tared_drift_expected_gain_ratio", "Fidelity that a recalibration would gain now.", labels=["camera", "bound"]
@@ -169,7 +171,7 @@ def _quality(observed: CameraStates) -> Iterator[Metric]:
 
 
 def _view(states: CameraStates) -> Iterator[Metric]:
-    text = "Trouble of the view that no recalibration cures; absent while there is none."
+    text = "Trouble with the view that no recalibration cures; absent while there is none."
     trouble = GaugeMetricFamily("tared_view_trouble", text, labels=["camera", "trouble"])
     for camera, state in states.items():
         if state.view.trouble:
@@ -198,7 +200,7 @@ def _work(operations: Operations, states: CameraStates) -> Iterator[Metric]:
     if reasons.held_back:
         held_back.add_metric([], {"code": reasons.code, "reason": reasons.held_back})
     yield held_back
-    steps = StateSetMetricFamily("tared_job_state", "Where the running job is; none is 1 while there is none.")
+    steps = StateSetMetricFamily("tared_job_state", "Step of the running job; none is 1 while no job runs.")
     here = job.state.value if job is not None else "none"
     steps.add_metric(
         [], {step: step == here for step in ("none", *(each.value for each in JobState if not each.is_finished))}
@@ -220,12 +222,12 @@ def _events(counts: EventCounts, cameras: Iterable[str]) -> Iterator[Metric]:
     yield _counter("tared_jobs", "Jobs that have ended.", ("trigger", "end"), ends)
     yield _counter("tared_job_errors", "Jobs that ended without a new engine, by error.", ("end", "code"), codes)
     alarms = dict.fromkeys(cameras, 0) | counts.alarms.copy()
-    yield _counter("tared_drift_alarms", "Drift alarms that have risen.", ("camera",), _by_one(alarms))
+    yield _counter("tared_drift_alarms", "Drift alarms that have risen, by camera.", ("camera",), _by_one(alarms))
     kinds = dict.fromkeys(_KINDS, 0) | counts.events.copy()
+    yield _counter("tared_events", "Events that were reported, by kind.", ("kind",), _by_one(kinds))
     yield _counter(
-        "tared_events", "Events that were reported, by kind as in docs/reference/events.md.", ("kind",), _by_one(kinds)
+        "tared_errors", "Errors that the daemon has survived, by code.", ("code",), _by_one(counts.errors.copy())
     )
-    yield _counter("tared_errors", "Errors that the daemon has survived.", ("code",), _by_one(counts.errors.copy()))
 
 
 def _by_one(counts: Mapping[str, int]) -> _Counts:
@@ -252,21 +254,24 @@ def _mqtt(link: MqttLink | None) -> Iterator[Metric]:
     if link is not None:
         waits = "Age of the oldest telemetry or event that has not arrived; 0 while none waits."
         yield GaugeMetricFamily("tared_mqtt_outbox_oldest_seconds", waits, value=link.outbox.oldest_s)
-        takes = "What waits takes in the outbox."
+        takes = "Bytes in the outbox that wait for the broker or a collector."
         yield GaugeMetricFamily("tared_mqtt_outbox_bytes", takes, value=link.outbox.size_bytes)
 
 
 def _board(health: Mapping[str, float | str | bool]) -> Iterator[Metric]:
-    heat = GaugeMetricFamily("tared_board_temperature_celsius", "Of a sensor of the board.", labels=["sensor"])
+    heat = GaugeMetricFamily(
+        "tared_board_temperature_celsius", "Temperature of a sensor of the board.", labels=["sensor"]
+    )
     for name, value in sorted(health.items()):
         if name.startswith("temperature_"):
             heat.add_metric([name.removeprefix("temperature_").removesuffix("_c")], float(value))
     yield heat
-    gauges = {
-        "power_w": ("tared_board_power_watts", "What the board takes."),
-        "memory_available_bytes": ("tared_board_memory_available_bytes", "Memory that can still be had."),
-        "throttling": ("tared_board_throttling", "Whether heat slows the board down."),
-    }
-    for key, (name, text) in gauges.items():
-        if key in health:
-            yield GaugeMetricFamily(name, text, value=float(health[key]))
+    yield from _gauge(health, "power_w", "tared_board_power_watts", "Power that the board takes.")
+    available = "Memory that is still available."
+    yield from _gauge(health, "memory_available_bytes", "tared_board_memory_available_bytes", available)
+    yield from _gauge(health, "throttling", "tared_board_throttling", "Whether heat slows the board down.")
+
+
+def _gauge(health: Mapping[str, float | str | bool], key: str, name: str, text: str) -> Iterator[Metric]:
+    if key in health:
+        yield GaugeMetricFamily(name, text, value=float(health[key]))

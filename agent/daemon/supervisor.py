@@ -25,6 +25,7 @@ from agent.common.errors import AgentError, CameraError
 from agent.common.main_thread import MainThreadQueue, RunInMainThread, start_thread, thread_refused
 from agent.common.timing import Backoff, PeriodicTimer, RetryState
 from agent.config import Config
+from agent.contract.events import Part
 from agent.contract.messages import Birth
 from agent.control.operations import Operations
 from agent.control.reasons import explain
@@ -414,7 +415,7 @@ class Supervisor:
         else:
             self._reporter.event("camera", camera=name, name=name, state="back")
 
-    def _on_part(self, part: str, error: TaredError | None, **detail: str) -> None:
+    def _on_part(self, part: Part, error: TaredError | None, **detail: str) -> None:
         if error is not None:
             self._reporter.error(error, part=part, **detail)
         else:

@@ -148,8 +148,12 @@ class MqttLink:
             self._results.add(message)
             self._client.wake()
         else:
-            topic = self.topics.birth if isinstance(message, Birth) else self.topics.reported
-            self._client.publish(Message(topic, message.to_json(), retain=True))
+            topic, kind = (
+                (self.topics.birth, Topics.birth)
+                if isinstance(message, Birth)
+                else (self.topics.reported, Topics.reported)
+            )
+            self._client.publish(Message(topic, message.to_json(), kind.qos, kind.retain))
 
     def reply(self, reply: Reply, result: CommandResult) -> None:
         """Publish a result also on the topic that the command's sender named."""
@@ -162,7 +166,7 @@ class MqttLink:
     def send_detections(self, payload: bytes) -> None:
         """Publish the newest result, which is dropped without a connection or when a newer one comes."""
         if self.connected:
-            self._detections.put(Message(self.topics.detections, payload, qos=0))
+            self._detections.put(Message(self.topics.detections, payload, Topics.detections.qos))
             self._client.wake()
 
     def send_histograms(self, upload: Upload, numbers: Iterable[int], on_chunk: OnChunk) -> None:
@@ -199,7 +203,7 @@ class MqttLink:
     def _status(self, state: DeviceState, reason: str = "") -> Message:
         ts = self._clock()
         status = Status(state=state, session=self._session, boot_id=self._boot_id, ts=ts, reason=reason or None)
-        return Message(self.topics.status, status.to_json(), qos=1, retain=True)
+        return Message(self.topics.status, status.to_json(), Topics.status.qos, Topics.status.retain)
 
 
 def _boot_id() -> str:

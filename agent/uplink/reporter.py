@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from pydantic import JsonValue
 
+from agent.contract.events import ALARM_KINDS, EventKind
 from agent.contract.messages import Birth, CameraTelemetry, Event, LabelledAccuracy, Telemetry
 from agent.system.board import health, unix_s
 from agent.uplink.link import MqttLink
@@ -18,9 +19,6 @@ from agent.uplink.outbox_store import ALARM, EVENT, SAMPLE
 from calibrate.errors import TaredError
 
 log = logging.getLogger(__package__)
-
-# Kinds of events that are written to the disk at once, and dropped last when the outbox is full.
-_ALARMS = frozenset({"alarm", "class", "commit", "error", "fidelity", "reference", "rollback", "swap", "view"})
 
 
 @dataclass
@@ -101,13 +99,13 @@ class Reporter:
         if self._link is not None:
             self._link.send(self._birth)
 
-    def event(self, kind: str, level: int = logging.INFO, /, **detail: JsonValue) -> None:
-        """Report that something happened; `kind` as in Event."""
+    def event(self, kind: EventKind, level: int = logging.INFO, /, **detail: JsonValue) -> None:
+        """Report that something happened; the detail has the fields of EVENTS."""
         with suppress(MemoryError):
             self.counts.note(kind, detail)
             log.log(level, "event=%s" + "".join(f" {key}=%r" for key in detail), kind, *detail.values())
         if self._link is not None:
-            ts, rank = self._clock(), ALARM if kind in _ALARMS else EVENT
+            ts, rank = self._clock(), ALARM if kind in ALARM_KINDS else EVENT
             self._link.outbox.put(
                 kind, rank, lambda epoch, seq: Event(epoch=epoch, seq=seq, ts=ts, kind=kind, detail=detail).to_json()
             )

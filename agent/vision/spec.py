@@ -105,7 +105,13 @@ class InputSpec(Strict):
 
 
 class ProfileShapes(Strict):
-    """The shapes of one input in an optimization profile, each (batch, channels, height, width), or channels last."""
+    """The shapes of one input in an optimization profile, each (batch, channels, height, width), or channels last.
+
+    Args:
+        min: The smallest shape that the engine accepts.
+        opt: The shape that the engine is tuned for.
+        max: The largest shape that the engine accepts.
+    """
 
     min: Shape
     opt: Shape

@@ -54,7 +54,7 @@ def add_fleet(commands: Any) -> None:
     """Add `tared fleet`, whose actions need a broker or a database, and no board."""
     about = "the control room of a fleet: collect what its boards report, see and group them"
     actions = commands.add_parser("fleet", help=about, description=about).add_commands("actions", "ACTION")
-    collect = command(actions, "collect", _collect, "store what boards report, and tell them that it has arrived")
+    collect = command(actions, "collect", _collect, "store the reports of boards, and confirm their arrival")
     add_database_option(collect)
     about = "a fixed name of its own for each collector: under it the broker keeps results for it (default: "
     about += "tared-collector, then the fleet and the part; with --share a new one at each start, for which nothing is "
@@ -66,7 +66,7 @@ def add_fleet(commands: Any) -> None:
     collect.add_argument("--part", type=_part, metavar="N/M", help=part)
     days = "days that reports are kept"
     collect.add_argument("--keep-days", type=number(float, 0.01, 36_500.0), default=30.0, metavar="DAYS", help=days)
-    unseen = "days after which a device that nobody hears is forgotten (default: never)"
+    unseen = "days without a message after which a device is forgotten (default: never)"
     collect.add_argument("--forget-days", type=number(float, 1.0, 36_500.0), metavar="DAYS", help=unseen)
     most = "devices that the store may have; messages of more are refused, and known devices lose nothing"
     collect.add_argument("--most-devices", type=number(int, 1, 10**8), default=100_000, metavar="N", help=most)
@@ -78,23 +78,23 @@ def add_fleet(commands: Any) -> None:
     add_rollout(actions)
     _add_simulate(actions)
 
-    devices = command(actions, "devices", _devices, "how the devices are, by what they last reported")
+    devices = command(actions, "devices", _devices, "list the devices with their last reports")
     _add_selection(devices)
     most = "devices to show at most; the next ones are behind --after"
     devices.add_argument("--most", type=number(int, 1, 100_000), default=1000, metavar="N", help=most)
     after = "begin with the first name behind this one (default: at the first)"
     devices.add_argument("--after", default="", metavar="NAME", help=after)
 
-    forget = command(actions, "forget", _forget, "remove devices with all that they have reported")
+    forget = command(actions, "forget", _forget, "remove devices with all of their reports")
     _add_selection(forget)
-    forget.add_argument("--dry-run", action="store_true", help="show whom, and remove nobody")
+    forget.add_argument("--dry-run", action="store_true", help="only list the devices that would be removed")
 
-    tag = command(actions, "tag", _tag, "put tags on devices: groups of them, to select by")
+    tag = command(actions, "tag", _tag, "put tags on devices, by which commands select them")
     tag.add_argument("tags", nargs="*", metavar="NAME[=VALUE]", help="the tags to put on")
     tag.add_argument("--remove", action="append", default=[], metavar="NAME", help="a tag to take off (default: none)")
     _add_selection(tag)
 
-    report = command(actions, "report", _report, "how the fleet is, as one HTML file")
+    report = command(actions, "report", _report, "write the state of the fleet as one HTML file")
     report.add_argument(
         "-o", "--output", type=Path, default=Path("report.html"), metavar="FILE", help="the page to write"
     )
@@ -123,7 +123,7 @@ def _part(text: str) -> tuple[int, int]:
 
 
 def _add_merge(actions: Any) -> None:
-    merge = command(actions, "merge", _merge, "one calibration of the histograms that boards send, never of frames")
+    merge = command(actions, "merge", _merge, "merge the histograms of boards into one calibration; no frame is sent")
     names = "their names; none: all that are there within --within"
     merge.add_argument("devices", nargs="*", metavar="DEVICE", help=names)
     select = "devices in --db, as --where of 'devices' (default: none)"
@@ -139,7 +139,7 @@ def _add_merge(actions: Any) -> None:
     silence = "seconds of silence after which a board is given up"
     seconds("--timeout", type=number(float, 1.0, 86400.0), default=30.0, help=silence)
     seconds("--longest", type=number(float, 1.0, 86400.0), default=1800.0, help="seconds for one board in all")
-    uploads = "keep there what boards have sent (default: a temporary folder)"
+    uploads = "the folder that keeps the uploads of boards (default: a temporary folder)"
     merge.add_argument("--uploads", type=Path, metavar="DIR", help=uploads)
     add_sign_option(merge)
     add_broker_options(merge)
@@ -175,7 +175,7 @@ def _add_simulate(actions: Any) -> None:
     simulate.add_argument(
         "--trust", dest="operator_keys", type=Path, action="append", default=[], metavar="PUB", help=trust
     )
-    seed = "what is drawn follows from it"
+    seed = "seed of all random draws"
     simulate.add_argument("--seed", type=number(int, 0), default=0, metavar="N", help=seed)
     add_broker_options(simulate)
 

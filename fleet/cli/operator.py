@@ -85,7 +85,7 @@ def add_operator(commands: Any) -> None:
     files = "writes NAME.key, which stays with its owner, and NAME.pub for the boards"
     new.add_argument("name", type=Path, metavar="NAME", help=files)
 
-    release = command(commands, "release", _release, "say that a model may run, for 'tared send DEVICE model'")
+    release = command(commands, "release", _release, "sign that a model may run, for 'tared send DEVICE model'")
     release.add_argument("model", type=Path, metavar="MODEL.onnx", help="the model that may run")
     release.add_argument("--key", type=Path, required=True, metavar="KEY", help="a release key")
     lowest = "boards take none below it"

@@ -42,7 +42,7 @@ def add_rollout(actions: Any) -> None:
     about = "one command for many boards, wave by wave, each judged before the next begins"
     steps = actions.add_parser("rollout", help=about, description=about).add_commands("actions", "ACTION")
     _add_create(steps)
-    run = command(steps, "run", _run, "the controller: carry out what there is; several may run on one store")
+    run = command(steps, "run", _run, "run the controller, which carries out rollouts; several may share one store")
     add_database_option(run)
     add_sign_option(run)
     lease = "seconds after which another controller takes over the rollouts of one that died"
@@ -50,12 +50,12 @@ def add_rollout(actions: Any) -> None:
     run.add_argument("--until-done", action="store_true", help="end once there is no rollout to carry out any more")
     add_metrics_options(run)
     add_broker_options(run, "all in the store")
-    show = command(steps, "show", _show, "how far one is, why, and by whose word")
-    listed = command(steps, "list", _list, "all of them, the newest first")
+    show = command(steps, "show", _show, "show the progress of a rollout, the reasons, and the operators")
+    listed = command(steps, "list", _list, "list all rollouts, the newest first")
     listed.add_argument("--fleet", default="default", metavar="FLEET", help="the fleet of the boards")
-    pause = command(steps, "pause", partial(_steer, "pause"), "tell nobody else; who has been told goes on")
-    resume = command(steps, "resume", partial(_steer, "resume"), "go on where it stood")
-    abort = command(steps, "abort", partial(_steer, "abort"), "tell nobody else, and cancel what is under way")
+    pause = command(steps, "pause", partial(_steer, "pause"), "command no further board; commanded ones go on")
+    resume = command(steps, "resume", partial(_steer, "resume"), "go on with a paused rollout")
+    abort = command(steps, "abort", partial(_steer, "abort"), "command no further board, and cancel running jobs")
     undo = "let the boards of the present wave, or all, go back to what they had; all: also of one that is over "
     undo += "(default: none goes back)"
     abort.add_argument("--undo", choices=("wave", "all"), help=undo)
@@ -70,7 +70,7 @@ def add_rollout(actions: Any) -> None:
 
 
 def _add_create(steps: Any) -> None:
-    create = command(steps, "create", _create, "write one down; 'run' carries it out")
+    create = command(steps, "create", _create, "write a rollout into the store; 'run' carries it out")
     lasting = partial(create.add_argument, type=_duration)
     create.add_argument("arguments", nargs="*", metavar="key=value", help="of the op; file=PATH of a model")
     create.add_argument("--op", required=True, metavar="OP", help=_OPS)

@@ -35,19 +35,21 @@ class CollectorMetrics(Collector):
         for code, count in sorted(collector.refused.copy().items()):
             refused.add_metric([code], count)
         yield refused
-        text = "New devices that stayed out, each once a batch."
+        text = "New devices that were not admitted, each once a batch."
         admission = collector.admission
         yield CounterMetricFamily("tared_collector_refused_devices", text, value=admission.turned_away)
-        text = "Whether new devices stay out now, for --most-devices or --new-devices-per-minute."
+        text = "Whether new devices are refused now, because of --most-devices or --new-devices-per-minute."
         yield GaugeMetricFamily("tared_collector_refuses_devices", text, value=float(bool(admission.state)))
         yield CounterMetricFamily("tared_collector_batches", "Writes to the store.", value=collector.batches)
-        text = "When the store last took a batch; 0 before the first."
+        text = "Unix time at which a batch was last stored; 0 before the first."
         yield GaugeMetricFamily("tared_collector_last_write_timestamp_seconds", text, value=collector.stored_at)
         messages = GaugeMetricFamily(
-            "tared_collector_waiting_messages", "Messages that have come and are not stored.", labels=["connection"]
+            "tared_collector_waiting_messages",
+            "Messages that have arrived and are not stored yet.",
+            labels=["connection"],
         )
         waiting = GaugeMetricFamily(
-            "tared_collector_waiting_bytes", "What waits in memory to be read.", labels=["connection"]
+            "tared_collector_waiting_bytes", "Bytes of messages that wait in memory to be read.", labels=["connection"]
         )
         for name, queue in collector.queues.items():
             messages.add_metric([name], queue.unconfirmed)
@@ -92,6 +94,8 @@ class WebMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""
         connected = float(not self._boards.trouble)
-        yield GaugeMetricFamily("tared_web_connected", "Whether the broker has admitted the pages.", value=connected)
+        yield GaugeMetricFamily(
+            "tared_web_connected", "Whether the broker has admitted the connection of the pages.", value=connected
+        )
         count = len(self._boards.names())
-        yield GaugeMetricFamily("tared_web_boards", "Boards that the pages know live.", value=count)
+        yield GaugeMetricFamily("tared_web_boards", "Boards whose live messages the pages have received.", value=count)

@@ -62,7 +62,7 @@ def device_metrics(store: FleetStore) -> list[Metric]:
     """Count the devices. Raises AgentError as the store does."""
     text = "Devices by the state that they last reported."
     devices = GaugeMetricFamily("tared_fleet_devices", text, labels=["fleet", "state"])
-    text = f"Of these, the devices from which something has come within {SILENT_S:.0f} s."
+    text = f"Devices from which a message has arrived within {SILENT_S:.0f} s."
     heard = GaugeMetricFamily("tared_fleet_heard_devices", text, labels=["fleet", "state"])
     for fleet, state, count, recent in Devices(store).census(time.time() - SILENT_S, _MOST_GROUPS):
         devices.add_metric([fleet, state], count)
@@ -82,8 +82,8 @@ def rollout_metrics(store: FleetStore) -> list[Metric]:
     for state in RolloutState:
         rollouts.add_metric([state.value], counts[state])
     labels = ["fleet", "rollout", "op"]
-    wave = GaugeMetricFamily("tared_rollout_wave", "The present wave of a rollout under way, from 1.", labels=labels)
-    waves = GaugeMetricFamily("tared_rollout_waves", "Waves of a rollout under way.", labels=labels)
+    wave = GaugeMetricFamily("tared_rollout_wave", "Present wave of a rollout under way, from 1.", labels=labels)
+    waves = GaugeMetricFamily("tared_rollout_waves", "Number of waves of a rollout under way.", labels=labels)
     text = "Boards of a rollout under way, by step."
     boards = GaugeMetricFamily("tared_rollout_boards", text, labels=["fleet", "rollout", "step"])
     text = "Rollouts under way that no controller holds."
@@ -96,7 +96,7 @@ def rollout_metrics(store: FleetStore) -> list[Metric]:
         steps = sum(by_wave[each.id].values(), Counter[BoardStage]())
         for step in BoardStage:
             boards.add_metric([each.fleet, each.id, step.value], steps[step])
-    text = "Waves whose gates did not hold, since the store was made."
+    text = "Waves whose gates have failed, since the store was made."
     gates = CounterMetricFamily("tared_rollout_gate_failures", text, value=failures)
     return [rollouts, left, wave, waves, boards, gates]
 

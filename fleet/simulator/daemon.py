@@ -15,6 +15,7 @@ from agent.commands.log import CommandLog
 from agent.commands.settings import Settings, admit_desired, check_expiry, parse_desired
 from agent.common.errors import AgentError
 from agent.contract.commands import CommandResult
+from agent.contract.events import EventKind
 from agent.contract.messages import Ack, Birth
 from agent.contract.wire import MessageError
 from agent.mqtt.client import Endpoint, SessionOptions
@@ -217,7 +218,8 @@ class Daemon:
             context.drift = state
             figures = context.scene.drift(engines.serving, t_s)
             reported = {key: figures[key] for key in ("gain_db", "e_value", "clipping_share")}
-            kind, detail = ("alarm", {"onset_ts": t_s}) if state == "alarm" else ("drift", {"state": state})
+            kind: EventKind = "alarm" if state == "alarm" else "drift"
+            detail = {"onset_ts": t_s} if state == "alarm" else {"state": state}
             self._reporter.event(kind, camera=CAMERA, capture_ts=t_s, **detail, **reported)
         if state == "alarm" and engines.job is None and automatic:
             engines.start_job("alarm", context.options.simulation.bad.includes(context.number, None))

@@ -7,7 +7,7 @@ import random
 import uuid
 from asyncio import TimerHandle
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from agent.commands.dispatcher import CANCELLED, CommandProgress
 from agent.common.errors import AgentError, CommandError
@@ -175,7 +175,9 @@ class Engines:
         self.serving, self.since_s = engine, self._options.now_s()
         self._reporter.serves(engine.id, f"cal-{engine.id}")
 
-    def _report_swap(self, kind: str, engine: SimulatedEngine, trigger: str, seconds: float) -> None:
+    def _report_swap(
+        self, kind: Literal["swap", "rollback"], engine: SimulatedEngine, trigger: str, seconds: float
+    ) -> None:
         detail: dict[str, Any] = {"artefact": engine.id, "trigger": trigger, "seconds": round(seconds, 2)}
         self._reporter.event(
             kind, capture_ts=self._options.now_s(), **detail, fidelity=0.99, fidelity_before=None, skipped=0

@@ -15,9 +15,10 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.sql import SQL
 
+from agent.common.database import Access
 from agent.common.errors import AgentError, ConfigError
 from fleet.store.schema import POSTGRES
-from fleet.store.transaction import CONTENDED, Access, FleetStore, ReportRow, Row, Transaction, on_conflict
+from fleet.store.transaction import CONTENDED, FleetStore, ReportRow, Row, Transaction, on_conflict
 
 _TYPES = {int: "bigint", float: "double precision", str: "text", bytes: "bytea"}
 _MIGRATING = 0x7A7265  # advisory lock: of two processes that start at once, one migrates

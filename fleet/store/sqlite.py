@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from agent.common.database import Database
+from agent.common.database import Access, Database
 from agent.common.errors import AgentError
 from fleet.store.schema import SQLITE
-from fleet.store.transaction import CONTENDED, Access, FleetStore, ReportRow, Row, Transaction, on_conflict
+from fleet.store.transaction import CONTENDED, FleetStore, ReportRow, Row, Transaction, on_conflict
 
 # Acknowledged data survives a power cut. The log is copied into the file every 16 MB, less often than by default:
 # a page that many batches touch is then written once.

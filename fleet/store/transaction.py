@@ -11,14 +11,14 @@ import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from typing_extensions import Self  # typing has it from Python 3.11 on
 
+from agent.common.database import Access
 from agent.common.errors import AgentError
 
 Row = tuple[Any, ...]
-Access = Literal["read", "write"]
 Result = TypeVar("Result")
 CONTENDED = "fleet.contended"
 

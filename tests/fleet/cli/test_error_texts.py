@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from agent.cli.main import make_parser
 from agent.config import Config
 from agent.vision.spec import ModelSpec
+from docs.tools.reference.errors import errors, hindrances
 from fleet.cli.main import GROUPS
 
 HOLE = "\0"  # where an f-string has a value
@@ -147,19 +148,11 @@ def test_keys_of_messages_are_keys() -> None:
     assert [(where, key) for where, key in named if not is_known(key.split("."))] == []
 
 
-def codes() -> set[str]:
-    """Every word of the source that may be an error's code."""
-    words = set[str]()
-    for package in ("agent", "calibrate", "engines", "fleet"):
-        for path in (ROOT / package).rglob("*.py"):
-            text = path.read_text(encoding="utf-8")
-            words.update(re.findall(r"\"([a-z-]+\.[a-z_-]+)\"", text))
-            words.update(f"preview.{kind}" for kind in re.findall(r"AgentError\(f\"\{self\._part\}\.([a-z]+)\"", text))
-    return words
-
-
 def test_what_the_documentation_names_is_a_key_or_a_code() -> None:
-    sections, known = {*Config.model_fields, *ModelSpec.model_fields}, codes()
+    sections, known = (
+        {*Config.model_fields, *ModelSpec.model_fields},
+        {each.code for each in (*errors(), *hindrances())},
+    )
     named = [
         (page.where, page.text)
         for page in pages()

@@ -1,0 +1,269 @@
+"""The page of the MQTT contract: topics, documents with their fields, commands with arguments and results."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+
+from pydantic import BaseModel
+
+from agent.contract.commands import (
+    OPS,
+    READ_ONLY_OPS,
+    Command,
+    CommandResult,
+    Desired,
+    Failure,
+    LabelledBox,
+    Labels,
+    Release,
+    Reported,
+)
+from agent.contract.histograms import ChunkHead, Facts
+from agent.contract.messages import (
+    Accuracy,
+    Ack,
+    Birth,
+    Bounds,
+    CameraTelemetry,
+    Dropped,
+    Event,
+    FidelityReport,
+    LabelledAccuracy,
+    Latency,
+    Observing,
+    Status,
+    Telemetry,
+)
+from agent.contract.topics import Topic, Topics
+from docs.tools.reference.docstrings import arguments, summary
+from docs.tools.reference.errors import errors
+from docs.tools.reference.examples import DOCUMENTS, command_example
+from docs.tools.reference.markdown import anchor, anchored, code, fenced, heading, page, paragraph, prose, table
+from docs.tools.reference.schemas import bounds, kind
+from docs.tools.reference.source import called, source
+
+_INTRODUCTION = """\
+The topics, documents and commands by which boards and the fleet communicate. Every document is a JSON object in UTF-8
+of at most 64 KiB. Fields that have no value are left out. A reader ignores fields that it does not know. An unknown
+argument of a command is refused. Times are Unix time in seconds unless a field says otherwise.
+
+The examples are written and read back by tared's own code."""
+_COMMANDS = """\
+A command is a document [Command](#command) on the topic `cmd`. The board answers on `cmd/{id}/result`: ACCEPTED,
+IN_PROGRESS with `step` and `percent`, then SUCCEEDED or FAILED; or REJECTED or EXPIRED. It carries out a command once,
+however often the same `id` comes. [How a command is signed](../guides/commands.md)."""
+_SHOWN: dict[str, tuple[type[BaseModel], ...]] = {
+    "From the board": (
+        Status,
+        Birth,
+        Telemetry,
+        CameraTelemetry,
+        Latency,
+        FidelityReport,
+        Accuracy,
+        Observing,
+        LabelledAccuracy,
+        Bounds,
+        Event,
+        Dropped,
+        Reported,
+        CommandResult,
+        Failure,
+    ),
+    "To the board": (Command, Desired, Release, Labels, LabelledBox, Ack),
+    "Histograms": (ChunkHead, Facts),
+}
+_TOPIC_OF = {
+    Status: Topics.status,
+    Birth: Topics.birth,
+    Telemetry: Topics.telemetry,
+    Event: Topics.event,
+    Dropped: Topics.event,
+    Reported: Topics.reported,
+    CommandResult: Topics.command_result,
+    Command: Topics.command,
+    Desired: Topics.desired,
+    Labels: Topics.labels,
+    Ack: Topics.ack,
+    ChunkHead: Topics.histogram_chunks,
+}
+# Where a command is carried out, below agent/: a function of daemon/handlers.py with what it calls, or a module.
+_CARRIED_OUT = {
+    "recalibrate": "_recalibrate",
+    "rollback": "_roll_back",
+    "cancel": "_cancel",
+    "switch": "_switch",
+    "policy": "_policy",
+    "snapshot": "_snapshot",
+    "histograms": "start",
+    "set": "commands/settings.py",
+    "model": "commands/deliveries.py",
+    "calibration": "commands/deliveries.py",
+}
+
+
+def mqtt_page() -> str:
+    """Return the page."""
+    parts = [heading(2, "topics", "Topics"), paragraph("Every topic begins with `tared/v1/{fleet}/{device}/`.")]
+    parts.append(table(("Topic", "Direction", "QoS", "Retained", "Content", "Document"), _topics()))
+    links = {
+        each.__name__: f"[{each.__name__}](#{anchor(each.__name__)})" for group in _SHOWN.values() for each in group
+    }
+    links["JsonValue"] = "any JSON value"
+    for title, documents in _SHOWN.items():
+        parts.append(heading(2, f"documents {title}", f"Documents: {title[:1].lower()}{title[1:]}"))
+        for each in documents:
+            parts += _document(each, links)
+    parts += [heading(2, "commands", "Commands"), _COMMANDS, _admission()]
+    parts.append(table(("Op", "Meaning"), [(f"[{code(op)}](#op-{anchor(op)})", _meaning(op)) for op in OPS]))
+    for op in OPS:
+        parts += _command(op, links)
+    return page("MQTT", _INTRODUCTION, parts)
+
+
+def topics() -> list[Topic]:
+    """Return every topic of a device."""
+    return [each for each in vars(Topics).values() if isinstance(each, Topic)]
+
+
+def _topics() -> Iterator[tuple[str, ...]]:
+    for each in topics():
+        names = [name.__name__ for name, topic in _TOPIC_OF.items() if topic is each]
+        documents = ", ".join(f"[{name}](#{anchor(name)})" for name in names)
+        yield (
+            anchored(each.path, f"topic {each.path}"),
+            "from the board" if each.from_board else "to the board",
+            str(each.qos),
+            "yes" if each.retain else "no",
+            prose(each.holds),
+            documents,
+        )
+
+
+def _document(document: type[BaseModel], links: dict[str, str]) -> Iterator[str]:
+    yield heading(3, document.__name__)
+    yield from (paragraph(prose(each)) for each in summary(document))
+    if document is Event:
+        yield "[The kinds of events](events.md) with their fields."
+    yield _fields(document, links)
+    if document in DOCUMENTS:
+        yield fenced(DOCUMENTS[document](), "json")
+
+
+def _fields(model: type[BaseModel], links: dict[str, str]) -> str:
+    schema, meaning = model.model_json_schema(by_alias=True), arguments(model)
+    required, rows = schema.get("required", []), []
+    for name, field in model.model_fields.items():
+        shown = field.alias or name
+        node = schema["properties"][shown]
+        text = meaning.get(name) or meaning.get(shown) or ""
+        presence = "always" if shown in required or node.get("default") not in (None, [], {}) else ""
+        rows.append((code(shown), kind(node, links), bounds(node), presence, prose(text[:1].upper() + text[1:])))
+    return table(("Field", "Type", "Range", "Present", "Meaning"), rows)
+
+
+def _meaning(op: str) -> str:
+    text = summary(OPS[op])[0].partition(": ")[2]
+    return prose(text[:1].upper() + text[1:])
+
+
+def _command(op: str, links: dict[str, str]) -> Iterator[str]:
+    arguments_type = OPS[op]
+    yield heading(3, f"op {op}", op)
+    more = summary(arguments_type)[1:]
+    yield paragraph(_meaning(op))
+    yield from (paragraph(prose(each)) for each in more)
+    if arguments_type.model_fields:
+        rows = _argument_rows(arguments_type, links)
+        yield table(("Argument", "Type", "Range", "Default", "Meaning"), rows)
+    else:
+        yield "It has no arguments."
+    if op in READ_ONLY_OPS:
+        yield "It changes nothing, and may be carried out twice."
+    codes = _codes(op)
+    if codes:
+        yield f"Errors: {', '.join(f'[{code(each)}](errors.md#{anchor(each)})' for each in codes)}."
+    yield fenced(command_example(op), "json")
+
+
+def _argument_rows(model: type[BaseModel], links: dict[str, str]) -> Iterator[tuple[str, ...]]:
+    schema, meaning = model.model_json_schema(), arguments(model)
+    for name in model.model_fields:
+        node = schema["properties"][name]
+        default = (
+            "required"
+            if name in schema.get("required", ())
+            else code(str(node.get("default")).replace("None", "null").replace("False", "false"))
+        )
+        text = meaning.get(name, "")
+        yield code(name), kind(node, links), bounds(node), default, prose(text[:1].upper() + text[1:])
+
+
+def _admission() -> str:
+    """Return the codes by which any command may be refused before it is carried out."""
+    paths = (
+        "agent/commands/dispatcher.py",
+        "agent/commands/authority.py",
+        "agent/commands/log.py",
+        "agent/contract/wire.py",
+    )
+    refused = {each.code for each in errors() if each.path in paths} - {"command.release", "command.rollback"}
+    links = ", ".join(
+        f"[{code(each)}](errors.md#{anchor(each)})" for each in sorted(refused) if not each.startswith("commands")
+    )
+    return f"Any command may be refused with one of these codes: {links}."
+
+
+@cache
+def _raised_by_handlers() -> dict[str, frozenset[str]]:
+    """Return the codes that each function of agent/daemon/handlers.py raises, by itself or in what it calls there."""
+    module = source().modules["agent.daemon.handlers"]
+    functions = {each.name: each for each in ast.walk(module.tree) if isinstance(each, ast.FunctionDef)}
+    known = {each.code for each in errors()}
+
+    def codes(name: str, seen: frozenset[str]) -> frozenset[str]:
+        found = frozenset[str]()
+        for node in ast.walk(functions[name]):
+            if isinstance(node, ast.Constant) and node.value in known:
+                found |= {str(node.value)}
+            elif isinstance(node, ast.Call) and called(node) in functions.keys() - seen - {name}:
+                found |= codes(called(node), seen | {name})
+        return found
+
+    return {name: codes(name, frozenset()) for name in functions}
+
+
+def _codes(op: str) -> list[str]:
+    place = _CARRIED_OUT.get(op)
+    if place is None:
+        return []
+    if not place.endswith(".py"):
+        own = set(_raised_by_handlers()[place])
+    else:
+        own = {each.code for each in errors() if each.path == f"agent/{place}" and each.code.startswith("command.")}
+    extra = {each.code for each in errors() if each.path == "agent/control/policies.py"} if op == "policy" else set()
+    if op in ("model", "calibration"):
+        own = {f"command.{op}", "command.busy", *(("command.release", "command.rollback") if op == "model" else ())}
+    return sorted(own | {each for each in extra if each.startswith("command.")})
+
+
+def handler_of(op: str) -> ast.FunctionDef | None:
+    """Return the function of agent/daemon/handlers.py that carries out an op; None if it is elsewhere."""
+    module = source().modules["agent.daemon.handlers"]
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.FunctionDef) and node.name in (f"_{op}", _CARRIED_OUT.get(op)):
+            return node
+    return None
+
+
+def fields_without_meaning() -> list[str]:
+    """Return the fields and arguments that no docstring describes."""
+    models = [*(each for group in _SHOWN.values() for each in group), *OPS.values()]
+    return [
+        f"{model.__name__}.{name}"
+        for model in models
+        for name, field in model.model_fields.items()
+        if not (arguments(model).get(name) or arguments(model).get(field.alias or name))
+    ]
