@@ -68,7 +68,9 @@ class Settings:
         self._versions: dict[str, int] = {}  # the highest version of each key
         self._file = StateFile(self.path, _SCHEMA, "settings.write", self.on_error)
         remedy = "send them again with the command set; until then those of config.yaml count"
-        self._file.read_or_report(self._restore, "the values that were set", remedy)
+        found = f"{self.path} that cannot be understood"
+        damage = AgentError("settings.damaged", found, "the values that were set", remedy)
+        self._file.read_or_report(self._restore, damage)
         for key, value in list(self._values.items()):
             try:
                 self.config = _with(self.config, {key: value})

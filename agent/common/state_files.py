@@ -110,15 +110,14 @@ class StateFile:
     added: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     _is_reported: bool = field(default=False, init=False)
 
-    def read_or_report(self, parse: Callable[[Mapping[str, Any]], T], expected: str, remedy: str) -> T | None:
+    def read_or_report(self, parse: Callable[[Mapping[str, Any]], T], damage: AgentError) -> T | None:
         """Return as `read`; report a file that is there and cannot be understood, since people have set what it held.
 
-        expected, remedy: of the error `NAME.damaged`, which `on_error` gets.
+        damage: The error that `on_error` gets then.
         """
         found = self.read(parse)
         if found is None and self.path is not None and lexists(self.path):
-            code = self.code.replace(".write", ".damaged")
-            self.on_error(AgentError(code, f"{self.path} that cannot be understood", expected, remedy))
+            self.on_error(damage)
         return found
 
     def read(self, parse: Callable[[Mapping[str, Any]], T]) -> T | None:

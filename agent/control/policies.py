@@ -39,8 +39,9 @@ class Policies:
         self._cameras = {camera.name: camera.region for camera in config.every_camera}
         path = config.state_dir / FILE
         self._file = StateFile(path, _SCHEMA, "policies.write", on_error)
-        remedy = "set them again with the command policy"
-        self._hold(self._file.read_or_report(_parse, "the policies that were set", remedy) or {})
+        found, remedy = f"{path} that cannot be understood", "set them again with the command policy"
+        damage = AgentError("policies.damaged", found, "the policies that were set", remedy)
+        self._hold(self._file.read_or_report(_parse, damage) or {})
 
     def show(self, served: ServedFrame) -> ServedFrame:
         """Return an answer as the policy of its engine lets it be shown; without one, the answer itself."""
