@@ -222,6 +222,10 @@ def main() -> None:
         rungs = measure(options.models, options.frames)
         if options.rungs is not None:
             options.rungs.write_bytes(pickle.dumps(rungs))
+    if len(rungs) < 2:
+        sys.exit(
+            "the expected gain needs a second model: its prior comes from the others; --rungs keeps what was measured"
+        )
     print(f"prior of all of it: {prior_of([rung for each in rungs.values() for rung in each])}", file=sys.stderr)
     rungs = with_expected(rungs)
     tables, bars = zip(*(compare(rungs, target) for target in (FIDELITY, NOISE)), strict=True)
