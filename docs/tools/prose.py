@@ -66,8 +66,9 @@ class Page:
 
 
 def pages() -> list[Path]:
-    """Return the pages that people write: README, the manual, and what stands beside them."""
-    outside = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
+    """Return the pages that people write: README, the manual and its neighbours, and config.yaml."""
+    beside = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "benchmarks/RESULTS.md", "config.yaml")
+    outside = [ROOT / name for name in beside]
     return [path for path in (*outside, *sorted((ROOT / "docs").rglob("*.md"))) if path.exists() and _is_written(path)]
 
 
@@ -76,7 +77,8 @@ def _is_written(path: Path) -> bool:
 
 
 def read(path: Path, text: str) -> Page:
-    """Return the counts of a page of Markdown."""
+    """Return the counts of a page of Markdown, or of the comments of a YAML file."""
+    text = comments(text) if path.suffix == ".yaml" else text
     words, complaints = [], []
     for number, line in prose_lines(text):
         if len(re.sub(_UNBROKEN, "", line)) > LINE:
@@ -90,6 +92,16 @@ def read(path: Path, text: str) -> Page:
             (number, f"{fault}: {sentence[:60]}") for fault, habit in _HABITS.items() if habit.search(sentence)
         ]
     return Page(path, tuple(words), tuple(sorted(complaints)))
+
+
+def comments(yaml: str) -> str:
+    """Return the comments of a YAML file as paragraphs, on the lines where they are.
+
+    >>> comments("# One thing.\\nkey: 1\\n  # Another.")
+    'One thing.\\n\\nAnother.'
+    """
+    lines = (line.strip() for line in yaml.splitlines())
+    return "\n".join(line.removeprefix("#").removeprefix(" ") if line.startswith("#") else "" for line in lines)
 
 
 def prose_lines(text: str) -> Iterator[tuple[int, str]]:
