@@ -4,6 +4,9 @@ A design is a colouring of the groups: which are INT8. The time of a group, with
 convert between the types, is modelled as its time in INT8 or in float, plus a share for each of its edges that the
 design cuts. Both ends of an edge see their share of its boundary apart from one another, so every group is a small
 regression of its own, by non-negative least squares (Lawson & Hanson, "Solving Least Squares Problems", 1974).
+
+Read in this order: `designs` says what to measure, `fit_costs` fits the times, `Noise` and `is_noise` say whether the
+fitted differences are more than chance.
 """
 
 from __future__ import annotations
@@ -31,13 +34,18 @@ Edges = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class CostFit:
-    """Times in the unit of the observations, none negative.
+    """Hold the fitted times, in the unit of the observations, none negative.
 
-    time_int8, time_float: (n,); equal for a group that was only seen in one of the two. The cost of a boundary to a
-        neighbour that is never INT8 is part of the group's time in INT8.
-    boundary: (m,), in addition where the ends of an edge differ.
-    residual: the root mean square, over designs, of (fitted - measured) / measured total.
-    weights: (d, n), of the designs' times in `saving`; 0 for a group that was only seen in one type.
+    Args:
+        time_int8: (n,), time of each group in INT8. It includes the boundaries to neighbours that are never INT8.
+        time_float: (n,), time of each group in float; equal to `time_int8` for a group that was seen in one type only.
+        boundary: (m,), the time that an edge adds where its ends differ.
+        residual: The root mean square, over designs, of (fitted - measured) / measured total.
+        weights: (d, n), the weights of the designs' times in `saving`; 0 for a group that was seen in one type only.
+
+    >>> fit = CostFit(np.array([1.0, 4.0]), np.array([3.0, 2.0]), np.zeros(1), 0.0, np.zeros((4, 2)))
+    >>> fit.saving                                # the second group is slower in INT8
+    array([ 2., -2.])
     """
 
     time_int8: Floats
@@ -55,13 +63,19 @@ class CostFit:
 def designs(free: Labels, edges: Edges, seed: int = 0) -> Labels:
     """Return the designs to measure, (d, n), d <= 8, True for INT8: all float first, all INT8 second, then random ones.
 
-    free: (n,), groups that may be INT8.
-    edges: (m, 2).
+    Args:
+        free: (n,), True for groups that may be INT8.
+        edges: (m, 2), indices of neighbouring groups.
+        seed: Seed of the random designs; equal seeds give equal designs.
 
-    In the random designs every group is INT8 in half of them, and
-    as far as 20 patterns go, neighbours and neighbours' neighbours follow different patterns: two different ones of
-    equal weight differ both ways, so that an edge is cut in both directions, and no two edges of a group are always cut
-    together.
+    In the random designs every group is INT8 in half of them, and as far as 20 patterns go, neighbours and neighbours'
+    neighbours follow different patterns. Two different patterns of equal weight differ both ways, so an edge is cut in
+    both directions, and no two edges of a group are always cut together.
+
+    >>> chain = np.array([[0, 1], [1, 2]])
+    >>> measured = designs(np.array([True, True, False]), chain)
+    >>> measured.shape, measured[0].tolist(), measured[1].tolist()
+    ((4, 3), [False, False, False], [True, True, False])
     """
     rng = np.random.default_rng(seed)
     words = np.array([np.isin(np.arange(_WORD), chosen) for chosen in combinations(range(_WORD), _WORD // 2)])
@@ -80,14 +94,41 @@ def designs(free: Labels, edges: Edges, seed: int = 0) -> Labels:
 
 
 def total(time_int8: Floats, time_float: Floats, boundary: Floats, edges: Edges, labels: Labels) -> Floats:
-    """Return the times (d,) of designs (d, n), True for INT8: of the groups, and of the edges (m, 2) that they cut."""
+    """Return the time of each design, (d,): the times of its groups, and of the boundaries that it cuts.
+
+    Args:
+        time_int8: (n,), time of each group in INT8.
+        time_float: (n,), time of each group in float.
+        boundary: (m,), time that an edge adds where its ends differ.
+        edges: (m, 2), indices of groups.
+        labels: (d, n), True for INT8.
+
+    >>> chain = np.array([[0, 1], [1, 2]])
+    >>> total(np.ones(3), 3.0 * np.ones(3), 0.5 * np.ones(2), chain, np.array([[True, False, True]]))
+    array([6.])
+    """
     cut = labels[:, edges[:, 0]] != labels[:, edges[:, 1]]
     times: Floats = np.where(labels, time_int8, time_float).sum(axis=1) + cut @ boundary
     return times
 
 
 def fit_costs(labels: Labels, times: Floats, edges: Edges) -> CostFit:
-    """Fit designs (d, n), True for INT8, with the groups' times (d, n) in them; edges (m, 2)."""
+    """Fit the times of groups and boundaries to measured designs.
+
+    Args:
+        labels: (d, n), the designs, True for INT8.
+        times: (d, n), the measured time of each group in each design, in any one unit.
+        edges: (m, 2), indices of neighbouring groups.
+
+    Returns:
+        CostFit: Its times have the unit of `times`.
+
+    >>> chain = np.array([[0, 1]])
+    >>> measured = np.array([[False, False], [True, True], [True, False], [False, True]])
+    >>> fit = fit_costs(measured, np.where(measured, 1.0, 3.0), chain)
+    >>> fit.time_int8.round(2), fit.time_float.round(2), fit.boundary.round(2)     # conversions are free here
+    (array([1., 1.]), array([3., 3.]), array([0.]))
+    """
     n = times.shape[1]
     time_int8, time_float, boundary = np.zeros(n), np.zeros(n), np.zeros(len(edges))
     cut = (labels[:, edges[:, 0]] != labels[:, edges[:, 1]]).astype(np.float64)
@@ -130,14 +171,20 @@ def _regress(own: Labels, cut: Floats, times: Floats) -> tuple[Floats, Floats]:
 
 @dataclass(frozen=True)
 class Noise:
-    """How far the times of designs are off by chance.
+    """Hold how far the times of designs are off by chance.
 
     A busy machine disturbs for seconds: the repeats of one design are then all wrong by the same, and agree. So the
     noise is taken from one engine, too, which was measured beside every design, as if it were a design of its own.
 
-    rounds: per design its repeated times (r, n), r >= 2; those of that engine first.
-    wander: (b, n), that engine's time beside each of the other designs, over its mean, less 1; none if b < 2.
-    passes: how often every design was built and measured. Their mean is used.
+    Args:
+        rounds: One entry for each design: its repeated times (r, n), r >= 2. The first entry is that engine's.
+        wander: (b, n), that engine's time beside each of the other designs, over its mean, less 1; ignored if b < 2.
+        passes: How often every design was built and measured; their mean is used.
+
+    >>> steady, shaky = np.array([[1.0], [1.0]]), np.array([[1.0], [3.0]])
+    >>> noise = Noise([steady, shaky], wander=np.zeros((0, 1)))
+    >>> noise.error(np.array([[1.0], [1.0]])), noise.error(np.array([[1.0], [0.0]]))    # the shaky one, or not
+    (1.0, 0.0)
     """
 
     rounds: Sequence[Floats]
@@ -165,9 +212,17 @@ class Noise:
 
 
 def wander(passes: Sequence[Floats]) -> Floats:
-    """Return the `wander` of a Noise from one engine's times (b, n) at several moments of each pass.
+    """Return the `wander` of a Noise: one engine's times at each moment over their mean, less 1.
 
-    A group that happened to be steady is taken to wander as much as the middle one does: a few moments show little.
+    Args:
+        passes: One entry for each pass: the engine's times (b, n) at several moments.
+
+    Returns:
+        (moments of all passes, n); the times themselves if there are fewer than two moments. A group that happened
+        steady is taken to wander as much as the middle one does: a few moments show little.
+
+    >>> wander([np.array([[0.9, 2.0], [1.1, 2.0]])]).round(2).tolist()
+    [[-0.1, 0.0], [0.1, 0.0]]
     """
     times = np.concatenate(passes)
     if len(times) < 2:
@@ -181,16 +236,34 @@ def wander(passes: Sequence[Floats]) -> Floats:
 
 
 def is_noise(savings: Floats, errors: Floats) -> bool:
-    """Return True if the groups' savings (n,) are no larger than their standard errors explain.
+    """Return True if the groups' savings are no larger than their standard errors explain.
 
-    Compares the sum over groups of the squared saving with its expectation under chance, the sum of the squared
-    errors: the two are equal on average when the types cost the same.
+    Args:
+        savings: (n,), time that INT8 saves in each group.
+        errors: (n,), standard error of each saving, in the same unit.
+
+    Compares the sum over groups of the squared saving with its expectation under chance, the sum of the squared errors:
+    the two are equal on average when the types cost the same.
+
+    >>> errors = np.array([0.1, 0.1])
+    >>> is_noise(np.array([0.1, -0.1]), errors), is_noise(np.array([2.0, 0.0]), errors)
+    (True, False)
     """
     return bool(np.square(savings).sum() <= _SIGNAL * np.square(errors).sum())
 
 
 def spread(repeats: Sequence[Floats]) -> float:
-    """Return the interquartile range over the median of the repeats (r, n): its median over groups and designs."""
+    """Return the interquartile range over the median of repeated times: its median over groups and designs.
+
+    Args:
+        repeats: One entry for each design: its repeated times (r, n). Groups of median 0 are left out.
+
+    Returns:
+        A fraction of the time; 0.0 if nothing was repeated.
+
+    >>> round(spread([np.array([[0.9], [1.0], [1.0], [1.1], [1.2]])]), 3)
+    0.1
+    """
     relative: list[Floats] = []
     for values in repeats:
         low, middle, high = np.percentile(values, (25.0, 50.0, 75.0), axis=0)

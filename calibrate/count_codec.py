@@ -21,7 +21,15 @@ Counts = NDArray[np.int64]
 
 
 def pack(counts: Counts) -> bytes:
-    """Pack counts, int64 (n,), n <= 65536."""
+    """Pack counts into bytes that `unpack` reads back exactly.
+
+    Args:
+        counts: int64 (n,), n <= 65536.
+
+    >>> counts = np.arange(4096)
+    >>> len(pack(counts)) < 100, counts.nbytes             # neighbours differ by one
+    (True, 32768)
+    """
     if not counts.size:
         return b""  # Pco has no page without a number
     file = wrapped.FileCompressor()
@@ -30,9 +38,18 @@ def pack(counts: Counts) -> bytes:
 
 
 def unpack(data: bytes, into: Counts) -> None:
-    """Read counts that `pack` wrote, as many as `into`, int64 (n,), has room for. They may be negative.
+    """Read counts that `pack` wrote into an array; counts from foreign bytes may be negative.
+
+    Args:
+        data: The bytes of `pack`.
+        into: int64 (n,), overwritten; n has to be the number of counts that were packed.
 
     Raises ValueError for bytes of another layout; `into` may have been written by then.
+
+    >>> counts = np.zeros(3, np.int64)
+    >>> unpack(pack(np.array([5, 0, 7])), counts)
+    >>> counts
+    array([5, 0, 7])
     """
     end = 0
     if into.size:

@@ -33,15 +33,21 @@ Candidates = NDArray[np.int64]
 def kl_divergence(
     counts: Counts, candidates: Candidates | None = None, floor: float = 0.0
 ) -> tuple[Candidates, Floats]:
-    """Return the candidates i and the KL, in nats, of keeping the first i of counts (bins,).
+    """Return the candidates i and the KL, in nats, of keeping the first i of counts (bins,): two arrays of one length.
 
     Args:
         counts: LEVELS bins or more, unless `candidates` are given.
-        candidates: Ascending numbers of bins; by default LEVELS to bins. They may exceed the number of bins, and clip
+        candidates: Ascending numbers of bins; None: LEVELS to bins. They may exceed the number of bins, and clip
             nothing then.
         floor: Q's probability where Q is zero and P is not; 0 makes the candidate infinitely bad.
 
     A candidate that keeps no count has no Q: its divergence is NaN.
+
+    >>> counts = np.full(256, 10)
+    >>> counts[255] = 1000                                 # many values in the last bin
+    >>> kept, divergence = kl_divergence(counts)
+    >>> kept[[0, -1]], divergence.round(3)[[0, -1]]        # half of the range, all of it
+    (array([128, 256]), array([2.467, 0.181]))
     """
     if candidates is None:
         candidates = np.arange(LEVELS, counts.size + 1)
@@ -97,14 +103,18 @@ def _xlogx(x: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class SignedRules:
-    """The rules by which a member of MXNet's family searches a signed histogram whose middle is zero.
+    """State the rules by which a member of MXNet's family searches a signed histogram whose middle is zero.
 
-    groups: number of levels of Q.
-    odd: one bin lies across zero.
-    truncates: Q's levels are cut to whole counts.
-    spreads_over_empty: Q fills a group's empty bins too, and leaves the bins beyond the last full group empty; else it
-        fills the non-empty bins alone.
-    counts_first: Q counts the slice's outermost bin.
+    Args:
+        groups: Number of levels of Q.
+        odd: True if one bin lies across zero.
+        truncates: True if Q's levels are cut to whole counts.
+        spreads_over_empty: True if Q fills a group's empty bins too, and leaves the bins beyond the last full group
+            empty; False if it fills the non-empty bins alone.
+        counts_first: True if Q counts the slice's outermost bin.
+
+    >>> ONNXRUNTIME.groups, TVM.groups                     # the two that tared knows
+    (128, 255)
     """
 
     groups: int
@@ -119,11 +129,19 @@ TVM = SignedRules(groups=255, odd=True, truncates=False, spreads_over_empty=Fals
 
 
 def smoothed_kl_divergence(counts: Counts, rules: SignedRules) -> tuple[Candidates, Floats]:
-    """Return half widths in bins and the smoothed KL, in nats, of the mirrored histogram of counts (bins,).
+    """Return half widths in bins and the smoothed KL, in nats, of the mirrored histogram: two arrays of one length.
+
+    Args:
+        counts: (bins,), counts of |x|; they are mirrored to a signed histogram.
+        rules: The rules of the peer whose search this is.
 
     A half width of i keeps i bins on the left of zero and i + 1 on the right (or of the middle bin, where there is
     one). Empty bins get 1e-4; the non-empty ones give that up in equal shares, before P and Q are compared. A P that
     cannot pay, or a Q without any count, is infinitely bad.
+
+    >>> widths, divergence = smoothed_kl_divergence(np.full(256, 10), ONNXRUNTIME)
+    >>> int(widths[divergence.argmin()])                   # uniform values: keep all 256 bins
+    256
     """
     whole = counts.astype(np.uint64)  # both halves together may be more than int64 holds
     side, middle = (whole[1:], whole[:1] * np.uint64(2)) if rules.odd else (whole, whole[:0])

@@ -7,6 +7,8 @@ order and any grouping, the bits are the same.
 
 On the wire a histogram is a header, then the counts as count_codec.py packs them: 4096 bins of a real tensor in some
 2 KiB (benchmarks/RESULTS.md). HistogramSum adds up any number of histograms in the memory of one.
+
+Read in this order: AbsHistogram, `abs_histogram` (count), `merge` (add), `to_bytes` and `from_bytes` (transfer).
 """
 
 from __future__ import annotations
@@ -44,11 +46,14 @@ _CHECKSUM = struct.Struct("<I")  # CRC-32 of all before it
 
 @dataclass(frozen=True, eq=False)
 class AbsHistogram:
-    """Counts of |x| over `2**bits` equal bins of [0, 2**range_exp).
+    """Hold counts of |x| over `2**bits` equal bins of [0, 2**range_exp).
 
-    counts: int64 (2**bits,); zeros are counted in bin 0 *and* in `zeros`.
-    amax: the exact largest finite |x| (float32 value), 0.0 when nothing finite was seen.
-    nonfinite: number of NaN and infinite values; they are in no bin.
+    Args:
+        counts: int64 (2**bits,); zeros are counted in bin 0 *and* in `zeros`.
+        range_exp: Exponent of the end of the range, in [-100, 128].
+        amax: The exact largest finite |x| (a float32 value); 0.0 when nothing finite was seen.
+        zeros: Number of values that are exactly zero.
+        nonfinite: Number of NaN and infinite values; they are in no bin.
 
     >>> x = np.array([0.0, -0.5, 1.5, np.inf], np.float32)
     >>> histogram = abs_histogram(x, bits=2)
@@ -105,18 +110,34 @@ class AbsHistogram:
 
 
 def empty_histogram(bits: int = DEFAULT_BITS) -> AbsHistogram:
-    """Return the identity of `merge`: nothing seen, on the narrowest range."""
+    """Return the identity of `merge`: nothing seen, on the narrowest range.
+
+    Args:
+        bits: log2 of the number of bins, 2 to 16.
+
+    >>> seen = abs_histogram(np.float32([0.5, 3.0]))
+    >>> merge(empty_histogram(), seen) == seen
+    True
+    """
     return AbsHistogram(np.zeros(1 << bits, np.int64), MIN_RANGE_EXP, 0.0, 0, 0)
 
 
 def range_exp_for(amax: float) -> int:
-    """Return the smallest e with amax < 2**e, clamped to [-100, 128]."""
+    """Return the smallest e with amax < 2**e, clamped to [-100, 128].
+
+    >>> range_exp_for(0.75), range_exp_for(1.0), range_exp_for(0.0)
+    (0, 1, -100)
+    """
     _, exponent = math.frexp(amax)  # amax = m * 2**exponent, 0.5 <= m < 1
     return min(max(exponent, MIN_RANGE_EXP), MAX_RANGE_EXP) if amax > 0.0 else MIN_RANGE_EXP
 
 
 def abs_histogram(x: NDArray[np.floating], bits: int = DEFAULT_BITS) -> AbsHistogram:
-    """Count |x| of an array of any shape, float16 or float32; x must not change meanwhile.
+    """Count |x| of an array.
+
+    Args:
+        x: float16 or float32, of any shape; it must not change meanwhile.
+        bits: log2 of the number of bins, 2 to 16.
 
     Raises ValueError for float64, whose values need not survive the rounding to float32, and for `bits` outside 2..16.
 
@@ -168,9 +189,19 @@ def merge(a: AbsHistogram, b: AbsHistogram) -> AbsHistogram:
 
 
 def check_mergeable(bits: int, histogram: AbsHistogram, total: int, nonfinite: int) -> None:
-    """Raise CalibrationError as `merge`, unless `histogram` merges with one of `bits`.
+    """Raise unless a histogram merges with another one of `bits`.
 
-    total, nonfinite: the numbers of values in both together.
+    Args:
+        bits: log2 of the number of bins of the other.
+        histogram: The histogram to add.
+        total: Number of finite values in both together.
+        nonfinite: Number of NaN and infinite values in both together.
+
+    Raises CalibrationError:
+        histogram.bits      the two have different numbers of bins
+        histogram.overflow  together they count 2**63 values or more
+
+    >>> check_mergeable(12, empty_histogram(12), total=1000, nonfinite=0)
     """
     if histogram.bits != bits:
         raise CalibrationError(
@@ -189,26 +220,51 @@ def check_mergeable(bits: int, histogram: AbsHistogram, total: int, nonfinite: i
 
 
 def merge_all(histograms: Iterable[AbsHistogram], bits: int = DEFAULT_BITS) -> AbsHistogram:
-    """Merge any number of histograms; without any, return the empty one of `bits`."""
+    """Merge any number of histograms; without any, return the empty one of `bits`.
+
+    Raises CalibrationError (`histogram.bits`, `histogram.overflow`) as `merge` does.
+
+    >>> merge_all(abs_histogram(np.float32([value])) for value in (0.5, 1.0, 2.0)).total
+    3
+    """
     remaining = iter(histograms)
     return reduce(merge, remaining, next(remaining, empty_histogram(bits)))
 
 
 def merge_into(known: dict[str, AbsHistogram], seen: Mapping[str, AbsHistogram]) -> None:
-    """Merge histograms, tensor by tensor, into `known`."""
+    """Merge histograms, tensor by tensor, into `known`; tensors that `known` lacks are added to it.
+
+    Raises CalibrationError (`histogram.bits`, `histogram.overflow`) as `merge` does.
+
+    >>> known = {"conv1": abs_histogram(np.float32([0.5]))}
+    >>> merge_into(known, {"conv1": abs_histogram(np.float32([1.0])), "conv2": abs_histogram(np.float32([2.0]))})
+    >>> {name: histogram.total for name, histogram in known.items()}
+    {'conv1': 2, 'conv2': 1}
+    """
     for name, histogram in seen.items():
         known[name] = merge(known[name], histogram) if name in known else histogram
 
 
 def merged(one: Mapping[str, AbsHistogram], other: Mapping[str, AbsHistogram]) -> dict[str, AbsHistogram]:
-    """Return the histograms of both, merged tensor by tensor."""
+    """Return the histograms of both, merged tensor by tensor; neither argument changes.
+
+    Raises CalibrationError (`histogram.bits`, `histogram.overflow`) as `merge` does.
+
+    >>> day, night = ({"conv1": abs_histogram(np.float32([value]))} for value in (4.0, 0.5))
+    >>> merged(day, night)["conv1"].total, day["conv1"].total
+    (2, 1)
+    """
     total = dict(one)
     merge_into(total, other)
     return total
 
 
 def nbytes(histograms: Mapping[str, AbsHistogram]) -> int:
-    """Return the bytes that the counts take in memory."""
+    """Return the bytes that the counts take in memory.
+
+    >>> nbytes({"conv1": empty_histogram(bits=12)})            # 4096 counts of 8 bytes
+    32768
+    """
     return sum(histogram.counts.nbytes for histogram in histograms.values())
 
 
@@ -234,11 +290,20 @@ def to_bytes(histogram: AbsHistogram) -> bytes:
 
 
 def from_bytes(content: bytes) -> AbsHistogram:
-    """Read what `to_bytes` wrote.
+    """Read the histogram that `to_bytes` wrote.
 
     Raises CalibrationError:
-        histogram.damaged   anything else: foreign, truncated, changed, or no histogram
+        histogram.damaged   foreign, truncated or changed bytes, or parts that do not fit each other
         histogram.earlier   the form of an earlier version of tared
+
+    >>> content = to_bytes(abs_histogram(np.float32([0.25, 0.5])))
+    >>> from_bytes(content).total
+    2
+    >>> try:
+    ...     from_bytes(content[:-1])
+    ... except CalibrationError as error:
+    ...     print(error.code)
+    histogram.damaged
     """
     body, checksum = content[: -_CHECKSUM.size], content[-_CHECKSUM.size :]
     if len(body) < _HEADER.size or checksum != _CHECKSUM.pack(zlib.crc32(body)):
@@ -268,9 +333,21 @@ def from_bytes(content: bytes) -> AbsHistogram:
 
 
 def checked(histogram: AbsHistogram) -> AbsHistogram:
-    """Return the histogram, if its parts fit each other; raise CalibrationError (`histogram.damaged`) otherwise.
+    """Return the histogram, if its parts fit each other.
 
     Meant for histograms from outside: one that was counted here fits by construction.
+
+    Raises CalibrationError (`histogram.damaged`) if they do not.
+
+    >>> from dataclasses import replace
+    >>> histogram = abs_histogram(np.float32([0.25, 0.5]))
+    >>> checked(histogram) is histogram
+    True
+    >>> try:
+    ...     checked(replace(histogram, amax=3.0))              # beyond the last bin that has counts
+    ... except CalibrationError as error:
+    ...     print(error.code)
+    histogram.damaged
     """
     counts = histogram.counts
     sound = (
@@ -310,7 +387,10 @@ def _damaged(found: str) -> CalibrationError:
 
 
 class HistogramSum:
-    """The merged histogram of any number of histograms, in the memory of one. Sums may be added to sums.
+    """Add up any number of histograms, in the memory of one; sums may be added to sums.
+
+    Args:
+        bits: log2 of the number of bins of every histogram, 2 to 16.
 
     >>> total = HistogramSum(bits=12)
     >>> for frame in (np.float32([0.5]), np.float32([3.0])):
@@ -325,7 +405,10 @@ class HistogramSum:
         self._amax, self._total, self._zeros, self._nonfinite = 0.0, 0, 0, 0
 
     def add(self, histogram: AbsHistogram) -> None:
-        """Add a histogram. Raises CalibrationError as `merge`, and has added nothing then."""
+        """Add a histogram.
+
+        Raises CalibrationError (`histogram.bits`, `histogram.overflow`) as `merge` does, and has added nothing then.
+        """
         nonfinite = self._nonfinite + histogram.nonfinite
         check_mergeable(self._bits, histogram, self._total, nonfinite)
         counts, range_exp = self._counts, self._range_exp
@@ -360,7 +443,23 @@ def _add(into: Counts, counts: Counts, fold: int, room: int) -> int:
 
 
 def add_numpy(into: Counts, counts: Counts, fold: int, room: int) -> int:
-    """Do what `_add` does, without the compiled pass."""
+    """Add counts to the first of `into` and return their total, without the compiled pass.
+
+    Args:
+        into: int64 (m,), overwritten.
+        counts: int64 (n,), n / 2**fold <= m.
+        fold: Each 2**fold neighbours of `counts` are added as one.
+        room: The largest total that may be added.
+
+    Returns:
+        The sum of `counts`; -1, with nothing added, if it is more than `room`.
+
+    >>> into = np.array([10, 0])
+    >>> add_numpy(into, np.array([1, 2, 3, 4]), fold=1, room=100), into.tolist()
+    (10, [13, 7])
+    >>> add_numpy(into, np.array([1, 2]), fold=0, room=2)
+    -1
+    """
     total = int(np.add.reduce(counts))
     if total > room:
         return -1

@@ -1,15 +1,22 @@
 // Every CUDA kernel of tared: histograms of |x| counted where the tensors live, the search for entropy thresholds, and
 // the network input from a camera's frame. New to it? Read calibrate/histogram.py first: the same counting in NumPy.
 //
-// kernel          grid                block    dynamic shared memory                    same result as
-// abs_histogram   any                 THREADS  COUNTERS * 4 (32 KiB)                    calibrate/histogram.py: abs_histogram
-// entropy_search  a block per tensor  THREADS  (BINS + 1) * (8 + 2) + THREADS * 8       calibrate/divergence.py: kl_divergence
-// preprocess      pixels / THREADS    THREADS  0                                        agent/vision/preprocess.py
+// kernel          reads                                       writes
+// abs_histogram   tensors, float or half, by a Tensor table   a row of ROW 64-bit counters for each tensor
+// entropy_search  BINS counts and a window for each tensor    a curve of BINS + 1 divergences and one choice for each
+// preprocess      a Transform with its taps, a BGR frame      the network input, float or bytes
 //
-// compile: nvcc -arch=sm_87 -cubin calibrate/kernels.cu (PyCUDA does so when an executor is made)
-// run:     engines/cuda/kernels.py launches the kernels; its DESCRIPTOR, and HEADER and TAP of engines/preprocessing.py,
-//          mirror the structs below
-// check:   on the CPU: make sanitize, and tests/engines/cuda; on a GPU: make gpu-check
+// kernel          grid                  block    dynamic shared memory                same result as
+// abs_histogram   any                   THREADS  COUNTERS * 4 (32 KiB)                calibrate/histogram.py
+// entropy_search  one block per tensor  THREADS  about (BINS + 1) * 10 + THREADS * 8  calibrate/divergence.py
+// preprocess      pixels / THREADS      THREADS  0                                    agent/vision/preprocess.py
+//
+// compile: nvcc -arch=sm_87 -cubin calibrate/kernels.cu (PyCUDA does so when a CudaExecutor is made, for the GPU that
+//          it finds, and keeps the result). BITS, TAIL and THREADS may be given: -DBITS=11
+// run:     engines/cuda/kernels.py launches the kernels through PyCUDA; its DESCRIPTOR, and HEADER and TAP of
+//          engines/preprocessing.py, mirror the structs below
+// check:   on the CPU: make sanitize (ThreadSanitizer, AddressSanitizer, shuffled orders), pytest tests/engines/cuda;
+//          on a GPU: make gpu-check (its tests, compute-sanitizer, the benchmark)
 //
 // nvcc, NVRTC and, in the tests, g++ compile this very file (tests/fakes/cuda_headers holds what g++ lacks). Two compiler
 // settings matter and are the defaults: subnormals are not flushed to zero (-ftz=false), and wherever a contracted

@@ -1,6 +1,6 @@
-"""The compiled passes and their NumPy twins: how |x| is scanned and counted.
+"""Scan and count |x|: by passes compiled from C, or by their twins in NumPy.
 
-count.c is compiled with the package where there is a C compiler. `load` finds them; `scan` and `count`
+count.c is compiled with the package where there is a C compiler. `load` finds the compiled passes; `scan` and `count`
 use them, or else the passes of the same name in NumPy, which give the same bits in more time. calibrate/histogram.py
 calls `scan` for the range of an array, then `count` for its bins.
 """
@@ -25,7 +25,15 @@ Values = NDArray[np.float32]
 
 
 def load() -> ctypes.CDLL | None:
-    """Load the functions of count.c with their signatures; None if this version was not compiled."""
+    """Load the functions of count.c with their signatures.
+
+    Returns:
+        None if they were not compiled, or from another version of count.c.
+
+    >>> library = load()
+    >>> library is None or hasattr(library, "tared_count")
+    True
+    """
     stem = Path(__file__).parent / "_count"
     built = [path for path in (stem.with_name(stem.name + suffix) for suffix in EXTENSION_SUFFIXES) if path.exists()]
     if not built:
@@ -46,7 +54,18 @@ def load() -> ctypes.CDLL | None:
 
 
 def address(array: NDArray[np.int64]) -> object:
-    """Return the address of a contiguous, writable array as a pointer argument; `array.ctypes.data` takes longer."""
+    """Return the address of an array as a pointer argument; `array.ctypes.data` takes longer.
+
+    Args:
+        array: Contiguous and writable; it has to outlive the call that uses the address.
+
+    Raises TypeError or ValueError for an array that is read-only or not contiguous.
+
+    >>> source, copy = np.array([7]), np.zeros(1, np.int64)
+    >>> _ = ctypes.memmove(address(copy), address(source), source.nbytes)
+    >>> copy
+    array([7])
+    """
     return ctypes.byref(_EMPTY.from_buffer(array))  # type: ignore[arg-type]  # an array is a buffer
 
 
@@ -55,9 +74,13 @@ COMPILED = LIBRARY is not None
 
 
 def scan(values: Values) -> tuple[float, int]:
-    """Return the largest |x| of values (n,), inf if any is not finite, and the number of zeros.
+    """Return the largest |x| of values, inf if any is not finite, and the number of zeros.
 
-    The values must be contiguous, n < 2**31.
+    Args:
+        values: float32 (n,), contiguous, n < 2**31.
+
+    >>> scan(np.float32([0.0, -1.5, 0.5]))
+    (1.5, 1)
     """
     if LIBRARY is None:
         return scan_numpy(values)
@@ -67,9 +90,18 @@ def scan(values: Values) -> tuple[float, int]:
 
 
 def count(values: Values, scale: float, bins: int) -> NDArray[np.int64]:
-    """Count how many of values (n,) have floor(|x| * scale) = 0, 1, ... bins - 1: int64 (bins,).
+    """Count how many of the values have floor(|x| * scale) = 0, 1, ... bins - 1.
 
-    `scale` and `bins` are powers of two. All values must be finite and in the bins; contiguous, n < 2**31.
+    Args:
+        values: float32 (n,), contiguous, n < 2**31; all of them finite and inside the bins.
+        scale: Bins for each unit of x, a power of two.
+        bins: A power of two.
+
+    Returns:
+        int64 (bins,).
+
+    >>> count(np.float32([0.1, -0.6, 0.7, 1.9]), scale=2.0, bins=4)
+    array([1, 2, 0, 1])
     """
     if LIBRARY is None:
         return count_numpy(values, scale, bins)
@@ -91,7 +123,11 @@ def _float_of(bits: int) -> float:
 
 
 def scan_numpy(values: Values) -> tuple[float, int]:
-    """Do what `scan` does, without the compiled pass."""
+    """Do the same as `scan`, without the compiled pass.
+
+    >>> scan_numpy(np.float32([0.0, np.inf]))
+    (inf, 1)
+    """
     bits, largest, zeros = values.view(np.int32), np.int32(0), 0
     for start in range(0, bits.size, _CHUNK):
         magnitude = bits[start : start + _CHUNK] & _MAGNITUDE
@@ -101,7 +137,12 @@ def scan_numpy(values: Values) -> tuple[float, int]:
 
 
 def count_numpy(values: Values, scale: float, bins: int) -> NDArray[np.int64]:
-    """Do what `count` does, without the compiled pass."""
+    """Do the same as `count`, without the compiled pass.
+
+    >>> values = np.float32([0.1, -0.6, 0.7, 1.9])
+    >>> np.array_equal(count_numpy(values, 2.0, 4), count(values, 2.0, 4))
+    True
+    """
     counts = np.zeros(bins, np.int64)
     for start in range(0, values.size, _CHUNK):
         steps = np.abs(values[start : start + _CHUNK]) * np.float32(scale)

@@ -7,6 +7,8 @@ under the best ones. Their ratio in dB is the *predicted gain* of a recalibratio
 Between neighbouring edges the values are taken as evenly spread, and the error of rounding and clipping is integrated
 exactly: with t in steps, (t - rint t)**2 has the antiderivative rint(t) / 12 + (t - rint t)**3 / 3. Its first term is
 the step**2 / 12 of a uniform quantiser (Widrow & Kollar, "Quantization Noise", 2008).
+
+Read in this order: `noise_power`, Density, `predicted_gain_db`, `tensor_noise`.
 """
 
 from __future__ import annotations
@@ -37,17 +39,26 @@ Floats = NDArray[np.float64]
 
 
 class Density:
-    """A histogram as a piecewise constant density, with a mass of its own at zero.
+    """Treat a histogram as a piecewise constant density, with a mass of its own at zero.
 
     Bins are merged to 1/32 octave, where that does not put more than 1/32 of all values into one. The last bin ends at
     amax where that is known: saturating functions (ReLU6, a hard sigmoid) pile their values up there, on the grid.
+
+    >>> from calibrate.histogram import abs_histogram
+    >>> values = np.random.default_rng(0).normal(size=100_000).astype(np.float32)
+    >>> density = Density.from_histogram(abs_histogram(values))
+    >>> round(density.best_amax(), 1), round(float(np.abs(values).max()), 1)     # clipping the rarest pays off
+    (3.9, 4.7)
     """
 
     def __init__(self, counts: NDArray[np.int64], bin_width: float, zeros: int = 0, amax: float = 0.0) -> None:
-        """Build the density of counts (bins,) in bins of `bin_width`.
+        """Build the density of a histogram.
 
-        zeros: how many of counts[0] are exactly zero.
-        amax: the exact largest magnitude; 0 if it is not known.
+        Args:
+            counts: int64 (bins,), counts of |x| from 0 up.
+            bin_width: Width of a bin, in the units of x.
+            zeros: Number of values in the first bin that are exactly zero.
+            amax: The exact largest magnitude; 0 if it is not known.
         """
         used = np.flatnonzero(counts)
         bins = int(used[-1]) + 1 if used.size else 1
@@ -136,13 +147,23 @@ def noise_power(histogram: AbsHistogram, scales: Floats) -> tuple[Floats, Floats
 
 @dataclass(frozen=True)
 class NetworkNoise:
-    """Noise over signal by its cause: the weighted sum over a network's tensors."""
+    """Hold noise over signal by its cause: the weighted sum over a network's tensors.
+
+    Args:
+        rounding: Noise power over signal power from rounding, summed over the tensors.
+        clipping: The same from clipping.
+
+    >>> today, recalibrated = NetworkNoise(rounding=0.001, clipping=0.009), NetworkNoise(rounding=0.001, clipping=0.0)
+    >>> round(recalibrated.gain_db(today), 1)
+    10.0
+    """
 
     rounding: float
     clipping: float
 
     @property
     def total(self) -> float:
+        """Noise power over signal power from both causes."""
         return self.rounding + self.clipping
 
     def gain_db(self, today: NetworkNoise) -> float:
@@ -152,11 +173,16 @@ class NetworkNoise:
 
 @dataclass(frozen=True)
 class TensorNoise:
-    """The noise of each of a network's tensors under several sets of scales, and under its best scale.
+    """Hold the noise of each of a network's tensors under several sets of scales, and under its best scale.
 
-    names: (tensors,).
-    ratios: noise over signal by rounding and clipping, (tensors, sets + 1, 2); the last set is `best`.
-    best: each tensor's best scale, (tensors,).
+    Args:
+        names: One for each tensor.
+        ratios: (tensors, sets + 1, 2), noise over signal by rounding and clipping; the last set is `best`.
+        best: (tensors,), each tensor's best scale.
+
+    >>> noise = TensorNoise(("conv1",), np.array([[[0.001, 0.009], [0.001, 0.0]]]), np.array([0.02]))
+    >>> noise.under(0), noise.under(1)                        # under the given scales, and under the best
+    (NetworkNoise(rounding=0.001, clipping=0.009), NetworkNoise(rounding=0.001, clipping=0.0))
     """
 
     names: tuple[str, ...]
@@ -164,22 +190,34 @@ class TensorNoise:
     best: Floats
 
     def under(self, set_index: int, weights: Mapping[str, float] | None = None) -> NetworkNoise:
-        """Return the sum under the set of that index; the index after the last set gives the least noise.
+        """Return the sum over the tensors under one set of scales.
 
-        weights: relative sensitivities; 1 for every tensor when absent, 0 for a tensor that they lack.
+        Args:
+            set_index: Index of the set; the index after the last set gives the least noise.
+            weights: Relative sensitivity of each tensor, 0 for a tensor that is not named; None: 1 for every tensor.
         """
         relative = np.array([1.0 if weights is None else weights.get(name, 0.0) for name in self.names])
         return NetworkNoise(*(relative[:, None] * self.ratios[:, set_index]).sum(axis=0).tolist())
 
 
 def tensor_noise(live: Mapping[str, AbsHistogram], scale_sets: Sequence[Mapping[str, float]]) -> TensorNoise:
-    """Predict the noise of each tensor of `live` under each of several sets of scales, and under its best scale.
+    """Predict the noise of each tensor under each of several sets of scales, and under its best scale.
+
+    Args:
+        live: Histograms by tensor.
+        scale_sets: Sets of scales by tensor, in the units of x for each INT8 step.
 
     Tensors that saw only zeros, or that have no scale in one of the sets, are left out: all sums are of the same
     tensors. The least noise is never more than under a given set. On real networks it is within 0.1 dB of the optimum.
 
     All tensors are computed at once, so that the daemon can do it every few seconds: their histograms are cut alike,
     relative to their ranges, and one table of candidate scales serves them all.
+
+    >>> from calibrate.histogram import abs_histogram
+    >>> live = {"conv1": abs_histogram(np.linspace(-1.0, 1.0, 10_001, dtype=np.float32))}
+    >>> noise = tensor_noise(live, [{"conv1": 0.5 / QMAX}, {"conv1": 1.0 / QMAX}])
+    >>> noise.ratios.sum(axis=2).round(5)                     # amax 0.5, amax 1.0, the best
+    array([[1.2505e-01, 2.0000e-05, 2.0000e-05]])
     """
     compared = [
         name for name, seen in live.items() if seen.amax > 0.0 and all(s.get(name, 0.0) > 0.0 for s in scale_sets)
@@ -194,7 +232,13 @@ def tensor_noise(live: Mapping[str, AbsHistogram], scale_sets: Sequence[Mapping[
 
 
 def best_scales(live: Mapping[str, AbsHistogram]) -> dict[str, float]:
-    """Return, per tensor that saw anything, the scale of least noise, as `tensor_noise` searches it."""
+    """Return, for each tensor that saw anything, the scale of least noise, as `tensor_noise` searches it.
+
+    >>> from calibrate.histogram import abs_histogram
+    >>> live = {"conv1": abs_histogram(np.linspace(-1.0, 1.0, 10_001, dtype=np.float32))}
+    >>> {name: round(scale * QMAX, 2) for name, scale in best_scales(live).items()}
+    {'conv1': 1.0}
+    """
     noise = tensor_noise(live, [])
     return dict(zip(noise.names, noise.best.tolist(), strict=True))
 
@@ -204,7 +248,19 @@ def network_noise(
     scale_sets: Sequence[Mapping[str, float]],
     weights: Mapping[str, float] | None = None,
 ) -> tuple[list[NetworkNoise], NetworkNoise]:
-    """Return the sums of `tensor_noise` under each set, and the least; weights as in `TensorNoise.under`."""
+    """Return the network's noise under each set of scales, and the least noise.
+
+    Args:
+        live: Histograms by tensor.
+        scale_sets: Sets of scales by tensor.
+        weights: Relative sensitivity of each tensor, 0 for a tensor that is not named; None: 1 for every tensor.
+
+    >>> from calibrate.histogram import abs_histogram
+    >>> live = {"conv1": abs_histogram(np.linspace(-1.0, 1.0, 10_001, dtype=np.float32))}
+    >>> (narrow,), least = network_noise(live, [{"conv1": 0.5 / QMAX}])
+    >>> narrow.clipping > 0.1, least.total < 1e-4             # half of the values were clipped
+    (True, True)
+    """
     noise = tensor_noise(live, scale_sets)
     *given, least = (noise.under(index, weights) for index in range(len(scale_sets) + 1))
     return given, least
@@ -260,6 +316,11 @@ def predicted_gain_db(
     """Return by how many dB a recalibration would reduce the network's quantisation noise; 0.0 when nothing was seen.
 
     gain = 10 log10 (sum of weight * noise / signal under `scales`, over the same sum under each tensor's best scale)
+
+    Args:
+        live: Histograms by tensor.
+        scales: The scales in use, by tensor.
+        weights: Relative sensitivity of each tensor, 0 for a tensor that is not named; None: 1 for every tensor.
 
     >>> from calibrate.histogram import abs_histogram
     >>> dark = abs_histogram(np.linspace(-0.5, 0.5, 10_001, dtype=np.float32))

@@ -38,15 +38,24 @@ Labels = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Problem:
-    """The costs of n groups and m edges between groups; several edges may join the same two.
+    """State the costs of n groups and m edges between groups; several edges may join the same two.
 
-    time_int8, time_float: (n,), times >= 0 in one unit.
-    noise: (n,), >= 0; a group adds this while it is INT8.
-    edges: (m, 2), indices of groups.
-    boundary: (m,), the time that an edge adds where its ends differ.
-    fixed: (n,), FREE, or FLOAT or INT8 by rule.
+    Args:
+        time_int8: (n,), time of each group in INT8, >= 0. All times have one unit.
+        time_float: (n,), time of each group in float, >= 0.
+        noise: (n,), >= 0; a group adds this while it is INT8.
+        edges: (m, 2), indices of groups.
+        boundary: (m,), >= 0, the time that an edge adds where its ends differ.
+        fixed: (n,), FREE, or FLOAT or INT8 by rule.
 
     Raises ValueError naming the field with another shape or other values.
+
+    >>> one_edge = np.array([[0, 1]])
+    >>> free = np.full(2, FREE, np.int8)
+    >>> problem = Problem(np.ones(2), 3.0 * np.ones(2), np.array([1.0, 9.0]), one_edge, np.array([0.5]), free)
+    >>> mixed = np.array([True, False])
+    >>> problem.time(mixed), problem.noise_of(mixed)          # 1 + 3, and 0.5 for the conversion between them
+    (4.5, 1.0)
     """
 
     time_int8: Floats
@@ -83,7 +92,16 @@ class Problem:
 
 @dataclass(frozen=True)
 class Partition:
-    """A plan: int8 (n,), with its time and noise."""
+    """Hold a plan with its time and noise.
+
+    Args:
+        int8: (n,), True for groups that are INT8.
+        time: In the unit of the problem's times.
+        noise: In the unit of the problem's noise.
+
+    >>> Partition(np.array([True, False]), time=4.5, noise=1.0).time
+    4.5
+    """
 
     int8: Labels
     time: float
@@ -95,6 +113,7 @@ def fastest(problem: Problem, budget: float) -> Partition:
 
     Labels by rule are kept. If no plan fits, because the groups that are INT8 by rule exceed the budget alone, it is
     the fastest of least noise. The time is within a billionth of the least, unless the solver takes 20 seconds.
+
     Raises ValueError when `budget` is NaN.
 
     >>> ones = np.ones(3)
@@ -116,6 +135,12 @@ def frontier(problem: Problem) -> tuple[Partition, ...]:
 
     Besides the two ends these are the fastest plans for up to 24 budgets. Each lies in the widest gap in time that is
     left, at the geometric mean of the noises on both sides. Time strictly rises and noise strictly falls.
+
+    >>> no_edge = np.zeros((0, 2), np.int64)
+    >>> free = np.full(2, FREE, np.int8)
+    >>> problem = Problem(np.ones(2), 3.0 * np.ones(2), np.array([1.0, 9.0]), no_edge, np.zeros(0), free)
+    >>> [(plan.time, plan.noise) for plan in frontier(problem)]
+    [(2.0, 10.0), (4.0, 1.0), (6.0, 0.0)]
     """
     program = _Program(problem)
     fast, quiet = program.quietest(program.fastest(math.inf)), program.fastest(0.0)
@@ -143,7 +168,17 @@ def frontier(problem: Problem) -> tuple[Partition, ...]:
 def rungs(frontier: Sequence[Partition], tolerance: float) -> list[Partition]:
     """Choose plans of ever less noise, fastest first: at each step the quietest of those that are as fast as any.
 
-    frontier: fastest first, quietest last. tolerance: relative difference in time below which plans are equally fast.
+    Args:
+        frontier: Plans, fastest first, quietest last.
+        tolerance: Relative difference in time below which plans are equally fast.
+
+    Returns:
+        At most 10 plans that have a group in INT8; each has at most half the noise of the one before.
+
+    >>> one = np.array([True])
+    >>> plans = [Partition(one, time, noise) for time, noise in ((1.0, 8.0), (1.01, 7.0), (2.0, 5.0), (3.0, 1.0))]
+    >>> [(plan.time, plan.noise) for plan in rungs(plans, tolerance=0.02)]
+    [(1.01, 7.0), (3.0, 1.0)]
     """
     chosen: list[Partition] = []
     plans = [plan for plan in frontier if plan.int8.any()]

@@ -1,4 +1,8 @@
-"""Describe which layers stay float and why, and how the INT8 layers are repaired: PrecisionPlan."""
+"""Describe which layers stay float and why, and how the INT8 layers are repaired: PrecisionPlan.
+
+A plan is a JSON file of its own, which `tared plan` writes and every engine of a model is built by. Repairs are values
+for calibrate/repair.py's methods; engines/quantise applies them.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +22,25 @@ Numbers = tuple[float, ...]
 
 @dataclass(frozen=True)
 class Repairs:
-    """Repairs that keep a layer in INT8 that would lose too much there. Layers are named as compute nodes.
+    """Hold the repairs that keep a layer in INT8 that would lose too much there. Layers are named as compute nodes.
 
-    divisors, offsets: per layer and input channel. The layer reads (x - offset) / divisor through a Q of its own, and
-        its weights and bias are changed to match, so that in float nothing changes.
-    ranges: the amax of the tensor that such a layer reads, by the tensor's name; for calibrations that do not show it.
-    reach: by the same name what that range covers, as a multiple of the tensor's largest |x|, or with offsets of its
-        span: less than 1 clips rare values, more is headroom. A tensor that is not named has 1.
-    methods: per tap another threshold method than the calibration's.
-    clips: per layer the fraction of its largest weight that the scale reaches, one in (0, 1] per output channel.
-    shifts: per layer the shift that INT8 makes in the mean of its outputs, one per output channel; its bias is reduced
-        by it.
+    Args:
+        divisors: For each layer, one positive number per input channel. The layer reads (x - offset) / divisor through
+            a Q of its own, and its weights and bias are changed to match, so that in float nothing changes.
+        offsets: For each layer, one number per input channel, in the units of x.
+        ranges: The amax of the tensor that such a layer reads, by the tensor's name, for calibrations
+            that do not show it.
+        reach: By the same name, the part that this range covers, as a multiple of the tensor's largest |x|, or with
+            offsets of its span: less than 1 clips rare values, more is headroom. A tensor that is not named has 1.
+        methods: Another threshold method than the calibration's, by tap.
+        clips: For each layer the fraction of its largest weight that the scale reaches, one in (0, 1] per output
+            channel.
+        shifts: For each layer the shift that INT8 makes in the mean of its outputs, one per output channel; its bias is
+            reduced by it.
+
+    >>> repairs = Repairs(divisors={"conv1": (1.0, 0.25)})
+    >>> repairs.as_dict(), bool(Repairs())
+    ({'divisors': {'conv1': (1.0, 0.25)}}, False)
     """
 
     divisors: Mapping[str, Numbers] = field(default_factory=dict)
@@ -52,7 +64,10 @@ class Repairs:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Repairs:
-        """Read what `as_dict` returned. Raises ValueError for anything else."""
+        """Read the document that `as_dict` returned.
+
+        Raises ValueError for anything else.
+        """
         unknown = document.keys() - {each.name for each in fields(cls)}
         if unknown:
             raise ValueError(f"no repair is called '{min(unknown)}'")
@@ -77,11 +92,18 @@ class Repairs:
 
 @dataclass(frozen=True)
 class PrecisionPlan:
-    """The nodes that stay float; every other node may be INT8.
+    """Name the nodes that stay float; every other node may be INT8.
 
-    floats: name of a compute node (convolution, matrix product, residual Add) -> reason in plain words.
-    repairs: how layers that become INT8 are repaired.
-    evidence: how the plan was found, for people; no engine depends on it.
+    Args:
+        floats: Name of a compute node (convolution, matrix product, residual Add) -> reason in plain words.
+        repairs: How layers that become INT8 are repaired.
+        evidence: How the plan was found, for people; no engine depends on it, and equal plans may differ in it.
+
+    >>> plan = PrecisionPlan({"head/conv": "loses 4 dB in INT8"})
+    >>> PrecisionPlan.from_json(plan.to_json()) == plan
+    True
+    >>> plan.essence
+    {'floats': ['head/conv']}
     """
 
     floats: Mapping[str, str] = field(default_factory=dict)
@@ -118,7 +140,12 @@ class PrecisionPlan:
 
     @classmethod
     def from_json(cls, text: str) -> PrecisionPlan:
-        """Read a plan. Raises CalibrationError: `plan.format` (not a plan), `plan.schema` (of a newer version)."""
+        """Read a plan.
+
+        Raises CalibrationError:
+            plan.format  the text is not a plan
+            plan.schema  the plan is of a newer version
+        """
         try:
             document: Any = json.loads(text)
         except (RecursionError, ValueError) as error:

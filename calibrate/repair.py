@@ -40,7 +40,13 @@ _CLIPS = np.array([1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6])  # fractions of the lar
 
 
 def merge_extremes(into: dict[str, Extremes], others: Mapping[str, Extremes]) -> None:
-    """Merge extremes by name into those that are known."""
+    """Merge extremes by name into those that are known; names that `into` lacks are added.
+
+    >>> known = {"conv1": np.float32([[-1.0], [2.0]])}
+    >>> merge_extremes(known, {"conv1": np.float32([[-0.5], [3.0]])})
+    >>> known["conv1"].tolist()                               # the least and the largest value of the one channel
+    [[-1.0], [3.0]]
+    """
     for name, seen in others.items():
         known = into.get(name, seen)
         into[name] = np.stack((np.minimum(known[0], seen[0]), np.maximum(known[1], seen[1])))
@@ -49,33 +55,61 @@ def merge_extremes(into: dict[str, Extremes], others: Mapping[str, Extremes]) ->
 def divided_ends(extremes: Extremes, divisors: ArrayLike, offsets: ArrayLike) -> tuple[float, float]:
     """Return the least and the largest value of (x - offset) / divisor over all channels.
 
-    divisors: (channels,), positive. offsets: (channels,), or one for all.
+    Args:
+        extremes: (2, channels), the least and the largest x of each channel.
+        divisors: (channels,), or one for all; positive.
+        offsets: (channels,), or one for all, in the units of x.
+
+    >>> divided_ends(np.float32([[0.0, -8.0], [1.0, 8.0]]), divisors=[1.0, 8.0], offsets=0.0)
+    (-1.0, 1.0)
     """
     low, high = (extremes.astype(np.float64) - np.asarray(offsets)) / np.asarray(divisors)
     return float(low.min()), float(high.max())
 
 
 def kept_amax(ends: tuple[float, float], reach: float, centred: bool) -> float:
-    """Return the range of a tensor from its least and largest value: `reach` times its largest |x|.
+    """Return the range of a tensor from its least and largest value.
 
-    A centred tensor, one with offsets, goes from its low end, which is never clipped, up to `reach` times its span: at
-    the low end ReLU and SiLU have most values.
+    Args:
+        ends: The least and the largest value.
+        reach: Multiple of the largest |x| to cover; of a centred tensor, multiple of its span from the low end up.
+        centred: True for a tensor with offsets. Its low end is never clipped: ReLU and SiLU have most values there.
+
+    >>> kept_amax((-1.0, 4.0), reach=0.5, centred=False), kept_amax((-4.0, 4.0), reach=0.75, centred=True)
+    (2.0, 4.0)
     """
     low, high = ends
     return max(-low, low + reach * (high - low)) if centred else reach * max(-low, high)
 
 
 def undivided(extremes: Extremes, divisors: ArrayLike, offsets: ArrayLike) -> Extremes:
-    """Return the extremes of x from those of (x - offset) / divisor; the rest as for `divided_ends`."""
+    """Return the extremes of x, (2, channels), from those of (x - offset) / divisor.
+
+    Args:
+        extremes: (2, channels), of the divided input.
+        divisors: (channels,), or one for all; positive.
+        offsets: (channels,), or one for all, in the units of x.
+
+    >>> undivided(np.float32([[0.0], [1.0]]), divisors=8.0, offsets=-2.0).tolist()
+    [[-2.0], [6.0]]
+    """
     original: Extremes = (extremes.astype(np.float64) * np.asarray(divisors) + np.asarray(offsets)).astype(np.float32)
     return original
 
 
 @dataclass(frozen=True)
 class LayerInput:
-    """A layer's input: samples (channels, n), and the least and the largest value of each channel, (channels,).
+    """Hold samples of a layer's input, and the extremes of each channel.
 
-    is_unsigned: it is never negative, and uint8 in place of int8.
+    Args:
+        samples: float32 (channels, n).
+        low: (channels,), the least value of each channel.
+        high: (channels,), the largest value of each channel.
+        is_unsigned: True if the input is never negative, and uint8 in place of int8.
+
+    >>> read = LayerInput(np.float32([[0.0, 1.0], [-8.0, 8.0]]), np.array([0.0, -8.0]), np.array([1.0, 8.0]))
+    >>> read.amax, read.variance
+    (array([1., 8.]), array([ 0.25, 64.  ]))
     """
 
     samples: Samples
@@ -100,7 +134,12 @@ class LayerInput:
         return variance
 
     def scaled(self, divisors: Floats, offsets: Floats) -> LayerInput:
-        """Return (x - offset) / divisor, channel by channel; with offsets it has a sign."""
+        """Return (x - offset) / divisor, channel by channel; with offsets it has a sign.
+
+        Args:
+            divisors: (channels,), positive.
+            offsets: (channels,), in the units of x.
+        """
         samples = ((self.samples - offsets[:, np.newaxis]) / divisors[:, np.newaxis]).astype(np.float32)
         is_unsigned = self.is_unsigned and not offsets.any()
         return LayerInput(samples, (self.low - offsets) / divisors, (self.high - offsets) / divisors, is_unsigned)
@@ -108,14 +147,19 @@ class LayerInput:
 
 @dataclass(frozen=True)
 class Equalisation:
-    """The layer reads (x - offsets) / divisors, both (channels,).
+    """Describe a layer that reads (x - offsets) / divisors in place of x.
 
-    divisors: powers of two, so that without offsets float results do not change by a bit.
-    offsets: multiples of a channel's INT8 step, so that exact zeros stay exact.
-    amax: the range of the divided input.
-    reach: what it covers, as a multiple of the input's largest |x| in the whole calibration, or with offsets of its
-        span; see `kept_amax`. Below 1 rare values are clipped; above 1 there is headroom.
-    noise: of the layer's output, in its units squared, from activations and weights together.
+    Args:
+        divisors: (channels,), powers of two, so that without offsets float results do not change by a bit.
+        offsets: (channels,), multiples of a channel's INT8 step, so that exact zeros stay exact.
+        amax: The range of the divided input.
+        reach: The part that `amax` covers, as a multiple of the input's largest |x| in the whole calibration, or with
+            offsets of its span; see `kept_amax`. Below 1 rare values are clipped; above 1 there is headroom.
+        noise: Of the layer's output, in its units squared, from activations and weights together.
+
+    >>> found = Equalisation(np.array([1.0, 0.25]), np.zeros(2), amax=1.0, reach=1.0, noise=1e-4)
+    >>> found.divisors.tolist()                               # the second channel gets four times as many steps
+    [1.0, 0.25]
     """
 
     divisors: Floats
@@ -126,15 +170,34 @@ class Equalisation:
 
 
 def activation_noise(matrix: Floats, read: LayerInput, scale: float) -> float:
-    """Return the mean squared error of all outputs of a layer together, if it reads its input with one scale."""
+    """Return the mean squared error of all outputs of a layer together, if it reads its input with one scale.
+
+    Args:
+        matrix: Weights (groups, outputs, inputs, taps).
+        read: The layer's input; its channels are groups * inputs.
+        scale: Of the input, in its units for each step.
+
+    >>> read = LayerInput(np.float32([[0.0, 0.25, 0.5]]), np.zeros(1), np.ones(1))
+    >>> weights = np.full((1, 2, 1, 1), 2.0)                  # two outputs, each twice the only input
+    >>> round(activation_noise(weights, read, scale=0.5), 4)
+    0.1667
+    """
     return float(_by_input(matrix) @ _channel_noise(read.samples, scale, read.largest_step))
 
 
 def weight_noise(matrix: Floats, variance: Floats, clips: Floats | None = None) -> float:
-    """Return the same if its weights are int8 with a scale per output channel.
+    """Return the mean squared error of all outputs together, if the weights are int8 with a scale per output channel.
 
-    variance: of the input channels. The weights' errors times the channels' means are a constant, which the bias takes.
-    clips: (outputs,), as `best_clips` returns them.
+    The weights' errors times the channels' means are a constant, which the bias takes.
+
+    Args:
+        matrix: Weights (groups, outputs, inputs, taps).
+        variance: (channels,), of the input.
+        clips: (outputs,), fractions of the largest weight, as `best_clips` returns them; None: 1 for every output.
+
+    >>> weights = np.array([1.0, 0.001]).reshape(1, 1, 2, 1)
+    >>> f"{weight_noise(weights, np.ones(2)):.1e}"            # the small weight is rounded to 0
+    '1.0e-06'
     """
     return float(_weight_errors(matrix, variance, np.ones(1) if clips is None else clips).sum())
 
@@ -150,6 +213,23 @@ def equalisation(
 
     Divisors trade the noise of the activations against that of the weights. Offsets give a one-sided input, as ReLU and
     SiLU make it, all of INT8's range instead of half: a quarter of its noise. So has an unsigned one without them.
+
+    Args:
+        matrix: Weights (groups, outputs, inputs, taps).
+        read: The layer's input on a few frames.
+        extremes: (2, channels), the least and the largest value of each channel in the whole calibration.
+        centred: True to search offsets, too.
+        headrooms: Factors by which a channel may exceed its extremes, in the order of the result.
+
+    Source: Nagel et al., arXiv:1906.04721.
+
+    >>> rng = np.random.default_rng(0)
+    >>> samples = (rng.normal(size=(2, 1000)) * [[1.0], [16.0]]).astype(np.float32)     # one quiet, one loud channel
+    >>> extremes = np.stack((samples.min(axis=1), samples.max(axis=1)))
+    >>> read = LayerInput(samples, *extremes.astype(np.float64))
+    >>> (found,) = equalisation(np.ones((1, 1, 2, 1)), read, extremes, centred=False, headrooms=(1.0,))
+    >>> found.divisors
+    array([0.125, 1.   ])
     """
     exponents = (0.0, *_EXPONENTS) if centred else _EXPONENTS
     candidates = [_equalised(matrix, read, extremes, exponent, centred, headrooms) for exponent in exponents]
@@ -226,16 +306,40 @@ def _best_amax(noise: Callable[[float], float], largest: float) -> float:
 
 
 def best_clips(matrix: Floats, variance: Floats) -> Floats:
-    """Return per output channel (outputs,) the fraction of its largest weight that the scale should reach."""
+    """Return for each output channel, (outputs,), the fraction of its largest weight that the scale should reach.
+
+    Args:
+        matrix: Weights (groups, outputs, inputs, taps).
+        variance: (channels,), of the input.
+
+    Source: Banner et al., arXiv:1810.05723.
+
+    >>> weights = np.linspace(-1.0, 1.0, 65536).reshape(1, 1, 65536, 1)
+    >>> weights[0, 0, 0, 0] = 1.5                             # one weight far beyond the others
+    >>> best_clips(weights, np.ones(65536))
+    array([0.7])
+    """
     noise = np.stack([_weight_errors(matrix, variance, np.full(1, clip)) for clip in _CLIPS])
     best: Floats = _CLIPS[noise.argmin(axis=0)]
     return best
 
 
 def output_shift(matrix: Floats, read: LayerInput, scale: float, clips: Floats | None = None) -> Floats:
-    """Return the shift that quantisation makes in the mean of each output, (outputs,).
+    """Return the shift that quantisation makes in the mean of each output, (outputs,), in its units.
 
     Borders are left out, where taps read padding.
+
+    Args:
+        matrix: Weights (groups, outputs, inputs, taps).
+        read: The layer's input.
+        scale: Of the input, in its units for each step.
+        clips: (outputs,), fractions of the largest weight, as `best_clips` returns them; None: 1 for every output.
+
+    Source: Nagel et al., arXiv:1906.04721, bias correction.
+
+    >>> read = LayerInput(np.full((1, 4), 0.3, np.float32), np.zeros(1), np.full(1, 0.3))
+    >>> output_shift(np.full((1, 1, 1, 1), 1.0), read, scale=0.25).round(3)     # 0.3 is read as 0.25
+    array([-0.05])
     """
     steps = np.rint(read.samples * np.float32(1.0 / scale)).clip(-read.largest_step, read.largest_step)
     groups, _, inputs, _ = matrix.shape

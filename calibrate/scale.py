@@ -37,11 +37,19 @@ UNUSED_SCALE = 2.0**-7
 
 
 def activation_scale(amax: float, tensor: str, unsigned: bool = False) -> float:
-    """Return the scale of an activation tensor whose range is [-amax, amax]; `tensor` names it in errors.
+    """Return the scale of an activation tensor, in its units for each step: a float32 value.
 
-    unsigned: the range is [0, amax], in uint8.
+    Args:
+        amax: End of the range: [-amax, amax], or [0, amax] if unsigned.
+        tensor: Name of the tensor in errors.
+        unsigned: True for uint8, False for int8.
 
-    Raises CalibrationError: `scale.amax` (NaN, infinite or negative), `scale.range` (beyond float16).
+    Raises CalibrationError:
+        scale.amax   amax is NaN, infinite or negative
+        scale.range  amax is beyond the reach of a float16 scale
+
+    >>> round(activation_scale(12.7, "conv1"), 3), activation_scale(0.0, "a dead channel")
+    (0.1, 0.0078125)
     """
     if not (np.isfinite(amax) and amax >= 0.0):
         raise CalibrationError(
@@ -62,7 +70,11 @@ def activation_scale(amax: float, tensor: str, unsigned: bool = False) -> float:
 
 
 def has_scale(amax: float) -> bool:
-    """Return True if a tensor with this finite amax can be INT8 at all: see `MAX_SCALE`."""
+    """Return True if a tensor with this finite amax can be INT8 at all: see `MAX_SCALE`.
+
+    >>> has_scale(6.0), has_scale(1e9)
+    (True, False)
+    """
     return amax <= QMAX * MAX_SCALE
 
 
@@ -71,16 +83,28 @@ def power_of_two(scale: float) -> float:
 
     As PPQ's POWER_OF_2 policy has it, for hardware that rescales by shifts. It costs up to a factor sqrt(2) of range or
     of resolution.
+
+    >>> power_of_two(0.1), power_of_two(0.2)
+    (0.125, 0.25)
     """
     exponent = math.floor(math.log2(scale) + 0.5)
     return 2.0 ** min(max(exponent, math.ceil(math.log2(MIN_SCALE))), math.floor(math.log2(MAX_SCALE)))
 
 
 def weight_scales(weight: NDArray[np.float32], axis: int, tensor: str) -> NDArray[np.float32]:
-    """Return one scale per index of `axis`, the output channels: float32 (weight.shape[axis],).
+    """Return one scale for each output channel: float32 (weight.shape[axis],).
 
     amax is each channel's maximum, as in Wu et al., arXiv:2004.09602, section 4.1.
-    Raises CalibrationError as `activation_scale`; `tensor` names the weight in errors.
+
+    Args:
+        weight: float32, of any shape.
+        axis: The axis of the output channels.
+        tensor: Name of the weight in errors.
+
+    Raises CalibrationError (`scale.amax`, `scale.range`) as `activation_scale` does.
+
+    >>> weight_scales(np.float32([[127.0, 1.0], [-254.0, 0.0]]), axis=0, tensor="conv1.weight").tolist()
+    [1.0, 2.0]
     """
     others = tuple(i for i in range(weight.ndim) if i != axis)
     amax = np.abs(weight).max(axis=others)
@@ -88,13 +112,34 @@ def weight_scales(weight: NDArray[np.float32], axis: int, tensor: str) -> NDArra
 
 
 def clipped(scales: NDArray[np.float32], fractions: Sequence[float]) -> NDArray[np.float32]:
-    """Return scales (channels,) that reach a fraction of the range only; one fraction per channel, or one for all."""
+    """Return scales (channels,) that reach a fraction of the range only.
+
+    Args:
+        scales: float32 (channels,).
+        fractions: In (0, 1]: one for each channel, or one for all.
+
+    >>> clipped(np.float32([0.5, 0.25]), [0.5, 1.0]).tolist()
+    [0.25, 0.25]
+    """
     narrowed: NDArray[np.float32] = np.maximum(scales * np.asarray(fractions, np.float32), np.float32(MIN_SCALE))
     return narrowed
 
 
 def quantise(weight: NDArray[np.float32], scales: NDArray[np.float32], axis: int, most: int = QMAX) -> NDArray[np.int8]:
-    """Return round(weight / scale), ties to even as in ONNX QuantizeLinear, saturated to [-most, most]; same shape."""
+    """Return round(weight / scale), ties to even as in ONNX QuantizeLinear, saturated to [-most, most]: int8.
+
+    Args:
+        weight: float32, of any shape.
+        scales: float32 (weight.shape[axis],).
+        axis: The axis of the output channels.
+        most: The largest integer, at most 127.
+
+    Returns:
+        int8, of the weight's shape.
+
+    >>> quantise(np.float32([[0.5, -1.0], [9.0, 0.1]]), np.float32([0.5, 0.05]), axis=0).tolist()
+    [[1, -2], [127, 2]]
+    """
     along = [1] * weight.ndim
     along[axis] = -1
     steps: NDArray[np.float32] = np.rint(weight / scales.reshape(along))

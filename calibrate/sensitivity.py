@@ -1,6 +1,7 @@
 """Measure which groups of layers make the noise.
 
-`measure_blocks` and `share_out` turn a few measurements of a whole network into the divergence of every group.
+A network has hundreds of groups, and measuring each alone takes hundreds of runs. `measure_blocks` measures blocks of
+groups instead, and splits the loudest; `share_out` divides each block's divergence among its groups.
 """
 
 from __future__ import annotations
@@ -19,7 +20,15 @@ _QUIET = 0.01  # of all noise: a block of no more is not worth splitting
 
 @dataclass(frozen=True)
 class Block:
-    """Groups, by index, and the divergence of the network when these alone are INT8."""
+    """Hold some groups and the divergence of the network when these alone are INT8.
+
+    Args:
+        members: Indices of the groups, ascending.
+        divergence: Finite and >= 0, in the unit of the measurement.
+
+    >>> Block(members=(0, 1), divergence=0.02)
+    Block(members=(0, 1), divergence=0.02)
+    """
 
     members: tuple[int, ...]
     divergence: float
@@ -35,6 +44,11 @@ def measure_blocks(predicted: Floats, measure: Callable[[Sequence[int]], float |
         runs: The most measurements.
 
     Each group that was measured is in exactly one block.
+
+    >>> divergence = {0: 0.0, 1: 0.0, 2: 5.0, 3: 0.0}         # the third of four groups is loud
+    >>> blocks = measure_blocks(np.ones(4), lambda groups: sum(divergence[group] for group in groups), runs=8)
+    >>> [block for block in blocks if block.divergence]
+    [Block(members=(2,), divergence=5.0)]
     """
     blocks: list[Block] = []
     for members in _cut(predicted, tuple(range(len(predicted))), min(_BLOCKS, runs)):
@@ -62,6 +76,13 @@ def share_out(predicted: Floats, blocks: Sequence[Block]) -> Floats:
 
     A block's divergence is shared among its members as predicted, evenly if nothing was predicted. Groups in no block
     get as much per predicted noise as the others have; if nothing was measured, they get the prediction itself.
+
+    Args:
+        predicted: Noise of each group, (n,), >= 0.
+        blocks: Measured blocks, as `measure_blocks` returns them.
+
+    >>> share_out(np.array([1.0, 3.0, 2.0]), [Block((0, 1), 8.0)])
+    array([2., 6., 4.])
     """
     measured = [index for block in blocks for index in block.members]
     noise = float(predicted[measured].sum())

@@ -59,7 +59,16 @@ _PPQ_FLOOR = 1e-30  # PPQ adds this to a probability before its logarithm
 
 @dataclass(frozen=True)
 class Method:
-    """A parsed method string; `parameter` is P or V if the method takes one, else 0."""
+    """Hold a parsed method string.
+
+    Args:
+        name: One of METHODS, without its parameter.
+        parameter: P of `percentile:P`, V of `global:V`, else 0.
+        power_of_two: True for `+pow2`.
+
+    >>> Method("mse") == parse_method("mse")
+    True
+    """
 
     name: str
     parameter: float = 0.0
@@ -67,7 +76,9 @@ class Method:
 
 
 def parse_method(method: str) -> Method:
-    """Split a method string into its parts. Raises CalibrationError (`threshold.method`), which lists the methods.
+    """Split a method string into its parts.
+
+    Raises CalibrationError (`threshold.method`), which lists the methods, for any other string.
 
     >>> parse_method("percentile:99.9+pow2")
     Method(name='percentile', parameter=99.9, power_of_two=True)
@@ -121,8 +132,14 @@ def find_amax(counts: Counts, bin_width: float | Floats, method: str = "entropy"
 def histogram_amax(histogram: AbsHistogram, method: str = "entropy") -> float:
     """Choose the amax of an AbsHistogram, as `find_amax` does, with the zeros and the exact amax that it knows.
 
-    The result is at most the exact amax, except for `global` and the rounding of `+pow2`. It is 0.0 only if all values
-    were zero.
+    Args:
+        histogram: Of one tensor.
+        method: One of METHODS.
+
+    Returns:
+        At most the exact amax, except for `global` and the rounding of `+pow2`. It is 0.0 only if all values were zero.
+
+    Raises CalibrationError (`threshold.method`) for a method that is not in METHODS.
 
     >>> from calibrate.histogram import abs_histogram
     >>> histogram_amax(abs_histogram(np.float32([0.0, -0.5, 1.5])), "max")
@@ -183,10 +200,22 @@ def _rounded(amax: float, method: Method) -> float:
 
 
 def entropy_window(counts: Counts, bin_width: float = 1.0, zeros: int = 0, amax: float = 0.0) -> tuple[int, int]:
-    """Return the fewest and the most of counts (bins,) that `entropy` may keep: those within 6 dB of the least noise.
+    """Return the fewest and the most bins that `entropy` may keep: those within 6 dB of the least noise.
 
-    At least one count must be there. `zeros` and `amax` are those of an AbsHistogram, 0 if they are not known. Fewer
-    than LEVELS bins are never searched: if the first number is beyond the second, the second is the answer.
+    Args:
+        counts: int64 (bins,), at least one of them above 0.
+        bin_width: Width of a bin, in the units of x.
+        zeros: Number of values that are exactly zero; 0 if it is not known.
+        amax: The exact largest |x|; 0 if it is not known.
+
+    Returns:
+        Two numbers of bins. Fewer than LEVELS bins are never searched: if the first number is beyond the second, the
+        second is the answer.
+
+    >>> rng = np.random.default_rng(0)
+    >>> counts, _ = np.histogram(np.abs(rng.normal(size=100_000)), bins=2048, range=(0.0, 8.0))
+    >>> entropy_window(counts, bin_width=8.0 / 2048)
+    (858, 1212)
     """
     bins = int(np.flatnonzero(counts)[-1]) + 1
     if bins <= LEVELS:

@@ -135,6 +135,7 @@ class LabelStore:
     >>> store.label(frame.id, 3)
     >>> [each.label for each in store.frames()], store.picture(frame.id)
     ([3], b'the JPEG')
+    >>> folder.cleanup()
     """
 
     def __init__(self, state_dir: Path, model: str, task: str) -> None:

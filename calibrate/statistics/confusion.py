@@ -12,9 +12,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Pair:
-    """Of `total` answers `reference` of the reference, the candidate answered `candidate` in `count`.
+    """Report that the candidate answered one class where the reference answered another.
 
-    low: lower confidence bound of the rate that count / total estimates.
+    Args:
+        reference: Class of the reference.
+        candidate: Class of the candidate.
+        count: Number of answers of this pair.
+        total: Number of the reference's answers of its class.
+        low: Lower confidence bound of the rate that count / total estimates.
+
+    >>> pair = Pair(reference=6, candidate=8, count=40, total=100, low=0.27)
+    >>> pair.count / pair.total
+    0.4
     """
 
     reference: int
@@ -34,11 +43,14 @@ def confused_pairs(
             reference's, so that the counts of a class sum to its total at most.
         totals: reference -> how often the reference gave this answer.
         tolerance: The rate up to which a confusion is accepted, in (0, 1).
-        error: Probability that a pair is returned whose rate is not above its `low`.
+        error: Probability that a pair is returned whose rate is not above its `low`, in (0, 1/2).
 
     With a probability of 1 - `error` all pairs returned have a rate above their `low`, and so above `tolerance`. A
     caller who acts on a `low` above a higher limit has the same promise for that limit. The promise holds for a single
     call, and for answers that are independent of each other: count objects that come and go together as one.
+
+    Raises ValueError for a tolerance outside (0, 1), an error outside (0, 1/2), a class paired with itself, a negative
+    count, and counts beyond their total.
 
     >>> [(pair.reference, pair.candidate, round(pair.low, 2)) for pair in confused_pairs({(6, 8): 40}, {6: 100}, 0.05)]
     [(6, 8, 0.27)]
@@ -49,9 +61,6 @@ def confused_pairs(
     times the bound's error: beyond the tolerance because that factor is above 1; up to it because the chance of k or
     more of n is 0 at p = 0 and convex up to (k - 1) / (n - 1). That is not below the tolerance for any k returned: the
     chance of such a k would be tolerance / 2 at least.
-
-    Raises ValueError for a tolerance outside (0, 1), an error outside (0, 1/2), a class paired with itself, a negative
-    count, and counts beyond their total.
     """
     if not 0.0 < tolerance < 1.0:
         raise ValueError(f"tolerance must lie in (0, 1), got {tolerance}")

@@ -43,6 +43,12 @@ class EDetector:
     detection" (2022), Theorem 2.4.
 
     `drift_detected` and `warning_detected` follow the conventions of river. An alarm holds until `reset`.
+
+    >>> detector = EDetector(tolerance=0.25, threshold=1000.0, warning_threshold=100.0)
+    >>> for value in [0.2] * 100 + [0.8] * 8:                 # at first under the tolerance, then far above it
+    ...     detector.update(value)
+    >>> detector.warning_detected, detector.drift_detected
+    (True, True)
     """
 
     # Each bet is a fraction of the largest that keeps wealth positive; the mixture hedges them. A bolder bet detects a
@@ -51,7 +57,15 @@ class EDetector:
     _WEIGHTS: tuple[float, ...] = (0.1, 0.1, 0.2, 0.6)  # the boldest finds steps, and costs nothing where none are
 
     def __init__(self, tolerance: float, threshold: float, warning_threshold: float) -> None:
-        """Raises ValueError for a tolerance outside (0, 1), and unless 0 < warning_threshold <= threshold."""
+        """Start without evidence.
+
+        Args:
+            tolerance: The mean up to which nothing has changed, in (0, 1).
+            threshold: The e-value of an alarm: mean number of values to a false one.
+            warning_threshold: The e-value of a warning, at most `threshold`.
+
+        Raises ValueError for a tolerance outside (0, 1), and unless 0 < warning_threshold <= threshold.
+        """
         if not 0.0 < tolerance < 1.0:
             raise ValueError(f"tolerance must lie in (0, 1), got {tolerance}")
         if not 0.0 < warning_threshold <= threshold:
@@ -68,10 +82,12 @@ class EDetector:
 
     @property
     def warning_detected(self) -> bool:
+        """True while the e-value is at or above the threshold of a warning."""
         return self.e_value >= self.warning_threshold
 
     @property
     def drift_detected(self) -> bool:
+        """True from an alarm on, until `reset`."""
         return self.e_value >= self.threshold
 
     def update(self, value: float) -> None:
@@ -98,7 +114,10 @@ class EDetector:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on where a detector of the same settings stopped. Raises CalibrationError (`evidence.state`) otherwise."""
+        """Go on where a detector of the same settings stopped.
+
+        Raises CalibrationError (`evidence.state`) for a state of other settings, or one that no run leads to.
+        """
         with _reading("detector"):
             wealth = [float(value) for value in state["wealth"]]
             _expect(len(wealth) == len(self._BETS) and all(0.0 <= value < math.inf for value in wealth))
@@ -125,7 +144,15 @@ class DriftDetector(EDetector):
     """
 
     def __init__(self, false_alarms_per_30d: float = 1.0, tolerance_db: float = 3.0, block_s: float = 3.0) -> None:
-        """Raises ValueError for a tolerance outside (0, 12), and where false alarms or blocks are not above 0."""
+        """Start without evidence.
+
+        Args:
+            false_alarms_per_30d: Expected number of false alarms in 30 days, above 0.
+            tolerance_db: Gain in dB up to which no recalibration is due, in (0, 12).
+            block_s: Shortest time between two updates in seconds, above 0.
+
+        Raises ValueError for a tolerance outside (0, 12), and where false alarms or blocks are not above 0.
+        """
         if not (false_alarms_per_30d > 0.0 and block_s > 0.0):
             raise ValueError(f"need positive false alarms and blocks, got {false_alarms_per_30d}, {block_s} s")
         threshold = _MONTH_S / block_s / false_alarms_per_30d
@@ -137,9 +164,18 @@ class DriftDetector(EDetector):
 
 
 class LossDetector(EDetector):
-    """An e-detector for losses that are mostly 0 or 1: the bets suit means of twice to five times the tolerance.
+    """Raise an alarm when losses that are mostly 0 or 1 exceed a tolerance: an e-detector with bets for such losses.
 
-    `tolerance` may be set anew between two values, by what is known before the next one.
+    The bets suit means of twice to five times the tolerance. `tolerance` may be set anew between two values, by what is
+    known before the next one.
+
+    >>> detector = LossDetector(tolerance=0.1, threshold=1000.0, warning_threshold=100.0)
+    >>> for frame in range(1, 200):
+    ...     detector.update(float(frame % 2))                 # every other answer is wrong
+    ...     if detector.drift_detected:
+    ...         break
+    >>> frame
+    13
     """
 
     _BETS = (0.02, 0.06, 0.15, 0.4)
@@ -147,13 +183,29 @@ class LossDetector(EDetector):
 
 
 class RareEventDetector(EDetector):
-    """Raise an alarm when an event happens more often than once in `once_in` values; small bets outlive the others."""
+    """Raise an alarm when an event happens more often than once in `once_in` values; small bets outlive the others.
+
+    >>> detector = RareEventDetector(once_in=1e6, threshold=1e6)
+    >>> for _ in range(1000):
+    ...     detector.update(0.0)
+    >>> detector.update(1.0); detector.drift_detected         # the first event may be chance
+    False
+    >>> detector.update(1.0); detector.drift_detected         # a second one within a thousand is not
+    True
+    """
 
     _BETS = (0.001, 0.01, 0.1, 0.5)
     _WEIGHTS = (0.25, 0.25, 0.25, 0.25)
 
     def __init__(self, once_in: float, threshold: float) -> None:
-        """Raises ValueError as EDetector."""
+        """Start without evidence.
+
+        Args:
+            once_in: Mean number of values to one event up to which nothing is wrong, above 1.
+            threshold: The e-value of an alarm: mean number of values to a false one, above 0.
+
+        Raises ValueError for other numbers.
+        """
         super().__init__(1.0 / once_in, threshold, min(_WARNING_BLOCKS, threshold))
 
 
@@ -179,7 +231,13 @@ class NoiseDetector:
     _MOST, _ONCE_IN = 100.0, 1e6
 
     def __init__(self, values: float) -> None:
-        """values: how many of them may bring one false alarm. Raises ValueError unless they are above 1."""
+        """Start without evidence.
+
+        Args:
+            values: Number of values in which one false alarm is expected at most, above 1.
+
+        Raises ValueError for other numbers.
+        """
         if not values > 1.0:
             raise ValueError(f"need more than one value, got {values}")
         threshold = 2.0 * values
@@ -193,10 +251,17 @@ class NoiseDetector:
 
     @property
     def drift_detected(self) -> bool:
+        """True from an alarm on."""
         return self._mean.drift_detected or self._gross.drift_detected
 
     def update(self, value: float) -> None:
-        """Count one value's noise over the allowed noise. Raises ValueError for NaN and below 0."""
+        """Count the noise of one value.
+
+        Args:
+            value: Noise power over the allowed noise power, 0 or more; 1 is all that is allowed.
+
+        Raises ValueError for NaN and below 0.
+        """
         self._mean.update(min(value, self._MOST) / self._MOST)
         self._gross.update(float(value > self.GROSS))
 
@@ -205,7 +270,10 @@ class NoiseDetector:
         return {"mean": self._mean.state(), "gross": self._gross.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on where a detector of the same settings stopped. Raises CalibrationError (`evidence.state`) otherwise."""
+        """Go on where a detector of the same settings stopped.
+
+        Raises CalibrationError (`evidence.state`) for a state of other settings, or one that no run leads to.
+        """
         with _reading("noise detector"):
             mean, gross = state["mean"], state["gross"]
         earlier = self._mean.state()
@@ -219,7 +287,18 @@ class NoiseDetector:
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean of n values with its confidence interval; n = 0: nothing is known, the interval is [0, 1]."""
+    """Hold an estimate with its confidence interval.
+
+    Args:
+        estimate: The mean of the values, or another quantity that a function estimates.
+        low: Lower bound.
+        high: Upper bound.
+        n: Number of values behind it; 0: nothing is known, and the interval is the widest.
+
+    >>> sequence = ConfidenceSequence()
+    >>> sequence.interval                                     # before the first value
+    Interval(estimate=0.0, low=0.0, high=1.0, n=0)
+    """
 
     estimate: float
     low: float
@@ -256,6 +335,13 @@ class ConfidenceSequence:
     """
 
     def __init__(self, error: float = 0.05) -> None:
+        """Start without values.
+
+        Args:
+            error: Probability that the interval ever misses the mean, in (0, 1).
+
+        Raises ValueError for an error outside (0, 1).
+        """
         if not 0.0 < error < 1.0:
             raise ValueError(f"error must lie in (0, 1), got {error}")
         self.error = error
@@ -298,7 +384,10 @@ class ConfidenceSequence:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> ConfidenceSequence:
-        """Go on where `state` was taken. Raises CalibrationError (`evidence.state`) for anything else."""
+        """Go on where `state` was taken.
+
+        Raises CalibrationError (`evidence.state`) for anything else.
+        """
         with _reading("confidence sequence"):
             sequence = cls(state["error"])
             sequence.refuted = bool(state["refuted"])
@@ -342,7 +431,7 @@ _BOLDEST = 0.9
 
 
 def gain_bounds(differences: NDArray[np.float64], error: float = 0.05) -> tuple[float, float]:
-    """Bound the mean of differences (n,) in [-1, 1]; the bounds miss it with probability `error` at most.
+    """Bound the mean of differences in [-1, 1]; the bounds miss it with probability `error` at most.
 
     Against every candidate mean two gamblers bet before each value, one on higher and one on lower differences. A mean
     is ruled out once one of them has made 2 / error out of 1. Source: Waudby-Smith and Ramdas, "Estimating means of
@@ -350,8 +439,15 @@ def gain_bounds(differences: NDArray[np.float64], error: float = 0.05) -> tuple[
     Section 4.3, for a number of values that is known beforehand. Holds when the conditional mean is constant, and for
     the one order in which the values came: bounds averaged over several orders hold for none.
 
-    Without values the bounds are (-1, 1). Where chance rules out the mean of the values themselves, the bounds are
-    widened to it. Raises ValueError for values outside [-1, 1], NaN among them, and for an error outside (0, 1).
+    Args:
+        differences: (n,), fidelity of one engine less that of another, frame by frame.
+        error: Probability of a miss, in (0, 1).
+
+    Returns:
+        The lower and the upper bound; (-1, 1) without values. Where chance rules out the mean of the values themselves,
+        the bounds are widened to it.
+
+    Raises ValueError for values outside [-1, 1], NaN among them, and for an error outside (0, 1).
 
     >>> low, high = gain_bounds(np.full(64, 0.2))       # the candidate is better by 0.2 on each of 64 frames
     >>> round(low, 2), round(high, 2)
@@ -377,12 +473,16 @@ def gain_bounds(differences: NDArray[np.float64], error: float = 0.05) -> tuple[
 
 
 def shows_loss(differences: NDArray[np.float64], error: float = 0.05) -> bool:
-    """Return whether paired differences (n,) say that a candidate is worse: a test for one look, at a fixed number.
+    """Return True if paired differences show that a candidate is worse: a test for one look, at a fixed number.
 
     Where nothing is lost, each difference might as well have the other sign. The sum of such signs reaches
     sqrt(2 ln(1 / error)) times the root of the sum of squares with probability `error` at most. Source: Hoeffding,
     "Probability inequalities for sums of bounded random variables" (JASA 1963), section 2, for given magnitudes. It
     sees a loss with a third of the values that `gain_bounds` needs, which hold for any distribution.
+
+    Args:
+        differences: (n,), fidelity of the candidate less that of the other engine, frame by frame.
+        error: Probability of True where nothing is lost, in (0, 1).
 
     >>> shows_loss(np.tile([-0.5, 0.1, -0.1, 0.0], 16)), shows_loss(np.tile([-0.5, 0.5], 32))
     (True, False)

@@ -39,10 +39,16 @@ _FULL_WEIGHT = 24  # frames that one was measured on; fewer weigh less
 
 @dataclass(frozen=True)
 class Recalibrated:
-    """The real gain of a recalibration, on the same frames before and after.
+    """Hold the real gain of a recalibration, on the same frames before and after.
 
-    gain_db: As it was predicted. loss: 1 - fidelity before. gained: Of fidelity, below 0 where it lost.
-    frames: On which the loss was seen.
+    Args:
+        gain_db: The predicted gain in dB.
+        loss: 1 - fidelity before, in [0, 1].
+        gained: Fidelity after, less fidelity before; below 0 where it lost.
+        frames: Number of frames on which the loss was seen.
+
+    >>> Recalibrated(gain_db=12.0, loss=0.3, gained=0.2, frames=64).recoverable > 0.2      # 12 dB are worth most of 0.3
+    True
     """
 
     gain_db: float
@@ -52,13 +58,19 @@ class Recalibrated:
 
     @property
     def recoverable(self) -> float:
+        """The part of the loss that goes with the predicted gain: `recoverable_loss`."""
         return recoverable_loss(self.gain_db, self.loss, self.frames)
 
 
 def recoverable_loss(gain_db: float, loss: float, frames: int) -> float:
-    """Return the part of a loss in [0, 1], seen on so many frames, that goes with `gain_db` less noise.
+    """Return the part of a loss that goes with `gain_db` less noise, in [0, 1].
 
     A few frames without a fault are no proof that nothing is lost: they count with one more, of a usual loss.
+
+    Args:
+        gain_db: The predicted gain in dB; a negative one counts as 0.
+        loss: 1 - fidelity, in [0, 1].
+        frames: Number of frames on which the loss was seen.
 
     >>> round(recoverable_loss(6.0, 0.2, 24), 3)      # half of the amplitude of the noise goes, and half of the loss
     0.098
@@ -69,11 +81,16 @@ def recoverable_loss(gain_db: float, loss: float, frames: int) -> float:
 
 @dataclass(frozen=True)
 class Prior:
-    """The gains of recalibrations of other models: the curve `slope * r**2 / (r + chance)` of the recoverable loss r.
+    """Describe the gains of other models' recalibrations: `slope * r**2 / (r + chance)`, with the recoverable loss r.
 
-    chance: The loss that is mostly chance: answers that flip either way, some right again by any other scales, and as
-        many others wrong.
-    misses: Quantiles, evenly spaced, of how far gains were from the curve, in units of the spread that is expected.
+    Args:
+        slope: Factor of the curve.
+        chance: The loss that is mostly chance: answers that flip either way, some right again by any other scales, and
+            as many others wrong.
+        misses: Quantiles, evenly spaced, of how far gains were from the curve, in units of the spread that is expected.
+
+    >>> PRIOR.gains(np.array([0.0, 0.02, 0.5])).round(3)     # most of a small loss is chance
+    array([0.   , 0.004, 0.453])
     """
 
     slope: float
@@ -112,7 +129,7 @@ PRIOR = Prior(
 
 
 class GainMap:
-    """From the recoverable loss to the fidelity that a recalibration gains, with bounds.
+    """Map the recoverable loss to the fidelity that a recalibration gains, with bounds.
 
     >>> prior, taught = GainMap(), GainMap([Recalibrated(12.0, 0.3, 0.0, 64)] * 8)
     >>> prior.gain(12.0, 0.3, 24).estimate > 0.1      # models in general
@@ -122,7 +139,12 @@ class GainMap:
     """
 
     def __init__(self, known: Sequence[Recalibrated] = (), prior: Prior = PRIOR) -> None:
-        """known: Of this model."""
+        """Fit the map to the prior and to the recalibrations of this model.
+
+        Args:
+            known: Recalibrations of this model, in any order.
+            prior: The gains of other models.
+        """
         own = np.array([each.recoverable for each in known])
         gained = np.array([each.gained for each in known])
         places = np.concatenate((_PLACES, own))
@@ -138,11 +160,12 @@ class GainMap:
         self._width = float(misses[rank - 1])
 
     def gain(self, gain_db: float, loss: float, frames: int) -> Interval:
-        """Return what a recalibration is expected to gain; low and high hold for four in five of them.
+        """Return the gain in fidelity that is expected of a recalibration; low and high hold for four in five of them.
 
         Args:
-            gain_db: As predicted.
-            loss: 1 - fidelity now, on so many frames.
+            gain_db: The predicted gain in dB.
+            loss: 1 - fidelity now, in [0, 1].
+            frames: Number of frames on which the loss was seen.
         """
         place = np.array([recoverable_loss(gain_db, loss, frames)])
         expected, margin = float(self._at(place)[0]), self._width * float(_spread(place)[0])
@@ -153,7 +176,11 @@ class GainMap:
 
 
 def isotonic(values: Floats, weights: Floats) -> Floats:
-    """Return the fit to values (n,) that never falls and has the least squared error, by weights (n,), all positive.
+    """Return the fit to values that never falls and has the least squared error.
+
+    Args:
+        values: (n,).
+        weights: (n,), all positive.
 
     >>> isotonic(np.array([1.0, 3.0, 2.0, 5.0]), np.ones(4))
     array([1. , 2.5, 2.5, 5. ])

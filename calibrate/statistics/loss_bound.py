@@ -66,7 +66,13 @@ class LossBound:
     """
 
     def __init__(self, error: float) -> None:
-        """Raises ValueError for an error outside (0, 1)."""
+        """Start without losses.
+
+        Args:
+            error: Probability of each bound ever being wrong, in (0, 1).
+
+        Raises ValueError for an error outside (0, 1).
+        """
         if not 0.0 < error < 1.0:
             raise ValueError(f"error must lie in (0, 1), got {error}")
         self._n = 0
@@ -99,7 +105,13 @@ class LossBound:
         return float(_MEANS[refuted - 1]) if refuted else 0.0
 
     def update(self, loss: float) -> None:
-        """Count one loss in [0, 1]. Raises ValueError outside of it."""
+        """Count one loss.
+
+        Args:
+            loss: In [0, 1].
+
+        Raises ValueError outside of it.
+        """
         if not 0.0 <= loss <= 1.0:
             raise ValueError(f"a loss bound takes losses in [0, 1], got {loss}")
         loss = float(loss)  # a NumPy scalar would leak into everything derived from it
@@ -131,8 +143,13 @@ class _Gamblers:
 def frames_needed(max_loss: float, error: float) -> int:
     """Return how many losses of 0 in a row, from the start, bring `LossBound(error).upper` to `max_loss` or below.
 
-    No other losses do it in fewer: a smaller budget of frames cannot certify. Raises ValueError for a max_loss outside
-    [1e-4, 1), the range of the grid, and for an error outside (0, 1).
+    No other losses do it in fewer: a smaller budget of frames cannot certify.
+
+    Args:
+        max_loss: In [1e-4, 1), the range of the grid.
+        error: Probability of a wrong bound, in (0, 1).
+
+    Raises ValueError for numbers outside of these.
 
     >>> frames_needed(0.05, error=0.05)
     69

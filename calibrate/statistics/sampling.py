@@ -42,15 +42,23 @@ _TIGHTEST_LABELS = 20.0
 
 
 class Strata:
-    """How sure frames are, in classes of equal size, and the probability with which a frame of each is drawn.
+    """Sort frames by how sure their answers are, into classes of equal size, and say how likely each is drawn.
 
     >>> strata = Strata.by_quantiles([0.1, 0.5, 0.9, 0.95, 0.97, 0.99])
     >>> strata.index(0.2), strata.index(1.0)
     (0, 5)
+    >>> strata.probability(0, 0.02) > strata.probability(5, 0.02)     # labels of unsure frames vary more
+    True
     """
 
     def __init__(self, cuts: Sequence[float]) -> None:
-        """cuts: The STRATA - 1 ascending values of sureness that part the strata. Raises ValueError for others."""
+        """Start without frames and labels.
+
+        Args:
+            cuts: The STRATA - 1 ascending values of sureness that part the strata.
+
+        Raises ValueError for another number of cuts, or cuts in another order.
+        """
         if len(cuts) != STRATA - 1 or any(low > high for low, high in pairwise(cuts)):
             raise ValueError(f"need {STRATA - 1} ascending cuts, got {list(cuts)}")
         self.cuts = tuple(float(cut) for cut in cuts)
@@ -67,17 +75,32 @@ class Strata:
         return bisect_right(self.cuts, sureness)
 
     def see(self, stratum: int, weight: float = 1.0) -> None:
-        """Count a frame; weight: seconds of video that it stands for."""
+        """Count a frame.
+
+        Args:
+            stratum: Of the frame.
+            weight: Seconds of video that it stands for.
+        """
         self._seen[stratum] += weight
 
     def learn(self, stratum: int, score: float) -> None:
-        """Learn from a label how much scores vary in a stratum; score: in [0, 1], 1 for an answer without fault."""
+        """Learn from a label how much scores vary in a stratum.
+
+        Args:
+            stratum: Of the labelled frame.
+            score: In [0, 1], 1 for an answer without fault.
+        """
         self._labels[stratum] += 1.0
         self._scores[stratum] += score
         self._squares[stratum] += score * score
 
     def probability(self, stratum: int, expected: float) -> float:
-        """Return the probability of drawing a frame; expected: what it is in the mean over all strata."""
+        """Return the probability of drawing a frame.
+
+        Args:
+            stratum: Of the frame.
+            expected: The mean probability over all strata.
+        """
         labels = self._labels + _PRIOR_LABELS
         means = (self._scores + _PRIOR_LABELS * _PRIOR_SCORES) / labels
         squares = (self._squares + _PRIOR_LABELS * _PRIOR_SCORES) / labels  # as if each score were 0 or 1
@@ -87,9 +110,13 @@ class Strata:
 
 
 class SampledTotals:
-    """Totals of counts over all frames of a stream, from the frames that were drawn and labelled.
+    """Estimate totals of counts over all frames of a stream, from the frames that were drawn and labelled.
 
     Several groups of counts are estimated side by side, e.g. one for each class.
+
+    Args:
+        groups: Number of groups of counts.
+        counts: Number of counts in each group.
 
     >>> totals = SampledTotals(groups=1, counts=2)               # right answers, and answers
     >>> for draw in range(1, 101):                               # one second in fifty is drawn; nine in ten are right
@@ -130,9 +157,9 @@ class SampledTotals:
         Args:
             stratum: Of the frame.
             weight: Seconds of video that it stands for.
-            probability: With which it was drawn.
-            seen: Seconds of all frames up to this one, with it, by stratum.
-            counts: (groups, counts) by its label.
+            probability: The probability with which it was drawn, in (0, 1].
+            seen: (strata,), seconds of all frames up to this one, with it.
+            counts: (groups, counts), by its label.
         """
         guesses = self._guesses()
         seconds = np.array(seen, np.float64)
@@ -151,16 +178,33 @@ class SampledTotals:
     def ratio(
         self, group: int, numerator: Sequence[float], denominator: Sequence[float], error: float = 0.05
     ) -> Interval:
-        """Bound the ratio of two sums of counts; n is the number of labelled frames that count in its denominator.
+        """Bound the ratio of two sums of counts, which lies in [0, 1].
 
-        numerator, denominator: The weights of the counts in each sum, such as right answers over answers. Their ratio
-        lies in [0, 1].
+        Args:
+            group: Index of the group.
+            numerator: The weight of each count in the upper sum, such as 1 for right answers.
+            denominator: The weight of each count in the lower sum, such as 1 for answers.
+            error: Probability that the interval ever misses the ratio, in (0, 1).
+
+        Returns:
+            Interval: Its n is the number of labelled frames that count in the denominator. With fewer than 30 the
+            bounds are 0 and 1.
         """
         value, gradient, mistaken, labels = self._linear(group, numerator, denominator)
         return self._interval(value, group, gradient, mistaken, labels, 0.0, error)
 
     def difference(self, group: int, first: Ratio, second: Ratio, error: float = 0.05) -> Interval:
-        """Bound how much larger the first of two ratios is than the second, in [-1, 1]; n as for `ratio`."""
+        """Bound how much larger the first of two ratios is than the second, in [-1, 1].
+
+        Args:
+            group: Index of the group.
+            first: Weights of the counts in numerator and denominator of the first ratio, as for `ratio`.
+            second: The same of the second ratio.
+            error: Probability that the interval ever misses the difference, in (0, 1).
+
+        Returns:
+            Interval: Its n is that of the ratio with fewer. With fewer than 30 the bounds are -1 and 1.
+        """
         parts = [self._linear(group, *each) for each in (first, second)]
         (value, gradient, mistaken, labels), (other, other_gradient, other_mistaken, other_labels) = parts
         reach = max(mistaken, other_mistaken), min(labels, other_labels)
