@@ -1,10 +1,12 @@
-"""The calibration file: what a model's activations look like in one light, and the scales chosen from it.
+"""Write and read the calibration file: a model's activations in one light, and the scales chosen from them.
 
-`calibration.json` holds what a person reads (method, amax and scale per tensor, where the frames came from);
+`calibration.json` holds what a person reads (method, amax and scale of each tensor, where the frames came from).
 `calibration.npz` beside it holds the exact histograms, so that another method, or a merge with another board's
-file, needs no frame again; and the extremes of the channels that layers read, from which a plan that divides them has
-its ranges. The .json carries a `seal` over both, so that a damaged file, or two that do not belong
-together, are refused.
+file, needs no frame again. It also holds the extremes of the channels that layers read, from which a plan that divides
+them has its ranges. The .json carries a `seal` over both, so that a damaged file, or two that do not belong together,
+are refused.
+
+Read in this order: Calibration, `calibrate_histograms`, `save_calibration`, `load_calibration`.
 """
 
 from __future__ import annotations
@@ -46,15 +48,27 @@ _FOREIGN = (
 
 @dataclass(frozen=True)
 class Calibration:
-    """Histograms per tapped tensor with the amax chosen from them.
+    """Hold histograms of each tapped tensor with the amax chosen from them.
 
-    model_sha256: canonical hash of the FP32 master graph the taps belong to.
-    frames: frames observed; source: where they came from, for people.
-    preprocessing: how frames became network inputs, the `input` of the model spec; other preprocessing, other scales.
-    merged: of which boards a fleet has merged it; empty for a board's own.
-    check: how its INT8 graph answered on a few of its frames, in JSON's types; empty where nobody looked.
-    extremes: of the channels that a layer reads in the master graph, by the layer's name; none in files of an older
-        tared, or merged by a fleet.
+    Args:
+        model_sha256: Canonical hash of the FP32 master graph that the taps belong to.
+        method: One of calibrate.threshold's METHODS.
+        frames: Number of frames observed.
+        source: Where the frames came from, for people.
+        histograms: By the name of the tensor.
+        amax: By the name of the tensor, in its units.
+        preprocessing: How frames became network inputs, the `input` of the model spec; other preprocessing, other
+            scales.
+        merged: The boards that a fleet has merged it from; empty for a board's own.
+        check: How its INT8 graph answered on a few of its frames, in JSON's types; empty if that was not tried.
+        extremes: (2, channels) of the input that a layer reads in the master graph, by the layer's name; empty in files
+            of an older tared, or merged by a fleet.
+
+    >>> from calibrate.histogram import abs_histogram
+    >>> seen = {"conv1": abs_histogram(np.float32([0.5, -12.7]))}
+    >>> found = calibrate_histograms(seen, (), model_sha256="0" * 64, method="max", frames=1, source="an example")
+    >>> found.amax["conv1"] == seen["conv1"].amax, round(found.scales["conv1"], 3)
+    (True, 0.1)
     """
 
     model_sha256: str
@@ -70,19 +84,19 @@ class Calibration:
 
     @property
     def id(self) -> str:
-        """16 hex digits over what the scales follow from."""
+        """16 hex digits over everything that the scales follow from."""
         parts = {"model": self.model_sha256, "method": self.method, "preprocessing": dict(self.preprocessing)}
         extremes = {layer: hashlib.sha256(seen.tobytes()).hexdigest() for layer, seen in self.extremes.items()}
         return fingerprint({**parts, "amax": dict(self.amax), **({"extremes": extremes} if extremes else {})})
 
     @property
     def seen(self) -> dict[str, float]:
-        """The largest magnitude seen per tensor: what a float type has to hold."""
+        """The largest |x| seen of each tensor, which a float type has to hold."""
         return {name: histogram.amax for name, histogram in self.histograms.items()}
 
     @property
     def scales(self) -> dict[str, float]:
-        """Scale per tensor, amax / 127."""
+        """The scale of each tensor, amax / 127, in its units for each step."""
         return {name: float(activation_scale(amax, name)) for name, amax in self.amax.items()}
 
 
@@ -98,12 +112,24 @@ def calibrate_histograms(
     device: EntropySearch | None = None,
     extremes: Mapping[str, Extremes] | None = None,
 ) -> Calibration:
-    """Choose an amax per tensor; the tensors of one `shared` group get one amax, from their merged histogram.
+    """Choose an amax for each tensor; the tensors of one `shared` group get one amax, from their merged histogram.
 
-    device: searches for method `entropy` in the CPU's place, with the same result.
-    Raises CalibrationError: `calibration.empty` without frames, `calibration.nothing` without tensors,
-    `calibration.nonfinite` when a tensor held NaN or infinities (named and counted), `threshold.method` for an
-    unknown method.
+    Args:
+        histograms: By the name of the tensor.
+        shared: Groups of tensors that must have one scale, such as the inputs of a Concat.
+        model_sha256: Canonical hash of the FP32 master graph.
+        method: One of calibrate.threshold's METHODS.
+        frames: Number of frames observed.
+        source: Where the frames came from, for people.
+        preprocessing: The `input` of the model spec; None: not known.
+        device: Searches for method `entropy` in the CPU's place, with the same result; None: the CPU searches.
+        extremes: (2, channels) of the input of each layer, by the layer's name; None: not observed.
+
+    Raises CalibrationError:
+        calibration.empty      there was no frame
+        calibration.nothing    there is no tensor
+        calibration.nonfinite  a tensor held NaN or infinities; the message names and counts them
+        threshold.method       the method is unknown
     """
     parse_method(method)
     if frames == 0:
@@ -166,7 +192,13 @@ def _choose_amax(histograms: Sequence[AbsHistogram], method: str, device: Entrop
 
 
 def check_destination(path: Path) -> None:
-    """Say before the work that its result could not be written. Raises CalibrationError (`calibration.write`)."""
+    """Check, before the work, that its result can be written.
+
+    Args:
+        path: Where `save_calibration` shall write.
+
+    Raises CalibrationError (`calibration.write`) if it cannot.
+    """
     folder = next(folder for folder in path.absolute().parents if folder.exists())
     if path.suffix != ".json":  # the .npz takes the place of this suffix
         raise _unwritable(path, "a name that does not end in .json")
@@ -177,7 +209,11 @@ def check_destination(path: Path) -> None:
 
 
 def save_calibration(calibration: Calibration, path: Path) -> None:
-    """Write `path` (.json) and the histograms beside it (.npz), both whole or none; missing folders are made.
+    """Write a calibration and its histograms, both whole or none.
+
+    Args:
+        calibration: The calibration.
+        path: The .json; the .npz goes beside it. Missing folders are made.
 
     Raises CalibrationError (`calibration.write`) when the disk refuses; what was there before still is.
     """
@@ -208,7 +244,15 @@ def save_calibration(calibration: Calibration, path: Path) -> None:
 
 
 def load_calibration(path: Path) -> Calibration:
-    """Read what `save_calibration` wrote. Raises CalibrationError (`calibration.unreadable`)."""
+    """Read the two files that `save_calibration` wrote.
+
+    Args:
+        path: The .json; the .npz lies beside it.
+
+    Raises CalibrationError:
+        calibration.unreadable  files that are missing, damaged or of another calibration
+        histogram.damaged       an .npz that does not hold histograms
+    """
     try:
         document = json.loads(read_text(path))
         if document["schema"] != SCHEMA:
@@ -238,17 +282,31 @@ def load_calibration(path: Path) -> Calibration:
 def save_histograms(
     histograms: Mapping[str, AbsHistogram], path: Path, extremes: Mapping[str, Extremes] | None = None
 ) -> None:
-    """Write histograms, one or more, with equal numbers of bins, and extremes to one .npz. Raises OSError."""
+    """Write histograms, and extremes, to one .npz.
+
+    Args:
+        histograms: One or more, by the name of the tensor, with equal numbers of bins.
+        path: The .npz.
+        extremes: (2, channels) of the input of each layer, by the layer's name; None: none.
+
+    Raises OSError when the disk refuses.
+    """
     path.write_bytes(_packed(histograms, extremes or {}))
 
 
 def load_histograms(path: Path) -> dict[str, AbsHistogram]:
-    """Read what `save_histograms` wrote. Raises OSError, and CalibrationError (`histogram.damaged`) for other files."""
+    """Read the histograms that `save_histograms` wrote.
+
+    Raises OSError for a file that cannot be read, CalibrationError (`histogram.damaged`) for one of another kind.
+    """
     return _unpacked(read_regular(path, _MOST_BYTES))
 
 
 def load_extremes(path: Path) -> dict[str, Extremes]:
-    """Return the extremes in such a file, none from an older tared; raises as `load_histograms`."""
+    """Return the extremes that `save_histograms` wrote; none from an older tared.
+
+    Raises OSError for a file that cannot be read, CalibrationError (`histogram.damaged`) for one of another kind.
+    """
     return _unpacked_extremes(read_regular(path, _MOST_BYTES))
 
 

@@ -6,8 +6,8 @@ from calibrate.errors import TaredError
 
 
 class DeviceError(TaredError):
-    """A GPU, its driver, its compiler or a launch that cannot be used."""
+    """Report a GPU, its driver, its compiler or a launch that cannot be used."""
 
 
 class EngineError(TaredError):
-    """A model, graph, artefact or runtime that cannot be used."""
+    """Report a model, graph, artefact or runtime that cannot be used."""

@@ -1,7 +1,11 @@
 """Define what an inference runtime offers: the Protocols Backend, Engine and Observer, and what they exchange.
 
-engines/registry.py opens a runtime by name. Optional abilities of an engine have Protocols of their own (ImageEngine,
-OverlappingEngine, ProfiledEngine): callers test for them with isinstance.
+Read in this order: Backend builds an engine from a BuildRequest and loads it; Engine infers; Observer is the float
+reference, which counts histograms beside its answers. engines/registry.py opens a runtime by name. Optional abilities
+of an engine have Protocols of their own (ImageEngine, OverlappingEngine, ProfiledEngine): callers test for them with
+isinstance.
+
+In shapes, N is the number of images in a batch, and H and W are the size of the network input.
 """
 
 from __future__ import annotations
@@ -25,12 +29,22 @@ Progress = Callable[[float, str], None]  # fraction done in [0, 1], what is bein
 
 
 def silent(_fraction: float, _doing: str) -> None:
-    """Discard the progress."""
+    """Discard the progress of a build."""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One input or output: its name, NumPy dtype and shape; a dimension the model leaves open is None."""
+    """Describe one input or output.
+
+    Args:
+        name: As the graph names it.
+        dtype: NumPy type of its values.
+        shape: Sizes of its dimensions; None for one that the model leaves open.
+
+    >>> image = TensorSpec("images", np.dtype(np.float32), (None, 3, 416, 416))
+    >>> image.accepts((8, 3, 416, 416)), image.accepts((1, 3, 640, 640))
+    (True, False)
+    """
 
     name: str
     dtype: np.dtype[np.generic]
@@ -43,7 +57,10 @@ class TensorSpec:
         )
 
     def check(self, batch: Array) -> None:
-        """Raise EngineError (`engine.batch`) for a batch of another shape or dtype."""
+        """Check a batch against shape and dtype.
+
+        Raises EngineError (`engine.batch`) for a batch of another shape or dtype.
+        """
         if self.accepts(batch.shape) and batch.dtype == self.dtype:
             return
         shape = ", ".join("any" if size is None else str(size) for size in self.shape)
@@ -57,7 +74,13 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class ShapeRange:
-    """The shapes of one input in an optimization profile, each (batch, channels, height, width)."""
+    """Bound the shapes of one input in an optimization profile.
+
+    Args:
+        min: The smallest shape, (batch, channels, height, width).
+        opt: The shape that kernels are chosen for.
+        max: The largest shape.
+    """
 
     min: tuple[int, ...]
     opt: tuple[int, ...]
@@ -69,12 +92,15 @@ Profile = Mapping[str, ShapeRange]  # by input name
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """A graph to compile, and what a runtime has to know about it.
+    """Describe a graph to compile, and what a runtime has to know about it.
 
-    graph: FP32, or with INT8 Q/DQ.
-    precision: "int8" and "fp16" run all that is not quantised in the runtime's fastest float type, "fp32" in FP32.
-    input_shape: used if the graph leaves dimensions open and there is no profile.
-    amax: the largest |x| measured per tensor, for the range of FP16; tensors without one are trusted.
+    Args:
+        graph: FP32, or with INT8 Q/DQ.
+        precision: "int8" and "fp16" run all that is not quantised in the runtime's fastest float type, "fp32" in FP32.
+        input_shape: (N, 3, H, W), used if the graph leaves dimensions open and there is no profile; None: as the graph
+            has it.
+        profiles: The ranges of shapes to compile for; empty: one shape.
+        amax: The largest |x| measured of each tensor, for the range of FP16; tensors without one are trusted.
     """
 
     graph: onnx.ModelProto
@@ -86,10 +112,14 @@ class BuildRequest:
 
 @dataclass(frozen=True)
 class Built:
-    """A compiled engine: its bytes, further files for the artefact by name, and what its manifest shall say.
+    """Hold a compiled engine.
 
-    without_int8: nodes that read INT8 in the graph and that the runtime has no INT8 kernel for, with the reason. An
-    engine that has such nodes is no use: they are to be left float, and the graph built again.
+    Args:
+        engine: Its bytes, for `Backend.load`.
+        files: Further files for the artefact, by name.
+        facts: Entries for the artefact's manifest, in JSON's types.
+        without_int8: Nodes that read INT8 in the graph and that the runtime has no INT8 kernel for, with the reason. An
+            engine that has such nodes is no use: they are to be left float, and the graph built again.
     """
 
     engine: bytes
@@ -100,9 +130,12 @@ class Built:
 
 @dataclass(frozen=True)
 class Observation:
-    """The result of one observed batch: the reference outputs by name, and |x| histograms by tap name.
+    """Hold the result of one observed batch.
 
-    extremes: of the channels that layers read, by the layer's name.
+    Args:
+        outputs: The reference outputs, by name.
+        histograms: Histograms of |x|, by the name of the tap.
+        extremes: (2, channels), the least and the largest value of the channels that layers read, by the layer's name.
     """
 
     outputs: dict[str, Array]
@@ -111,29 +144,51 @@ class Observation:
 
 
 class Engine(Protocol):
-    """A loaded engine. Not thread-safe: one thread infers; `close` frees it and is idempotent."""
+    """Run a loaded engine. Not thread-safe: one thread infers."""
 
     @property
-    def inputs(self) -> Sequence[TensorSpec]: ...
-
-    @property
-    def outputs(self) -> Sequence[TensorSpec]: ...
-
-    def infer(self, batch: Array) -> dict[str, Array]:
-        """Run the one image input; batch as in `inputs[0]`, e.g. float32 (N, 3, H, W). Outputs by name."""
+    def inputs(self) -> Sequence[TensorSpec]:
+        """The inputs; the first is the image."""
         ...
 
-    def close(self) -> None: ...
+    @property
+    def outputs(self) -> Sequence[TensorSpec]:
+        """The outputs."""
+        ...
+
+    def infer(self, batch: Array) -> dict[str, Array]:
+        """Run the one image input.
+
+        Args:
+            batch: Fits `inputs[0]`, e.g. float32 (N, 3, H, W).
+
+        Returns:
+            The outputs by name.
+
+        Raises EngineError:
+            engine.batch   a batch of another shape or dtype
+            engine.run     the runtime fails on it
+            engine.closed  `close` was called
+
+        Raises DeviceError when the GPU fails.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free the engine; a second call does nothing."""
+        ...
 
 
 class Observer(Protocol):
-    """The reference engine with taps: every observed batch also yields the taps' histograms.
+    """Run the reference engine with taps: every observed batch also yields the taps' histograms.
 
     Histograms, not activations, cross this seam: on a GPU they are counted where the tensors live.
     """
 
     @property
-    def inputs(self) -> Sequence[TensorSpec]: ...
+    def inputs(self) -> Sequence[TensorSpec]:
+        """The inputs; the first is the image."""
+        ...
 
     @property
     def outputs(self) -> Sequence[TensorSpec]:
@@ -141,7 +196,9 @@ class Observer(Protocol):
         ...
 
     @property
-    def taps(self) -> Sequence[str]: ...
+    def taps(self) -> Sequence[str]:
+        """Names of the observed tensors."""
+        ...
 
     @property
     def product_bits(self) -> int | None:
@@ -149,20 +206,38 @@ class Observer(Protocol):
         other runtimes are compared."""
         ...
 
-    def observe(self, batch: Array) -> Observation: ...
+    def observe(self, batch: Array) -> Observation:
+        """Run a batch, and count |x| of every tap.
 
-    def infer(self, batch: Array) -> dict[str, Array]:
-        """The reference outputs alone, without what the histograms cost."""
+        Args:
+            batch: Fits `inputs[0]`, e.g. float32 (N, 3, H, W).
+
+        Raises EngineError:
+            engine.batch    a batch of another shape or dtype
+            engine.run      the runtime fails on it
+            observer.batch  several images, of a model whose outputs have no batch axis
+            engine.closed   `close` was called
+
+        Raises DeviceError when the GPU fails.
+        """
         ...
 
-    def close(self) -> None: ...
+    def infer(self, batch: Array) -> dict[str, Array]:
+        """Return the reference outputs alone, by name, without the cost of the histograms."""
+        ...
+
+    def close(self) -> None:
+        """Free the engine; a second call does nothing."""
+        ...
 
 
 class Backend(Protocol):
-    """One inference runtime."""
+    """Build, load and observe engines with one inference runtime."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name of the runtime, as engines/registry.py opens it."""
+        ...
 
     @property
     def engine_file(self) -> str:
@@ -190,41 +265,72 @@ class Backend(Protocol):
         ...
 
     def describe(self) -> Mapping[str, str]:
-        """Runtime name, version and whatever else makes an engine unusable elsewhere; part of the fingerprint."""
+        """Return the runtime's name and version, and everything else that makes an engine unusable elsewhere.
+
+        It is part of an engine's fingerprint.
+        """
         ...
 
     def flags(self) -> Mapping[str, str]:
-        """The builder's options besides the request, e.g. {"best": "True"}; part of the fingerprint too."""
+        """Return the builder's options besides the request, e.g. {"best": "True"}; part of the fingerprint too."""
         ...
 
     def build(self, request: BuildRequest, progress: Progress = silent) -> Built:
-        """Compile a graph. Raises EngineError, and whatever `progress` raises, which is how a build is cancelled."""
+        """Compile a graph.
+
+        Args:
+            request: The graph, its precision and its shapes.
+            progress: Called with the fraction done and what is being done. An exception that it raises cancels the
+                build.
+
+        Raises EngineError for a graph that the runtime does not compile, and whatever `progress` raises.
+        """
         ...
 
     def load(self, engine: bytes) -> Engine:
-        """Load an engine that `build` made and whose bytes the store has verified."""
+        """Load an engine.
+
+        Args:
+            engine: The bytes of `Built.engine`, verified by the store: an engine is code.
+
+        Raises EngineError for an engine that this runtime does not load, DeviceError when the GPU fails.
+        """
         ...
 
     def observer(
         self, request: BuildRequest, taps: Sequence[str], progress: Progress = silent, layers: Sequence[str] = ()
     ) -> Observer:
-        """Open a float reference graph with histogram taps on the named tensors.
+        """Open a float reference graph with histogram taps.
 
-        layers: those whose input's extremes are observed, channel by channel; as for `expose_extremes`.
+        Args:
+            request: The float graph, its precision and its shapes.
+            taps: Names of the tensors to observe.
+            progress: Called with the fraction done and what is being done. An exception that it raises cancels the
+                build.
+            layers: Layers whose input's extremes are observed, channel by channel; as for `expose_extremes`.
+
+        Raises EngineError for a graph that the runtime does not compile, and whatever `progress` raises.
         """
         ...
 
 
 @dataclass(frozen=True)
 class BackendOptions:
-    """How a runtime shall work on this machine.
+    """State how a runtime shall work on this machine.
 
-    threads: bound of its CPU threads. cache: folder for what makes the next build faster; None keeps nothing.
-    key: signs and verifies what is kept there. target: the GPU to build for, "sm86", on a machine that need not have
-    it: such an engine proves that the builder takes the model, and is never served. dla: build for this DLA core, with
-    the GPU for what it cannot run, FP32 engines among them. best: search longest for the fastest kernels. unsigned,
-    weight_bits: ONNX Runtime simulates INT8 of a runtime that takes uint8, too, or has weights of so many bits.
-    reference: the runtime of the float reference, for one that does not compute what ONNX Runtime does.
+    Args:
+        threads: The most CPU threads that it uses.
+        cache: Folder for what makes the next build faster; None: nothing is kept.
+        key: Signs and verifies what is kept there; None: damage is found, forgery is not.
+        target: The GPU to build for, "sm86", on a machine that need not have it; None: the GPU of this machine. Such an
+            engine proves that the builder takes the model, and is never served.
+        dla: Number of the DLA core to build for, with the GPU for what it cannot run, FP32 engines among them; None:
+            the GPU alone.
+        best: True to search longest for the fastest kernels.
+        unsigned: True if ONNX Runtime simulates INT8 of a runtime that takes uint8, too.
+        weight_bits: Bits of the weights that ONNX Runtime simulates, 7 or 8.
+        reference: "onnxruntime" takes ONNX Runtime for the float reference, for a runtime that does not compute what
+            ONNX Runtime does; "own": the runtime itself.
     """
 
     threads: int = 1
@@ -238,7 +344,13 @@ class BackendOptions:
     reference: Literal["own", "onnxruntime"] = "own"
 
     def check_cpu(self, backend: str) -> None:
-        """Raise EngineError (`backend.option`) if there are options that only a GPU's runtime has."""
+        """Check that no option is set that only a GPU's runtime has.
+
+        Args:
+            backend: Name of the runtime on the CPU.
+
+        Raises EngineError (`backend.option`), which names the options, if there are any.
+        """
         gpu_options = {"--target": self.target, "--dla": self.dla, "--best": self.best or None}
         given = [name for name, value in gpu_options.items() if value is not None]
         if given:
@@ -252,19 +364,27 @@ class BackendOptions:
 
 @runtime_checkable
 class ImageEngine(Engine, Protocol):
-    """An engine that preprocesses frames itself, where its input lies."""
+    """Preprocess frames in the engine itself, where its input lies."""
 
     def infer_image(self, frame: NDArray[np.uint8], transform: ImageTransform) -> dict[str, Array]:
-        """Run one BGR frame uint8 (frame_height, frame_width, 3), contiguous or a view. Outputs by name."""
+        """Run one frame.
+
+        Args:
+            frame: BGR uint8 (frame_height, frame_width, 3), contiguous or a view.
+            transform: How the frame becomes the network input.
+
+        Returns:
+            The outputs by name.
+        """
         ...
 
 
 @runtime_checkable
 class OverlappingEngine(ImageEngine, Protocol):
-    """An engine that takes the next frame while it computes one; a few may be under way."""
+    """Take the next frame while one is computed; a few may be under way."""
 
     def start_image(self, frame: NDArray[np.uint8], transform: ImageTransform) -> int:
-        """Start a frame, which may change as soon as this returns; return its ticket."""
+        """Start a frame as for `infer_image`, which may change as soon as this returns; return its ticket."""
         ...
 
     def start(self, batch: Array) -> int:
@@ -276,33 +396,46 @@ class OverlappingEngine(ImageEngine, Protocol):
         ...
 
     def finish(self, ticket: int) -> dict[str, Array]:
-        """Wait for the outputs of a frame or a batch; in the order in which they were started."""
+        """Wait for the outputs of a frame or a batch, and return them by name.
+
+        Args:
+            ticket: The oldest one that is not finished: results come in the order of the starts.
+        """
         ...
 
 
 @runtime_checkable
 class ProfiledEngine(Engine, Protocol):
-    """An engine that can measure the time of each of its layers."""
+    """Measure the time of each layer of the engine."""
 
     def layer_times_ms(self, batch: Array, runs: int = 20) -> dict[str, float]:
-        """Return the median time in ms of every layer over `runs` inferences, by the names of the layer table."""
+        """Return the median time in ms of every layer, by the names of the layer table.
+
+        Args:
+            batch: Fits `inputs[0]`.
+            runs: Number of inferences.
+        """
         ...
 
     def layer_nodes(self) -> Mapping[str, tuple[str, ...]]:
-        """Return, by the same names, the ONNX nodes that a layer computes or is there for; none if unknown."""
+        """Return the ONNX nodes behind each layer, by the names of the layer table; none if they are unknown."""
         ...
 
 
 @runtime_checkable
 class EntropySearch(Protocol):
-    """A backend whose GPU runs the threshold search of method `entropy`."""
+    """Run the threshold search of method `entropy` on the backend's GPU."""
 
     def search_entropy(self, counts: NDArray[np.int64], windows: NDArray[np.int32]) -> NDArray[np.int32]:
         """Return how many bins to keep of each histogram, the same as calibrate.threshold chooses on the CPU.
 
         Args:
-            counts: (tensors, bins).
-            windows: (tensors, 2), the fewest and the most bins that may be kept, as `entropy_window` returns them.
+            counts: int64 (tensors, bins).
+            windows: int32 (tensors, 2), the fewest and the most bins that may be kept, as `entropy_window` returns
+                them.
+
+        Returns:
+            int32 (tensors,).
 
         Raises DeviceError when the GPU fails, EngineError `engine.target` where there is none.
         """

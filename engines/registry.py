@@ -57,7 +57,12 @@ _TRIED_APART = frozenset({"openvino"})
 
 @dataclass(frozen=True)
 class ChosenBackend:
-    """A runtime, and by name the reason for which each faster one was not taken."""
+    """Hold an opened runtime, and why the faster ones were not taken.
+
+    Args:
+        backend: The runtime.
+        not_taken: The reason for each faster one, by name.
+    """
 
     backend: Backend
     not_taken: Mapping[str, str] = field(default_factory=dict)
@@ -70,21 +75,41 @@ class ChosenBackend:
 
 
 def open_backend(name: str, options: BackendOptions | None = None) -> Backend:
-    """Open a runtime by name; "auto" opens the fastest that works.
+    """Open a runtime.
 
-    Raises EngineError (`backend.missing`) if it is missing: a named runtime never falls back. Raises what it raises.
+    Args:
+        name: "tensorrt", "openvino", "onnxruntime", or "auto" for the fastest that works.
+        options: How it shall work here; None: the defaults of BackendOptions.
+
+    Raises EngineError:
+        backend.missing  the runtime is not installed, or no runtime has this name; a named one never falls back
+        backend.option   an option that this runtime does not have
     """
     return choose_backend(name, options).backend
 
 
 def backend_of(described: Mapping[str, str]) -> str:
-    """Return the name of the runtime that described itself so (`Backend.describe`); "auto" for an unknown one."""
+    """Return the name of the runtime that described itself so; "auto" for an unknown one.
+
+    Args:
+        described: The result of `Backend.describe`, as a manifest keeps it.
+
+    >>> backend_of({"runtime": "tensorrt_rtx 1.7"}), backend_of({"runtime": "another"})
+    ('tensorrt', 'auto')
+    """
     runtime = str(described.get("runtime"))
     return next((name for name in BACKENDS if runtime.startswith(name)), AUTO)  # tensorrt_rtx is a tensorrt
 
 
 def open_simulator(backend: Backend, threads: int) -> Backend:
-    """Open ONNX Runtime to try plans for a runtime: it computes the INT8 graph that this runtime is given."""
+    """Open ONNX Runtime to try plans for a runtime: it computes the INT8 graph that this runtime is given.
+
+    Args:
+        backend: The runtime that plans are for.
+        threads: The most CPU threads that it uses.
+
+    Raises EngineError (`backend.missing`) where ONNX Runtime is not installed.
+    """
     options = BackendOptions(threads, unsigned=backend.takes_unsigned, weight_bits=backend.weight_bits)
     return open_backend("onnxruntime", options)
 
@@ -94,7 +119,13 @@ def choose_backend(
 ) -> ChosenBackend:
     """Open a runtime as `open_backend` does, and return it with the reasons against the others.
 
-    request: The float graph that will be served. "auto" takes no runtime for CPUs that cannot build it.
+    Args:
+        name: "tensorrt", "openvino", "onnxruntime", or "auto" for the fastest that works.
+        options: How it shall work here; None: the defaults of BackendOptions.
+        request: The float graph that will be served: "auto" takes no runtime for CPUs that cannot build it. None: any
+            runtime that computes.
+
+    Raises EngineError (`backend.missing`, `backend.option`) as `open_backend` does.
     """
     options = options or BackendOptions()
     if name != AUTO:
@@ -140,6 +171,12 @@ def options_for(
 ) -> BackendOptions:
     """Return the options of a runtime that keeps its cache in a state directory, with the key that signs there.
 
-    Raises EngineError (`artefact.key`).
+    Args:
+        state_dir: The daemon's state directory; the cache is its folder `cache`.
+        threads: The most CPU threads that the runtime uses.
+        dla: Number of the DLA core to build for; None: the GPU alone.
+        reference: The runtime of the float reference, as in BackendOptions.
+
+    Raises EngineError (`artefact.key`) for a key that cannot be used.
     """
     return BackendOptions(threads, state_dir / "cache", find_key(), dla=dla, reference=reference)

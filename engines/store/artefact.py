@@ -33,7 +33,13 @@ from engines.store.signing import (
 
 @dataclass(frozen=True)
 class Artefact:
-    """A verified artefact: its directory, its id, and its manifest."""
+    """Hold a verified artefact.
+
+    Args:
+        path: Its directory.
+        id: 16 hex digits: its `fingerprint`.
+        manifest: In JSON's types; `files` names each file's SHA-256.
+    """
 
     path: Path
     id: str
@@ -50,7 +56,11 @@ class Artefact:
         return self.path / str(self.manifest["engine"])
 
     def read_engine(self) -> bytes:
-        """Return the engine's bytes; raises as `engine_path` and `read_file`."""
+        """Return the engine's bytes.
+
+        Raises EngineError (`artefact.damaged`) where there is no engine, or where it was changed since the artefact was
+        read.
+        """
         return self.read_file(self.engine_path.name)
 
     def read_file(self, name: str) -> bytes:
@@ -70,7 +80,11 @@ class Artefact:
 
 
 def fingerprint(inputs: Mapping[str, Any]) -> str:
-    """Return the artefact id: 16 hex digits over all inputs. Builds are not byte-deterministic, inputs are."""
+    """Return the artefact id: 16 hex digits over all inputs. Builds are not byte-deterministic, inputs are.
+
+    >>> fingerprint({"model": "a", "precision": "int8"}) == fingerprint({"precision": "int8", "model": "a"})
+    True
+    """
     return hashlib.sha256(canonical(inputs)).hexdigest()[:16]
 
 
@@ -81,12 +95,17 @@ def write_artefact(
     key: bytes | None = None,
     replacing: bool = False,
 ) -> Artefact:
-    """Write an artefact directory where none is, all or nothing; a key signs it.
+    """Write an artefact directory, all or nothing.
 
-    replacing: an existing one gives way as soon as the new one is complete.
+    The directory appears under its name only when it is complete and on disk.
 
-    `fill` writes the files into the directory it is given and returns what else the manifest shall say. The
-    directory appears under its name only when complete and on disk.
+    Args:
+        destination: The directory.
+        inputs: Everything that the engine follows from, in JSON's types; the id is their fingerprint.
+        fill: Writes the files into the directory that it is given, and returns further entries of the manifest.
+        key: Signs the manifest; None: no signature.
+        replacing: True: an existing directory gives way as soon as the new one is complete. False: there must be none.
+
     Raises EngineError (`artefact.write`) when the disk refuses, and whatever `fill` raises.
     """
     destination = Path(os.path.abspath(destination))
@@ -100,9 +119,14 @@ def write_artefact(
 
 
 def find_artefact(destination: Path, inputs: Mapping[str, Any], key: bytes | None = None) -> Artefact | None:
-    """Return the whole artefact of these inputs at `destination`, with a key the signed one; None if nothing is there.
+    """Return the whole artefact of these inputs at `destination`; None if nothing is there.
 
-    Raises EngineError (`artefact.exists`) when something else is.
+    Args:
+        destination: The directory.
+        inputs: Everything that the engine follows from, in JSON's types.
+        key: Only an artefact that it has signed is found; None: any.
+
+    Raises EngineError (`artefact.exists`) when something else is there.
     """
     if not os.path.lexists(destination):
         return None
@@ -123,8 +147,16 @@ def find_artefact(destination: Path, inputs: Mapping[str, Any], key: bytes | Non
 def read_artefact(path: Path, key: bytes | None = None) -> Artefact:
     """Verify every byte of an artefact; with a key, also who made it.
 
-    Raises EngineError: `artefact.missing`, `artefact.unreadable`, `artefact.schema` for one of a newer tared,
-    `artefact.signature` for one that the key has not signed, `artefact.damaged` naming the file.
+    Args:
+        path: Its directory, or a link to it.
+        key: Only an artefact that it has signed is read; None: any.
+
+    Raises EngineError:
+        artefact.missing     there is no manifest
+        artefact.unreadable  the disk, or its permissions, fail
+        artefact.schema      it is of a newer tared
+        artefact.signature   it is not signed with this key
+        artefact.damaged     it is not what was written; the message names the file
     """
     resolved = Path(os.path.realpath(path))
     manifest = read_manifest(resolved, key)
@@ -133,10 +165,15 @@ def read_artefact(path: Path, key: bytes | None = None) -> Artefact:
 
 
 def check_runtime(artefact: Artefact, description: Mapping[str, str]) -> None:
-    """Check, before an artefact is loaded, that it was built for this runtime; description: Backend.describe() here.
+    """Check, before an artefact is loaded, that it was built for this runtime.
 
-    Raises EngineError: `artefact.verification` for an engine that was built only to prove that the builder takes the
-    model, `artefact.runtime` for one that was built for another runtime, naming the first field that differs.
+    Args:
+        artefact: The artefact.
+        description: `Backend.describe` of the runtime that shall load it.
+
+    Raises EngineError:
+        artefact.verification  it was built only to prove that the builder takes the model
+        artefact.runtime       it was built for another runtime; the message names the first field that differs
     """
     if artefact.manifest.get("verification_only"):
         raise EngineError(
@@ -163,7 +200,7 @@ _ID = re.compile(r"[0-9a-f]{16}")
 
 
 class Store:
-    """The artefacts of one daemon, each in `artefacts/<id>`, with `current` and `previous` as symlinks.
+    """Keep the artefacts of one daemon, each in `artefacts/<id>`, with `current` and `previous` as symlinks.
 
     With a key, artefacts that it has not signed are refused. That does not stop whoever can write the store from
     turning `current` back to an older artefact that it has signed.
@@ -172,7 +209,11 @@ class Store:
     def __init__(self, root: Path, key: bytes | None = None) -> None:
         """Open or create the store, and remove what killed processes left unfinished.
 
-        Raises EngineError (`store.write`) where it cannot be created. One that is there may be read-only.
+        Args:
+            root: The store's folder; one that is there may be read-only.
+            key: Only artefacts that it has signed are read; None: any.
+
+        Raises EngineError (`store.write`) where the store cannot be created.
         """
         self.root = root
         self.key = key
@@ -195,20 +236,26 @@ class Store:
         return path
 
     def discard(self, path: Path) -> None:
-        """Remove what lies where an artefact belongs: it can be built again. Raises EngineError (`store.write`)."""
+        """Remove what lies where an artefact belongs: it can be built again.
+
+        Raises EngineError (`store.write`) when the disk refuses.
+        """
         with self._writing():
             remove(path)
 
     def places(self) -> list[Path]:
         """Return what lies where artefacts belong, whole or not, and nothing else; sorted by id.
 
-        Raises EngineError (`artefact.unreadable`).
+        Raises EngineError (`artefact.unreadable`) when the disk, or its permissions, fail.
         """
         with self.reading():
             return sorted(path for path in self._artefacts.iterdir() if _ID.fullmatch(path.name))
 
     def target(self, link: str) -> str:
-        """Return the id that `current` or `previous` leads to, whatever is there; empty if it leads out of the store.
+        """Return the id that a link leads to, whatever is there; empty if it leads out of the store.
+
+        Args:
+            link: "current" or "previous".
 
         Raises EngineError (`artefact.unreadable`) where that cannot be seen: what it leads to may be needed.
         """
@@ -219,10 +266,14 @@ class Store:
         return target.name if inside else ""
 
     def read(self, link: str) -> Artefact | None:
-        """Return the verified artefact behind `current` or `previous`; None when there is none.
+        """Return the verified artefact behind a link; None when there is none.
 
-        Raises as read_artefact, `artefact.place` for one that is not in the directory of its id in this store, and
-        `store.link` for what is no link.
+        Args:
+            link: "current" or "previous".
+
+        Raises EngineError as `read_artefact` does, and:
+            artefact.place  it is not in the directory of its id in this store
+            store.link      something that is no link has the link's name
         """
         path = self.root / link
         with self.reading():
@@ -235,9 +286,14 @@ class Store:
         return None
 
     def salvage(self, link: str) -> Artefact | None:
-        """Return the artefact behind `current` or `previous` if its manifest is whole, though a file of it may not be.
+        """Return the artefact behind a link if its manifest is whole, though a file of it may not be; None otherwise.
 
-        Returns None otherwise. `Artefact.read_file` still returns what was written, or raises.
+        `Artefact.read_file` still returns what was written, or raises.
+
+        Args:
+            link: "current" or "previous".
+
+        Raises EngineError (`artefact.unreadable`) where the link cannot be read.
         """
         path = self.root / "artefacts" / self.target(link)
         try:
@@ -247,7 +303,13 @@ class Store:
         return Artefact(path, manifest["id"], manifest) if manifest["id"] == path.name else None
 
     def find(self, identity: str) -> Artefact:
-        """Return the verified artefact of this id. Raises as `read`, and `artefact.missing` if there is none."""
+        """Return the verified artefact of an id.
+
+        Args:
+            identity: 16 hex digits.
+
+        Raises EngineError as `read_artefact` does: `artefact.missing` if there is none.
+        """
         return self._read(self._artefacts / identity)
 
     def _read(self, path: Path) -> Artefact:
@@ -275,7 +337,14 @@ class Store:
             self._link("current", target)
 
     def replace(self, link: str, artefact: Artefact) -> None:
-        """Let `current` or `previous` lead to another artefact: the same engine, built again. Raises as `promote`."""
+        """Let a link lead to another artefact: the same engine, built again.
+
+        Args:
+            link: "current" or "previous".
+            artefact: An artefact of this store.
+
+        Raises EngineError (`store.write`) when the disk refuses.
+        """
         with self._writing():
             self._link(link, self._relative_path(artefact))
 

@@ -24,7 +24,14 @@ MOST_BYTES = 64 << 20  # of a file of settings or of state, of which the largest
 
 
 def open_regular(file: Path, flags: int = 0) -> BinaryIO:
-    """Open a file for reading. Raises OSError for what is none: a pipe would block, a device never end."""
+    """Open a file for reading.
+
+    Args:
+        file: Its path.
+        flags: Further flags of open(2), such as os.O_NOFOLLOW.
+
+    Raises OSError for anything but a regular file: a pipe would block, a device never end.
+    """
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -33,9 +40,15 @@ def open_regular(file: Path, flags: int = 0) -> BinaryIO:
 
 
 def read_regular(file: Path, most_bytes: int = MOST_BYTES) -> bytes:
-    """Return the content of a file. Raises OSError for what is none, as `open_regular`, and for a longer one.
+    """Return the content of a file.
 
-    What is appended meanwhile does not count, nor what files of the kernel's have beyond the size that they claim.
+    Bytes that are appended meanwhile do not count, nor those that a file of the kernel's has beyond its stated size.
+
+    Args:
+        file: Its path.
+        most_bytes: The largest size that is read.
+
+    Raises OSError for anything but a regular file, and for a longer one.
     """
     with open_regular(file) as opened:
         size = os.fstat(opened.fileno()).st_size
@@ -45,15 +58,26 @@ def read_regular(file: Path, most_bytes: int = MOST_BYTES) -> bytes:
 
 
 def read_text(file: Path, most_bytes: int = MOST_BYTES) -> str:
-    """Return the text of a file, as `read_regular`. Raises UnicodeDecodeError for what is not UTF-8."""
+    """Return the text of a file, with every line end as a newline.
+
+    Args:
+        file: Its path.
+        most_bytes: The largest size that is read.
+
+    Raises OSError as `read_regular` does, UnicodeDecodeError for a file that is not UTF-8.
+    """
     text = read_regular(file, most_bytes).decode("utf-8")
     return text.replace("\r\n", "\n").replace("\r", "\n")  # as files opened as text have it
 
 
 def replace_files(contents: Mapping[Path, bytes], mode: int = 0o666) -> None:
-    """Write files under their names, in order, once all are on the disk. Raises OSError, and leaves nothing half.
+    """Write files under their names, in order, once all are on the disk.
 
-    mode: permissions, less those that the umask forbids.
+    Args:
+        contents: The content of each file, by its path.
+        mode: Permissions, less those that the umask forbids.
+
+    Raises OSError when the disk refuses, and leaves nothing half.
     """
     partial = {path: path.with_name(f".{path.name}.{os.getpid()}.new") for path in contents}
     try:
@@ -84,7 +108,10 @@ def sync_folder(folder: Path) -> None:
 def staging(destination: Path, replacing: bool = False) -> Iterator[Path]:
     """Give the block a new folder to fill; it becomes `destination`, all on the disk, when the block ends well.
 
-    replacing: an existing `destination` gives way only then, and is restored if the folder cannot take its place.
+    Args:
+        destination: The name of the finished folder.
+        replacing: True: an existing `destination` gives way, but only when the block has ended well, and is restored if
+            the folder cannot take its place. False: there must be none.
 
     Raises EngineError (`artefact.write`) when the disk refuses. A block that fails leaves nothing.
     """
@@ -117,9 +144,11 @@ def staging(destination: Path, replacing: bool = False) -> Iterator[Path]:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link (but not its target), or a folder with all in it. Raises OSError.
+    """Remove a file, a link (but not its target), or a folder with all in it.
 
     A folder is first renamed to `.NAME.gone`: whatever happens, none under its own name is half there.
+
+    Raises OSError when the disk refuses.
     """
     if path.is_symlink() or not path.is_dir():
         path.unlink()

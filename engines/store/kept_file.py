@@ -15,7 +15,16 @@ from engines.store.signing import is_signed, sign
 
 
 def read_kept(path: Path, key: bytes | None, purpose: str) -> bytes | None:
-    """Return the content that `write_kept` wrote with the same key and purpose; None for any other file, or none."""
+    """Return the content that `write_kept` wrote with the same key and purpose.
+
+    Args:
+        path: The file.
+        key: The key of this machine; None: only damage is found.
+        purpose: The kind of content: content of another kind is refused.
+
+    Returns:
+        None for any other file, or none.
+    """
     try:
         with open_regular(path) as file:
             signature, _, content = file.read().partition(b"\n")
@@ -25,7 +34,16 @@ def read_kept(path: Path, key: bytes | None, purpose: str) -> bytes | None:
 
 
 def write_kept(path: Path, key: bytes | None, purpose: str, content: bytes) -> None:
-    """Write the file and its folder. If the disk refuses, nothing is kept, and the next reader finds none."""
+    """Write a file that `read_kept` reads, and its folder.
+
+    If the disk refuses, nothing is kept, and the next reader finds none.
+
+    Args:
+        path: The file.
+        key: The key of this machine; None: only damage is found.
+        purpose: The kind of content, a line of text.
+        content: Its bytes.
+    """
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_files({path: sign(key or b"", purpose, content).encode() + b"\n" + content})

@@ -35,12 +35,15 @@ Pins = Mapping[str, Collection[str]]  # by role, the ids of the artefacts that a
 
 @dataclass(frozen=True)
 class Stored:
-    """An artefact as it lies in the store.
+    """Describe an artefact as it lies in the store.
 
-    made_s: Unix time.
-    trouble: code of the error that reading it raised; empty for a sound one.
-    model: SHA-256 of its master graph; empty if that cannot be read.
-    reference: True for a float engine without a calibration.
+    Args:
+        id: The name of its directory.
+        made_s: Unix time in seconds.
+        nbytes: Size of all its files.
+        trouble: Code of the error that reading it raised; empty for a sound one.
+        model: SHA-256 of its master graph; empty if that cannot be read.
+        reference: True for a float engine without a calibration.
     """
 
     id: str
@@ -63,11 +66,12 @@ class Stored:
 
 @dataclass(frozen=True)
 class Retention:
-    """Which artefacts of a store stay and which go.
+    """State which artefacts of a store stay and which go.
 
-    roles: per artefact that stays the reasons, `recent` last.
-    goes: artefacts that nobody needs, damaged ones first, then the oldest first.
-    spare: artefacts that stay only because they are recent, the oldest first.
+    Args:
+        roles: The reasons, `recent` last, for each artefact that stays, by its id.
+        goes: Artefacts that are not needed, damaged ones first, then the oldest first.
+        spare: Artefacts that stay only because they are recent, the oldest first.
     """
 
     roles: Mapping[str, tuple[str, ...]]
@@ -76,10 +80,20 @@ class Retention:
 
 
 def retain(stored: Collection[Stored], pins: Pins, keep: int) -> Retention:
-    """Decide which artefacts stay; `keep`: how many of the newest that can serve stay without a pin.
+    """Decide which artefacts stay.
 
     An artefact that cannot be judged stays as `unknown`. A damaged one stays only if it is pinned: an engine can be
     built again from the rest of it.
+
+    Args:
+        stored: All artefacts of the store.
+        pins: The ids of the artefacts that are needed, by the role that needs them.
+        keep: How many of the newest that can serve stay without a pin.
+
+    >>> old, new = Stored("a" * 16, made_s=1.0, nbytes=10), Stored("b" * 16, made_s=2.0, nbytes=10)
+    >>> decided = retain([old, new], pins={"current": [old.id]}, keep=0)
+    >>> [one.id[0] for one in decided.goes], decided.roles[old.id]
+    (['b'], ('current',))
     """
     roles: dict[str, tuple[str, ...]] = {}
     for artefact in stored:
@@ -113,7 +127,13 @@ def _age(artefact: Stored) -> tuple[float, str]:
 
 @dataclass(frozen=True)
 class Freed:
-    """Removed artefacts, by id, and files and folders of the cache, by their path in the state directory."""
+    """Report what was removed.
+
+    Args:
+        artefacts: Ids of artefacts.
+        cached: Files and folders of the cache, by their path in the state directory.
+        nbytes: Size of all of them.
+    """
 
     artefacts: tuple[str, ...] = ()
     cached: tuple[str, ...] = ()
@@ -121,13 +141,15 @@ class Freed:
 
 
 class StoreCleaner:
-    """Removes from a store, and from the caches beside it, what `retain` lets go.
-
-    keep: how many of the newest artefacts stay without being needed, and how many cached references, timing caches,
-        files of layer costs and compiled networks; of these at least one stays, since one is in use.
-    reserve_bytes: the space that an engine must leave free on the disk.
+    """Remove from a store, and from the caches beside it, what `retain` lets go.
 
     Do not use it while another process builds into the store. Loaded artefacts must be among the pins.
+
+    Args:
+        store: The store.
+        keep: How many of the newest artefacts stay without being needed. As many cached references, timing caches,
+            files of layer costs and compiled networks stay; of these at least one, since one is in use.
+        reserve_bytes: Free space that an engine must leave on the disk.
     """
 
     def __init__(self, store: Store, keep: int, reserve_bytes: int) -> None:
@@ -138,8 +160,10 @@ class StoreCleaner:
     def survey(self, pins: Pins) -> tuple[list[Stored], Retention]:
         """Return what lies in the store, and what stays of it. Only the manifests are verified.
 
-        pins: as for `retain`; `current` and `previous` need not be among them. Raises EngineError
-        (`artefact.unreadable`).
+        Args:
+            pins: As for `retain`; `current` and `previous` need not be among them.
+
+        Raises EngineError (`artefact.unreadable`) when the disk, or its permissions, fail.
         """
         links = {link: (self._store.target(link),) for link in LINKS}
         with self._store.reading():
@@ -150,7 +174,7 @@ class StoreCleaner:
     def cached(self) -> list[Path]:
         """Return reference engines, timing caches, files of layer costs and compiled networks, by kind, newest first.
 
-        Raises EngineError (`artefact.unreadable`).
+        Raises EngineError (`artefact.unreadable`) when the disk, or its permissions, fail.
         """
         return [path for kind in self._cached_by_kind() for path in kind]
 
@@ -163,7 +187,11 @@ class StoreCleaner:
             return [_newest_first(paths) for paths in (references, *files)]
 
     def tidy(self, pins: Pins, dry_run: bool = False) -> Freed:
-        """Remove what nobody needs; with `dry_run` only report it.
+        """Remove artefacts and cached files that are not needed.
+
+        Args:
+            pins: As for `survey`.
+            dry_run: True to report only.
 
         Raises EngineError (`artefact.unreadable`, `store.write`) when the disk refuses.
         """
@@ -180,10 +208,18 @@ class StoreCleaner:
         return Freed(tuple(one.id for one in retention.goes), names, freed)
 
     def ensure_room(self, expected_bytes: int, pins: Pins) -> Freed:
-        """Make room for so many bytes beside the reserve: unneeded artefacts go first, then those that are only recent.
+        """Make room on the disk: unneeded artefacts go first, then those that are only recent.
 
         The recent ones stay if their room would not be enough either.
-        Raises EngineError: `store.room`, `store.write`, `artefact.unreadable`.
+
+        Args:
+            expected_bytes: Size of the next engine; the reserve is added to it.
+            pins: As for `survey`.
+
+        Raises EngineError:
+            store.room           there is not enough room, whatever goes
+            store.write          the disk refuses to remove
+            artefact.unreadable  the disk, or its permissions, fail
         """
         freed, needed = self.tidy(pins), expected_bytes + self._reserve_bytes
         _, retention = self.survey(pins)
@@ -209,6 +245,8 @@ class StoreCleaner:
 
         It is an error too if `current` or `previous` lead out of the store. Timing caches, layer costs and compiled
         networks are verified when they are read, and a damaged file counts as none.
+
+        Raises EngineError (`artefact.unreadable`) where the store cannot be listed.
         """
         errors: list[EngineError] = []
         places = self._store.places()
@@ -247,7 +285,10 @@ class StoreCleaner:
         return Stored(path.name, made_s, nbytes, trouble, str(inputs.get("model", "")), reference)
 
     def free_bytes(self) -> int:
-        """Return the free space on the store's disk, for its owner. Raises EngineError (`artefact.unreadable`)."""
+        """Return the free space on the store's disk, for its owner.
+
+        Raises EngineError (`artefact.unreadable`) when the disk, or its permissions, fail.
+        """
         with self._store.reading():
             return shutil.disk_usage(self._store.root).free
 
@@ -281,10 +322,17 @@ def _mb(nbytes: int) -> str:
 
 
 def record_refusal(store_root: Path, identity: str, evidence: Mapping[str, Any]) -> Path:
-    """Write why the candidate of this artefact id was refused, and return the file; it replaces an earlier one.
+    """Write why a candidate was refused, and return the file; it replaces an earlier one.
 
-    evidence: in JSON's types. The newest 20 refusals are kept. Only one process refuses at a time: the unfinished files
-    of a killed one are removed. Raises OSError.
+    The newest 20 refusals are kept. Only one process refuses at a time: the unfinished files of a killed one are
+    removed.
+
+    Args:
+        store_root: The store's folder; refusals are in its folder `refused`.
+        identity: The artefact id of the candidate.
+        evidence: The reasons, in JSON's types.
+
+    Raises OSError when the disk refuses.
     """
     folder = store_root / "refused"
     folder.mkdir(parents=True, exist_ok=True)

@@ -28,7 +28,7 @@ _MAKE_ONE = "make one: (umask 077; head -c 32 /dev/urandom > FILE)"
 
 
 def credential(name: str) -> Path | None:
-    """Return where the credential of this name is, or would be; None outside a service that was given any."""
+    """Return where the systemd credential of this name is, or would be; None outside a service that was given any."""
     folder = os.environ.get("CREDENTIALS_DIRECTORY")
     return Path(folder, name) if folder else None
 
@@ -40,10 +40,16 @@ def is_credential(file: Path) -> bool:
 
 
 def find_key(path: Path | None = None) -> bytes | None:
-    """Return the key that signs artefacts: of the file at `path`, or of systemd's credential; None without either.
+    """Return the key that signs artefacts.
 
     A key has at least 16 bytes, binary or text; one newline at the end is not part of it. Outside
     $CREDENTIALS_DIRECTORY, whose access systemd controls (systemd.exec(5)), only the owner may read the file.
+
+    Args:
+        path: The key's file; None: systemd's credential, where there is one.
+
+    Returns:
+        None without a path and without a credential.
 
     Raises EngineError (`artefact.key`) for an unusable key, and for a `path` without a file.
     """
@@ -70,19 +76,44 @@ def find_key(path: Path | None = None) -> bytes | None:
 
 
 def sign(key: bytes, purpose: str, content: bytes) -> str:
-    """Return the HMAC-SHA256 in hex. A signature for one purpose, a line of text, is none for another."""
+    """Return the HMAC-SHA256 in hex.
+
+    Args:
+        key: The key of this machine.
+        purpose: The kind of content, a line of text: a signature for one purpose is none for another.
+        content: The bytes to sign.
+    """
     return hmac.new(key, purpose.encode() + b"\n" + content, hashlib.sha256).hexdigest()
 
 
 def is_signed(key: bytes, purpose: str, content: bytes, signature: object) -> bool:
-    """Return True if `sign` made this signature; in constant time. Anything that is no signature gives False."""
+    """Return True if `sign` made this signature; in constant time.
+
+    Args:
+        key: The key of this machine.
+        purpose: The kind of content, a line of text.
+        content: The signed bytes.
+        signature: Anything; a value that is no signature gives False.
+
+    >>> is_signed(b"k" * 16, "example", b"content", sign(b"k" * 16, "example", b"content"))
+    True
+    >>> is_signed(b"k" * 16, "example", b"content", sign(b"k" * 16, "another", b"content"))
+    False
+    """
     if not isinstance(signature, str) or not signature.isascii():
         return False
     return hmac.compare_digest(sign(key, purpose, content), signature)
 
 
 def seal(document: Mapping[str, Any], key: bytes | None) -> bytes:
-    """Return the bytes of a manifest file: the document, with a key its `signature`, and the `seal` over both."""
+    """Return the bytes of a manifest file: the document, its `signature` and the `seal` over both.
+
+    Args:
+        document: The manifest, in JSON's types.
+        key: Signs it; None: no signature.
+
+    Raises ValueError for NaN.
+    """
     signed = dict(document)
     if key is not None:
         signed["signature"] = sign(key, PURPOSE, canonical(document))
@@ -90,12 +121,18 @@ def seal(document: Mapping[str, Any], key: bytes | None) -> bytes:
 
 
 def read_manifest(directory: Path, key: bytes | None) -> dict[str, Any]:
-    """Read the sealed manifest of an artefact's directory; with a key, only one that it has signed. Files are not read.
+    """Read the sealed manifest of an artefact's directory; its files are not read.
+
+    Args:
+        directory: The artefact's.
+        key: Only a manifest that it has signed is read; None: any.
 
     Raises EngineError:
-        artefact.missing, artefact.unreadable, artefact.damaged
-        artefact.schema     of a newer tared
-        artefact.signature  not signed with this key
+        artefact.missing     there is no manifest
+        artefact.unreadable  the disk, or its permissions, fail
+        artefact.damaged     it is not what was written
+        artefact.schema      it is of a newer tared
+        artefact.signature   it is not signed with this key
     """
     file = directory / MANIFEST
     try:
@@ -150,9 +187,15 @@ def _unseal(file: Path, written: bytes) -> dict[str, Any]:
 
 
 def check_files(directory: Path, files: Mapping[str, str]) -> None:
-    """Raises EngineError unless these files, name to SHA-256, are what lies in the directory beside its manifest.
+    """Check that a directory holds these files beside its manifest, and no others.
 
-    `artefact.damaged` names the first that is not, by any difference; `artefact.unreadable`.
+    Args:
+        directory: The artefact's.
+        files: The SHA-256 in hex of each file, by name.
+
+    Raises EngineError:
+        artefact.damaged     a file is missing, changed or not named; the message names the first
+        artefact.unreadable  the disk, or its permissions, fail
     """
     try:
         present = set(os.listdir(directory))
@@ -169,7 +212,7 @@ def check_files(directory: Path, files: Mapping[str, str]) -> None:
 
 
 def damaged(file: Path) -> EngineError:
-    """Return the error for a file of an artefact that is missing, changed, or that nobody wrote there."""
+    """Return the error for a file of an artefact that is missing, changed, or not named in the manifest."""
     return EngineError(
         "artefact.damaged",
         f"{file} is not what was written",
@@ -179,12 +222,21 @@ def damaged(file: Path) -> EngineError:
 
 
 def canonical(document: Mapping[str, Any]) -> bytes:
-    """Return the one spelling of a document: sorted keys, fixed indent. Raises ValueError for NaN."""
+    """Return the one spelling of a document: sorted keys, fixed indent.
+
+    Raises ValueError for NaN.
+
+    >>> canonical({"b": 1, "a": 2}) == canonical({"a": 2, "b": 1})
+    True
+    """
     return (json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
 
 
 def sha256(file: Path) -> str:
-    """Return the SHA-256 of a file's bytes in hex. Raises OSError, for a link too: its target may change later."""
+    """Return the SHA-256 of a file's bytes in hex.
+
+    Raises OSError for anything but a regular file; for a link too: its target may change later.
+    """
     digest = hashlib.sha256()
     with open_regular(file, os.O_NOFOLLOW) as opened:
         while block := opened.read(1 << 20):
