@@ -44,6 +44,7 @@ class Document(BaseModel):
     most_bytes: ClassVar[int] = MAX_PAYLOAD_BYTES
 
     def to_json(self) -> bytes:
+        """Return the document as it goes on the wire, in UTF-8."""
         return self.model_dump_json(exclude_none=True, by_alias=True).encode()
 
     @classmethod

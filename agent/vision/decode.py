@@ -31,7 +31,13 @@ from engines.interface import Array, TensorSpec
 
 @dataclass(frozen=True)
 class Classification:
-    """The top-1 class of one image and its probability; is_withheld: a policy lets it not be shown."""
+    """Hold the top-1 class of one image.
+
+    Args:
+        class_id: Number of the class, from 0.
+        score: Its probability, in [0, 1].
+        is_withheld: True if a policy forbids to show it.
+    """
 
     class_id: int
     score: float
@@ -53,7 +59,9 @@ def open_decoder(spec: ModelSpec, size: Size, outputs: Sequence[TensorSpec]) -> 
     without batch axis, (height, width), score threshold) -> Detections.
 
     Args:
+        spec: The model's.
         size: (height, width) of the network input, in whose pixels detections come.
+        outputs: The engine's.
 
     Raises ConfigError:
         decoder.import  the decoder cannot be imported
@@ -91,9 +99,13 @@ def _check_classifier(spec: ModelSpec, outputs: Sequence[TensorSpec]) -> None:
 
 
 def class_count(shape: Sequence[int | None]) -> int | None:
-    """Return how many classes an output (batch, classes) has, with further axes of size 1 or without; None if open.
+    """Return how many classes an output has; None if that is open, 0 if it is no vector for each image.
 
-    An output that is no vector for each image has none: 0.
+    Args:
+        shape: (batch, classes), with further axes of size 1 or without; None for an open size.
+
+    >>> class_count((1, 1000)), class_count((None, 10, 1, 1)), class_count((1, 3, 416, 416))
+    (1000, 10, 0)
     """
     sides = [side for side in shape[1:] if side != 1]
     known = [side for side in sides if side is not None]
@@ -111,9 +123,15 @@ def _top_1(image: Outputs) -> Classification:
 
 
 def class_probabilities(image: Outputs) -> NDArray[np.float64]:
-    """Return the probability of each class (classes,), from one image's logits or probabilities.
+    """Return the probability of each class, float64 (classes,), from one image's logits or probabilities.
 
     Logits go through a softmax. Probabilities are recognised by their sum of 1. Of inf and NaN no probability follows.
+
+    Args:
+        image: The one output by name, without its batch axis.
+
+    >>> class_probabilities({"logits": np.float32([0.0, 0.0])}).tolist()
+    [0.5, 0.5]
     """
     (output,) = image.values()
     scores: NDArray[np.float64] = output.astype(np.float64).ravel()
@@ -183,9 +201,12 @@ def _made_sound(candidates: Detections, limit: np.float32, score_threshold: floa
 
 
 def import_decoder(name: str) -> CandidateDecoder:
-    """Return the function behind 'package.module:function', or behind an entry point of that name.
+    """Return the function of a decoder that users keep in a package of their own.
 
     The returned function raises ConfigError (`decoder.failed`) where the user's raises anything.
+
+    Args:
+        name: 'package.module:function', or the name of an entry point in the group `tared.decoders`.
 
     Raises ConfigError:
         decoder.import  there is no such name, several packages have it, or it is nothing to call
@@ -251,7 +272,11 @@ _NULL = np.array(None, object)
 def prediction_as_dict(prediction: Prediction, geometry: Geometry | None, spec: ModelSpec) -> dict[str, Any]:
     """Return a prediction in JSON's terms: boxes in frame pixels, null for a value that is not finite or is withheld.
 
-    geometry: where the frame lay in the network input, in whose pixels the boxes are; None: they are in the frame's.
+    Args:
+        prediction: Of one image.
+        geometry: Where the frame lay in the network input, in whose pixels the boxes are; None: they are in the
+            frame's.
+        spec: The model's, which names the classes.
     """
     if isinstance(prediction, Detections):
         in_frame = geometry.to_frame(prediction.boxes) if geometry is not None else prediction.boxes

@@ -1,12 +1,25 @@
 """Decode the outputs of known detectors: one image's outputs in, candidate boxes in network pixels out.
 
-Every decoder takes the outputs by name without their batch axis, the input size (height, width) and the score
-threshold, and returns the candidates above the threshold, before overlaps are suppressed. It identifies outputs by
-shape, since exporters name them freely, and raises ConfigError (`decoder.shape`) when none fits.
+Every decoder of this module has the same arguments and the same result:
+
+    outputs          arrays by name, without their batch axis
+    size             (height, width) of the network input in pixels
+    score_threshold  in [0, 1]; only candidates of a higher score are returned
+    Detections       boxes (n, 4) x1 y1 x2 y2 in pixels of the network input, before overlaps are suppressed
+
+A decoder identifies outputs by shape, since exporters name them freely, and raises ConfigError (`decoder.shape`) when
+none fits.
 
 To add a decoder: write its function here, enter it in `BUILTIN_DECODERS` at the end of this module, and its name in
 `DECODERS` of `agent.vision.spec`. `agent.vision.decode` does the rest when it serves, and opens decoders that users
 keep in packages of their own. `tared inspect` recognises a model by `CONVENTIONS` of `agent.inspection.spec_guess`.
+
+`every_class`, `corners`, `find_output` and `no_fit` are for decoders of your own, too. A whole one, for a model whose
+one output holds (N, 5) x1 y1 x2 y2 score:
+
+    def decode(outputs, size, score_threshold):
+        rows = find_output(outputs, "an output (batch, N, 5)", lambda shape: len(shape) == 2 and shape[1] == 5)
+        return every_class(rows[:, :4], rows[:, 4:], score_threshold)
 """
 
 from __future__ import annotations
@@ -59,7 +72,14 @@ def yolov5(outputs: Outputs, _size: Size, score_threshold: float) -> Detections:
 
 
 def yolov8(outputs: Outputs, _size: Size, score_threshold: float) -> Detections:
-    """Decode Ultralytics' default head since YOLOv8, YOLOv9 and YOLO11 too: (4 + classes, N), cx cy w h in pixels."""
+    """Decode Ultralytics' default head since YOLOv8, YOLOv9 and YOLO11 too: (4 + classes, N), cx cy w h in pixels.
+
+    >>> output = np.zeros((6, 100), np.float32)               # two classes, a hundred candidates
+    >>> output[:, 7] = 50.0, 40.0, 20.0, 10.0, 0.1, 0.9
+    >>> found = yolov8({"output0": output}, (96, 96), 0.3)
+    >>> found.boxes.tolist(), found.classes.tolist()
+    ([[40.0, 35.0, 60.0, 45.0]], [1])
+    """
     expected = "a YOLOv8 output (batch, 4 + classes, N), N above its channels"
     output = find_output(outputs, expected, lambda shape: len(shape) == 2 and 4 < shape[0] < shape[1])
     likely = (output[4:].max(axis=0) > score_threshold).nonzero()[0]
@@ -246,14 +266,33 @@ def _cells(rows: int, columns: int) -> FloatArray:
 def every_class(boxes: FloatArray, scores: FloatArray, score_threshold: float) -> Detections:
     """Return the candidates of every class above the threshold, since sigmoid scores are trained independently.
 
-    Boxes are (n, 4), scores (n, classes).
+    Args:
+        boxes: float32 (n, 4), x1 y1 x2 y2 in pixels of the network input.
+        scores: float32 (n, classes), in [0, 1].
+        score_threshold: Only candidates of a higher score are returned. A box may be returned for several classes.
+
+    >>> boxes = np.float32([[0, 0, 10, 10], [5, 5, 9, 9]])
+    >>> found = every_class(boxes, np.float32([[0.9, 0.5], [0.1, 0.2]]), 0.3)
+    >>> found.boxes.tolist(), found.classes.tolist()
+    ([[0.0, 0.0, 10.0, 10.0], [0.0, 0.0, 10.0, 10.0]], [0, 1])
     """
     rows, classes = (scores > score_threshold).nonzero()
     return Detections(boxes=boxes[rows], classes=classes, scores=scores[rows, classes])
 
 
 def corners(centres: FloatArray, sides: FloatArray) -> FloatArray:
-    """Return boxes (n, 4) x1 y1 x2 y2 from centres (n, 2) and widths and heights (n, 2)."""
+    """Return boxes from their centres and sides.
+
+    Args:
+        centres: float32 (n, 2), x and y.
+        sides: float32 (n, 2), width and height, in the same unit.
+
+    Returns:
+        float32 (n, 4), x1 y1 x2 y2.
+
+    >>> corners(np.float32([[50.0, 40.0]]), np.float32([[20.0, 10.0]])).tolist()
+    [[40.0, 35.0, 60.0, 45.0]]
+    """
     half = sides * np.float32(0.5)
     boxes = np.empty((len(centres), 4), np.float32)
     np.subtract(centres, half, out=boxes[:, :2])
@@ -262,7 +301,15 @@ def corners(centres: FloatArray, sides: FloatArray) -> FloatArray:
 
 
 def find_output(outputs: Outputs, expected: str, fits: Callable[[tuple[int, ...]], bool]) -> NDArray[np.floating]:
-    """Return the one output whose shape fits. Raises ConfigError as `no_fit` where none or several fit."""
+    """Return the one output whose shape fits.
+
+    Args:
+        outputs: Arrays by name, without their batch axis.
+        expected: The outputs that the decoder takes, in words, for the error.
+        fits: Returns True for a shape, without the batch axis, that the decoder takes.
+
+    Raises ConfigError (`decoder.shape`) where none or several fit.
+    """
     fitting = [output for output in outputs.values() if fits(output.shape)]
     if len(fitting) != 1:
         raise no_fit(outputs, expected)
@@ -270,7 +317,12 @@ def find_output(outputs: Outputs, expected: str, fits: Callable[[tuple[int, ...]
 
 
 def no_fit(outputs: Outputs, expected: str) -> ConfigError:
-    """Return the error `decoder.shape`: these outputs are not as expected."""
+    """Return the error `decoder.shape`: these outputs are not as expected.
+
+    Args:
+        outputs: Arrays by name, without their batch axis.
+        expected: The outputs that the decoder takes, in words.
+    """
     shapes = ", ".join(f"{name} (batch, {', '.join(map(str, outputs[name].shape))})" for name in outputs)
     return ConfigError(
         "decoder.shape", f"outputs {shapes}", expected, "name the decoder that fits this model in its spec"

@@ -1,6 +1,7 @@
 """Hold boxes with classes, match detections to the truth, and suppress detections that overlap better ones.
 
-`Detections` is what every decoder returns, those of users too.
+Every decoder returns `Detections`, those of users too. Boxes are float32 (n, 4) x1 y1 x2 y2 everywhere, in pixels of
+the network input until `agent.vision.decode` moves them to the frame.
 """
 
 from __future__ import annotations
@@ -17,7 +18,12 @@ Size = tuple[int, int]  # (height, width) in pixels, mostly of the network input
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LabelledBoxes:
-    """Objects of one image: boxes float32 (n, 4) x1 y1 x2 y2 in pixels, classes int64 (n,)."""
+    """Hold the objects of one image.
+
+    Args:
+        boxes: float32 (n, 4), x1 y1 x2 y2 in pixels.
+        classes: int64 (n,), numbers of classes from 0.
+    """
 
     boxes: FloatArray
     classes: NDArray[np.int64]
@@ -31,7 +37,20 @@ NO_BOXES = LabelledBoxes(boxes=np.zeros((0, 4), np.float32), classes=np.zeros(0,
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Detections(LabelledBoxes):
-    """The detections of one image, with scores float32 (n,)."""
+    """Hold the detections of one image.
+
+    Args:
+        scores: float32 (n,), in [0, 1].
+        boxes: float32 (n, 4), x1 y1 x2 y2 in pixels.
+        classes: int64 (n,), numbers of classes from 0.
+
+    A mask, indices or a slice selects detections.
+
+    >>> boxes = np.float32([[0, 0, 10, 10], [5, 5, 9, 9]])
+    >>> found = Detections(boxes=boxes, classes=np.array([0, 2]), scores=np.float32([0.9, 0.4]))
+    >>> len(found), found[found.scores > 0.5].classes.tolist()
+    (2, [0])
+    """
 
     scores: FloatArray
 
@@ -40,7 +59,18 @@ class Detections(LabelledBoxes):
 
 
 def iou_matrix(a: FloatArray, b: FloatArray) -> NDArray[np.float64]:
-    """Return the intersection over union of boxes (n, 4) with boxes (m, 4): (n, m) in [0, 1]; empty boxes have 0."""
+    """Return the intersection over union of every box of one set with every box of another.
+
+    Args:
+        a: (n, 4), x1 y1 x2 y2.
+        b: (m, 4), in the same unit.
+
+    Returns:
+        float64 (n, m), in [0, 1]; empty boxes have 0.
+
+    >>> iou_matrix(np.float32([[0, 0, 10, 10]]), np.float32([[0, 0, 10, 5], [20, 20, 30, 30]])).tolist()
+    [[0.5, 0.0]]
+    """
     first, second = a.astype(np.float64)[:, np.newaxis], b.astype(np.float64)[np.newaxis]
     sides = np.minimum(first[..., 2:], second[..., 2:]) - np.maximum(first[..., :2], second[..., :2])
     intersection: NDArray[np.float64] = np.maximum(sides, 0.0).prod(axis=-1)
@@ -54,10 +84,20 @@ def _areas(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def match(detections: Detections, truth: LabelledBoxes, iou_threshold: float) -> NDArray[np.bool_]:
-    """Mark the detections that are true at an IoU threshold (> 0): bool (detections,).
+    """Mark the detections that are true: bool (detections,).
 
     Matching is greedy by score, as COCO counts: the surest detection first claims the unclaimed object of its class
     that it overlaps most, if that overlap reaches the threshold.
+
+    Args:
+        detections: Of one image.
+        truth: The objects of the same image.
+        iou_threshold: Least intersection over union, above 0.
+
+    >>> box = np.float32([[0, 0, 10, 10]])
+    >>> found = Detections(boxes=np.repeat(box, 2, axis=0), classes=np.zeros(2, int), scores=np.float32([0.5, 0.9]))
+    >>> match(found, LabelledBoxes(boxes=box, classes=np.zeros(1, int)), 0.5).tolist()     # one object, claimed once
+    [False, True]
     """
     same_class = detections.classes[:, np.newaxis] == truth.classes[np.newaxis]
     overlaps = np.where(same_class, iou_matrix(detections.boxes, truth.boxes), 0.0)
@@ -73,7 +113,7 @@ def match(detections: Detections, truth: LabelledBoxes, iou_threshold: float) ->
 
 
 def keep_best(candidates: Detections, count: int) -> Detections:
-    """Return the `count` candidates of the highest scores, best first."""
+    """Return the `count` candidates of the highest scores, best first; equal scores in their order."""
     return candidates[(-candidates.scores).argsort(kind="stable")[:count]]
 
 
@@ -82,9 +122,14 @@ def suppress_overlaps(
 ) -> Detections:
     """Return the candidates that no better one overlaps by more than `iou_threshold`, best first.
 
-    Only a better candidate of the same class suppresses another one; with `is_agnostic`, one of any class. A box
-    without area overlaps none. Only the `max_candidates` best are considered: the kernel is quadratic, and a collapsed
-    engine that calls everything an object must not hold up the video. Boxes must be finite.
+    A box without area overlaps none.
+
+    Args:
+        candidates: Of one image; the boxes must be finite.
+        iou_threshold: Intersection over union up to which both stay, in [0, 1].
+        max_candidates: Only so many of the best are considered: the kernel is quadratic, and a collapsed engine that
+            calls everything an object must not hold up the video.
+        is_agnostic: True if a better candidate of any class suppresses another one; False: only one of its class.
     """
     if len(candidates) < 2:
         return candidates

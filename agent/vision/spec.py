@@ -224,13 +224,23 @@ def rebase(content: Mapping[str, Any], base: Path) -> dict[str, Any]:
     """Return a model spec's plain data with its files, `path` and a `labels` file, taken relative to `base`.
 
     This is done before validation, so that a missing labels file is reported together with every other error.
+
+    Args:
+        content: The content of MODEL.yaml.
+        base: Its folder.
     """
     files = {key: str(base / content[key]) for key in ("path", "labels") if isinstance(content.get(key), str)}
     return {**content, **files}
 
 
 def load_model_spec(path: Path) -> ModelSpec:
-    """Read MODEL.yaml; its paths are relative to it. Raises ConfigError with every error at once."""
+    """Read MODEL.yaml.
+
+    Args:
+        path: The file; its paths are relative to it.
+
+    Raises ConfigError (`config.missing`, `config.unreadable`, `config.invalid`) with every error at once.
+    """
     if path.suffix.lower() == ".onnx":
         remedy = f"'tared inspect {path} -o MODEL.yaml' writes one"
         raise ConfigError("config.unreadable", f"the model {path} itself", "a MODEL.yaml that describes it", remedy)
