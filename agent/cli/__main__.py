@@ -1,4 +1,4 @@
-"""`python -m agent.cli`: the board's commands alone, without the control room's."""
+"""Run the board's commands alone, without the control room's: `python -m agent.cli`."""
 
 from agent.cli.main import main
 

@@ -23,7 +23,7 @@ _CHOICE = re.compile(r"invalid choice: '([^']*)'")
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows the default of each option that has one, unless its help already says it; flags have none to show."""
+    """Show the default of each option that has one, unless its help already says it; flags have none to show."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if isinstance(action.default, bool) or action.default in (None, "", []) or _SAYS_DEFAULT in (action.help or ""):
@@ -32,7 +32,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Shows its help if a command is missing; guesses a misspelt command, choice or option.
+    """Parse a command line; show the help if a command is missing, and guess a misspelt command, choice or option.
 
     Wrong arguments are reported in the form of all other errors (AgentError, `cli.arguments`).
     """
@@ -80,8 +80,9 @@ def command(commands: Any, name: str, run: Callable[..., int], text: str) -> arg
 
     Args:
         commands: argparse's subparsers.
-        run: runs the command with the parsed options; returns the exit code.
-        text: the help, and the description.
+        name: The word on the command line.
+        run: Runs the command with the parsed options; returns the exit code.
+        text: The help, and the description.
     """
     parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
@@ -96,7 +97,18 @@ def add_config_option(parser: argparse.ArgumentParser) -> None:
 
 
 def number(kind: type[int] | type[float], low: float, high: float = math.inf) -> Callable[[str], float]:
-    """Return a parser of numbers from `low` to `high`, for argparse's `type`."""
+    """Return a parser of numbers from `low` to `high`, for argparse's `type`.
+
+    Args:
+        kind: int or float.
+        low: The least number.
+        high: The largest number; infinity: no limit.
+
+    The parser raises argparse.ArgumentTypeError, which names the limits.
+
+    >>> number(int, 1, 65535)("1883")
+    1883
+    """
 
     def parse(text: str) -> float:
         try:
@@ -112,7 +124,12 @@ def number(kind: type[int] | type[float], low: float, high: float = math.inf) ->
 
 
 def print_result(options: argparse.Namespace, result: dict[str, Any]) -> int:
-    """Print a result for people, or with --json as one object; return the exit code of success."""
+    """Print a result, one `key value` a line or with --json as one object; return the exit code of success.
+
+    Args:
+        options: The parsed options.
+        result: In JSON's types.
+    """
     if options.json:
         print(json.dumps(result))
     else:
@@ -122,7 +139,7 @@ def print_result(options: argparse.Namespace, result: dict[str, Any]) -> int:
 
 
 def table_console() -> Console:
-    """A console on stdout, wide where it is piped, so that no table is cut."""
+    """Return a console on stdout, wide where it is piped, so that no table is cut."""
     from agent.common.table import ShownConsole  # most commands print no table; its import is a third of their start
 
     return ShownConsole(width=None if sys.stdout.isatty() else _PIPED_COLUMNS)

@@ -1,4 +1,4 @@
-"""`tared completion`: print what a shell needs to complete tared's command lines, and answer the shell at a tab."""
+"""Print the code by which a shell completes command lines, and answer the shell at a tab: `tared completion`."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ def add_completion(commands: Any) -> None:
 
 
 def _completion(options: argparse.Namespace) -> int:
+    """Run `tared completion`: print the code of a shell."""
     from argcomplete.shell_integration import shellcode
 
     code = shellcode(["tared"], shell=options.shell)

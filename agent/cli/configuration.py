@@ -1,4 +1,4 @@
-"""`tared config`: the JSON Schemas of config.yaml and model.yaml, the reference config.yaml, and a check of one.
+"""Print the JSON Schemas of config.yaml and model.yaml, or the reference config.yaml, or check one: `tared config`.
 
 A schema's keys, types, bounds and defaults are those of the pydantic models that read the files; its descriptions are
 the comments of the reference config.yaml.
@@ -53,6 +53,7 @@ def add_configuration(commands: Any) -> None:
 
 
 def _config(options: argparse.Namespace) -> int:
+    """Run `tared config`: print a schema or the reference, or check a file."""
     from agent.system.service_unit import shipped_path
 
     reference = shipped_path("config.yaml").read_text(encoding="utf-8")
@@ -66,6 +67,10 @@ def _config(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
+    """Run `tared config --check`: report all errors of a file at once, or that it is valid.
+
+    Raises ConfigError (`config.invalid` among others) for a file with errors.
+    """
     from agent.config import check_config
 
     config = check_config(options.check)
@@ -78,7 +83,11 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def config_schema(reference: str) -> dict[str, Any]:
-    """Return the JSON Schema of config.yaml. reference: the reference file's text, whose comments describe the keys."""
+    """Return the JSON Schema of config.yaml.
+
+    Args:
+        reference: Text of the reference config.yaml, whose comments describe the keys.
+    """
     from agent.config import Config
 
     schema = _schema(Config, "tared's config.yaml", comments(reference))
@@ -91,7 +100,11 @@ def config_schema(reference: str) -> dict[str, Any]:
 
 
 def model_schema(reference: str) -> dict[str, Any]:
-    """Return the JSON Schema of model.yaml. reference: as of `config_schema`."""
+    """Return the JSON Schema of model.yaml.
+
+    Args:
+        reference: Text of the reference config.yaml, which holds a model.yaml in its comments.
+    """
     from agent.vision.spec import ModelSpec
 
     return _schema(ModelSpec, "a model's spec for tared", comments(model_example(reference)))

@@ -1,6 +1,7 @@
-"""`tared init`: ask for camera, model and broker, look at camera and model, and write config.yaml and model.yaml.
+"""Write a first config.yaml and model.yaml from a camera, a model and a broker: `tared init`.
 
-Nothing is written before both have been looked at, and no file is written over.
+It asks for the three, opens the camera and reads the model. Nothing is written before both work, and no file is
+overwritten.
 """
 
 from __future__ import annotations
@@ -37,6 +38,14 @@ def add_init(commands: Any) -> None:
 
 
 def _init(options: argparse.Namespace) -> int:
+    """Run `tared init`: ask, look, write both files, and print the next command.
+
+    Raises AgentError:
+        init.exists  a file is there already
+        init.answer  an answer is missing, and nothing can ask
+        init.camera  the camera delivers no frame
+        init.write   the folder is not writable
+    """
     from agent.config import check_config
     from agent.inspection.inspect import write_spec
 

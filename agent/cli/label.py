@@ -1,4 +1,4 @@
-"""`tared label`: label drawn frames in a browser, in a terminal or with another tool; list how far the labels are."""
+"""Label drawn frames in a browser, in a terminal or with another tool, and list the progress: `tared label`."""
 
 from __future__ import annotations
 
@@ -53,6 +53,10 @@ def add_label(commands: Any) -> None:
 
 
 def _label(options: argparse.Namespace) -> int:
+    """Run `tared label`: label, export, import or propose, then list the progress.
+
+    Raises AgentError (`cli.arguments`) for options that exclude each other, and as `_open` does.
+    """
     if options.all and options.export is None:
         raise AgentError("cli.arguments", "--all without --export", "both", "see 'tared label --help'")
     store, labels = _open(options)
@@ -78,8 +82,10 @@ def _label(options: argparse.Namespace) -> int:
 def _open(options: argparse.Namespace) -> tuple[LabelStore, Sequence[str]]:
     """Return the store of the configured model, and the names of its classes.
 
-    Raises AgentError: `labelling.task` for raw outputs, `labelling.read` for a folder that is another user's,
-    `labelling.none` if no frame was drawn; and as `open_model`.
+    Raises AgentError:
+        labelling.task  the model has raw outputs
+        labelling.read  the folder is another user's
+        labelling.none  no frame was drawn
     """
     from agent.labelling.store import LabelStore
     from agent.models.model import open_model
@@ -130,6 +136,7 @@ def _label_in_browser(store: LabelStore, labels: Sequence[str], listen: str) -> 
 
 
 def _list(options: argparse.Namespace, store: LabelStore, labels: Sequence[str]) -> int:
+    """Print how many frames are labelled, by camera and regime, and the accuracy by these labels."""
     from agent.labelling.accuracy import measured_accuracy
     from agent.labelling.progress import LabelProgress, progress_by_cell
 

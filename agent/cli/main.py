@@ -150,6 +150,7 @@ def _write_report(state_dir: Path) -> str:
 
 
 def _run(options: argparse.Namespace) -> int:
+    """Run `tared run`: serve until the source ends or a signal comes, then print the summary."""
     from agent.common.heap import limit_malloc_arenas
 
     limit_malloc_arenas()  # before what follows starts any thread

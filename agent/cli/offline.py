@@ -185,6 +185,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _check(options: argparse.Namespace) -> int:
+    """Run `tared check`: infer a few frames, print the findings, and draw the model's input and answers to -o."""
     from agent.inspection.check import print_check, run_check
     from agent.inspection.picture import check_output, draw_check
 
@@ -203,6 +204,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _calibrate(options: argparse.Namespace) -> int:
+    """Run `tared calibrate`: write the calibration of frames, or the scales of another tool's cache."""
     from agent.cli.offline_runs import run_calibrate
 
     backend = _open_backend(options)
@@ -245,6 +247,7 @@ def _print_comparison(comparison: Mapping[str, Any]) -> None:
 
 
 def _plan(options: argparse.Namespace) -> int:
+    """Run `tared plan`: search for a plan, or show, explain or draw one that is written already."""
     from rich.text import Text
 
     from agent.planning.chart import draw_chart
@@ -270,7 +273,10 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _search(options: argparse.Namespace) -> tuple[Mapping[str, Any], dict[str, Any]]:
-    """Search for a plan; return its evidence, and the object that --json prints."""
+    """Search for a plan; return its evidence, and the object that --json prints.
+
+    Raises AgentError (`cli.arguments`) without --frames or --output, and as `run_plan` does.
+    """
     from agent.planning.command import run_plan
     from agent.planning.search import PlanOptions
     from engines.registry import open_simulator
@@ -297,6 +303,10 @@ def _search(options: argparse.Namespace) -> tuple[Mapping[str, Any], dict[str, A
 
 
 def _build(options: argparse.Namespace) -> int:
+    """Run `tared build`: build an engine into an artefact directory, and check its INT8.
+
+    Raises AgentError (`cli.arguments`) for --offline without --target, or the reverse.
+    """
     from agent.cli.offline_runs import run_build
 
     if options.offline != (options.target is not None):
@@ -316,6 +326,7 @@ def _build(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
+    """Run `tared export`: write an artefact for another tool, and print the files."""
     from agent.models.export.command import run_export
 
     result = run_export(
@@ -335,6 +346,10 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _inspect(options: argparse.Namespace) -> int:
+    """Run `tared inspect`: show an artefact, or print or write the spec of an ONNX file.
+
+    Raises AgentError (`cli.arguments`) for options of the other kind.
+    """
     is_model = options.target.is_file() or options.target.suffix == ".onnx"
     unsuitable = ("layers", "time") if is_model else ("output", "overwrite")
     given = next((name for name in unsuitable if getattr(options, name)), None)
@@ -374,6 +389,7 @@ def _inspect_model(options: argparse.Namespace) -> int:
 
 
 def _infer(options: argparse.Namespace) -> int:
+    """Run `tared infer`: run an artefact over a source, and write the predictions, the drawn frames, or both."""
     from agent.cli.offline_runs import run_infer
 
     backend = _open_backend(options, options.artefact)
@@ -384,6 +400,7 @@ def _infer(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
+    """Run `tared report`: write one HTML file about a calibration, a plan, an engine or a board."""
     from agent.jobs.job import read_journal
     from agent.reports.command import make_report
 
@@ -391,6 +408,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
+    """Run `tared evaluate`: print the accuracy on labelled images, of all and of each class."""
     from agent.cli.offline_runs import run_evaluate
     from agent.common.table import tabulate
 
@@ -408,6 +426,7 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 
 def _benchmark(options: argparse.Namespace) -> int:
+    """Run `tared benchmark`: time every runtime of this machine in float, in INT8 and under a plan."""
     from agent.planning.benchmark import print_benchmark, run_benchmark
 
     result = run_benchmark(
@@ -429,8 +448,12 @@ def _benchmark(options: argparse.Namespace) -> int:
 def _open_backend(options: argparse.Namespace, subject: Path | None = None, **more: Any) -> Backend:
     """Open the requested backend; whatever makes its next build faster is kept in the user's cache.
 
-    subject: where it is an artefact, and nobody asks for a runtime, its own is opened. Raises EngineError as
-    `open_backend` and `read_artefact`.
+    Args:
+        options: The parsed options.
+        subject: An artefact whose own runtime is opened if --backend names none; None, or anything else: the fastest.
+        more: Further fields of BackendOptions.
+
+    Raises EngineError as `open_backend` and `read_artefact` do.
     """
     from engines.interface import BackendOptions
     from engines.registry import AUTO, backend_of, open_backend
@@ -446,6 +469,7 @@ def _open_backend(options: argparse.Namespace, subject: Path | None = None, **mo
 
 
 def _key(options: argparse.Namespace) -> bytes | None:
+    """Return the key of --key or of systemd's credential; None without either. Raises EngineError (`artefact.key`)."""
     from engines.store.signing import find_key
 
     return find_key(options.key)

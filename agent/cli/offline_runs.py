@@ -67,11 +67,21 @@ def run_calibrate(
     of the check, for `run_build`, and no frame.
 
     Args:
+        spec_path: The MODEL.yaml.
         frames: A source, as `parse_source` understands it; None with a cache: its scales count, and nothing is checked.
         count: Frames to observe at most; spread evenly where the source knows its length, else the first ones.
         method: As `parse_method` understands it.
-        plan_path: The tensors of this plan are observed: the inputs that it divides get histograms of their own.
+        output: The .json to write.
+        backend: The runtime of the reference and of the check.
+        plan_path: The tensors of this plan are observed: the inputs that it divides get histograms of their own. None:
+            those of a graph whose layers are all INT8.
         cache: A file of another tool, whose scales are taken; the result then says how they differ from the frames'.
+            None: the scales follow from the frames.
+
+    Returns:
+        The paths and figures that --json prints, in JSON's types.
+
+    Raises CalibrationError as `check_destination` and `calibrate_histograms` do, EngineError as the runtime does.
     """
     parse_method(method)
     check_destination(output)
@@ -176,12 +186,20 @@ def run_build(
     """Build an engine into an artefact directory; then check it, where it is INT8 of a calibration.
 
     Args:
+        spec_path: The MODEL.yaml.
+        calibration_path: The calibration.json; None: the engine is float.
         output: The directory; None: `SPEC-PRECISION` in the working directory.
+        backend: The runtime that builds.
         precision: None: int8 with a calibration or a plan, else the runtime's fastest float.
         plan_path: A plan names the nodes that stay float; None: all are INT8.
         frames: A source, as `parse_source` understands it, to check the engine on; None: by the check that
             `run_calibrate` has kept, if it was of the same plan and spec.
-        key: Signs the artefact.
+        key: Signs the artefact; None: it has no signature.
+
+    Returns:
+        The path and figures that --json prints, in JSON's types.
+
+    Raises CalibrationError as `load_calibration` does, EngineError as `find_artefact` and the runtime do.
     """
     started = time.monotonic()
     source = parse_source(frames) if frames is not None else None
@@ -294,12 +312,20 @@ def run_infer(
     key: bytes | None = None,
     save: Path | None = None,
 ) -> dict[str, Any]:
-    """Run an artefact over a source; write predictions to `output` as JSON lines, boxes in frame pixels.
-
-    Frames with the predictions drawn into them go to `save`, see `open_drawn_frames`.
+    """Run an artefact over a source, and write or draw its predictions.
 
     A frame's latency runs from when it was read until it is decoded. Where the engine overlaps frames, it includes the
     wait for the next frame.
+
+    Args:
+        artefact_path: The artefact directory.
+        frames: A source, as `parse_source` understands it.
+        output: Predictions as JSON lines, boxes in frame pixels; None: not written.
+        backend: The runtime.
+        key: Only an artefact that it has signed is run; None: any.
+        save: Frames with the predictions drawn into them, see `open_drawn_frames`; None: not drawn.
+
+    Raises EngineError as `read_artefact` and the runtime do, AgentError (`results.write`) when the disk refuses.
     """
     source = parse_source(frames)
     latency = LatencyHistogram()
@@ -341,7 +367,17 @@ def run_infer(
 def run_evaluate(
     target: Path, dataset: Path, backend: Backend, key: bytes | None = None, only: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Score an artefact, or the float reference of a MODEL.yaml, on labelled images. only: as for `evaluate`."""
+    """Score an artefact, or the float reference of a MODEL.yaml, on labelled images.
+
+    Args:
+        target: The artefact directory, or the MODEL.yaml.
+        dataset: The labelled images, as `evaluate` reads them.
+        backend: The runtime.
+        key: Only an artefact that it has signed is run; None: any.
+        only: Names of the classes that count; empty: all.
+
+    Raises DatasetError as `evaluate` does, EngineError as `open_engine` does.
+    """
     with open_engine(target, backend, key) as (engine, spec):
         evaluation = evaluate(engine, spec, dataset, only)
     scores = {name: round(score, 4) for name, score in evaluation.scores.items()}
@@ -359,7 +395,15 @@ def run_evaluate(
 
 @contextmanager
 def open_engine(target: Path, backend: Backend, key: bytes | None = None) -> Iterator[tuple[Engine, ModelSpec]]:
-    """Open the engine of an artefact directory, or the float reference of a MODEL.yaml; yield it with its spec."""
+    """Open the engine of an artefact directory, or the float reference of a MODEL.yaml; yield it with its spec.
+
+    Args:
+        target: The artefact directory, or the MODEL.yaml.
+        backend: The runtime.
+        key: Only an artefact that it has signed is opened; None: any.
+
+    Raises EngineError as `read_artefact`, `check_runtime` and the runtime do.
+    """
     if target.is_dir():
         artefact = read_artefact(target, key)
         check_runtime(artefact, backend.describe())

@@ -1,4 +1,4 @@
-"""`tared install-service` and `tared doctor`: prepare and examine the machine that tared runs on."""
+"""Prepare and examine the machine that tared runs on: `tared install-service` and `tared doctor`."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ def add_service(commands: Any) -> None:
 
 
 def _install(options: argparse.Namespace) -> int:
+    """Run `tared install-service`: write or remove the systemd unit, and list each step."""
     from agent.system.service_unit import TARED, SystemdService, carry_out, need_root, plan_install, plan_uninstall
 
     service = TARED if options.name is None else SystemdService.from_name(options.name)
@@ -63,6 +64,7 @@ def _install(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
+    """Run `tared doctor`: list findings with remedies; exit code 1 if a needed part is missing."""
     from agent.doctor.examine import as_dict, examine, healthy
 
     findings = examine(options.config)

@@ -1,4 +1,4 @@
-"""`tared store`: list the engines on the disk, verify them, and remove what nobody needs."""
+"""List the engines on the disk, verify them, and remove those that are not needed: `tared store`."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ def add_store(commands: Any) -> None:
 
 
 def _list(options: argparse.Namespace) -> int:
+    """Run `tared store list`: print each engine with the reasons why it stays, and the free space."""
     from engines.store.retention import size
 
     config, store, cleaner = _open(options)
@@ -89,6 +90,7 @@ def _plain(value: object) -> str:
 
 
 def _verify(options: argparse.Namespace) -> int:
+    """Run `tared store verify`: read every byte; exit code 1 if anything is damaged."""
     _, _, cleaner = _open(options)
     count, errors = cleaner.verify()
     if options.json:
@@ -101,6 +103,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _gc(options: argparse.Namespace) -> int:
+    """Run `tared store gc`: remove engines and cached files that are not needed, while no daemon runs."""
     from agent.system.state_dir import lock_state_dir
 
     config, _, cleaner = _open(options)
@@ -120,7 +123,7 @@ def _gc(options: argparse.Namespace) -> int:
 def _open(options: argparse.Namespace) -> tuple[Config, Store, StoreCleaner]:
     """Open the store of a configuration; it must exist, since these commands create none.
 
-    Raises AgentError: `store.missing`  there is no store in state_dir.
+    Raises AgentError (`store.missing`) if there is no store in state_dir.
     """
     from engines.store.artefact import Store
     from engines.store.retention import StoreCleaner

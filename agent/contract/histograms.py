@@ -62,7 +62,19 @@ class Facts(Document):
 
 
 def write_upload(facts: Facts, histograms: Mapping[str, AbsHistogram]) -> bytes:
-    """Encode histograms. Equal facts and histograms give equal bytes."""
+    """Encode histograms; equal facts and histograms give equal bytes.
+
+    Args:
+        facts: Their origin.
+        histograms: By the name of the tensor.
+
+    >>> from calibrate.histogram import abs_histogram
+    >>> import numpy as np
+    >>> facts = Facts(model="0" * 64, observed="0" * 64, method="entropy", frames=1)
+    >>> content = write_upload(facts, {"conv1": abs_histogram(np.float32([0.5, 3.0]))})
+    >>> read_facts(content) == facts, [(name, histogram.total) for name, histogram in read_upload(content)]
+    (True, [('conv1', 2)])
+    """
     head = facts.to_json()
     parts = [_MAGIC, _LENGTH.pack(len(head)), head]
     for tensor, histogram in histograms.items():
@@ -72,7 +84,12 @@ def write_upload(facts: Facts, histograms: Mapping[str, AbsHistogram]) -> bytes:
 
 
 def read_facts(content: bytes) -> Facts:
-    """Decode the facts. Raises MessageError."""
+    """Decode the facts that `write_upload` wrote, without the histograms.
+
+    Raises MessageError:
+        histograms.unreadable  other bytes than of an upload, or truncated ones
+        message.*              facts that are no document, as `Document.from_json`
+    """
     return Facts.from_json(content[_HEAD : _head_end(content)])
 
 
@@ -131,12 +148,17 @@ class ChunkHead(Document):
 
 @dataclass(frozen=True)
 class Upload:
-    """All bytes that are sent; their hash identifies them."""
+    """Hold all bytes that are sent; their hash identifies them.
+
+    Args:
+        content: The bytes of `write_upload`.
+    """
 
     content: bytes
 
     @cached_property
     def sha256(self) -> str:
+        """SHA-256 of the content, in hex."""
         return hashlib.sha256(self.content).hexdigest()
 
     @property
@@ -150,20 +172,35 @@ class Upload:
         return upload_name(self.sha256)
 
     def chunk(self, number: int) -> bytes:
-        """Return the payload of a chunk; numbers start at 0."""
+        """Return the payload of a chunk: a line of JSON, then bytes of the content.
+
+        Args:
+            number: From 0 to `total` - 1.
+        """
         at = number * HISTOGRAM_CHUNK_BYTES
         head = ChunkHead(sha256=self.sha256, total=self.total).to_json()
         return head + b"\n" + self.content[at : at + HISTOGRAM_CHUNK_BYTES]
 
 
 def upload_name(sha256: str) -> str:
+    """Return the start of an upload's SHA-256, which is part of its topics."""
     return sha256[:_NAME_DIGITS]
 
 
 def read_chunk(name: str, number: str, payload: bytes) -> tuple[ChunkHead, int, bytes]:
-    """Parse a payload on histograms/{name}/{number}: the head of its upload, its number, and its bytes.
+    """Parse a payload on histograms/{name}/{number}.
 
-    Raises MessageError: `histograms.chunk`, and as `Document.from_json`.
+    Args:
+        name: A level of the topic: the start of the upload's hash.
+        number: A level of the topic: the number of the chunk, in decimal.
+        payload: The message.
+
+    Returns:
+        The head of its upload, its number, and its bytes.
+
+    Raises MessageError:
+        histograms.chunk  a payload that is no chunk, or not the one that the topic names
+        message.*         a head that is no document, as `Document.from_json`
     """
     head, separator, piece = payload.partition(b"\n")
     if not separator or len(head) > _MOST_HEAD_BYTES:

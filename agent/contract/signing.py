@@ -36,12 +36,24 @@ codecs.lookup("utf_16_be")  # rfc8785 sorts by it; Python opens a file for it, w
 
 
 def canonical(document: Mapping[str, Any]) -> bytes:
-    """Return the bytes to sign: the document without `signature`. Raises ValueError for what I-JSON cannot hold."""
+    """Return the bytes to sign: the document without `signature`, in canonical JSON (RFC 8785).
+
+    Raises ValueError for a document that I-JSON cannot hold.
+
+    >>> canonical({"op": "status", "id": "7", "signature": "..."})
+    b'{"id":"7","op":"status"}'
+    """
     return rfc8785.dumps({key: value for key, value in document.items() if key != "signature"})
 
 
 def new_key(name: Path) -> tuple[Path, Path, str]:
-    """Write the private key `name`.key, readable by its owner only, and `name`.pub; return both paths and the key's id.
+    """Write the private key `name`.key, readable by its owner only, and `name`.pub.
+
+    Args:
+        name: Path of both files, without their endings.
+
+    Returns:
+        Both paths, private and public, and the key's id.
 
     Raises ConfigError:
         key.exists  one of the files exists; a key is never overwritten, because nobody could make it again
@@ -78,11 +90,15 @@ def key_id(key: Ed25519PublicKey) -> str:
 
 
 class Signer:
-    """Signs documents with a private key.
+    """Sign documents with a private key.
+
+    Args:
+        path: An Ed25519 private key, a PEM file; or `credential:NAME`, as `locate` finds it.
 
     Raises ConfigError:
-        key.unreadable  no Ed25519 private key in PEM without a password
-        key.mode        others than the owner may read the file
+        key.unreadable     no Ed25519 private key in PEM without a password
+        key.mode           others than the owner may read the file
+        config.credential  a credential that is not there
     """
 
     def __init__(self, path: Path) -> None:
@@ -104,15 +120,31 @@ class Signer:
         self._key = key
 
     def sign(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the document with its signature. Raises ValueError as `canonical`."""
+        """Return the document with its signature, in base64.
+
+        Raises ValueError for a document that I-JSON cannot hold.
+        """
         signature = self._key.sign(canonical(document))
         return {**document, "signature": base64.b64encode(signature).decode()}
 
 
 class Keyring:
-    """The public keys of one role, all that the files hold. `ids` names those that are trusted today.
+    """Hold the public keys of one role, all that the files hold. `ids` names those that are trusted today.
 
-    Raises ConfigError (`key.unreadable`, `config.credential`).
+    Args:
+        paths: PEM files, each with one key or several; none: nothing is trusted.
+
+    Raises ConfigError:
+        key.unreadable     a file that is no public key
+        config.credential  a credential that is not there
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     private, public, identity = new_key(Path(folder, "operator"))
+    ...     signed = Signer(private).sign({"op": "status"})
+    ...     keyring = Keyring([public])
+    >>> keyring.signer_id(signed) == identity, keyring.signer_id({**signed, "op": "restart"})
+    (True, None)
     """
 
     def __init__(self, paths: Iterable[Path] = ()) -> None:

@@ -18,7 +18,11 @@ def check_name(name: str) -> str:
     """Return `name` if it may be one level of a topic (a fleet, a device, a command id).
 
     A wildcard or a slash would reach other devices' topics; brokers disconnect a client that sends control characters.
-    Raises ValueError, which says what a name must be.
+
+    Raises ValueError, which says what a name must be, for any other name.
+
+    >>> check_name("gate-3")
+    'gate-3'
     """
     if not name or not name.isprintable() or set(name) & set("+#/"):
         raise ValueError("a non-empty printable name without '+', '#' and '/'")
@@ -28,7 +32,7 @@ def check_name(name: str) -> str:
 
 
 def may_reply_to(topic: str, own: str, house: str = HOME_ASSISTANT_PREFIX) -> bool:
-    """Return whether a result may go to the topic that the sender of a command names.
+    """Return True if a result may go to the topic that the sender of a command names.
 
     Otherwise a sender could have a board, which is allowed to publish, write anybody's telemetry, commands and state.
 
@@ -36,6 +40,10 @@ def may_reply_to(topic: str, own: str, house: str = HOME_ASSISTANT_PREFIX) -> bo
         topic: The requested topic.
         own: The topic of the result, where it goes anyway.
         house: The prefix that Home Assistant is set to. Another one at the same broker may use the default.
+
+    >>> own = Topics("plant", "gate-3").result("17")
+    >>> may_reply_to("my/answers", own), may_reply_to("tared/v1/plant/gate-4/cmd", own)
+    (True, False)
     """
     if not topic or not topic.isprintable() or set(topic) & set("+#") or len(topic.encode()) > MAX_TOPIC_BYTES:
         return False

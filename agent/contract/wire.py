@@ -16,17 +16,29 @@ MAX_DEPTH = 16  # containers inside each other
 
 
 class MessageError(AgentError):
-    """A document from the network that cannot be read."""
+    """Report a document from the network that cannot be read."""
 
 
 def read_object(payload: bytes, most_bytes: int = MAX_PAYLOAD_BYTES) -> dict[str, Any]:
     """Decode I-JSON (RFC 7493), which RFC 8785 can canonicalise: UTF-8, finite numbers, unique keys.
+
+    Args:
+        payload: The bytes of a message.
+        most_bytes: The largest payload that is read.
 
     Raises MessageError:
         message.too_large   more than `most_bytes`
         message.too_deep    more than MAX_DEPTH containers inside each other
         message.malformed   not JSON in UTF-8, a key twice, NaN or infinity, a lone surrogate
         message.not_object  other JSON than an object
+
+    >>> read_object(b'{"op": "status"}')
+    {'op': 'status'}
+    >>> try:
+    ...     read_object(b'{"op": "status", "op": "restart"}')
+    ... except MessageError as error:
+    ...     print(error.code)
+    message.malformed
     """
     if len(payload) > most_bytes:
         _refuse("too_large", f"a payload beyond {most_bytes} bytes", f"at most {most_bytes}")

@@ -1,4 +1,4 @@
-"""`python -m fleet.cli`: the whole command line, as `tared`."""
+"""Run the whole command line, as `tared` does: `python -m fleet.cli`."""
 
 from fleet.cli.main import main
 

@@ -1,4 +1,4 @@
-"""Share among the control room's commands: the broker, the fleet's database, the operator's key, an end by a signal."""
+"""Share options among the control room's commands: broker, database, operator's key, metrics; end by a signal."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def add_sign_option(parser: argparse.ArgumentParser) -> None:
 
 
 def signer_from(options: argparse.Namespace) -> Signer | None:
-    """Return what signs with the key that the options name, if they do. Raises ConfigError."""
+    """Return the signer with the key that --sign names; None without it.
+
+    Raises ConfigError (`key.unreadable`, `key.mode`) for a key that cannot be used.
+    """
     from agent.contract.signing import Signer
 
     return Signer(options.sign) if options.sign is not None else None
@@ -58,7 +61,14 @@ def serving_metrics(
 ) -> Iterator[None]:
     """Serve the metrics of a program while the block runs, if the options say where.
 
-    Without them nothing is imported for it. Raises ConfigError (`metrics.address`, `metrics.port`).
+    Without --metrics nothing is imported for it.
+
+    Args:
+        options: The parsed options.
+        program: The label `program` of all metrics.
+        collectors: Makes the collectors, when they are needed.
+
+    Raises ConfigError (`metrics.address`, `metrics.port`).
     """
     if options.metrics is None:
         yield
@@ -77,9 +87,14 @@ def run_until_signalled(
     show: Callable[[], tuple[int, str]],
     is_over: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Call `run`, with what tells it to stop: SIGTERM, SIGINT, or `is_over`.
+    """Call `run` until SIGTERM, SIGINT or `is_over`, and show its progress.
 
-    show: the progress of `total`, and a note, for people.
+    Args:
+        run: Gets a function that returns True once it shall stop; it calls this often.
+        title: Of the progress.
+        total: The number that the progress ends at; None: unknown.
+        show: Returns the number reached, and a note for people.
+        is_over: Returns True once there is nothing more to do.
     """
     from agent.common.console import progress
     from agent.system.end_guard import ending_in_time
@@ -96,12 +111,17 @@ def run_until_signalled(
 
 
 def field_values(options: argparse.Namespace, kind: type[DataclassInstance]) -> dict[str, Any]:
-    """Return the options that are called as fields of a dataclass."""
+    """Return the values of the options that have the name of a dataclass's field."""
     return {each.name: getattr(options, each.name) for each in fields(kind) if hasattr(options, each.name)}
 
 
 def add_broker_options(parser: argparse.ArgumentParser, fleet: str = "default") -> None:
-    """Add the options for `endpoint_from`, `fleet_from` and `fleets_from`. fleet: the default one, in words."""
+    """Add the options for `endpoint_from`, `fleet_from` and `fleets_from`.
+
+    Args:
+        parser: The command's.
+        fleet: The default fleet, in words for the help.
+    """
     broker = parser.add_argument_group("broker", "what is given here goes before what the configuration says")
     section = "take all this from the mqtt section of a config.yaml (default: none)"
     broker.add_argument("-c", "--config", type=Path, metavar="FILE", help=section)
@@ -120,7 +140,10 @@ def add_broker_options(parser: argparse.ArgumentParser, fleet: str = "default") 
 
 
 def endpoint_from(options: argparse.Namespace) -> Endpoint:
-    """Return the broker that the options name. Raises ConfigError for a configuration that cannot be used."""
+    """Return the broker that the options name.
+
+    Raises ConfigError for a configuration that cannot be used.
+    """
     names = ("host", "port", "username", "password_file")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     configured = _mqtt_config(options).endpoint()
@@ -135,7 +158,7 @@ def endpoint_from(options: argparse.Namespace) -> Endpoint:
 def fleet_from(options: argparse.Namespace) -> str:
     """Return the fleet that the options name.
 
-    Raises ConfigError for a configuration that cannot be used, and for a name that is none (`mqtt.name`).
+    Raises ConfigError for a configuration that cannot be used, and (`mqtt.name`) for a name that no topic may contain.
     """
     if options.fleet is None:
         return _mqtt_config(options).fleet
@@ -145,7 +168,7 @@ def fleet_from(options: argparse.Namespace) -> str:
 
 
 def fleets_from(options: argparse.Namespace) -> str | None:
-    """Return the fleet, as `fleet_from`; None, for all fleets, if neither a name nor a configuration is given."""
+    """Return the fleet, as `fleet_from` does; None, for all fleets, if neither a name nor a configuration is given."""
     return None if options.fleet is None and options.config is None else fleet_from(options)
 
 

@@ -1,4 +1,4 @@
-"""`tared fleet`: the control room, which collects what boards report, shows and groups them, merges their histograms.
+"""Run the control room: collect the reports of boards, show and group boards, merge histograms: `tared fleet`.
 
 Its rollouts are in `rollout`.
 """
@@ -181,6 +181,7 @@ def _add_simulate(actions: Any) -> None:
 
 
 def _collect(options: argparse.Namespace) -> int:
+    """Run `tared fleet collect`: store the reports of boards until a signal comes, then print the counts."""
     from agent.common.console import set_up_logging
     from fleet.collector.admission import NewDevices
     from fleet.collector.batch import Part
@@ -219,7 +220,18 @@ def _collector_metrics(collector: Collector, db: str) -> Sequence[MetricsCollect
 def _selection(
     db: str, fleet: str, where: str | None, silent_s: float = 600.0, most: int | None = None, after: str = ""
 ) -> Iterator[tuple[FleetStore, Devices, list[Device]]]:
-    """Open the database; yield it, all its devices, and those that are selected. Raises CommandError as `select`."""
+    """Open the database; yield it, all its devices, and the selected ones.
+
+    Args:
+        db: A file of SQLite, or the address of a PostgreSQL database.
+        fleet: Name of the fleet.
+        where: Conditions, as `select` reads them; None: all devices of the fleet.
+        silent_s: Seconds without a message after which a device counts as silent.
+        most: At most so many devices; None: no limit.
+        after: Name of the device after which the list goes on; empty: from the first.
+
+    Raises CommandError as `select` does.
+    """
     from fleet.devices.devices import Devices
     from fleet.devices.selection import select
     from fleet.store.opening import open_existing
@@ -230,6 +242,7 @@ def _selection(
 
 
 def _devices(options: argparse.Namespace) -> int:
+    """Run `tared fleet devices`: list devices with their last reports."""
     from fleet.views.listing import device_objects, print_devices
 
     limits = options.silent, options.most + 1, options.after
@@ -250,6 +263,10 @@ def _devices(options: argparse.Namespace) -> int:
 
 
 def _forget(options: argparse.Namespace) -> int:
+    """Run `tared fleet forget`: remove selected devices with all of their reports.
+
+    Raises CommandError (`fleet.where`) without --where.
+    """
     if not options.where:
         raise CommandError(
             "fleet.where", "no --where", "which devices to forget", "give --where, such as seen_s>7776000"
@@ -267,6 +284,7 @@ def _forget(options: argparse.Namespace) -> int:
 
 
 def _tag(options: argparse.Namespace) -> int:
+    """Run `tared fleet tag`: put tags on selected devices, or remove them."""
     from fleet.devices.selection import parse_tag
 
     tags = dict(map(parse_tag, options.tags))
@@ -278,6 +296,10 @@ def _tag(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
+    """Run `tared fleet report`: write the state of the fleet as one HTML file.
+
+    Raises AgentError (`fleet.report`) for a file that cannot be written.
+    """
     from fleet.devices.records import audit_entries, quarantined
     from fleet.devices.trends import daily_trends
     from fleet.rollout.register import RolloutRegister
@@ -296,6 +318,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _merge(options: argparse.Namespace) -> int:
+    """Run `tared fleet merge`: fetch the histograms of boards, merge them, and write one calibration."""
     from agent.common.console import progress, set_up_logging
     from calibrate.threshold import parse_method
     from engines.calibration import check_destination, save_calibration
@@ -367,7 +390,14 @@ def _print(options: argparse.Namespace, exchange: MergeExchange, merged: MergedC
 
 
 def pairs(defaults: T, text: str) -> T:
-    """Return the dataclass changed by `key=value,key=value`. Raises AgentError (`cli.arguments`)."""
+    """Return a dataclass changed by `key=value,key=value`.
+
+    Args:
+        defaults: The dataclass; its values also give the types.
+        text: The pairs; empty: no change.
+
+    Raises AgentError (`cli.arguments`) for an unknown key, or a value of another type.
+    """
     known = asdict(defaults)
     given: dict[str, Any] = {}
     for pair in filter(None, text.split(",")):
@@ -381,6 +411,7 @@ def pairs(defaults: T, text: str) -> T:
 
 
 def _simulate(options: argparse.Namespace) -> int:
+    """Run `tared fleet simulate`: connect simulated boards to a broker for some seconds, then print the outcome."""
     from agent.common.console import set_up_logging
     from fleet.simulator.options import BadEngines, Faults, SimulationOptions
     from fleet.simulator.scene import Drift
@@ -402,7 +433,7 @@ def _simulate(options: argparse.Namespace) -> int:
 
 
 def _summary(outcome: dict[str, Any]) -> str:
-    """Return the outcome for people."""
+    """Return the outcome of a simulation in one line, for people."""
     results = ", ".join(f"{n} {status}" for status, n in sorted(outcome["results"].items())) or "none"
     return (
         f"{outcome['connected']} of {outcome['device_count']} boards connected at the end; "

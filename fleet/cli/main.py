@@ -12,5 +12,5 @@ GROUPS = (add_operator, add_fleet)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code, as agent.cli.main.main."""
+    """Run one command and return its exit code, as `agent.cli.main.main` does."""
     return board.main(arguments, extra=GROUPS)

@@ -1,4 +1,4 @@
-"""The commands of operators and model makers: `tared send`, `watch`, `keys new` and `release`."""
+"""Declare the commands of operators and model makers: `tared send`, `watch`, `web`, `keys new` and `release`."""
 
 from __future__ import annotations
 
@@ -99,6 +99,10 @@ def add_operator(commands: Any) -> None:
 
 
 def _send(options: argparse.Namespace) -> int:
+    """Run `tared send`: send one command to a board, and print each result; exit code 1 unless it succeeded.
+
+    Raises AgentError (`cli.arguments`) and ConfigError (`snapshot.write`) before anything is sent.
+    """
     from agent.common.console import progress, set_up_logging
     from agent.contract.topics import Topics
     from fleet.operator import FILES, file_arguments_from, new_command, receive_snapshots, send
@@ -134,7 +138,10 @@ def _send(options: argparse.Namespace) -> int:
 
 
 def _save(picture: bytes, path: Path) -> None:
-    """Write a picture; the name is never that of half of one. Raises ConfigError (`snapshot.write`)."""
+    """Write a picture, whole or not at all.
+
+    Raises ConfigError (`snapshot.write`) when the disk refuses.
+    """
     partial = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         partial.write_bytes(picture)
@@ -148,6 +155,7 @@ def _save(picture: bytes, path: Path) -> None:
 
 
 def _web(options: argparse.Namespace) -> int:
+    """Run `tared web`: serve the page of the boards until a signal comes."""
     from agent.common.console import say, set_up_logging
     from fleet.web.command import Listen, StoreOptions, run_web
 
@@ -171,6 +179,7 @@ def _web_metrics(boards: LiveBoards) -> Collector:
 
 
 def _watch(options: argparse.Namespace) -> int:
+    """Run `tared watch`: print the messages of boards until a signal comes."""
     from agent.common.console import set_up_logging
     from fleet.views.watch import watch
 
@@ -180,6 +189,7 @@ def _watch(options: argparse.Namespace) -> int:
 
 
 def _new(options: argparse.Namespace) -> int:
+    """Run `tared keys new`: write a key pair, and print its files and its id."""
     from agent.contract.signing import new_key
 
     private, public, identity = new_key(options.name)
@@ -187,6 +197,10 @@ def _new(options: argparse.Namespace) -> int:
 
 
 def _release(options: argparse.Namespace) -> int:
+    """Run `tared release`: sign that a model may run, and write the statement.
+
+    Raises ConfigError (`release.write`) for a file that cannot be written.
+    """
     from agent.contract.commands import Release
     from agent.contract.signing import Signer
     from fleet.operator import file_arguments

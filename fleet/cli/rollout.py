@@ -1,4 +1,4 @@
-"""`tared fleet rollout`: send one command to many boards in waves; each wave is judged before the next starts."""
+"""Send one command to many boards in waves, and judge each wave before the next starts: `tared fleet rollout`."""
 
 from __future__ import annotations
 
@@ -121,6 +121,7 @@ def _register(options: argparse.Namespace) -> Iterator[RolloutRegister]:
 
 
 def _create(options: argparse.Namespace) -> int:
+    """Run `tared fleet rollout create`: write a rollout into the store, or with --dry-run only show its waves."""
     from fleet.views.listing import print_plan
 
     spec = _spec(options)
@@ -143,6 +144,7 @@ def _spec(options: argparse.Namespace) -> RolloutSpec:
 
 
 def _list(options: argparse.Namespace) -> int:
+    """Run `tared fleet rollout list`: list all rollouts, the newest first."""
     from fleet.views.listing import print_rollouts, rollout_object
 
     with _register(options) as register:
@@ -157,6 +159,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
+    """Run `tared fleet rollout show`: print the progress of a rollout and the answers of its boards."""
     from fleet.views.listing import print_rollout, rollout_details
 
     with _register(options) as register:
@@ -169,7 +172,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _steer(action: str, options: argparse.Namespace) -> int:
-    """Pause, resume or abort a rollout."""
+    """Run `tared fleet rollout pause`, `resume` or `abort`, and print the new state."""
     with _register(options) as register:
         if action == "abort":
             rollout = register.abort(options.id, options.undo, options.why)
@@ -181,6 +184,7 @@ def _steer(action: str, options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    """Run `tared fleet rollout run`: carry out rollouts until a signal comes, with --until-done until all end."""
     from agent.common.console import set_up_logging
     from fleet.rollout.controller import Controller
     from fleet.store.opening import open_existing
