@@ -99,7 +99,7 @@ _PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
 
 
 class OnnxRuntimeBackend:
-    """Backend on the CPU. Its engine is the graph; loading optimises it."""
+    """Build, load and observe engines with ONNX Runtime on the CPU. Its engine is the graph; loading optimises it."""
 
     name = "onnxruntime"
     engine_file = "engine.onnx"
@@ -107,7 +107,13 @@ class OnnxRuntimeBackend:
     int8_must_gain = False  # with few of its kernels INT8 is faster: it saves memory
 
     def __init__(self, options: BackendOptions | None = None) -> None:
-        """Raises EngineError (`backend.option`) for options that only a GPU's runtime has."""
+        """Open the runtime.
+
+        Args:
+            options: How it shall work here; None: the defaults of BackendOptions.
+
+        Raises EngineError (`backend.option`) for options that only a GPU's runtime has.
+        """
         options = options or BackendOptions()
         options.check_cpu(self.name)
         self._threads = options.threads
@@ -128,7 +134,10 @@ class OnnxRuntimeBackend:
     def build(self, request: BuildRequest, progress: Progress = silent) -> Built:
         """Return the graph itself, once it has been loaded and has run on zeros.
 
-        Raises EngineError: `engine.unsupported`, `engine.graph` or `engine.run` naming the node.
+        Raises EngineError, which names the node:
+            engine.unsupported  an operator that the runtime does not have
+            engine.graph        a graph that it refuses
+            engine.run          a graph that fails on zeros
         """
         progress(0.0, "loading the graph")
         graph = request.graph.SerializeToString()
@@ -141,7 +150,13 @@ class OnnxRuntimeBackend:
         return Built(graph, facts={"portable": True})
 
     def load(self, engine: bytes) -> OnnxRuntimeEngine:
-        """Raises EngineError: `engine.unreadable`, `engine.unsupported`, `engine.graph`."""
+        """Load an engine, which optimises its graph for this processor.
+
+        Raises EngineError:
+            engine.unreadable   bytes that are no graph
+            engine.unsupported  an operator that the runtime does not have
+            engine.graph        a graph that it refuses
+        """
         return OnnxRuntimeEngine(engine, self._threads)
 
     # ARG002: opening a session takes no time worth a progress report.
@@ -152,7 +167,18 @@ class OnnxRuntimeBackend:
         progress: Progress = silent,  # noqa: ARG002  (a session opens at once)
         layers: Sequence[str] = (),
     ) -> OnnxRuntimeObserver:
-        """Raises EngineError: `observer.tap` (not a float32 tensor of the graph), and as `load`."""
+        """Open the float reference with histogram taps.
+
+        Args:
+            request: The float graph.
+            taps: Names of float32 tensors of the graph.
+            progress: Not called: a session opens at once.
+            layers: Layers whose input's extremes are observed, channel by channel.
+
+        Raises EngineError:
+            observer.tap  a tap that is not a float32 tensor of the graph
+            engine.*      as `load` does
+        """
         return OnnxRuntimeObserver(request.graph, taps, self._threads, layers)
 
 

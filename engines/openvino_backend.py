@@ -58,7 +58,7 @@ _UNSUPPORTED = re.compile(r"not supported|unsupported|does not support|No conver
 
 
 class OpenVinoBackend:
-    """Backend on the CPU, with integer kernels."""
+    """Build and load engines with OpenVINO on the CPU, with integer kernels; ONNX Runtime observes."""
 
     name = "openvino"
     engine_file = "engine.onnx"
@@ -67,7 +67,13 @@ class OpenVinoBackend:
     takes_unsigned = True
 
     def __init__(self, options: BackendOptions | None = None) -> None:
-        """Raises EngineError (`backend.option`) for options that only a GPU's runtime has."""
+        """Open the runtime.
+
+        Args:
+            options: How it shall work here; None: the defaults of BackendOptions.
+
+        Raises EngineError (`backend.option`) for options that only a GPU's runtime has.
+        """
         self._options = options or BackendOptions()
         self._options.check_cpu(self.name)
         self._just_built: tuple[bytes, ov.CompiledModel] | None = None  # as a rule it is loaded next
@@ -115,7 +121,13 @@ class OpenVinoBackend:
         return Built(content, facts=facts)
 
     def load(self, engine: bytes) -> OpenVinoEngine:
-        """Raises EngineError: `engine.unreadable`, `engine.unsupported`, `engine.graph`."""
+        """Load an engine: compile its graph for this processor, or take the compiled network from the cache.
+
+        Raises EngineError:
+            engine.unreadable   bytes that are no graph
+            engine.unsupported  an operator that the runtime does not have
+            engine.graph        a graph that it refuses
+        """
         just_built, self._just_built = self._just_built, None
         if just_built is not None and just_built[0] == engine:
             return OpenVinoEngine(*just_built, self._options.threads)
@@ -146,7 +158,10 @@ class OpenVinoBackend:
     def observer(
         self, request: BuildRequest, taps: Sequence[str], progress: Progress = silent, layers: Sequence[str] = ()
     ) -> Observer:
-        """Raises EngineError as ONNX Runtime's, which observes."""
+        """Open the float reference with histogram taps, with ONNX Runtime.
+
+        Raises EngineError (`observer.tap`, `engine.*`) as OnnxRuntimeBackend does.
+        """
         return OnnxRuntimeBackend(BackendOptions(self._options.threads)).observer(request, taps, progress, layers)
 
 
@@ -163,7 +178,13 @@ class OpenVinoEngine:
         self._read: list[Array] = []  # the batch of the last inference, in whose memory the request's input lies
 
     def infer(self, batch: Array) -> dict[str, Array]:
-        """Raises EngineError: `engine.batch` (other shape or dtype), `engine.run`, `engine.closed`."""
+        """Run the one image input; return the outputs by name.
+
+        Raises EngineError:
+            engine.batch   a batch of another shape or dtype
+            engine.run     the runtime fails on it
+            engine.closed  `close` was called
+        """
         request = self._running()
         self.inputs[0].check(batch)
         try:

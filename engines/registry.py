@@ -162,7 +162,7 @@ def _working(
 
 @lru_cache
 def _why_not_at_all(name: str) -> str:
-    """As `why_not` without a graph, once for a process: it takes half a second."""
+    """Return `why_not` without a graph, once for a process: it takes half a second."""
     return why_not(name, threads=1, request=None)
 
 

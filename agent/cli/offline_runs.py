@@ -118,7 +118,7 @@ def run_calibrate(
 
 @dataclass(frozen=True)
 class _Observed:
-    """What frames say: the calibration by their histograms, and a few of their network inputs (1, C, H, W)."""
+    """Hold the calibration by the frames' histograms, and a few of their network inputs (1, C, H, W)."""
 
     calibration: Calibration
     kept: list[Array]

@@ -50,7 +50,10 @@ def _split(classes: object) -> object:
 
 
 def _parse_json(value: object) -> object:
-    """Raises ValueError for text that is no JSON, which pydantic reports."""
+    """Return the value of a text that is JSON; other values as they are.
+
+    Raises ValueError for text that is no JSON, which pydantic reports.
+    """
     try:
         return json.loads(value) if isinstance(value, str) else value
     except RecursionError:

@@ -70,11 +70,17 @@ class CocoImage:
 
 @dataclass(frozen=True, eq=False)
 class Instances:
-    """What the JSON says of n objects; where: its name, for errors.
+    """Hold the n objects of a COCO document.
 
-    class_names: in the order of the categories' ids. rows: of each image, the indices of its objects.
-    boxes: float64 (n, 4), x1 y1 x2 y2 in pixels. classes: int64 (n,), indices of class_names. areas: float64 (n,), of
-    the object's outline in px, or of its box. crowds: bool (n,).
+    Args:
+        where: Name of the document, for errors.
+        class_names: In the order of the categories' ids.
+        images: In the document's order.
+        rows: For each image, the indices of its objects.
+        boxes: float64 (n, 4), x1 y1 x2 y2 in pixels.
+        classes: int64 (n,), indices of class_names.
+        areas: float64 (n,), of the object's outline in px, or of its box.
+        crowds: bool (n,).
     """
 
     where: str
@@ -163,14 +169,22 @@ def _malformed(found: str, expected: str = "COCO's instances: images, annotation
 
 
 class _Assembly:
-    """Checks a document against itself, and turns it into arrays."""
+    """Check a document against itself, and turn it into arrays."""
 
     def __init__(self, document: _Document, where: str, find: Callable[[str], str]) -> None:
-        """find: returns the file of an image by the name that is listed."""
+        """Take a document apart.
+
+        Args:
+            where: Name of the document, for errors.
+            find: Returns the file of an image by the name that is listed.
+        """
         self._document, self._where, self._find = document, where, find
 
     def instances(self) -> Instances:
-        """Raises DatasetError: `dataset.coco`."""
+        """Return the objects of the document.
+
+        Raises DatasetError (`dataset.coco`) for a document that contradicts itself.
+        """
         document = self._document
         self._check_unique("image id", [image.id for image in document.images])
         self._check_unique("category id", [category.id for category in document.categories])

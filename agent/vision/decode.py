@@ -86,7 +86,10 @@ def open_decoder(spec: ModelSpec, size: Size, outputs: Sequence[TensorSpec]) -> 
 
 
 def _check_classifier(spec: ModelSpec, outputs: Sequence[TensorSpec]) -> None:
-    """Raises ConfigError (`decoder.shape`) unless there is one output, with a score per label."""
+    """Check that there is one output, with a score for each label.
+
+    Raises ConfigError (`decoder.shape`) otherwise.
+    """
     classes = class_count(outputs[0].shape) if len(outputs) == 1 else 0
     if classes == 0 or (spec.labels and classes not in (None, len(spec.labels))):
         shapes = ", ".join(f"{output.name} {output.shape}" for output in outputs)
@@ -169,7 +172,10 @@ def _open_detector(spec: ModelSpec, size: Size) -> Decoder:
 
 
 def _check_detections(result: object, name: str | None) -> None:
-    """Raises ConfigError (`decoder.result`) unless a decoder has returned arrays that fit each other."""
+    """Check that a decoder has returned arrays that fit each other.
+
+    Raises ConfigError (`decoder.result`) otherwise.
+    """
     if isinstance(result, Detections):
         count = len(result.scores)
         if (result.boxes.shape, result.classes.shape, result.scores.shape) == ((count, 4), (count,), (count,)):

@@ -1,4 +1,4 @@
-"""Read labelled images: class folders, YOLO's label files, or COCO's JSON, told apart by the files that are there.
+"""Read labelled images: class folders, YOLO's label files, or COCO's JSON, recognised by the files that are there.
 
 `labelled_images` opens a folder, a zip or a COCO JSON for the task of a model spec. Classes get the model's numbers.
 """

@@ -58,7 +58,10 @@ def largest_batch(engine: Engine, spec: ModelSpec) -> int:
 
 
 def check_batch(frames: int, engine: Engine, spec: ModelSpec) -> None:
-    """Raises ConfigError (`batch.frames`) unless so many frames can be inferred at once."""
+    """Check that so many frames can be inferred at once.
+
+    Raises ConfigError (`batch.frames`) otherwise.
+    """
     if frames == 1:
         return
     most = largest_batch(engine, spec)

@@ -279,7 +279,12 @@ class _Painter:
     """Paint frames of one size into a network input by OpenCV; holds the buffers on the way."""
 
     def __init__(self, transform: ImageTransform, tensor: Array, table: Array) -> None:
-        """tensor: full of padding. table: (256, channels), the value in it for each level of each channel."""
+        """Prepare the buffers.
+
+        Args:
+            tensor: The network input, full of padding.
+            table: (256, channels), the value in `tensor` for each level of each channel.
+        """
         self.tensor = tensor
         self._transform = transform
         rows = _inside(transform.top, transform.inner_height, transform.height)

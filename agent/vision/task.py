@@ -127,10 +127,18 @@ class PendingInference:
 
 
 class VisionTask:
-    """Preprocessing and decoding of one model. Holds buffers: one per thread."""
+    """Preprocess frames and decode outputs of one model. Holds buffers: one per thread."""
 
     def __init__(self, spec: ModelSpec, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
-        """Raises ConfigError when the spec does not fit the model's input or outputs."""
+        """Prepare for a model.
+
+        Args:
+            spec: The model's.
+            inputs: The engine's; the first is the image.
+            outputs: The engine's.
+
+        Raises ConfigError when the spec does not fit the model's inputs or outputs.
+        """
         network = network_input(spec, inputs[0])
         self._preprocess = Preprocessor(spec.input, network)
 

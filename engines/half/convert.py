@@ -63,9 +63,13 @@ _PRODUCT_OPS = COMPUTE_OPS | {"Einsum", "Attention", "RNN", "LSTM", "GRU"}
 
 @dataclass(frozen=True)
 class HalfForm:
-    """model: the typed graph. float32: name of each node that computes in float32 -> the reason in plain words.
+    """Hold the float16 form of a graph.
 
     Q/DQ nodes, and nodes without float tensors, are not in `float32`.
+
+    Args:
+        model: The typed graph.
+        float32: Name of each node that computes in float32 -> the reason in plain words.
     """
 
     model: ModelProto

@@ -58,19 +58,22 @@ class OutOfTimeError(Exception):
 
 @dataclass(frozen=True)
 class Costs:
-    """Times by the groups (n,) and edges (m,) of a Grouping, all >= 0.
+    """Hold the times of the groups (n,) and edges (m,) of a Grouping, all >= 0.
 
-    int8_ms, float_ms: of a group; equal if it is `fixed`.
-    boundary_ms: in addition where the ends of an edge differ.
-    fixed_ms: the time that no plan changes.
-    noise: interquartile range over median of a group's repeated measurements; the median over groups and designs.
-    residual: root mean square of the relative errors of the designs' fitted totals.
-    builds: number of engines that were built.
-    source: "measured", or "macs" for estimates. These compare plans with one another and are no times: a million
-        multiply-accumulates in float count as 1.
-    by_macs: the groups whose saving is within the noise, and is drawn to a share by multiply-accumulates.
-    passes: how often every design was measured.
-    doubt: what the measurement could not tell, however often it was repeated; else empty.
+    Args:
+        int8_ms: (n,), time of each group in INT8; equal to `float_ms` if the group is `fixed`.
+        float_ms: (n,), time of each group in float.
+        boundary_ms: (m,), time that an edge adds where its ends differ.
+        fixed_ms: The time that no plan changes.
+        noise: Interquartile range over median of a group's repeated measurements: the median over groups and designs.
+        residual: Root mean square of the relative errors of the designs' fitted totals.
+        builds: Number of engines that were built.
+        source: "measured", or "macs" for estimates. These compare plans with one another and are no times: a million
+            multiply-accumulates in float count as 1.
+        by_macs: (n,), True for a group whose saving is within the noise, and is drawn to a share by
+            multiply-accumulates.
+        passes: How often every design was measured.
+        doubt: The question that the measurement could not decide, however often it was repeated; else empty.
     """
 
     int8_ms: Floats

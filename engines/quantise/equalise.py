@@ -92,7 +92,13 @@ def is_free(topology: Topology, layer: NodeProto) -> bool:
 
 
 def _equalise(model: ModelProto, topology: Topology, layer: NodeProto, divisor: Floats, offset: Floats) -> None:
-    """topology: of the graph as the layers before have changed it."""
+    """Divide and offset the input of one layer, and change the weights and the layers before to match.
+
+    Args:
+        topology: Of the graph as the layers before have changed it.
+        divisor: (channels,), positive.
+        offset: (channels,), in the units of the input.
+    """
     if not can_divide(topology, layer) or (offset.any() and not can_offset(topology, layer)):
         raise _misfit(layer.name, f"a {layer.op_type} whose input cannot be divided or offset")
     weight = numpy_helper.to_array(topology.initializers[layer.input[1]])

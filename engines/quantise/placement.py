@@ -66,12 +66,17 @@ class Weight:
 
 @dataclass(frozen=True)
 class Placement:
-    """What is quantised. Every node but the model's Q/DQ is in `quantised`, in `own` or, with its reason, in `floats`.
+    """State which nodes and tensors are quantised.
 
-    reads: per quantised node the input indices that take Q/DQ; none where it reads what the model itself dequantised.
-    weights: per quantised convolution or matrix product its weight.
-    groups: every activation tensor that is given Q/DQ is in exactly one group; in graph order.
-    own: names of the convolutions and matrix products that the model itself has in INT8; kept as they are.
+    Every node but the model's Q/DQ is in `quantised`, in `own` or, with its reason, in `floats`.
+
+    Args:
+        reads: The input indices that take Q/DQ, for each quantised node; none where it reads a tensor that the model
+            itself dequantised.
+        weights: The weight of each quantised convolution or matrix product.
+        groups: Every activation tensor that is given Q/DQ is in exactly one group; in graph order.
+        floats: Name of each node that stays float -> the reason in plain words.
+        own: Names of the convolutions and matrix products that the model itself has in INT8; kept as they are.
     """
 
     reads: Mapping[str, tuple[int, ...]]

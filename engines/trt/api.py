@@ -1,9 +1,8 @@
-"""What we use of TensorRT's Python bindings, and nothing else: mypy holds the code to it.
+"""Declare the part of TensorRT's Python bindings that tared uses; mypy holds the code to it.
 
 A Protocol here has the name of the class or enumeration in the bindings, and `tests/engines/trt/test_trt_bindings.py`
-looks up
-every one of its members in the bindings of each supported release. So a call that some release does not have cannot be
-written. Source: NVIDIA, TensorRT Python API reference, and the bindings themselves.
+looks up every one of its members in the bindings of each supported release. So a call that some release does not have
+cannot be written. Source: NVIDIA, TensorRT Python API reference, and the bindings themselves.
 """
 
 from __future__ import annotations

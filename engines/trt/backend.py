@@ -51,8 +51,18 @@ class TensorRtBackend:
     weight_bits = 8
 
     def __init__(self, options: BackendOptions | None = None) -> None:
-        """Raises EngineError as `open_release`, and `backend.gpu` (one that this release does not support); DeviceError
-        as Gpu.
+        """Open TensorRT and the GPU.
+
+        Args:
+            options: How it shall work here; None: the defaults of BackendOptions.
+
+        Raises EngineError:
+            backend.missing  no package of TensorRT is installed
+            backend.library  a package is there and cannot be loaded
+            backend.version  its version is not supported
+            backend.gpu      this release does not support the GPU
+
+        Raises DeviceError as Gpu does.
         """
         self._options = options or BackendOptions()
         self._release = open_release(crossing=self._options.target is not None)
@@ -61,7 +71,7 @@ class TensorRtBackend:
             _require_support(self._release, self._gpu)
 
     def describe(self) -> Mapping[str, str]:
-        """Runtime and version; GPU, driver and board, or the target."""
+        """Return runtime and version; GPU, driver and board, or the target."""
         described = {"runtime": self._release.traits.module, "version": self._release.version}
         if self._gpu is None:
             return {**described, "target": str(self._options.target)}
@@ -103,13 +113,25 @@ class TensorRtBackend:
         return Built(built.content, {LAYERS_FILE: layers_to_json(layers)}, facts, lacking_int8)
 
     def load(self, engine: bytes) -> TensorRtEngine:
-        """Raises EngineError and DeviceError as Session; `engine.target` where there is only a builder."""
+        """Load an engine onto the GPU.
+
+        Raises EngineError:
+            engine.unreadable  damaged, of another release, or of another GPU; the message is the log's
+            engine.memory      too little memory for the activations
+            engine.output      an output whose size depends on values
+            engine.target      there is only a builder here
+
+        Raises DeviceError when the GPU fails.
+        """
         return TensorRtEngine(self._release, self._device(), engine)
 
     def observer(
         self, request: BuildRequest, taps: Sequence[str], progress: Progress = silent, layers: Sequence[str] = ()
     ) -> Observer:
-        """Raises EngineError as `open_reference`; `engine.target` where there is only a builder."""
+        """Build or load the float reference, and open it with histogram taps that were compared with ONNX Runtime's.
+
+        Raises EngineError as `build` and `open_reference` do, and `engine.target` where there is only a builder.
+        """
         if self._options.reference == "onnxruntime":
             return OnnxRuntimeBackend(BackendOptions(self._options.threads)).observer(request, taps, progress, layers)
         graph, extremes = expose_extremes(request.graph, layers)
@@ -126,7 +148,10 @@ class TensorRtBackend:
         return open_reference(reference, progress)
 
     def search_entropy(self, counts: NDArray[np.int64], windows: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Raises DeviceError as `CudaExecutor`; EngineError `engine.target` where there is only a builder."""
+        """Search the thresholds of method `entropy` on the GPU, as EntropySearch says.
+
+        Raises DeviceError as CudaExecutor does, EngineError (`engine.target`) where there is only a builder.
+        """
         gpu = self._device()
         with gpu.current():
             geometry = KernelGeometry(bits=counts.shape[1].bit_length() - 1)

@@ -282,10 +282,12 @@ class _Phase:
 
 
 class BuildProgress:
-    """Phases nest: a phase's share of the whole is that of the step of its parent during which it runs.
+    """Report the progress of a build, whose phases nest.
+
+    A phase's share of the whole is that of the step of its parent during which it runs.
 
     What `progress` raises, a KeyboardInterrupt too, must not pass through TensorRT's C++: it is kept in `stopped`, the
-    builder is told to stop, and `build_engine` raises it once the builder has returned.
+    builder is asked to stop, and `build_engine` raises it once the builder has returned.
     """
 
     def __init__(self, release: TensorRtRelease, progress: Progress) -> None:

@@ -130,7 +130,11 @@ class ListeningProbe(OutputProbe):
             raise EngineError("observer.listener", "a debug listener refused", "one taken", "report the release")
 
     def see(self, image: Array, copied: Collection[str] = ()) -> Sight:
-        """Raises EngineError and DeviceError as `start`, EngineError `observer.listener`, and an interrupt as it is."""
+        """Infer one image; the listener counts the tensors as they are computed.
+
+        Raises EngineError and DeviceError as `start` does, EngineError (`observer.listener`), and an interrupt as it
+        is.
+        """
         self._listen(True)
         self._sight, self._error = Sight(copied), None
         ticket = self.start(image)
@@ -215,7 +219,7 @@ class TensorRtObserver:
         return Observation(self._joined(parts), histograms, extremes)
 
     def infer(self, batch: Array) -> dict[str, Array]:
-        """As `observe`, without the taps."""
+        """Return the reference outputs as `observe` does, without the taps."""
         steps = range(0, len(batch), self._step)
         outputs = self._joined([self._probes[0].infer(batch[start : start + self._step]) for start in steps])
         outputs.pop(self._extremes.name, None)

@@ -64,14 +64,18 @@ Range = tuple[Shape, Shape, Shape]  # smallest, best and largest shape of an opt
 
 
 class Session:
-    """One engine, one execution context, one stream; one thread at a time.
+    """Hold one engine, one execution context, one stream; one thread at a time.
 
     All memory of the GPU is allocated here, for the largest shapes of all profiles, and none for a frame.
 
-    slots: batches under way at once: the next is uploaded while one is computed.
-    hidden: outputs that stay on the device.
+    Args:
+        release: The opened TensorRT.
+        gpu: The GPU to load onto.
+        content: The engine's bytes.
+        slots: Batches under way at once: the next is uploaded while one is computed.
+        hidden: Outputs that stay on the device.
 
-    Raises DeviceError, and EngineError:
+    Raises DeviceError when the GPU fails, and EngineError:
         engine.unreadable  damaged, of another release, or of another GPU; the message is the log's
         engine.memory      too little memory for the activations
         engine.output      an output whose size depends on values
@@ -188,7 +192,7 @@ class Session:
                 slot.graph = faster_graph(self.stream, partial(self._execute, slot))
 
     def drop_graphs(self) -> None:
-        """Go on without captured graphs, inside which no layer can be told from another."""
+        """Go on without captured graphs, inside which layers cannot be distinguished."""
         with self._gpu.current():
             self.synchronise()
             for slot in self._slots:
@@ -350,7 +354,10 @@ class TensorRtEngine(Session):
             raise
 
     def infer_image(self, frame: NDArray[np.uint8], transform: ImageTransform) -> dict[str, Array]:
-        """Raises as `start_image`."""
+        """Run one BGR frame uint8 (H, W, 3); return the outputs by name.
+
+        Raises EngineError and DeviceError as `start_image` does.
+        """
         return self.finish(self.start_image(frame, transform))
 
     def start_image(self, frame: NDArray[np.uint8], transform: ImageTransform) -> int:
