@@ -55,15 +55,16 @@ class Bench:
         return self.folder / name
 
     def json(self, *arguments: object) -> dict[str, Any]:
-        """The object a command prints with --json; on stderr it says its check alone, since these jobs are short."""
+        """The object a command prints with --json; on stderr it says its check, and its progress if it takes long."""
         return self.json_and_check(*arguments)[0]
 
     def json_and_check(self, *arguments: object) -> tuple[dict[str, Any], str]:
         """The object that a command prints with --json, and its check; empty for commands without one."""
         assert main([*map(str, arguments), "--json"]) == 0
         output, errors = self.heard()
-        assert re.fullmatch(r"(check: .+\n)?", errors)
-        return strict(output), errors.rstrip("\n")
+        check = re.sub(r"^\w+: \d+/\d+ .*\n", "", errors, flags=re.MULTILINE)
+        assert re.fullmatch(r"(check: .+\n)?", check)
+        return strict(output), check.rstrip("\n")
 
     def text(self, *arguments: object) -> str:
         """What a command prints for people."""

@@ -245,7 +245,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line("MQTT brokers tested against: " + ", ".join(sorted(_ran)))
 
 
-def eventually(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
+def eventually(holds: Callable[[], bool], timeout_s: float = 45.0) -> None:
     """Wait for a condition that no event announces. Fails when it does not hold within `timeout_s`.
 
     Looking takes a fifth of the time at most, or is done five times a second: what is waited for needs the processor.

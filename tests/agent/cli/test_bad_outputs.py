@@ -126,9 +126,9 @@ def test_an_interrupted_job_ends_with_one_line_and_leaves_no_trace(
 ) -> None:
     job = slow_job(bench, command)
     before = contents(bench.folder)
-    process = TalkingProcess([*map(str, job)])
-    eventually(lambda: any(file.path.endswith("long.avi") for file in psutil.Process(process.pid).open_files()))
-    process.send_signal(number)
-    output, errors = process.communicate(timeout=10.0)
+    with TalkingProcess([*map(str, job)]) as process:
+        eventually(lambda: any(file.path.endswith("long.avi") for file in psutil.Process(process.pid).open_files()))
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=45.0)
     assert (process.returncode, output, errors) == (130, "", "interrupted\n")
     assert contents(bench.folder) == before
