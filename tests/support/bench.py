@@ -43,6 +43,11 @@ def strict(text: str) -> dict[str, Any]:
     return document
 
 
+def without_progress(errors: str) -> str:
+    """What a command has written on stderr but for lines of progress, which only a slow machine sees."""
+    return re.sub(r"^\w+: \d+/\d+.*\n", "", errors, flags=re.MULTILINE)
+
+
 class Bench:
     """A folder with everything good: a model, its spec, a clip, a calibration, an artefact, results."""
 
@@ -62,7 +67,7 @@ class Bench:
         """The object that a command prints with --json, and its check; empty for commands without one."""
         assert main([*map(str, arguments), "--json"]) == 0
         output, errors = self.heard()
-        check = re.sub(r"^\w+: \d+/\d+ .*\n", "", errors, flags=re.MULTILINE)
+        check = without_progress(errors)
         assert re.fullmatch(r"(check: .+\n)?", check)
         return strict(output), check.rstrip("\n")
 
