@@ -19,6 +19,7 @@ from bench import (
     fill,
     picture,
     small_file_system,
+    without_progress,
 )
 from brokers import eventually
 from warm_start import TalkingProcess, tared
