@@ -42,7 +42,7 @@ def print_devices(devices: Sequence[Device], console: Console, silent_s: float) 
         for device, fact in zip(devices, known, strict=True)
     ]
     console.print(tabulate(_COLUMNS, rows, console.width, prose=("tags",)))
-    states = Counter(str(fact["state"] or "never told") for fact in known)
+    states = Counter(str(fact["state"] or "unknown") for fact in known)
     console.print(
         Text(f"{len(devices)} devices: " + ", ".join(f"{count} {state}" for state, count in states.most_common()))
     )
