@@ -330,8 +330,8 @@ class Command(Document):
         expires: Unix time in seconds from which it is refused.
         version: Orders commands that set a state: see the op.
         to: `fleet/device`; required in a signed command.
-        signature: Ed25519 signature of the canonical JSON (RFC 8785) of the document without `signature`, in base64; absent
-            from unsigned commands.
+        signature: Ed25519 signature of the canonical JSON (RFC 8785) of the document without `signature`, in base64;
+            absent from unsigned commands.
     """
 
     id: Name

@@ -225,9 +225,9 @@ class CameraTelemetry(Document):
         latency_ms: From a frame's arrival to its result.
         published_ms: From a frame's arrival until every output has received its result.
         drift: `state` (calm, warning or alarm); `e_value`, the evidence for drift; `gain_db`, the predicted gain of a
-            recalibration over the known regime that fits best, in dB; `serving_db`, the same over the engine in service;
-            `clipping_share`, the share of the noise that comes from values beyond the calibrated range, 0 to 1;
-            `gain`, the fidelity that a recalibration is expected to gain (estimate, low, high, n), or null;
+            recalibration over the known regime that fits best, in dB; `serving_db`, the same over the engine in
+            service; `clipping_share`, the share of the noise that comes from values beyond the calibrated range, 0 to
+            1; `gain`, the fidelity that a recalibration is expected to gain (estimate, low, high, n), or null;
             `tolerance_db`, the gain from which an alarm is raised. Empty while nothing is known.
         fidelity: Of the observed frames on which something was found, since the swap or the last change of drift. Its
             interval holds at all times simultaneously.
@@ -266,8 +266,8 @@ class Telemetry(Document):
         cameras: By name.
         health: What the board can read: `rss_bytes` (memory of the process), `memory_available_bytes`, `load_1min`,
             `temperature_NAME_c` of each chip that has sensors, `power_mode` and `power_w` of a Jetson, `throttling`
-            (whether heat slows the board down). Also `mqtt_dropped` (messages dropped from full
-            queues or a full outbox), `results_dropped` (lines lost, by output), `preview` (`address`, `viewers`, `error`), and
+            (whether heat slows the board down). Also `mqtt_dropped` (messages dropped from full queues or
+            a full outbox), `results_dropped` (lines lost, by output), `preview` (`address`, `viewers`, `error`), and
             `commands_unsigned` (true if unsigned commands count, although the broker is on another machine).
         degraded: Why the float reference serves, in a sentence with the remedy.
         held_back: The same for a job that is due, and does not start or go on.

@@ -10,10 +10,10 @@ from pathlib import Path
 import rfc8785
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from places import ROOT
 
 from agent.commands.dispatcher import parse_command
 from agent.contract.signing import Keyring, Signer
-from places import ROOT
 
 PRIVATE = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 
