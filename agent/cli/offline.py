@@ -30,6 +30,7 @@ MAX_CONFUSION = "the share of a class that may be taken for one other, 0 to 1"
 SOURCES = "a video file, a folder or zip of images, v4l2:/dev/video0, csi:0, rtsp://..., http://..."
 MODEL = "the model's spec; 'tared inspect MODEL.onnx -o MODEL.yaml' writes a first one"
 ARTEFACT = "an artefact of 'tared build'"
+TARGET = "an artefact, or a spec for the float reference"
 METHODS = "how thresholds are chosen: entropy, mse, max, percentile:99.99, ... (docs/guides/models.md)"
 DATASET = "labelled images for top-1 or mAP, too (default: none)"
 LABELLED = "images with labels: a folder for each class, YOLO's text files, or COCO's JSON of instances"
@@ -141,8 +142,8 @@ def add_offline(commands: Any) -> None:
     verifying = "verifies signed engines (default: signatures are not checked)"
     report.add_argument("--key", type=Path, metavar="FILE", help=verifying)
 
-    infer = command(commands, "infer", _infer, "run an artefact over frames")
-    infer.add_argument("artefact", type=Path, metavar="ARTEFACT/", help=ARTEFACT)
+    infer = command(commands, "infer", _infer, "run an artefact, or the float reference, over frames")
+    infer.add_argument("target", type=Path, metavar="ARTEFACT_OR_MODEL.yaml", help=TARGET)
     infer.add_argument("--frames", required=True, metavar="SRC", help=SOURCES)
     answers = "the answers, a line of JSON for each frame (default: none)"
     infer.add_argument("-o", "--output", type=Path, metavar="results.jsonl", help=answers)
@@ -150,8 +151,7 @@ def add_offline(commands: Any) -> None:
     infer.add_argument("--save", type=Path, metavar="OUT", help=drawn)
 
     evaluate = command(commands, "evaluate", _evaluate, "measure top-1 or mAP on labelled images")
-    scored = "an artefact, or a spec for the float reference"
-    evaluate.add_argument("target", type=Path, metavar="ARTEFACT_OR_MODEL.yaml", help=scored)
+    evaluate.add_argument("target", type=Path, metavar="ARTEFACT_OR_MODEL.yaml", help=TARGET)
     evaluate.add_argument("--dataset", type=Path, required=True, metavar="LABELLED", help=LABELLED)
     evaluate.add_argument("--classes", type=_names, default=[], metavar="NAMES", help=CLASSES)
 
@@ -389,14 +389,12 @@ def _inspect_model(options: argparse.Namespace) -> int:
 
 
 def _infer(options: argparse.Namespace) -> int:
-    """Run `tared infer`: run an artefact over a source, and write the predictions, the drawn frames, or both."""
+    """Run `tared infer`: run an engine over a source, and write the predictions, the drawn frames, or both."""
     from agent.cli.offline_runs import run_infer
 
-    backend = _open_backend(options, options.artefact)
+    backend = _open_backend(options, options.target)
     key = _key(options)
-    return print_result(
-        options, run_infer(options.artefact, options.frames, options.output, backend, key, options.save)
-    )
+    return print_result(options, run_infer(options.target, options.frames, options.output, backend, key, options.save))
 
 
 def _report(options: argparse.Namespace) -> int:

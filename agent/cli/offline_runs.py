@@ -305,20 +305,20 @@ def _plan_command(spec_path: Path, calibration_path: Path, frames: str, backend:
 
 
 def run_infer(
-    artefact_path: Path,
+    target: Path,
     frames: str,
     output: Path | None,
     backend: Backend,
     key: bytes | None = None,
     save: Path | None = None,
 ) -> dict[str, Any]:
-    """Run an artefact over a source, and write or draw its predictions.
+    """Run an engine over a source, and write or draw its predictions.
 
     A frame's latency runs from when it was read until it is decoded. Where the engine overlaps frames, it includes the
     wait for the next frame.
 
     Args:
-        artefact_path: The artefact directory.
+        target: The artefact directory, or a MODEL.yaml, whose float reference is run.
         frames: A source, as `parse_source` understands it.
         output: Predictions as JSON lines, boxes in frame pixels; None: not written.
         backend: The runtime.
@@ -338,7 +338,7 @@ def run_infer(
 
     count = 0
     with (
-        open_engine(artefact_path, backend, key) as (engine, spec),
+        open_engine(target, backend, key) as (engine, spec),
         _results(output) as write,
         open_drawn_frames(save, source_fps(source), spec) if save is not None else nullcontext() as draw,
     ):

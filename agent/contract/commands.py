@@ -330,7 +330,8 @@ class Command(Document):
         expires: Unix time in seconds from which it is refused.
         version: Orders commands that set a state: see the op.
         to: `fleet/device`; required in a signed command.
-        signature: Ed25519 signature of the whole document in base64; absent from unsigned commands.
+        signature: Ed25519 signature of the canonical JSON (RFC 8785) of the document without `signature`, in base64;
+            absent from unsigned commands.
     """
 
     id: Name
@@ -365,7 +366,7 @@ class Desired(Strict):
         values: By the key's path, such as `recalibration.max_loss`.
         to: `fleet/device`; required in a signed document.
         expires: Unix time in seconds from which it is refused.
-        signature: Ed25519 signature of the whole document in base64.
+        signature: Ed25519 signature of the canonical JSON (RFC 8785) of the document without `signature`, in base64.
     """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
@@ -403,7 +404,8 @@ class Release(Strict):
         expires: Unix time in seconds from which the board refuses it.
         name: Name for people.
         product: Product of the boards that may run it; absent for boards without a product.
-        signature: Ed25519 signature of the whole document in base64, by a release key.
+        signature: Ed25519 signature, by a release key, of the canonical JSON (RFC 8785) of the document without
+            `signature`, in base64.
     """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)

@@ -143,7 +143,7 @@ class FidelityReport(Document):
         estimate: The mean, 0 to 1.
         low: Lower bound, with 95 % confidence.
         high: Upper bound, with 95 % confidence.
-        n: Frames behind the estimate.
+        n: Frames behind the estimate, without the empty ones. 0: nothing is known yet, and the estimate means nothing.
         empty: Further frames, on which neither engine found anything.
     """
 
@@ -181,7 +181,7 @@ class Bounds(Document):
         estimate: The figure, 0 to 1.
         low: Lower bound.
         high: Upper bound.
-        n: Labelled frames behind it.
+        n: Labelled frames behind it. 0: nothing is known yet, and the figure means nothing.
     """
 
     estimate: float
@@ -224,10 +224,15 @@ class CameraTelemetry(Document):
         dropped: Frames dropped, by cause.
         latency_ms: From a frame's arrival to its result.
         published_ms: From a frame's arrival until every output has received its result.
-        drift: State and predicted gain of a recalibration; tolerance_db: the gain that is accepted.
-        fidelity: Since the swap or the last change of drift. Its interval holds at all times simultaneously.
-        fidelity_hour: Over the last hour of capture time, whichever engine served. Its interval holds for an hour that
-            is chosen beforehand.
+        drift: `state` (calm, warning or alarm); `e_value`, the evidence for drift; `gain_db`, the predicted gain of a
+            recalibration over the known regime that fits best, in dB; `serving_db`, the same over the engine in
+            service; `clipping_share`, the share of the noise that comes from values beyond the calibrated range, 0 to
+            1; `gain`, the fidelity that a recalibration is expected to gain (estimate, low, high, n), or null;
+            `tolerance_db`, the gain from which an alarm is raised. Empty while nothing is known.
+        fidelity: Of the observed frames on which something was found, since the swap or the last change of drift. Its
+            interval holds at all times simultaneously.
+        fidelity_hour: Of the observed frames on which something was found in the last hour of capture time, whichever
+            engine served. Its interval holds for an hour that is chosen beforehand.
         accuracy: Since the swap, on labelled frames.
         accuracy_lower_bound_if_reference_accuracy_holds: The configured `reference_accuracy` minus the largest
             difference from the reference that `fidelity` allows. It is as true as that accuracy is for this scene.
@@ -259,7 +264,11 @@ class Telemetry(Document):
         seq: Number of the row in its epoch, from 1.
         ts: Unix time of the sample in seconds.
         cameras: By name.
-        health: The board's health: temperatures, memory, power and the like, with their units in the names.
+        health: What the board can read: `rss_bytes` (memory of the process), `memory_available_bytes`, `load_1min`,
+            `temperature_NAME_c` of each chip that has sensors, `power_mode` and `power_w` of a Jetson, `throttling`
+            (whether heat slows the board down). Also `mqtt_dropped` (messages dropped from full queues or
+            a full outbox), `results_dropped` (lines lost, by output), `preview` (`address`, `viewers`, `error`), and
+            `commands_unsigned` (true if unsigned commands count, although the broker is on another machine).
         degraded: Why the float reference serves, in a sentence with the remedy.
         held_back: The same for a job that is due, and does not start or go on.
         held_back_code: The reason for programs: a configuration key, or an error code.

@@ -87,7 +87,6 @@ def _strict(model: type[BaseModel], content: dict[str, Any]) -> str:
 
 
 def _camera() -> CameraTelemetry:
-    fidelity = FidelityReport(estimate=0.96, low=0.93, high=0.98, n=412, empty=31)
     return CameraTelemetry(
         fps=29.97,
         up=True,
@@ -103,8 +102,8 @@ def _camera() -> CameraTelemetry:
             "gain": None,
             "tolerance_db": 3.0,
         },
-        fidelity=fidelity,
-        fidelity_hour=fidelity,
+        fidelity=FidelityReport(estimate=0.96, low=0.93, high=0.98, n=412, empty=31),
+        fidelity_hour=FidelityReport(estimate=0.97, low=0.91, high=0.99, n=138, empty=9),
         observing=Observing(share=0.019, debt_s=0.0, state_bytes=5242880, audited=12),
     )
 
