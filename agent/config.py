@@ -44,7 +44,7 @@ from engines.registry import options_for
 
 
 class CommandsConfig(Strict):
-    """Whose commands and releases count.
+    """The keys whose commands and releases count.
 
     product: the product that a release has to name. unsigned: None refuses unsigned commands if there are keys, or if
     the broker is on another machine.
@@ -58,7 +58,7 @@ class CommandsConfig(Strict):
 
 
 class PrivacyConfig(Strict):
-    """Whether pictures, and the histograms of a calibration, may leave the board, and whether a preview may be seen."""
+    """The permission for pictures, histograms of a calibration and the preview to leave the board."""
 
     snapshot: bool = False
     preview: bool = False
@@ -66,7 +66,7 @@ class PrivacyConfig(Strict):
 
 
 class ResultsConfig(Strict):
-    """Where the result of each frame goes."""
+    """The outputs for the result of each frame."""
 
     file: LocalPath | None = None
     socket: LocalPath | None = None
@@ -129,7 +129,7 @@ TimeOfDay = Annotated[str, BeforeValidator(_time_of_day)]
 
 
 class ObserveConfig(Strict):
-    """How often the reference engine observes a frame.
+    """The rate at which the reference engine observes frames.
 
     period_s, alert_period_s: seconds of capture time. budget: share of the inference time. audit_period_s: seconds
     between two frames on which the reference is compared with ONNX Runtime; None: it never is. reference: the runtime
@@ -145,7 +145,7 @@ class ObserveConfig(Strict):
 
 
 class LabellingConfig(Strict):
-    """Which observed frames are drawn for people to label, so that accuracy is known.
+    """The random choice of observed frames for people to label, so that accuracy is known.
 
     per_week: how many are drawn in the mean; 0: none. most_waiting: while so many wait for their label, none is drawn.
     keep: pictures of labelled frames, of which the oldest are removed.
@@ -167,7 +167,7 @@ class CalibrationConfig(Strict):
 
 
 class DriftConfig(Strict):
-    """When drift raises an alarm."""
+    """The limits at which drift raises an alarm."""
 
     tolerance_db: float = Field(default=3.0, gt=0.0, lt=12.0)
     min_gain: float = Field(default=0.01, ge=0.0, le=1.0)
@@ -198,7 +198,7 @@ class HeadroomConfig(Strict):
 
 
 class RecalibrationConfig(Strict):
-    """How an alarm is acted on, and the limits of jobs."""
+    """The answer to an alarm, and the limits of jobs."""
 
     automatic: bool = True
     raise_precision: bool = True
@@ -214,7 +214,7 @@ class RecalibrationConfig(Strict):
 
 
 class BatchConfig(Strict):
-    """How many frames of several cameras are inferred at once."""
+    """The number of frames of several cameras that are inferred at once."""
 
     frames: int = Field(default=1, ge=1, le=32)
     wait_s: Finite = Field(default=0.0, ge=0.0, le=1.0)
@@ -247,14 +247,14 @@ class ProbationConfig(Strict):
 
 
 class StoreConfig(Strict):
-    """How many old engines are kept, and how much disk stays free."""
+    """The number of old engines that are kept, and the disk space that stays free."""
 
     keep: int = Field(default=3, ge=0, le=1000)
     reserve_bytes: int = Field(default=500_000_000, ge=0)
 
 
 class MetricsConfig(Strict):
-    """Where a Prometheus server reads metrics. names: further names by which it may ask, in the Host header."""
+    """The address at which Prometheus reads metrics. names: further names by which it may ask, in the Host header."""
 
     port: int | None = Field(default=None, ge=1, le=65535)
     host: str = "127.0.0.1"

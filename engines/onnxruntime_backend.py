@@ -239,7 +239,7 @@ class OnnxRuntimeEngine:
 
     def _running(self) -> ort.InferenceSession:
         if self._session is None:
-            raise EngineError("engine.closed", "a closed engine", "an open one", "load it again")
+            raise EngineError("engine.closed", "a closed engine", "an open engine", "load the engine again")
         return self._session
 
     def _options(self) -> ort.SessionOptions:

@@ -227,7 +227,7 @@ class OpenVinoEngine:
 
     def _running(self) -> ov.InferRequest:
         if self._request is None:
-            raise EngineError("engine.closed", "a closed engine", "an open one", "load it again")
+            raise EngineError("engine.closed", "a closed engine", "an open engine", "load the engine again")
         return self._request
 
 

@@ -183,7 +183,8 @@ def send(
                 status = "no answer" if latest is None else f"nothing after {latest.status}"
                 found = f"{status} from {topics.fleet}/{topics.device} for {silence_s:.0f} s{unread}"
                 remedy = (
-                    f"see whether it is online: 'tared watch {topics.device}', with the same options for the broker"
+                    f"check whether the board is online: 'tared watch {topics.device}', "
+                    "with the same options for the broker"
                 )
                 raise CommandError("command.no_answer", found, "a result", remedy)
             sending.repeat_if_due()
@@ -235,7 +236,10 @@ def receive_snapshots(endpoint: Endpoint, topics: Topics, silence_s: float) -> I
                 if len(picture) == length and picture.startswith(_JPEG):
                     return picture
             found = f"no picture on {topics.snapshot} for {silence_s:.0f} s"
-            remedy = "send it again; see that the broker lets you read the topic, and lets such a length through"
+            remedy = (
+                "send the command again; check that the broker lets you read the topic, "
+                "and passes messages of this length"
+            )
             raise CommandError("command.no_picture", found, f"a JPEG of {length} bytes", remedy)
 
         yield receive
@@ -270,7 +274,7 @@ def wait_connected(client: MqttClient, endpoint: Endpoint, within_s: float) -> N
     """Wait for the connection to the broker. Raises AgentError (`broker.unreachable`) without one in time."""
     if not client.wait_connected(within_s):
         found = f"no connection to {endpoint.host}:{endpoint.port} ({client.outcome})"
-        remedy = "check that it runs, its address, user name and password"
+        remedy = "check that the broker runs, and its address, user name and password"
         raise AgentError("broker.unreachable", found, "an MQTT broker", remedy)
 
 

@@ -244,5 +244,7 @@ class CaptureThread(threading.Thread):
             return True
         found = f"{self._source.shown} has repeated one picture for more than {self._source.frozen_s:g} s"
         self._reopening_s = min(2.0 * self._reopening_s, _LONGEST_REOPENING_S)
-        remedy = "restart the camera; if its picture may stand still, as a screen's does, set camera.frozen_s to null"
-        raise CameraError("camera.frozen", found, "pictures with a sensor's noise in them", remedy)
+        remedy = (
+            "restart the camera; if its picture may stand still, as that of a screen does, set camera.frozen_s to null"
+        )
+        raise CameraError("camera.frozen", found, "pictures that vary with a sensor's noise", remedy)

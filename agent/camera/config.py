@@ -85,7 +85,7 @@ class CameraConfig(Strict):
         """
         if (self.width is None) != (self.height is None):
             found = f"camera.width: {self.width}, camera.height: {self.height}"
-            raise CameraError("camera.option", found, "both or none of them", "say the other one too")
+            raise CameraError("camera.option", found, "both keys or neither", "set the other key too")
         source = parse_source(self.source)
         for key, value in self.model_dump(include=_KEYS_OF_SOME_KINDS, exclude_defaults=True).items():
             source.check_accepts(key, value)

@@ -23,8 +23,8 @@ from agent.common.redaction import redact
 from engines.board import is_jetson
 
 WITHOUT_GSTREAMER = (
-    "sudo apt install python3-gst-1.0, and a venv made with --system-site-packages; files, v4l2, rtsp "
-    "and http work without"
+    "sudo apt install python3-gst-1.0, and make the venv with --system-site-packages; files, v4l2, rtsp "
+    "and http work without it"
 )
 
 _BGR = "videoconvert ! video/x-raw,format=BGR ! appsink drop=true max-buffers=1 sync=false"
@@ -63,7 +63,7 @@ class GstPipeline:
 
     def __enter__(self) -> GstPipeline:
         if self._pipeline.set_state(self._gst.State.PLAYING) == self._gst.StateChangeReturn.FAILURE:
-            error = self._open_error(self._said() or "it does not start")
+            error = self._open_error(self._said() or "the pipeline does not start")
             self.__exit__()
             raise error
         return self
@@ -118,13 +118,13 @@ class GstPipeline:
 
     def _end(self, said: str) -> CameraError:
         if not self._delivered:
-            return self._open_error(said or "it ends without a picture")
+            return self._open_error(said or "the pipeline ends without a picture")
         found = f"{self._source.shown} stopped" + (f": {redact(said)}" if said else "")
         return CameraError("camera.lost", found, "frames", "check the camera and its cable")
 
     def _open_error(self, said: str) -> CameraError:
         found = f"{self._source.shown} is not readable as {self._source.kind}: {redact(said)}"
-        remedy = "try it with gst-launch-1.0, and fakesink in the place of appsink"
+        remedy = "try the pipeline with gst-launch-1.0, and fakesink in place of appsink"
         return CameraError("camera.open", found, "a pipeline that gives BGR pictures", remedy)
 
 
@@ -169,7 +169,7 @@ def _check_mode(source: Source, width: int, height: int) -> None:
             "camera.mode",
             f"{source.shown} gives {width} x {height}",
             f"{expected[0]} x {expected[1]}, as configured",
-            "see the sensor's modes in what nvarguscamerasrc prints, or leave the keys out",
+            "choose a mode of the sensor, as nvarguscamerasrc lists them, or leave the keys out",
         )
 
 

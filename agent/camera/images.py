@@ -38,7 +38,7 @@ class ImageFiles:
     Raises DatasetError, or the `error_type` that the caller reports:
         images.missing     there is no such path
         images.none        it holds no image
-        images.zip         the zip is damaged or encrypted, or a member climbs out of it
+        images.zip         the zip is damaged or encrypted, or a member leads out of the zip
         images.unreadable  one file, named, cannot be read, or has more than `max_pixels`
     """
 
@@ -97,11 +97,11 @@ class ImageFiles:
         try:
             archive = zipfile.ZipFile(self.path)
         except (OSError, zipfile.BadZipFile) as error:
-            raise self._refused_zip(f"{self.path} that does not open: {error}") from None
+            raise self._refused_zip(f"{self.path} does not open: {error}") from None
         for member in archive.infolist():
             parts = PurePosixPath(member.filename.replace("\\", "/")).parts
             if ".." in parts or (parts and (parts[0] == "/" or ":" in parts[0])):
-                raise self._refused_zip(f"{self.path} whose member '{member.filename}' climbs out of it")
+                raise self._refused_zip(f"{self.path} whose member '{member.filename}' leads out of the zip")
             if member.flag_bits & 1:
                 raise self._refused_zip(f"{self.path} whose member '{member.filename}' is encrypted")
             if member.compress_type not in _METHODS:

@@ -53,7 +53,7 @@ def open_mjpeg(source: Source, connection: StreamConnection) -> Any:
     answer.close()
     if content_type.startswith("image/"):
         found = f"{source.shown} gives a single picture ({content_type})"
-        remedy = "give the address of the camera's stream; that of a snapshot is none"
+        remedy = "give the address of the camera's stream, not that of a snapshot"
         raise CameraError("camera.open", found, "MJPEG: multipart/x-mixed-replace", remedy)
     if connection.was_cut:  # within the headers
         raise CameraError("camera.open", f"{source.shown} does not answer in time", "a camera", "restart the camera")

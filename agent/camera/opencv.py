@@ -71,12 +71,15 @@ def _v4l2_error(source: Source) -> CameraError:
     """Return the error of a V4L2 device that OpenCV cannot open, by what the system says of the device."""
     try:
         os.close(os.open(source.location, os.O_RDWR | os.O_NONBLOCK))
-        reason = "the device gives no pictures: it is none that captures, or another program streams from it"
-        remedy = f"see who has it with 'fuser -v {source.location}', and its kind with 'v4l2-ctl --list-devices'"
+        reason = "the device gives no pictures: it is not a capture device, or another program streams from it"
+        remedy = (
+            f"find the program that uses it with 'fuser -v {source.location}', "
+            "and the kind of device with 'v4l2-ctl --list-devices'"
+        )
     except OSError as error:
         reason = error.strerror or str(error)
         remedy = {
-            errno.ENOENT: "plug the camera in, and see its path with 'v4l2-ctl --list-devices'",
+            errno.ENOENT: "plug the camera in, and find its path with 'v4l2-ctl --list-devices'",
             errno.EACCES: "add the user to the group: 'sudo usermod -aG video USER', and log in again",
             errno.EBUSY: f"end the program that uses it: 'fuser -v {source.location}' names it",
         }.get(error.errno or 0, "see the kernel's log: 'dmesg'")
@@ -133,5 +136,5 @@ def _check_granted(capture: Any, source: Source) -> None:
 
 
 def _mode_error(source: Source, found: str, expected: str) -> CameraError:
-    remedy = f"see its modes: v4l2-ctl -d {source.location} --list-formats-ext; or leave the keys out"
+    remedy = f"choose one of its modes: v4l2-ctl -d {source.location} --list-formats-ext; or leave the keys out"
     return CameraError("camera.mode", f"{source.shown} gives {found}", f"{expected}, as configured", remedy)

@@ -251,7 +251,7 @@ def _read_file(source: Source, silence_s: float, reading: StreamState) -> Iterat
     finally:
         capture.release()
     if not frames:
-        raise CameraError("camera.empty", f"no frame in {source.shown}", "at least one", "check the file")
+        raise CameraError("camera.empty", f"no frame in {source.shown}", "at least one frame", "check the file")
     if ts + 2.0 * period_s < (1.0 - _CUT_SHORT) * claimed_s:
         log.warning("source='%s' truncated_s=%.2f claimed_s=%.2f frames=%d", source.shown, ts, claimed_s, frames)
 

@@ -108,7 +108,7 @@ class Source:
         requested: what is requested of the camera and its driver.
         frozen_s: seconds for which a camera may repeat a picture bit by bit before it counts as lost; None: no limit.
         framing: applied to every picture, for every reader.
-        loop: of a recording: begun again at its end, for ever.
+        loop: of a recording: restart it at its end, without limit.
         max_pixels: of a picture; one of more is refused, by its header where that can be read.
     """
 
@@ -128,20 +128,22 @@ class Source:
                 self.check_accepts(setting.name, value)
         if self.requested.decoder == "gstreamer" and self.requested.decode_threads != CaptureSettings.decode_threads:
             found = f"camera.decode_threads: {self.requested.decode_threads} beside camera.decoder: gstreamer"
-            raise CameraError("camera.option", found, "one of them: they are FFmpeg's threads", "leave one of them out")
+            raise CameraError(
+                "camera.option", found, "one of the two: decode_threads are FFmpeg's threads", "leave one of them out"
+            )
 
     def check_accepts(self, key: str, value: object) -> None:
         """Raises CameraError (`camera.option`) where this key of `camera:` has no effect on such a source."""
         kinds = _KINDS_BY_KEY[key]
         if self.kind not in kinds:
             found = f"camera.{key}: {value} for a source of kind {self.kind}, {self.shown}"
-            raise CameraError("camera.option", found, f"one of kind {' or '.join(kinds)}", "leave the key out")
+            raise CameraError("camera.option", found, f"a source of kind {' or '.join(kinds)}", "leave the key out")
 
     def check_pixels(self, width: int, height: int) -> None:
         """Raise CameraError (`camera.pixels`) for pictures of more pixels than are allowed."""
         if width * height > self.max_pixels:
             found = f"{self.shown} gives pictures of {width} x {height}"
-            remedy = "set a smaller picture at the camera, or raise camera.max_pixels: a pixel takes three bytes"
+            remedy = "set a smaller picture size in the camera, or raise camera.max_pixels: a pixel takes three bytes"
             raise CameraError("camera.pixels", found, f"at most {self.max_pixels} pixels", remedy)
 
     def check_accepts_mjpeg(self) -> None:
@@ -200,17 +202,24 @@ def parse_source(text: str) -> Source:
     if kind == "gst" and not re.search(r"!\s*appsink\b", rest):
         found = f"a pipeline without '! appsink': '{redact(rest)}'"
         remedy = "end it with '! videoconvert ! video/x-raw,format=BGR ! appsink drop=true max-buffers=1 sync=false'"
-        raise CameraError("camera.source", found, "one whose frames reach us", remedy)
+        raise CameraError("camera.source", found, "a pipeline whose frames reach tared", remedy)
     if kind in ("csi", "gst"):
         return Source(kind, rest)
     if kind is None and rest.startswith("//"):
         found = f"source '{redact_location(text)}'"
-        raise CameraError("camera.source", found, f"{', '.join(_KIND_BY_SCHEME)} or a path", "check how it begins")
+        raise CameraError(
+            "camera.source", found, f"{', '.join(_KIND_BY_SCHEME)} or a path", "check the scheme at its beginning"
+        )
     name = rest if kind == "v4l2" else text
     path = Path(name)
     if not name.strip() or not _exists(path):
         found = f"no {redact_location(name).strip() or 'source'}"
-        raise CameraError("camera.missing", found, "a video, images or a camera there", "check the source")
+        raise CameraError(
+            "camera.missing",
+            found,
+            "a video, images or a camera at this place",
+            "check the path or address of the source",
+        )
     if kind == "v4l2":
         return Source(kind, rest)
     return Source("images" if path.is_dir() or path.suffix.lower() == ".zip" else "video", text)

@@ -275,7 +275,7 @@ class StreamConnection:
 
 @dataclass
 class StreamState:
-    """What a reader knows of a camera's stream apart from its frames.
+    """State of a camera's stream, apart from its frames.
 
     Args:
         is_intra_coded: the newest frame was coded without the others, so that it has the sensor's noise of its moment.

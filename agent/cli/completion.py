@@ -14,7 +14,7 @@ _HOW = """\
 for this session:
   source <(tared completion bash)            # the same with zsh
   tared completion fish | source
-for good, what it prints belongs into one of:
+permanently: save the printed code as one of:
   ~/.local/share/bash-completion/completions/tared
   _tared in a folder of zsh's $fpath
   ~/.config/fish/completions/tared.fish"""

@@ -68,7 +68,9 @@ def _init(options: argparse.Namespace) -> int:
         with config_path.open("x", encoding="utf-8") as file:
             file.write("\n".join(lines) + "\n")
     except OSError as error:
-        raise AgentError("init.write", f"{config_path}: {error.strerror}", "a folder to write to", "name -o") from error
+        raise AgentError(
+            "init.write", f"{config_path}: {error.strerror}", "a writable folder", "name another folder with -o"
+        ) from error
     check_config(config_path)
     result = {
         "config": str(config_path),
@@ -97,7 +99,7 @@ def _answer(key: str, what: str, offered: str, asks: bool) -> str:
         with suppress(EOFError):
             offered = input("> ").strip() or offered
     if not offered:
-        raise AgentError("init.answer", f"no {key}", what, f"say --{key}")
+        raise AgentError("init.answer", f"no {key}", what, f"give --{key}")
     return offered
 
 

@@ -47,7 +47,7 @@ def add_label(commands: Any) -> None:
     ways.add_argument(
         "--list", action="store_true", help="list how many frames are drawn and labelled, and the accuracy"
     )
-    proposed = "show which policy of a regime its labels speak for, and the command that sets it; nothing is changed"
+    proposed = "show the policy that the labels of a regime support, and the command that sets it; change nothing"
     ways.add_argument("--propose", action="store_true", help=proposed)
     label.add_argument("--all", action="store_true", help="with --export: labelled frames, too")
 
@@ -93,7 +93,10 @@ def _open(options: argparse.Namespace) -> tuple[LabelStore, Sequence[str]]:
     config = load_board_config(options.config)
     spec = config.model
     if spec.task == "raw":
-        expected, remedy = "task classify or detect", "raw outputs have no label that people could give"
+        expected, remedy = (
+            "task classify or detect",
+            "choose a model of one of these tasks: people cannot label raw outputs",
+        )
         raise AgentError("labelling.task", "a model of task raw", expected, remedy)
     try:
         exists = LabelStore(config.state_dir, "", spec.task).exists
@@ -109,7 +112,7 @@ def _open(options: argparse.Namespace) -> tuple[LabelStore, Sequence[str]]:
 
 
 def _none_drawn(found: str) -> AgentError:
-    remedy = "let the daemon run for a while, with `labelling` in its config.yaml; or name another with -c"
+    remedy = "let the daemon run for a while, with `labelling` in its config.yaml; or name another config.yaml with -c"
     return AgentError("labelling.none", found, "frames that a daemon has drawn for labelling", remedy)
 
 
@@ -128,7 +131,7 @@ def _label_in_browser(store: LabelStore, labels: Sequence[str], listen: str) -> 
         page = LabelPage(store, labels, listener)
         say(f"label frames at {page.address} (Ctrl-C ends)")
         forward = f"ssh -L {page.forwarding} THIS-BOARD"
-        say(f"frames stay on this machine; from another one: '{forward}', then open the same address there")
+        say(f"frames stay on this machine; from another machine, run '{forward}' there, then open the same address")
         has_display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
         if has_display and os.geteuid() != 0:  # no browser should run as root
             webbrowser.open(page.address)
@@ -180,7 +183,7 @@ def _print_accuracy(measured: MeasuredAccuracy) -> None:
     ]
     by_class = [[name, _shown(each.precision), _shown(each.recall)] for name, each in measured.classes.items()]
     console = table_console()
-    print(f"\naccuracy by {measured.labels} labels that count; in brackets where it lies, with 95 % confidence")
+    print(f"\naccuracy by {measured.labels} labels that count; in brackets its interval of 95 % confidence")
     console.print(tabulate(_SCORES, rows, console.width, right=("labels",)))
     print()
     console.print(tabulate(_CLASS_SCORES, by_class, console.width))
@@ -211,7 +214,7 @@ def _propose(options: argparse.Namespace, store: LabelStore) -> int:
     for proposal, text in proposals:
         _print_proposal(proposal, text, config.model.label)
     if not proposals:
-        print("the labels speak for no other policy")
+        print("the labels support no other policy")
     return 0
 
 

@@ -40,7 +40,7 @@ EXIT_CODES = {
     EXIT_ERROR: "an error, which stderr names with its code and remedy",
     EXIT_RESTART: "the daemon has ended to be started again, after the command restart",
     EXIT_INTERRUPTED: "interrupted by SIGINT or SIGTERM",
-    EXIT_PIPE: "the reader of stdout has gone",
+    EXIT_PIPE: "the reader of stdout has closed it",
 }
 
 CommandGroup = Callable[[Any], None]  # adds its commands to argparse's subparsers

@@ -26,7 +26,7 @@ EXPORT_FORMATS = (  # of agent.models.export.command, which loads ONNX
 )
 SHOWN_DIFFERENCES = 20  # of a calibration from another tool's cache
 MAX_LOSS = "the loss that you accept: 1 - mean fidelity, a share from 0 to 1"
-MAX_CONFUSION = "the share of a class that may be taken for one other, 0 to 1"
+MAX_CONFUSION = "the share of a class that may be confused with one other class, 0 to 1"
 SOURCES = "a video file, a folder or zip of images, v4l2:/dev/video0, csi:0, rtsp://..., http://..."
 MODEL = "the model's spec; 'tared inspect MODEL.onnx -o MODEL.yaml' writes a first one"
 ARTEFACT = "an artefact of 'tared build'"
@@ -84,9 +84,9 @@ def add_offline(commands: Any) -> None:
     plan.add_argument("--classes", type=_names, default=[], metavar="NAMES", help=CLASSES)
     plan.add_argument("--seed", type=number(int, 0), default=0, metavar="N", help="draws the random order of frames")
     plan.add_argument("--all", action="store_true", help="list every layer group")
-    group = "of a plan.json: all about one group, by name or glob (default: all groups)"
+    group = "explain one group of a plan.json, by name or glob (default: all groups)"
     plan.add_argument("--explain", metavar="GROUP", help=group)
-    plan.add_argument("--show", action="store_true", help="of a plan.json: its table again")
+    plan.add_argument("--show", action="store_true", help="print the table of a plan.json again")
     chart = "draw loss against latency; needs matplotlib (default: no chart)"
     plan.add_argument("--chart", type=Path, metavar="FILE.png", help=chart)
     found = "the plan to write (default: none; a search needs it)"
@@ -234,7 +234,9 @@ def _print_comparison(comparison: Mapping[str, Any]) -> None:
     print(f", of the frames for {len(comparison['from_frames'])}" if comparison["from_frames"] else "")
     if not rows:
         return
-    table = Table(title="quantisation noise on these frames, under their scale against that of the frames")
+    table = Table(
+        title="quantisation noise on these frames, under the scale of the file against the scale of the frames"
+    )
     table.add_column("tensor", overflow="fold")
     for heading in ("their scale", "frames' scale", "noise, dB", "of it clipping"):
         table.add_column(heading, justify="right")

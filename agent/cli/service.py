@@ -19,7 +19,7 @@ def add_service(commands: Any) -> None:
     install = command(commands, "install-service", _install, about)
     name = "one more service, tared-NAME, with a model and cameras of its own (default: the service tared)"
     install.add_argument("--name", metavar="NAME", help=name)
-    install.add_argument("--dry-run", action="store_true", help="only list what would change")
+    install.add_argument("--dry-run", action="store_true", help="only list the changes")
     install.add_argument("--uninstall", action="store_true", help="take the unit away; configuration and state stay")
     root = "the root folder of an image, instead of this machine"
     install.add_argument("--root", type=Path, default=Path("/"), metavar="DIR", help=root)
@@ -59,7 +59,7 @@ def _install(options: argparse.Namespace) -> int:
     elif any(step.action == "write" and step.what.endswith(str(service.config_path)) for step in steps):
         print(f"fill in /{service.config_path}, then: systemctl start {service.name}")
     elif any(step.changes for step in steps) and not options.now and not options.uninstall:
-        print("a service that runs takes the change with: systemctl restart " + service.name)
+        print("restart a running service to apply the change: systemctl restart " + service.name)
     return 0
 
 

@@ -26,7 +26,7 @@ _COLUMNS = ("id", "made", "precision", "bytes", "fidelity", "method", "roles", "
 
 def add_store(commands: Any) -> None:
     """Add `store list` and `store verify`, which may run beside the daemon, and `store gc`, which may not."""
-    about = "the engines on the disk: list them, verify them, remove what nobody needs"
+    about = "the engines on the disk: list them, verify them, remove those that are not needed"
     actions = commands.add_parser("store", help=about, description=about).add_commands("actions", "ACTION")
     command(actions, "list", _list, "list the engines, and the reason why each stays")
     command(actions, "verify", _verify, "read every byte; exit code 1 when something is damaged")
@@ -34,7 +34,7 @@ def add_store(commands: Any) -> None:
     gc.add_argument("--dry-run", action="store_true", help="only list what would be removed")
     for action in actions.choices.values():
         add_config_option(action)
-        key = "counts artefacts that this key has not signed as damaged (default: signatures are not checked)"
+        key = "count artefacts as damaged that this key has not signed (default: signatures are not checked)"
         action.add_argument("--key", type=Path, metavar="FILE", help=key)
 
 

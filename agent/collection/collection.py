@@ -77,7 +77,7 @@ class HoldOut:
 
 
 class CalibrationSet:
-    """What a calibration is made of: histograms and extremes of many frames, and a few held-out network inputs.
+    """The material of a calibration: histograms and extremes of many frames, and a few held-out network inputs.
 
     Held-out frames never enter the histograms: a candidate is not judged on the very frames that it was calibrated
     on, and most of the later ones have no neighbour in time among those either. Three quarters

@@ -71,7 +71,7 @@ def remove_sheet(state_dir: Path) -> None:
 
 @dataclass(frozen=True)
 class SelectionReport:
-    """How the frames of a calibration were chosen.
+    """Report on the selection of a calibration's frames.
 
     counts: Frames by what became of them.
     held_out: Taken frames that judge the candidate.
@@ -111,7 +111,7 @@ class SelectionReport:
         except (OSError, MemoryError, cv2.error) as error:  # OpenCV has an error of its own for want of memory
             reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}".strip()
             found = f"{state_dir}: the report on the selected frames could not be written: {reason}"
-            on_error(AgentError("selection.write", found, "a writable state directory", "make room there"))
+            on_error(AgentError("selection.write", found, "a writable state directory", "free some space there"))
 
     def _classes(self) -> dict[str, int]:
         """Return the number of taken frames on which the reference sees a class, by name, the most frequent first."""

@@ -69,7 +69,7 @@ def _places(parts: int, size: int) -> NDArray[np.intp]:
 
 @dataclass(frozen=True)
 class SelectionCounts:
-    """How a selection went.
+    """Counts of a selection of frames.
 
     considered: All frames.
     outcomes: Frames by what became of them: TAKEN or the reason why not.

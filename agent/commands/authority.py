@@ -50,8 +50,8 @@ class Authority:
         self.product = config.product
         if both := self.operators.ids & self.releases.ids:
             found = f"key {min(both)} among operator_keys and release_keys"
-            remedy = "make one for each with 'tared keys new', and keep them apart"
-            raise ConfigError("key.roles", found, "two roles in different hands", remedy)
+            remedy = "make one key for each role with 'tared keys new', and keep the two keys apart"
+            raise ConfigError("key.roles", found, "a different key for each of the two roles", remedy)
 
     @property
     def allows_unsigned(self) -> bool:
@@ -69,9 +69,9 @@ class Authority:
     def warning(self) -> str:
         """A warning for the start; empty if there is none."""
         if self.allows_unsigned and not self._local:
-            return "commands.unsigned is 'allow': whoever may publish at the broker commands this board"
+            return "commands.unsigned is 'allow': everyone who may publish at the broker can command this board"
         if not self.allows_unsigned and not self.operators.ids:
-            return "no command is obeyed: there is no key in commands.operator_keys, and the broker is elsewhere"
+            return "every command is refused: commands.operator_keys has no key, and the broker is on another machine"
         return ""
 
     @property
@@ -102,17 +102,22 @@ class Authority:
         if self.allows_unsigned and (document.get("signature") is None or not self.operators.ids):
             return ""  # a signature that this board cannot check is treated as none
         if document.get("signature") is None:
-            remedy = "sign it with 'tared send --sign KEY', or say 'unsigned: allow' in config.yaml"
-            raise CommandError("command.unsigned", "no signature", "one of an operator's key", remedy)
+            remedy = "sign the command with 'tared send --sign KEY', or set 'unsigned: allow' in config.yaml"
+            raise CommandError("command.unsigned", "no signature", "a signature by an operator's key", remedy)
         key = self.operators.signer_id(document)
         if key is None:
             expected = (
-                f"one by an operator's key that this board knows ({len(self.operators.ids)} of them), over all of it"
+                f"a signature over the whole document by one of the {len(self.operators.ids)} operators' keys "
+                "that this board knows"
             )
-            raise CommandError("command.signature", "another signature", expected, "sign it with such a key")
+            raise CommandError(
+                "command.signature", "a signature that does not match", expected, "sign it with one of these keys"
+            )
         if document.get("to") != self._to:
-            found = f"signed for {str(document.get('to'))[:130]!a}"
-            raise CommandError("command.target", found, f"for '{self._to}'", "sign one for each board")
+            found = f"a signature for {str(document.get('to'))[:130]!a}"
+            raise CommandError(
+                "command.target", found, f"a signature for '{self._to}'", "sign a separate document for each board"
+            )
         return key
 
     def check_clock(self) -> None:
@@ -121,8 +126,8 @@ class Authority:
         if (self._local and self.allows_unsigned) or self._config.clock == "trusted" or self._synchronised():
             return
         found = "a clock that follows no time server"
-        remedy = "let the board reach one (chrony, systemd-timesyncd), or say 'clock: trusted' in config.yaml"
-        raise CommandError("command.clock", found, "one that can tell whether a command has expired", remedy)
+        remedy = "let the board reach a time server (chrony, systemd-timesyncd), or set 'clock: trusted' in config.yaml"
+        raise CommandError("command.clock", found, "a clock that shows whether a command has expired", remedy)
 
 
 class Releases:
@@ -142,8 +147,10 @@ class Releases:
         self._file = StateFile(path, _RELEASES_SCHEMA, "releases.write", lambda _: None)
         versions = self._file.read(_versions)
         if versions is None and authority is not None and authority.has_keys and lexists(path):
-            remedy = "put back what it held, or remove it if no older release than the latest can be sent"
-            self.damage = AgentError("releases.damaged", str(path), "the versions that were taken up", remedy)
+            remedy = "restore the file, or remove it if nobody can send a release older than the latest"
+            self.damage = AgentError(
+                "releases.damaged", f"{path} cannot be read", "the versions of the accepted releases", remedy
+            )
         self._versions = versions or {}
 
     def check(self, args: ModelArgs, now: float) -> tuple[Release, str] | None:
@@ -162,17 +169,24 @@ class Releases:
             raise self.damage
         key = self._authority.releases.signer_id(args.release) if args.release is not None else None
         if args.release is None or key is None:
-            found = "no release" if args.release is None else "a release with another signature"
-            expected = "one signed by a release key that this board knows, of which an operator's is none"
+            found = "no release" if args.release is None else "a release whose signature does not match"
+            expected = "a release signed by a release key that this board knows; an operator's key is not one"
             raise CommandError("command.release", found, expected, "make one with 'tared release'")
         try:
             release = Release.model_validate(args.release)
         except ValidationError as error:
             found = describe_errors(error)
-            raise CommandError("command.release", found, "a release statement", "make a new one") from None
+            raise CommandError(
+                "command.release", found, "a release statement", "make a new release statement"
+            ) from None
         if (release.sha256, release.size) != (args.sha256, args.size):
-            found = f"the release of {release.sha256[:12]}, {release.size} bytes"
-            raise CommandError("command.release", found, f"of {args.sha256[:12]}, {args.size} bytes", "send its own")
+            found = f"a release of {release.sha256[:12]}, {release.size} bytes"
+            raise CommandError(
+                "command.release",
+                found,
+                f"a release of {args.sha256[:12]}, {args.size} bytes",
+                "send the release of this model",
+            )
         if release.product != self._authority.product:
             found, expected = (
                 f"a release for {'boards of ' + name if name else 'boards without a product'}"
@@ -182,12 +196,14 @@ class Releases:
             raise CommandError("command.release", found, expected, remedy)
         if not release.issued <= release.expires or now >= release.expires:
             found = f"a release that expired {now - release.expires:.0f} s ago"
-            raise CommandError("command.release", found, "one that is valid", "sign it anew with 'tared release'")
+            raise CommandError(
+                "command.release", found, "a valid release", "sign the release again with 'tared release'"
+            )
         trusted = self._authority.releases.ids
         highest = max((version for known, version in self._versions.items() if known in trusted), default=0)
         if release.version < highest:
-            found, expected = f"version {release.version}", f"at least {highest}, which was taken up before"
-            raise CommandError("command.rollback", found, expected, "release it anew under a higher version")
+            found, expected = f"version {release.version}", f"at least {highest}, the highest version accepted before"
+            raise CommandError("command.rollback", found, expected, "release the model again under a higher version")
         return release, key
 
     def record(self, release: Release, key: str) -> None:

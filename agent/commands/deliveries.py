@@ -72,7 +72,9 @@ class StagedCalibration:
         if (facts.model, facts.observed) != here:
             found = f"a calibration of model {facts.model[:12]}, repairs {facts.observed[:12]}"
             remedy = "merge the histograms of boards with this model and plan"
-            raise AgentError("calibration.model", found, f"of {here[0][:12]}, repairs {here[1]}", remedy)
+            raise AgentError(
+                "calibration.model", found, f"a calibration of model {here[0][:12]}, repairs {here[1]}", remedy
+            )
         for _ in read_upload(self.path.read_bytes()):
             pass
 
@@ -167,8 +169,10 @@ class StagedModel:
             self._part.unlink(missing_ok=True)
 
     def _error(self, error: OSError) -> AgentError:
-        remedy = "let the service write there, as in its state directory"
-        return AgentError("command.model", f"{self._destination}: {error.strerror}", "a place for it", remedy)
+        remedy = "give the service write permission there, as in its state directory"
+        return AgentError(
+            "command.model", f"{self._destination}: {error.strerror}", "a place where the daemon may write", remedy
+        )
 
 
 Staged = StagedModel | StagedCalibration
@@ -256,7 +260,7 @@ class Transfer:
             self.hand_over()
             self.is_finished = True
         elif self.partial.is_pieced and not self._is_second_try:
-            log.warning("delivery=%s state='another file, begun anew'", self.partial.args.sha256[:12])
+            log.warning("delivery=%s state='another file, started again'", self.partial.args.sha256[:12])
             self._is_second_try = True
             self._start()
         else:
@@ -312,7 +316,12 @@ class FileReceiver(Generic[S]):
     def start(self, args: FileArgs, progress: CommandProgress) -> None:
         """Raises CommandError, AgentError for a file that may not come, or cannot."""
         if self._transfer is not None and not self._transfer.partial.progress.latest.final:
-            raise CommandError("command.busy", "a file on its way", "none", "wait for its end, then send it again")
+            raise CommandError(
+                "command.busy",
+                "a file transfer under way",
+                "no file transfer under way",
+                "wait for its end, then send the command again",
+            )
         stage = self.admit(args, progress)
         part = self.folder / f"{args.sha256}.part"
         try:
@@ -329,7 +338,7 @@ class FileReceiver(Generic[S]):
             )
         except OSError as error:
             found = f"{error.filename or self.folder}: {error.strerror}"
-            raise transfer_error(args.what, found, "a folder to write in") from error
+            raise transfer_error(args.what, found, "a writable folder") from error
 
     def receive(self, topic: str, payload: bytes) -> None:
         """A chunk, as it arrived on model/{sha256}/{n}; ignored if no transfer waits for it."""
@@ -344,8 +353,8 @@ class FileReceiver(Generic[S]):
         """End the running transfer; False if there is none, or a job has the file already."""
         if self._transfer is None or self._transfer.is_finished:
             return False
-        remedy = "send it again under a new id: it goes on where it ended"
-        self._transfer.fail(AgentError(CANCELLED, reason, "a delivery that is left to end", remedy))
+        remedy = "send the command again under a new id: the transfer continues where it ended"
+        self._transfer.fail(AgentError(CANCELLED, reason, "a delivery that may run to its end", remedy))
         return True
 
 
@@ -374,7 +383,12 @@ class ModelAdmission:
     def __call__(self, args: ModelArgs, progress: CommandProgress) -> Callable[[Path], StagedModel]:
         if not self.watched:
             found = "a source that is no live camera, or a model that was not read from a file"
-            raise CommandError("command.model", found, "a daemon that takes up a new model", "restart it instead")
+            raise CommandError(
+                "command.model",
+                found,
+                "a live camera, and a model that was read from a file",
+                "restart the daemon instead",
+            )
         release = self.releases.check(args, time.time())
 
         def record_release() -> None:

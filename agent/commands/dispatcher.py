@@ -179,7 +179,7 @@ class CommandDispatcher:
                 return
             if retained:
                 remedy = "publish commands without the retain flag, and clear the retained one"
-                error = CommandError("command.retained", "a retained command", "a fresh one", remedy)
+                error = CommandError("command.retained", "a retained command", "a command that is not retained", remedy)
                 raise CommandRefused(error, received.command.id)
             progress = self._accept(received, now, reply)
         except CommandRefused as refusal:
@@ -206,8 +206,8 @@ class CommandDispatcher:
             return False
         digest, latest = known
         if digest not in ("", received.digest):
-            found, expected = "an id that another command had", "a new one for each command"
-            reused = CommandError("command.reused", found, expected, "send it under a new id")
+            found, expected = "an id that another command has used", "a new id for each command"
+            reused = CommandError("command.reused", found, expected, "send the command under a new id")
             self._publish_refusal(CommandRefused(reused, command_id))
             return True
         if digest:
@@ -288,8 +288,13 @@ def failure(error: TaredError) -> Failure:
 
 
 def _interrupted(command_id: str) -> CommandResult:
-    found, expected = "the daemon ended while it was at it", "a daemon that runs until it is done"
-    error = AgentError(INTERRUPTED, found, expected, "it may have been done or not: ask for the status first")
+    found, expected = (
+        "the daemon ended while it carried out the command",
+        "a daemon that runs until the command has ended",
+    )
+    error = AgentError(
+        INTERRUPTED, found, expected, "ask for the status first: the command may have taken effect or not"
+    )
     return CommandResult(id=command_id, status="FAILED", error=failure(error))
 
 
@@ -344,12 +349,12 @@ def _check_times(command: Command, now: float) -> None:
     """Check that the command is valid now, and expires before the command log forgets it."""
     if now >= command.expires:
         late_s = now - command.expires
-        remedy = "send it anew, or set the clocks of device and sender"
+        remedy = "send the command again, or set the clocks of device and sender"
         _refuse("expired", f"expired {late_s:.1f} s ago by this clock", "a valid command", remedy)
     valid_s = command.expires - min(command.issued, now)
     if valid_s > MEMORY_S:
-        expected = f"at most {MEMORY_S / 86_400.0:.0f} days, for so long it is remembered"
-        _refuse("validity", f"valid for {valid_s / 86_400.0:.1f} days", expected, "let it expire sooner")
+        expected = f"at most {MEMORY_S / 86_400.0:.0f} days, the time for which a board remembers a command"
+        _refuse("validity", f"valid for {valid_s / 86_400.0:.1f} days", expected, "choose an earlier time of expiry")
 
 
 def _refuse(code: str, found: str, expected: str, remedy: str) -> NoReturn:

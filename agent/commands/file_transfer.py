@@ -100,7 +100,7 @@ class PartialFile:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise self.error("a delivery that was ended", "one that goes on")
+            raise self.error("a delivery that was ended", "a delivery that goes on")
 
 
 class HttpDownload:
@@ -211,7 +211,12 @@ class ChunkReceiver:
 
 def transfer_error(what: str, found: str, expected: str) -> AgentError:
     """what: as in FileArgs; it is part of the error's code."""
-    return AgentError(f"command.{what}", found, expected, "send it again under a new id: it goes on where it ended")
+    return AgentError(
+        f"command.{what}",
+        found,
+        expected,
+        "send the command again under a new id: the transfer continues where it ended",
+    )
 
 
 def check_room(folder: Path, more_bytes: int, reserve_bytes: int, what: str) -> None:
@@ -219,4 +224,9 @@ def check_room(folder: Path, more_bytes: int, reserve_bytes: int, what: str) -> 
     free = shutil.disk_usage(folder).free
     if free - more_bytes < reserve_bytes:
         expected = f"{more_bytes} bytes more than store.reserve_bytes, {reserve_bytes}"
-        raise AgentError(f"command.{what}", f"{free} bytes free in {folder}", expected, "free some, then send it again")
+        raise AgentError(
+            f"command.{what}",
+            f"{free} bytes free in {folder}",
+            expected,
+            "free some space, then send the command again",
+        )

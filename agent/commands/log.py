@@ -80,9 +80,9 @@ class ReplayGuard:
         """
         if issued > self._started and expires > self._forgotten:
             return
-        found = "a command from before the log of commands began, or as old as what it has forgotten"
-        expected = "one of which it is known that it was not carried out"
-        raise AgentError("command.forgotten", found, expected, "send it anew")
+        found = "a command that is older than the log of commands, or as old as commands that the log has dropped"
+        expected = "a command of which the log proves that it was not carried out"
+        raise AgentError("command.forgotten", found, expected, "send the command again")
 
     def record(self, issued: float, forgotten: float) -> None:
         """Record a signed command before it is carried out; durable when this returns.
@@ -264,8 +264,8 @@ class CommandLog:
         removed, latest_spare = _remove(db, oldest, (now, excess))
         if removed < excess:
             found = f"{rows} commands that are still valid"
-            expected = f"at most {self._most_rows} that have to be remembered"
-            raise AgentError("command.full", found, expected, "let commands expire sooner")
+            expected = f"at most {self._most_rows} commands that have to be remembered"
+            raise AgentError("command.full", found, expected, "choose earlier times of expiry for commands")
         return max(latest, latest_spare)
 
     def _check(self) -> None:
@@ -275,7 +275,7 @@ class CommandLog:
             sound = sound and _all_read(db)
         if not sound:
             self._replay_guard.note_log_lost()
-            raise self._database.set_aside("it does not hold what a log of commands holds")
+            raise self._database.set_aside("its tables are not those of a log of commands")
 
 
 def _is_missing(path: Path) -> bool:

@@ -67,7 +67,7 @@ class Settings:
         self._signers: dict[str, str] = {}  # by name of the value: the key that has set it, empty for none
         self._versions: dict[str, int] = {}  # the highest version of each key
         self._file = StateFile(self.path, _SCHEMA, "settings.write", self.on_error)
-        remedy = "send them again with the command set; until then those of config.yaml count"
+        remedy = "send the values again with the command set; until then the values of config.yaml apply"
         found = f"{self.path} that cannot be understood"
         damage = AgentError("settings.damaged", found, "the values that were set", remedy)
         self._file.read_or_report(self._restore, damage)
@@ -99,8 +99,11 @@ class Settings:
         Raises AgentError: `settings.write`.
         """
         if authorisation.version <= self.version:
-            found, expected = f"version {authorisation.version}", f"one above {self.version}, which was set before"
-            raise CommandError("command.version", found, expected, "send it with a higher version")
+            found, expected = (
+                f"version {authorisation.version}",
+                f"a version above {self.version}, the version in force",
+            )
+            raise CommandError("command.version", found, expected, "send the settings with a higher version")
         requested = {**({} if whole else self._values), **values}
         requested = {key: value for key, value in requested.items() if value is not None}
         for key in values:
@@ -127,7 +130,7 @@ class Settings:
         versions = {str(key): int(each) for key, each in document.get("versions", {latest: version}).items()}
         revoked = [key for key in values if not self.trusts(signers[key])]
         if revoked:
-            log.warning("settings=dropped keys=%s reason='set by a key that is trusted no more'", ",".join(revoked))
+            log.warning("settings=dropped keys=%s reason='set by a key that is no longer trusted'", ",".join(revoked))
         self._values = {key: value for key, value in values.items() if key not in revoked}
         self._signers, self._versions = {key: signers[key] for key in self._values}, versions
         return True
@@ -151,11 +154,11 @@ def _with(config: Config, values: Mapping[str, JsonValue]) -> Config:
     try:
         config = Config.model_validate(content)
     except ValidationError as error:
-        expected = "values that config.yaml could have"
+        expected = "values that config.yaml accepts"
         raise CommandError("command.set", describe_errors(error), expected, "correct them") from None
     for key in _ONLY_OFF:
         if values.get(key, False) is not False:
-            found, expected = f"{key} {values[key]}", "false, or null for that of config.yaml"
+            found, expected = f"{key} {values[key]}", "false, or null for the value of config.yaml"
             raise CommandError("command.set", found, expected, "let the board's owner set it in config.yaml")
     for key in _BOUNDS.keys() & values.keys():
         (least, most), bounded = _BOUNDS[key], _value(config, key)
@@ -184,8 +187,8 @@ def parse_desired(document: dict[str, Any], key: str) -> Desired:
         found, expected = describe_errors(error), "version and values"
         raise MessageError("message.invalid", found, expected, "correct the sender") from None
     if key and desired.expires is None:
-        found, remedy = "a signed document without 'expires'", "sign it with a time, Unix seconds"
-        raise MessageError("message.invalid", found, "one that says until when it may be taken up", remedy)
+        found, remedy = "a signed document without 'expires'", "sign it with 'expires' in Unix seconds"
+        raise MessageError("message.invalid", found, "a time of expiry, after which boards refuse the document", remedy)
     return desired
 
 
@@ -196,4 +199,4 @@ def check_expiry(desired: Desired, now: float, authority: Authority | None) -> N
             authority.check_clock()
         if now >= desired.expires:
             found = f"expired {now - desired.expires:.1f} s ago by this clock"
-            raise CommandError("command.expired", found, "a valid document", "publish it anew")
+            raise CommandError("command.expired", found, "a valid document", "publish it again")

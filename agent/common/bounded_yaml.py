@@ -28,7 +28,7 @@ class YamlError(ValueError):
 
 
 class _Loader(yaml.SafeLoader):
-    """Of the safe loader's types, those of JSON."""
+    """A safe loader that is limited to the types of JSON."""
 
     def close(self) -> None:
         self.dispose()
@@ -65,11 +65,11 @@ def _check(root: yaml.Node) -> None:
 
     def size_of(node: yaml.Node, above: tuple[int, ...]) -> int:
         if id(node) in above:
-            raise _error(node.start_mark, "an alias to what it is part of")
+            raise _error(node.start_mark, "an alias to a value that contains it")
         if id(node) in sizes:
             return sizes[id(node)]
         if node.tag not in _TAGS:
-            raise _error(node.start_mark, f"a tag '{node.tag.replace(_PREFIX, '!!')}', which no key takes")
+            raise _error(node.start_mark, f"a tag '{node.tag.replace(_PREFIX, '!!')}', which no key accepts")
         if len(above) >= _MOST_DEEP:
             raise _error(node.start_mark, f"more than {_MOST_DEEP} values inside each other")
         inside = (*above, id(node))
@@ -90,9 +90,9 @@ def _children(node: yaml.Node) -> list[yaml.Node]:
     known: set[str] = set()
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode):
-            raise _error(key.start_mark, "a key that is no word")
+            raise _error(key.start_mark, "a key that is not a word")
         if key.value in known:
-            raise _error(key.start_mark, f"the key '{key.value}' for a second time")
+            raise _error(key.start_mark, f"the key '{key.value}' a second time")
         known.add(key.value)
     return [part for pair in node.value for part in pair]
 

@@ -38,7 +38,10 @@ def goes_to_journal() -> bool:
 
 
 class _Style:
-    """How lines are written. is_json: one JSON object a line, for a collector of logs; then no progress is shown."""
+    """The form of the lines that are written.
+
+    is_json: one JSON object a line, for a collector of logs; then no progress is shown.
+    """
 
     is_json = False
 

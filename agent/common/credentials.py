@@ -43,8 +43,8 @@ def locate(path: Path) -> Path:
         remedy = f"give the service LoadCredential={name}:FILE, or name the file itself"
         raise ConfigError("config.credential", f"no $CREDENTIALS_DIRECTORY for '{path}'", "a systemd service", remedy)
     if file.is_file() and read_regular(file) == NO_KEY:
-        remedy = f"put it where LoadCredential={name} of the unit looks, and restart the service"
-        raise ConfigError("config.credential", f"no file behind '{path}'", "one of root's", remedy)
+        remedy = f"put it at the path that LoadCredential={name} of the unit names, and restart the service"
+        raise ConfigError("config.credential", f"no file behind '{path}'", "a file that belongs to root", remedy)
     return file
 
 

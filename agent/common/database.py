@@ -58,7 +58,7 @@ class Database:
         """
         with self.translating_errors(access):
             if self.path.is_symlink() or (self.path.exists() and not self.path.is_file()):
-                raise self.set_aside("no regular file")  # of which a pipe, for one, would block
+                raise self.set_aside("not a regular file")  # of which a pipe, for one, would block
             db = sqlite3.connect(
                 self.path, timeout=self.patience_s, isolation_level=None, check_same_thread=not any_thread
             )
@@ -99,7 +99,7 @@ class Database:
                 raise self.set_aside(str(error)) from error
             raise self.access_error(access, str(error)) from error
         except UnicodeDecodeError as error:  # of a name in a damaged schema, which SQLite's message quotes
-            raise self.set_aside("a name that is no UTF-8") from error
+            raise self.set_aside("a name that is not UTF-8") from error
 
     def set_aside(self, found: str) -> AgentError:
         """Rename a damaged file to `NAME.damaged.N`, for later inspection; return the error to raise.
@@ -121,12 +121,12 @@ class Database:
                     _with_suffix(self.path, companion).replace(_with_suffix(aside, companion))
         except OSError as error:
             found, aside = f"{found}; it cannot be moved: {error.strerror}", self.path
-        remedy = f"check the disk; a new one is begun, and {self.loss}"
-        return AgentError(f"{self.name}.damaged", f"{aside}: {found}", f"{self.holds}, as it was written", remedy)
+        remedy = f"check the disk; a new file is started, and {self.loss}"
+        return AgentError(f"{self.name}.damaged", f"{aside}: {found}", f"{self.holds}, as tared wrote it", remedy)
 
     def access_error(self, access: Access, found: str) -> AgentError:
         """Return the error for a file that cannot be read, or written."""
-        remedy = "make room there, or correct its rights"
+        remedy = "free some space there, or correct its permissions"
         return AgentError(
             f"{self.name}.{access}", f"{self.path}: {found}", f"{self.holds}, in a file of its own", remedy
         )

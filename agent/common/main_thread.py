@@ -50,8 +50,8 @@ def start_thread(thread: threading.Thread) -> None:
 
 def thread_refused(code: str, error: OSError) -> AgentError:
     """Return the error of a part for which `start_thread` got no thread."""
-    remedy = "see what else takes threads or memory on this machine, and its limits (ulimit -u, TasksMax)"
-    return AgentError(code, error.strerror or str(error), "a thread for it", remedy)
+    remedy = "check what else uses threads or memory on this machine, and its limits (ulimit -u, TasksMax)"
+    return AgentError(code, error.strerror or str(error), "one more thread", remedy)
 
 
 def _try_one() -> None:

@@ -45,7 +45,10 @@ _END_S = 5.0
 
 @dataclass(frozen=True)
 class MetricsAddress:
-    """Where metrics are served. names: further names by which a Prometheus server may ask, in its Host header."""
+    """The address at which metrics are served.
+
+    names: further names by which a Prometheus server may ask, in its Host header.
+    """
 
     host: str
     port: int
@@ -56,7 +59,9 @@ class MetricsAddress:
         """Parse `HOST:PORT`. Raises ConfigError (`metrics.address`)."""
         address = split_address(text)
         if address is None or not address[0]:
-            raise ConfigError("metrics.address", f"--metrics {text!a}", "such as 127.0.0.1:9756", "correct it")
+            raise ConfigError(
+                "metrics.address", f"--metrics {text!a}", "an address such as 127.0.0.1:9756", "correct it"
+            )
         return cls(*address, names)
 
     def admits(self, request: Request, reached: str) -> bool:
@@ -134,7 +139,7 @@ class MetricsServer(threading.Thread):
             self._listener = listen(self._address.host, self._address.port)
         except OSError as error:
             found = f"{self._address.host} port {self._address.port}: {error.strerror or error}"
-            remedy = "choose another, or end the process that has it; it is tried again"
+            remedy = "choose another port, or end the process that uses it; the next attempt follows by itself"
             failure = AgentError("metrics.port", found, "a free port of this machine", remedy)
             self._pause_s = self._opening.note_failure(failure)
         else:
@@ -150,7 +155,7 @@ class MetricsServer(threading.Thread):
                     self._serving.note_success()
         except Exception as error:
             found = f"{type(error).__name__}: {error}"
-            failure = AgentError("metrics.failed", found, "scrapes that are answered", "see what else fails here")
+            failure = AgentError("metrics.failed", found, "scrapes that are answered", "check the log for other errors")
             self._sleep(self._serving.note_failure(failure))
 
     def _sleep(self, seconds: float) -> None:
@@ -188,7 +193,7 @@ class MetricsServer(threading.Thread):
             text = encode()
         except Exception as error:  # whatever cannot be read now; the next scrape may succeed
             found = f"{type(error).__name__}: {error}"
-            failure = AgentError("metrics.read", found, "metrics that can be read", "see what else fails here")
+            failure = AgentError("metrics.read", found, "metrics that can be read", "check the log for other errors")
             self._reading.note_failure(failure)
             raise RefusedRequest(HTTPStatus.SERVICE_UNAVAILABLE, str(failure)) from None
         self._reading.note_success()

@@ -73,21 +73,21 @@ def _integer(digits: str) -> int:
 def finite(value: Any) -> float:
     """Return a finite number. Raises ValueError for anything else."""
     if not (isinstance(value, (int, float)) and abs(value) <= sys.float_info.max):
-        raise ValueError(f"{value!r} where a number was kept")
+        raise ValueError(f"{value!r} in place of a number")
     return float(value)
 
 
 def share(value: Any) -> float:
     """Return a number in [0, 1]. Raises ValueError for anything else."""
     if not 0.0 <= finite(value) <= 1.0:
-        raise ValueError(f"{value!r} where a value in [0, 1] was kept")
+        raise ValueError(f"{value!r} in place of a value in [0, 1]")
     return float(value)
 
 
 def count(value: Any) -> int:
     """Return an integer that is not negative. Raises ValueError for anything else."""
     if not (isinstance(value, int) and 0 <= value <= sys.maxsize):
-        raise ValueError(f"{value!r} where a count was kept")
+        raise ValueError(f"{value!r} in place of a count")
     return value
 
 
@@ -135,7 +135,7 @@ class StateFile:
                 self.code.replace(".write", ".schema"),
                 f"{path} of schema {schema}",
                 f"schema {self.schema} or an older one",
-                "run the tared that wrote it, or remove the file: it is begun anew",
+                "run the tared that wrote it, or remove the file: a new one is then started",
             )
         if schema not in (self.schema, *self.added):
             return None
@@ -158,7 +158,7 @@ class StateFile:
             replace_files({self.path: (json.dumps({"schema": self.schema, **document}) + "\n").encode()})
         except OSError as error:
             found = f"{self.path}: {error.strerror}"
-            raise AgentError(self.code, found, "a writable state directory", "make room there") from error
+            raise AgentError(self.code, found, "a writable state directory", "free some space there") from error
 
 
 class Journal:
@@ -240,7 +240,7 @@ class Journal:
         try:
             yield
         except OSError as error:
-            remedy = f"make room there, or choose another place than {self._path.parent}"
+            remedy = f"free some space there, or choose another place than {self._path.parent}"
             found = f"{self._path}: {error.strerror}"
             raise AgentError(self._code, found, "a writable folder with room", remedy) from error
 

@@ -1,4 +1,4 @@
-"""What goes on for long: when something recurs or is tried again, and what of its record is kept.
+"""Timing of work that recurs or is tried again, and the part of its record that is kept.
 
 PeriodicTimer, RandomInterval, Backoff and RetryState decide when; `thinned` keeps a record bounded.
 """

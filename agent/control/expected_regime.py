@@ -30,7 +30,7 @@ _CHECK_S = 30.0
 
 
 class SwitchTimes:
-    """When regimes were switched to, in a file; damage costs the memory alone."""
+    """The times at which regimes were switched to, in a file; damage costs the memory alone."""
 
     def __init__(self, path: Path | None, on_error: Callable[[AgentError], None]) -> None:
         """path: None keeps nothing. Raises AgentError (`switches.schema`) for the file of a newer tared."""

@@ -164,13 +164,13 @@ class Operations:
     def held_back(self) -> Hindrance | None:
         """The hindrance of the job or switch that is due; None where none is due, or one is under way."""
         if self.pipeline.loop.is_stuck:
-            found = "a candidate that was taken back still hangs"
-            return Hindrance("probation.hang", found, "restart the daemon, which frees what it holds")
+            found = "a candidate that was rolled back still hangs"
+            return Hindrance("probation.hang", found, "restart the daemon, to free the memory that the candidate holds")
         return self._triggers.held_back
 
     @property
     def unused(self) -> tuple[TaredError, ...]:
-        """Why what the owner has made offline is not used: the plan, and what a first calibration begins with."""
+        """Reasons why offline work of the owner is not used: the plan, and the start of a first calibration."""
         plan = (self.unused_plan,) if self.unused_plan is not None else ()
         return (*plan, *self._offline.unused.values())
 
@@ -477,8 +477,8 @@ class Operations:
         Raises CommandError (`command.busy`), AgentError (`journal.write`).
         """
         if not self._idle:
-            found, remedy = "a job or a swap under way", "wait for its end, then send it again"
-            raise CommandError("command.busy", found, "none", remedy)
+            found, remedy = "a job or a swap under way", "wait for its end, then send the command again"
+            raise CommandError("command.busy", found, "no job and no swap under way", remedy)
         tracker = self._registry.start("command", {"op": "calibration", "file": staged.path.stem}, staged.progress)
         self.jobs.start(Job(tracker, merged=staged.path))
         self.pipeline.observer.collection.restart(hurried=True)

@@ -145,12 +145,16 @@ class Policies:
         spec = self._spec
         if spec.task == "raw":
             expected = "task classify or detect"
-            raise _refusal("a policy for a model of task raw", expected, "nothing is left out of raw outputs")
+            raise _refusal(
+                "a policy for a model of task raw",
+                expected,
+                "leave the policy out: raw outputs have no classes or scores",
+            )
         threshold = args.score_threshold
         if spec.task == "detect" and threshold is not None and threshold < spec.score_threshold:
             found = f"score_threshold={threshold:g}"
-            expected = f"{spec.score_threshold:g} or more, at which the model spec has answers decoded"
-            raise _refusal(found, expected, "lower score_threshold in the model spec, or raise this one")
+            expected = f"{spec.score_threshold:g} or more, from which on the model spec decodes answers"
+            raise _refusal(found, expected, "lower score_threshold in the model spec, or raise that of the policy")
         return Policy(threshold, self._classes(args), self._masks(args))
 
     def _classes(self, args: PolicyArgs) -> frozenset[int] | None:
@@ -170,7 +174,11 @@ class Policies:
             return {}
         if self._spec.task != "detect":
             found = "masks of a model of task classify"
-            raise _refusal(found, "boxes, which a mask leaves out", "use camera.masks in config.yaml, which paint")
+            raise _refusal(
+                found,
+                "a model of task detect: a mask leaves out boxes",
+                "use camera.masks in config.yaml, which paint over the frame",
+            )
         names = " or ".join(map(repr, self._cameras))
         if isinstance(args.masks, list):
             if len(self._cameras) > 1:
@@ -179,7 +187,7 @@ class Policies:
             return {next(iter(self._cameras)): list(args.masks)}
         unknown = sorted(args.masks.keys() - self._cameras.keys())
         if unknown:
-            raise _refusal(f"masks of camera {unknown[0][:64]!a}", names, "send them with the name of a camera")
+            raise _refusal(f"masks of camera {unknown[0][:64]!a}", names, "send the masks with the name of a camera")
         return {camera: list(polygons) for camera, polygons in args.masks.items()}
 
     def _replace(self, policies: Mapping[str, Policy]) -> None:

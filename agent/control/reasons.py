@@ -93,4 +93,4 @@ def _job_hindrance(operations: Operations, states: CameraStates) -> Hindrance | 
     troubles = sorted({state.view.trouble for state in states.values() if state.view.trouble})
     view = f" (the view is {', '.join(troubles)})" if troubles else ""
     found = f"the job waits for frames on which something is seen{view}"
-    return Hindrance("collection", found, "see the camera, or wait until something is to be seen")
+    return Hindrance("collection", found, "check the camera, or wait until something is in view")

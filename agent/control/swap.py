@@ -190,7 +190,9 @@ class EngineSwap:
         """Take the engine of this job back, if it is on probation, though nothing speaks against it."""
         swap = self._swap
         if swap is not None and swap.tracker is tracker:
-            self._go_back(swap, AgentError(CANCELLED, reason, "a probation to its end", "send it again"))
+            self._go_back(
+                swap, AgentError(CANCELLED, reason, "a probation that runs to its end", "send the command again")
+            )
 
     def give_up(self, error: AgentError) -> None:
         """Take the engine on trial back, or only end the swap where the frame path has gone back already."""
@@ -207,7 +209,7 @@ class EngineSwap:
         """End the probation, because the frame path is stopped: the candidate is not committed."""
         swap, self._swap = self._swap, None
         if swap is not None:
-            self._fail(swap, AgentError(CANCELLED, reason, "a probation to its end", "start it again"))
+            self._fail(swap, AgentError(CANCELLED, reason, "a probation that runs to its end", "start the job again"))
             self._answer_recall(swap)
 
     def _on_live(self, swap: SwapInProgress, ts: float, skipped: int) -> None:
@@ -224,7 +226,9 @@ class EngineSwap:
             return
         if self.pipeline.error is not None:
             self._swap = None
-            self._fail(swap, AgentError("swap.stopped", "the frame path has failed", "frames", "see the log"))
+            self._fail(
+                swap, AgentError("swap.stopped", "the frame path has failed", "frames", "see the log for the cause")
+            )
             self._answer_recall(swap)
             return
         error = _recalled() if swap.recall is not None else None
@@ -334,7 +338,7 @@ class EngineSwap:
             self.service.commit(swap.loaded)
         except TaredError as error:
             self._unsaved, self._save_at_s = swap, time.monotonic() + _RETRY_S
-            remedy = f"{error.remedy}; it serves, is tried again, and a restart starts the engine before"
+            remedy = f"{error.remedy}; the engine serves, tared tries again, and a restart starts the previous engine"
             return AgentError(error.code, error.found, error.expected, remedy)
         self.reporter.event(
             "commit",
@@ -359,7 +363,7 @@ def _objection(swap: SwapInProgress, states: CameraStates, is_last: bool) -> Age
 
 def _recalled() -> AgentError:
     found, remedy = "the operator's rollback", "recalibrate from other frames"
-    return AgentError("probation.recalled", found, "a probation to its end", remedy)
+    return AgentError("probation.recalled", found, "a probation that runs to its end", remedy)
 
 
 def _event_detail(event: Swap | Rollback) -> dict[str, Any]:

@@ -226,7 +226,7 @@ class Triggers:
             self._is_cap_reported = False
             return None
         found = f"{_CAUSES[kind]} after {self.config.recalibration.per_day} jobs in a day"
-        hindrance = Hindrance("recalibration.cap", found, "look at the scene, or raise the cap")
+        hindrance = Hindrance("recalibration.cap", found, "check the scene, or raise recalibration.per_day")
         if not self._is_cap_reported:
             self._is_cap_reported = True
             self.on_error(AgentError(hindrance.code, hindrance.found, "a scene that settles", hindrance.remedy))
@@ -253,7 +253,7 @@ def _has_changed(state: CameraState) -> bool:
 def _trouble(states: Iterable[CameraState]) -> Hindrance:
     """Return the hindrance of views of which none shows the scene."""
     trouble = next(state.view.trouble for state in states if state.view.trouble)
-    remedy = "see the camera; if it is meant to look so, recalibrate by command"
+    remedy = "check the camera; if the view is intended, recalibrate by command"
     return Hindrance(f"view.{trouble}", f"the view is {trouble}", remedy)
 
 

@@ -74,7 +74,7 @@ def engine_handlers(
 
 
 def _status(operations: Operations, preview: Preview | None, _args: StatusArgs, progress: CommandProgress) -> None:
-    """Of several cameras, the state of the least faithful one stands at the top level too."""
+    """Return the status; of several cameras, the state of the least faithful one is at the top level too."""
     service, pipeline = operations.service, operations.pipeline
     states, job = pipeline.observer.states(), operations.job
     camera, reasons = least_faithful(states), explain(operations, states)
@@ -123,11 +123,13 @@ def _recalibrate(operations: Operations, args: RecalibrateArgs, progress: Comman
     outage = next(iter(operations.pipeline.observer.states().values())).outage
     if outage:
         found = f"nothing is observed now: {outage}"
-        raise CommandError("command.observer", found, "frames to collect", "see the events, then send it again")
+        raise CommandError(
+            "command.observer", found, "observed frames to collect", "see the events, then send the command again"
+        )
     if not operations.recalibrate(progress, args):
         _check_not_stuck(operations)
         found = f"a job at {job.description}" if (job := operations.job) is not None else "a swap under way"
-        raise CommandError("command.busy", found, "no running job", "wait for it to end, then send it again")
+        raise CommandError("command.busy", found, "no running job", "wait for its end, then send the command again")
 
 
 def _roll_back(operations: Operations, _args: RollbackArgs, progress: CommandProgress) -> None:
@@ -137,7 +139,9 @@ def _roll_back(operations: Operations, _args: RollbackArgs, progress: CommandPro
     _check_not_stuck(operations)
     previous = operations.service.store.read("previous")
     if previous is None:
-        raise CommandError("command.rollback", "no previous engine", "one to go back to", "recalibrate instead")
+        raise CommandError(
+            "command.rollback", "no previous engine", "a previous engine to return to", "recalibrate instead"
+        )
     operations.go_back(operations.service.load(previous), progress)
 
 
@@ -149,7 +153,7 @@ def _cancel(
         progress.succeed()
     elif not operations.recall(progress):
         _check_not_swapping(operations)
-        raise CommandError("command.nothing", "no running job", "one to cancel", "ask for the status first")
+        raise CommandError("command.nothing", "no running job", "a running job to cancel", "ask for the status first")
 
 
 def _switch(operations: Operations, args: SwitchArgs, progress: CommandProgress) -> None:
@@ -157,9 +161,9 @@ def _switch(operations: Operations, args: SwitchArgs, progress: CommandProgress)
     _check_not_stuck(operations)
     service = operations.service
     if args.regime == service.serving.id:
-        raise CommandError("command.switch", "this regime serves", "another one", "ask for the status first")
+        raise CommandError("command.switch", "the regime in service", "another one", "ask for the status first")
     if args.regime not in operations.regimes.artefacts:
-        known = ", ".join(operations.regimes.artefacts) or "none is known yet"
+        known = ", ".join(operations.regimes.artefacts) or "a known regime; none is known yet"
         raise CommandError("command.switch", f"no regime '{args.regime}'", known, "ask for the status first")
     operations.switch(service.load(service.store.find(args.regime)), progress)
 
@@ -179,13 +183,15 @@ def _policy(operations: Operations, args: PolicyArgs, progress: CommandProgress)
 
 def _check_not_swapping(operations: Operations) -> None:
     if operations.swap.is_active:
-        raise CommandError("command.busy", "a swap under way", "none", "send it again in a moment")
+        raise CommandError(
+            "command.busy", "a swap under way", "no swap under way", "send the command again in a moment"
+        )
 
 
 def _check_not_stuck(operations: Operations) -> None:
     if operations.pipeline.loop.is_stuck:
-        found = "a candidate that still hangs, with the memory that it holds"
-        raise CommandError("command.busy", found, "none", "wait for its end, or restart the daemon")
+        found = "a candidate that still hangs and holds its memory"
+        raise CommandError("command.busy", found, "no candidate that hangs", "wait for its end, or restart the daemon")
 
 
 @dataclass
@@ -228,16 +234,21 @@ class BoardHandlers:
         config = self.settings.config
         if not config.privacy.snapshot:
             found, remedy = "privacy.snapshot is false", "let the board's owner set it in config.yaml"
-            raise CommandError("command.privacy", found, "leave to send a picture", remedy)
+            raise CommandError("command.privacy", found, "permission to send a picture", remedy)
         camera = args.camera if args.camera is not None else next(iter(self.pipeline.feeds))
         if camera not in self.pipeline.feeds:
             found, expected = f"camera {camera[:64]!a}", " or ".join(ascii(name) for name in self.pipeline.feeds)
-            raise CommandError("command.camera", found, expected, "send it again with one of these")
+            raise CommandError("command.camera", found, expected, "send the command again with one of these cameras")
         served, now_s = self.pipeline.feeds[camera].newest, time.monotonic()
         if served is None:
-            raise CommandError("command.snapshot", "no frame yet", "one", "send it again in a moment")
+            raise CommandError("command.snapshot", "no frame yet", "a frame", "send the command again in a moment")
         if now_s < self._next_snapshot_s:
-            raise CommandError("command.busy", "a snapshot a moment ago", "one a second", "send it again in a moment")
+            raise CommandError(
+                "command.busy",
+                "a snapshot a moment ago",
+                "at most one per second",
+                "send the command again in a moment",
+            )
         self._next_snapshot_s = now_s + _SNAPSHOT_PERIOD_S
         frame = served.frame
         image = annotate(self.show(served), config.model) if args.annotated else frame.image
@@ -272,10 +283,10 @@ class HistogramUpload:
         """Raises CommandError: `command.privacy`, `command.busy`, `command.histograms`."""
         if not self.privacy.histograms:
             found, remedy = "privacy.histograms is false", "let the board's owner set it in config.yaml"
-            raise CommandError("command.privacy", found, "leave to send histograms", remedy)
+            raise CommandError("command.privacy", found, "permission to send histograms", remedy)
         if self._progress is not None and not self._progress.latest.final:
-            found, remedy = "an upload under way", "wait for its end, then ask for what is missing"
-            raise CommandError("command.busy", found, "none", remedy)
+            found, remedy = "an upload under way", "wait for its end, then request the missing histograms"
+            raise CommandError("command.busy", found, "no upload under way", remedy)
         upload = self._current_upload(self.service.calibration)
         requested = args.missing if args.upload == upload.sha256 else None
         numbers = [number for number in range(upload.total) if requested is None or number in requested]
@@ -294,8 +305,8 @@ class HistogramUpload:
 
         def on_sent(left: int, refusal: str) -> None:
             if refusal:
-                found, remedy = "a broker that refuses its chunks", f"see to {refusal}"
-                progress.fail(AgentError("command.histograms", found, "one that takes them", remedy))
+                found, remedy = "a broker that refuses the chunks of the upload", f"check {refusal}"
+                progress.fail(AgentError("command.histograms", found, "a broker that accepts them", remedy))
             elif not left:
                 progress.succeed(result)
             else:
@@ -311,8 +322,8 @@ class HistogramUpload:
             found, remedy = "the float reference serves", "recalibrate first"
             raise CommandError("command.histograms", found, "a calibration in service", remedy)
         if calibration.merged:
-            found, remedy = "a merged calibration in service, of other boards too", "recalibrate first"
-            raise CommandError("command.histograms", found, "one of this board's own frames", remedy)
+            found, remedy = "a merged calibration in service, made from other boards too", "recalibrate first"
+            raise CommandError("command.histograms", found, "a calibration from this board's own frames", remedy)
         serving = self.service.serving.id
         if self._upload is None or self._artefact != serving:
             model = self.service.model  # whose tensors are observed
@@ -326,7 +337,7 @@ class HistogramUpload:
             )
             content = write_upload(facts, calibration.histograms)
             if len(content) > MAX_UPLOAD_BYTES:
-                found, remedy = f"histograms of {len(content)} bytes", "a model with fewer tensors"
-                raise CommandError("command.histograms", found, f"at most {MAX_UPLOAD_BYTES}", remedy)
+                found, remedy = f"histograms of {len(content)} bytes", "use a model with fewer tensors"
+                raise CommandError("command.histograms", found, f"at most {MAX_UPLOAD_BYTES} bytes", remedy)
             self._upload, self._artefact = Upload(content), serving
         return self._upload

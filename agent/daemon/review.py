@@ -59,7 +59,7 @@ def read_labels(path: Path, spec: ModelSpec) -> dict[int, Truth]:
 
     if spec.task == "raw":
         found = f"labels of a camera with a model of task '{spec.task}'"
-        raise ConfigError("labels.task", found, "task detect or classify", "take labels away")
+        raise ConfigError("labels.task", found, "task detect or classify", "remove camera.labels")
     where = str(path)
     try:
         labels: dict[int, Truth] = {}

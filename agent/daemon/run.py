@@ -213,7 +213,9 @@ def _open_model(config: Config) -> tuple[str, Model, AgentError | None]:
         content = content_of(path, external_names) if path.is_file() else ""
     except OSError as error:
         found = f"{path}: {error.strerror}"
-        raise ConfigError("model.unreadable", found, "a model's file that can be read", "put one there") from error
+        raise ConfigError(
+            "model.unreadable", found, "a model's file that can be read", "put the model's file there"
+        ) from error
     if config.plan is None:
         return content, open_model(config.model), None
     try:
@@ -242,7 +244,7 @@ def _open_link(config: Config, birth: Birth, authority: Authority, pages: Pages)
         if mqtt.host is not None:
             endpoint = mqtt.endpoint()
             if endpoint.exposes_password:
-                say("warning: the broker's password goes over the network as it is; set mqtt.tls")
+                say("warning: the broker's password crosses the network unencrypted; set mqtt.tls")
         else:
             from agent.mqtt.embedded_broker import EmbeddedBroker  # asyncio's 2 MiB: only for the sample
 

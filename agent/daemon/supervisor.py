@@ -457,5 +457,5 @@ def _going_on(
 
 
 def _turn_failed(code: str, error: Exception) -> AgentError:
-    remedy = "see what else takes memory, descriptors or threads on this machine"
-    return AgentError(code, f"{type(error).__name__}: {error}", "a turn of the supervisor that ends well", remedy)
+    remedy = "check what else uses memory, descriptors or threads on this machine"
+    return AgentError(code, f"{type(error).__name__}: {error}", "a turn of the supervisor without an error", remedy)

@@ -62,11 +62,11 @@ def examine_camera(camera: CameraConfig, name: str) -> Finding:
             cwd=START_FOLDER,
         )
     except subprocess.TimeoutExpired:
-        remedy = "see whether another program holds it, and that it plays elsewhere"
+        remedy = "check whether another program uses the camera, and whether it plays elsewhere"
         return Finding(name, f"{shown}: no frame within {_FRAME_S:.0f} s", False, True, remedy)
     if done.returncode != 0:
         last = redact(done.stderr.strip().rpartition("\n")[2])
-        found = f"{shown}: the look ended with {done.returncode} {last}".rstrip()
+        found = f"{shown}: the test of the camera ended with {done.returncode} {last}".rstrip()
         return Finding(name, found, False, True, "try it with another program, and report this")
     report = json.loads(done.stdout)
     if "error" in report:
@@ -90,7 +90,7 @@ def _unreadable(name: str, error: AgentError, service: bool) -> Finding:
     """Return the finding for a file that cannot be read; that is no fault if only root may read it."""
     if service and os.geteuid() != 0:
         return Finding(
-            name, f"for root to see: {error.found}", False, False, "sudo tared doctor, with the same options"
+            name, f"only root can see this: {error.found}", False, False, "sudo tared doctor, with the same options"
         )
     return Finding(name, error.found, False, True, error.remedy)
 
@@ -98,7 +98,7 @@ def _unreadable(name: str, error: AgentError, service: bool) -> Finding:
 def _broker(config: Config, service: bool) -> Finding:
     mqtt = config.mqtt
     if mqtt.host is None:
-        return Finding("broker", "an embedded one: mqtt.host is null", True, False)
+        return Finding("broker", "an embedded broker: mqtt.host is null", True, False)
     from agent.mqtt.client import MqttClient  # here, since paho may be missing
 
     where = f"{mqtt.host} port {mqtt.port}"

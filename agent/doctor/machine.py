@@ -117,7 +117,7 @@ def _disk(config: Config | None, service: bool) -> list[Finding]:
         read_only = bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
         writable = not read_only and (service or os.access(folder, os.W_OK))
         found = f"{folder}: {'writable' if writable else 'read-only' if read_only else 'not writable by this user'}"
-        remedy = "mount it writable, correct state_dir, or ask as the user that the daemon runs as"
+        remedy = "mount it writable, correct state_dir, or run 'tared doctor' as the user of the daemon"
         findings.append(Finding("state directory", found, writable, True, "" if writable else remedy))
     return findings
 

@@ -38,17 +38,17 @@ def _unit(root: Path, service: SystemdService, csi: bool) -> Finding:
     if not config.exists():
         return Finding("service", f"no {config}", False, False, remedy)
     if closed := _closed_path(config):
-        found = f"{closed} is not for everyone, as the user that it runs as"
+        found = f"{closed} cannot be read by the user of the service"
         return Finding("service", found, False, False, f"sudo chmod o+{'rx' if closed.is_dir() else 'r'} {closed}")
     if lacking := _lacking_groups(read_text(path), root):
-        found = f"no group {', '.join(lacking)}, which systemd wants to start it"
+        found = f"no group {', '.join(lacking)}, which systemd needs to start the service"
         return Finding("service", found, False, False, f"sudo groupadd --system {lacking[0]}")
     try:
         same = read_text(path) == unit_text(root, service).strip()
     except AgentError as error:
         return Finding("service", error.found, False, False, error.remedy)
     if csi and not (root / service.drop_ins_path / "csi.conf").exists():
-        found = "without its addition for csi cameras, does not see nvargus-daemon"
+        found = "no csi.conf for csi cameras: the service does not see nvargus-daemon"
         return Finding("service", found, False, False, f"{remedy} --csi")
     found = f"{path}, {'as it ships' if same else 'not as this tared ships it'}"
     return Finding("service", found, same, False, "" if same else f"{remedy}; --dry-run shows what would change")
@@ -68,7 +68,13 @@ def _lacking_groups(unit: str, root: Path) -> list[str]:
 def _state(root: Path, service: SystemdService) -> Finding:
     systemctl = shutil.which("systemctl")
     if systemctl is None or not (root / "run/systemd/system").is_dir():
-        return Finding("service state", "no systemd runs here", False, False, "tared run -c config.yaml, under another")
+        return Finding(
+            "service state",
+            "no systemd runs here",
+            False,
+            False,
+            "run 'tared run -c config.yaml' under another service manager",
+        )
     command = [systemctl, "is-active", service.unit]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SYSTEMCTL_S, check=False)

@@ -67,7 +67,7 @@ def _opencv() -> Finding:
     version = opencv_version()
     if tuple(int(part) for part in version.split(".")[:2]) < _FOLLOWS_SIZES:
         found = f"{version}, which repeats the last picture where a stream's or a file's size changes"
-        remedy = "let cameras keep one size: their picture counts as frozen, and they are opened again; files go wrong"
+        remedy = "keep the picture size of each camera: after a change it counts as frozen; files are read wrongly"
         return Finding("opencv", found, False, False, remedy)
     return Finding("opencv", version, True, True)
 
@@ -77,7 +77,7 @@ def _gstreamer() -> Finding:
     if version is not None:
         return Finding("gstreamer", version, True, False)
     remedy = f"for sources csi: and gst:, and decoder: gstreamer: {WITHOUT_GSTREAMER}"
-    return Finding("gstreamer", "no Python bindings of it", False, False, remedy)
+    return Finding("gstreamer", "no Python bindings of GStreamer", False, False, remedy)
 
 
 def examine_gpu(root: Path, needed: bool) -> list[Finding]:

@@ -44,7 +44,7 @@ Image = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Answer:
-    """What the network got of one frame, and what it answers.
+    """The network's input for one frame, and its answer.
 
     Args:
         tensor: the network input, of one frame.

@@ -178,7 +178,7 @@ class ArtefactInspection:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the artefact was made of, and what the builder could not do as requested."""
+        """The artefact's inputs, and the requests that the builder could not fulfil."""
         manifest = self.artefact.manifest
         inputs = manifest["inputs"]
         limits = ("verification_only", "without_int8", "float32")

@@ -27,7 +27,7 @@ _NANODET = {"color": "bgr", "mean": [103.53, 116.28, 123.675], "std": [57.375, 5
 
 
 class Convention(NamedTuple):
-    """How one project prepares its images.
+    """The way in which one project prepares its images.
 
     Args:
         peer: the project.
@@ -54,7 +54,7 @@ CONVENTIONS: Mapping[str, Convention] = {
     "nanodet-plus": Convention("NanoDet-Plus", {"resize": "stretch", **_NANODET}, 0.35, 0.6),
     "yunet": Convention("YuNet", {"color": "bgr", "resize": "letterbox", "anchor": "top-left", "pad": 0}, 0.9, 0.3),
     "classify": Convention("torchvision", {"color": "rgb", "resize": "stretch", "scale": 1 / 255, **IMAGENET}),
-    "raw": Convention("nobody in particular", {"color": "bgr", "resize": "letterbox", "anchor": "top-left"}),
+    "raw": Convention("no particular project", {"color": "bgr", "resize": "letterbox", "anchor": "top-left"}),
 }
 
 Sureness = Literal["sure", "likely", "guess"]
@@ -146,7 +146,7 @@ def _ssd(outputs: tuple[GraphOutput, ...]) -> Iterator[Head]:
     elif boxes.are_boxes:
         yield Head("detect", "ssd", "guess", "boxes and scores, but no softmax with a background is seen", classes)
     elif has_background and boxes.are_boxes is None:
-        reason = "a softmax with a background, and boxes or offsets beside it: it could not be run to see which"
+        reason = "a softmax with a background, and boxes or offsets beside it: no run could distinguish these two"
         yield Head("detect", "ssd", "guess", reason, classes)
     elif has_background:
         reason = (
@@ -195,7 +195,7 @@ def _cell_rows(output: GraphOutput, strides: int, columns: int) -> Iterator[Head
     elif made_by[:1] == ("Conv",) and "Sigmoid" in made_by:
         yield Head("detect", "yolox", "sure", f"{cells}, boxes without activation and then sigmoids", columns - 5)
     else:
-        yield Head("detect", "yolox", "guess", f"{cells}, of which the graph tells no more", columns - 5)
+        yield Head("detect", "yolox", "guess", f"{cells}, about which the graph shows no more", columns - 5)
 
 
 def _single(facts: GraphFacts, size: tuple[int, int], output: GraphOutput) -> Iterator[Head]:
@@ -251,7 +251,7 @@ def guess_spec(facts: GraphFacts, head: Head) -> Iterator[Guess]:
     yield Guess("task", head.task, head.sureness, head.reason)
     if head.decoder is not None:
         yield Guess("decoder", head.decoder, head.sureness, head.reason)
-    as_peer = f"as {convention.peer} has it; the graph cannot tell"
+    as_peer = f"as {convention.peer} has it; the graph does not show it"
     yield _color(facts, convention, as_peer)
     for key in ("resize", "anchor", "pad"):
         if key in convention.input:

@@ -50,7 +50,7 @@ Finding = Literal["surer", "finds more", "no difference", "finds less", "less su
 
 @dataclass(frozen=True)
 class Sureness:
-    """How sure the model is of each frame's answer under one spec.
+    """The model's confidence in each frame's answer under one spec.
 
     Args:
         sums: of all that was found in a frame (frames,); of a classifier the confirmed confidence of the class, 0 to 1.

@@ -68,7 +68,7 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
             "calibration.model",
             f"{model.spec.path} has changed since the daemon started",
             "the model that was observed",
-            "wait: the daemon takes up the changed model by itself",
+            "wait until the daemon loads the changed model by itself",
         )
     histograms = load_histograms(directory / HISTOGRAMS)
     extremes = load_extremes(directory / HISTOGRAMS)

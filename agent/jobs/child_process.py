@@ -63,7 +63,7 @@ class JobOutcome:
         verdict = Verdict.from_dict(message["verdict"]) if message.get("verdict") else None
         if "error" in message:
             if not all(isinstance(words, str) for words in message["error"].values()):
-                raise TypeError("an error that is not in words")
+                raise TypeError("an error that is not text")
             return cls(verdict=verdict, error=AgentError(**message["error"]))
         return cls(Path(message["artefact"]), verdict)
 
@@ -93,7 +93,7 @@ def run_child(work: Callable[[Path, Emit], JobOutcome]) -> int:
     return 0
 
 
-_FREE_MEMORY = "free memory, add swap, or build with smaller profiles; what serves goes on"
+_FREE_MEMORY = "free memory, add swap, or build with smaller profiles; the engine in service keeps serving"
 # Code and remedy by the signal that ended the child. SIGKILL comes from the kernel when memory is short, or a person.
 _CAUSES: dict[int, tuple[str, str]] = {
     signal.SIGKILL: ("recalibration.memory", _FREE_MEMORY),
@@ -102,7 +102,7 @@ _CAUSES: dict[int, tuple[str, str]] = {
         ("recalibration.crash", "the builder crashed: report the model and the versions of `tared doctor`"),
     ),
 }
-_TRY_AGAIN = "see the log, try again"
+_TRY_AGAIN = "see the log, then try again"
 # What parsing raises for a line that is no message of ours.
 _NO_MESSAGE = (ArithmeticError, AttributeError, KeyError, TypeError, ValueError)
 _END_S = 2.0  # between SIGTERM and SIGKILL
@@ -225,7 +225,7 @@ class JobProcess:
         except _NO_MESSAGE as error:
             self._signal(signal.SIGKILL)
             found = f"a line of the candidate process that cannot be understood: {error!r}"
-            outcome = JobOutcome(error=AgentError("recalibration.child", found, "progress, or an outcome", _TRY_AGAIN))
+            outcome = JobOutcome(error=AgentError("recalibration.child", found, "progress or an outcome", _TRY_AGAIN))
         finally:
             status = self._reap()
             outcome = outcome or JobOutcome(error=self._over_limit or self._death(status))

@@ -57,7 +57,7 @@ class Headroom:
         if most_s is not None and now_s - self._refused_s > most_s:
             raise AgentError(
                 "headroom.delay",
-                f"{reason}, and that for more than {most_s:.0f} s",
+                f"{reason}, for more than {most_s:.0f} s",
                 "a board with headroom for a job",
                 "cool the board, end other work on it, or change recalibration.headroom",
             )

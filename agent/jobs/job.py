@@ -172,7 +172,7 @@ class JobJournal:
                 sound = db.execute("PRAGMA quick_check").fetchone() == ("ok",)
                 records = parse_or_none(lambda: _read_all(db)) if sound else None
             if records is None:
-                raise self._database.set_aside("it does not hold what a journal holds")
+                raise self._database.set_aside("its tables are not those of a journal")
         except AgentError as error:
             if error.code == "journal.schema":
                 raise
@@ -290,7 +290,7 @@ class JobTracker:
 
     @property
     def waits(self) -> str:
-        """Why the job stands still for want of headroom; empty while it goes on."""
+        """The reason why the job waits for headroom; empty while it continues."""
         return self._reason
 
     @property
@@ -326,7 +326,7 @@ class JobTracker:
         is_new = state is not self.state
         if state.value != step or (is_new and not self.state.may_become(state)):
             found = f"a job at {self.state.value} that goes to {step}"
-            raise AgentError("recalibration.child", found, "one step after the other", "see the log, try again")
+            raise AgentError("recalibration.child", found, "the next step of the job", "see the log, then try again")
         if is_new:
             self.journal.enter(self.id, state)
         self.state, self._percent = state, percent
@@ -354,7 +354,7 @@ class JobTracker:
 
     def report_shortage(self, collected: int, needed: int) -> None:
         """Report that the frames have ended, and that the job goes on with those there are."""
-        message = f"the recording has ended: the job goes on with {collected} of {needed} frames"
+        message = f"the recording has ended: the job continues with {collected} of {needed} frames"
         self._report_state(percent=self._percent, message=message)
 
     def report_selection(self, selection: SelectionReport, state_dir: Path) -> None:

@@ -129,8 +129,8 @@ class AutomationLimits:
 
     def _report_loop(self) -> None:
         found = f"{len(self._rollbacks_s)} candidates rolled back in a day"
-        remedy = "see the rollback events; command a recalibration once their cause is removed"
-        expected = "candidates that stay: none starts by itself any more"
+        remedy = "see the rollback events; recalibrate by command once their cause is gone"
+        expected = "candidates that stay in service; no job starts by itself any more"
         self.on_error(AgentError(ROLLBACK_LOOP, found, expected, remedy))
 
     def _follow_clock(self) -> None:
@@ -243,5 +243,5 @@ class PrecisionAttempts:
         """Raises KeyError, TypeError, ValueError for what `_note` has not written, and for other rules."""
         rows = list(document["refused"].items())[-_MOST_ARTEFACTS:]
         if document["origin"] != self._origin or not all(each is None or each > 0 for _, each in rows):
-            raise ValueError("attempts under other rules, or that nobody made")
+            raise ValueError("attempts under other rules, or attempts that never took place")
         return {artefact: None if each is None else int(each) for artefact, each in rows}

@@ -84,7 +84,9 @@ class NewModel:
         self._end_trial(reason)
         self._is_untried = False
         staged.discard()
-        staged.progress.fail(AgentError(CANCELLED, reason, "a delivery that is left to end", "send it again"))
+        staged.progress.fail(
+            AgentError(CANCELLED, reason, "a delivery that may run to its end", "send the command again")
+        )
         return True
 
     def tick(self, idle: bool) -> None:

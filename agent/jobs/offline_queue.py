@@ -43,7 +43,7 @@ class OfflineQueue:
     def __init__(
         self, config: Config, service: EngineService, journal: JobJournal, report: Callable[[TaredError], None]
     ) -> None:
-        """report: called once for each work that cannot be used, and for an engine that has to be built anew."""
+        """report: called once for each work that cannot be used, and for an engine that has to be built again."""
         self.unused: dict[str, TaredError] = {}
         self._service = service
         self._report = report

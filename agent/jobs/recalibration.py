@@ -63,8 +63,8 @@ class SupervisedChild:
         self._is_paused = bool(reason)
         if time.monotonic() - self._started_s - self._headroom.paused_s > self._timeout_s:
             found = f"the candidate process took longer than {self._timeout_s:.0f} s"
-            remedy = "see what it was doing, or raise recalibration.timeout_s"
-            raise AgentError("recalibration.timeout", found, "an end in time", remedy)
+            remedy = "see in the log what the job was doing, or raise recalibration.timeout_s"
+            raise AgentError("recalibration.timeout", found, "an end within that time", remedy)
         return reason
 
     def end(self) -> None:
@@ -97,13 +97,13 @@ class CollectionWait:
         if counts == (self._frames, MIN_INFORMATIVE):
             return True
         if time.monotonic() > self._deadline_s:
-            found, remedy = f"{counts[0]} of {self._frames} frames", "see the camera, ask for fewer frames"
+            found, remedy = f"{counts[0]} of {self._frames} frames", "check the camera, ask for fewer frames"
             if counts[0] == self._frames:
-                found = f"nothing is seen on the frames but on {counts[1]} of those that judge"
-                remedy = "wait until something is to be seen"
+                found = f"only {counts[1]} of the frames that judge show something"
+                remedy = "wait until something is in view"
             found = f"{JobState.COLLECTING.value}: {found}, and no more for {self._timeout_s:.0f} s"
             remedy = f"{remedy}, or raise recalibration.timeout_s"
-            raise AgentError("recalibration.timeout", found, "frames to go by", remedy)
+            raise AgentError("recalibration.timeout", found, "enough frames for the job", remedy)
         if any(now > last for now, last in zip(counts, self._counts, strict=True)):
             self.start_clock()
         self._counts = counts
@@ -193,9 +193,9 @@ class Recalibration:
             return False
         collected, informative = self.observer.collection.counts
         if not collected or informative < MIN_INFORMATIVE:
-            found = f"the recording has ended, with something seen on {informative} of the frames that judge"
-            remedy = "play it in a loop (camera.loop: true), or a longer one"
-            self.give_up(AgentError("recalibration.frames", found, f"{MIN_INFORMATIVE} at least", remedy))
+            found = f"the recording has ended, and only {informative} of the frames that judge show something"
+            remedy = "play the recording in a loop (camera.loop: true), or use a longer one"
+            self.give_up(AgentError("recalibration.frames", found, f"at least {MIN_INFORMATIVE}", remedy))
             return False
         if collected < job.frames:
             job.tracker.report_shortage(collected, job.frames)
@@ -205,14 +205,16 @@ class Recalibration:
 
     def abandon(self, reason: str) -> None:
         """Cancel the job, whatever it is doing, for this reason."""
-        self.give_up(AgentError(CANCELLED, reason, "a job that is left to end", "start it again"))
+        self.give_up(AgentError(CANCELLED, reason, "a job that may run to its end", "start the job again"))
 
     def stop(self, reason: str, error: BaseException | None) -> None:
         """Cancel the job at the end of the frame path; if the frame path ended by an error, the job fails with it."""
         if error is None:
             self.abandon(reason)
         else:
-            self.give_up(AgentError("swap.stopped", f"the frame path has failed: {error}", "frames", "see the log"))
+            self.give_up(
+                AgentError("swap.stopped", f"the frame path has failed: {error}", "frames", "see the log for the cause")
+            )
 
     def _move(self, job: Job) -> None:
         """Move the job on. Raises TaredError for a job that has to be given up."""
@@ -307,7 +309,7 @@ class Recalibration:
             remedy = "free memory or disk space, or raise the limits on processes, threads and open files"
             full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
             code = "recalibration.disk" if full else "recalibration.child"
-            raise AgentError(code, found, "one more process, with a file for its words", remedy) from error
+            raise AgentError(code, found, "room for one more process and the file of its output", remedy) from error
         self._child = SupervisedChild(child, self._headroom, limits.timeout_s)
 
     def _advance(self, job: Job, step: str, percent: int) -> None:
@@ -332,7 +334,9 @@ class Recalibration:
             return
         if job.tracker.trigger == MODEL and error.code not in (ANSWERS, *_OF_THE_BOARD):
             found = f"the model's file has changed, and cannot be served: {error.code}: {error.found}"
-            error = AgentError(CHANGED, found, error.expected, f"{error.remedy}; what serves goes on until then")
+            error = AgentError(
+                CHANGED, found, error.expected, f"{error.remedy}; the engine in service keeps serving until then"
+            )
         job.tracker.fail(error)
 
     def give_up(self, error: TaredError) -> None:

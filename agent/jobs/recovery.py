@@ -162,5 +162,8 @@ class CrashRecovery:
 
 def _interrupted(record: JobRecord) -> AgentError:
     found = f"the daemon ended at {record.state.value}"
-    remedy = "what served before serves; send it again under a new id, or wait: what holds on gives a new occasion"
+    remedy = (
+        "the previous engine serves; send the command again under a new id, or wait: "
+        "a cause that lasts starts a new job"
+    )
     return AgentError(INTERRUPTED, found, "a daemon that runs until the job has ended", remedy)

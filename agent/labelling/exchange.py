@@ -91,9 +91,9 @@ def import_labels(store: LabelStore, labels: Sequence[str], path: Path) -> Impor
     known = {number: truth for number, truth in found.truths.items() if number in drawn}
     if not known:
         raise _refusal(
-            f"{path}, which has a label of {found.listed} images, none of them drawn here",
-            "images named as the export named them, such as 00000012.jpg",
-            "import what was exported from this board, for this model",
+            f"{path}, with labels of {found.listed} images, none of them drawn here",
+            "image names as in the export, such as 00000012.jpg",
+            "import labels of an export of this board, for this model",
         )
     changed = {number: truth for number, truth in known.items() if not is_same(drawn[number].label, truth)}
     store.label_all(changed)
@@ -122,8 +122,8 @@ def _read_coco(path: Path, labels: Sequence[str], drawn: Mapping[int, DrawnFrame
     if not len(instances.boxes):
         raise _refusal(
             f"no box in any of {len(instances.images)} images of {path}",
-            "labels: this is how frames leave the board",
-            "draw the boxes, and export from the tool; frames where nothing is are labelled by `tared label`, too",
+            "labels; frames leave the board without any",
+            "draw the boxes, and export from the tool; for frames where nothing is, `tared label` works too",
         )
     crowds = instances.crowds.nonzero()[0]
     if len(crowds):
@@ -145,8 +145,8 @@ def _boxes(
     if (image.width, image.height) != (frame.width, frame.height):
         raise _refusal(
             f"{image.file} of {image.width} x {image.height} pixels in {instances.where}",
-            f"{frame.width} x {frame.height}, as it was drawn",
-            "label the pictures in their own size, and those of this board",
+            f"{frame.width} x {frame.height}, as the board drew the frame",
+            "label pictures of this board, in their own size",
         )
     boxes = zip(instances.classes[rows].tolist(), instances.boxes[rows].tolist(), strict=True)
     return check_boxes([(class_of[number], box) for number, box in boxes], (frame.height, frame.width), labels)
@@ -169,7 +169,7 @@ def _numbers(names: Iterable[str], path: Path) -> list[tuple[int, int]]:
             continue
         number = int(matched[1])
         if number in numbers:
-            raise _refusal(f"{name}, a second time in {path}", "each image once", "remove one of the two")
+            raise _refusal(f"{name}, twice in {path}", "each image once", "remove one of the two")
         numbers[number] = at
     return [(at, number) for number, at in numbers.items()]
 
@@ -191,9 +191,12 @@ def _check_names(labels: Sequence[str]) -> None:
             or label in ("", UNLABELLED)
             or labels.count(label) > 1
         ):
-            expected = f"names of folders, each once, and none of them {UNLABELLED}"
+            expected = f"distinct names of folders, none of them {UNLABELLED}"
             raise AgentError(
-                "labelling.name", f"class '{label}'", expected, "rename it in the model spec, or use the page"
+                "labelling.name",
+                f"class '{label}'",
+                expected,
+                "rename the class in the model spec, or label in the browser",
             )
 
 

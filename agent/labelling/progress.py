@@ -10,7 +10,7 @@ from agent.labelling.store import Cell, DrawnFrame
 
 @dataclass
 class LabelProgress:
-    """How far the labels of some frames are; suggested: labels that began as the model's answer."""
+    """Progress of the labels of some frames; suggested: labels that began as the model's answer."""
 
     drawn: int = 0
     labelled: int = 0

@@ -133,7 +133,7 @@ class FrameSampler:
         self._counted, self._is_loaded, self._stamp, self._revision = {}, False, (), None
 
     def _learn(self, frames: Sequence[DrawnFrame]) -> None:
-        """Learn anew how much the scores vary in each stratum, from all labels."""
+        """Learn again how much the scores vary in each stratum, from all labels."""
         if self._strata is None:
             return
         self._strata = Strata(self._strata.cuts)

@@ -68,7 +68,7 @@ _FRAME_COLUMNS = (
 
 @dataclass(frozen=True, eq=False)
 class Counted:
-    """Of all frames of a cell, drawn or not: seconds, and how many were to be drawn in the mean; (STRATA,) each."""
+    """Sums over all frames of a cell, drawn or not: seconds and the expected number of drawn ones; (STRATA,) each."""
 
     seconds: Floats
     expected: Floats
@@ -123,7 +123,7 @@ class DrawnFrame(Draw):
 class LabelStore:
     """The drawn frames of one model. Raises AgentError `labelling.*` (agent/common/database.py).
 
-    Each call opens the file anew: the daemon and `tared label` use it at the same time, and none of them often.
+    Each call opens the file again: the daemon and `tared label` use it at the same time, and neither of them often.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()

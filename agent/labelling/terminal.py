@@ -45,7 +45,7 @@ class LabelTerminal:
             if reply == "q":
                 return
             number = self._before(frame) if reply == "b" else None
-        self._say("every drawn frame is done")
+        self._say("every drawn frame has a label or was skipped")
 
     def _explain(self) -> None:
         is_detector = self._store.task == "detect"

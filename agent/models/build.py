@@ -175,7 +175,7 @@ def adopt_artefact(
     key: bytes | None = None,
     planned_from: str = "",
 ) -> Artefact:
-    """Judge an artefact that was built elsewhere for this runtime, and write it anew with its files as they are.
+    """Judge an artefact that was built elsewhere for this runtime, and write it again with its files unchanged.
 
     Args:
         destination, judge, key, planned_from: As for `build_artefact`.
@@ -244,7 +244,7 @@ def _evidence(model: Model, plan: PrecisionPlan, backend: Backend, calibration: 
         "another calibration": ("calibration", calibration.id if calibration is not None else ""),
         "another runtime": ("built_for", dict(backend.describe())),
         "another model spec": ("spec_id", model.spec_id),
-        "another plan: this one was changed since": ("plan", fingerprint(plan.essence)),
+        "another plan: this plan was changed since": ("plan", fingerprint(plan.essence)),
     }
     others = [other for other, (key, value) in today.items() if evidence.get(key) != value]
     if "candidates" in evidence and "built_for" not in evidence:  # its keys had other names

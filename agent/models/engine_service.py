@@ -340,5 +340,7 @@ def _finding_room(artefact: Artefact) -> Iterator[None]:
     try:
         yield
     except MemoryError as error:
-        remedy = "free memory; what serves goes on"
-        raise EngineError("engine.room", f"no memory for {artefact.id}", "room for one engine more", remedy) from error
+        remedy = "free memory; the engine in service keeps serving"
+        raise EngineError(
+            "engine.room", f"no memory for {artefact.id}", "memory for one more engine", remedy
+        ) from error

@@ -85,12 +85,12 @@ def read_rules(rules: PrecisionRules, master: ModelProto, placement: Placement) 
         if not any(node in placement.weights for node in nodes):
             reason = placement.floats.get(nodes[0], "it has no weights of its own")
             found = f"{rule}, and '{nodes[0]}' cannot be INT8: {reason}"
-            raise _refusal(found, "rules for layers that can be", "leave the rule out")
+            raise _refusal(found, "rules for layers that can be INT8", "leave the rule out")
     int8 = {node: rule for node, rule in _first_rule(forced).items() if node in placement.weights}
     both = sorted(floats.keys() & int8.keys())
     if both:
         found = f"'{both[0]}' under {floats[both[0]]} and {int8[both[0]]}"
-        raise _refusal(found, "one rule for a node", "take it out of one of the two")
+        raise _refusal(found, "one rule for a node", "take the node out of one of the two")
     return Rules({node: rule for node, rule in floats.items() if node in placement.reads}, int8)
 
 
@@ -278,8 +278,8 @@ def calibrate(
         raise CalibrationError(
             "calibration.nothing",
             "a model that is quantised already, by Q/DQ of its own",
-            "a model with tensors to quantise",
-            "build it at once, with --precision int8 and no calibration",
+            "a model with float tensors to quantise",
+            "build it directly, with --precision int8 and no calibration",
         )
     needed, repairs = set(model.needed_taps), model.plan.effective
     finite = {layer: seen for layer, seen in (extremes or {}).items() if np.isfinite(seen).all()}
@@ -312,16 +312,16 @@ def check_calibration(model: Model, calibration: Calibration | None) -> None:
     """
     if calibration is None:
         if not model.needs_no_calibration:
-            remedy = "make it with 'tared calibrate'"
-            raise CalibrationError("calibration.missing", "no calibration", "one, for int8", remedy)
+            remedy = "make one with 'tared calibrate'"
+            raise CalibrationError("calibration.missing", "no calibration", "a calibration, for int8", remedy)
         return
     missing = set(model.needed_taps) - known_amax(model.plan.repairs, calibration).keys()
     if missing and calibration.model_sha256 == model.sha256:
         raise CalibrationError(
             "calibration.plan",
             f"a calibration without tensor '{min(missing)}': it was made under another plan",
-            f"all {len(model.needed_taps)} tensors that are INT8 under this one",
-            "calibrate again under this plan, or return to the plan it was made under",
+            f"all {len(model.needed_taps)} tensors that are INT8 under the present plan",
+            "calibrate again under the present plan, or return to the plan of the calibration",
         )
     if calibration.model_sha256 != model.sha256:
         raise CalibrationError(
@@ -380,7 +380,9 @@ def slower_here(plan: PrecisionPlan, runtime: Mapping[str, str]) -> str:
     evidence = plan.evidence
     if evidence.get("chosen") is None or evidence.get("faster") or evidence.get("built_for") != dict(runtime):
         return ""
-    return "on this runtime INT8 under this plan was measured, and is not faster than float: it is for other boards"
+    return (
+        "INT8 under this plan was measured on this runtime, and is not faster than float: the plan is for other boards"
+    )
 
 
 # Noise to signal of values spread evenly over the range. A tensor of a few values that all lie on the grid has no noise

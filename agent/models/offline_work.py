@@ -32,7 +32,7 @@ class LoadedWork:
         calibration: Takes the place of one of the board's own frames.
         model: The model under the plan to begin with.
         artefact: What `start` names; None for a calibration alone.
-        misfit: Why the engine of the artefact does not serve here, so that one is built anew.
+        misfit: Why the engine of the artefact does not serve here, so that one is built again.
     """
 
     calibration: Calibration
@@ -48,7 +48,7 @@ class LoadedWork:
 
 @dataclass(frozen=True)
 class OfflineWork:
-    """What a setting of config.yaml names. setting: START or CALIBRATION_FILE."""
+    """The offline work that a setting of config.yaml names. setting: START or CALIBRATION_FILE."""
 
     setting: str
     path: Path
@@ -108,7 +108,7 @@ def _plan_to_begin_with(model: Model, plan: PrecisionPlan) -> PrecisionPlan:
 
 def _misfit(artefact: Artefact, planned: Model, backend: Backend) -> EngineError | None:
     """Return why the engine cannot serve here under this plan; None if it can."""
-    remedy = "it is built anew from its calibration"
+    remedy = "wait: the artefact is built again from its calibration"
     try:
         check_runtime(artefact, backend.describe())
     except EngineError as error:

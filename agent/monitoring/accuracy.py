@@ -42,7 +42,7 @@ class LabelsError(AgentError):
 
 @dataclass(slots=True, eq=False)
 class RecentAnswer:
-    """What one engine answered for one frame. labelled: it has been compared with the truth already."""
+    """The answer of one engine for one frame. labelled: it has been compared with the truth already."""
 
     frame: int
     ts: float
@@ -74,7 +74,7 @@ class RecentAnswer:
 
     @property
     def nbytes(self) -> int:
-        """What it takes, about."""
+        """Its size in memory, approximately."""
         return _BASE_BYTES + (0 if isinstance(self._found, int) else self._found.nbytes)
 
 
@@ -133,18 +133,18 @@ class RecentAnswers:
         return self._by_frame[nearest[1]]
 
     def _refuse(self, found: str, is_late: bool) -> NoReturn:
-        expected = "a frame that was answered, and none was yet"
+        expected = "an answered frame; no frame was answered yet"
         if self._newest is not None:
             oldest, newest = next(iter(self._by_frame.values())), self._newest
             frames, times = f"{oldest.frame} to {newest.frame}", f"{oldest.ts:.3f} to {newest.ts:.3f}"
-            expected = f"a frame that was answered, of {frames}, capture times {times}"
+            expected = f"an answered frame, of {frames}, capture times {times}"
         if is_late:
             raise LabelsError("labels.late", found, expected, "send labels sooner")
         raise LabelsError("labels.unknown", found, expected, "name frames as this daemon counts them since its start")
 
 
 class LiveAccuracy:
-    """How often the engine in service is right.
+    """Accuracy of the engine in service.
 
     - classify: the share of frames whose top-1 is the label.
     - detect: the mean over frames of F1 at IoU 0.5, as for fidelity, with the labels in the place of the reference.
@@ -188,7 +188,7 @@ class LiveAccuracy:
             self._score(self.answers.at_frame(frame), truth)
 
     def label_ts(self, ts: float, truth: Truth) -> None:
-        """As label_frame, for the frame captured at `ts` in seconds, or the nearest within half a frame interval."""
+        """Label the frame captured at `ts` in seconds, or the nearest within half an interval, like `label_frame`."""
         with self._lock:
             self._receive()
             self._score(self.answers.at_ts(ts), truth)

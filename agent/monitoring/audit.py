@@ -306,8 +306,8 @@ class AuditedReference:
 class AuditEvidence:
     """The evidence against the reference of one model on one runtime, in a file.
 
-    Damage costs the evidence alone: it is gathered anew. `mismatch` proves the reference wrong, and stands whatever the
-    period is by now; `is_answered` says that what was made with that reference was dropped, and its renewal begun.
+    Damage costs the evidence alone: it is gathered again. `mismatch` proves the reference wrong, and stays valid
+    in later periods; `is_answered`: the work made with that reference was dropped, and its renewal has started.
     """
 
     def __init__(

@@ -233,7 +233,7 @@ class CameraMonitor:
             self._alert_collection()
 
     def compare(self, others: Sequence[Regime]) -> None:
-        """Replace the other regimes; the evidence for what serves goes on."""
+        """Replace the other regimes; the evidence for the engine in service keeps serving."""
         with self._lock:
             if self._drift is not None:
                 self._drift.compare(others)
@@ -343,7 +343,7 @@ class CameraMonitor:
 
     @property
     def relighting(self) -> Relighting | None:
-        """How the observed frame is to be relit and observed once more; None where it is not."""
+        """The relighting under which the observed frame is observed once more; None if it is not."""
         with self._lock:
             return self._relighting
 

@@ -58,7 +58,7 @@ class Appearance:
 
 @dataclass(frozen=True)
 class Change:
-    """What has changed in the view, by how many octaves: light -1 is half as bright. content: by 0."""
+    """A change in the view and its size in octaves: light -1 is half as bright. content: by 0."""
 
     cause: str
     octaves: float
@@ -81,7 +81,7 @@ class AppearanceHistory:
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """What has changed, the likeliest cause first; content alone where nothing else has."""
+        """The changes, the likeliest cause first; content alone if nothing else has changed."""
         if not self._first:
             return (Change(CONTENT, 0.0),)
         before, now = (_median(appearances) for appearances in (self._first, self._newest))
@@ -120,7 +120,7 @@ class AppearanceHistory:
             for value in (each.luminance, each.contrast, each.noise, each.sharpness):
                 finite(value)
             if not isinstance(each.confidence, float):
-                raise ValueError(f"{each.confidence!r} where a confidence was kept")
+                raise ValueError(f"{each.confidence!r} in place of a confidence")
         self._first = first
 
 
@@ -141,7 +141,7 @@ def _octaves(now: float, before: float) -> float:
 
 @dataclass(frozen=True)
 class Remedy:
-    """What would help. gain_db: Predicted, of quantisation noise; None where no dB can say.
+    """A measure that would help. gain_db: predicted, of quantisation noise; None if dB cannot express it.
 
     detail: The artefact of a regime, or the evidence.
     gain: Expected, of fidelity; None where that cannot be said.
@@ -191,7 +191,7 @@ def explanation(
     if relit_db is not None:
         remedies.append(Remedy("restore exposure", recalibration_db - relit_db))
     if any(change.cause == "blur" for change in changes):
-        remedies.append(Remedy("clean or focus the lens", None, "fine detail is gone, which no scale brings back"))
+        remedies.append(Remedy("clean or focus the lens", None, "fine detail is lost, and no scale restores it"))
     before, now = history.confidences
     if is_faithful and now < _UNSURE * before:
         remedies.append(Remedy("retrain", None, f"the float model's confidence fell from {before:.2f} to {now:.2f}"))

@@ -127,7 +127,7 @@ class ClassLosses:
 
     @property
     def values(self) -> int:
-        """How many were counted: one for each class of a frame."""
+        """The number of counted values: one for each class of a frame."""
         return self._values
 
     def _add(self, class_id: int, served: list[int | None], frame: int, ts: float) -> None:
@@ -212,5 +212,5 @@ class ClassLosses:
 
 def _class_or_none(kept: Any) -> int | None:
     if not (kept is None or isinstance(kept, int)):
-        raise ValueError(f"{kept!r} where a class was kept")
+        raise ValueError(f"{kept!r} in place of a class")
     return kept

@@ -402,8 +402,8 @@ class DriftMonitor:
             raise CalibrationError(
                 "drift.tensors",
                 f"histograms of {len(histograms)} tensors, such as {sorted(histograms)[:1]}",
-                "those that the engine in service has in INT8",
-                "restart the daemon: another model is observed than serves",
+                "those of the tensors that the engine in service has in INT8",
+                "restart the daemon: the observed model is not the model in service",
             )
         first, last = self._blocks.place(ts)
         if first:

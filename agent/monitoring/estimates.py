@@ -82,7 +82,7 @@ class SinceStart:
 
 
 class SinceStartBySecond(SinceStart):
-    """As SinceStart, for frames that may follow each other closely: a second of them is one value, their mean.
+    """A SinceStart for frames that may follow each other closely: the mean of each second is one value.
 
     Neighbours in a video are right and wrong together. Counted as values of their own they would make the interval
     several times too narrow. So low and high come from the complete seconds, the estimate is the mean of all seconds,
@@ -95,7 +95,7 @@ class SinceStartBySecond(SinceStart):
         self._second_ts, self._total = since, 0.0  # of the second that is not complete
 
     def add(self, ts: float, value: float | None) -> None:
-        """As SinceStart.add; frames come in any order."""
+        """Add a value as SinceStart.add does; frames may come in any order."""
         if value is None:
             super().add(ts, None)
             return

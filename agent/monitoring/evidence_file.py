@@ -192,4 +192,8 @@ def remove_other_files(
                 path.unlink(missing_ok=True)
     except OSError as error:
         found = f"{error.filename}: {error.strerror}"
-        on_error(AgentError("memory.write", found, "a writable state directory", "remove it, or set its rights"))
+        on_error(
+            AgentError(
+                "memory.write", found, "a writable state directory", "remove the file, or correct its permissions"
+            )
+        )

@@ -22,9 +22,9 @@ _ENOUGH = 8  # frames with something on them, of which a mean loss says anything
 
 
 class GainRecord:
-    """The gains of recalibrations; of another model, or damaged, the file is begun anew.
+    """The gains of recalibrations; a file of another model, or a damaged one, is replaced by an empty one.
 
-    The supervisor's thread notes, any thread asks.
+    The supervisor's thread records gains; any thread reads them.
     """
 
     def __init__(

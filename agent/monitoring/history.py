@@ -83,8 +83,10 @@ class History:
         except OSError as error:
             if not self._has_failed:
                 reason = error.strerror or str(error)
-                remedy = "free some space; the history goes on as soon as there is some"
-                self._on_error(AgentError("history.write", f"{self._path}: {reason}", "a disk that takes it", remedy))
+                remedy = "free some space; the history then continues"
+                self._on_error(
+                    AgentError("history.write", f"{self._path}: {reason}", "a disk with room for the history", remedy)
+                )
             self._has_failed = True
 
     def _thin(self) -> None:

@@ -305,7 +305,10 @@ class ObserverThread(threading.Thread):
         except TaredError as error:
             self._pause(error, self._observing)
         except (OSError, MemoryError) as error:  # NumPy and Python open files for what is needed the first time
-            found, remedy = f"{type(error).__name__}: {error}", "see what else takes descriptors or memory here"
+            found, remedy = (
+                f"{type(error).__name__}: {error}",
+                "check what else uses descriptors or memory on this machine",
+            )
             self._pause(AgentError("observer.resources", found, "room to observe a frame", remedy), self._observing)
         else:
             self._observing.note_success()

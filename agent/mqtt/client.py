@@ -39,7 +39,7 @@ SessionT = TypeVar("SessionT", bound="MqttSession")
 
 
 class Negotiation:
-    """Which version the next connection speaks: 5, until the broker has shown that it does not.
+    """The version that the next connection speaks: 5, until the broker has shown that it does not.
 
     1. A broker that refuses the version does not speak it: 3.1.1 from now on.
     2. Other brokers hang up (RabbitMQ before 3.13), or wait for more (amqtt 0.12, which reads the properties as the
@@ -231,7 +231,7 @@ class MqttSession(abc.ABC):
 
     @property
     def _unsent(self) -> int:
-        """How many messages wait in the sources."""
+        """The number of messages that wait in the sources."""
         return sum(map(len, self._sources))
 
     def _leave(self, timeout_s: float, last_words: Sequence[Message]) -> None:
@@ -299,7 +299,7 @@ class MqttClient(MqttSession):
             self._waker.send(b"\0")
 
     def close(self, *last_words: Message, timeout_s: float = 2.0) -> None:
-        """As MqttSession, but waits up to CONNECT_TIMEOUT_S longer for an attempt to connect that is under way."""
+        """Close as MqttSession does, but wait up to CONNECT_TIMEOUT_S longer for an attempt to connect."""
         if self._closing.is_set():
             return
         self._leave(timeout_s, last_words)
@@ -337,5 +337,5 @@ class MqttClient(MqttSession):
 
     @property
     def _wait_s(self) -> float:
-        """How long to wait for the socket: paho's keepalive has to be checked every second."""
+        """Return the longest wait for the socket: paho's keepalive has to be checked every second."""
         return min(1.0, max(0.0, self._leave_by - time.monotonic()))

@@ -35,7 +35,7 @@ class OutboxConfig(Strict):
 
 
 class HomeAssistantConfig(Strict):
-    """Whether the device is announced to Home Assistant, and the prefix of the topics it listens to."""
+    """The announcement of the device to Home Assistant, and the prefix of the topics that Home Assistant reads."""
 
     enabled: bool = False
     prefix: str = "homeassistant"

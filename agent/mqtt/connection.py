@@ -68,7 +68,7 @@ _PROTOCOLS = {"3.1.1": MQTTProtocolVersion.MQTTv311, "5": MQTTProtocolVersion.MQ
 
 @dataclass(frozen=True)
 class SessionOptions:
-    """What an MQTT session publishes and receives; the same for each of its connections.
+    """Topics and messages of an MQTT session; the same for each of its connections.
 
     Args:
         subscriptions: Topic filters, at QoS 1. Each gets a bounded inbox of its own, so that a flood on one pushes
@@ -419,7 +419,10 @@ class Connection:
         self._may_retain = bool(getattr(properties, "RetainAvailable", True))
         if getattr(properties, "MaximumQoS", 2) < 1:
             raise AgentError(
-                "broker.limits", "a broker for QoS 0 alone", "QoS 1", "raise the maximum QoS of the broker"
+                "broker.limits",
+                "a broker that supports QoS 0 only",
+                "a broker that supports QoS 1",
+                "raise the maximum QoS of the broker",
             )
         if self._subscriptions:
             self.outcome = "no answer to SUBSCRIBE"
@@ -432,7 +435,7 @@ class Connection:
         self, _client: Client, _: object, packet_id: int, reasons: Sequence[ReasonCode], _properties: Properties | None
     ) -> None:
         if packet_id != self._subscribing:
-            raise _protocol_error("a SUBACK that nobody waits for", "one answer to each SUBSCRIBE")
+            raise _protocol_error("a SUBACK without a SUBSCRIBE", "one answer to each SUBSCRIBE")
         self._subscribing = None
         if len(reasons) != len(self._subscriptions):
             raise _protocol_error(f"a SUBACK with {len(reasons)} codes", f"{len(self._subscriptions)}")
@@ -488,7 +491,7 @@ class Connection:
         if flags.is_disconnect_packet_from_server:
             cause = _describe_reason(reason, properties)
         else:  # paho reports the end of the stream as "Unspecified error"
-            cause = str(error or reason).replace("Unspecified error", "the broker hung up")
+            cause = str(error or reason).replace("Unspecified error", "the broker closed the connection")
         if self.admitted_at is not None:
             self.outcome = f"connection lost: {cause}"
         elif not self.outcome.startswith("refused"):
@@ -501,7 +504,7 @@ def _topic_of(message: MQTTMessage) -> str:
     try:
         return message.topic
     except UnicodeDecodeError as error:
-        raise _protocol_error(f"a topic that is no text ({error})", "UTF-8") from None
+        raise _protocol_error(f"a topic that is not text ({error})", "UTF-8") from None
 
 
 def _payload_of(message: MQTTMessage) -> bytes:
@@ -534,7 +537,7 @@ def _describe_reason(reason: object, properties: object) -> str:
     text = getattr(properties, "ReasonString", "")
     description = f"{reason} ({text[:200]!a})" if text else str(reason)
     if str(reason) == _TAKEN_OVER:
-        description += "; another client has our name: do two boards have the same mqtt.fleet and mqtt.device, or two "
+        description += "; another client uses our name: do two boards have the same mqtt.fleet and mqtt.device, or two "
         description += "collectors the same --client-id?"
     return description
 
@@ -547,7 +550,7 @@ def _wrong_port_error(first_bytes: bytes) -> AgentError | None:
         found, remedy = "a port for HTTP", "set mqtt.transport: websockets, or mqtt.port to the broker's port for TCP"
     else:
         return None
-    return AgentError("broker.port", found, "one for MQTT", remedy)
+    return AgentError("broker.port", found, "a port for MQTT", remedy)
 
 
 def _protocol_error(found: str, expected: str) -> AgentError:

@@ -61,7 +61,7 @@ class EmbeddedBroker:
             raise AgentError(
                 "broker.missing",
                 "no amqtt package of version 0.12 or later",
-                "the package of the embedded broker, or a broker of yours",
+                "the package of the embedded broker, or a broker of your own",
                 f"{install_extra('demo')}, or name your broker as mqtt.host in config.yaml",
             ) from None
         logging.getLogger("amqtt").setLevel(logging.CRITICAL)  # it reports every lost client as an error

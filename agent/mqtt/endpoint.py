@@ -81,11 +81,13 @@ def _readable(name: str, path: Path | None) -> Path | None:
             return file
     except OSError as error:
         found = f"{file}: {error.strerror}"
-        raise ConfigError("mqtt.tls", found, "a file in PEM form", f"correct mqtt.tls.{name}, or its rights") from error
+        raise ConfigError(
+            "mqtt.tls", found, "a file in PEM form", f"correct mqtt.tls.{name}, or its permissions"
+        ) from error
 
 
 def _refuse_password(key: Path) -> NoReturn:
-    remedy = f"openssl pkey -in {key} -out FILE makes one; let nobody else read it"
+    remedy = f"make one: openssl pkey -in {key} -out FILE; let nobody else read it"
     raise ConfigError("mqtt.tls", f"{key} is encrypted with a password", "a private key without one", remedy)
 
 
@@ -156,19 +158,22 @@ class Endpoint:
 
 # TLS alerts about our certificate: the end of OpenSSL's reason -> the finding, and the remedy.
 _ALERTS = {
-    "CERTIFICATE_REQUIRED": ("the broker wants a certificate of ours", "set mqtt.tls.cert_file and key_file"),
+    "CERTIFICATE_REQUIRED": ("the broker requires a client certificate", "set mqtt.tls.cert_file and key_file"),
     "UNKNOWN_CA": (
-        "the broker does not know the CA of our certificate",
+        "the broker does not know the CA of the client certificate",
         "have mqtt.tls.cert_file signed by a CA that the broker trusts",
     ),
-    "CERTIFICATE_EXPIRED": ("the broker finds our certificate expired", "renew mqtt.tls.cert_file"),
-    "CERTIFICATE_REVOKED": ("the broker finds our certificate revoked", "renew mqtt.tls.cert_file"),
-    "BAD_CERTIFICATE": ("the broker refuses our certificate", "see the broker's log, and mqtt.tls.cert_file"),
-    "CERTIFICATE_UNKNOWN": ("the broker refuses our certificate", "see the broker's log, and mqtt.tls.cert_file"),
-    "UNSUPPORTED_CERTIFICATE": ("the broker refuses our certificate", "one whose use is client authentication"),
+    "CERTIFICATE_EXPIRED": ("the broker finds the client certificate expired", "renew mqtt.tls.cert_file"),
+    "CERTIFICATE_REVOKED": ("the broker finds the client certificate revoked", "renew mqtt.tls.cert_file"),
+    "BAD_CERTIFICATE": ("the broker refuses the client certificate", "see the broker's log, and mqtt.tls.cert_file"),
+    "CERTIFICATE_UNKNOWN": (
+        "the broker refuses the client certificate",
+        "see the broker's log, and mqtt.tls.cert_file",
+    ),
+    "UNSUPPORTED_CERTIFICATE": ("the broker refuses the client certificate", "a certificate for client authentication"),
     "HANDSHAKE_FAILURE": (
-        "the broker ended the handshake, as it does without a certificate of ours, or a cipher in common",
-        "see the broker's log; it may want mqtt.tls.cert_file and key_file",
+        "the broker ended the handshake, as it does without a client certificate, or without a common cipher",
+        "see the broker's log; it may need mqtt.tls.cert_file and key_file",
     ),
 }
 _NOT_IN_TIME, _EXPIRED = 9, 10  # X509_V_ERR_* of OpenSSL
@@ -184,9 +189,9 @@ def explain(error: OSError, in_handshake: bool = False) -> AgentError | None:
     reason = error.reason or "" if isinstance(error, ssl.SSLError) else ""
     for end, (found, remedy) in _ALERTS.items():
         if reason.endswith(end):
-            return _refused(found, "a certificate that it accepts", remedy)
+            return _refused(found, "a certificate that the broker accepts", remedy)
     if reason.endswith(("PROTOCOL_VERSION", "UNSUPPORTED_PROTOCOL")):
-        return _refused("a broker without TLS 1.2 and 1.3", "one of them", "update the broker")
+        return _refused("a broker without TLS 1.2 and 1.3", "TLS 1.2 or 1.3", "update the broker")
     if in_handshake and (isinstance(error, _NO_TLS) or reason in _NO_TLS_REASONS or "handshake" in str(error)):
         found = f"no TLS on this port ({error})"
         return _refused(found, "a TLS handshake", "set mqtt.port to the broker's port for TLS, or leave mqtt.tls out")
@@ -197,12 +202,12 @@ def _untrusted(error: ssl.SSLCertVerificationError) -> AgentError:
     found = f"the broker's certificate is refused: {error.verify_message}"
     if error.verify_code in (_NOT_IN_TIME, _EXPIRED):
         now = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
-        remedy = f"renew it, or set the clock of this machine, which says {now} UTC"
-        return _refused(found, "one that is valid now", remedy)
+        remedy = f"renew the certificate, or set the clock of this machine, which says {now} UTC"
+        return _refused(found, "a certificate that is valid now", remedy)
     if error.verify_code in (_OTHER_NAME, _OTHER_ADDRESS):
-        remedy = "set mqtt.host to a name that it is for, or have it issued for this one (subjectAltName)"
-        return _refused(found, "one for mqtt.host", remedy)
-    return _refused(found, "one signed by a CA that we trust", "set mqtt.tls.ca_file to the CA that signed it")
+        remedy = "set mqtt.host to a name in the certificate, or have it issued for this name (subjectAltName)"
+        return _refused(found, "a certificate for mqtt.host", remedy)
+    return _refused(found, "a certificate signed by a trusted CA", "set mqtt.tls.ca_file to the CA that signed it")
 
 
 def _refused(found: str, expected: str, remedy: str) -> AgentError:

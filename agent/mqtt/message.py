@@ -52,7 +52,7 @@ class HeldMessage(Message):
 
 @dataclass(frozen=True)
 class Reply:
-    """Where the sender of a command also wants its results, and the data that they are to carry (MQTT 5)."""
+    """The topic on which the sender of a command also wants its results, and the data for them (MQTT 5)."""
 
     topic: str
     correlation: bytes | None = None

@@ -51,7 +51,7 @@ class ReceiveQueue:
 
     @property
     def waiting_bytes(self) -> int:
-        """What waits to be popped."""
+        """The bytes that wait to be popped."""
         return self._bytes
 
     @property

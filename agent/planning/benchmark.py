@@ -121,7 +121,7 @@ def run_benchmark(
     images = list(read_spread(parse_source(frames), count))
     if len(images) < _FEWEST:
         found = f"{len(images)} frames in {frames}"
-        raise AgentError("benchmark.frames", found, f"{_FEWEST} at least", "give a longer recording, or more images")
+        raise AgentError("benchmark.frames", found, f"at least {_FEWEST}", "give a longer recording, or more images")
     calibrating, measured = images[::2], images[1::2]
     options = BackendOptions(threads)
     embedded = open_backend("onnxruntime", options)

@@ -201,7 +201,7 @@ class Tally:
         if self._keeps_loss and not self._is_futile:
             return f"loss at most {self.bound.upper:.3g} {basis}; {allowed}"
         if not self.bound.n:
-            return f"nothing found on any of {self._empty_frames} frames, which tells nothing; {ended}"
+            return f"nothing found on any of {self._empty_frames} frames, which shows nothing about the plan; {ended}"
         return f"loss {self.bound.mean:.3g}, perhaps {self.bound.upper:.3g}, {basis}, and {ended}; {allowed}"
 
 

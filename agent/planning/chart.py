@@ -47,7 +47,7 @@ def draw_chart(evidence: Evidence, path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         remedy = install_extra("plot")
-        raise AgentError("plan.plot", "no package matplotlib", "it, to draw a chart", remedy) from error
+        raise AgentError("plan.plot", "no package matplotlib", "matplotlib, to draw a chart", remedy) from error
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # whatever style the user has set
         figure = Figure(figsize=_SIZE_IN, dpi=_DPI, layout="constrained")

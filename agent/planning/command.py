@@ -68,7 +68,7 @@ def run_plan(
     if model.placement.own and all(group.fixed for group in fusion_groups(model.master, model.placement).groups):
         raise AgentError(
             "plan.nothing",
-            f"{model.spec.path.name}, which brings its own INT8, and no other layer that may be",
+            f"{model.spec.path.name}, which brings its own INT8 and has no other layer that may be INT8",
             "a model with layers to decide about",
             "build it as it is, with --precision int8 and no calibration",
         )
@@ -91,7 +91,7 @@ def run_plan(
         say(search.split.description)
         if not all(held_out.values()):
             say(
-                "warning: the calibration is from a source of the same name; what is certified holds for its frames, "
+                "warning: the calibration is from a source of the same name; the certificate holds for its frames, "
                 "not for new scenes"
             )
     with _journal(output, builder, sources, options) as journal:
@@ -119,7 +119,7 @@ def _parse_sources(frames: Sequence[str]) -> list[Source]:
         raise AgentError(
             "plan.sources",
             f"{len(sources)} sources with a live camera among them: {', '.join(shown)}",
-            "recordings, or one live camera alone: its stretch of time is no sample of a scene",
+            "recordings, or one live camera alone: a stretch of time is not a sample of a scene",
             "record the camera, and give the recording",
         )
     twice = next((each for each in shown if shown.count(each) > 1), None)
@@ -156,11 +156,11 @@ def _journal(output: Path, builder: PlanBuilder, sources: Sequence[Source], opti
     output.parent.mkdir(parents=True, exist_ok=True)
     journal = Journal(output.with_name(output.name + ".journal"), fingerprint(identity))
     if journal.values:
-        say(f"going on with the search that was interrupted: {_measurements(journal)} measurements are known")
+        say(f"continuing the interrupted search: {_measurements(journal)} measurements are known")
     try:
         yield journal
     except KeyboardInterrupt:
-        say(f"{_measurements(journal)} measurements are kept: the same command goes on from there")
+        say(f"{_measurements(journal)} measurements are kept: the same command continues from there")
         raise
     finally:
         if not journal.values:
@@ -234,8 +234,8 @@ def read_evidence(path: Path) -> Mapping[str, Any]:
     evidence = read_plan(path).evidence
     if evidence.get("by") == FOUND_BY:
         found, remedy = f"{path}, a plan that a job of the daemon found", "see its layers with 'tared inspect ARTEFACT'"
-        raise AgentError("plan.evidence", found, "one that 'tared plan' wrote", remedy)
+        raise AgentError("plan.evidence", found, "a plan that 'tared plan' wrote", remedy)
     if evidence.get("schema") != SCHEMA:
         found = f"{path}, a plan written by hand" if not evidence else f"{path}, planned by another version of tared"
-        raise AgentError("plan.evidence", found, "one that this 'tared plan' wrote", "make it anew")
+        raise AgentError("plan.evidence", found, "a plan that this 'tared plan' wrote", "make the plan again")
     return evidence

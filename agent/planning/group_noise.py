@@ -43,7 +43,7 @@ class GroupNoise:
 
     @property
     def shares(self) -> Floats:
-        """What each group adds to the divergence of the answers while it is INT8, (n,)."""
+        """The part that each group adds to the divergence of the answers while it is INT8, (n,)."""
         return share_out(self.predicted, self.blocks)
 
 

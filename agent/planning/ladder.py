@@ -200,8 +200,9 @@ class Ladder:
     def refusal(self, last: AgentError | None) -> AgentError:
         """Return the error of a job of which no engine was accepted. last: the last refusal.
 
-        Its code is `precision.exhausted` where precision was to be raised, for which no other job may begin. Where the
-        frames did not show why, by chance, it is `recalibration.refused` as ever, and a later job has other frames.
+        Its code is `precision.exhausted` where precision was to be raised, for which no other job may begin. If the
+        frames did not show why, by chance, it is `recalibration.refused`, as for other jobs: a later job has other
+        frames.
         """
         expected = last.expected if last is not None else "a plan whose loss is within recalibration.max_loss"
         if last is not None and not self._groups:

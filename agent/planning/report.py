@@ -104,11 +104,11 @@ def show_costs(evidence: Evidence) -> str:
         return ""
     shown = f"measured on {costs['builds']} engines, spread {show_share(costs['noise'])}"
     if costs.get("passes", 1) > 1:
-        shown += f", {costs['passes']} times over because of the noise"
+        shown += f", {costs['passes']} times because of the noise"
     hidden = sum(not _is_timed(group) for group in evidence["groups"])
     if hidden:
         shown += (
-            f"; {hidden} of {len(evidence['groups'])} groups are within the noise, and lean on multiply-accumulates"
+            f"; {hidden} of {len(evidence['groups'])} groups are within the noise, and rely on multiply-accumulates"
         )
     return f"{shown}: {costs['doubt']}" if costs.get("doubt") else shown
 
@@ -366,7 +366,7 @@ def _sentences(evidence: Evidence, index: int) -> Iterator[str]:
     if evidence["costs"]["source"] != "none":
         yield from _costs(evidence, index)
     if not evidence["sensed"]:
-        yield "What it adds to the output's divergence was not looked at: the time was up before."
+        yield "What it adds to the output's divergence was not measured: the time was up before."
         return
     rank = 1 + sum(other["sensitivity"] > group["sensitivity"] for other in groups)
     of_all = f"{show_share(noise_share(evidence, [group]))} of what all groups add, rank {rank} of {len(groups)}"
@@ -389,7 +389,7 @@ def _costs(evidence: Evidence, index: int) -> Iterator[str]:
     takes = f"{scale.show(group['time_int8'])} in INT8 and {scale.show(group['time_float'])} in float"
     if scale.measured:
         how = (
-            "measured" if _is_timed(group) else "the difference is within the noise, and leans on multiply-accumulates"
+            "measured" if _is_timed(group) else "the difference is within the noise, and relies on multiply-accumulates"
         )
         yield f"It takes {takes} ({how}, spread {show_share(costs['noise'])})."
     else:

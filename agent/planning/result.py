@@ -54,7 +54,7 @@ def verdict(search: PlanSearch) -> str:
     result = search.result
     if result.accepted is None:
         own = " but what the model itself has in INT8" if search.model.placement.own else ""
-        forced = ", and what precision.force_int8 names, whose loss nobody knows" if search.rules.int8 else ""
+        forced = ", and what precision.force_int8 names, whose loss is not known" if search.rules.int8 else ""
         return f"All float{own}{forced}: {_why_not(search)}."
     trial = result.trials[result.accepted]
     times = f"{trial.latency_ms:.3g} ms against {trial.latency_float_ms:.3g} ms in float"
@@ -63,7 +63,7 @@ def verdict(search: PlanSearch) -> str:
     each = " in each" if len(scenes) > 1 else ""
     outcome = f"a loss of at most {trial.upper:.3g}{each}, where {search.options.max_loss:g} is accepted. {speed}"
     if search.split.live:  # frames in the order of time are no sample of another stretch
-        return f"Kept, on the stretch of a live camera that was seen and for no other: {outcome}"
+        return f"Kept for the observed stretch of a live camera, and for no other: {outcome}"
     certified = f"Certified for the scenes of {', '.join(scenes)}" if len(scenes) > 1 else "Certified"
     return f"{certified}: {outcome}"
 

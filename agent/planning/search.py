@@ -76,7 +76,7 @@ class PlanOptions:
 
 @dataclass(frozen=True)
 class Share:
-    """How the frames of one source are divided between search and certificate.
+    """The division of one source's frames between search and certificate.
 
     search: how many frames at the start of the random order the search uses. certificate: how many are left; None for a
     live camera.
@@ -89,7 +89,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Split:
-    """How the frames of every source are divided. terms: with as many candidates as all sources' frames allow.
+    """The division of every source's frames. terms: with as many candidates as all sources' frames allow.
 
     Each candidate takes its share of the error, and each source its share of that.
     """
@@ -215,7 +215,7 @@ class SearchResult:
 
     @property
     def noise(self) -> NDArray[np.float64]:
-        """What each group adds to the divergence while it is INT8, (groups,)."""
+        """The part that each group adds to the divergence while it is INT8, (groups,)."""
         return self.measured.shares if self.measured is not None else np.zeros(len(self.grouping.groups))
 
     @property

@@ -35,7 +35,7 @@ def plan_sections(plan: PrecisionPlan) -> list[Section]:
     if "candidates" in evidence:
         if evidence.get("schema") == SCHEMA:
             return [*_searched(plan), *_repairs(plan)]
-        text = ["Another version of tared made this plan. Plan anew to see what the search measured."]
+        text = ["Another version of tared made this plan. Plan again to see the measurements of the search."]
         return [Section("Precision", text, tables=_floats(plan)), *_repairs(plan)]
     if evidence.keys() >= _OF_JOBS:
         return [*_of_job(plan), *_repairs(plan)]

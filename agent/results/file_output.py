@@ -60,7 +60,7 @@ class ResultsFile(Output):
         try:
             self._write()
         except OSError as error:
-            remedy = "make room, or set results.file to a path that the daemon may write"
+            remedy = "free some space, or set results.file to a path that the daemon may write"
             found = f"{self._path}: {error.strerror}"
             self.trouble = self.trouble or AgentError("results.write", found, "a writable file with room", remedy)
             self._close()

@@ -146,7 +146,7 @@ class Preview(threading.Thread):
                 self._sleep(pause_s if self._permitted else None)
             except Exception as error:  # a fault of the preview must not end the video
                 found = f"{type(error).__name__}: {error}"
-                failure = AgentError("preview.failed", found, "viewers that are served", "report it")
+                failure = AgentError("preview.failed", found, "viewers that get frames", "report the error")
                 self._sleep(self._opening.note_failure(failure))
 
     def _report(self, error: TaredError | None) -> None:
@@ -171,7 +171,7 @@ class Preview(threading.Thread):
         if not self._permitted:
             found = f"preview.address is {self._config.address}, and privacy.preview is false"
             remedy = "let the board's owner set privacy.preview in config.yaml, or leave preview.address out"
-            raise AgentError("preview.privacy", found, "leave to show frames", remedy)
+            raise AgentError("preview.privacy", found, "permission to show frames", remedy)
 
     @contextmanager
     def _listening(self) -> Iterator[Reception[Viewer]]:
@@ -256,7 +256,7 @@ class Preview(threading.Thread):
         return since_s + _PATIENCE_S if since_s is not None else self._due_s[camera]
 
     def _update_picture(self, camera: str, now_s: float) -> None:
-        """Where a camera's next picture is due, wait for its next answer, and draw that, or the latest one."""
+        """If a camera's next picture is due, wait for its next answer, and draw that, or the latest one."""
         if now_s < self._due_s[camera]:
             return
         if camera not in self._awaited_since_s:
@@ -288,7 +288,7 @@ class Preview(threading.Thread):
             jpeg, _ = encode_jpeg(image, _MOST_JPEG_BYTES)
         except Exception as error:  # an answer that cannot be drawn
             found = f"{type(error).__name__}: {error}"
-            failure = AgentError("preview.draw", found, "a frame that can be drawn", "look at the model's decoder")
+            failure = AgentError("preview.draw", found, "a frame that can be drawn", "check the model's decoder")
             self._drawing.note_failure(failure)
             return
         self._drawing.note_success()

@@ -32,5 +32,5 @@ def encode_jpeg(image: NDArray[np.uint8], most_bytes: int) -> tuple[bytes, tuple
             return encoded, (height, width)
         if min(height, width) < 2:
             found = f"{len(encoded)} bytes for one pixel"
-            raise AgentError("images.encode", found, f"at most {most_bytes}", "report it")
+            raise AgentError("images.encode", found, f"at most {most_bytes}", "report the error")
         image = np.asarray(cv2.resize(image, (width // 2, height // 2), interpolation=cv2.INTER_AREA), np.uint8)

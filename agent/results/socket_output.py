@@ -125,11 +125,11 @@ class ResultsSocket(Output):
             self._listener = UnixListener(self._path, _MODE, MAX_READERS)
         except OSError as error:
             found = f"{self._path}: {error.strerror or error}"
-            expected = "a path for a socket of the daemon's own"
+            expected = "a path for a socket that the daemon owns"
             if error.errno not in _REFUSED:
-                remedy = "choose another results.socket, or end who serves it"
+                remedy = "choose another results.socket, or end the process that serves it"
                 raise ConfigError("results.socket", found, expected, remedy) from None
-            remedy = "make its disk writable; it is tried again, and what else is served goes on"
+            remedy = "make its disk writable; the next attempt follows by itself, and other outputs continue"
             self.trouble = AgentError("results.socket", found, expected, remedy)
         else:
             self.trouble = None

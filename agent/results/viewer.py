@@ -41,7 +41,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class ViewRequest:
-    """What a viewer asks for: a camera's stream, or one picture of it."""
+    """A viewer's request: a camera's stream, or one picture of it."""
 
     camera: str
     streams: bool

@@ -147,7 +147,7 @@ class ResultsWriter(threading.Thread):
 
     @property
     def dropped(self) -> Mapping[str, int]:
-        """How many lines each output has lost so far."""
+        """The number of lines that each output has lost so far."""
         lost = {output.name: output.dropped for output in self._outputs}
         return {name: self._overrun + self._lost[name] + count for name, count in lost.items() if count is not None}
 
@@ -173,7 +173,7 @@ class ResultsWriter(threading.Thread):
 
     def _note_fault(self, output: Output, error: Exception) -> None:
         found = f"{type(error).__name__}: {error}"
-        remedy = "see what else fails here; if nothing does, report it"
+        remedy = "check the log for other errors; if there are none, report this one"
         self._faults[output.name].note_failure(AgentError("results.failed", found, "lines that are written", remedy))
 
     def _report(self, output: str, error: TaredError | None) -> None:

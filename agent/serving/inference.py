@@ -354,7 +354,7 @@ class FrameLoop(threading.Thread):
         with self._trial_lock:
             if self._trial is not None:
                 trial.close()
-                raise RuntimeError("a trial while another one is on")
+                raise RuntimeError("a trial while another trial runs")
             if not self._ended:
                 self._trial, self._is_committed, self._withdrawal = trial, False, None
                 return

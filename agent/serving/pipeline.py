@@ -236,12 +236,12 @@ class Pipeline:
 
     @property
     def mismatch(self) -> Mismatch | None:
-        """What proved the reference wrong, now or before a restart; None as long as nothing has."""
+        """The mismatch that proved the reference wrong, now or before a restart; None if there was none."""
         return self._evidence.mismatch
 
     @property
     def open_mismatch(self) -> Mismatch | None:
-        """As `mismatch`, until `answer_mismatch`, which an earlier process may have called."""
+        """The same as `mismatch`, until `answer_mismatch`, which an earlier process may have called."""
         return self.mismatch if not self._evidence.is_answered else None
 
     def answer_mismatch(self) -> None:
@@ -324,7 +324,7 @@ class Pipeline:
         """
         if self.loop.is_stuck:
             engine.close()
-            found = "a candidate that still hangs, with the memory that it holds"
+            found = "a candidate that still hangs and holds its memory"
             raise AgentError(
                 "probation.stuck", found, "one candidate at a time", "wait for its end, or restart the daemon"
             )
@@ -383,8 +383,10 @@ class Pipeline:
             except Exception as error:  # noqa: PERF203  (each costs itself alone)
                 failed = True
                 with suppress(MemoryError):
-                    found, remedy = f"{type(error).__name__}: {error}", "see what else takes memory on this machine"
-                    self._handing.note_failure(AgentError("serving.sinks", found, "an answer handed on", remedy))
+                    found, remedy = f"{type(error).__name__}: {error}", "check what else uses memory on this machine"
+                    self._handing.note_failure(
+                        AgentError("serving.sinks", found, "an answer that every output takes", remedy)
+                    )
         if not failed:
             self._handing.note_success()
 

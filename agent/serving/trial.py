@@ -44,7 +44,7 @@ _LONGEST_DEADLINE_S = 30.0  # half of the time that the service's watchdog waits
 # A first inference loads a runtime's code and maps its memory: seconds on a slow board, tens of them from a slow disk.
 # Nobody waits for it, so this only has to be longer than any.
 REHEARSAL_S = 60.0
-_SERVED_ON = "what served before serves on; if it happens again, look at the model and at the runtime"
+_SERVED_ON = "the previous engine serves; if it happens again, check the model and the runtime"
 
 log = logging.getLogger(__package__)
 
@@ -218,17 +218,19 @@ class Probation:
                 at_most_s = self.config.max_slowdown * quantile_bounds(self._previous_s, share)[1]
                 if at_least_s > at_most_s:
                     found = f"p{100 * share:g} of inference at least {1e3 * at_least_s:.2f} ms"
-                    remedy = "look at what else the machine does, or raise probation.max_slowdown"
+                    remedy = "check what else the machine does, or raise probation.max_slowdown"
                     return AgentError("probation.latency", found, f"at most {1e3 * at_most_s:.2f} ms", remedy)
         for gain in gains:
             if gain.n and gain.high < -self._may_lose:
-                loss = f"fidelity lower by {-gain.high:.3f} at least"
-                found = f"{loss} than of the engine before, on the same {gain.n} frames"
-                remedy = "what served before serves on; a recalibration from other frames may do better"
+                loss = f"fidelity lower by at least {-gain.high:.3f}"
+                found = f"{loss} than that of the previous engine, on the same {gain.n} frames"
+                remedy = "the previous engine serves; a recalibration from other frames may do better"
                 return AgentError("probation.fidelity", found, f"at most {self._may_lose:g} lower", remedy)
         for lost in losses if not self.first else ():
-            found = f"fidelity lower by {-lost.estimate:.3f} than of the engine before, on the same {lost.n} frames"
-            remedy = "what served before serves on; a recalibration from other frames may do better"
+            found = (
+                f"fidelity lower by {-lost.estimate:.3f} than that of the previous engine, on the same {lost.n} frames"
+            )
+            remedy = "the previous engine serves; a recalibration from other frames may do better"
             return AgentError("probation.fidelity", found, "no loss that is more than chance", remedy)
         return None
 
@@ -430,7 +432,7 @@ class Trial(threading.Thread):
             answer = self._answers.get(timeout=patience_s)
         except queue.Empty:
             found = f"no answer within {limit_s:g} s"
-            remedy = "what served before serves on; a restart frees what the engine in hand holds"
+            remedy = "the previous engine serves; a restart frees what the stuck engine holds"
             raise AgentError("probation.hang", found, "an answer to every frame", remedy) from None
         self._is_pending = False
         if isinstance(answer, Exception):

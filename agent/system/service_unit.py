@@ -118,8 +118,10 @@ def unit_text(root: Path = Path("/"), service: SystemdService = TARED) -> str:
     path = Path("/") / (program.relative_to(root.resolve()) if program.is_relative_to(root.resolve()) else program)
     for needed in (path, Path(sysconfig.get_path("stdlib"))):
         if any(needed.is_relative_to(private) for private in _PRIVATE):
-            remedy = "make the virtual environment in /opt/tared, of a python3 of the system's"
-            raise AgentError("service.home", str(needed), "what a service may see, which no home directory is", remedy)
+            remedy = "make the virtual environment in /opt/tared, with the system's python3"
+            raise AgentError(
+                "service.home", str(needed), "a folder that a service may see, which is not in a home directory", remedy
+            )
     lines = service.with_own_folders(shipped_file()).splitlines(keepends=True)
     start = f"ExecStart={_word(path)} run -c /{service.config_path}\n"
     return "".join(start if line.startswith("ExecStart=") else line for line in lines)
@@ -150,7 +152,10 @@ def plan_install(
         is_linked = link.is_symlink() and os.readlink(link) == f"/{service.unit_path}"
     except OSError as error:
         found = f"{error.filename}: {error.strerror}"
-        expected, remedy = "what is installed, to compare", "sudo tared install-service, with the same options"
+        expected, remedy = (
+            "installed files that can be read, to compare them",
+            "sudo tared install-service, with the same options",
+        )
         raise AgentError("service.unreadable", found, expected, remedy) from error
     if not _is_running_system(root):
         return [*steps, InstallStep("keep" if is_linked else "link", str(link), f"/{service.unit_path}")]

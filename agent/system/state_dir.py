@@ -46,7 +46,7 @@ def lock_state_dir(state_dir: Path) -> Iterator[None]:
             raise AgentError(
                 "state.locked",
                 f"another daemon on {state_dir}",
-                "one at a time",
+                "one daemon at a time",
                 "stop it, or choose another state_dir",
             ) from None
         yield
@@ -65,7 +65,7 @@ def _open_lock(state_dir: Path) -> TextIO:
         lock = _open_own(file, "r")
     except OSError:
         raise AgentError("state.unwritable", found, "a writable folder", "correct state_dir") from None
-    say(f"warning: {found}; what serves is served on, and nothing new can be kept")
+    say(f"warning: {found}; the engine in service keeps serving, and nothing new can be kept")
     return lock
 
 

@@ -133,7 +133,7 @@ class Outbox(MessageSource):
 
     @property
     def dropped(self) -> Counter[str]:
-        """How many rows will never be sent, by kind, since the start."""
+        """The number of rows that will never be sent, by kind, since the start."""
         return Counter(self._store.dropped)
 
     @property
@@ -144,7 +144,7 @@ class Outbox(MessageSource):
 
     @property
     def size_bytes(self) -> int:
-        """What the rows take on the disk, as of the latest write."""
+        """The bytes that the rows take on the disk, as of the latest write."""
         return self._store.size_bytes
 
     def put(self, kind: str, rank: int, document: Callable[[int, int], bytes]) -> None:
@@ -277,7 +277,7 @@ class Outbox(MessageSource):
                 return
             except Exception as error:  # for want of memory, say; nothing is lost, and the video goes on
                 found = f"{type(error).__name__}: {error}"
-                failure = AgentError("outbox.failed", found, "rows that are written", "see what else fails here")
+                failure = AgentError("outbox.failed", found, "rows that are written", "check the log for other errors")
                 pause_s = failing.note_failure(failure)
                 with self._changed:
                     self._changed.wait_for(lambda: self._closing, pause_s)
@@ -346,7 +346,7 @@ class _Sending:
 
 
 class SendWindow:
-    """What is due on one connection: loaded, popped, and on its way; for one thread at a time.
+    """Messages that are due on one connection: loaded, popped, and on its way; for one thread at a time.
 
     furthest: the greatest number that was ever popped, on any connection. complete: nothing else is due.
     """
@@ -365,7 +365,7 @@ class SendWindow:
 
     @property
     def room(self) -> int:
-        """How many more parcels may be loaded."""
+        """The number of further parcels that may be loaded."""
         return WINDOW - len(self._loaded)
 
     @property
@@ -459,7 +459,7 @@ class RateLimiter:
 
 
 class AckResult(Enum):
-    """What a collector's ack shows."""
+    """The content of a collector's ack."""
 
     PROGRESS = "progress"  # it has more than before
     GAP = "gap"  # it has received something, but not what comes next

@@ -129,7 +129,7 @@ Parcel = OutboxRow | DroppedRange  # what the broker is sent, and acknowledges, 
 
 @dataclass
 class PendingWrites:
-    """What there is to write, from one commit to the next.
+    """Changes to write, from one commit to the next.
 
     Args:
         rows: New rows.
@@ -318,7 +318,7 @@ class OutboxStore:
     def _move_to(self, file: OutboxTable) -> None:
         """Copy memory to the file, and combine what both know of epochs and collectors. Raises AgentError.
 
-        An epoch that was begun without the file ends if the file holds a later one. Otherwise new rows would be
+        An epoch that began without the file ends if the file holds a later one. Otherwise new rows would be
         numbered before those in the file.
         """
         with self._database.transaction_on(file.db):
@@ -597,7 +597,7 @@ class OutboxTable:
 
 def database(path: Path) -> Database:
     """Return the file that keeps the tables."""
-    holds, loss = "what waits for the fleet's collector", "what nobody had collected yet is lost"
+    holds, loss = "the rows that wait for the fleet's collector", "the rows that were not collected yet are lost"
     return Database(path, "outbox", holds, loss, _MIGRATIONS, _PRAGMAS)
 
 

@@ -26,7 +26,7 @@ ANSWERS = "model.answers"  # error of a new model whose answers differ by more t
 
 @dataclass(frozen=True)
 class ModelChange:
-    """What a new model changes on the frames that were held out.
+    """Changes of the answers by a new model, on the frames that were held out.
 
     Args:
         frames: On which the new model or the engine in service sees something.
@@ -48,7 +48,7 @@ class ModelChange:
         change = f"the new model's answers differ by {1.0 - self.agreement:.3f} on {self.frames} frames"
         if not self.unanswered:
             return change
-        return f"{change}; it sees nothing on {self.unanswered} of {self.answered} on which today's engine does"
+        return f"{change}; it sees nothing on {self.unanswered} of {self.answered} on which the engine in service does"
 
     def check(self, max_loss: float) -> None:
         """Raise AgentError (`model.answers`) for a change above `max_loss`, if the frames suffice to say so."""
@@ -57,8 +57,8 @@ class ModelChange:
                 ANSWERS,
                 self.text,
                 f"a change of at most recalibration.max_loss ({max_loss:g}), or the owner's consent",
-                "where that is meant: 'tared send DEVICE model file=MODEL.onnx accept=true'; a restart of the daemon "
-                "serves the model's file as it is",
+                "if the change is intended: 'tared send DEVICE model file=MODEL.onnx accept=true'; a restart of the "
+                "daemon serves the model's file as it is",
             )
 
 

@@ -51,15 +51,15 @@ _EXPECTED = {
     "latency": "a latency within recalibration.max_slowdown",
     "gain": "an engine no slower than float",
     "fidelity": f"at least {MIN_INFORMATIVE} frames with something on them, and a loss within recalibration.max_loss "
-    "or clearly below today's",
+    "or clearly below that of the engine in service",
 }
-_SERVES_ON = "the engine in service serves on; a model that plain INT8 does not suit needs layers kept float"
+_SERVES_ON = "the engine in service keeps serving; a model that plain INT8 does not suit needs layers kept float"
 _FLOAT_IS_FASTER = "let float serve, which is faster here; backend onnxruntime serves slower INT8, which saves memory"
 
 
 @dataclass(frozen=True)
 class VerdictLimits:
-    """What a candidate must keep.
+    """The limits within which a candidate must stay.
 
     Args:
         max_loss: Largest 1 - mean fidelity at which a candidate is good, whatever serves now.
@@ -212,7 +212,7 @@ class Judge:
             "recalibration.deadline",
             f"an inference of the candidate that had not come back after {limit_s:.3g} s",
             "an answer",
-            "the engine in service serves on; report the model and the versions of `tared doctor`",
+            "the engine in service keeps serving; report the model and the versions of `tared doctor`",
         )
         self._record_refusal({"error": {"code": error.code, "found": error.found}})
         self.on_hang(error)

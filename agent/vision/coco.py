@@ -121,7 +121,7 @@ def find_instances(files: ImageFiles, path: Path) -> Instances | None:
             "dataset.coco",
             f"{len(documents)} files of COCO instances: {', '.join(each.where for each in documents)}",
             "one",
-            "give the path of that one with --dataset; unpack a zip before",
+            "give the path of that one with --dataset; unpack a zip first",
         )
     return documents[0] if documents else None
 

@@ -145,14 +145,14 @@ def _pixel_type(spec: ModelSpec, tensor: TensorSpec) -> PixelType:
     raise ConfigError(
         "model.input",
         f"input '{tensor.name}' of type {tensor.dtype}{keys}",
-        "float32, or uint8 without scale, mean and std, which the graph has then",
-        "leave these out of the spec, or export the model with a float32 input",
+        "float32, or uint8 without scale, mean and std, if the graph contains them",
+        "leave these keys out of the spec, or export the model with a float32 input",
     )
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """Where a frame lies in the network input: network = frame * scale + offset, per axis, in pixels."""
+    """The place of a frame in the network input: network = frame * scale + offset, per axis, in pixels."""
 
     frame_width_px: int
     frame_height_px: int

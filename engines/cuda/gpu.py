@@ -115,7 +115,7 @@ class Gpu:
         Every thread needs its own; they nest. Raises DeviceError `cuda.device` (closed), or as `working`.
         """
         if self._context is None:
-            raise DeviceError("cuda.device", "a GPU that was closed", "an open one", "open another Gpu")
+            raise DeviceError("cuda.device", "a GPU that was closed", "an open Gpu", "open another Gpu")
         with self.working("a context that can be used"):
             self._context.push()
         try:
@@ -196,7 +196,7 @@ def _driver() -> Any:
         if DRIVER.partition(".")[0] in found:
             remedy = "install the driver, or JetPack"
             raise DeviceError("cuda.driver", found, f"the NVIDIA driver's {DRIVER}", remedy) from error
-        remedy = "build it anew: pip install --force-reinstall --no-cache-dir --no-binary pycuda pycuda"
+        remedy = "build it again: pip install --force-reinstall --no-cache-dir --no-binary pycuda pycuda"
         raise DeviceError("cuda.pycuda", found, "a PyCUDA that was built for this machine's CUDA", remedy) from error
     try:
         driver.init()

@@ -316,7 +316,9 @@ def search_entropy(
     stream: object | None = None,
     divergence: NDArray[np.float64] | None = None,
 ) -> NDArray[np.int32]:
-    """How many bins to keep of each histogram: the widest candidate whose KL divergence is within 1e-13 of the least.
+    """Return the number of bins to keep of each histogram.
+
+    That is the widest candidate whose KL divergence is within 1e-13 of the least.
 
     counts: (tensors, bins), of the executor's number of bins; the objective is calibrate.divergence.kl_divergence after
     NVIDIA's rule that bin 0 counts as bin 1. windows: (tensors, 2), the fewest and the most bins that may be kept,

@@ -106,7 +106,7 @@ def parse_model(path: Path) -> ModelProto:
         raise _unreadable(path, "a model without nodes")
     broken = next((text for text in _strings(model) if isinstance(text, bytes)), None)
     if broken is not None:  # protobuf hands out bytes then, which are no name to anybody
-        raise _unreadable(path, f"a name that is no UTF-8: {broken[:40]!r}")
+        raise _unreadable(path, f"a name that is not UTF-8: {broken[:40]!r}")
     return model
 
 

@@ -1,6 +1,6 @@
 """Emulate arithmetic of fewer bits: round the factors of all products, as TF32 and FP16 kernels do.
 
-So ONNX Runtime shows the noise that a runtime of such arithmetic may have, for each input anew.
+So ONNX Runtime shows the noise that a runtime of such arithmetic may have, separately for each input.
 """
 
 from __future__ import annotations

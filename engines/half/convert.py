@@ -201,7 +201,7 @@ class HalfTypes:
         if any(True for _ in subgraphs(node)):
             return "control flow: its bodies are written in float32"
         if schema is None or any(name and self._unknown(name) for name in (*node.input, *node.output)):
-            return "ONNX does not tell its types"
+            return "ONNX does not declare its types"
         if not image.intersection(node.input):
             return "it computes from shapes and constants, not from the image"
         if node.op_type in _SENSITIVE_OPS:
@@ -262,7 +262,7 @@ class HalfTypes:
             inputs = [name for name in node.input if self.is_float(name) and name not in self.topology.initializers]
             makers = [self.topology.producers.get(name) for name in inputs]  # None: the graph's input
             if all(maker is None or maker.name in self.float32 for maker in makers):
-                self.float32[node.name] = "it lies between tensors that are float32"
+                self.float32[node.name] = "it is between tensors that are float32"
 
 
 def _all_reads(node: NodeProto) -> set[str]:

@@ -52,7 +52,7 @@ def beyond_half(model: ModelProto, amax: Mapping[str, float]) -> dict[str, str]:
     }
     unfit |= dict(bounds.unfit_scales())
     unfit |= {
-        name: f"'{name}' reaches {least:.5g} or more, beyond float16: what is made from it was measured so large"
+        name: f"'{name}' reaches {least:.5g} or more, beyond float16: a value made from it was measured so large"
         for name, least in bounds.reached().items()
         if name not in bounds.known and not least <= HALF_MAX
     }

@@ -277,7 +277,7 @@ class _Reading:
         if self._network < -self._network_error and known_to_save < _MATTERS:
             return ""
         if self._lost:
-            return f"INT8 and float cannot be told apart within a spread of {100.0 * self._spread:.0f} %"
+            return f"INT8 and float cannot be distinguished within a spread of {100.0 * self._spread:.0f} %"
         return f"{int(self._rest.sum())} groups differ by less than the noise"
 
     @property

@@ -191,7 +191,7 @@ def check_runtime(artefact: Artefact, description: Mapping[str, str]) -> None:
                 "artefact.runtime",
                 f"{artefact.path} was built for {field} {built_for.get(field, 'unknown')}",
                 f"{field} {description.get(field, 'unknown')}, as this machine has it",
-                "it is built anew from its calibration: the daemon does so, elsewhere use 'tared build'",
+                "wait until the daemon builds it again from its calibration; elsewhere, use 'tared build'",
             )
 
 

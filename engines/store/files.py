@@ -137,7 +137,7 @@ def staging(destination: Path, replacing: bool = False) -> Iterator[Path]:
             "artefact.write",
             f"{destination}: {error.strerror or error}",
             "a writable disk with room for the engine",
-            "free some space or check the permissions; what was current still is",
+            "free some space or check the permissions; the current artefact stays current",
         ) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)

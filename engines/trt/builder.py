@@ -51,7 +51,7 @@ _NO_MEMORY = re.compile(  # TensorRT's own spellings, "insuficient" among them
 
 @dataclass(frozen=True)
 class BuilderOptions:
-    """How to build.
+    """Options of a build.
 
     target: GPU to build for, "sm86", None for this machine's. dla: core of a deep learning accelerator, with the GPU
     for what it cannot run. best: try every kernel long. timing_cache: file of kernel timings, read and kept up to date,
@@ -170,7 +170,9 @@ def _config(
             raise EngineError("engine.dla", found, "a release with DLA support", "build for the GPU")
         if options.dla >= builder.num_DLA_cores:
             found = f"DLA core {options.dla} on a board with {builder.num_DLA_cores}"
-            raise EngineError("engine.dla", found, "one of the board's", "choose another, or build for the GPU")
+            raise EngineError(
+                "engine.dla", found, "a DLA core of the board", "choose another core, or build for the GPU"
+            )
         config.default_device_type = trt.DeviceType.DLA
         config.DLA_core = options.dla
         config.set_flag(trt.BuilderFlag.GPU_FALLBACK)
@@ -200,13 +202,15 @@ def _failure(release: TensorRtRelease, record: LogRecord) -> EngineError:
     said = record.last_error
     short = next((text for text in (*record.errors, *record.warnings) if _NO_MEMORY.search(text)), None)
     if short is not None:  # a kernel that needs more memory than there is counts as missing, too
-        remedy = "end other programs, add swap, or build with smaller profiles; the engine in service serves on"
+        remedy = "end other programs, add swap, or build with smaller profiles; the engine in service keeps serving"
         found = f"{release.name} ran out of memory: {' '.join(short.split())}"
         return EngineError("engine.memory", found, "memory to build", remedy)
     missing = next((match for match in map(_NO_KERNEL.search, record.errors) if match), None)
     if missing is not None:
         return MissingKernelError(missing[1], said)
-    return EngineError("engine.build", said, f"a graph that {release.name} builds", "see the layer that it names")
+    return EngineError(
+        "engine.build", said, f"a graph that {release.name} builds", "check the layer that the error names"
+    )
 
 
 def _start_timings(config: IBuilderConfig, path: Path, key: bytes | None) -> None:
@@ -269,7 +273,7 @@ def _refusal(release: TensorRtRelease, parser: OnnxParser, said: str) -> EngineE
             f"operators that {release.name} has",
             "export the model without it, for instance with its decoding steps moved into the decoder",
         )
-    return EngineError("engine.graph", f"{where}: {reason}", f"a graph that {release.name} parses", "see the node")
+    return EngineError("engine.graph", f"{where}: {reason}", f"a graph that {release.name} parses", "check this node")
 
 
 @dataclass

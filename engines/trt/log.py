@@ -41,7 +41,7 @@ class LogRecord:
     @property
     def last_error(self) -> str:
         """The last error, on one line; its cause usually stands there too."""
-        return " ".join(self.errors[-1].split()) if self.errors else "nothing said why"
+        return " ".join(self.errors[-1].split()) if self.errors else "no reason was given"
 
 
 class Messages:

@@ -127,7 +127,12 @@ class ListeningProbe(OutputProbe):
             set_up = self.context.set_debug_listener(self._listener)
         if not set_up:
             self.close()
-            raise EngineError("observer.listener", "a debug listener refused", "one taken", "report the release")
+            raise EngineError(
+                "observer.listener",
+                "a debug listener that TensorRT refused",
+                "a debug listener that it takes",
+                "report this release of TensorRT",
+            )
 
     def see(self, image: Array, copied: Collection[str] = ()) -> Sight:
         """Infer one image; the listener counts the tensors as they are computed.

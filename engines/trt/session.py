@@ -147,7 +147,7 @@ class Session:
     def select(self, shape: Sequence[int], dtype: np.dtype[np.generic]) -> None:
         """Make the engine ready for inputs of a shape; does nothing when it is."""
         if self._closed:
-            raise EngineError("engine.closed", "a closed engine", "an open one", "load it again")
+            raise EngineError("engine.closed", "a closed engine", "an open engine", "load the engine again")
         requested = tuple(shape)
         if self._selected is not None and self._selected[1] == requested and dtype == self._image.dtype:
             return
@@ -192,7 +192,7 @@ class Session:
                 slot.graph = faster_graph(self.stream, partial(self._execute, slot))
 
     def drop_graphs(self) -> None:
-        """Go on without captured graphs, inside which layers cannot be distinguished."""
+        """Continue without captured graphs, in which layers cannot be distinguished."""
         with self._gpu.current():
             self.synchronise()
             for slot in self._slots:
@@ -315,13 +315,13 @@ class Session:
 
     def _use_profile(self, profile: int) -> None:
         if not self.context.set_optimization_profile_async(profile, self.stream.handle):
-            raise EngineError("engine.profile", f"profile {profile}", "one of the engine's", "build it again")
+            raise EngineError("engine.profile", f"profile {profile}", "a profile of the engine", "build it again")
         self.synchronise()
 
     def _shapes_for(self, shape: Shape) -> dict[str, Shape]:
         """Return the shape of every input and output for an input of `shape`."""
         if not self.context.set_input_shape(self._image.name, shape):
-            raise EngineError("engine.batch", f"shape {list(shape)}", "one that the engine takes", "build it again")
+            raise EngineError("engine.batch", f"shape {list(shape)}", "a shape that the engine takes", "build it again")
         shapes = {spec.name: tuple(self.context.get_tensor_shape(spec.name)) for spec in self._tensors}
         for name, found in shapes.items():
             if any(size < 0 for size in found):

@@ -122,7 +122,7 @@ def add_broker_options(parser: argparse.ArgumentParser, fleet: str = "default") 
         parser: The command's.
         fleet: The default fleet, in words for the help.
     """
-    broker = parser.add_argument_group("broker", "what is given here goes before what the configuration says")
+    broker = parser.add_argument_group("broker", "options given here replace those of the configuration")
     section = "take all this from the mqtt section of a config.yaml (default: none)"
     broker.add_argument("-c", "--config", type=Path, metavar="FILE", help=section)
     broker.add_argument("--host", metavar="HOST", help="the broker's name or address (default: 127.0.0.1)")
@@ -151,7 +151,7 @@ def endpoint_from(options: argparse.Namespace) -> Endpoint:
     if endpoint.exposes_password:
         from agent.common.console import say
 
-        say("warning: the broker's password goes over the network as it is; use --tls, or --ca-file")
+        say("warning: the broker's password crosses the network unencrypted; use --tls, or --ca-file")
     return endpoint
 
 

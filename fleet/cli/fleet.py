@@ -258,7 +258,7 @@ def _devices(options: argparse.Namespace) -> int:
                 print(f"the first {len(shown)}; the next ones: --after {printable(shown[-1].name)}")
         else:
             behind = f" behind {printable(options.after)}" if options.after else ""
-            print(f"nobody of the fleet {options.fleet!a}{behind} has reported yet, in {store.where}")
+            print(f"no device of the fleet {options.fleet!a}{behind} has reported yet, in {store.where}")
     return 0
 
 
@@ -269,7 +269,7 @@ def _forget(options: argparse.Namespace) -> int:
     """
     if not options.where:
         raise CommandError(
-            "fleet.where", "no --where", "which devices to forget", "give --where, such as seen_s>7776000"
+            "fleet.where", "no --where", "a condition for the devices to forget", "give --where, such as seen_s>7776000"
         )
     with _selection(options.db, options.fleet, options.where, options.silent) as (_, devices, selected):
         if not options.dry_run:
@@ -360,8 +360,8 @@ def _temporary_folder(stack: ExitStack) -> Path:
     try:
         return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tared-merge-")))
     except OSError as error:
-        remedy = "make room, point TMPDIR to a disk that has some, or choose a folder with --uploads"
-        raise AgentError("merge.write", str(error), "a folder for what boards send", remedy) from error
+        remedy = "free some space, point TMPDIR to a larger disk, or choose a folder with --uploads"
+        raise AgentError("merge.write", str(error), "a writable folder for the uploads of boards", remedy) from error
 
 
 def _print(options: argparse.Namespace, exchange: MergeExchange, merged: MergedCalibration) -> None:

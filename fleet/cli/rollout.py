@@ -53,8 +53,10 @@ def add_rollout(actions: Any) -> None:
     show = command(steps, "show", _show, "show the progress of a rollout, the reasons, and the operators")
     listed = command(steps, "list", _list, "list all rollouts, the newest first")
     listed.add_argument("--fleet", default="default", metavar="FLEET", help="the fleet of the boards")
-    pause = command(steps, "pause", partial(_steer, "pause"), "command no further board; commanded ones go on")
-    resume = command(steps, "resume", partial(_steer, "resume"), "go on with a paused rollout")
+    pause = command(
+        steps, "pause", partial(_steer, "pause"), "command no further board; boards with the command continue"
+    )
+    resume = command(steps, "resume", partial(_steer, "resume"), "continue a paused rollout")
     abort = command(steps, "abort", partial(_steer, "abort"), "command no further board, and cancel running jobs")
     undo = "let the boards of the present wave, or all, go back to what they had; all: also of one that is over "
     undo += "(default: none goes back)"

@@ -88,7 +88,7 @@ class Admission:
             self._refused_s = now_s
             if self.state != limit:
                 self.state = limit
-                remedy = "see who may publish at the broker, 'tared fleet forget', or raise it"
+                remedy = "check who may publish at the broker, run 'tared fleet forget', or raise the limit"
                 log.error("collector=devices_refused limit=%s refused=%d remedy=%r", limit, refused, remedy)
         elif self.state and now_s > self._refused_s + _WELL_AFTER_S:
             self.state = ""

@@ -192,7 +192,12 @@ def _read_into(batch: Batch, name: Name, path: str, payload: bytes, retained: bo
             if payload and not retained:
                 batch.seen.add(name)
         elif retained:  # no board of ours retains these; what a board sent without being acknowledged, it sends again
-            raise MessageError("fleet.retained", f"{path} that was kept", "what is sent now", "clear it at the broker")
+            raise MessageError(
+                "fleet.retained",
+                f"{path} that the broker had retained",
+                "a message that is not retained",
+                "clear the retained message at the broker",
+            )
         elif path in NUMBERED:
             batch.entries.append(parse_numbered(*name, path, payload))
             _check_names(*name, payload)
@@ -261,7 +266,7 @@ def _check_names(fleet: str, device: str, payload: bytes) -> None:
     document = read_object(payload)
     named = document.get("fleet", fleet), document.get("device", device)
     if named != (fleet, device):
-        remedy = "correct the sender; give the broker an ACL, that each board may publish under its own name alone"
+        remedy = "correct the sender; give the broker an ACL by which each board may publish under its own name alone"
         raise MessageError("fleet.identity", f"a document of {named!a}"[:200], f"of {fleet}/{device}", remedy)
 
 

@@ -130,7 +130,7 @@ class Collector:
 
     @property
     def connected(self) -> Mapping[str, bool]:
-        """Whether the broker has admitted each of the connections."""
+        """Return whether the broker has admitted each of the connections."""
         return {"reports": self._client.connected, "results": self._results_client.connected}
 
     @property

@@ -92,7 +92,7 @@ def _conflict(report: Report) -> Refused:
 
 
 def _duplicate(stream: Stream) -> Refused:
-    found = f"epoch {stream.epoch} goes on beside a later one; two boards of one name, or somebody who uses it?"
+    found = f"epoch {stream.epoch} goes on beside a later one; two boards of one name, or another program that uses it?"
     return Refused(stream.fleet, stream.device, "event", "fleet.twin", found, b"")
 
 

@@ -87,7 +87,7 @@ def select(
     matching = list(islice((each for each in everybody if matches(each, conditions, now, silent_s)), most))
     if not matching and not after and (where or devices.count(fleet)):
         found = f"none of the {devices.count(fleet)} devices of {fleet!a} is {where!a}"
-        raise CommandError("fleet.nobody", found, "at least one", "look at 'tared fleet devices', correct --where")
+        raise CommandError("fleet.nobody", found, "at least one", "see 'tared fleet devices', and correct --where")
     return matching
 
 
@@ -140,7 +140,7 @@ def _condition(text: str) -> Condition:
         except ValueError:
             is_number = False
         if not is_number:
-            raise _wrong(f"{fact}{comparison}{value}", "a number there")
+            raise _wrong(f"{fact}{comparison}{value}", "a number as the value")
     return Condition(fact, comparison, value)
 
 

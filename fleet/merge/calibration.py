@@ -72,8 +72,8 @@ def merge_calibration(
     boards, others = _largest_kind(boards)
     excluded |= others
     if not boards:
-        why = next(iter(excluded.values()), "nobody has sent any")
-        raise AgentError("merge.empty", f"no histograms to merge: {why}", "a board's upload", "see to the boards")
+        why = next(iter(excluded.values()), "no board has sent any")
+        raise AgentError("merge.empty", f"no histograms to merge: {why}", "a board's upload", "check the boards")
     content = next(iter(boards.values())).path.read_bytes()
     facts, tensors = read_facts(content), sorted(tensor for tensor, _ in read_upload(content))
     group = Group(tensors, [board.sketch for board in boards.values()])
@@ -133,7 +133,7 @@ def examine_upload(path: Path) -> ExaminedUpload:
     broken = {tensor: each.nonfinite for tensor, each in histograms.items() if each.nonfinite}
     if broken:
         found = f"NaN or infinite values in {len(broken)} tensors, '{min(broken)}' with {broken[min(broken)]}"
-        raise MessageError("histograms.nonfinite", found, "finite activations", "see to the board's model and camera")
+        raise MessageError("histograms.nonfinite", found, "finite activations", "check the board's model and camera")
     tensors = sorted(histograms)
     bits = [(tensor, histograms[tensor].bits) for tensor in tensors]
     same = [facts.model, facts.observed, facts.preprocessing, sorted(map(sorted, facts.shared)), bits]
@@ -185,7 +185,7 @@ def write_bundle(calibration: Calibration, path: Path) -> None:
     try:
         replace_files({path.with_suffix(BUNDLE): bundle(calibration)})
     except OSError as error:
-        found, remedy = f"{path.with_suffix(BUNDLE)}: {error.strerror}", "make room, or choose another -o"
+        found, remedy = f"{path.with_suffix(BUNDLE)}: {error.strerror}", "free some space, or choose another -o"
         raise AgentError("merge.write", found, "a writable place", remedy) from error
 
 

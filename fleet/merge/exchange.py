@@ -150,7 +150,7 @@ class MergeExchange:
             if command is not None and now_s - command.answered_s > self._silence_s:
                 self._fail(device, f"silent for {self._silence_s:.0f} s")
             elif now_s > pending.until_s:
-                self._fail(device, f"not all of it in {self._most_s:.0f} s, though it was not silent")
+                self._fail(device, f"upload incomplete after {self._most_s:.0f} s, though the board was not silent")
             elif command is not None:
                 command.repeat_if_due()
             elif now_s >= pending.pause_until_s:

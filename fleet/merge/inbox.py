@@ -25,7 +25,7 @@ _MOST_QUARANTINED = 100  # files; further invalid uploads are only counted
 
 
 class AnnouncedUpload(Document):
-    """What a board announces to send: the number of chunks, and of bytes."""
+    """A board's announcement of an upload: the number of chunks, and of bytes."""
 
     sha256: Sha256
     total: int
@@ -108,7 +108,9 @@ class UploadInbox:
             upload = self._incoming.get(device)
             if upload is None or (head.sha256, head.total) != (upload.announced.sha256, upload.announced.total):
                 found = f"a chunk of {head.sha256[:16]}"
-                raise MessageError("histograms.unasked", found, "one that was asked for", "correct the sender")
+                raise MessageError(
+                    "histograms.unasked", found, "a chunk of an upload that was requested", "correct the sender"
+                )
         except MessageError:
             self.counts["refused"] += 1
             raise
@@ -133,7 +135,7 @@ class UploadInbox:
         try:
             if hashlib.sha256(content).hexdigest() != upload.announced.sha256:
                 found, expected = "an upload of another SHA-256", upload.announced.sha256[:16]
-                raise MessageError("histograms.sha256", found, expected, "it is asked for again")
+                raise MessageError("histograms.sha256", found, expected, "wait: the upload is requested again")
             read_facts(content)
             for _ in read_upload(content):
                 pass
@@ -160,5 +162,5 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         found = f"{error.filename or path}: {error.strerror}"
-        remedy = "make room, or choose a folder on a larger disk with --uploads"
-        raise AgentError("merge.write", found, "a folder for what boards send", remedy) from error
+        remedy = "free some space, or choose a folder on a larger disk with --uploads"
+        raise AgentError("merge.write", found, "a writable folder for the uploads of boards", remedy) from error

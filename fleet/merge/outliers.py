@@ -35,7 +35,7 @@ Scales = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Sketch:
-    """What is kept of a board, in the order of the group's tensors.
+    """Summary of a board's histograms, in the order of the group's tensors.
 
     octaves: float64 (tensors,): log2 of each tensor's best scale; NaN for a tensor without values. values: int64
     (tensors,): how many values each tensor had.
@@ -53,7 +53,7 @@ class Sketch:
 
 @dataclass(frozen=True)
 class Distance:
-    """What the group's scales cost a board, and what its scales would cost the group, in dB."""
+    """The costs of the group's scales for a board, and of the board's scales for the group, in dB."""
 
     to_board_db: float
     to_group_db: float

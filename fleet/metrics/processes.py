@@ -18,7 +18,7 @@ _STORED = ("report", "gap", "status", "birth", "result")
 
 
 class CollectorMetrics(Collector):
-    """Of `tared fleet collect`."""
+    """Metrics of `tared fleet collect`."""
 
     def __init__(self, collector: ReportCollector) -> None:
         self._collector = collector
@@ -64,7 +64,7 @@ class CollectorMetrics(Collector):
 
 
 class ControllerMetrics(Collector):
-    """Of `tared fleet rollout run`."""
+    """Metrics of `tared fleet rollout run`."""
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
@@ -86,7 +86,7 @@ class ControllerMetrics(Collector):
 
 
 class WebMetrics(Collector):
-    """Of `tared web`."""
+    """Metrics of `tared web`."""
 
     def __init__(self, boards: LiveBoards) -> None:
         self._boards = boards

@@ -1,7 +1,8 @@
 """Read metrics from the fleet's store: its devices by state, and its rollouts with their boards by step.
 
-The store is opened anew for a reading, beside the process that writes. A store that cannot be read is a metric itself,
-and hides no other one. Names of fleets and rollouts are limited: whoever may publish at the broker may invent fleets.
+The store is opened again for each reading, beside the process that writes. A store that cannot be read is a metric
+itself, and hides no other one. Names of fleets and rollouts are limited: everyone who may publish at the broker may
+invent fleets.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _MOST_ROLLOUTS = 50  # that are under way, the newest
 
 
 class StoreMetrics(Collector):
-    """What one function reads from the store at `db`; called in the thread of the metrics' server."""
+    """The metrics that one function reads from the store at `db`; called in the thread of the metrics' server."""
 
     def __init__(self, db: str, read: Callable[[FleetStore], list[Metric]]) -> None:
         self._db, self._read = db, read

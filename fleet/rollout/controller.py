@@ -53,8 +53,8 @@ _LEFT = "left to another controller"
 _NO_KEY = CommandError(
     "rollout.unsigned",
     "a controller without a key",
-    "one that signs, as this rollout demands",
-    "run one with --sign KEY",
+    "a controller that signs, as this rollout demands",
+    "run a controller with --sign KEY",
 )
 
 
@@ -110,7 +110,7 @@ class Controller:
 
     @property
     def connected(self) -> bool:
-        """Whether the broker has admitted it."""
+        """Return whether the broker has admitted this controller."""
         return self._client.connected
 
     @property
@@ -182,8 +182,8 @@ class Controller:
             # While it is undone, no board will request the file.
             file = None if rollout.state is RolloutState.UNDOING else spec.file
             if file is not None and file_arguments(Path(file))["sha256"] != spec.arguments["sha256"]:
-                remedy = "put it back, or begin another rollout"
-                raise CommandError("rollout.file", f"another content of {file}", "the file of the rollout", remedy)
+                remedy = "restore the file, or create another rollout"
+                raise CommandError("rollout.file", f"changed content in {file}", "the file of the rollout", remedy)
         except CommandError as error:
             is_new, self._unable[identity] = identity not in self._unable, time.monotonic() + _UNABLE_S
             with self._store.transaction("write") as transaction:

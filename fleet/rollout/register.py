@@ -43,7 +43,7 @@ class RolloutRegister:
     def plan(self, fleet: str, spec: RolloutSpec, seed: str | None = None) -> list[list[Device]]:
         """Return the boards of each wave, without creating a rollout.
 
-        seed: Draws a random order. None: it is drawn anew after each rollout of the fleet. Until the next one is
+        seed: Draws a random order. None: it is drawn again after each rollout of the fleet. Until the next one is
         created it stays, so that a dry run shows the boards that the next rollout takes.
 
         Raises CommandError:
@@ -54,7 +54,7 @@ class RolloutRegister:
         """
         devices = select(Devices(self._store), fleet, spec.select, spec.silent_s)
         if not devices:
-            remedy = "let 'tared fleet collect' run until they have reported"
+            remedy = "let 'tared fleet collect' run until devices have reported"
             raise CommandError("fleet.nobody", f"no device of {fleet!a}", "at least one", remedy)
         if newer := [each for each in devices if each.is_newer]:
             found = f"{len(newer)} of {len(devices)} boards speak a newer schema, the first {newer[0].name!a}"
@@ -140,7 +140,7 @@ class RolloutRegister:
             current = rows.find_rollout(transaction, identity, lock=True)
             if current.state not in states:
                 expected = " or ".join(each.value for each in states)
-                remedy = "look at 'tared fleet rollout show'; 'abort --undo all' takes back what is done, in any state"
+                remedy = "see 'tared fleet rollout show'; 'abort --undo all' undoes the rollout in any state"
                 raise CommandError("rollout.state", f"{current.id} is {current.state.value}", expected, remedy)
             rollout = changed(current)
             rows.save_position(transaction, rollout)

@@ -43,7 +43,7 @@ class RolloutState(str, Enum):
 
 
 class BoardStage(str, Enum):
-    """How far one board has come in a rollout.
+    """The stage of one board in a rollout.
 
     WAITING: it was sent nothing yet. SENT: it was sent a command whose result is not known. DONE, FAILED: the result.
     UNREACHED: it did not answer. UNDOING: it was sent back to what it had. UNDONE: it is back. KEPT: it is not, for a
@@ -61,7 +61,7 @@ class BoardStage(str, Enum):
 
 
 class CommandRole(str, Enum):
-    """What a command is for."""
+    """The purpose of a command."""
 
     DO = "do"
     CANCEL = "cancel"
@@ -192,8 +192,10 @@ def find_rollout(transaction: Transaction, identity: str, lock: bool = False) ->
     ids = [str(row[0]) for row in transaction.execute("SELECT id FROM rollouts")]
     matching = [each for each in ids if each.startswith(identity)] if identity else []
     if len(matching) != 1:
-        expected = "the id of one rollout" if not matching else "more of its id: several begin so"
-        raise CommandError("rollout.unknown", repr(identity), expected, "look at 'tared fleet rollout list'")
+        expected = (
+            "the id of one rollout" if not matching else "a longer part of the id: several ids have this beginning"
+        )
+        raise CommandError("rollout.unknown", repr(identity), expected, "see 'tared fleet rollout list'")
     if lock:
         transaction.execute("UPDATE rollouts SET created = created WHERE id = ?", matching)
     return get_rollout(transaction, matching[0])

@@ -48,7 +48,7 @@ _LEAST_S = 60.0  # that a window must have left for a command
 
 @dataclass(frozen=True)
 class RolloutSpec:
-    """What a rollout does, to which boards, and how fast.
+    """Specification of a rollout: its command, its boards and its pace.
 
     Attributes:
         op: One of OPS.
@@ -91,7 +91,7 @@ class RolloutSpec:
         _ = self.args, self.parsed_waves, self.parsed_gates, self.parsed_windows
         if min(self.valid_s, self.silent_s) <= 0.0 or self.at_once < 1:
             found = f"valid {self.valid_s:g} s, silent {self.silent_s:g} s, {self.at_once} at once"
-            raise CommandError("rollout.time", found, "times above 0, and one board at once", "correct them")
+            raise CommandError("rollout.time", found, "times above 0, and at least one board at once", "correct them")
         check_zone(self.timezone)
         if self.order not in (RANDOM, NAME) and not (self.order.startswith(TAG) and len(self.order) > len(TAG)):
             expected = f"{RANDOM}, {NAME}, or {TAG}NAME"

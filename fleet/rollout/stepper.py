@@ -40,8 +40,8 @@ _JUDGE_EVERY_S, _JUDGED_PER_S = 2.0, 500  # a wave that cannot be judged yet is 
 _COLLECTED_EVERY_S = 10.0  # between two searches for results that only a collector has received
 _PATIENCE_S = 300.0  # with late telemetry: its period, a board's outbox, a broker that was away
 _KEY_REMEDY = (
-    "let a controller run with a key that it knows, 'run --sign KEY', then 'tared fleet rollout resume'; "
-    "or begin another rollout without this board"
+    "run a controller with a key that the board knows ('run --sign KEY'), then 'tared fleet rollout resume'; "
+    "or create another rollout without this board"
 )
 
 CommandsById = Mapping[str, CommandRow]  # by their ids
@@ -51,7 +51,7 @@ ReportedSettings = Mapping[tuple[str, str], Reported]  # what boards last report
 
 @dataclass(frozen=True)
 class _Plan:
-    """Where the rollout is now, and what comes next for `boards`. new_commands: recorded, and to be sent."""
+    """The present state of a rollout, and the next step for `boards`. new_commands: recorded, and to be sent."""
 
     rollout: Rollout
     new_commands: Sequence[CommandRow] = ()

@@ -29,7 +29,7 @@ class SimulatedBoard:
 
     @property
     def files(self) -> int:
-        """How many files stay open: three of an outbox on the disk, and a socket."""
+        """The number of files that stay open: three of an outbox on the disk, and a socket."""
         return 4 if self.context.on_disk else 1
 
     @property
@@ -54,7 +54,7 @@ class SimulatedBoard:
 
     @property
     def confirmed(self) -> int:
-        """How many rows of the present epoch a collector has confirmed."""
+        """The number of rows of the present epoch that a collector has confirmed."""
         return self._daemon.confirmed if self._daemon is not None else 0
 
     @property

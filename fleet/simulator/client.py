@@ -53,7 +53,7 @@ class LightClient(MqttSession):
             self._loop.call_soon(self._run_woken)
 
     def close(self, *last_words: Message, timeout_s: float = 2.0) -> None:
-        """As MqttSession, but return at once; see `has_left`."""
+        """Close as MqttSession does, but return at once; see `has_left`."""
         if not self._leaving:
             self._leave(timeout_s, last_words)
             self._loop.call_at(self._leave_by + 0.01, self._run_woken)

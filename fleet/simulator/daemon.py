@@ -87,7 +87,7 @@ class Daemon:
 
     @property
     def confirmed(self) -> int:
-        """How many of its rows a collector has confirmed."""
+        """The number of its rows that a collector has confirmed."""
         return self._context.confirmed.get(self.outbox.epoch, 0)
 
     def start(self) -> None:

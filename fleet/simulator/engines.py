@@ -97,7 +97,7 @@ class Engines:
                 command.update(self.job.state.value, self.job.percent)
                 return
             found = f"a job at {self.job.state.value} {self.job.percent} %"
-            raise CommandError("command.busy", found, "no running job", "wait for it to end, then send it again")
+            raise CommandError("command.busy", found, "no running job", "wait for its end, then send the command again")
         t_s = self._options.now_s()
         engine = self.new(self._scene.light(t_s), self._scene.moved_db(t_s), bad)
         seconds = self._rng.lognormvariate(math.log(self._options.simulation.job_s), _SPREAD)
@@ -152,7 +152,7 @@ class Engines:
             return
         if job.step == job.fails_at and job.step >= 0:
             found, remedy = f"{job.state.value}: it was drawn to fail", "simulate with fewer failures"
-            self.end_job(AgentError("simulation.failure", found, "a job to its end", remedy))
+            self.end_job(AgentError("simulation.failure", found, "a job that runs to its end", remedy))
             return
         job.step += 1
         if job.step == len(_STEPS):
@@ -190,4 +190,4 @@ class Engines:
 
 def cancelled(found: str) -> AgentError:
     """Return the error of a job that an operator cancels."""
-    return AgentError(CANCELLED, found, "a job to its end", "send the command again")
+    return AgentError(CANCELLED, found, "a job that runs to its end", "send the command again")

@@ -98,7 +98,7 @@ class SimulatedHandlers:
     def _on_histograms(self, _args: HistogramsArgs, _progress: CommandProgress) -> None:
         """Refuse: these boards count nothing, so their configuration forbids it."""
         found, remedy = "privacy.histograms is false", "let the board's owner set it in config.yaml"
-        raise CommandError("command.privacy", found, "leave to send histograms", remedy)
+        raise CommandError("command.privacy", found, "permission to send histograms", remedy)
 
     def _on_calibration(self, args: CalibrationArgs, progress: CommandProgress) -> None:
         """Take the file as delivered, as a model's."""
@@ -107,7 +107,7 @@ class SimulatedHandlers:
     def _on_switch(self, args: SwitchArgs, progress: CommandProgress) -> None:
         known = {each.id: each for each in self._engines.other_lights.values()}
         if args.regime == self._engines.serving.id:
-            raise CommandError("command.switch", "this regime serves", "another one", "ask for the status first")
+            raise CommandError("command.switch", "the regime in service", "another one", "ask for the status first")
         if args.regime not in known:
             found = f"no regime '{args.regime}'"
             raise CommandError("command.switch", found, ", ".join(known), "ask for the status first")
@@ -115,24 +115,30 @@ class SimulatedHandlers:
 
     def _on_policy(self, _args: PolicyArgs, _progress: CommandProgress) -> None:
         """Refuse: these boards show no answers."""
-        found, remedy = "a simulated board, which shows no answers", "send it to a board with a camera"
-        raise CommandError("command.policy", found, "answers of which some are left out", remedy)
+        found, remedy = "a simulated board, which shows no answers", "send the policy to a board with a camera"
+        raise CommandError(
+            "command.policy", found, "a board that shows answers, of which a policy leaves some out", remedy
+        )
 
     def _on_rollback(self, _args: RollbackArgs, progress: CommandProgress) -> None:
         engines = self._engines
         if engines.job is not None and engines.job.state is JobState.PROBATION:
             found, remedy = "the operator's rollback", "recalibrate from other frames"
-            engines.end_job(AgentError("probation.recalled", found, "a probation to its end", remedy))
+            engines.end_job(AgentError("probation.recalled", found, "a probation that runs to its end", remedy))
             progress.succeed({"artefact": engines.serving.id})
         elif engines.previous is None:
-            raise CommandError("command.rollback", "no previous engine", "one to go back to", "recalibrate instead")
+            raise CommandError(
+                "command.rollback", "no previous engine", "a previous engine to return to", "recalibrate instead"
+            )
         else:
             engines.end_job(cancelled("the operator rolls back"))
             engines.switch(engines.previous, "rollback", progress)
 
     def _on_cancel(self, _args: CancelArgs, progress: CommandProgress) -> None:
         if self._engines.job is None:
-            raise CommandError("command.nothing", "no running job", "one to cancel", "ask for the status first")
+            raise CommandError(
+                "command.nothing", "no running job", "a running job to cancel", "ask for the status first"
+            )
         self._engines.end_job(cancelled("the operator cancels it"))
         progress.succeed()
 
@@ -155,4 +161,4 @@ class SimulatedHandlers:
 
     def _on_snapshot(self, _args: SnapshotArgs, _progress: CommandProgress) -> None:
         found, remedy = "privacy.snapshot is false", "let the board's owner set it in config.yaml"
-        raise CommandError("command.privacy", found, "leave to send a picture", remedy)
+        raise CommandError("command.privacy", found, "permission to send a picture", remedy)

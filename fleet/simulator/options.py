@@ -22,7 +22,7 @@ _LONGEST_DELAY_S = 3.0  # of a message
 
 @dataclass(frozen=True)
 class Faults:
-    """What goes wrong, in shares from 0 to 1.
+    """Faults to simulate, in shares from 0 to 1.
 
     Args:
         crash: Boards whose power fails now and then.
@@ -56,7 +56,7 @@ class Faults:
 
 @dataclass(frozen=True)
 class BadEngines:
-    """Which new engines turn out bad; where both a name and boards are given, both must apply.
+    """New engines that turn out bad; if both a name and boards are given, both must apply.
 
     Args:
         named: Engines of this model (sha256), recalibration method or regime (id); empty: of all.
@@ -100,7 +100,7 @@ def rubbish(topics: Topics, victim: Topics, epoch: int, rng: random.Random) -> I
 
 @dataclass(frozen=True)
 class SimulationOptions:
-    """What is simulated.
+    """Options of a simulation.
 
     Args:
         devices: The number of boards.
@@ -139,7 +139,7 @@ class SimulationOptions:
 
 @dataclass(frozen=True)
 class BoardOptions:
-    """What all boards have in common.
+    """Options that all boards have in common.
 
     Args:
         endpoint: Their broker.

@@ -37,7 +37,7 @@ def check_range(names: str, values: Sequence[float], least: float, most: float =
 
 @dataclass(frozen=True)
 class Drift:
-    """How scenes leave their calibration.
+    """The way in which scenes leave their calibration.
 
     Args:
         db: How far, in dB; 0: not at all.

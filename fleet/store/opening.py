@@ -51,9 +51,13 @@ def open_existing(where: str, cache_kib: int = CACHE_KIB) -> FleetStore:
                 head = file.read(len(_SQLITE))
         except OSError as error:
             found = f"no file {where}" if isinstance(error, FileNotFoundError) else f"{where}: {error.strerror}"
-            raise ConfigError("fleet.db", found, "what 'tared fleet collect' writes", "correct --db") from error
+            raise ConfigError(
+                "fleet.db", found, "a database that 'tared fleet collect' writes", "correct --db"
+            ) from error
         if head != _SQLITE:
-            raise ConfigError("fleet.db", f"{where}, no database", "one of 'tared fleet collect'", "correct --db")
+            raise ConfigError(
+                "fleet.db", f"{where}, no database", "a database that 'tared fleet collect' writes", "correct --db"
+            )
     return open_store(where, cache_kib)
 
 

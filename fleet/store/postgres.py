@@ -98,13 +98,15 @@ class PostgresStore(FleetStore):
             self.close()
             found = f"{self.where}: {' '.join(str(error).split()) or type(error).__name__}"
             if isinstance(error, psycopg.OperationalError) and (error.sqlstate or "08")[:2] in ("08", "57"):
-                remedy = "start it, or correct --db, the network or its rights"
+                remedy = "start it, or correct --db, the network or its permissions"
                 raise AgentError("fleet.unreachable", found, "a PostgreSQL server that answers", remedy) from error
             if (error.sqlstate or "").startswith(_ROLLED_BACK):
-                remedy = "it is tried again; see what else writes there"
-                raise AgentError(CONTENDED, found, "nobody who waits for what this one holds", remedy) from error
-            remedy = "make room there, or correct its rights"
-            raise AgentError(f"fleet.{access}", found, "what boards have reported, in PostgreSQL", remedy) from error
+                remedy = "wait for the next attempt, and check what else writes there"
+                raise AgentError(
+                    CONTENDED, found, "no other transaction that waits for the same rows", remedy
+                ) from error
+            remedy = "free some space there, or correct its permissions"
+            raise AgentError(f"fleet.{access}", found, "the reports of boards, in PostgreSQL", remedy) from error
         except AgentError:
             self.close()
             raise

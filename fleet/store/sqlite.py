@@ -32,7 +32,7 @@ class SqliteStore(FleetStore):
     def __init__(self, path: Path, cache_kib: int = CACHE_KIB) -> None:
         """Open or create the file. Raises AgentError as FleetStore."""
         super().__init__(str(path))
-        holds, loss = "what boards have reported", "what they have reported so far lies in the other file"
+        holds, loss = "the reports of boards", "the reports so far are in the file that was set aside"
         pragmas = (*_PRAGMAS, f"cache_size = -{cache_kib}")
         self._database = Database(path, "fleet", holds, loss, SQLITE, pragmas, _PATIENCE_S)
         self._connect("write")
@@ -47,7 +47,9 @@ class SqliteStore(FleetStore):
             self.close()
             if "locked" in str(error.__cause__):
                 remedy = "let one collector write a file, or several a PostgreSQL database"
-                raise AgentError(CONTENDED, f"{self.where}: {error.__cause__}", "a file to write in", remedy) from error
+                raise AgentError(
+                    CONTENDED, f"{self.where}: {error.__cause__}", "a file that can be written now", remedy
+                ) from error
             raise
 
     def _connect(self, access: Access) -> sqlite3.Connection:

@@ -19,8 +19,8 @@ def unread(devices: Sequence[Device]) -> str:
         return ""
     names = ", ".join(each.name for each in newer[:_MOST_NAMED]) + (", ..." if len(newer) > _MOST_NAMED else "")
     return (
-        f"{len(newer)} speak a newer schema than {SCHEMA_VERSION}, which is all that this tared knows, so nothing of "
-        f"them is read but whether they are there: {names}; update this tared"
+        f"{len(newer)} speak a newer schema than {SCHEMA_VERSION}, the newest that this tared knows, "
+        f"so only their presence is read: {names}; update this tared"
     )
 
 
@@ -64,4 +64,4 @@ def unsigned_warning(spec: RolloutSpec, waves: Sequence[Sequence[Device]]) -> st
     guarded = sum(isinstance(each, dict) and bool(each.get("operator_keys")) for each in commands)
     if not guarded or spec.signed:
         return ""
-    return f"{guarded} of them have operators' keys: with --signed no controller without one carries it out"
+    return f"{guarded} of them have operators' keys: with --signed, only a controller with a key carries it out"

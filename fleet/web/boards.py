@@ -92,7 +92,7 @@ class LiveBoards:
 
     @property
     def trouble(self) -> str:
-        """Why there is no connection to the broker; empty while there is one."""
+        """The reason why there is no connection to the broker; empty while there is one."""
         return "" if self._client.connected else str(self._client.outcome)
 
     def names(self) -> list[str]:

@@ -29,7 +29,7 @@ _END_S = 2
 
 @dataclass(frozen=True)
 class Listen:
-    """Where the pages are served. names: further names under which browsers may call them."""
+    """The address at which the pages are served. names: further names under which browsers may call them."""
 
     host: str
     port: int
@@ -40,7 +40,7 @@ class Listen:
         """Parse `HOST:PORT`. Raises ConfigError (`web.listen`)."""
         address = split_address(text)
         if address is None or not address[0]:
-            raise ConfigError("web.listen", f"--listen {text!a}", "such as 127.0.0.1:8470", "correct it")
+            raise ConfigError("web.listen", f"--listen {text!a}", "an address such as 127.0.0.1:8470", "correct it")
         return cls(*address, names)
 
     @property
@@ -135,9 +135,9 @@ def bound(listen: Listen) -> socket.socket:
 def _password(listen: Listen, file: Path | None) -> str:
     if file is None:
         if not is_loopback(listen.host):
-            found = f"--listen {listen.host}, which others can reach, without a password"
+            found = f"--listen {listen.host}, which other machines can reach, without a password"
             remedy = "write a password into a file, and name it with --web-password-file"
-            raise AgentError("web.password", found, "one that browsers are asked for", remedy)
+            raise AgentError("web.password", found, "a password that browsers must send", remedy)
         return ""
     try:
         password = locate(file).read_text(encoding="utf-8").strip()
@@ -146,6 +146,6 @@ def _password(listen: Listen, file: Path | None) -> str:
             "web.password", f"{file}: {error}", "a readable file", "correct --web-password-file"
         ) from error
     if len(password) < _SHORTEST_PASSWORD:
-        found, expected = f"{len(password)} characters in {file}", f"{_SHORTEST_PASSWORD} at least"
+        found, expected = f"{len(password)} characters in {file}", f"at least {_SHORTEST_PASSWORD}"
         raise AgentError("web.password", found, expected, "choose a longer password")
     return password

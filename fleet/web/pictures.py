@@ -72,7 +72,9 @@ async def fetch_picture(board: LiveBoard, topics: Topics, camera: str) -> bytes:
     except (OSError, EOFError, ValueError, asyncio.TimeoutError, asyncio.LimitOverrunError) as error:
         reason = getattr(error, "strerror", None) or str(error) or f"no answer within {_ANSWER_S:.0f} s"
         remedy = "see the board's log; a Unix socket is open to the daemon's own user alone"
-        raise AgentError("web.preview", visible(f"{address}: {reason}", 300), "the board's preview", remedy) from error
+        raise AgentError(
+            "web.preview", visible(f"{address}: {reason}", 300), "an answer of the board's preview", remedy
+        ) from error
 
 
 async def _fetch(address: str, topics: Topics, camera: str) -> bytes:
@@ -83,7 +85,7 @@ async def _fetch(address: str, topics: Topics, camera: str) -> bytes:
         writer.write(f"GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
         first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         if topics.board_header not in lines:
-            raise ValueError("what answers is not this board's preview")
+            raise ValueError("the program that answers is not this board's preview")
         headers = dict(line.partition(": ")[::2] for line in lines)
         size = int(headers.get("Content-Length", ""))
         if not 0 <= size <= _MOST_JPEG_BYTES:

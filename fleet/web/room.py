@@ -1,7 +1,7 @@
 """Read the fleet's store for pages, and write what they order, without holding up any other page.
 
-The store is opened anew for each reading, in a thread: a server that changed hands or a file that was moved is noticed
-at once. Readings are shared by all who look, and happen only while somebody does. If one fails, the page keeps the one
+The store is opened again for each reading, in a thread: a server that changed hands or a file that was moved is noticed
+at once. All viewers share the readings, which happen only while there are viewers. If one fails, the page keeps the one
 before, and says why.
 """
 
@@ -95,7 +95,7 @@ class FleetRoom:
         return kept.reading
 
     async def write(self, act: Callable[[FleetStore], T]) -> T:
-        """Change the store in a thread, and let every part be read anew. Raises AgentError as the store does."""
+        """Change the store in a thread, and let every part be read again. Raises AgentError as the store does."""
         try:
             return await self._run(act)
         finally:

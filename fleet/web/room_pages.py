@@ -337,6 +337,6 @@ def _with_folder(argument: str, files: Path | None) -> str:
         return argument
     if files is None or name not in {each.name for each in files.iterdir() if each.is_file()}:
         expected = "the name of a file in the folder of --files"
-        remedy = "start tared web with --files FOLDER, and lay it there; or use 'tared fleet rollout create'"
+        remedy = "start tared web with --files FOLDER, and put the file there; or use 'tared fleet rollout create'"
         raise CommandError("command.args", argument, expected, remedy)
     return f"{key}={files / name}"

@@ -145,7 +145,7 @@ def own_rollout(store: FleetStore, fleet: str, begin: str) -> str:
     with store.transaction("read") as transaction:
         rollout = find_rollout(transaction, begin)
     if rollout.fleet != fleet:
-        remedy = "look at the page of rollouts"
+        remedy = "see the page of rollouts"
         raise CommandError("rollout.unknown", repr(begin), f"the id of a rollout of {fleet}", remedy)
     return rollout.id
 
@@ -200,7 +200,7 @@ def _spec_words(rollout: Rollout) -> dict[str, str]:
         "At once": spec.get("at_once"),
         "Hours": f"{', '.join(spec['windows'])} ({spec.get('timezone')})" if spec.get("windows") else "",
         "Order": spec.get("order"),
-        "Commands": "signed alone: a controller without --sign leaves it" if rollout.is_signed else "",
+        "Commands": "signed commands alone: a controller without --sign leaves it" if rollout.is_signed else "",
     }
     return {name: str(value) for name, value in words.items() if value}
 

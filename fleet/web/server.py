@@ -58,7 +58,7 @@ _SCRIPTS = {"page.js": "text/javascript", "style.css": "text/css"}
 
 @dataclass(frozen=True)
 class WebOptions:
-    """How the pages are served.
+    """Options of serving the pages.
 
     hosts: the names under which this port may be called, without the port. password: demanded of everybody, with any
     user name; empty: of nobody. token: that of the pages' forms. closing: the streams of open pages are to end.

@@ -139,7 +139,7 @@ def test_devices_and_report_name_those_boards(tmp_path: Path, capsys: pytest.Cap
     assert main(requested) == 0
     sent = capsys.readouterr().out
     assert "schema 2" in sent
-    assert "1 speak a newer schema than 1, which is all that this tared knows" in sent
+    assert "1 speak a newer schema than 1, the newest that this tared knows" in sent
     assert "board; update this tared" in sent
     for condition, names in (("schema>1", ["board"]), ("schema!=2", ["other"])):
         assert main([*requested, "--where", condition, "--json"]) == 0

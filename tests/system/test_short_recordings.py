@@ -25,7 +25,7 @@ def test_a_recording_that_ends_while_a_job_collects_leaves_an_engine(short: Worl
     summary, said = short.run()
     assert "a calibration needs 512 frames over 300 s, this recording has 16 s" in said
     assert said.index("a calibration needs 512 frames") < said.index("step=COLLECTING")
-    assert "the recording has ended: the job goes on with" in said
+    assert "the recording has ended: the job continues with" in said
     assert summary["jobs"] == [{"trigger": "first-start", "state": "COMMITTED", "reason": ""}]
     assert summary["degraded"] is None
     current = Store(short.state_dir).read("current")

@@ -52,7 +52,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Axis:
-    """What a chart's axis shows: linear, logarithmic or a time.
+    """A chart's axis: linear, logarithmic or a time.
 
     times: x is Unix time in s, or, from less than a year on, time since a beginning.
     """

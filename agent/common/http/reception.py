@@ -140,7 +140,7 @@ class Reception(Generic[C]):
                 return
             except OSError as error:
                 if error.errno in _NO_ROOM:
-                    found, remedy = f"{error.strerror}", "see what else takes descriptors or memory on this machine"
+                    found, remedy = f"{error.strerror}", "check what else uses descriptors or memory on this machine"
                     failure = AgentError(f"{self._part}.accept", found, "room for a connection", remedy)
                     self._admits_at_s = now_s + self._accepting.note_failure(failure)
                     return

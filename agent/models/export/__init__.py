@@ -1,4 +1,4 @@
-"""What other tools take from tared, and what they bring: `tared export`, `tared calibrate --from-cache`.
+"""Files that other tools take from tared, and files that they bring: `tared export`, `tared calibrate --from-cache`.
 
 Reading order: `command` (the formats, and the folder), `source` (the graph and the ranges of an artefact), then by
 consumer: `graphs` (onnx, trtexec, openvino, tvm), `tables` (tensorrt-cache, onnxruntime, ppq) and `deployments`

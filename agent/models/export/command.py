@@ -71,7 +71,7 @@ def run_export(
 def _check_replaceable(folder: Path, files: Mapping[str, bytes]) -> None:
     """Refuse to replace what an export would not write again: it may be somebody's work."""
     if folder.is_symlink() or not folder.is_dir():
-        raise _exists(f"{folder}, which is no folder", "choose another -o")
+        raise _exists(f"{folder}, which is not a folder", "choose another -o")
     there = (path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if not path.is_dir())
     other = next((name for name in there if name not in files), None)
     if other is not None:

@@ -52,7 +52,7 @@ class ForeignRanges:
 
 @dataclass(frozen=True)
 class ScaleDifference:
-    """How the other tool's scale of a tensor differs from the scale that frames suggest.
+    """The difference between the other tool's scale of a tensor and the scale that frames suggest.
 
     db: the noise under the other tool's scale over that under the frames' scale; positive: the frames' is better.
     clipping: the share of clipping in the noise under the other tool's scale.
@@ -178,7 +178,9 @@ def foreign_calibration(model: Model, ranges: ForeignRanges, source: str, frames
             "cache.tensors",
             f"no range for {len(missing)} of {len(model.needed_taps)} tensors, '{(missing or [''])[0]}' among them",
             f"ranges of {model.spec.path.name}",
-            "add --frames SRC: these get theirs from frames" if known else "give the file that was made for this model",
+            "add --frames SRC: these tensors get their ranges from the frames"
+            if known
+            else "give the file that was made for this model",
         )
     if frames is None:
         return Calibration(model.sha256, ranges.kind, 0, source, {}, known, model.preprocessing)

@@ -1,7 +1,7 @@
-"""Open what an export is made of: the verified artefact, its graph, and the ranges of its tensors.
+"""Open the material of an export: the verified artefact, its graph, and the ranges of its tensors.
 
 An artefact of ONNX Runtime holds its graph, and one of OpenVINO a graph of its own kind, with uint8 tensors. One of
-TensorRT holds none. Where its graph does not do, it is written anew from the model's ONNX file, and from the
+TensorRT holds none. If its graph does not suffice, it is written again from the model's ONNX file, and from the
 calibration and the plan in the artefact.
 """
 
@@ -38,7 +38,7 @@ _LICENCE_KEYS = ("license", "licence")
 
 @dataclass(frozen=True)
 class Export:
-    """What a format writes: its files by their names in the folder, and the three lines of its README."""
+    """The output of a format: its files by their names in the folder, and the three lines of its README."""
 
     files: Mapping[str, bytes]
     readme: tuple[str, str, str]
@@ -90,8 +90,8 @@ class ExportSource:
             raise AgentError(
                 "export.graph",
                 f"an engine of {self.runtime}, whose artefact holds no graph for other runtimes",
-                "the ONNX file that it was built of",
-                "add --model MODEL.onnx: the graph is written anew from the calibration and the plan in the artefact",
+                "the ONNX file that it was built from",
+                "add --model MODEL.onnx: the graph is written again from the calibration and the plan in the artefact",
             )
         return self._annotated(self._own_graph())
 
@@ -189,7 +189,7 @@ def open_source(path: Path, model_path: Path | None, licence: str, key: bytes | 
             raise AgentError(
                 "export.model",
                 f"{model_path}, a model {model.sha256[:12]}",
-                f"the one that {path} was built of, {str(inputs['model'])[:12]}",
+                f"the model that {path} was built from, {str(inputs['model'])[:12]}",
                 "give the ONNX file of this artefact with --model",
             )
     return ExportSource(artefact, spec, calibration, model, licence)

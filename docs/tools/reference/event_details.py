@@ -105,7 +105,7 @@ DETAILS: Mapping[EventKind, dict[str, JsonValue]] = {
         "frames": 212,
         "suffered": 3,
         "missed": 0,
-        "message": "probation.slow: a median of 31 ms; expected at most 24 ms; see what else runs on the board",
+        "message": "probation.slow: a median of 31 ms; expected at most 24 ms; check what else runs on the board",
     },
     "regime": {"artefact": _ENGINE, "known": 2},
     "policy": {"artefact": _ENGINE, "policy": {"score_threshold": 0.45}},

@@ -186,7 +186,7 @@ for _ in range(50):
         ("nosuchsrc ! appsink", 'no element "nosuchsrc"'),
         ("videotestsrc ! video/x-raw,format=NV12 ! appsink", "a pipeline that gives BGR pictures"),
         ("rtspsrc location=rtsp://ann:of-the-gate@127.0.0.1:1/a ! decodebin ! appsink", "not readable as gst"),
-        ("videotestsrc num-buffers=0 ! appsink", "it ends without a picture"),
+        ("videotestsrc num-buffers=0 ! appsink", "the pipeline ends without a picture"),
         ("videotestsrc ! appsink caps=video/x-raw,format=GRAY8", "its pictures are GRAY8"),
     ],
 )

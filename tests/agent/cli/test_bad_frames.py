@@ -30,8 +30,8 @@ FRAMES: dict[str, tuple[Callable[[Path], object], str]] = {
     "text.mp4": (lambda path: path.write_text("no video\n" * 99), r"camera\.open: .*/text\.mp4 is not readable"),
     "header.avi": (empty_video, r"camera\.(open|empty): .*header\.avi"),
     "bare": (lambda path: path.mkdir(), r"images\.none: no image among 0 files in .*/bare"),
-    "climbs.zip": (climbing_zip, r"images\.zip: .*/climbs\.zip whose member '\.\./climbs\.png' climbs out"),
-    "text.zip": (lambda path: path.write_text("no zip"), r"images\.zip: .*/text\.zip that does not open"),
+    "climbs.zip": (climbing_zip, r"images\.zip: .*/climbs\.zip whose member '\.\./climbs\.png' leads out"),
+    "text.zip": (lambda path: path.write_text("no zip"), r"images\.zip: .*/text\.zip does not open"),
 }
 
 

@@ -197,11 +197,11 @@ NO_KEYS: dict[str, Any] = {"operator_keys": [], "release_keys": []}
         ({"local": True, **NO_KEYS}, True, ""),
         ({"local": True}, False, ""),
         ({"local": True, "unsigned": "allow"}, True, ""),
-        ({"local": True, "unsigned": "refuse", **NO_KEYS}, False, "no command is obeyed"),
-        ({"local": False, **NO_KEYS}, False, "no command is obeyed"),
+        ({"local": True, "unsigned": "refuse", **NO_KEYS}, False, "every command is refused"),
+        ({"local": False, **NO_KEYS}, False, "every command is refused"),
         ({"local": False}, False, ""),
-        ({"local": False, "unsigned": "allow", **NO_KEYS}, True, "whoever may publish"),
-        ({"local": False, "unsigned": "allow"}, True, "whoever may publish"),
+        ({"local": False, "unsigned": "allow", **NO_KEYS}, True, "everyone who may publish"),
+        ({"local": False, "unsigned": "allow"}, True, "everyone who may publish"),
     ],
 )
 def test_when_an_unsigned_command_counts(tmp_path: Path, config: dict[str, Any], obeyed: bool, warned: str) -> None:

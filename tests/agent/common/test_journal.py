@@ -148,6 +148,6 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
     journal = Journal(path, "model x")
     path.unlink()
     path.symlink_to("/dev/full")
-    with pytest.raises(AgentError, match=r"plan\.journal.*No space left.*make room"):
+    with pytest.raises(AgentError, match=r"plan\.journal.*No space left.*free some space"):
         journal.put("a", 1)
     assert journal.get("a") is None

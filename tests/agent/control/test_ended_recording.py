@@ -37,7 +37,7 @@ def test_a_job_goes_on_with_the_frames_there_are_and_says_so(
         for _ in range(3):
             assert at.operations.end_collection()
             look(at)
-    assert caplog.text.count("the recording has ended: the job goes on with 100 of 512 frames") == 1
+    assert caplog.text.count("the recording has ended: the job continues with 100 of 512 frames") == 1
     assert at.operations.jobs.is_building
     ScriptedChild.latest.ends_with(JobOutcome(artefact=at.other.path))
     look(at)

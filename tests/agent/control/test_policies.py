@@ -100,7 +100,7 @@ def test_an_engine_built_in_place_of_another_has_its_policy(kept: Kept) -> None:
 
 
 def test_what_the_model_or_the_cameras_do_not_allow_is_refused(kept: Kept, tmp_path: Path) -> None:
-    assert "expected 0.3 or more, at which the model spec has answers decoded" in kept.refusal(score_threshold=0.2)
+    assert "expected 0.3 or more, from which on the model spec decodes answers" in kept.refusal(score_threshold=0.2)
     assert "class 'owl'" in kept.refusal(classes="a,owl")
     assert "class 2; expected a number from 0 to 1" in kept.refusal(classes=[2])
     assert "masks of camera 'yard'" in kept.refusal(masks={"yard": [MASK]})

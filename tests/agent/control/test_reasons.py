@@ -106,18 +106,18 @@ def test_the_daily_cap_is_named(board: Board) -> None:
         board.operations._limits.count_job()
     reasons = board.look()
     assert (reasons.degraded, reasons.code) == ("", "recalibration.cap")
-    assert reasons.held_back == "an alarm after 8 jobs in a day; look at the scene, or raise the cap"
+    assert reasons.held_back == "an alarm after 8 jobs in a day; check the scene, or raise recalibration.per_day"
 
 
 @pytest.mark.parametrize(
     ("changes", "code", "words"),
     [
-        ({"trouble": "blind"}, "view.blind", "the view is blind; see the camera"),
+        ({"trouble": "blind"}, "view.blind", "the view is blind; check the camera"),
         ({"trouble": "frozen"}, "view.frozen", "the view is frozen"),
         ({"outage": "preparing"}, "observer", "no frame is observed: preparing"),
         ({"automatic": False}, "recalibration.automatic", "recalibration.automatic is false; recalibrate by command"),
         ({"rollbacks": 3}, "recalibration.rollback_loop", "too many candidates were rolled back in a day"),
-        ({"is_stuck": True}, "probation.hang", "a candidate that was taken back still hangs; restart the daemon"),
+        ({"is_stuck": True}, "probation.hang", "a candidate that was rolled back still hangs; restart the daemon"),
     ],
 )
 def test_what_holds_an_alarm_back_is_named(board: Board, changes: dict[str, Any], code: str, words: str) -> None:

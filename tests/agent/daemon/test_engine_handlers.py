@@ -51,9 +51,9 @@ def test_to_what_is_unknown_or_serves_there_is_no_switch(
     desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at = desk(raised_serves=True)
-    assert "no regime 'night'; expected none is known yet" in refusal(at, "night")
+    assert "no regime 'night'; expected a known regime; none is known yet" in refusal(at, "night")
     knows(at, monkeypatch, at.raised.id)
-    assert "this regime serves" in refusal(at, at.raised.id)
+    assert "the regime in service" in refusal(at, at.raised.id)
     assert f"expected {at.raised.id}" in refusal(at, at.int8.id)
 
 

@@ -77,7 +77,7 @@ def test_what_camera_libraries_cannot_is_told(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("agent.doctor.software.gstreamer_version", lambda: None)
     monkeypatch.setattr("agent.camera.opencv.opencv_version", lambda: "4.8.1")
     found = by_name()
-    assert found["gstreamer"].found == "no Python bindings of it"
+    assert found["gstreamer"].found == "no Python bindings of GStreamer"
     assert "csi: and gst:" in found["gstreamer"].remedy
     assert found["opencv"].found.startswith("4.8.1, which repeats the last picture")
     assert not found["opencv"].needed

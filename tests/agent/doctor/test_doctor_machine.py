@@ -130,7 +130,7 @@ def test_the_camera_is_looked_at_as_it_is_configured(tmp_path: Path) -> None:
 
 def test_a_camera_that_is_not_there(tmp_path: Path) -> None:
     found = around(configured(tmp_path, camera={"source": "v4l2:/dev/video99"}))["camera"]
-    assert found == Finding("camera", "no /dev/video99", False, True, "check the source")
+    assert found == Finding("camera", "no /dev/video99", False, True, "check the path or address of the source")
 
 
 def test_a_file_that_is_no_video(tmp_path: Path) -> None:

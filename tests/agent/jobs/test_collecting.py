@@ -51,6 +51,6 @@ def test_frames_on_which_nothing_is_seen_are_told(clock: Clock) -> None:
     assert not job.has_enough(512, 1)
     clock.now_s += 601.0
     with pytest.raises(
-        AgentError, match=r"recalibration\.timeout: COLLECTING: nothing is seen on the frames but on 1 "
+        AgentError, match=r"recalibration\.timeout: COLLECTING: only 1 of the frames that judge show something"
     ):
         job.has_enough(900, 1)

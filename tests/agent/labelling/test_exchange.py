@@ -75,7 +75,7 @@ BAD: dict[str, tuple[dict[str, list[tuple[int, list[float]]]], dict[str, Any], s
         {"categories": [{"id": 0, "name": "cat"}, {"id": 7, "name": "bos"}]},
         "did you mean bus",
     ),
-    "twice": (GOOD | {"a/00000001.jpg": [(0, [1, 2, 3, 4])], "b/00000001.jpg": []}, {}, "second time"),
+    "twice": (GOOD | {"a/00000001.jpg": [(0, [1, 2, 3, 4])], "b/00000001.jpg": []}, {}, "twice in"),
     "a box without area": (GOOD | {"00000001.jpg": [(0, [1, 2, 0, 4])]}, {}, "box 1 2 1 6"),
     "resized": (
         {},

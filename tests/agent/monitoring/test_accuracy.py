@@ -148,7 +148,7 @@ def test_a_classifiers_recording_may_be_labelled_in_part() -> None:
 def test_raw_outputs_are_not_kept() -> None:
     accuracy = LiveAccuracy("raw")
     accuracy.add_answer(served(0, {"y": np.zeros((1, 1000), np.float32)}))
-    with pytest.raises(LabelsError, match="none was yet"):
+    with pytest.raises(LabelsError, match="no frame was answered yet"):
         accuracy.label_frame(0, 1)
 
 
@@ -299,7 +299,7 @@ def test_a_single_frame_is_found_by_its_own_time_only() -> None:
     assert kept.at_ts(5.0).frame == 0
     with pytest.raises(LabelsError, match=r"labels\.unknown"):
         kept.at_ts(5.01)
-    with pytest.raises(LabelsError, match=r"none was yet"):
+    with pytest.raises(LabelsError, match=r"no frame was answered yet"):
         RecentAnswers().at_frame(0)
 
 

@@ -59,8 +59,8 @@ def admit_and_say(garbage: str) -> Callable[[socket.socket], None]:
         pytest.param(
             lambda broker: admit(broker, b"\1\1\x55"), "no answer to SUBSCRIBE, then|KeyError", id="code-nobody-knows"
         ),
-        pytest.param(say("9003 ffff 01"), "broker.protocol: a SUBACK that nobody waits for", id="suback-for-nobody"),
-        pytest.param(admit_and_say("3004 0002 fffe"), "broker.protocol: a topic that is no text", id="topic-no-text"),
+        pytest.param(say("9003 ffff 01"), "broker.protocol: a SUBACK without a SUBSCRIBE", id="suback-for-nobody"),
+        pytest.param(admit_and_say("3004 0002 fffe"), "broker.protocol: a topic that is not text", id="topic-no-text"),
         pytest.param(admit_and_say("3004 00ff 6161"), "connection lost|error:", id="topic-cut-short"),
         pytest.param(admit_and_say("f000"), "connection lost", id="packet-nobody-knows"),
         pytest.param(admit_and_say("30ffffffffff7f"), "connection lost", id="length-without-end"),

@@ -157,9 +157,11 @@ def test_a_broker_that_wants_to_know_us(
         for known in (endpoint(mine.certificate, mine.key), endpoint(both)):
             with tried(known) as client:
                 assert client.wait_connected(10.0), client.outcome
-        refused(endpoint(), "certificate of ours ... mqtt.tls.cert_file and key_file")
-        refused(endpoint(stranger.certificate, stranger.key), "does not know the CA of our certificate ... signed by")
-        refused(endpoint(old.certificate, old.key), "finds our certificate expired ... renew mqtt.tls.cert_file")
+        refused(endpoint(), "a client certificate ... mqtt.tls.cert_file and key_file")
+        refused(
+            endpoint(stranger.certificate, stranger.key), "does not know the CA of the client certificate ... signed by"
+        )
+        refused(endpoint(old.certificate, old.key), "finds the client certificate expired ... renew mqtt.tls.cert_file")
 
 
 def test_a_board_whose_certificate_was_revoked_is_refused_and_others_are_not(
@@ -172,7 +174,7 @@ def test_a_board_whose_certificate_was_revoked_is_refused_and_others_are_not(
             files = TlsFiles(ca_file=authority.file, cert_file=pair.certificate, key_file=pair.key)
             endpoint = replace(broker.endpoint, tls=files)
             if pair is stolen:
-                refused(endpoint, "finds our certificate revoked ... renew mqtt.tls.cert_file")
+                refused(endpoint, "finds the client certificate revoked ... renew mqtt.tls.cert_file")
             else:
                 with tried(endpoint) as client:
                     assert client.wait_connected(10.0), client.outcome

@@ -88,7 +88,7 @@ def test_a_websocket_to_a_port_for_tcp_is_told(tmp_path: Path) -> None:
 
 def test_tcp_to_a_port_for_websockets_is_told(tmp_path: Path) -> None:
     with running_mosquitto(tmp_path, "protocol websockets", *beside()) as broker:
-        told(broker.endpoint, "broker.port: a port for HTTP; expected one for MQTT; set mqtt.transport: websockets")
+        told(broker.endpoint, "broker.port: a port for HTTP; expected a port for MQTT; set mqtt.transport: websockets")
 
 
 def told(endpoint: Endpoint, words: str) -> None:

@@ -77,7 +77,8 @@ def test_frames_with_nothing_on_them_prove_nothing(trial_bench: MakeTrialBench, 
     assert (trial.accepted, trial.frames, trial.empty_frames) == (False, 0, terms.frames_needed)
     assert runs == terms.frames_needed + WARM_UP
     assert trial.reason == (
-        f"nothing found on any of {terms.frames_needed} frames, which tells nothing; more would take too long"
+        f"nothing found on any of {terms.frames_needed} frames, which shows nothing about the plan; "
+        "more would take too long"
     )
 
 

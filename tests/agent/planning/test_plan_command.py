@@ -48,7 +48,7 @@ def test_a_plan_is_written_shown_explained_and_built(plan_bench: Place) -> None:
     assert cv2.imread(str(plan_bench / "chart.png")).shape == (800, 1280, 3)
     build = ["build", plan_bench / "model.yaml", "--calibration", plan_bench / "calibration.json", "--plan", written]
     _, said = plan_bench.says(*build, "-o", plan_bench / "artefact")
-    warning = "warning: on this runtime INT8 under this plan was measured, and is not faster than float"
+    warning = "warning: INT8 under this plan was measured on this runtime, and is not faster than float"
     assert (warning in said) != json.loads(written.read_text())["evidence"]["faster"]
     manifest = json.loads((plan_bench / "artefact/manifest.json").read_text())
     assert manifest["int8_macs_share"] == 0.5
@@ -75,7 +75,7 @@ def test_a_certificate_is_of_what_was_certified_and_of_nothing_else(plan_bench: 
     plan_bench.change_spec()
     plan = json.loads((plan_bench / "plan.json").read_text())
     (plan_bench / "plan.json").write_text(json.dumps({**plan, "floats": {}}))
-    assert "is of another plan: this one was changed since." in planning(plan_bench, "all-int8")["verdict"]
+    assert "is of another plan: this plan was changed since." in planning(plan_bench, "all-int8")["verdict"]
 
 
 def test_costs_are_measured_unless_told_otherwise(plan_bench: Place) -> None:

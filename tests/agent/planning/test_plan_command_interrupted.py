@@ -61,14 +61,14 @@ def test_a_search_that_is_stopped_goes_on_where_it_was(tmp_path: Path, capfd: py
         command = [sys.executable, "-c", STOPPED, *moment, *bench.arguments(*limits)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert (done.returncode, done.stdout) == (code, "")
-        assert ("the same command goes on from there" in done.stderr) == (number == signal.SIGINT)
+        assert ("the same command continues from there" in done.stderr) == (number == signal.SIGINT)
         assert not (bench / "plan.json").exists()
         lines = (bench / "plan.json.journal").read_bytes().splitlines()[1:]
         measured = sum(not line.startswith(b'["spent"') for line in lines)
         assert measured > known
         known = measured
     _, said = bench.says(*bench.arguments(*limits))
-    assert f"going on with the search that was interrupted: {known} measurements are known" in said
+    assert f"continuing the interrupted search: {known} measurements are known" in said
     whole, again = (json.loads((bench / name).read_text()) for name in ("whole.json", "plan.json"))
     assert (again["floats"], again["repairs"]) == (whole["floats"], whole["repairs"])
     assert not (bench / "plan.json.journal").exists()
@@ -104,4 +104,4 @@ def test_what_was_asked_otherwise_starts_anew(
 def test_a_larger_budget_goes_on(plan_bench: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupted(plan_bench, monkeypatch)
     _, said = plan_bench.says(*plan_bench.arguments("--budget-s", 500))
-    assert "going on with the search" in said
+    assert "continuing the interrupted search" in said

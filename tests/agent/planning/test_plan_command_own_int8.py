@@ -22,7 +22,9 @@ def test_a_model_that_is_int8_already_leaves_nothing_to_plan(plan_bench: Place) 
     onnx.save(quantised(PrecisionPlan()), plan_bench / "model.onnx")
     plan_bench.change_spec(task="classify")
     told = plan_bench.refuses(*plan_bench.arguments())
-    assert told.startswith("plan.nothing: model.onnx, which brings its own INT8, and no other layer that may be;")
+    assert told.startswith(
+        "plan.nothing: model.onnx, which brings its own INT8 and has no other layer that may be INT8;"
+    )
 
 
 def test_of_a_model_that_is_partly_int8_the_rest_is_planned(plan_bench: Place) -> None:

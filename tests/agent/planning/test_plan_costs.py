@@ -94,9 +94,9 @@ def test_measured_costs_are_taken_and_remembered(
 def test_costs_that_are_noise_are_not_gone_by(
     builder: PlanBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    noise = replace(macs_costs(GROUPS), noise=0.4, builds=8, doubt="cannot be told apart, measured 3 times")
+    noise = replace(macs_costs(GROUPS), noise=0.4, builds=8, doubt="cannot be distinguished, measured 3 times")
     told = found_costs(builder, tmp_path, monkeypatch, noise)
-    assert told.why == "cannot be told apart, measured 3 times"
+    assert told.why == "cannot be distinguished, measured 3 times"
     assert (told.costs.source, told.costs.noise, told.costs.builds, told.tolerance) == ("macs", 0.4, 8, 0.05)
 
 

@@ -161,10 +161,10 @@ def test_costs_that_noise_hid_are_reported_with_their_reason() -> None:
     for one in found["groups"][:2]:
         one["timed"] = False
     assert row(printed(found, 250), "costs") == (
-        "costs measured on 24 engines, spread 3.0 %, 3 times over because of the noise; 2 of 6 groups are within "
-        "the noise, and lean on multiply-accumulates: 2 groups differ by less than the noise, measured 3 times"
+        "costs measured on 24 engines, spread 3.0 %, 3 times because of the noise; 2 of 6 groups are within "
+        "the noise, and rely on multiply-accumulates: 2 groups differ by less than the noise, measured 3 times"
     )
-    assert "(the difference is within the noise, and leans on multiply-accumulates, spread 3.0 %)" in explain(
+    assert "(the difference is within the noise, and relies on multiply-accumulates, spread 3.0 %)" in explain(
         found, "stem"
     )
     assert "(measured, spread 3.0 %)" in explain(found, "head")

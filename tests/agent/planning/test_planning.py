@@ -115,7 +115,7 @@ def test_what_must_be_int8_and_cannot_be_certified_is_said(search_world: Path) -
     assert set(plan.floats) == {QUIET}
     assert by_name(evidence)[LOUD]["precision"] == "int8"
     assert evidence["chosen"] is None
-    assert evidence["verdict"].startswith("All float, and what precision.force_int8 names, whose loss nobody knows: ")
+    assert evidence["verdict"].startswith("All float, and what precision.force_int8 names, whose loss is not known: ")
 
 
 def test_what_must_be_int8_is_in_every_plan(search_world: Path) -> None:

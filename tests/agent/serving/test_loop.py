@@ -148,7 +148,7 @@ def test_what_was_asked_for_after_the_last_frame_is_done_at_the_end() -> None:
 def test_only_one_trial_is_on_at_a_time() -> None:
     bench, newer = Bench(NamedEngine("old")), NamedEngine("newer")
     bench.try_out(NamedEngine("new"))
-    with pytest.raises(RuntimeError, match="another one is on"):
+    with pytest.raises(RuntimeError, match="another trial runs"):
         bench.try_out(newer)
     assert newer.closed.is_set()
     bench.end()

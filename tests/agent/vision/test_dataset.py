@@ -70,7 +70,7 @@ def test_nothing_there_and_nothing_in_it(place: Path) -> None:
 @pytest.mark.parametrize("name", ["../a.png", "/a.png", "x/../../a.png", "..\\a.png", "C:/a.png"])
 def test_a_zip_member_that_climbs_out_is_refused(tmp_path: Path, name: str) -> None:
     path = store(tmp_path / "a.zip", {"good.png": png(), name: png()})
-    with pytest.raises(DatasetError, match="climbs out") as caught:
+    with pytest.raises(DatasetError, match="leads out") as caught:
         ImageFiles(path)
     assert caught.value.code == "images.zip"
 
@@ -79,7 +79,7 @@ def test_a_damaged_zip_is_named(tmp_path: Path) -> None:
     path = store(tmp_path / "a.zip", {"a.png": png()})
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DatasetError, match=r"a\.zip that does not open"):
+    with pytest.raises(DatasetError, match=r"a\.zip does not open"):
         ImageFiles(path)
     path.write_bytes(whole.replace(whole[40:60], bytes(20)))  # inside the compressed image
     with pytest.raises(DatasetError, match=r"a\.png in .*a\.zip cannot be read"):

@@ -128,7 +128,7 @@ def test_random_times_fall_back_to_macs_and_say_so(machine: Machine) -> None:
     assert costs.passes == 3
     assert costs.noise > 0.1
     np.testing.assert_array_equal(costs.int8_ms, macs_costs(machine.grouping).int8_ms)
-    assert costs.doubt.startswith("INT8 and float cannot be told apart within a spread of ")
+    assert costs.doubt.startswith("INT8 and float cannot be distinguished within a spread of ")
     assert costs.doubt.endswith(" %, measured 3 times")
     assert "multiply-accumulates" in told[-1]
 

@@ -98,7 +98,7 @@ def test_a_password_that_everybody_could_read_is_warned_of(
     arguments: tuple[str, ...], told: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     endpoint_from(options(*arguments, "--username", "me", "--password-file", "p"))
-    assert ("goes over the network as it is" in " ".join(capsys.readouterr().err.split())) == told
+    assert ("crosses the network unencrypted" in " ".join(capsys.readouterr().err.split())) == told
 
 
 @pytest.mark.broker
@@ -142,7 +142,7 @@ def test_send_over_mutual_tls(tmp_path: Path) -> None:
         with on_the_air(board, Topics("default", "board"), Birth(agent_version="0")) as link:
             assert "command.no_answer" in send(broker.port, *files)
             assert b'"op":"status"' in link.inbox.get(timeout=10.0).payload
-        assert "the broker wants a certificate of ours" in send(broker.port, *files[:2])
+        assert "the broker requires a client certificate" in send(broker.port, *files[:2])
 
 
 @pytest.mark.broker

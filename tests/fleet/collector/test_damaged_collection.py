@@ -55,7 +55,7 @@ def test_what_it_had_stored_lies_in_the_other_file_and_the_next_is_stored_in_a_n
         reports = Reports(store)
         with store.transaction() as transaction:  # as for reports that need nothing of the damaged page
             transaction.add_reports([ReportRow(2, 7, seq, "alarm", 1.5, 1.5, "{}") for seq in range(1, 501)])
-        with pytest.raises(AgentError, match=r"fleet\.damaged.*lies in the other file"):
+        with pytest.raises(AgentError, match=r"fleet\.damaged.*in the file that was set aside"):
             reports.add([Gap(STREAM, 501, 501, "telemetry", 1)])
         assert aside(path) == list(range(1, 501))
         assert reports.add([report(1), Gap(STREAM, 2, 3, "telemetry", 2)]) == {STREAM: 3}

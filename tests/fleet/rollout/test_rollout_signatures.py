@@ -62,7 +62,7 @@ def test_a_key_that_no_board_has_obeyed_halts_the_rollout_and_no_engine_has_fail
     assert room.states() == [BoardStage.WAITING, BoardStage.SENT]
     (why,) = halts(room)
     assert why.startswith(f"b0: {code}: found this")
-    assert "'run --sign KEY', then 'tared fleet rollout resume'" in why
+    assert "'run --sign KEY'), then 'tared fleet rollout resume'" in why
 
 
 def test_resumed_by_a_controller_with_the_key_all_are_told_and_nobody_halts_it_again(
@@ -144,7 +144,7 @@ def test_a_controller_without_a_key_never_claims_a_rollout_that_demands_one(
             with store.transaction("read") as transaction:
                 assert rows.get_rollout(transaction, room.id).lease_owner is None
             assert caplog.text.count("rollout.unsigned") == 1
-            assert "run one with --sign KEY" in caplog.text
+            assert "run a controller with --sign KEY" in caplog.text
             having._claim()
             assert having.rollouts.keys() == {room.id}
             having._step()
@@ -163,7 +163,7 @@ def test_the_command_demands_it_and_says_where_it_should_be(tmp_path: Path, caps
         Devices(store).apply_births(transaction, sent, time.time())
     create = ["fleet", "rollout", "create", "--op", "recalibrate", "--db", where]
     assert main([*create, "--dry-run"]) == 0
-    assert "1 of them have operators' keys: with --signed no controller" in capsys.readouterr().out
+    assert "1 of them have operators' keys: with --signed, only a controller with a key" in capsys.readouterr().out
     assert main([*create, "--signed"]) == 0
     assert "operators' keys" not in capsys.readouterr().out
     with open_store(where) as store:

@@ -167,9 +167,7 @@ def test_nothing_else_can_be_done_to_what_is_over_and_that_is_said(store: FleetS
     room.step(done(room.open()["b0"], artefact="e1"))
     room.serves({0: "e1"})
     room.until(RolloutState.COMPLETED)
-    with pytest.raises(
-        CommandError, match=r"is COMPLETED; expected RUNNING or PAUSED; .*'abort --undo all' takes back"
-    ):
+    with pytest.raises(CommandError, match=r"is COMPLETED; expected RUNNING or PAUSED; .*'abort --undo all' undoes"):
         room.turn(undo)
 
 

@@ -106,6 +106,6 @@ def test_a_signed_rollout_waits_for_a_controller_with_a_key(mosquitto: RealBroke
     ):
         page = post(site, "/rollouts/new", **{**PLAN, "waves": "100%"}, signed="1")
         with controlling(mosquitto, where):
-            assert "run one with --sign KEY" in follow(site, page, "left to another controller")[-1]
+            assert "run a controller with --sign KEY" in follow(site, page, "left to another controller")[-1]
         with controlling(mosquitto, where, Signer(private)):
             assert "2 DONE" in follow(site, page, "COMPLETED")[-1]

@@ -356,7 +356,7 @@ def test_a_postgresql_that_only_reads_is_said(any_broker: RealBroker, postgres: 
         shown = words(site, "/devices")
         assert "The fleet's store cannot be read" in shown
         assert "read-only" in shown
-        assert "its rights" in shown
+        assert "its permissions" in shown
 
 
 def test_the_command_refuses_a_folder_that_is_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
