@@ -164,7 +164,7 @@ def test_the_page_says_when_no_controller_is_at_work(any_broker: RealBroker, tmp
             transaction.execute("UPDATE rollouts SET created = created - 60.0")
         eventually(lambda: "No controller is at work on it: start 'tared fleet rollout run'." in words(site, plain))
         assert "start 'tared fleet rollout run --sign KEY'." in words(site, signed)
-        assert "signed alone" in words(site, signed)
+        assert "signed commands alone" in words(site, signed)
         assert "no controller" in words(site, "/rollouts")
         with store.transaction() as transaction:
             free = rows.free_rollouts(transaction, "owner", time.time())
