@@ -35,7 +35,7 @@ def test_they_put_everything_where_the_unit_looks() -> None:
     assert given[1].endswith(f"cd {Path(program).parents[2]}")
     assert given[2].endswith(f" {Path(program).parents[1].name}")
     assert f"-t {Path(arguments.split()[-1]).parent} " in given[7]
-    assert given[8] == f"sudo {Path(program).relative_to(Path(program).parents[2])} install-service --csi --now"
+    assert given[8] == f"sudo {Path(program).relative_to(Path(program).parents[2])} install-service --now"
 
 
 def test_the_service_can_read_what_was_private(tmp_path: Path) -> None:
