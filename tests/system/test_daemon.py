@@ -46,8 +46,8 @@ def test_night_calibration_morning_alarm_recalibration_and_swap(tmp_path: Path, 
     assert [swap["trigger"] for swap in summary["swaps"]] == ["first-start", "alarm"]
     first, second = summary["swaps"]
     (alarm,) = summary["alarms"]
-    # A block of observations may begin a second of wall time before the change on a busy machine.
-    assert alarm["onset_ts"] + SPEED >= NIGHT_ENDS_S
+    # A block of observations may begin some seconds of wall time before the change on a busy machine.
+    assert alarm["onset_ts"] + 3 * SPEED >= NIGHT_ENDS_S
     assert first["ts"] < NIGHT_ENDS_S, "too slow a machine to say why it came: the engine has not seen the night"
     assert max(NIGHT_ENDS_S, alarm["onset_ts"]) < alarm["ts"] < second["ts"]
     assert alarm["gain_db"] > 3.0

@@ -56,5 +56,5 @@ def test_all_engines_of_all_runtimes_on_the_same_frames(tmp_path: Path) -> None:
 def test_a_recording_that_is_too_short_is_named(tmp_path: Path) -> None:
     world = make_world(tmp_path, lambda _: 0.5, 1.0)
     (world.folder / "model.yaml").write_text(yaml.safe_dump(SPEC))
-    with pytest.raises(AgentError, match=r"benchmark\.frames: 10 frames .* 16 at least"):
+    with pytest.raises(AgentError, match=r"benchmark\.frames: 10 frames in .* at least 16"):
         run_benchmark(world.folder / "model.yaml", str(world.folder / "clip.avi"), 40, 1, 0.1)

@@ -68,7 +68,7 @@ def test_refuses_what_the_checker_refuses(tmp_path: Path) -> None:
 def test_refuses_names_types_and_versions_that_are_none(tmp_path: Path) -> None:
     path = save(residual_net(), tmp_path)
     path.write_bytes(path.read_bytes().replace(b"Relu_t1", b"Relu_\xff1"))
-    with pytest.raises(EngineError, match=r"model\.unreadable: .*no UTF-8"):
+    with pytest.raises(EngineError, match=r"model\.unreadable: .*not UTF-8"):
         load_model(path)
     model = residual_net()
     model.graph.input[0].type.tensor_type.elem_type = 99

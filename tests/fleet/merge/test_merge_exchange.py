@@ -210,7 +210,7 @@ def test_a_disk_that_is_full_ends_it_with_the_remedy_and_leaves_nothing_half_wri
         told = capsys.readouterr().err
         assert list(disk.glob("tared-merge-*")) == []
     (error,) = [line for line in told.splitlines() if line.startswith("error:")]
-    assert re.match(r"error: merge\.write: /\S+/b[01]\.part: No space left on device; expected a folder", error)
+    assert re.match(r"error: merge\.write: /\S+/b[01]\.part: No space left on device; expected a writable folder", error)
     assert "choose a folder on a larger disk with --uploads" in error
     assert list(tmp_path.glob("calibration*")) == []
 
@@ -270,5 +270,5 @@ def test_a_board_that_only_says_that_it_is_at_it_is_given_up_too(any_broker: Rea
     with talking as there, board(any_broker.endpoint, "honest", calibration_of(noisy(0))):
         there.link.send_histograms = lambda *_: None  # type: ignore[method-assign]  # each repetition is still answered
         exchange.gather(["talking", "honest"], 0.0)
-    assert "though it was not silent" in exchange.failed["talking"]
+    assert "though the board was not silent" in exchange.failed["talking"]
     assert set(exchange.inbox.complete) == {"honest"}
