@@ -49,7 +49,7 @@ GRIDS = {
     "Dummy": (1e3, 1e5, 1e7),
 }
 
-_MONTHS_OF_OTHERS = 8  # that tells them from us; the bar asks ours for fifty
+_MONTHS_OF_OTHERS = 8  # enough to show the difference; the bar asks ours for fifty
 
 
 def false_alarms(detect: Detect, stream: str, seeds: Sequence[int]) -> list[int]:

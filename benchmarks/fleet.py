@@ -156,7 +156,7 @@ def relay(folder: Path, endpoint: Endpoint, rows: int, spent: Spent) -> float:
     count = rows * _PUBLISHERS
     listener = ["mosquitto_sub", "-p", str(endpoint.port), "-q", "1", "-t", "tared/v1/+/+/telemetry", "-C", str(count)]
     with (folder / "relayed").open("wb") as output, subprocess.Popen(listener, stdout=output) as process:
-        time.sleep(0.5)  # nobody tells when it listens
+        time.sleep(0.5)  # nothing announces that it listens
         with spent.during("relayed"), publishing(folder, endpoint, "relay"):
             started = time.monotonic()
             process.wait(_PATIENCE_S)

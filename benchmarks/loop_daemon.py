@@ -28,7 +28,7 @@ from benchmarks.peers import ROOT
 CLIP = "vid_one_by_one_person_768x432.mp4"
 # Nobody observes, and so nothing is calibrated: the frame path alone.
 UNOBSERVED = {"observe": {"budget": None, "period_s": 1e9, "alert_period_s": 1e9}}
-# Who observes keeps within the default budget, with next to nothing to spend ahead: that is for the first minutes of a
+# The observer keeps within the default budget, with next to nothing to spend ahead: that is for the first minutes of a
 # board's life, and at full speed a file's minutes are seconds. No job comes to its work: it would have the second core.
 OBSERVED = {
     "observe": {"held_out": 8},

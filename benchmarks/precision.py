@@ -31,7 +31,7 @@ from benchmarks.precision_contest import SCORES, Contest, Result, splits
 from benchmarks.precision_peers import CONTENDERS, FP32, PLANNED, Made
 from benchmarks.report import Bar, Section, add_output_option, at_least, at_most, bars_section, publish
 
-# What `tared plan` is asked to keep: its default where the frames can certify that, and more where they are few.
+# The loss that `tared plan` may cost: its default where the frames can certify that, and more where they are few.
 MAX_LOSS = {"yolox_nano": 0.2, "fastestdet": 0.2, "resnet20": 0.02, "ultraface": 0.1}
 NAMES = {"map": "mAP", "top1": "top-1"}
 NOTE = "Seconds of all processes that made it: wall (CPU). Times are multiples of FP32's, one thread, in turn."

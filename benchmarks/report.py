@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-# What decides on the time of INT8, as Linux names it.
+# The feature that decides the time of INT8, as Linux names it.
 _INSTRUCTIONS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "amx_int8", "asimd", "asimddp", "i8mm")
 
 

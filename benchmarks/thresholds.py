@@ -63,7 +63,7 @@ CONTENDERS = (
     Contender("MXNet 1.9.1, C++", MXNET, "threshold_mxnet", "entropy:tvm", lambda bins: bins - 127),
 )
 
-# What activations look like: |x| of these.
+# Activations look like these: |x|.
 FAMILIES: dict[str, Callable[[Random], NDArray[np.float64]]] = {
     "normal": lambda random: random.normal(size=SAMPLES),
     "after ReLU": lambda random: np.maximum(random.normal(size=SAMPLES), 0.0),

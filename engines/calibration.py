@@ -38,7 +38,7 @@ from engines.store.files import read_regular, read_text, replace_files
 log = logging.getLogger(__package__)
 
 SCHEMA = 1
-# What np.load and zipfile raise for files that are none of ours, or no longer.
+# Exceptions of np.load and zipfile for files that are none of ours, or damaged.
 _MOST_BYTES = 1 << 30  # histograms of a thousand tensors take some 30 MiB
 _FOREIGN = (
     *(ArithmeticError, AttributeError, BadZipFile, EOFError, LookupError),

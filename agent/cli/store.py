@@ -63,7 +63,7 @@ def _row(store: Store, one: Stored, roles: tuple[str, ...]) -> dict[str, Any]:
     from engines.store.signing import read_manifest
 
     manifest: Mapping[str, Any] = {}
-    with suppress(TaredError):  # the row tells what is wrong
+    with suppress(TaredError):  # the row shows the fault
         manifest = read_manifest(store.root / "artefacts" / one.id, store.key)
     inputs = manifest.get("inputs", {})
     return {

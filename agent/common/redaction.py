@@ -94,7 +94,7 @@ def hide_arguments() -> None:
 
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, size = int(fields[_START]), int(fields[_END]) - int(fields[_START])
-    if start <= 0 or size <= 0:  # this kernel does not tell where they are
+    if start <= 0 or size <= 0:  # this kernel does not show where they are
         return
     arguments = ctypes.string_at(start, size).split(b"\0")
     hidden = [redact(each.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape") for each in arguments]

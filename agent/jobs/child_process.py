@@ -103,7 +103,7 @@ _CAUSES: dict[int, tuple[str, str]] = {
     ),
 }
 _TRY_AGAIN = "see the log, then try again"
-# What parsing raises for a line that is no message of ours.
+# Exceptions of parsing a line that is no message of ours.
 _NO_MESSAGE = (ArithmeticError, AttributeError, KeyError, TypeError, ValueError)
 _END_S = 2.0  # between SIGTERM and SIGKILL
 _WATCH_EVERY_S = 0.5

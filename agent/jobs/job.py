@@ -80,7 +80,7 @@ class JobState(str, Enum):
 _ORDER = tuple(JobState)
 WORK = _ORDER[: _ORDER.index(JobState.PROBATION)]  # the states in which there is no candidate yet
 _FINISHED = frozenset({JobState.COMMITTED, JobState.ROLLED_BACK, JobState.FAILED, JobState.CANCELLED})
-# An engine that was built anew for another runtime is not on probation: there is nothing to go back to. A start serves
+# An engine that was built again for another runtime is not on probation: there is nothing to go back to. A start serves
 # the model that lies there, however far the job that tried it had come.
 _BEFORE_COMMIT = frozenset({JobState.BUILDING, JobState.VALIDATING, JobState.PROBATION})
 

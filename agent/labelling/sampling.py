@@ -157,7 +157,7 @@ class FrameSampler:
                 self._store.fix_strata(self._strata.cuts, self._labels)
             return
         if newest is None or ts <= newest:
-            return  # the first one, or a recording's that begins anew
+            return  # the first one, or that of a recording that starts over
         weight, stratum = min(ts - newest, _LONGEST_S), self._strata.index(sureness)
         probability = self._strata.probability(stratum, self._per_s * weight)
         self._strata.see(stratum, weight)

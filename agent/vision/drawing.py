@@ -19,7 +19,7 @@ from engines.preprocessing import image_layout
 Picture = NDArray[np.uint8]  # BGR (height, width, 3)
 Color = tuple[int, int, int]
 
-# For one class after another, BGR: Okabe and Ito's, which colour-blind people can tell apart
+# For one class after another, BGR: Okabe and Ito's, which colour-blind people can distinguish
 # (jfly.uni-koeln.de/color).
 COLORS: tuple[Color, ...] = (
     (0, 159, 230),

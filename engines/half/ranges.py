@@ -110,7 +110,7 @@ class _Bounds:
 
     def vanishing_constants(self, node: NodeProto) -> Iterator[str]:
         """Yield the constants of a node that float16 makes subnormal or zero: the largest value, of a divisor any."""
-        # What is added to a product vanishes beside it: bias (2), and shift and mean of a BatchNormalization.
+        # A term that is added to a product vanishes beside it: bias (2), and shift and mean of a BatchNormalization.
         added = (2, 3) if node.op_type in COMPUTE_OPS | {"BatchNormalization"} else ()
         for index, name in enumerate(node.input):
             values = self.constants.get(name)

@@ -26,7 +26,7 @@ from fleet.devices.selection import TAG
 from fleet.operator import FILES, as_json, file_arguments_from, new_command
 from fleet.rollout.gates import FAILURES_GATE, Gate, parse_gates
 
-# What may be rolled out, by the contract's ops.
+# The contract's ops that may be rolled out.
 OPS: Mapping[str, str] = {
     "recalibrate": "recalibrate",
     "model": "model",

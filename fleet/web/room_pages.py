@@ -251,7 +251,7 @@ def _of_selection(values: Callable[[FleetStore, str, str, float], dict[str, Any]
     return lambda room, where, store: values(store, room.fleet, where, room.silent_s)
 
 
-# What each page shows of the store, and how often it is read.
+# The part of the store that each page shows, and how often it is read.
 _PARTS: dict[str, tuple[_Values, float]] = {
     "devices": (_of_selection(devices_values), _DEVICES_S),
     "overview": (_of_selection(overview_values), _DEVICES_S),

@@ -88,7 +88,7 @@ def render_report(title: str, lead: str, sections: Sequence[Section], facts: Map
     >>> "&lt;b&gt;" in page and "//" not in page.partition("<body>")[2].partition("<script>")[0]
     True
     """
-    # What would end an element does not stand in the style or the script, which are files of this package.
+    # The style and the script are files of this package: neither holds text that would end its element.
     style, script = Markup(resource("style.css")), Markup(resource("page.js"))
     policy = (
         f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "

@@ -33,7 +33,7 @@ _TRT_METHODS = {
     "MinMaxCalibration": "min-max",
 }
 _TRT_LINE = re.compile(r"(.+): ([0-9a-fA-F]{8})")
-# What JSON and flatbuffers raise for bytes that are no table, or no longer.
+# Exceptions of JSON and flatbuffers for bytes that are no table, or a damaged one.
 _FOREIGN = (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError, struct.error)
 
 

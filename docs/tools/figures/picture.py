@@ -17,7 +17,7 @@ from PIL import Image  # comes with matplotlib
 WIDTH_PX = 1280
 DPI = 160
 INK, FAINT = "#222222", "#6b6b6b"
-# Okabe and Ito's colours, which colour-blind people can tell apart (jfly.uni-koeln.de/color).
+# Okabe and Ito's colours, which colour-blind people can distinguish (jfly.uni-koeln.de/color).
 ORANGE, SKY, GREEN, BLUE, VERMILLION = "#e69f00", "#56b4e9", "#009e73", "#0072b2", "#d55e00"
 MOST_BYTES = 200_000
 _COLOURS = 256

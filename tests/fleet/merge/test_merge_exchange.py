@@ -210,7 +210,7 @@ def test_a_disk_that_is_full_ends_it_with_the_remedy_and_leaves_nothing_half_wri
         told = capsys.readouterr().err
         assert list(disk.glob("tared-merge-*")) == []
     (error,) = [line for line in told.splitlines() if line.startswith("error:")]
-    assert re.match(r"error: merge\.write: /\S+/b[01]\.part: No space left on device; expected a writable folder", error)
+    assert re.match(r"error: merge\.write: /\S+/b[01]\.part: No space left on device; expected a writable", error)
     assert "choose a folder on a larger disk with --uploads" in error
     assert list(tmp_path.glob("calibration*")) == []
 
