@@ -22,7 +22,7 @@ from warm_start import WarmProcess
 
 from agent.common.errors import AgentError
 from agent.contract.commands import CommandResult
-from agent.contract.messages import Status
+from agent.contract.messages import DeviceState, Status
 from agent.mqtt.client import MqttClient, SessionOptions
 from agent.mqtt.message import Message
 from fleet.rollout.rows import BoardStage, RolloutState
@@ -56,14 +56,15 @@ class Storm(threading.Thread):
     def __exit__(self, *_: object) -> None:
         self._ending.set()
         self.join()
+        for number in range(BOARDS):  # a board that a stranger called offline is sent nothing until it is back
+            self._publish_status(number, "online")
         self._client.close()
 
     def run(self) -> None:
         while not self._ending.wait(0.02):
-            board = topics(self._chance.randrange(BOARDS))
-            state = self._chance.choice(["online", "offline", "degraded", "stopping"])
-            there = Status(state=state, session=uuid.uuid4().hex, boot_id="b", ts=time.time())
-            self._client.publish(Message(board.status, there.to_json()))
+            number = self._chance.randrange(BOARDS)
+            board = topics(number)
+            self._publish_status(number, self._chance.choice(["online", "offline", "degraded", "stopping"]))
             name = uuid.uuid4().hex
             status = self._chance.choice(["SUCCEEDED", "FAILED", "ACCEPTED", "EXPIRED"])
             self._client.publish(Message(board.result(name), CommandResult(id=name, status=status).to_json()))
@@ -76,6 +77,10 @@ class Storm(threading.Thread):
                     break
             if self._chance.random() < 0.01:
                 self._hold_the_store()
+
+    def _publish_status(self, number: int, state: DeviceState) -> None:
+        there = Status(state=state, session=uuid.uuid4().hex, boot_id="b", ts=time.time())
+        self._client.publish(Message(topics(number).status, there.to_json()))
 
     def _hold_the_store(self) -> None:
         with contextlib.suppress(AgentError), open_store(self._where) as store, store.transaction("write") as held:
