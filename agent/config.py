@@ -21,9 +21,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
 
 from agent.camera.config import CameraConfig
-from agent.common.addresses import is_loopback, split_address
 from agent.common.credentials import FileOrCredential
 from agent.common.errors import CameraError, ConfigError
+from agent.common.http.addresses import is_loopback, split_address
 from agent.common.schema import (
     OPTIONAL_TEXT,
     Finite,

@@ -1,10 +1,11 @@
 """Small tools that every other package may use. It knows nothing of cameras, models or MQTT.
 
-Reading order: errors and schema (every configuration goes through them), timing, state_files, database; the others as
-needed.
+Reading order: errors and schema (every configuration goes through them), clock and timing, state_files, database; the
+others as needed.
 
 Public names:
     bounded_yaml load_yaml, YamlError
+    clock        Clock, SYSTEM_CLOCK
     console      Task, progress, stage, say, say_error, set_up_logging
     credentials  FileOrCredential, locate
     database     Database

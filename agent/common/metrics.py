@@ -24,8 +24,8 @@ from prometheus_client.core import InfoMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from agent.common.addresses import is_loopback, is_unspecified, split_address
 from agent.common.errors import AgentError, ConfigError
+from agent.common.http.addresses import is_loopback, is_unspecified, split_address
 from agent.common.http.connection import HttpConnection
 from agent.common.http.reception import Reception, listen
 from agent.common.http.request import RefusedRequest, Request, parse_head, response

@@ -17,9 +17,9 @@ from agent.camera.reader import source_length, source_seconds
 from agent.collection.selection import HELD_OUT_EVERY
 from agent.commands.authority import Authority
 from agent.commands.recognition import CommandRecognition
-from agent.common.addresses import is_loopback
 from agent.common.console import say
 from agent.common.errors import AgentError, CameraError, ConfigError
+from agent.common.http.addresses import is_loopback
 from agent.config import Config
 from agent.contract.messages import Birth
 from agent.contract.topics import Topics

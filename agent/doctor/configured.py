@@ -11,8 +11,8 @@ from pathlib import Path
 
 from agent.camera.config import CameraConfig
 from agent.commands.authority import Authority
-from agent.common.addresses import is_loopback
 from agent.common.errors import AgentError, CameraError, ConfigError
+from agent.common.http.addresses import is_loopback
 from agent.common.redaction import redact
 from agent.config import Config
 from agent.contract.topics import Topics

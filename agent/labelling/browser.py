@@ -17,10 +17,10 @@ from http import HTTPStatus
 from importlib.resources import files
 from typing import Any, NoReturn
 
-from agent.common.addresses import http_url, is_loopback, split_address
 from agent.common.console import say_error
 from agent.common.errors import AgentError
 from agent.common.html.pages import resource
+from agent.common.http.addresses import http_url, is_loopback, split_address
 from agent.common.http.connection import HttpConnection
 from agent.common.http.reception import Reception, listen
 from agent.common.http.request import RefusedRequest, Request, parse_head, response

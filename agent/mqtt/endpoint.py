@@ -16,9 +16,9 @@ from typing import Any, Literal, NoReturn
 
 from pydantic import ValidationInfo, field_validator
 
-from agent.common.addresses import is_loopback
 from agent.common.credentials import FileOrCredential, locate
 from agent.common.errors import AgentError, ConfigError
+from agent.common.http.addresses import is_loopback
 from agent.common.schema import Strict
 from engines.store.files import open_regular, read_text
 

@@ -26,8 +26,8 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from agent.common.addresses import http_url
 from agent.common.errors import AgentError
+from agent.common.http.addresses import http_url
 from agent.common.http.reception import BACKLOG, Reception, listen
 from agent.common.http.request import RefusedRequest, response
 from agent.common.main_thread import start_thread

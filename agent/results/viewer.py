@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from urllib.parse import quote
 
-from agent.common.addresses import is_loopback
+from agent.common.http.addresses import is_loopback
 from agent.common.http.connection import HttpConnection
 from agent.common.http.request import RefusedRequest, parse_head, response_head
 

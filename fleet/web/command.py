@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.common.addresses import http_url, is_loopback, is_unspecified, split_address
 from agent.common.credentials import locate
 from agent.common.errors import AgentError, ConfigError
 from agent.common.heap import limit_malloc_arenas
+from agent.common.http.addresses import http_url, is_loopback, is_unspecified, split_address
 from agent.contract.signing import Signer
 from agent.mqtt.client import Endpoint
 from calibrate.errors import install_extra

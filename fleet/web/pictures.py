@@ -16,9 +16,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
-from agent.common.addresses import is_loopback
 from agent.common.errors import AgentError
 from agent.common.html.text import visible
+from agent.common.http.addresses import is_loopback
 from agent.contract.topics import Topics
 from fleet.devices.facts import value_at
 from fleet.web.boards import LiveBoard

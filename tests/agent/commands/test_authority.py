@@ -13,8 +13,8 @@ from device import NOW, TOPICS
 from agent.commands.authority import Authority
 from agent.commands.dispatcher import CommandDispatcher
 from agent.commands.log import CommandLog
-from agent.common.addresses import is_loopback
 from agent.common.errors import ConfigError
+from agent.common.http.addresses import is_loopback
 from agent.config import CommandsConfig
 from agent.contract.commands import CommandResult
 from agent.mqtt.message import Reply
