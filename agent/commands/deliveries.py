@@ -31,7 +31,7 @@ from agent.commands.file_transfer import (
     transfer_error,
 )
 from agent.common.errors import AgentError, CommandError
-from agent.common.main_thread import RunInMainThread, start_thread
+from agent.common.main_thread import RunInMainThread
 from agent.contract.commands import CalibrationArgs, FileArgs, ModelArgs
 from agent.contract.histograms import Facts, read_facts, read_upload
 from agent.models.model import Model
@@ -290,7 +290,7 @@ class Transfer:
             except TRANSFER_ERRORS as error:
                 self.fail(self.partial.as_agent_error(error))
 
-        start_thread(threading.Thread(target=run, name="delivery", daemon=True))
+        threading.Thread(target=run, name="delivery", daemon=True).start()
 
 
 @dataclass

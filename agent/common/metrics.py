@@ -29,7 +29,6 @@ from agent.common.http.addresses import is_loopback, is_unspecified, split_addre
 from agent.common.http.connection import HttpConnection
 from agent.common.http.reception import Reception, listen
 from agent.common.http.request import RefusedRequest, Request, parse_head, response
-from agent.common.main_thread import start_thread
 from agent.common.timing import Backoff, RetryState
 from calibrate.errors import TaredError
 
@@ -108,9 +107,8 @@ class MetricsServer(threading.Thread):
             each.setblocking(False)
 
     def __enter__(self) -> MetricsServer:
-        """Raises OSError where the system refuses a thread."""
         self._listen()
-        start_thread(self)
+        self.start()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -221,11 +221,10 @@ EVENTS: Mapping[EventKind, EventFacts] = {
         is_alarm=True,
     ),
     "regime": EventFacts(
-        "A calibration has proved itself and is kept for its light; or one is loaded ahead of the usual time.",
+        "A calibration has proved itself and is kept for its light.",
         {
             "artefact": "Id of the engine's artefact.",
             "known": "Number of regimes that are kept.",
-            "state": "`expected` if it is loaded ahead of its time; else absent.",
             **_POLICY,
         },
     ),

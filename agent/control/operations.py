@@ -25,7 +25,6 @@ from agent.common.main_thread import RunInMainThread
 from agent.config import Config
 from agent.contract.commands import PolicyArgs, RecalibrateArgs
 from agent.control.events import StateChangeReporter
-from agent.control.expected_regime import SwitchTimes, WarmRegime
 from agent.control.policies import Policies
 from agent.control.summary import JobSummary, RunSummary
 from agent.control.swap import EngineSwap
@@ -146,9 +145,6 @@ class Operations:
             self._on_rolled_back,
             self.policies,
         )
-        self._switch_times = SwitchTimes(kept_path("switches.json"), report_error)
-        least_memory_bytes = config.recalibration.headroom.memory_bytes
-        self._warm = WarmRegime(service, self._switch_times, least_memory_bytes, reporter.error)
         self._retry_s = 0.0  # monotonic time; before, no job is started
         if pipeline.mismatch is not None:
             self.configure(config)
@@ -223,12 +219,8 @@ class Operations:
                     policy = self.policies.taking_over(learnt)
                     self.reporter.event("regime", artefact=learnt, known=len(self.regimes.artefacts), **policy)
                     self.reporter.keeps_regimes(self.regimes.artefacts)
-        if self._idle:
-            if self._registry.tidy():
-                self._forget_policies()
-            self._expect_regime()
-        else:
-            self._warm.drop()  # a job, whoever started it, needs the memory
+        if self._idle and self._registry.tidy():
+            self._forget_policies()
         if time.monotonic() >= self._retry_s:
             self._start_what_is_due(states)
         compared = [drift for state in states.values() for drift in (state.drift, state.since_refusal)]
@@ -236,13 +228,6 @@ class Operations:
         self.pipeline.observer.set_pace(alert=self.jobs.is_collecting or closely or self.swap.is_active)
         self.pipeline.observer.collection.set_in_use(self.jobs.is_collecting)
         self.jobs.tick()
-
-    def _expect_regime(self) -> None:
-        """Have the engine warm that is switched to at about this time on other days."""
-        before = self._warm.artefact
-        self._warm.tick(time.time(), self.regimes.artefacts if self.pipeline.is_live else ())
-        if self._warm.artefact not in (before, ""):
-            self.reporter.event("regime", artefact=self._warm.artefact, state="expected")
 
     def _start_what_is_due(self, states: CameraStates) -> None:
         try:
@@ -264,7 +249,6 @@ class Operations:
 
     def stop(self, reason: str) -> None:
         """Cancel the running job, and the probation of a candidate."""
-        self._warm.drop()
         self.jobs.stop(reason, self.pipeline.error)
         self.new_model.drop(reason)
         self.swap.stop(reason)
@@ -356,14 +340,13 @@ class Operations:
         """
         since_s = time.monotonic()
         try:
-            loaded = self._warm.take(identity) or self.service.load(self.service.store.find(identity))
+            loaded = self.service.load(self.service.store.find(identity))
         except TaredError as error:
             self._limits.pause_switches()
             self.reporter.error(error, trigger="switch")
             self._forget_regime(identity)
             return
         tracker = self._registry.start_with_engine(loaded.engine, "switch", {"artefact": identity})
-        self._switch_times.note(identity, time.time())
         tracker.started_s = since_s
         self._limits.pause_switches()
         self.swap.start(loaded, tracker)

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agent.common.console import say
-from agent.common.main_thread import start_thread
 from agent.mqtt.endpoint import Endpoint
 from engines.trial import START_FOLDER
 
@@ -51,11 +50,7 @@ def serving_pages(listen: str, config: Path, endpoint: Endpoint) -> Iterator[Non
     ending = threading.Event()
     assert process.stderr is not None
     follower = threading.Thread(target=_follow, args=(process.stderr, ending), name="pages", daemon=True)
-    try:
-        start_thread(follower)
-    except OSError as error:
-        say(f"no page for a browser: {error.strerror}")
-        process.kill()  # it would wait for a reader of what it says
+    follower.start()
     try:
         yield
     finally:

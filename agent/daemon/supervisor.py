@@ -7,7 +7,9 @@ Operations decide, and reports the state.
 
 from __future__ import annotations
 
+import logging
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -22,7 +24,7 @@ from agent.commands.labels import LabelsInbox
 from agent.commands.settings import Settings
 from agent.common.console import Task, progress
 from agent.common.errors import AgentError, CameraError
-from agent.common.main_thread import MainThreadQueue, RunInMainThread, start_thread, thread_refused
+from agent.common.main_thread import MainThreadQueue, RunInMainThread
 from agent.common.timing import Backoff, PeriodicTimer, RetryState
 from agent.config import Config
 from agent.contract.events import Part
@@ -54,10 +56,11 @@ from engines.interface import Backend
 from engines.store.artefact import Store
 from engines.store.signing import find_key
 
+log = logging.getLogger(__package__)
+
 _TICK_S = 0.1
 _QUIET_S = 2.0  # nothing is reported before: an engine that is ready by then was only loaded
 _WELL_AFTER = 30  # reports in a row, after which an outage has ended
-_REFUSED = (OSError, MemoryError)  # what the system refuses to a daemon that is sound
 _PATIENCE_S = 300  # the longest that a builder takes for one step; after that it hangs
 
 
@@ -139,9 +142,11 @@ class Supervisor:
         if settings.config.log_level != config.log_level:
             set_log_level(settings.config.log_level)
         self._config = config = settings.config
-        self._reporting = RetryState(lambda error: self._on_part("report", error), Backoff(), _WELL_AFTER)
-        self._receiving = RetryState(lambda error: self._on_part("commands", error), Backoff(), _WELL_AFTER)
-        self._deciding = RetryState(lambda error: self._on_part("control", error), Backoff(), _WELL_AFTER)
+        self._reporting = Step("report.failed", Exception, "a report at each turn", partial(self._on_part, "report"))
+        self._receiving = Step("commands.failed", OSError, "commands received", partial(self._on_part, "commands"))
+        self._deciding = Step(
+            "control.failed", OSError, "jobs and swaps moved on", partial(self._on_part, "control"), self._fail_job
+        )
         self._telemetry = PeriodicTimer(config.mqtt.telemetry_period_s, time.monotonic())
         past = CrashRecovery(config.state_dir, reporter)
         self._service = EngineService(model, backend, Store(config.state_dir, find_key()))
@@ -260,10 +265,7 @@ class Supervisor:
         """
         self.operations.start(self._rolled_back)
         if self._watch is not None:
-            try:
-                start_thread(self._watch)
-            except OSError as error:
-                self._reporter.error(thread_refused("model.watch", error))
+            self._watch.start()
         with handling_signals(self._on_signal):
             with progress("preparing", 100) as bar:
                 self._pipeline.start(lambda: self._wait_for_reference(bar))
@@ -292,13 +294,9 @@ class Supervisor:
     def _serve(self, bar: Task) -> None:
         """Serve until the frames have ended, and the job that had enough of them for a verdict."""
         while self._pipeline.error is None and not self._stop_reason:
-            try:
-                if not self._pipeline.loop.is_alive() and not self._goes_on_without_frames():
-                    break
-                self._turn(bar)
-            except MemoryError as error:  # between the parts of a turn, or while one of them was written down
-                with suppress(*_REFUSED):
-                    self.operations.fail_job(_turn_failed("control.failed", error))
+            if not self._pipeline.loop.is_alive() and not self._goes_on_without_frames():
+                break
+            self._turn(bar)
         self._receive()
 
     def _turn(self, bar: Task) -> None:
@@ -306,21 +304,15 @@ class Supervisor:
         self._receive()
         self._apply_labels()
         self._pipeline.poll()
-        with self._deciding_on():
+        with self._deciding.may_fail():
             self.operations.tick(self._pipeline.observer.states())
         if self.operations.new_model.needs_new_run:
             self._stop(MODEL)
         if self._pipeline.pulse != self._pinged:
             self._pinged = self._pipeline.pulse
             notify_service_manager("WATCHDOG=1")
-        with _going_on(self._reporting, "report.failed", Exception):  # what only reports ends nothing
+        with self._reporting.may_fail():  # what only reports ends nothing
             self._report(self._pipeline.observer.states(), bar)
-
-    @contextmanager
-    def _deciding_on(self) -> Iterator[None]:
-        """Let a decision fail for want of memory, descriptors or threads: it costs the running job, not the video."""
-        with _going_on(self._deciding, "control.failed", _REFUSED, self.operations.fail_job):
-            yield
 
     def _report(self, states: CameraStates, bar: Task) -> None:
         """Report the state wherever it is shown."""
@@ -379,10 +371,10 @@ class Supervisor:
 
     def _receive(self) -> None:
         """Wait a tick for functions from other threads, run them, and handle messages from the broker."""
-        with self._deciding_on():
+        with self._deciding.may_fail():
             self._main_thread.run(_TICK_S)
         if self._inbox is not None:
-            with _going_on(self._receiving, "commands.failed", _REFUSED):
+            with self._receiving.may_fail():
                 self._inbox.tick()
 
     def _wait_for_reference(self, bar: Task) -> bool:
@@ -421,6 +413,9 @@ class Supervisor:
         else:
             self._reporter.event(part, **detail, state="back")
 
+    def _fail_job(self, error: AgentError) -> None:
+        self.operations.fail_job(error)
+
     def _on_preview(self, error: TaredError | None, address: str) -> None:
         if error is not None:
             self._reporter.error(error, part="preview")
@@ -434,28 +429,51 @@ class Supervisor:
         self._built_percent = percent
 
 
-@contextmanager
-def _going_on(
-    state: RetryState,
-    code: str,
-    errors: type[Exception] | tuple[type[Exception], ...],
-    then: Callable[[AgentError], None] = lambda _: None,
-) -> Iterator[None]:
-    """Let the block fail with one of these errors; that is reported once, and so is its end. The video goes on.
+class Step:
+    """A step of the supervisor's turn that may fail: the video goes on.
 
-    then: called with each of them.
+    Args:
+        code: Code of the error that is reported, once for each outage.
+        survived: The exceptions that end nothing.
+        expected: As in an error.
+        on_change: Called with the error that begins an outage, and with None at its end.
+        then: Called with each error.
     """
-    try:
-        yield
-    except errors as error:
-        with suppress(*_REFUSED):
-            failure = _turn_failed(code, error)
-            state.note_failure(failure)
-            then(failure)
-    else:
-        state.note_success()
 
+    def __init__(
+        self,
+        code: str,
+        survived: type[Exception],
+        expected: str,
+        on_change: Callable[[TaredError | None], None],
+        then: Callable[[AgentError], None] = lambda _: None,
+    ) -> None:
+        self._code, self._survived, self._expected, self._then = code, survived, expected, then
+        self._outage = RetryState(on_change, Backoff(), _WELL_AFTER)
+        self._logged: set[tuple[type[Exception], str, int]] = set()  # kinds, with the file and line that raised them
 
-def _turn_failed(code: str, error: Exception) -> AgentError:
-    remedy = "check what else uses memory, descriptors or threads on this machine"
-    return AgentError(code, f"{type(error).__name__}: {error}", "a turn of the supervisor without an error", remedy)
+    @contextmanager
+    def may_fail(self) -> Iterator[None]:
+        """Let the block fail; the traceback is logged once for each line and kind of exception."""
+        try:
+            yield
+        except Exception as error:
+            if not isinstance(error, self._survived):
+                raise
+            with suppress(OSError):
+                failure = self._failure(error)
+                self._outage.note_failure(failure)
+                self._then(failure)
+        else:
+            self._outage.note_success()
+
+    def _failure(self, error: Exception) -> AgentError:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        kind = type(error), place.filename, place.lineno or 0
+        if kind not in self._logged:
+            self._logged.add(kind)
+            log.error("event=failed code=%s", self._code, exc_info=error)
+        remedy = "report the traceback in the log, a fault of tared"
+        if isinstance(error, OSError):
+            remedy = "check the disk, and what else uses descriptors on this machine"
+        return AgentError(self._code, f"{type(error).__name__}: {error}", self._expected, remedy)

@@ -25,7 +25,6 @@ from typing import Any
 import psutil
 
 from agent.common.errors import AgentError
-from agent.common.main_thread import start_thread
 from agent.validation.verdict import Verdict
 from calibrate.errors import TaredError
 from engines.trial import START_FOLDER
@@ -159,16 +158,9 @@ class JobProcess:
                 start_new_session=True,
                 cwd=START_FOLDER,
             )
-        try:
-            start_thread(threading.Thread(target=self._watch, name="candidate-watch", daemon=True))
-            self._follower = threading.Thread(target=self._follow, name="candidate", daemon=True)
-            start_thread(self._follower)
-        except OSError:
-            self._signal(signal.SIGKILL)
-            assert self._process.stdout is not None
-            self._process.stdout.close()
-            self._reap()
-            raise
+        threading.Thread(target=self._watch, name="candidate-watch", daemon=True).start()
+        self._follower = threading.Thread(target=self._follow, name="candidate", daemon=True)
+        self._follower.start()
 
     def pause(self) -> None:
         """Stop it, with all that it started; it keeps its memory."""

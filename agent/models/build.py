@@ -85,7 +85,7 @@ def _round(progress: Progress, number: int) -> Progress:
     return lambda fraction, doing: progress(1.0 - left + left * _ROUND_SHARE * fraction, doing)
 
 
-PLANNED_FROM = "raised_from"  # in an artefact's inputs: the name that earlier releases wrote
+PLANNED_FROM = "raised_from"  # in an artefact's inputs: where the job that found its plan began
 Judge = Callable[[Engine], Mapping[str, Any]]
 
 

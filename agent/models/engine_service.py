@@ -8,13 +8,12 @@ the float reference does, and the service is degraded. `reject` removes a candid
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agent.models.build import build_artefact
+from agent.models.build import PLANNED_FROM, build_artefact
 from agent.models.model import Model, check_calibration
 from calibrate.errors import TaredError
 from calibrate.plan import PrecisionPlan
@@ -136,20 +135,17 @@ class EngineService:
     def load(self, artefact: Artefact) -> LoadedEngine:
         """Make an artefact ready to serve, under its own plan.
 
-        Raises EngineError, also as `check_runtime`, and `engine.room` for want of memory; CalibrationError for another
-        model's artefact.
+        Raises EngineError, also as `check_runtime`; CalibrationError for another model's artefact.
         """
         check_runtime(artefact, self.backend.describe())
-        with _finding_room(artefact):
-            calibration = load_calibration(artefact.path / "calibration.json")
-            model = self.model_for(artefact)
-            check_calibration(model, calibration)
-            return LoadedEngine(artefact, self.backend.load(artefact.read_engine()), calibration, model)
+        calibration = load_calibration(artefact.path / "calibration.json")
+        model = self.model_for(artefact)
+        check_calibration(model, calibration)
+        return LoadedEngine(artefact, self.backend.load(artefact.read_engine()), calibration, model)
 
     def load_float(self, artefact: Artefact) -> LoadedEngine:
         """Make the float engine of a new model ready to be tried. Raises EngineError."""
-        with _finding_room(artefact):
-            return LoadedEngine(artefact, self.backend.load(artefact.read_engine()), None, self.model)
+        return LoadedEngine(artefact, self.backend.load(artefact.read_engine()), None, self.model)
 
     def model_for(self, artefact: Artefact) -> Model:
         """Return the model under the plan that the artefact was built under. Raises as `Artefact.read_file`."""
@@ -160,7 +156,7 @@ class EngineService:
 
     def is_planned(self, artefact: Artefact) -> bool:
         """Return True if a job found the artefact's plan, beginning with the configured one."""
-        return bool(artefact.manifest["inputs"].get("raised_from") == self.precision_origin)
+        return bool(artefact.manifest["inputs"].get(PLANNED_FROM) == self.precision_origin)
 
     def watched(self, model: Model) -> Model:
         """Return the model of an engine as it is observed: a job's plan may divide what is observed undivided."""
@@ -301,7 +297,7 @@ class StartEngine:
         The owner's plan has its own repairs. Rules have none, and what they leave in INT8 needs the repairs as before.
         """
         model = self.service.model
-        if model.plan.repairs or model.plan.evidence or "raised_from" not in artefact.manifest["inputs"]:
+        if model.plan.repairs or model.plan.evidence or PLANNED_FROM not in artefact.manifest["inputs"]:
             return model
         repairs = PrecisionPlan.from_json(artefact.read_file("plan.json").decode()).repairs
         return model.with_plan(replace(model.plan, repairs=repairs)) if repairs else model
@@ -332,15 +328,3 @@ def reject(store: Store, identity: str, rollback: Mapping[str, Any]) -> None:
     except OSError as error:  # the artefact goes all the same
         log.warning("refusal=not_kept error=%r", error.strerror)
     store.discard(path)
-
-
-@contextmanager
-def _finding_room(artefact: Artefact) -> Iterator[None]:
-    """Raise EngineError (`engine.room`) where there is no memory for an engine."""
-    try:
-        yield
-    except MemoryError as error:
-        remedy = "free memory; the engine in service keeps serving"
-        raise EngineError(
-            "engine.room", f"no memory for {artefact.id}", "memory for one more engine", remedy
-        ) from error

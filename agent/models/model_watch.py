@@ -78,7 +78,7 @@ class ModelWatch(threading.Thread):
             elif stamp != self._last_stamp:
                 self._files = _files(self._path)
             self._last_stamp = _stamp(self._files)
-        except (OSError, MemoryError) as error:  # while it is exchanged it may not be there at all
+        except OSError as error:  # while it is exchanged it may not be there at all
             log.debug("model=%s error=%r", self._path, str(error))
             self._last_stamp = ()
 

@@ -273,7 +273,7 @@ class ReferenceAudit(threading.Thread):
     def _locate(self, frame: AuditedFrame) -> str:
         try:
             return self._auditor.locate(frame)
-        except (TaredError, OSError, MemoryError) as error:  # the reference is wrong all the same
+        except (TaredError, OSError) as error:  # the reference is wrong all the same
             log.warning("event=audit problem=%r", str(error))
             return ""
 

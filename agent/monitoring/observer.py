@@ -24,7 +24,6 @@ from agent.collection.collection import SharedCollection
 from agent.collection.report import remove_sheet
 from agent.collection.selection import HELD_OUT_EVERY
 from agent.common.errors import AgentError
-from agent.common.main_thread import start_thread, thread_refused
 from agent.common.timing import Backoff, RetryState, is_final
 from agent.config import Config
 from agent.labelling.accuracy import MeasuredAccuracy
@@ -238,11 +237,7 @@ class ObserverThread(threading.Thread):
         """Start to compare the reference with ONNX Runtime, unless it is ONNX Runtime."""
         if self._make_audit is not None and observer.product_bits is not None:
             audit = self._make_audit(observer.product_bits)
-            try:
-                start_thread(audit)
-            except OSError as error:  # nothing is audited until the next start
-                log.warning("event=audit problem=%r", str(thread_refused("audit.thread", error)))
-                return
+            audit.start()
             self._audit = audit
             stack.callback(audit.stop)
 
@@ -304,11 +299,8 @@ class ObserverThread(threading.Thread):
                     self._budget.spend(time.monotonic() - started_s, failed)
         except TaredError as error:
             self._pause(error, self._observing)
-        except (OSError, MemoryError) as error:  # NumPy and Python open files for what is needed the first time
-            found, remedy = (
-                f"{type(error).__name__}: {error}",
-                "check what else uses descriptors or memory on this machine",
-            )
+        except OSError as error:  # NumPy and Python open files for what is needed the first time
+            found, remedy = f"{type(error).__name__}: {error}", "check what else uses descriptors on this machine"
             self._pause(AgentError("observer.resources", found, "room to observe a frame", remedy), self._observing)
         else:
             self._observing.note_success()

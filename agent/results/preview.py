@@ -30,7 +30,6 @@ from agent.common.errors import AgentError
 from agent.common.http.addresses import http_url
 from agent.common.http.reception import BACKLOG, Reception, listen
 from agent.common.http.request import RefusedRequest, response
-from agent.common.main_thread import start_thread
 from agent.common.timing import Backoff, RetryState
 from agent.config import Config
 from agent.contract.topics import Topics
@@ -90,8 +89,7 @@ class Preview(threading.Thread):
         self._due_s = dict.fromkeys(self._cameras, 0.0)  # when the next frame of each camera may be drawn
 
     def __enter__(self) -> Preview:
-        """Raises OSError where the system refuses a thread."""
-        start_thread(self)
+        self.start()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -19,7 +19,6 @@ from typing import Any
 
 from agent.common.errors import AgentError
 from agent.common.latency import LoopMeter
-from agent.common.main_thread import start_thread
 from agent.common.timing import Backoff, RetryState
 from agent.config import Config
 from agent.vision.decode import prediction_as_dict
@@ -127,8 +126,7 @@ class ResultsWriter(threading.Thread):
         self.latency = {camera.name: LoopMeter() for camera in config.every_camera}
 
     def __enter__(self) -> ResultsWriter:
-        """Raises OSError where the system refuses a thread."""
-        start_thread(self)
+        self.start()
         return self
 
     def __exit__(self, *_: object) -> None:

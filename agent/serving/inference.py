@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from agent.camera.capture import Frame, FrameSlot
 from agent.common.errors import AgentError
-from agent.common.main_thread import start_thread, thread_refused
 from agent.config import BatchConfig
 from agent.serving.trial import Trial, as_failure
 from agent.vision.decode import Prediction
@@ -207,11 +206,8 @@ class InFlightFrames:
         self._ended_s = 0.0  # monotonic, the latest inference
 
     def start(self) -> None:
-        """Accept frames. Raises AgentError (`serving.thread`) where the system refuses a thread."""
-        try:
-            start_thread(self._thread)
-        except OSError as error:
-            raise thread_refused("serving.thread", error) from error
+        """Accept frames."""
+        self._thread.start()
 
     @property
     def is_empty(self) -> bool:
@@ -343,14 +339,9 @@ class FrameLoop(threading.Thread):
     def start_trial(self, trial: Trial) -> None:
         """Let a candidate rehearse, then answer frames; its events report the course.
 
-        If no frame comes any more, `ended` is called at once. Raises RuntimeError while another one is on trial, and
-        AgentError (`probation.thread`), with the engine closed, where the system refuses a thread.
+        If no frame comes any more, `ended` is called at once. Raises RuntimeError while another one is on trial.
         """
-        try:
-            start_thread(trial)
-        except OSError as error:
-            trial.close()
-            raise thread_refused("probation.thread", error) from error
+        trial.start()
         with self._trial_lock:
             if self._trial is not None:
                 trial.close()

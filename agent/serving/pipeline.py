@@ -20,7 +20,6 @@ from agent.camera.reader import source_length
 from agent.camera.source import Source
 from agent.common.errors import AgentError, CameraError
 from agent.common.latency import LoopMeter
-from agent.common.main_thread import start_thread, thread_refused
 from agent.common.timing import Backoff, RetryState
 from agent.config import Config
 from agent.models.model import Model
@@ -338,23 +337,13 @@ class Pipeline:
 
         waiting: called again and again; while it returns true, a recording waits for the observer. It would have ended
         before a reference engine is built.
-
-        Raises AgentError (`serving.thread`) where the system refuses a thread of the frame path; without the observer's
-        the video goes on.
         """
-        try:
-            start_thread(self.observer)
-        except OSError as error:
-            self._on_observer(thread_refused("observer.thread", error))
-        else:
-            self.observer.wait_until_tried(READY_S)
-            while not self._scheduler.may_overwrite and waiting() and not self.observer.wait_until_tried(_WAIT_S):
-                pass
-        try:
-            for thread in (self.loop, *(feed.capture for feed in self.feeds.values())):
-                start_thread(thread)
-        except OSError as error:
-            raise thread_refused("serving.thread", error) from error
+        self.observer.start()
+        self.observer.wait_until_tried(READY_S)
+        while not self._scheduler.may_overwrite and waiting() and not self.observer.wait_until_tried(_WAIT_S):
+            pass
+        for thread in (self.loop, *(feed.capture for feed in self.feeds.values())):
+            thread.start()
 
     def stop(self) -> None:
         """Stop capturing; frames in flight are still served. `join` waits for the rest."""

@@ -14,8 +14,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from agent.common.main_thread import start_thread
-
 # After the signal. The frame path, a child and the broker may take 30 s in all; systemd's SIGKILL follows after 45 s.
 END_S = 40.0
 _POLL_S = 1.0
@@ -26,7 +24,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def ending_in_time() -> Iterator[None]:
     """End the process with status 1 if the block has not ended END_S after SIGTERM or SIGINT; for the main thread.
 
-    What each thread is doing then is printed. Without a descriptor or a thread to spare there is no guard.
+    What each thread is doing then is printed. Without a descriptor to spare there is no guard.
     """
     try:
         woken, wake = socket.socketpair()
@@ -36,11 +34,7 @@ def ending_in_time() -> Iterator[None]:
     with woken, wake:
         wake.setblocking(False)
         guard = threading.Thread(target=_guard, args=(woken,), name="end-guard", daemon=True)
-        try:
-            start_thread(guard)
-        except OSError:
-            yield
-            return
+        guard.start()
         previous = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
         try:
             yield

@@ -26,7 +26,6 @@ from enum import Enum
 from pathlib import Path
 
 from agent.common.errors import AgentError
-from agent.common.main_thread import start_thread
 from agent.common.timing import Backoff, RetryState
 from agent.contract.messages import Dropped
 from agent.contract.topics import Topics
@@ -106,8 +105,7 @@ class Outbox(MessageSource):
         self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
 
     def __enter__(self) -> Outbox:
-        """Raises OSError where the system refuses a thread."""
-        start_thread(self._thread)
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:

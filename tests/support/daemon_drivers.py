@@ -187,7 +187,6 @@ runtime.describe = lambda backend: {{**describe(backend), "runtime": "another"}}
 DAEMON_FAULTS = {
     "write_job": "recalibration, 'write_job', OSError(errno.ENOSPC, 'No space left on device')",
     "popen": "child.subprocess, 'Popen', OSError(errno.EAGAIN, 'Resource temporarily unavailable')",
-    "thread": "child, 'start_thread', OSError(errno.EAGAIN, 'no more threads')",
     "room": "StoreCleaner, 'ensure_room', EngineError('store.room', 'none', 'some', 'make some')",
     "delay": "Headroom, 'reason_to_wait', AgentError('headroom.delay', 'hot', 'cool', 'cool it')",
     "pause": "Headroom, 'reason_to_pause', AgentError('headroom.pause', 'hot', 'cool', 'cool it')",

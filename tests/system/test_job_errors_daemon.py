@@ -14,7 +14,6 @@ pytestmark = [pytest.mark.trial, pytest.mark.broker, pytest.mark.usefixtures("qu
 CODES = {
     "write_job": "recalibration.disk",
     "popen": "recalibration.child",
-    "thread": "recalibration.child",
     "room": "store.room",
     "delay": "headroom.delay",
     "pause": "headroom.pause",

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import threading
 
 import pytest
 from loop_bench import IMAGE, LIMIT_S, RECALL, Bench, NamedEngine, PlainTask, breaks_at, until
 
 from agent.camera.capture import Frame
-from agent.common.errors import AgentError
 from agent.serving.inference import FrameLoop, RoundRobinScheduler
 from agent.serving.trial import Trial, TrialEvents
 from agent.vision.task import ServedFrame
@@ -213,17 +211,3 @@ def test_twenty_swaps_and_twenty_rollbacks_lose_no_frame() -> None:
     assert slot.dropped.total() == 0
     assert told == ["live 0", "probation.error", "live 0"] * 20
     assert len({engine for _, engine in ids}) == 41
-
-
-def test_a_thread_that_is_refused_costs_the_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: threading.Thread) -> None:
-        raise OSError(errno.EAGAIN, "can't start new thread")
-
-    old, new = NamedEngine("old"), NamedEngine("new")
-    bench = Bench(old)
-    monkeypatch.setattr("agent.serving.inference.start_thread", refuse)
-    with pytest.raises(AgentError, match=r"probation\.thread"):
-        bench.try_out(new)
-    assert new.closed.is_set()
-    assert bench.feed(2) == ["old", "old"]
-    bench.end()
