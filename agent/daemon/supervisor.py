@@ -142,9 +142,11 @@ class Supervisor:
         if settings.config.log_level != config.log_level:
             set_log_level(settings.config.log_level)
         self._config = config = settings.config
-        self._reporting = Step("report.failed", Exception, "a report at each turn", partial(self._on_part, "report"))
-        self._receiving = Step("commands.failed", OSError, "commands received", partial(self._on_part, "commands"))
-        self._deciding = Step(
+        self._reporting = TurnStep(
+            "report.failed", Exception, "a report at each turn", partial(self._on_part, "report")
+        )
+        self._receiving = TurnStep("commands.failed", OSError, "commands received", partial(self._on_part, "commands"))
+        self._deciding = TurnStep(
             "control.failed", OSError, "jobs and swaps moved on", partial(self._on_part, "control"), self._fail_job
         )
         self._telemetry = PeriodicTimer(config.mqtt.telemetry_period_s, time.monotonic())
@@ -429,7 +431,8 @@ class Supervisor:
         self._built_percent = percent
 
 
-class Step:
+@dataclass
+class TurnStep:
     """A step of the supervisor's turn that may fail: the video goes on.
 
     Args:
@@ -440,16 +443,14 @@ class Step:
         then: Called with each error.
     """
 
-    def __init__(
-        self,
-        code: str,
-        survived: type[Exception],
-        expected: str,
-        on_change: Callable[[TaredError | None], None],
-        then: Callable[[AgentError], None] = lambda _: None,
-    ) -> None:
-        self._code, self._survived, self._expected, self._then = code, survived, expected, then
-        self._outage = RetryState(on_change, Backoff(), _WELL_AFTER)
+    code: str
+    survived: type[Exception]
+    expected: str
+    on_change: Callable[[TaredError | None], None]
+    then: Callable[[AgentError], None] = lambda _: None
+
+    def __post_init__(self) -> None:
+        self._outage = RetryState(self.on_change, Backoff(), _WELL_AFTER)
         self._logged: set[tuple[type[Exception], str, int]] = set()  # kinds, with the file and line that raised them
 
     @contextmanager
@@ -458,12 +459,12 @@ class Step:
         try:
             yield
         except Exception as error:
-            if not isinstance(error, self._survived):
+            if not isinstance(error, self.survived):
                 raise
             with suppress(OSError):
                 failure = self._failure(error)
                 self._outage.note_failure(failure)
-                self._then(failure)
+                self.then(failure)
         else:
             self._outage.note_success()
 
@@ -472,8 +473,8 @@ class Step:
         kind = type(error), place.filename, place.lineno or 0
         if kind not in self._logged:
             self._logged.add(kind)
-            log.error("event=failed code=%s", self._code, exc_info=error)
+            log.error("event=failed code=%s", self.code, exc_info=error)
         remedy = "report the traceback in the log, a fault of tared"
         if isinstance(error, OSError):
             remedy = "check the disk, and what else uses descriptors on this machine"
-        return AgentError(self._code, f"{type(error).__name__}: {error}", self._expected, remedy)
+        return AgentError(self.code, f"{type(error).__name__}: {error}", self.expected, remedy)

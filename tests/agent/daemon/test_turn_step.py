@@ -7,14 +7,14 @@ import logging
 
 import pytest
 
-from agent.daemon.supervisor import Step
+from agent.daemon.supervisor import TurnStep
 from calibrate.errors import TaredError
 
 
 def test_a_failed_step_is_reported_once_and_each_cause_has_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
     reported: list[TaredError | None] = []
     failures: list[TaredError] = []
-    step = Step("report.failed", Exception, "a report at each turn", reported.append, failures.append)
+    step = TurnStep("report.failed", Exception, "a report at each turn", reported.append, failures.append)
     faults = [ZeroDivisionError("none"), KeyError("health"), OSError(errno.EMFILE, "Too many open files")]
     with caplog.at_level(logging.ERROR):
         for fault in faults * 2:
@@ -32,6 +32,6 @@ def test_a_failed_step_is_reported_once_and_each_cause_has_its_traceback(caplog:
 
 
 def test_an_unexpected_exception_ends_the_turn() -> None:
-    step = Step("control.failed", OSError, "jobs moved on", lambda _: None)
+    step = TurnStep("control.failed", OSError, "jobs moved on", lambda _: None)
     with pytest.raises(ZeroDivisionError), step.may_fail():
         raise ZeroDivisionError
