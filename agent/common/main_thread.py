@@ -6,6 +6,8 @@ import queue
 from collections.abc import Callable
 from contextlib import suppress
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
+
 RunInMainThread = Callable[[Callable[[], None]], None]  # runs a function in the supervisor's thread
 
 
@@ -14,10 +16,10 @@ RunInMainThread = Callable[[Callable[[], None]], None]  # runs a function in the
 class MainThreadQueue(queue.Queue[Callable[[], None]]):
     """Any thread may `put`, but no signal handler: the main thread may hold the queue's lock just then."""
 
-    def run(self, wait_s: float) -> None:
+    def run(self, wait_s: float, clock: Clock = SYSTEM_CLOCK) -> None:
         """Run the functions that are queued; if there are none, wait up to `wait_s` for the first."""
         with suppress(queue.Empty):
-            function = self.get(timeout=wait_s)
+            function = clock.get(self, wait_s)
             while True:
                 function()
                 function = self.get_nowait()

@@ -13,13 +13,13 @@ Everything in here runs in the supervisor's thread.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from agent.commands.deliveries import StagedCalibration
 from agent.commands.dispatcher import CommandProgress
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError, CommandError
 from agent.common.main_thread import RunInMainThread
 from agent.config import Config
@@ -74,6 +74,7 @@ class Operations:
     run_in_main_thread: RunInMainThread
     journal: JobJournal
     unused_plan: TaredError | None = None
+    clock: Clock = SYSTEM_CLOCK
 
     def __post_init__(self) -> None:
         config, service, pipeline, reporter = self.config, self.service, self.pipeline, self.reporter
@@ -107,6 +108,7 @@ class Operations:
             config.regimes.cooldown_s,
             config.probation.rollbacks_per_day,
             report_error,
+            self.clock,
         )
         self._schedule = Schedule(config.recalibration.schedule, answered_times(self.journal))
         self._triggers = Triggers(
@@ -119,9 +121,10 @@ class Operations:
             self._offline,
             reporter.error,
             self._on_view_changed,
+            self.clock,
         )
         cleaner = StoreCleaner(service.store, config.store.keep, config.store.reserve_bytes)
-        self._registry = JobRegistry(reporter, self.journal, self._limits, cleaner, self._pins)
+        self._registry = JobRegistry(reporter, self.journal, self._limits, cleaner, self._pins, self.clock)
         self.jobs = Recalibration(
             config,
             service,
@@ -130,9 +133,10 @@ class Operations:
             self._registry.make_room,
             self._learn_gain,
             self._on_candidate,
+            self.clock,
         )
         self.new_model = NewModel(
-            self.jobs, self._registry, lambda tracker, reason: self.swap.withdraw(tracker, reason)
+            self.jobs, self._registry, lambda tracker, reason: self.swap.withdraw(tracker, reason), self.clock
         )
         self.swap = EngineSwap(
             config,
@@ -144,6 +148,7 @@ class Operations:
             self._engine_changed,
             self._on_rolled_back,
             self.policies,
+            self.clock,
         )
         self._retry_s = 0.0  # monotonic time; before, no job is started
         if pipeline.mismatch is not None:
@@ -221,7 +226,7 @@ class Operations:
                     self.reporter.keeps_regimes(self.regimes.artefacts)
         if self._idle and self._registry.tidy():
             self._forget_policies()
-        if time.monotonic() >= self._retry_s:
+        if self.clock.monotonic_s() >= self._retry_s:
             self._start_what_is_due(states)
         compared = [drift for state in states.values() for drift in (state.drift, state.since_refusal)]
         closely = any(drift is not None and drift.closely for drift in compared)
@@ -236,7 +241,7 @@ class Operations:
             if trigger is not None:
                 self._start_job(trigger)
         except AgentError as error:
-            self._retry_s = time.monotonic() + _RETRY_S
+            self._retry_s = self.clock.monotonic_s() + _RETRY_S
             self.reporter.error(error)
 
     def end_collection(self) -> bool:
@@ -338,7 +343,7 @@ class Operations:
 
         Raises AgentError (`journal.write`).
         """
-        since_s = time.monotonic()
+        since_s = self.clock.monotonic_s()
         try:
             loaded = self.service.load(self.service.store.find(identity))
         except TaredError as error:

@@ -14,12 +14,12 @@ of a new model is tried likewise; when it passes, the model takes its place in t
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from agent.commands.dispatcher import CANCELLED
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.common.main_thread import RunInMainThread
 from agent.config import Config
@@ -92,6 +92,7 @@ class EngineSwap:
     on_engine_changed: Callable[[LoadedEngine | None, Mapping[str, float]], None]
     on_rolled_back: Callable[[str], None]
     policies: Policies
+    clock: Clock = SYSTEM_CLOCK
     _swap: SwapInProgress | None = field(default=None, init=False)
     # Its engine serves, but the disk has refused to make it current.
     _unsaved: SwapInProgress | None = field(default=None, init=False)
@@ -164,7 +165,7 @@ class EngineSwap:
                 self._go_back(swap, objection)
             elif swap.probation.is_finished:
                 self._commit_if_serving(swap)
-        if self._unsaved is not None and time.monotonic() >= self._save_at_s:
+        if self._unsaved is not None and self.clock.monotonic_s() >= self._save_at_s:
             self._save(self._unsaved)
 
     @property
@@ -290,7 +291,7 @@ class EngineSwap:
             ts,
             swap.loaded.artefact.id,
             tracker.trigger,
-            round(time.monotonic() - tracker.started_s, 2),
+            round(self.clock.monotonic_s() - tracker.started_s, 2),
             verdict.fidelity if verdict else None,
             verdict.fidelity_serving if verdict else None,
             skipped,
@@ -337,7 +338,7 @@ class EngineSwap:
         try:
             self.service.commit(swap.loaded)
         except TaredError as error:
-            self._unsaved, self._save_at_s = swap, time.monotonic() + _RETRY_S
+            self._unsaved, self._save_at_s = swap, self.clock.monotonic_s() + _RETRY_S
             remedy = f"{error.remedy}; the engine serves, tared tries again, and a restart starts the previous engine"
             return AgentError(error.code, error.found, error.expected, remedy)
         self.reporter.event(

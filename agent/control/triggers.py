@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.config import Config
 from agent.jobs.job import JobJournal
@@ -97,6 +98,7 @@ class Triggers:
     offline: OfflineQueue
     on_error: Callable[[AgentError], None]
     on_view_changed: Callable[[], None]
+    clock: Clock = SYSTEM_CLOCK
     is_reference_new: bool = field(default=False, init=False)
     held_back: Hindrance | None = field(default=None, init=False)
     _is_cap_reported: bool = field(default=False, init=False)
@@ -131,7 +133,7 @@ class Triggers:
             yield Trigger("reference")
         if alarming:
             yield Trigger("alarm")
-        due = self.schedule.due(time.time()) if judged or self.service.is_degraded else ""
+        due = self.schedule.due(self.clock.wall_s()) if judged or self.service.is_degraded else ""
         if due:
             yield Trigger("schedule", {"due": due})
         raising = self._raise_precision(judged)

@@ -8,7 +8,6 @@ CommandDispatcher, and all run in its thread. A TaredError that a handler raises
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -19,6 +18,7 @@ from pydantic import JsonValue
 from agent.commands.deliveries import FileReceiver
 from agent.commands.dispatcher import CommandProgress, Handler
 from agent.commands.settings import Settings
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError, CommandError
 from agent.common.main_thread import RunInMainThread
 from agent.config import PrivacyConfig
@@ -206,6 +206,7 @@ class BoardHandlers:
     link: MqttLink
     stop: Callable[[str], None]
     show: Show = as_served
+    clock: Clock = SYSTEM_CLOCK
     _next_snapshot_s: float = field(default=0.0, init=False)  # monotonic
 
     def __post_init__(self) -> None:
@@ -239,7 +240,7 @@ class BoardHandlers:
         if camera not in self.pipeline.feeds:
             found, expected = f"camera {camera[:64]!a}", " or ".join(ascii(name) for name in self.pipeline.feeds)
             raise CommandError("command.camera", found, expected, "send the command again with one of these cameras")
-        served, now_s = self.pipeline.feeds[camera].newest, time.monotonic()
+        served, now_s = self.pipeline.feeds[camera].newest, self.clock.monotonic_s()
         if served is None:
             raise CommandError("command.snapshot", "no frame yet", "a frame", "send the command again in a moment")
         if now_s < self._next_snapshot_s:

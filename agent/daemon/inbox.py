@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import queue
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from agent.commands.dispatcher import Authorisation, CommandDispatcher, Handler
 from agent.commands.labels import LabelsInbox
 from agent.commands.log import CommandLog
 from agent.commands.settings import Settings, admit_desired, check_expiry, parse_desired
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.contract.commands import CommandResult
 from agent.contract.messages import Ack
@@ -57,6 +57,7 @@ class CommandInbox:
     labels: LabelsInbox
     authority: Authority | None
     reporter: Reporter
+    clock: Clock = SYSTEM_CLOCK
     # The newest `desired` that was admitted, and may be applied later.
     _postponed: bytes | None = field(default=None, init=False)
     _postponed_until: float = field(default=0.0, init=False)  # monotonic
@@ -86,7 +87,7 @@ class CommandInbox:
             self._receive_command(message)
         for message in _pop(_MESSAGES_PER_TICK, self.link.desired):
             self._apply_desired(message.payload)
-        if self._postponed is not None and time.monotonic() >= self._postponed_until:
+        if self._postponed is not None and self.clock.monotonic_s() >= self._postponed_until:
             self._apply_desired(self._postponed)
         chunks = list(_pop(_CHUNKS_PER_TICK, self.link.model_chunks))
         for delivery in self.deliveries:
@@ -96,7 +97,7 @@ class CommandInbox:
         if delivered := list(_pop(_RESULTS_PER_TICK, self.link.delivered_results)):
             self._command_log.mark_delivered(delivered)
         for message in _pop(_MESSAGES_PER_TICK, self.link.labels):
-            self.labels.receive(message.payload, time.monotonic(), message.retain)
+            self.labels.receive(message.payload, self.clock.monotonic_s(), message.retain)
         self._apply_acks(self.link.outbox)
         self.link.answer_births()
 
@@ -107,7 +108,7 @@ class CommandInbox:
 
     def _receive_command(self, message: Message) -> None:
         reply = Reply(message.reply_to, message.correlation) if message.reply_to is not None else None
-        self._dispatcher.receive(message.payload, time.time(), message.retain, reply)
+        self._dispatcher.receive(message.payload, self.clock.wall_s(), message.retain, reply)
 
     def _apply_acks(self, outbox: Outbox) -> None:
         """Apply the collector's acks, and report the errors of the outbox's disk."""
@@ -136,11 +137,11 @@ class CommandInbox:
             desired = parse_desired(document, key)
             if desired.version == self.settings.version:  # it is retained, and comes with every connection
                 return
-            check_expiry(desired, time.time(), self.authority)
+            check_expiry(desired, self.clock.wall_s(), self.authority)
             self.settings.set(desired.values, Authorisation(desired.version, key), whole=True)
         except AgentError as error:
             if error.code in _TEMPORARY:
-                self._postponed, self._postponed_until = payload, time.monotonic() + _AGAIN_S
+                self._postponed, self._postponed_until = payload, self.clock.monotonic_s() + _AGAIN_S
             if not is_again:
                 log.warning("desired=refused error=%r", str(error))
                 self.link.send(self.settings.reported(error))

@@ -8,11 +8,10 @@ Operations decide, and reports the state.
 from __future__ import annotations
 
 import logging
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from pydantic import JsonValue
@@ -22,6 +21,7 @@ from agent.commands.deliveries import FileReceiver, ModelAdmission, calibration_
 from agent.commands.dispatcher import Handler
 from agent.commands.labels import LabelsInbox
 from agent.commands.settings import Settings
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.console import Task, progress
 from agent.common.errors import AgentError, CameraError
 from agent.common.main_thread import MainThreadQueue, RunInMainThread
@@ -79,13 +79,16 @@ class StartupProgress:
     reporter: Reporter
     show: Callable[[int, str], None]
     run_in_main_thread: RunInMainThread | None = None
-    _started_s: float = field(default_factory=time.monotonic, init=False)
-    _reported: int = field(default=-1, init=False)  # tens of percent
+    clock: Clock = SYSTEM_CLOCK
+
+    def __post_init__(self) -> None:
+        self._started_s = self.clock.monotonic_s()
+        self._reported = -1  # tens of percent
 
     def __call__(self, fraction: float, doing: str) -> None:
         percent = round(100 * fraction)
         self.show(percent, f"{self.title}: {doing}")
-        if time.monotonic() - self._started_s < _QUIET_S:
+        if self.clock.monotonic_s() - self._started_s < _QUIET_S:
             return
         if self.run_in_main_thread is None:
             notify_service_manager(f"EXTEND_TIMEOUT_USEC={_PATIENCE_S * 1_000_000}")
@@ -116,6 +119,7 @@ class Supervisor:
         results: ResultsWriter | None = None,
         unused_plan: TaredError | None = None,
         preview: Preview | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Load the engine, and build whatever it needs to serve.
 
@@ -133,6 +137,7 @@ class Supervisor:
         Raises CameraError, ConfigError, EngineError for what cannot start, before anything runs.
         """
         self._link = link
+        self._clock = clock
         self._main_thread = MainThreadQueue()
         self._stop_reason = ""
         sources = [camera.to_source() for camera in config.every_camera]
@@ -149,11 +154,11 @@ class Supervisor:
         self._deciding = TurnStep(
             "control.failed", OSError, "jobs and swaps moved on", partial(self._on_part, "control"), self._fail_job
         )
-        self._telemetry = PeriodicTimer(config.mqtt.telemetry_period_s, time.monotonic())
+        self._telemetry = PeriodicTimer(config.mqtt.telemetry_period_s, self._clock.monotonic_s())
         past = CrashRecovery(config.state_dir, reporter)
         self._service = EngineService(model, backend, Store(config.state_dir, find_key()))
         with progress("preparing", 100) as bar:
-            show_engine = StartupProgress("engine", reporter, bar.update)
+            show_engine = StartupProgress("engine", reporter, bar.update, clock=clock)
             engine = self._service.start(past.on_start_error, show_engine, not past.rebuild_interrupted)
         past.engine_started(self._service.serving.id, self._service.is_degraded)
         self._pinged: tuple[int, int] | None = None
@@ -168,7 +173,7 @@ class Supervisor:
             lambda name, error: self._main_thread.put(lambda: self._on_camera(name, error)),
             lambda error: self._main_thread.put(lambda: self._on_part("observer", error)),
             lambda error: self._main_thread.put(lambda: self._on_part("answers", error)),
-            StartupProgress("reference", reporter, self._on_building, self._main_thread.put),
+            StartupProgress("reference", reporter, self._on_building, self._main_thread.put, clock),
             lambda mismatch: self._main_thread.put(lambda: self.operations.distrust_reference(mismatch)),
             [part.offer for part in (results, preview) if part is not None],
         )
@@ -176,7 +181,7 @@ class Supervisor:
         self._results = results
         self._preview = preview
         self.operations = Operations(
-            config, self._service, self._pipeline, reporter, self._main_thread.put, past.journal, unused_plan
+            config, self._service, self._pipeline, reporter, self._main_thread.put, past.journal, unused_plan, clock
         )
         show = self.operations.policies.show
         if results is not None:
@@ -253,12 +258,14 @@ class Supervisor:
         deliveries = (models, calibrations)
         handlers: dict[str, Handler] = {
             **engine_handlers(self.operations, deliveries, self._preview),
-            **BoardHandlers(settings, self._pipeline, link, self._stop, self.operations.policies.show).handlers,
+            **BoardHandlers(
+                settings, self._pipeline, link, self._stop, self.operations.policies.show, self._clock
+            ).handlers,
             "histograms": HistogramUpload(config.privacy, self._service, link, run_in_main_thread).start,
             "model": models.start,
             "calibration": calibrations.start,
         }
-        return CommandInbox(link, handlers, settings, deliveries, self._labels, authority, self._reporter)
+        return CommandInbox(link, handlers, settings, deliveries, self._labels, authority, self._reporter, self._clock)
 
     def run(self) -> RunSummary:
         """Serve until the source ends, the frame limit is reached, or SIGTERM or SIGINT comes.
@@ -325,7 +332,7 @@ class Supervisor:
             self._link.set_state("degraded" if self._service.is_degraded else "online", reasons.sentence)
         line = self._status.progress_line(states, self._built_percent)
         bar.update(self._pipeline.served, line)
-        if self._telemetry.due(time.monotonic()):
+        if self._telemetry.due(self._clock.monotonic_s()):
             labelled = self._status.labelled()
             self._reporter.telemetry(
                 self._status.telemetry(states), self._results_dropped, reasons.as_dict(), self._preview_state, labelled
@@ -369,12 +376,12 @@ class Supervisor:
         """Apply recorded labels to the frames answered since the last call, and report labels that were refused."""
         for camera, labels in self._recorded_labels.items():
             self._pipeline.feeds[camera].accuracy.label_recorded(labels)
-        self._labels.tick(time.monotonic())
+        self._labels.tick(self._clock.monotonic_s())
 
     def _receive(self) -> None:
         """Wait a tick for functions from other threads, run them, and handle messages from the broker."""
         with self._deciding.may_fail():
-            self._main_thread.run(_TICK_S)
+            self._main_thread.run(_TICK_S, self._clock)
         if self._inbox is not None:
             with self._receiving.may_fail():
                 self._inbox.tick()
@@ -390,7 +397,7 @@ class Supervisor:
         if config.log_level != self._config.log_level:
             set_log_level(config.log_level)
         self._config = config
-        self._telemetry.set_period(config.mqtt.telemetry_period_s, time.monotonic())
+        self._telemetry.set_period(config.mqtt.telemetry_period_s, self._clock.monotonic_s())
         self.operations.configure(config)
         if self._preview is not None:
             self._preview.permit(config.privacy.preview)

@@ -24,6 +24,7 @@ from typing import Any
 
 import psutil
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.validation.verdict import Verdict
 from calibrate.errors import TaredError
@@ -126,7 +127,7 @@ class JobProcess:
             is killed, and the outcome is the error `recalibration.memory`. The address space is not limited, because
             CUDA reserves many times what it uses.
 
-    Raises OSError when no process can be started, or no thread to follow it.
+    Raises OSError when no process can be started.
     """
 
     directory: Path
@@ -135,6 +136,7 @@ class JobProcess:
     module: str = "agent.jobs.candidate"
     nice: int = 0
     memory_bytes: int | None = None
+    clock: Clock = SYSTEM_CLOCK
 
     def __post_init__(self) -> None:
         self._most_bytes = psutil.virtual_memory().total // 2 if self.memory_bytes is None else self.memory_bytes
@@ -188,7 +190,7 @@ class JobProcess:
     def _watch(self) -> None:
         """Enforce the memory limit. Once the process has ended, end what it left, which would keep the pipe open."""
         for poll in itertools.count():
-            if self._ended.wait(_WATCH_EVERY_S):
+            if self.clock.wait(self._ended, _WATCH_EVERY_S):
                 return
             if self._has_ended():
                 self._signal(signal.SIGKILL)

@@ -6,9 +6,9 @@ process is paused with more tolerance: by low memory, heat and throttling.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.config import HeadroomConfig
 from agent.system.board import BoardReading, BoardState
@@ -27,8 +27,7 @@ class Headroom:
         paused_s: Seconds that the process has been paused so far, which do not count against its time limit.
     """
 
-    def __init__(self, limits: HeadroomConfig, board: BoardState, clock: Callable[[], float] = time.monotonic) -> None:
-        """clock: monotonic seconds, for the waiting, the pauses and the calm after them."""
+    def __init__(self, limits: HeadroomConfig, board: BoardState, clock: Clock = SYSTEM_CLOCK) -> None:
         self._limits = limits
         self._board = board
         self._clock = clock
@@ -50,7 +49,7 @@ class Headroom:
         reason = "; ".join(self._against_start(self._now()))
         if not reason:
             return ""
-        now_s = self._clock()
+        now_s = self._clock.monotonic_s()
         if self._refused_s is None:
             self._refused_s = now_s
         most_s = self._limits.max_delay_s
@@ -68,7 +67,7 @@ class Headroom:
 
         Raises AgentError (`headroom.pause`) once all pauses together take longer than max_pause_s.
         """
-        reading, now_s = self._now(), self._clock()
+        reading, now_s = self._now(), self._clock.monotonic_s()
         if self._pause and self._checked_s is not None:
             self.paused_s += now_s - self._checked_s
         self._checked_s = now_s
@@ -89,7 +88,7 @@ class Headroom:
 
     def _now(self) -> BoardReading:
         """Return the board's state, at most a second old."""
-        now_s = self._clock()
+        now_s = self._clock.monotonic_s()
         if self._reading is None or now_s - self._read_s >= _READ_EVERY_S:
             self._reading, self._read_s = self._board.read(), now_s
             events = self._reading.over_current_events

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent.collection.report import SelectionReport
 from agent.commands.dispatcher import CANCELLED, CommandProgress
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.database import Database
 from agent.common.errors import AgentError
 from agent.common.heap import release_free_memory
@@ -277,12 +278,13 @@ class JobTracker:
     request: Mapping[str, Any]
     command: CommandProgress | None = None
     on_failure: Callable[[TaredError], None] = lambda _: None
+    clock: Clock = SYSTEM_CLOCK
 
     def __post_init__(self) -> None:
         self.id = uuid.uuid4().hex[:12]
         self.state = JobState.REQUESTED
         self.error: TaredError | None = None
-        self.started_s = time.monotonic()
+        self.started_s = self.clock.monotonic_s()
         self._percent = 0
         self._reason = ""
         self._commands = [self.command] if self.command is not None else []
@@ -446,6 +448,7 @@ class JobRegistry:
     limits: AutomationLimits
     cleaner: StoreCleaner
     pins: Callable[[], Pins]
+    clock: Clock = SYSTEM_CLOCK
     started: deque[JobTracker] = field(default_factory=lambda: deque(maxlen=_MOST_JOBS), init=False)
     _is_untidy: bool = field(default=True, init=False)  # this start, or the previous process, may have left something
 
@@ -493,7 +496,7 @@ class JobRegistry:
             if on_failure is not None:
                 on_failure(error)
 
-        self.started.append(JobTracker(trigger, self.reporter, self.journal, request, command, failed))
+        self.started.append(JobTracker(trigger, self.reporter, self.journal, request, command, failed, self.clock))
         self._is_untidy = True
         return self.started[-1]
 

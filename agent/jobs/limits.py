@@ -8,13 +8,13 @@ Both survive a restart in files of the state directory.
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.common.state_files import StateFile
 from agent.planning.raising import EXHAUSTED
@@ -57,13 +57,14 @@ class AutomationLimits:
     switch_pause_s: float
     rollbacks_per_day: int
     on_error: Callable[[AgentError], None]
+    clock: Clock = SYSTEM_CLOCK
 
     def __post_init__(self) -> None:
         self._file = StateFile(self.path, _SCHEMA, "restraint.write", self.on_error, _ADDED)
         self._jobs_s: deque[float] = deque(maxlen=self.per_day)  # monotonic times, as all below
         self._rollbacks_s: deque[float] = deque(maxlen=self.rollbacks_per_day)
         self._failed_s = self._switched_s = -math.inf
-        self._ahead_s = time.time() - time.monotonic()  # of the wall clock, when it was last compared
+        self._ahead_s = self.clock.wall_s() - self.clock.monotonic_s()  # of the wall clock, when it was last compared
         if self._file.read(self._restore) is not None:
             self._write()  # times from the future would hold again at every start
         if self.in_rollback_loop:
@@ -73,36 +74,36 @@ class AutomationLimits:
     def in_rollback_loop(self) -> bool:
         """True if as many rollbacks as are allowed lie within a day."""
         rollbacks_s = self._rollbacks_s
-        return len(rollbacks_s) == rollbacks_s.maxlen and time.monotonic() - rollbacks_s[0] < _DAY_S
+        return len(rollbacks_s) == rollbacks_s.maxlen and self.clock.monotonic_s() - rollbacks_s[0] < _DAY_S
 
     @property
     def may_start(self) -> bool:
         """True if a job may start by itself."""
         self._follow_clock()
-        return not self.in_rollback_loop and time.monotonic() - self._failed_s >= self.job_pause_s
+        return not self.in_rollback_loop and self.clock.monotonic_s() - self._failed_s >= self.job_pause_s
 
     @property
     def may_switch(self) -> bool:
         """True if a switch of regimes may start by itself."""
         self._follow_clock()
-        return not self.in_rollback_loop and time.monotonic() - self._switched_s >= self.switch_pause_s
+        return not self.in_rollback_loop and self.clock.monotonic_s() - self._switched_s >= self.switch_pause_s
 
     @property
     def below_daily_cap(self) -> bool:
         """True if one more job may start by itself today."""
-        return len(self._jobs_s) != self._jobs_s.maxlen or time.monotonic() - self._jobs_s[0] >= _DAY_S
+        return len(self._jobs_s) != self._jobs_s.maxlen or self.clock.monotonic_s() - self._jobs_s[0] >= _DAY_S
 
     def count_job(self) -> bool:
         """Count a job that starts; False, and not counted, if there were too many today."""
         if not self.below_daily_cap:
             return False
-        self._jobs_s.append(time.monotonic())
+        self._jobs_s.append(self.clock.monotonic_s())
         self._write()
         return True
 
     def pause_jobs(self) -> None:
         """Start the pause after a failed job: its cause may pass, but not at once."""
-        self._failed_s = time.monotonic()
+        self._failed_s = self.clock.monotonic_s()
         self._write()
 
     def count_rollback(self) -> None:
@@ -111,7 +112,7 @@ class AutomationLimits:
         If that was one too many, on_error is called with ROLLBACK_LOOP, and again at each restart.
         """
         looped = self.in_rollback_loop
-        self._rollbacks_s.append(time.monotonic())
+        self._rollbacks_s.append(self.clock.monotonic_s())
         self._write()
         if self.in_rollback_loop and not looped:
             self._report_loop()
@@ -124,7 +125,7 @@ class AutomationLimits:
 
     def pause_switches(self) -> None:
         """Start the pause after a switch of regimes."""
-        self._switched_s = time.monotonic()
+        self._switched_s = self.clock.monotonic_s()
         self._write()
 
     def _report_loop(self) -> None:
@@ -135,7 +136,7 @@ class AutomationLimits:
 
     def _follow_clock(self) -> None:
         """Write the file again if the wall clock was set."""
-        if abs(time.time() - time.monotonic() - self._ahead_s) > _STEP_S:
+        if abs(self.clock.wall_s() - self.clock.monotonic_s() - self._ahead_s) > _STEP_S:
             self._write()
 
     def _restore(self, document: Mapping[str, Any]) -> bool:
@@ -156,11 +157,11 @@ class AutomationLimits:
         """Return -inf for a time that is dropped. Raises ValueError, TypeError for what is no time."""
         if not math.isfinite(wall_s):
             raise ValueError("a time that no clock shows")
-        time_s, now_s = float(wall_s) - self._ahead_s, time.monotonic()
+        time_s, now_s = float(wall_s) - self._ahead_s, self.clock.monotonic_s()
         return min(time_s, now_s) if time_s <= now_s + _DAY_S else -math.inf
 
     def _write(self) -> None:
-        self._ahead_s = time.time() - time.monotonic()
+        self._ahead_s = self.clock.wall_s() - self.clock.monotonic_s()
         jobs, rollbacks = (
             [time_s + self._ahead_s for time_s in times_s] for times_s in (self._jobs_s, self._rollbacks_s)
         )

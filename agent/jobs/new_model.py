@@ -7,12 +7,12 @@ takes the place of the model's file once it has passed that probation.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 
 from agent.commands.deliveries import StagedModel
 from agent.commands.dispatcher import CANCELLED
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.jobs.job import MODEL, Job, JobRegistry, JobTracker
 from agent.jobs.recalibration import CHANGED, Recalibration
@@ -33,11 +33,18 @@ class NewModel:
         needs_new_run: This run has to end: the next one serves what the model's file holds.
     """
 
-    def __init__(self, jobs: Recalibration, registry: JobRegistry, withdraw: Callable[[JobTracker, str], None]) -> None:
+    def __init__(
+        self,
+        jobs: Recalibration,
+        registry: JobRegistry,
+        withdraw: Callable[[JobTracker, str], None],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         """withdraw: takes the engine of this job back, for this reason, where it is on probation."""
         self._jobs = jobs
         self._registry = registry
         self._withdraw = withdraw
+        self._clock = clock
         self._content = ""
         self._staged: StagedModel | None = None
         self._is_untried = False
@@ -96,8 +103,8 @@ class NewModel:
         """
         if self._trial is not None and self._trial.state.is_finished:
             try_again = not self.drop("its trial has ended")  # the job has reported to the sender
-            self._trial, self._is_untried, self._try_at_s = None, try_again, time.monotonic() + _RETRY_S
-        if self._is_untried and idle and time.monotonic() >= self._try_at_s:
+            self._trial, self._is_untried, self._try_at_s = None, try_again, self._clock.monotonic_s() + _RETRY_S
+        if self._is_untried and idle and self._clock.monotonic_s() >= self._try_at_s:
             staged = self._staged
             command = staged.progress if staged is not None else None
             on_failure = partial(self._on_failure, self._content)

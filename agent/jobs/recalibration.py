@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import errno
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from agent.collection.selection import HELD_OUT_EVERY
 from agent.commands.dispatcher import CANCELLED
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.common.main_thread import RunInMainThread
 from agent.config import Config
@@ -41,11 +41,12 @@ from calibrate.errors import TaredError
 class SupervisedChild:
     """A child process that may work for timeout_s; the time in which it is paused does not count."""
 
-    def __init__(self, child: JobProcess, headroom: Headroom, timeout_s: float) -> None:
+    def __init__(self, child: JobProcess, headroom: Headroom, timeout_s: float, clock: Clock = SYSTEM_CLOCK) -> None:
         self._child = child
         self._headroom = headroom
         self._timeout_s = timeout_s
-        self._started_s = time.monotonic()
+        self._clock = clock
+        self._started_s = clock.monotonic_s()
         self._is_paused = False
 
     def tick(self) -> str:
@@ -61,7 +62,7 @@ class SupervisedChild:
         elif self._is_paused and not reason:
             self._child.resume()
         self._is_paused = bool(reason)
-        if time.monotonic() - self._started_s - self._headroom.paused_s > self._timeout_s:
+        if self._clock.monotonic_s() - self._started_s - self._headroom.paused_s > self._timeout_s:
             found = f"the candidate process took longer than {self._timeout_s:.0f} s"
             remedy = "see in the log what the job was doing, or raise recalibration.timeout_s"
             raise AgentError("recalibration.timeout", found, "an end within that time", remedy)
@@ -78,7 +79,8 @@ class CollectionWait:
     Each frame that counts restarts the clock, because a slow camera needs its time.
     """
 
-    def __init__(self, frames: int, timeout_s: float) -> None:
+    def __init__(self, frames: int, timeout_s: float, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
         self._frames = frames
         self._timeout_s = timeout_s
         self._counts = (0, 0)  # frames, and informative ones, up to the numbers that are needed
@@ -86,7 +88,7 @@ class CollectionWait:
 
     def start_clock(self) -> None:
         """Restart the time limit."""
-        self._deadline_s = time.monotonic() + self._timeout_s
+        self._deadline_s = self._clock.monotonic_s() + self._timeout_s
 
     def has_enough(self, collected: int, informative: int) -> bool:
         """Return True once there are enough.
@@ -96,7 +98,7 @@ class CollectionWait:
         counts = min(collected, self._frames), min(informative, MIN_INFORMATIVE)
         if counts == (self._frames, MIN_INFORMATIVE):
             return True
-        if time.monotonic() > self._deadline_s:
+        if self._clock.monotonic_s() > self._deadline_s:
             found, remedy = f"{counts[0]} of {self._frames} frames", "check the camera, ask for fewer frames"
             if counts[0] == self._frames:
                 found = f"only {counts[1]} of the frames that judge show something"
@@ -135,12 +137,13 @@ class Recalibration:
     make_room: Callable[[], None]
     on_verdict: Callable[[Job, Verdict], None]
     on_candidate: Callable[[Job, JobOutcome], None]
+    clock: Clock = SYSTEM_CLOCK
 
     def __post_init__(self) -> None:
         self._board = BoardState()
-        self._headroom = Headroom(self.config.recalibration.headroom, self._board)  # of this job
+        self._headroom = Headroom(self.config.recalibration.headroom, self._board, self.clock)  # of this job
         self._child: SupervisedChild | None = None
-        self._collecting = CollectionWait(0, 0.0)  # of this job
+        self._collecting = CollectionWait(0, 0.0, self.clock)  # of this job
         self.job: Job | None = None
 
     @property
@@ -163,8 +166,8 @@ class Recalibration:
         job.frames = job.frames or self.config.calibration.frames
         job.method = job.method or self.config.calibration.method
         self.job = job
-        self._headroom = Headroom(self.config.recalibration.headroom, self._board)
-        self._collecting = CollectionWait(job.frames, self.config.recalibration.timeout_s)
+        self._headroom = Headroom(self.config.recalibration.headroom, self._board, self.clock)
+        self._collecting = CollectionWait(job.frames, self.config.recalibration.timeout_s, self.clock)
         try:
             self.make_room()  # minutes of collecting for a disk that is full anyway help nobody
             if job.tracker.trigger != MODEL:
@@ -200,7 +203,7 @@ class Recalibration:
         if collected < job.frames:
             job.tracker.report_shortage(collected, job.frames)
             job.frames = collected
-            self._collecting = CollectionWait(collected, self.config.recalibration.timeout_s)
+            self._collecting = CollectionWait(collected, self.config.recalibration.timeout_s, self.clock)
         return True
 
     def abandon(self, reason: str) -> None:
@@ -302,6 +305,7 @@ class Recalibration:
                 lambda outcome: run(lambda: self._finish(job, outcome)),
                 nice=limits.nice,
                 memory_bytes=limits.memory_bytes,
+                clock=self.clock,
             )
         except OSError as error:
             shutil.rmtree(directory, ignore_errors=True)
@@ -310,7 +314,7 @@ class Recalibration:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
             code = "recalibration.disk" if full else "recalibration.child"
             raise AgentError(code, found, "room for one more process and the file of its output", remedy) from error
-        self._child = SupervisedChild(child, self._headroom, limits.timeout_s)
+        self._child = SupervisedChild(child, self._headroom, limits.timeout_s, self.clock)
 
     def _advance(self, job: Job, step: str, percent: int) -> None:
         """Note the child's progress, unless the job was given up meanwhile."""

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.models.model import Model
 from agent.validation.confusion import ConfusionCounts
 from agent.vision.decode import Prediction
@@ -249,9 +250,7 @@ class _PairedRun:
         self._differing = sorted([*self._differing, difference], key=lambda each: each.fidelity)[:_MOST_DIFFERING]
 
 
-_POLL_S = (
-    0.05  # seldom enough that starting a deadline costs nothing, and that times measured meanwhile are not changed
-)
+_POLL_S = 0.05  # seldom enough that times measured meanwhile are not changed
 
 
 class Deadline:
@@ -262,7 +261,8 @@ class Deadline:
     for the whole job is left.
     """
 
-    def __init__(self, on_miss: Callable[[float], None]) -> None:
+    def __init__(self, on_miss: Callable[[float], None], clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
         self._on_miss = on_miss
         self._watched: tuple[float, float] | None = None  # (monotonic time it is due, limit), set as one
         self._closed = threading.Event()
@@ -272,7 +272,7 @@ class Deadline:
     @contextmanager
     def within(self, limit_s: float) -> Iterator[None]:
         """Limit the body to so many seconds; one body at a time."""
-        self._watched = time.monotonic() + limit_s, limit_s
+        self._watched = self._clock.monotonic_s() + limit_s, limit_s
         try:
             yield
         finally:
@@ -284,8 +284,8 @@ class Deadline:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._closed.wait(_POLL_S):
+        while not self._clock.wait(self._closed, _POLL_S):
             watched = self._watched
-            if watched is not None and time.monotonic() > watched[0]:
+            if watched is not None and self._clock.monotonic_s() > watched[0]:
                 self._on_miss(watched[1])
                 return

@@ -1,8 +1,7 @@
-"""An exchange of one engine for another, with all that it tells and asks kept in lists."""
+"""An exchange of one engine for another whose reports and requests are kept in lists."""
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from turned_clock import TurnedClock
 from worlds import SPEC
 
 from agent.camera.capture import Frame
@@ -39,15 +39,12 @@ IMAGE = np.zeros((2, 2, 3), np.uint8)
 REFUSES = EngineError("store.write", "no space left", "a writable store", "check the disk")
 
 
-class Told(list[Any]):
-    """A JobTracker that keeps what it hears; `journal` is what it answers to a probation."""
+class Calls(list[Any]):
+    """A JobTracker that keeps its calls; `journal` is its answer to a probation."""
 
     journal: AgentError | None = None
     trigger = "alarm"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.started_s = time.monotonic()
+    started_s = 0.0
 
     def progress(self, step: str, _percent: int) -> None:
         self.append(("progress", step))
@@ -96,13 +93,14 @@ class Bench:
     rolled_back: list[str]
     rejected: list[tuple[str, str]]  # artefact, reason
     committed: list[str]
-    disk: list[TaredError]  # what it refuses next, with
+    disk: list[TaredError]  # its next refusals
+    clock: TurnedClock
     closed: list[str] = field(default_factory=list)
-    report: Told = field(default_factory=Told)
+    report: Calls = field(default_factory=Calls)
     frames: int = 0
 
     def start(self, trigger: str = "alarm", name: str = "new") -> TrialEvents | None:
-        """What the frame path would tell, None where it has no trial."""
+        """Return the events of the frame path; None where it has no trial."""
         artefact = SimpleNamespace(id=name, path=Path(name))
         engine = SimpleNamespace(close=lambda: self.closed.append(name))
         loaded = cast(LoadedEngine, SimpleNamespace(artefact=artefact, engine=engine))
@@ -151,7 +149,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
         measured=None,
         states=lambda: {"camera": SimpleNamespace(fidelity=UNKNOWN, gain=UNKNOWN, is_loss=False, drift=None)},
     )
-    pipeline.start_trial = lambda _id, _engine, told, **_: setattr(pipeline, "trial", told)
+    pipeline.start_trial = lambda _id, _engine, events, **_: setattr(pipeline, "trial", events)
     service = SimpleNamespace(serving=SimpleNamespace(id="old"), is_degraded=False)
 
     def commit(loaded: LoadedEngine) -> None:
@@ -165,10 +163,10 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
         raise REFUSES
 
     service.commit, service.reject = commit, reject
-    summary = RunSummary("old")
+    summary, clock = RunSummary("old"), TurnedClock()
     served: list[tuple[str | None, float]] = []
     rolled_back: list[str] = []
-    rejected, report = list[tuple[str, str]](), Told()
+    rejected, report = list[tuple[str, str]](), Calls()
     exchange = EngineSwap(
         config,
         cast(EngineService, service),
@@ -179,7 +177,20 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
         lambda loaded, since: served.append((loaded.artefact.id if loaded else None, since["camera"])),
         rolled_back.append,
         Policies(config, lambda error: pytest.fail(str(error))),
+        clock,
     )
     return Bench(
-        exchange, record, pipeline, loop, summary, events, served, rolled_back, rejected, committed, disk, report=report
+        exchange,
+        record,
+        pipeline,
+        loop,
+        summary,
+        events,
+        served,
+        rolled_back,
+        rejected,
+        committed,
+        disk,
+        clock,
+        report=report,
     )

@@ -1,4 +1,4 @@
-"""Operations on two engines, with a child that says what it is told to, and a frame path that serves at once."""
+"""Operations on two engines, with a scripted child, and a frame path that serves at once."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from typing import cast
 import numpy as np
 import onnx
 import pytest
-from operations_bench import frame_path, stored
+from operations_bench import operations_on, stored
 from raising_world import collapsing_net, observer_state, observing
 from runtime_under_test import RUNTIME
+from turned_clock import TurnedClock
+from unexpected import unexpected
 from worlds import SPEC
 
 from agent.collection.collection import Collected, SharedCollection
@@ -32,7 +34,6 @@ from agent.jobs.job import JobJournal
 from agent.models.engine_service import EngineService
 from agent.models.model import open_model
 from agent.monitoring.camera_monitor import CameraState
-from agent.serving.pipeline import Pipeline
 from agent.uplink.reporter import Reporter
 from calibrate.histogram import AbsHistogram
 from engines.interface import Array
@@ -41,7 +42,7 @@ from engines.store.artefact import Artefact, Store
 
 
 class ScriptedChild:
-    """In place of a candidate process; the newest one is `latest`."""
+    """Takes the place of a candidate process; the newest one is `latest`."""
 
     latest: ScriptedChild
 
@@ -83,12 +84,13 @@ class JobDeskBench:
     journal: JobJournal
     other: Artefact
     state: CameraState
+    clock: TurnedClock
     results: list[CommandResult] = field(default_factory=list)
 
     def recalibrate(
         self, outcome: JobOutcome | None = None, steps: tuple[str, ...] = ("BUILDING", "VALIDATING")
     ) -> None:
-        """By command, to the end. outcome: of its child; None: `other`."""
+        """Recalibrate by command, to the end. outcome: that of its child; None: `other`."""
         report = CommandProgress(f"c{len(self.journal.records())}", self.results.append)
         try:
             assert self.operations.recalibrate(report, RecalibrateArgs(frames=8, method="max"))
@@ -142,7 +144,7 @@ def job_desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_engines: Path)
     monkeypatch.setattr(Headroom, "reason_to_pause", lambda _: "")
     config = config_in(tmp_path)
     service = EngineService(open_model(config.model), open_backend(RUNTIME), Store(config.state_dir))
-    service.start(pytest.fail).close()
+    service.start(unexpected).close()
     reporter = Reporter(None, Birth(agent_version="0"))
     state = replace(observer_state(config), collected=100, informative=100)
     observer = observing(config, state)
@@ -150,10 +152,8 @@ def job_desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_engines: Path)
     monkeypatch.setattr(SharedCollection, "counts", (100, 100))
     held_out: list[Array] = [np.zeros((1, 3, 8, 8), np.float32)]
     monkeypatch.setattr(SharedCollection, "collected", lambda _: Collected(100, seen, held_out, []))
-    pipeline = SimpleNamespace(is_live=True, observer=observer, last_ts=0.0, **frame_path())
-    journal = JobJournal(config.state_dir / "jobs.sqlite", lambda error: pytest.fail(str(error)))
-    operations = Operations(config, service, cast(Pipeline, pipeline), reporter, lambda function: function(), journal)
-    operations.start(0)
+    clock = TurnedClock()
+    operations = operations_on(config, service, observer, reporter, clock=clock)
     previous = service.store.read("previous")
     assert previous is not None
-    return JobDeskBench(operations, service, journal, previous, state)
+    return JobDeskBench(operations, service, operations.journal, previous, state, clock)

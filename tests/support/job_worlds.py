@@ -21,7 +21,7 @@ def quick_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def blank(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """Where no daemon has been."""
+    """A world without a state directory."""
     world = live_world(make_world(tmp_path_factory.mktemp("world"), lambda _: 1.0, 20.0), free_port())
     make_decided(world)
     return world
@@ -29,7 +29,7 @@ def blank(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 @pytest.fixture(scope="module")
 def calibrated(blank: World, tmp_path_factory: pytest.TempPathFactory, module_broker: RealBroker) -> World:
-    """Where two jobs have been committed, so that there is a previous engine too."""
+    """A world with two committed jobs, so that there is a previous engine, too."""
     world = copied(blank, tmp_path_factory.mktemp("calibrated") / "world", module_broker)
     with in_world(world, module_broker) as case, case.living("life") as life:
         life.wait(lambda: life.said(FIRST_COMMIT))  # before that a command would find a job on probation
@@ -40,7 +40,7 @@ def calibrated(blank: World, tmp_path_factory: pytest.TempPathFactory, module_br
 
 @pytest.fixture(scope="module")
 def low(tmp_path_factory: pytest.TempPathFactory, module_broker: RealBroker) -> World:
-    """Where an engine serves that loses half, which its owner does not accept from now on."""
+    """A world whose engine loses half, which its owner does not accept from now on."""
     bare = live_world(raising_world(tmp_path_factory.mktemp("bare"), 1.0), free_port())
     world = copied(bare, tmp_path_factory.mktemp("low") / "world", module_broker)
     with in_world(world, module_broker) as case, case.living("life") as life:
@@ -51,7 +51,7 @@ def low(tmp_path_factory: pytest.TempPathFactory, module_broker: RealBroker) -> 
 
 @pytest.fixture(scope="module")
 def start_s(calibrated: World, tmp_path_factory: pytest.TempPathFactory, module_broker: RealBroker) -> float:
-    """What a start takes to its first frame."""
+    """Seconds from the start to the first frame."""
     world = copied(calibrated, tmp_path_factory.mktemp("undisturbed") / "world", module_broker)
     with in_world(world, module_broker) as case, case.living("life") as life:
         return case.serving_after(life)

@@ -15,10 +15,13 @@ import onnx
 import pytest
 from raising_world import COLLAPSES, collapsing_net, observer_state, observing
 from runtime_under_test import RUNTIME
+from unexpected import unexpected
 from worlds import SPEC
 
 from agent.commands.dispatcher import CommandProgress
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
+from agent.common.main_thread import RunInMainThread
 from agent.common.schema import validate
 from agent.config import Config
 from agent.contract.commands import CommandResult, RecalibrateArgs, RollbackArgs
@@ -47,17 +50,17 @@ class Desk:
     service: EngineService
     int8: Artefact
     raised: Artefact
-    told: list[str]
+    events: list[str]
     state: CameraState
     results: list[CommandResult] = field(default_factory=list)
 
     def tick(self, **changes: Any) -> None:
-        """As of a camera at which fidelity is low, but for these changes."""
+        """Show the state of a camera with low fidelity, but for these changes."""
         self.operations.tick({"camera": replace(self.state, **changes)})
 
     @property
     def rung(self) -> int | None:
-        """Of the running job."""
+        """The rung of the running job."""
         job = self.operations.jobs.job
         return job.raising.rung if job is not None and job.raising is not None else None
 
@@ -89,7 +92,7 @@ class Loop:
 
 
 def frame_path() -> dict[str, Any]:
-    """What a pipeline has for a change of engine."""
+    """Return the parts of a pipeline that an engine swap uses."""
     loop = Loop()
     return {
         "loop": loop,
@@ -120,20 +123,33 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Desk]
         service, artefacts = stored(config)
         if not raised_serves:
             service.store.promote(artefacts[0])
-            service.start(pytest.fail).close()
-        told: list[str] = []
+            service.start(unexpected).close()
+        events: list[str] = []
         reporter = Reporter(None, Birth(agent_version="0"))
-        monkeypatch.setattr(reporter, "event", lambda kind, *_, **detail: told.append(f"{kind} {detail}"))
+        monkeypatch.setattr(reporter, "event", lambda kind, *_, **detail: events.append(f"{kind} {detail}"))
         state = observer_state(config)
-        pipeline = SimpleNamespace(is_live=live, observer=observing(config, state), last_ts=0.0, **frame_path())
-        journal = JobJournal(config.state_dir / "jobs.sqlite", lambda error: pytest.fail(str(error)))
-        operations = Operations(
-            config, service, cast(Pipeline, pipeline), reporter, lambda function: function(), journal
-        )
-        operations.start(0)
-        return Desk(operations, service, *artefacts, told, state)
+        operations = operations_on(config, service, observing(config, state), reporter, live)
+        int8, raised = artefacts
+        return Desk(operations, service, int8, raised, events, state)
 
     return make
+
+
+def operations_on(
+    config: Config,
+    service: EngineService,
+    observer: SimpleNamespace,
+    reporter: Reporter,
+    live: bool = True,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Operations:
+    """Start operations on a frame path without frames; functions for the main thread run at once."""
+    pipeline = SimpleNamespace(is_live=live, observer=observer, last_ts=0.0, **frame_path())
+    journal = JobJournal(config.state_dir / "jobs.sqlite", unexpected)
+    run: RunInMainThread = lambda function: function()  # noqa: E731
+    operations = Operations(config, service, cast(Pipeline, pipeline), reporter, run, journal, clock=clock)
+    operations.start(0)
+    return operations
 
 
 def stored(config: Config) -> tuple[EngineService, Sequence[Artefact]]:
@@ -150,7 +166,7 @@ def stored(config: Config) -> tuple[EngineService, Sequence[Artefact]]:
     ]
     for artefact in artefacts:
         store.promote(artefact)
-    service.start(pytest.fail).close()
+    service.start(unexpected).close()
     return service, artefacts
 
 

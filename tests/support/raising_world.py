@@ -40,7 +40,9 @@ def collapsing_net(kernel: int = 1) -> ModelProto:
     kernel: side of the first layer's, which is odd: how much work the layer is that INT8 suits.
     """
     net = Net()
-    inside = 1.0 - (kernel // 2) * (kernel // 2 + 1) / (8.0 * kernel)  # of the kernel's rows, on the average
+    inside = 1.0 - (kernel // 2) * (kernel // 2 + 1) / (
+        8.0 * kernel
+    )  # share of the kernel's rows that lie in the image, on the average
     first = net.constant(np.full((1, 3, kernel, kernel), 1.0 / (3.0 * (inside * kernel) ** 2), np.float32))
     level = net.node("Conv", "image", first, pads=[kernel // 2] * 4)
     loud = net.node("Mul", level, net.constant(np.array(1000.0, np.float32)))
@@ -67,7 +69,7 @@ def raising_world(
 
 
 def config_of(**recalibration: object) -> Config:
-    """Of a camera, with defaults but for these."""
+    """Return the configuration of a camera, with defaults but for these settings."""
     content = {"model": SPEC, "camera": {"source": "rtsp://camera"}, "recalibration": recalibration}
     return validate(Config, content, "test")
 
@@ -82,7 +84,7 @@ def observer_state(
     trouble: str = "",
     outage: str = "",
 ) -> CameraState:
-    """What an observer may have found. fidelity: low, high, frames. drift: empty where nothing is calibrated."""
+    """Return a camera's state. fidelity: low, high, frames. drift: empty where nothing is calibrated."""
     low, high, n = fidelity
     known = DriftMonitor(config.drift, config.regimes.switch_db, Regime("", {}, {}, {})).state
     state = CameraMonitor(config.model, config, SharedCollection(config.model, config)).state(

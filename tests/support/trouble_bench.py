@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import onnx
 import pytest
-from operations_bench import frame_path, stored
+from operations_bench import operations_on, stored
 from raising_world import collapsing_net, observer_state, observing
 from worlds import SPEC
 
@@ -25,7 +24,6 @@ from agent.jobs.child_process import JobOutcome
 from agent.jobs.job import JobJournal
 from agent.monitoring.camera_monitor import CameraMonitor, CameraState
 from agent.monitoring.view import ViewState
-from agent.serving.pipeline import Pipeline
 from agent.uplink.reporter import Reporter
 from engines.store.artefact import Artefact
 
@@ -42,11 +40,11 @@ class Desk:
     gathering: SharedCollection
     other: Artefact
     state: CameraState
-    told: list[tuple[str, dict[str, Any]]]
+    reported: list[tuple[str, dict[str, Any]]]
     results: list[CommandResult] = field(default_factory=list)
 
     def tick(self, trouble: str = "", telling: int = 0, times: int = 2, **drift: Any) -> str:
-        """So many looks at one state; what the running job was started by."""
+        """Show one state so many times; return the trigger of the running job."""
         assert self.state.drift is not None
         view = ViewState(trouble, {"alike": 0.12345} if trouble else {})
         state = replace(self.state, view=view, informative=telling, drift=replace(self.state.drift, **drift))
@@ -65,7 +63,7 @@ class Desk:
         self.operations._on_candidate(job, JobOutcome(artefact=self.other.path))
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        return [detail for each, detail in self.told if each == kind]
+        return [detail for each, detail in self.reported if each == kind]
 
 
 @pytest.fixture
@@ -81,20 +79,15 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Desk]
         }
         config = validate(Config, content, "test")
         service, artefacts = stored(config)
-        told: list[tuple[str, dict[str, Any]]] = []
+        reported: list[tuple[str, dict[str, Any]]] = []
         reporter = Reporter(None, Birth(agent_version="0"))
-        monkeypatch.setattr(reporter, "event", lambda kind, *_, **detail: told.append((kind, detail)))
+        monkeypatch.setattr(reporter, "event", lambda kind, *_, **detail: reported.append((kind, detail)))
         state = observer_state(config, drift="alarm", serving_db=9.0)
         observer = observing(config, state)
-        pipeline = SimpleNamespace(is_live=False, observer=observer, last_ts=0.0, **frame_path())
         spec = config.model.model_copy(update={"task": task})
-        config = config.model_copy(update={"model": spec})
-        journal = JobJournal(config.state_dir / "jobs.sqlite", lambda error: pytest.fail(str(error)))
-        operations = Operations(
-            config, service, cast(Pipeline, pipeline), reporter, lambda function: function(), journal
-        )
-        operations.start(0)
+        operations = operations_on(config.model_copy(update={"model": spec}), service, observer, reporter, live=False)
         other = next(each for each in artefacts if each.id != service.serving.id)
-        return Desk(operations, journal, observer.monitors["camera"], observer.collection, other, state, told)
+        monitor = observer.monitors["camera"]
+        return Desk(operations, operations.journal, monitor, observer.collection, other, state, reported)
 
     return make

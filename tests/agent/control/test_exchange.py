@@ -8,7 +8,6 @@ from typing import Any, cast
 import pytest
 from exchange_bench import BAD, REFUSES, UNKNOWN, Bench, bench
 
-import agent.control.swap as exchange_module
 from agent.common.errors import AgentError
 from calibrate.statistics.evidence import Interval
 
@@ -143,38 +142,31 @@ def test_a_frame_path_that_has_failed_keeps_nothing(bench: Bench) -> None:
     assert bench.committed == []
 
 
-def test_what_the_disk_refuses_serves_on_and_is_made_current_later(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now_s = 100.0
-    monkeypatch.setattr(exchange_module, "time", SimpleNamespace(monotonic=lambda: now_s))
+def test_an_engine_that_the_disk_refuses_serves_on_and_is_made_current_later(bench: Bench) -> None:
     bench.disk.extend([REFUSES, REFUSES])
     bench.live("switch")
     assert bench.report[-1] == ("fail", "store.write")
     assert bench.kinds() == ["swap"]
     assert [swap.artefact for swap in bench.summary.swaps] == ["new"]
-    for now_s in (159.0, 160.0, 219.0):  # noqa: B007  # the clock that the exchange reads
+    for seconds in (59.0, 1.0, 59.0):
+        bench.clock.turn(seconds)
         bench.tick()
         assert bench.committed == []
-    now_s = 220.0
+    bench.clock.turn(1.0)
     bench.tick()
     assert bench.committed == ["new"]
     assert bench.kinds() == ["swap", "commit"]
-    now_s = 400.0
+    bench.clock.turn(180.0)
     bench.tick()
     assert bench.committed == ["new"]
 
 
-def test_what_is_kept_next_takes_the_place_of_what_the_disk_has_refused(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now_s = 100.0
-    monkeypatch.setattr(exchange_module, "time", SimpleNamespace(monotonic=lambda: now_s))
+def test_the_next_engine_takes_the_place_of_one_that_the_disk_has_refused(bench: Bench) -> None:
     bench.disk.append(REFUSES)
     bench.live("switch")
     trial = bench.start("switch", "newer")
     assert trial is not None
     trial.live(2.0, 0)
-    now_s = 1000.0
+    bench.clock.turn(900.0)
     bench.tick()
     assert bench.committed == ["newer"]

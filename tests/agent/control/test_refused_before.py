@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from job_bench import JobDeskBench, ScriptedChild, job_desk, two_engines
 
 import agent.control.triggers as triggers_module
-import agent.jobs.limits as limits_module
 from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import AgentError
 from agent.contract.commands import RecalibrateArgs
@@ -29,13 +27,11 @@ FULL = AgentError("recalibration.disk", "a full disk", "room", "free some")
 
 
 class Board:
-    """A board without a calibration whose jobs all end with `outcome`, and a clock that a test moves on."""
+    """A board without a calibration whose jobs all end with `outcome`, on a turned clock."""
 
     def __init__(self, at: JobDeskBench, monkeypatch: pytest.MonkeyPatch, **recalibration: Any) -> None:
         self.at, self.outcome = at, REFUSED
-        self.now_s, self.restarts = 1000.0, 0
-        clock = SimpleNamespace(monotonic=lambda: self.now_s, time=lambda: 1.7e9 + self.now_s, localtime=None)
-        monkeypatch.setattr(limits_module, "time", clock)
+        self.restarts = 0
         monkeypatch.setattr(type(at.operations.pipeline.observer.collection), "restart", self._restart)
         at.service.calibration = None
         self.state = replace(at.state, drift=None)
@@ -57,9 +53,8 @@ class Board:
 
     def pass_s(self, seconds: float, state: CameraState | None = None) -> None:
         """Look once a minute; a child that works is done by the next look."""
-        until_s = self.now_s + seconds
-        while self.now_s < until_s:
-            self.now_s += MINUTE
+        for _ in range(int(seconds / MINUTE)):
+            self.at.clock.turn(MINUTE)
             self.operations.tick({"camera": state or self.state})
             if self.operations.jobs.is_building:
                 ScriptedChild.latest.ends_with(JobOutcome(error=self.outcome))
@@ -74,7 +69,13 @@ class Board:
         """The same board with a new process."""
         before = self.operations
         self.at.operations = Operations(
-            before.config, before.service, before.pipeline, before.reporter, before.run_in_main_thread, before.journal
+            before.config,
+            before.service,
+            before.pipeline,
+            before.reporter,
+            before.run_in_main_thread,
+            before.journal,
+            clock=self.at.clock,
         )
         self.operations.start(0)
 

@@ -1,4 +1,4 @@
-"""What is said to a board on its own topics, and what it says back."""
+"""Messages to a board on its own topics, and its answers."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from typing import Any
 import pytest
 from brokers import RealBroker, eventually, on_the_air
 from device import TOPICS, Device, payload
+from turned_clock import TurnedClock
+from unexpected import unexpected
 
 from agent.commands.authority import Authority, Releases
 from agent.commands.deliveries import FileReceiver, ModelAdmission
 from agent.commands.labels import LabelsInbox
 from agent.commands.log import CommandLog
 from agent.commands.settings import Settings
-from agent.config import CommandsConfig, Config
+from agent.config import CameraConfig, CommandsConfig, Config
 from agent.contract.commands import CommandResult, Reported
 from agent.contract.messages import Birth
 from agent.contract.signing import Signer, new_key
-from agent.daemon import inbox
 from agent.daemon.inbox import CommandInbox
 from agent.monitoring.accuracy import LiveAccuracy
 from agent.mqtt.message import Message
@@ -30,30 +31,26 @@ from agent.uplink.reporter import Reporter
 from agent.vision.spec import ModelSpec
 
 
-def never_tried(_: object) -> None:
-    pytest.fail("no model was delivered")
-
-
 class Board:
-    """Its end of the link, as the supervisor has it. keys: whether it has an operator's."""
+    """The board's end of the link, as the supervisor has it. keys: whether it has an operator's key."""
 
     def __init__(self, folder: Path, link: MqttLink, keys: bool) -> None:
-        self.synchronised = True
+        self.synchronised, self.clock = True, TurnedClock(wall_s=time.time())
         private, public, _ = new_key(folder / "ann")
         self.signer = Signer(private)
         commands = CommandsConfig(operator_keys=(public,) if keys else ())
         authority = Authority(commands, TOPICS, not keys, lambda: self.synchronised)
         model = ModelSpec(path=folder / "model.onnx", task="raw")
-        config = Config(model=model, camera={"source": "v4l2:/dev/video0"}, state_dir=folder)
+        config = Config(model=model, camera=CameraConfig(source="v4l2:/dev/video0"), state_dir=folder)
         reporter = Reporter(link, Birth(agent_version="0"))
         path = folder / "settings.json"
         self.settings = Settings(config, path, authority.trusts, lambda _: self.inbox.report(), reporter.error)
         releases = Releases(authority, folder / "releases.json")
         admit = ModelAdmission(model.path, False, 0, releases)
-        delivery = FileReceiver(folder / "incoming", 0, lambda _: None, admit, never_tried)
-        labels = LabelsInbox({"front": LiveAccuracy(model.task)}, model, lambda error, _: pytest.fail(str(error)))
+        delivery = FileReceiver(folder / "incoming", 0, lambda _: None, admit, unexpected)
+        labels = LabelsInbox({"front": LiveAccuracy(model.task)}, model, lambda error, _: unexpected(error))
         handlers = Device().handlers()
-        self.inbox = CommandInbox(link, handlers, self.settings, (delivery,), labels, authority, reporter)
+        self.inbox = CommandInbox(link, handlers, self.settings, (delivery,), labels, authority, reporter, self.clock)
 
 
 @pytest.fixture
@@ -63,11 +60,11 @@ def link(mosquitto: RealBroker) -> Iterator[MqttLink]:
 
 
 @pytest.mark.broker
-def test_what_was_not_admitted_leaves_the_retained_report_alone(
+def test_a_document_that_is_not_admitted_leaves_the_retained_report_alone(
     tmp_path: Path, link: MqttLink, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     board, sent = Board(tmp_path, link, keys=True), list[Reported]()
-    monkeypatch.setattr(link, "send", sent.append)  # of retained ones the broker only gets the newest
+    monkeypatch.setattr(link, "send", sent.append)  # the broker keeps only the newest of retained messages
 
     def desired(version: int, signed: bool, **values: Any) -> Message:
         document = {"version": version, "values": values, "to": "fleet/board", "expires": time.time() + 60.0}
@@ -102,7 +99,7 @@ def test_a_document_that_holds_has_not_expired(
 
 
 @pytest.mark.broker
-def test_what_the_broker_has_is_written_in_batches(
+def test_delivered_results_are_written_in_batches(
     tmp_path: Path, link: MqttLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tick must not be as long as the backlog, nor a transaction be for one row."""
@@ -122,9 +119,9 @@ def test_what_the_broker_has_is_written_in_batches(
 
 
 @pytest.mark.broker
-def test_what_the_broker_has_need_not_be_told_again(tmp_path: Path, link: MqttLink) -> None:
+def test_a_delivered_result_is_not_sent_again(tmp_path: Path, link: MqttLink) -> None:
     board = Board(tmp_path, link, keys=False)
-    log = CommandLog(tmp_path / "commands.sqlite", lambda error: pytest.fail(str(error)))
+    log = CommandLog(tmp_path / "commands.sqlite", unexpected)
     now = time.time()
     log.accept("c0", "digest", now + 60.0, now)
     log.end(CommandResult(id="c0", status="SUCCEEDED"))
@@ -142,18 +139,19 @@ def test_a_document_that_came_before_the_board_knew_the_time_is_taken_once_it_do
     tmp_path: Path, link: MqttLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A board without a clock of its own: the broker is there ten seconds before the time server has answered."""
-    monkeypatch.setattr(inbox, "_AGAIN_S", 0.0)
     board, sent = Board(tmp_path, link, keys=True), list[Reported]()
     monkeypatch.setattr(link, "send", sent.append)
     board.synchronised = False
     document = {"version": 1, "values": {"log_level": "debug"}, "to": "fleet/board", "expires": time.time() + 60.0}
     link.desired.put(Message(TOPICS.desired, json.dumps(board.signer.sign(document)).encode(), retain=True))
-    for _ in range(3):
-        board.inbox.tick()
-    link.desired.put(Message(TOPICS.desired, json.dumps({**document, "values": {}}).encode()))  # nobody signed it
+    board.inbox.tick()
+    board.clock.turn(5.0)
+    link.desired.put(Message(TOPICS.desired, json.dumps({**document, "values": {}}).encode()))  # not signed
     board.inbox.tick()
     assert [each.error.code if each.error else "" for each in sent] == ["command.clock"]
     board.synchronised = True
-    for _ in range(3):
-        board.inbox.tick()
+    board.inbox.tick()
+    assert sent[1:] == []
+    board.clock.turn(5.0)
+    board.inbox.tick()
     assert [(each.version, each.error) for each in sent[1:]] == [(1, None)]

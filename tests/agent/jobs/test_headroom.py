@@ -1,4 +1,4 @@
-"""When a job must wait, when it must stand still, and when it has had enough of either."""
+"""Headroom: when a job waits, pauses, and is given up."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from turned_clock import TurnedClock
 
 from agent.common.errors import AgentError
 from agent.config import HeadroomConfig
@@ -25,27 +26,28 @@ THROTTLED = replace(FREE, throttling=("cpufreq-cpu0",))
 
 
 class Bench:
-    """A board that can be changed, and a clock that moves when told to; asked once a second, as `tick` would."""
+    """A board that can be changed, and a turned clock; read once a second, as `tick` would."""
 
     def __init__(self, **limits: Any) -> None:
-        self.now_s = 100.0
+        self.clock = TurnedClock()
         self.reading = FREE
         self.reads = 0
-        self.headroom = Headroom(HeadroomConfig(**limits), cast(BoardState, self), lambda: self.now_s)
+        self.headroom = Headroom(HeadroomConfig(**limits), cast(BoardState, self), self.clock)
 
     def read(self) -> BoardReading:
         self.reads += 1
         return self.reading
 
     def start(self, reading: BoardReading, after_s: float = 1.0) -> str:
-        self.reading, self.now_s = reading, self.now_s + after_s
+        self.reading = reading
+        self.clock.turn(after_s)
         return self.headroom.reason_to_wait()
 
     def run(self, reading: BoardReading, seconds: int = 1) -> list[str]:
         self.reading = reading
         reasons = []
         for _ in range(seconds):
-            self.now_s += 1.0
+            self.clock.turn(1.0)
             reasons.append(self.headroom.reason_to_pause())
         return reasons
 
@@ -66,7 +68,7 @@ def test_a_board_without_headroom(reading: BoardReading, reason: str) -> None:
     assert bench.start(FREE) == ""
 
 
-def test_all_reasons_are_told() -> None:
+def test_all_reasons_are_named() -> None:
     reading = replace(HOT, memory_available_bytes=0, throttling=("cpufreq-cpu0",))
     memory, heat, slowness = Bench().start(reading).split("; ")
     assert memory == "0 MiB of memory available, 512 MiB needed"
@@ -85,19 +87,19 @@ def test_all_reasons_are_told() -> None:
         ({"throttling": False}, THROTTLED),
     ],
 )
-def test_what_is_not_looked_at(limits: dict[str, Any], reading: BoardReading) -> None:
+def test_a_limit_of_none_is_not_checked(limits: dict[str, Any], reading: BoardReading) -> None:
     bench = Bench(**limits)
     assert bench.start(reading) == ""
     assert bench.run(reading) == [""]
 
 
-def test_a_board_that_tells_nothing_has_headroom() -> None:
+def test_a_board_without_sensors_has_headroom() -> None:
     unknown = BoardReading(memory_available_bytes=2**30)
     assert Bench().start(unknown) == ""
     assert Bench().run(unknown, 3) == ["", "", ""]
 
 
-def test_waiting_ends() -> None:
+def test_a_job_that_waits_too_long_is_given_up() -> None:
     bench = Bench(max_delay_s=60.0)
     bench.start(FREE, 1000.0)  # not a refusal: the delay counts from the first one
     assert bench.start(HOT)
@@ -182,6 +184,6 @@ def test_pauses_without_end() -> None:
 def test_the_board_is_read_once_a_second() -> None:
     bench = Bench()
     for _ in range(20):
-        bench.now_s += 0.125
+        bench.clock.turn(0.125)
         bench.headroom.reason_to_pause()
     assert bench.reads == 3
