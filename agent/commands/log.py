@@ -25,6 +25,7 @@ _SCHEMA = 1  # of the replay guard's file
 MEMORY_S = 30 * 86_400.0  # also the longest validity of a command: a forgotten one has expired
 MOST_ROWS = 10_000
 _MIGRATIONS = (
+    "",  # the first release wrote schema 2
     """
     CREATE TABLE commands (
         number INTEGER PRIMARY KEY,
@@ -34,13 +35,11 @@ _MIGRATIONS = (
         received_wall REAL NOT NULL,
         result TEXT NOT NULL,
         final INTEGER NOT NULL,
-        delivered INTEGER NOT NULL DEFAULT 0
+        delivered INTEGER NOT NULL DEFAULT 0,
+        reply_topic TEXT,
+        reply_correlation BLOB
     );
     CREATE INDEX undelivered ON commands (delivered) WHERE delivered = 0;
-    """,
-    """
-    ALTER TABLE commands ADD COLUMN reply_topic TEXT;
-    ALTER TABLE commands ADD COLUMN reply_correlation BLOB;
     """,
 )
 _PRAGMAS = ("synchronous = EXTRA",)  # with a rollback journal FULL may lose the last commit
@@ -52,7 +51,7 @@ class ReplayGuard:
     A new board's log refuses nothing: no command was carried out yet, and the clock may be wrong at the first start.
     Any other log that starts empty refuses commands issued no later than the newest one that the old log accepted. Both
     times are those of the senders' clocks, since this board's may have jumped. If that time is unknown too, because the
-    file is damaged or an older tared had none, the time of this start takes its place.
+    file is damaged or gone, the time of this start takes its place.
     """
 
     def __init__(self, path: Path, log_exists: bool, on_error: Callable[[AgentError], None]) -> None:
