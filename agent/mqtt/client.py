@@ -258,7 +258,7 @@ class MqttSession(abc.ABC):
         """Return whether it is time to go; says goodbye to the broker if everything was delivered."""
         connection = self._connection
         if connection is None or connection.in_flight or self._unsent or len(self._last_words):
-            return self._clock.monotonic_s() > self._leave_by
+            return self._clock.monotonic_s() >= self._leave_by
         connection.say_goodbye()
         return True
 

@@ -10,10 +10,9 @@ import pytest
 from device import NOW, Device, payload
 
 from agent.commands.dispatcher import CommandDispatcher
-from agent.commands.log import _MIGRATIONS, MEMORY_S, CommandLog
+from agent.commands.log import MEMORY_S, CommandLog
 from agent.common.errors import AgentError
 from agent.contract.commands import CommandResult
-from agent.mqtt.message import Reply
 
 DAY_S = 86_400.0
 
