@@ -1,4 +1,4 @@
-"""Label drawn frames in a browser, in a terminal or with another tool, and list the progress: `tared label`."""
+"""Label drawn frames in a browser or with another tool, and list the progress: `tared label`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:  # imported when the command runs, as in offline.py
     from calibrate.statistics.evidence import Interval
 
 _ANY_PORT = "127.0.0.1:0"
-_USAGE = """tared label [-h] [--json] [-c FILE] [--listen HOST:PORT |
-                   --terminal | --list | --propose |
+_USAGE = """tared label [-h] [--json] [-c FILE]
+                   [--listen HOST:PORT | --list | --propose |
                    --export FOLDER [--all] | --import FILE.json]"""  # argparse does not wrap such a choice
 _SCORES = ("frames", "labels", "served", "reference", "INT8 loss")
 _CLASS_SCORES = ("class", "precision", "recall")
@@ -39,7 +39,6 @@ def add_label(commands: Any) -> None:
     ways = label.add_mutually_exclusive_group()
     place = f"the page's address, which only this machine reaches (default: {_ANY_PORT}, any port)"
     ways.add_argument("--listen", metavar="HOST:PORT", help=place)
-    ways.add_argument("--terminal", action="store_true", help="label in this terminal, not in a browser")
     written = "write frames that wait for another tool: COCO's JSON of a detector, else class folders (default: no)"
     ways.add_argument("--export", type=Path, metavar="FOLDER", help=written)
     read = "store the labels of another tool: COCO's JSON, or class folders (default: no)"
@@ -72,10 +71,7 @@ def _label(options: argparse.Namespace) -> int:
         return _propose(options, store)
     if not options.list:
         with suppress(KeyboardInterrupt):
-            if options.terminal:
-                _label_in_terminal(store, labels, on_stderr=options.json)
-            else:
-                _label_in_browser(store, labels, options.listen or _ANY_PORT)
+            _label_in_browser(store, labels, options.listen or _ANY_PORT)
     return _list(options, store, labels)
 
 
@@ -114,13 +110,6 @@ def _open(options: argparse.Namespace) -> tuple[LabelStore, Sequence[str]]:
 def _none_drawn(found: str) -> AgentError:
     remedy = "let the daemon run for a while, with `labelling` in its config.yaml; or name another config.yaml with -c"
     return AgentError("labelling.none", found, "frames that a daemon has drawn for labelling", remedy)
-
-
-def _label_in_terminal(store: LabelStore, labels: Sequence[str], on_stderr: bool) -> None:
-    from agent.common.table import ShownConsole
-    from agent.labelling.terminal import LabelTerminal
-
-    LabelTerminal(store, labels, ShownConsole(stderr=on_stderr)).run()
 
 
 def _label_in_browser(store: LabelStore, labels: Sequence[str], listen: str) -> None:

@@ -214,6 +214,5 @@ class Releases:
 
 
 def _versions(document: Mapping[str, Any]) -> dict[str, int]:
-    """Return the highest version of each key. Older files hold only the latest version and its key."""
-    latest = {str(document["key"]): int(document["version"])}
-    return {str(key): int(version) for key, version in document.get("versions", latest).items()}
+    """Return the highest version of each key."""
+    return {str(key): int(version) for key, version in document["versions"].items()}

@@ -13,7 +13,6 @@ import os
 import secrets
 import shutil
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from agent.commands.file_transfer import (
     check_room,
     transfer_error,
 )
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError, CommandError
 from agent.common.main_thread import RunInMainThread
 from agent.contract.commands import CalibrationArgs, FileArgs, ModelArgs
@@ -194,6 +194,7 @@ class Transfer:
     reserve_bytes: int
     run_in_main_thread: RunInMainThread
     hand_over: Callable[[], None]
+    clock: Clock = SYSTEM_CLOCK
     is_finished: bool = field(default=False, init=False)
     _is_second_try: bool = field(default=False, init=False)
     _source: HttpDownload | ChunkReceiver | None = field(default=None, init=False)  # None: the file is being verified
@@ -232,10 +233,10 @@ class Transfer:
 
         url = self.partial.args.url
         if url is None:
-            self._source = ChunkReceiver(self.partial)
+            self._source = ChunkReceiver(self.partial, self.clock)
             self._verify_if_complete(self._source)
         else:
-            self._source = download = HttpDownload(self.partial, report_percent)
+            self._source = download = HttpDownload(self.partial, report_percent, self.clock)
             self._run_in_thread(lambda: download.run(url), lambda _: self._verify())
 
     def _verify_if_complete(self, chunks: ChunkReceiver) -> None:
@@ -311,6 +312,7 @@ class FileReceiver(Generic[S]):
     run_in_main_thread: RunInMainThread
     admit: Callable[[Any, CommandProgress], Callable[[Path], S]]
     try_out: Callable[[S], None]
+    clock: Clock = SYSTEM_CLOCK
     _transfer: Transfer | None = field(default=None, init=False)
 
     def start(self, args: FileArgs, progress: CommandProgress) -> None:
@@ -334,7 +336,7 @@ class FileReceiver(Generic[S]):
             check_room(self.folder, missing, self.reserve_bytes, args.what)
             staged, partial = stage(part), PartialFile(part, args, progress)
             self._transfer = Transfer(
-                partial, staged, self.reserve_bytes, self.run_in_main_thread, lambda: self.try_out(staged)
+                partial, staged, self.reserve_bytes, self.run_in_main_thread, lambda: self.try_out(staged), self.clock
             )
         except OSError as error:
             found = f"{error.filename or self.folder}: {error.strerror}"
@@ -379,6 +381,7 @@ class ModelAdmission:
     watched: bool
     reserve_bytes: int
     releases: Releases
+    clock: Clock = SYSTEM_CLOCK
 
     def __call__(self, args: ModelArgs, progress: CommandProgress) -> Callable[[Path], StagedModel]:
         if not self.watched:
@@ -389,7 +392,7 @@ class ModelAdmission:
                 "a live camera, and a model that was read from a file",
                 "restart the daemon instead",
             )
-        release = self.releases.check(args, time.time())
+        release = self.releases.check(args, self.clock.wall_s())
 
         def record_release() -> None:
             if release is not None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import shutil
 import threading
-import time
 import urllib.request
 from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
 
 from agent.commands.dispatcher import CommandProgress
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.contract.commands import MODEL_CHUNK_BYTES, MODEL_CHUNKS_REQUESTED, RECEIVING, FileArgs
 
@@ -106,11 +106,12 @@ class PartialFile:
 class HttpDownload:
     """Download one file from a server. `run` is for a thread of its own, `tick` for the supervisor's."""
 
-    def __init__(self, partial: PartialFile, on_percent: Callable[[int], None]) -> None:
+    def __init__(self, partial: PartialFile, on_percent: Callable[[int], None], clock: Clock = SYSTEM_CLOCK) -> None:
         """on_percent: receives the percentage of the file that is there, about every 10 %; called in `run`'s thread."""
         self._partial = partial
         self._on_percent = on_percent
-        self._started_s = self._period_s = time.monotonic()
+        self._clock = clock
+        self._started_s = self._period_s = self._clock.monotonic_s()
         self._received = self._received_before = 0  # bytes, by now and by the start of the period
 
     def run(self, url: str) -> None:
@@ -137,7 +138,7 @@ class HttpDownload:
 
     def tick(self) -> None:
         """Raises AgentError for a server that is too slow: it must not occupy the board for ever."""
-        now_s, size, expected = time.monotonic(), self._partial.size, self._partial.args.size
+        now_s, size, expected = self._clock.monotonic_s(), self._partial.size, self._partial.args.size
         if now_s - self._started_s > _MOST_S:
             raise self._partial.error(f"{size} bytes in {_MOST_S / 3600:.0f} h", f"all {expected}")
         if now_s - self._period_s > _PERIOD_S:
@@ -165,10 +166,11 @@ def _opener() -> urllib.request.OpenerDirector:
 class ChunkReceiver:
     """Receive one file in chunks, in their order. The next chunk is requested again while none arrives."""
 
-    def __init__(self, partial: PartialFile) -> None:
+    def __init__(self, partial: PartialFile, clock: Clock = SYSTEM_CLOCK) -> None:
         """Raises OSError, AgentError."""
         self._partial = partial
-        self._started_s = self._received_s = self._requested_s = time.monotonic()
+        self._clock = clock
+        self._started_s = self._received_s = self._requested_s = self._clock.monotonic_s()
         self._next = partial.size // MODEL_CHUNK_BYTES
         self._requested = 0  # the chunk that was requested last
         partial.is_pieced = True
@@ -189,13 +191,13 @@ class ChunkReceiver:
             return
         self._partial.append(payload)
         self._next += 1
-        self._received_s = time.monotonic()
+        self._received_s = self._clock.monotonic_s()
         if self._next - self._requested >= MODEL_CHUNKS_REQUESTED:
             self._request()
 
     def tick(self) -> None:
         """Raises AgentError for a sender that is silent, or has taken too long."""
-        now_s = time.monotonic()
+        now_s = self._clock.monotonic_s()
         if now_s - self._received_s > _SILENCE_S:
             raise self._partial.error(f"no chunk for {_SILENCE_S:.0f} s", f"chunk {self._next}")
         if now_s - self._started_s > _MOST_S:
@@ -204,7 +206,7 @@ class ChunkReceiver:
             self._request()
 
     def _request(self) -> None:
-        self._requested_s, self._requested = time.monotonic(), self._next
+        self._requested_s, self._requested = self._clock.monotonic_s(), self._next
         percent = 100.0 * self._partial.size / self._partial.args.size
         self._partial.progress.update(RECEIVING, round(percent, 1), {"next": self._next})
 

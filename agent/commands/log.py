@@ -7,13 +7,13 @@ signed commands that a lost or pruned log may have known.
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from os.path import lexists
 from pathlib import Path
 from typing import Any
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.database import Access, Database
 from agent.common.errors import AgentError
 from agent.common.state_files import StateFile
@@ -21,10 +21,11 @@ from agent.contract.commands import CommandResult
 from agent.contract.wire import MessageError
 from agent.mqtt.message import Reply
 
-_SCHEMA = 1  # of the replay guard's file
+_SCHEMA = 1  # schema of the replay guard's file
 MEMORY_S = 30 * 86_400.0  # also the longest validity of a command: a forgotten one has expired
 MOST_ROWS = 10_000
 _MIGRATIONS = (
+    "",  # the first release wrote schema 2
     """
     CREATE TABLE commands (
         number INTEGER PRIMARY KEY,
@@ -34,13 +35,11 @@ _MIGRATIONS = (
         received_wall REAL NOT NULL,
         result TEXT NOT NULL,
         final INTEGER NOT NULL,
-        delivered INTEGER NOT NULL DEFAULT 0
+        delivered INTEGER NOT NULL DEFAULT 0,
+        reply_topic TEXT,
+        reply_correlation BLOB
     );
     CREATE INDEX undelivered ON commands (delivered) WHERE delivered = 0;
-    """,
-    """
-    ALTER TABLE commands ADD COLUMN reply_topic TEXT;
-    ALTER TABLE commands ADD COLUMN reply_correlation BLOB;
     """,
 )
 _PRAGMAS = ("synchronous = EXTRA",)  # with a rollback journal FULL may lose the last commit
@@ -52,10 +51,12 @@ class ReplayGuard:
     A new board's log refuses nothing: no command was carried out yet, and the clock may be wrong at the first start.
     Any other log that starts empty refuses commands issued no later than the newest one that the old log accepted. Both
     times are those of the senders' clocks, since this board's may have jumped. If that time is unknown too, because the
-    file is damaged or an older tared had none, the time of this start takes its place.
+    file is damaged or gone, the time of this start takes its place.
     """
 
-    def __init__(self, path: Path, log_exists: bool, on_error: Callable[[AgentError], None]) -> None:
+    def __init__(
+        self, path: Path, log_exists: bool, on_error: Callable[[AgentError], None], clock: Clock = SYSTEM_CLOCK
+    ) -> None:
         """log_exists: whether there is a command log already. on_error: receives write errors.
 
         Raises AgentError (`command.schema`).
@@ -64,7 +65,7 @@ class ReplayGuard:
         known = self._file.read(_parse_times)
         self._newest, self._started, self._forgotten = known or (0.0, 0.0, 0.0)
         if known is None and (log_exists or lexists(path)):
-            self._newest = time.time()
+            self._newest = clock.wall_s()
             self._file.write(self._document)
 
     def note_log_lost(self) -> None:
@@ -111,7 +112,13 @@ class CommandLog:
     not be written are kept in memory, and written with the next write.
     """
 
-    def __init__(self, path: Path, on_error: Callable[[AgentError], None], most_rows: int = MOST_ROWS) -> None:
+    def __init__(
+        self,
+        path: Path,
+        on_error: Callable[[AgentError], None],
+        most_rows: int = MOST_ROWS,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         """on_error: receives the error of a damaged file, and write errors of results.
 
         Raises AgentError (`command.schema`) for the file of a newer tared.
@@ -123,7 +130,7 @@ class CommandLog:
         self._unwritten: dict[str, CommandResult] = {}  # final results that the disk refused
         self._delivered: set[str] = set()  # ids whose final result the broker has, not yet written
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._replay_guard = ReplayGuard(path.with_suffix(".json"), not _is_missing(path), on_error)
+        self._replay_guard = ReplayGuard(path.with_suffix(".json"), not _is_missing(path), on_error, clock)
         try:
             self._check()
         except AgentError as error:

@@ -122,12 +122,10 @@ class Settings:
         self.on_change(config)
 
     def _restore(self, document: Mapping[str, Any]) -> bool:
-        """Take over the values of a file. In older files the latest key and version count for all values."""
-        version, latest = int(document["version"]), str(document["key"])
+        """Take over the values of a file, but for those set by a key that is no longer trusted."""
         values = {str(key): value for key, value in dict(document["values"]).items() if key in LIVE}
-        stored = dict(document.get("signers", {}))
-        signers = {key: str(stored.get(key, latest)) for key in values}
-        versions = {str(key): int(each) for key, each in document.get("versions", {latest: version}).items()}
+        signers = {key: str(document["signers"][key]) for key in values}
+        versions = {str(key): int(each) for key, each in document["versions"].items()}
         revoked = [key for key in values if not self.trusts(signers[key])]
         if revoked:
             log.warning("settings=dropped keys=%s reason='set by a key that is no longer trusted'", ",".join(revoked))

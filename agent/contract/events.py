@@ -242,7 +242,7 @@ EVENTS: Mapping[EventKind, EventFacts] = {
     ),
     "camera": EventFacts(
         "A camera that was lost delivers again. The loss itself is an event `error`.",
-        {**_CAMERA, "name": "The same as `camera`.", **_BACK},
+        {**_CAMERA, **_BACK},
     ),
     "preview": EventFacts("Viewers can reach the preview.", {"state": "`open`", "address": "Where it listens."}),
     "error": EventFacts(

@@ -414,7 +414,7 @@ class Supervisor:
         if error is not None:
             self._reporter.error(error, camera=name)
         else:
-            self._reporter.event("camera", camera=name, name=name, state="back")
+            self._reporter.event("camera", camera=name, state="back")
 
     def _on_part(self, part: Part, error: TaredError | None, **detail: str) -> None:
         if error is not None:

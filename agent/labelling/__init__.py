@@ -1,6 +1,6 @@
 """Accuracy from a few labels: draw observed frames, let people label them, and bound what the board scores.
 
-Reading order: store, sampling, accuracy, proposal; then labels by people: truth, progress, browser, terminal, exchange.
+Reading order: store, sampling, accuracy, proposal; then labels by people: truth, progress, browser, exchange.
 
 Public names:
     store     Draw, DrawnFrame, LabelStore: the drawn frames and their labels
@@ -10,6 +10,5 @@ Public names:
     truth     check_truth, check_boxes, parse_class: labels as people give them
     progress  LabelProgress, progress_by_cell
     browser   LabelPage, open_listener
-    terminal  LabelTerminal, which draws with half_blocks
     exchange  export_frames, import_labels: COCO's JSON, or class folders
 """

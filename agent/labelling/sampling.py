@@ -8,12 +8,12 @@ frames a week are drawn in the mean as the configuration says, and what the othe
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.common.timing import Backoff, RetryState
 from agent.config import LabellingConfig
@@ -49,6 +49,7 @@ class FrameSampler:
         labels: Sequence[str],
         cameras: int,
         on_change: Callable[[TaredError | None], None],
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Args:
         labels: The names of the model's classes.
@@ -57,6 +58,7 @@ class FrameSampler:
         """
         self.measured: MeasuredAccuracy | None = None
         self._store = store
+        self._clock = clock
         self._config = config
         self._labels = labels
         self._per_s = config.per_week / _WEEK_S / cameras
@@ -84,12 +86,12 @@ class FrameSampler:
             self._read()
             self._count(served, answers[0], answers[1])
         except AgentError as error:
-            self._read_at = time.monotonic() + self._storing.note_failure(error)
+            self._read_at = self._clock.monotonic_s() + self._storing.note_failure(error)
 
     @property
     def _is_pausing(self) -> bool:
         """True for a while after the store has failed."""
-        return bool(self._storing.code) and time.monotonic() < self._read_at
+        return bool(self._storing.code) and self._clock.monotonic_s() < self._read_at
 
     def close(self) -> None:
         """Write to the disk what was counted."""
@@ -100,7 +102,7 @@ class FrameSampler:
 
     def _read(self) -> None:
         """Read what other processes have written, every so often."""
-        now_s = time.monotonic()
+        now_s = self._clock.monotonic_s()
         if now_s < self._read_at:
             return
         self._read_at = now_s + _READ_EVERY_S
@@ -184,14 +186,14 @@ class FrameSampler:
             if self.measured is not None:
                 self.measured = replace(self.measured, waiting=self._waiting)
         self._counted[cell] = counted
-        if time.monotonic() >= self._keep_at:
+        if self._clock.monotonic_s() >= self._keep_at:
             self._keep()
 
     def _keep(self) -> None:
         if self._counted:
             self._store.keep_counted(self._counted)
             self._storing.note_success()
-        self._keep_at = time.monotonic() + _KEPT_EVERY_S
+        self._keep_at = self._clock.monotonic_s() + _KEPT_EVERY_S
 
 
 def how_sure(served: Answer, reference: Answer) -> float:

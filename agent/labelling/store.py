@@ -262,10 +262,6 @@ class LabelStore:
         """Note that nobody can say what a frame shows. Raises as `label`."""
         self._set([frame], [None], suggested=False, skipped=True)
 
-    def unlabel(self, frame: int) -> None:
-        """Let a frame wait for its label again. Raises as `label`."""
-        self._set([frame], [None], suggested=False, skipped=False)
-
     def picture(self, frame: int) -> bytes:
         """Return the JPEG of a frame. Raises AgentError (`labelling.picture`) where it is gone."""
         try:

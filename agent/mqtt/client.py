@@ -15,10 +15,10 @@ import math
 import queue
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.common.timing import Backoff
 from agent.mqtt.acknowledgements import PendingAck
@@ -86,7 +86,13 @@ class MqttSession(abc.ABC):
     Raises ConfigError for a password or TLS file that cannot be read.
     """
 
-    def __init__(self, endpoint: Endpoint, client_id: str, options: SessionOptions = _DEFAULTS) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        client_id: str,
+        options: SessionOptions = _DEFAULTS,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         self.inboxes: dict[str, queue.Queue[Message]] = {
             topic: queue.Queue(INBOX_SIZE) for topic in options.subscriptions
         }
@@ -95,6 +101,7 @@ class MqttSession(abc.ABC):
         }
         self.outcome = "not tried yet"
         self._options = options
+        self._clock = clock
         self._endpoint = endpoint
         self._client_id = client_id
         self._password = endpoint.password()
@@ -109,7 +116,7 @@ class MqttSession(abc.ABC):
         self._connection: Connection | None = None
         self.connected = False  # the broker has admitted us and accepted our subscriptions, and `greet` was called
         self._leaving = False
-        self._leave_by = math.inf  # on time.monotonic()
+        self._leave_by = math.inf  # monotonic
         self._failed = False  # the latest attempt failed, and nothing has worked since
 
     def __enter__(self: SessionT) -> SessionT:
@@ -157,7 +164,13 @@ class MqttSession(abc.ABC):
     def _open(self, wakee: socket.socket | None = None) -> None:
         """Try once to connect. wakee: as in Connection. Raises as `Connection.open`."""
         self._connection = Connection(
-            self._endpoint, self._negotiation.version, self._client_id, self._options, self._receive, wakee
+            self._endpoint,
+            self._negotiation.version,
+            self._client_id,
+            self._options,
+            self._receive,
+            wakee,
+            self._clock,
         )
         self._connection.open(self._password)
         self._update_outcome(self._connection)
@@ -216,7 +229,7 @@ class MqttSession(abc.ABC):
         self.outcome, self.connected = connection.outcome, False
         for source in self._sources:
             source.put_back(connection.in_flight.messages_from(source))
-        if connection.admitted_at is not None and time.monotonic() - connection.admitted_at >= STABLE_S:
+        if connection.admitted_at is not None and self._clock.monotonic_s() - connection.admitted_at >= STABLE_S:
             self._backoff.reset()
 
     def _retry_s(self) -> float:
@@ -238,14 +251,14 @@ class MqttSession(abc.ABC):
         """Start to leave: `_has_left` is true once everything is delivered, or after `timeout_s`."""
         for message in last_words:
             self._last_words.put(message)
-        self._leave_by = time.monotonic() + timeout_s
+        self._leave_by = self._clock.monotonic_s() + timeout_s
         self._leaving = True
 
     def _has_left(self) -> bool:
         """Return whether it is time to go; says goodbye to the broker if everything was delivered."""
         connection = self._connection
         if connection is None or connection.in_flight or self._unsent or len(self._last_words):
-            return time.monotonic() > self._leave_by
+            return self._clock.monotonic_s() >= self._leave_by
         connection.say_goodbye()
         return True
 
@@ -278,8 +291,14 @@ class MqttClient(MqttSession):
     ...     message = client.inbox.get(timeout=5.0)
     """
 
-    def __init__(self, endpoint: Endpoint, client_id: str, options: SessionOptions = _DEFAULTS) -> None:
-        super().__init__(endpoint, client_id, options)
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        client_id: str,
+        options: SessionOptions = _DEFAULTS,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        super().__init__(endpoint, client_id, options, clock)
         self._connected = threading.Event()
         self._closing = threading.Event()
         self._waker, self._wakee = socket.socketpair()
@@ -292,7 +311,7 @@ class MqttClient(MqttSession):
         self._thread.start()
 
     def wait_connected(self, timeout_s: float) -> bool:
-        return self._connected.wait(timeout_s)
+        return self._clock.wait(self._connected, timeout_s)
 
     def wake(self) -> None:
         with contextlib.suppress(OSError):  # full: the thread is about to wake; closed: it has ended
@@ -329,7 +348,7 @@ class MqttClient(MqttSession):
             error = None
             self._connected.clear()
             if not self._closing.is_set():
-                self._closing.wait(self._retry_s())
+                self._clock.wait(self._closing, self._retry_s())
 
     def _on_connected(self) -> None:
         super()._on_connected()
@@ -338,4 +357,4 @@ class MqttClient(MqttSession):
     @property
     def _wait_s(self) -> float:
         """Return the longest wait for the socket: paho's keepalive has to be checked every second."""
-        return min(1.0, max(0.0, self._leave_by - time.monotonic()))
+        return min(1.0, max(0.0, self._leave_by - self._clock.monotonic_s()))

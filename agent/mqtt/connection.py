@@ -19,7 +19,6 @@ import logging
 import math
 import selectors
 import socket
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -37,6 +36,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError, ConfigError
 from agent.common.timing import Backoff
 from agent.contract.wire import MAX_PAYLOAD_BYTES
@@ -103,8 +103,9 @@ class InFlight:
     `answer_by` is the monotonic time by which the broker has to acknowledge one more.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, clock: Clock) -> None:
         self.most = most
+        self._clock = clock
         self.answer_by = math.inf
         self._sent: dict[int, tuple[Message, MessageSource]] = {}
         self._denied_topics: set[str] = set()
@@ -124,7 +125,7 @@ class InFlight:
     def add(self, packet_id: int, message: Message, source: MessageSource) -> None:
         """Note that a message was sent; `source` is notified of its delivery."""
         if not self._sent:
-            self.answer_by = time.monotonic() + ACKNOWLEDGE_TIMEOUT_S
+            self.answer_by = self._clock.monotonic_s() + ACKNOWLEDGE_TIMEOUT_S
         self._sent[packet_id] = message, source
 
     def acknowledge(self, packet_id: int, refusal: str | None) -> None:
@@ -141,7 +142,7 @@ class InFlight:
                 if message.topic not in self._denied_topics:
                     self._denied_topics.add(message.topic)
                     log.warning("mqtt=denied topic=%s reason=%r remedy=%r", message.topic, refusal, "the broker's ACL")
-        self.answer_by = time.monotonic() + ACKNOWLEDGE_TIMEOUT_S if self._sent else math.inf
+        self.answer_by = self._clock.monotonic_s() + ACKNOWLEDGE_TIMEOUT_S if self._sent else math.inf
 
 
 class _LastError(logging.Handler):
@@ -173,6 +174,7 @@ class Connection:
         options: SessionOptions,
         on_message: Callable[[str, Message, PendingAck], None],
         wakee: socket.socket | None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Prepare a connection without reaching for the broker.
 
@@ -185,11 +187,13 @@ class Connection:
                 once the PendingAck was released and the connection has had a turn.
             wakee: A byte that arrives here ends a `turn`. None: there are no turns; a caller that waits for many
                 connections at once waits for their `sock`, and calls `handle`.
+            clock: Measures the deadlines of the broker's answers.
         """
         self.outcome = "not tried yet"
         self.version_reply: VersionReply = "none"
         self.admitted_at: float | None = None
-        self.in_flight = InFlight(IN_FLIGHT)
+        self.in_flight = InFlight(IN_FLIGHT, clock)
+        self._clock = clock
         self._endpoint = endpoint
         self._speaks_5 = version == "5"
         self._subscriptions = options.subscriptions
@@ -278,7 +282,7 @@ class Connection:
         if self._session_s:
             properties["SessionExpiryInterval"] = self._session_s
         self._connect(password, properties)
-        self._answer_by = time.monotonic() + CONNECT_TIMEOUT_S
+        self._answer_by = self._clock.monotonic_s() + CONNECT_TIMEOUT_S
         if (sock := self.sock) is not None:
             self.version_reply = "silence"
             if self._selector is not None and self._wakee is not None:
@@ -336,7 +340,7 @@ class Connection:
         if events & selectors.EVENT_WRITE:
             self._client.loop_write()
         self._client.loop_misc()  # pings the broker, or gives it up; has to be called every second or so
-        if time.monotonic() > min(self._answer_by, self.in_flight.answer_by):
+        if self._clock.monotonic_s() > min(self._answer_by, self.in_flight.answer_by):
             found = self.outcome if self.admitted_at is None else f"{len(self.in_flight)} messages unacknowledged"
             raise AgentError("broker.silent", found, "answers in time", "see the broker's log, or restart it")
 
@@ -426,7 +430,7 @@ class Connection:
             )
         if self._subscriptions:
             self.outcome = "no answer to SUBSCRIBE"
-            self._answer_by = time.monotonic() + CONNECT_TIMEOUT_S
+            self._answer_by = self._clock.monotonic_s() + CONNECT_TIMEOUT_S
             _, self._subscribing = self._client.subscribe([(topic, 1) for topic in self._subscriptions])
         else:
             self._admit()
@@ -446,7 +450,7 @@ class Connection:
 
     def _admit(self) -> None:
         self.outcome = "connected"
-        self.admitted_at = time.monotonic()
+        self.admitted_at = self._clock.monotonic_s()
         self._answer_by = math.inf
 
     def _on_message(self, _client: Client, _: object, message: MQTTMessage) -> None:

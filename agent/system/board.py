@@ -13,7 +13,6 @@ import ctypes
 import logging
 import os
 import re
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -255,11 +254,6 @@ class _Timex(ctypes.Structure):
         ("tai", ctypes.c_int),
         ("_reserved", ctypes.c_int * 11),
     )
-
-
-def unix_s() -> float:
-    """Return the Unix time of this machine's clock; a simulated board has a clock of its own."""
-    return time.time()
 
 
 def is_synchronised() -> bool:

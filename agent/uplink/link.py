@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.timing import Backoff
 from agent.contract.commands import CommandResult, Reported
 from agent.contract.histograms import Upload
@@ -23,7 +24,6 @@ from agent.contract.messages import Birth, DeviceState, Status
 from agent.contract.topics import HOME_ASSISTANT_PREFIX, Topics, may_reply_to
 from agent.mqtt.client import Endpoint, MqttClient, MqttSession, SessionOptions
 from agent.mqtt.message import Mailbox, Message, MessageSource, Newest, Reply
-from agent.system.board import unix_s
 from agent.uplink.home_assistant import BORN, Discovery
 from agent.uplink.outbox import Outbox
 
@@ -53,10 +53,10 @@ class MqttLink:
         outbox: Outbox,
         backoff: Backoff | None = None,
         discovery: Discovery | None = None,
-        client: Callable[[Endpoint, str, SessionOptions], MqttSession] = MqttClient,
-        clock: Callable[[], float] = unix_s,
+        client: Callable[[Endpoint, str, SessionOptions, Clock], MqttSession] = MqttClient,
         boot_id: str | None = None,
         recognise: Callable[[bytes], bool] = lambda _: False,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Make the session; it connects from `__enter__` on.
 
@@ -68,9 +68,9 @@ class MqttLink:
             backoff: Delay between attempts to connect.
             discovery: Announces the device to Home Assistant; None: it is not announced, and no removal is due.
             client: Makes the session, as MqttClient does.
-            clock: Unix time of the board.
             boot_id: Identifies the boot of the machine; None: this machine's.
             recognise: Returns whether a payload is a command that has room of its own. Called in the MQTT thread.
+            clock: The board's.
         """
         self.topics = topics
         self.outbox = outbox
@@ -106,6 +106,7 @@ class MqttLink:
                     self._histograms,
                 ],
             ),
+            clock,
         )
         self.inbox, self.labels, self.acks, self.desired, self.model_chunks = (
             self._client.inboxes[topic] for topic in inbound
@@ -201,7 +202,7 @@ class MqttLink:
             self._client.publish(self._status(self._state, self._reason))
 
     def _status(self, state: DeviceState, reason: str = "") -> Message:
-        ts = self._clock()
+        ts = self._clock.wall_s()
         status = Status(state=state, session=self._session, boot_id=self._boot_id, ts=ts, reason=reason or None)
         return Message(self.topics.status, status.to_json(), Topics.status.qos, Topics.status.retain)
 

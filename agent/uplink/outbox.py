@@ -17,14 +17,13 @@ from __future__ import annotations
 import math
 import queue
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.common.timing import Backoff, RetryState
 from agent.contract.messages import Dropped
@@ -32,7 +31,6 @@ from agent.contract.topics import Topics
 from agent.contract.wire import MAX_PAYLOAD_BYTES
 from agent.mqtt.config import OutboxConfig
 from agent.mqtt.message import Message, MessageSource
-from agent.system.board import unix_s
 from agent.uplink.outbox_store import (
     ALARM,
     EVENT,
@@ -76,8 +74,8 @@ class Outbox(MessageSource):
         on_due: Called by the writing thread once there is more to pop.
     """
 
-    def __init__(self, path: Path, topics: Topics, config: OutboxConfig, clock: Callable[[], float] = unix_s) -> None:
-        """clock: Unix time of the board. Raises AgentError (`outbox.schema`) for a file of a newer tared."""
+    def __init__(self, path: Path, topics: Topics, config: OutboxConfig, clock: Clock = SYSTEM_CLOCK) -> None:
+        """clock: The board's. Raises AgentError (`outbox.schema`) for a file of a newer tared."""
         self.errors: queue.SimpleQueue[TaredError] = queue.SimpleQueue()
         self.error: AgentError | None = None
         self.on_due: Callable[[], None] = lambda: None
@@ -89,13 +87,13 @@ class Outbox(MessageSource):
         self._changed = threading.Condition()  # guards all that follows
         self._pending = PendingWrites()
         self._write_at = math.inf  # monotonic
-        self._committed_s = time.monotonic()
+        self._committed_s = self._clock.monotonic_s()
         self._resend = False  # everything unconfirmed is due again, from the oldest on
         self._resend_at = math.inf  # monotonic
-        self._resent_s = time.monotonic()
+        self._resent_s = self._clock.monotonic_s()
         self._closing = False
         self._window = SendWindow(topics)
-        self._rate = RateLimiter(config.backlog_per_s)
+        self._rate = RateLimiter(config.backlog_per_s, clock)
         self._ack_tracker = AckTracker()
         self._confirmed: dict[int, int] = {}  # by epoch, what a collector has; the broker may not have all of it yet
         self._gap_s = _GAP_S
@@ -138,7 +136,7 @@ class Outbox(MessageSource):
     def oldest_s(self) -> float:
         """Age of the oldest row on the disk that has not arrived, in s, as of the latest write; 0.0 without one."""
         wall = self._store.oldest_wall
-        return max(0.0, self._clock() - wall) if wall is not None else 0.0
+        return max(0.0, self._clock.wall_s() - wall) if wall is not None else 0.0
 
     @property
     def size_bytes(self) -> int:
@@ -154,16 +152,14 @@ class Outbox(MessageSource):
             document: Makes the payload from epoch and number.
         """
         with self._changed:
-            self._seq += 1
-            payload = None
-            if len(self._pending.rows) < _MOST_PENDING:
-                with suppress(MemoryError):  # what has no room is lost, and its number counts as such
-                    payload = document(self.epoch, self._seq)
+            seq = self._seq + 1
+            payload = document(self.epoch, seq) if len(self._pending.rows) < _MOST_PENDING else None
+            self._seq = seq  # only now: a number without a row would be a gap
             if payload is not None and len(payload) <= MAX_PAYLOAD_BYTES:
-                self._pending.rows.append(OutboxRow(self.epoch, self._seq, kind, rank, self._clock(), payload))
+                self._pending.rows.append(OutboxRow(self.epoch, seq, kind, rank, self._clock.wall_s(), payload))
             else:
-                self._pending.lost.append(((self.epoch, self._seq), kind))
-            since_s = time.monotonic() - self._committed_s
+                self._pending.lost.append(((self.epoch, seq), kind))
+            since_s = self._clock.monotonic_s() - self._committed_s
             self._write_within({SAMPLE: self._config.commit_s - since_s, EVENT: _EVENT_WAIT_S, ALARM: 0.0}[rank])
 
     def hurry(self) -> None:
@@ -182,12 +178,12 @@ class Outbox(MessageSource):
                 return
             if epoch == epoch_sent:
                 upto = min(upto, sent)
-            result = self._ack_tracker.update(epoch, upto, time.monotonic())
+            result = self._ack_tracker.update(epoch, upto, self._clock.monotonic_s())
             self._confirmed[epoch] = max(upto, self._confirmed.get(epoch, 0))
             self._confirm()  # earlier acks, too: the disk may have refused them
             if result is AckResult.PROGRESS:  # there is a collector again; it will soon confirm the rest
                 self._silence_s = self._shortest_s
-                self._resend_at = min(self._resend_at, time.monotonic() + self._shortest_s)
+                self._resend_at = min(self._resend_at, self._clock.monotonic_s() + self._shortest_s)
                 self._changed.notify()
                 return
             self._resend_at = min(self._resend_at, self._resent_s + self._gap_s)
@@ -229,7 +225,7 @@ class Outbox(MessageSource):
                 self._pending.refused.append(parcel)
                 self._write_within(self._config.commit_s)
             elif parcel is not None:
-                self._resend_at = min(self._resend_at, time.monotonic() + self._silence_s)
+                self._resend_at = min(self._resend_at, self._clock.monotonic_s() + self._silence_s)
                 self._changed.notify()
 
     def _confirm(self) -> None:
@@ -246,7 +242,7 @@ class Outbox(MessageSource):
 
     def _write_within(self, seconds: float) -> None:
         """Have the disk written to within so many seconds."""
-        at = time.monotonic() + seconds
+        at = self._clock.monotonic_s() + seconds
         if at < self._write_at:
             self._write_at = at
             self._changed.notify()
@@ -254,7 +250,7 @@ class Outbox(MessageSource):
     def _send_again(self) -> None:
         """Make everything unconfirmed due again, from the oldest on."""
         self._resend = True
-        self._resent_s = time.monotonic()
+        self._resent_s = self._clock.monotonic_s()
         self._resend_at = self._resent_s + self._silence_s if self._store.needs_collector else math.inf
         self._window.reset()
         self._write_within(0.0)
@@ -264,8 +260,8 @@ class Outbox(MessageSource):
         is_last = False
         while not is_last:
             with self._changed:
-                while not self.is_due and self._changed.wait(self.patience_s):
-                    pass  # what was notified may have changed how long to wait
+                while not self.is_due and self._wait(self._due_at):
+                    pass
                 is_last = self._closing  # after a turn for what came before the closing
             try:
                 self.turn()
@@ -278,31 +274,40 @@ class Outbox(MessageSource):
                 failure = AgentError("outbox.failed", found, "rows that are written", "check the log for other errors")
                 pause_s = failing.note_failure(failure)
                 with self._changed:
-                    self._changed.wait_for(lambda: self._closing, pause_s)
+                    self._clock.wait_for(self._changed, lambda: self._closing, pause_s)
 
     @property
     def is_due(self) -> bool:
         """True if `turn` has something to do."""
-        return self._closing or self._window.is_low or time.monotonic() >= self._write_at
+        return self._closing or self._window.is_low or self._clock.monotonic_s() >= self._write_at
 
     @property
     def patience_s(self) -> float:
         """Seconds until `turn` may be due without a notification."""
-        return min(60.0, max(0.0, min(self._write_at, self._resend_at) - time.monotonic()))
+        return min(60.0, max(0.0, self._due_at - self._clock.monotonic_s()))
+
+    @property
+    def _due_at(self) -> float:
+        """The monotonic time at which `turn` is due without a notification."""
+        return min(self._write_at, self._resend_at)
+
+    def _wait(self, planned: float) -> bool:
+        """Wait until `turn` is due, or due sooner than planned; return False once the planned time has come."""
+        return self._clock.wait_for(self._changed, lambda: self.is_due or self._due_at < planned, self.patience_s)
 
     def turn(self) -> None:
         """Write what has to be written by now, and load the next parcels into the window."""
         with self._changed:
-            if time.monotonic() >= self._resend_at:
+            if self._clock.monotonic_s() >= self._resend_at:
                 self._silence_s = min(2.0 * self._silence_s, _LONGEST_SILENCE_S)
                 self._gap_s = min(2.0 * self._gap_s, _LONGEST_SILENCE_S)
                 self._send_again()
             resend, pending = self._resend, self._pending
-            writes = self._closing or resend or time.monotonic() >= self._write_at
+            writes = self._closing or resend or self._clock.monotonic_s() >= self._write_at
             if writes:
                 self._window.complete = self._window.complete and not pending.rows  # until these are loaded
                 self._pending, self._resend, self._write_at = PendingWrites(), False, math.inf
-                self._committed_s = time.monotonic()
+                self._committed_s = self._clock.monotonic_s()
             last = self.epoch, self._seq
             room = self._window.room
         if writes and (pending or resend):
@@ -327,7 +332,7 @@ class Outbox(MessageSource):
                 self._resend_at = math.inf
             elif self._store.oldest != oldest and self._store.needs_collector:
                 self._silence_s, self._gap_s = self._shortest_s, _GAP_S
-                self._resend_at = time.monotonic() + self._shortest_s
+                self._resend_at = self._clock.monotonic_s() + self._shortest_s
             if self._store.returned:
                 self._store.returned = False
                 if self.epoch != self._store.epoch:
@@ -438,15 +443,16 @@ class SendWindow:
 class RateLimiter:
     """A token bucket: `per_s` parcels a second, and as many at once after an idle second."""
 
-    def __init__(self, per_s: float) -> None:
+    def __init__(self, per_s: float, clock: Clock) -> None:
+        self._clock = clock
         self._per_s = per_s
         self._left = per_s
-        self._counted_s = time.monotonic()
+        self._counted_s = self._clock.monotonic_s()
 
     @property
     def allows_one(self) -> bool:
         """True if one more is allowed now."""
-        now = time.monotonic()
+        now = self._clock.monotonic_s()
         self._left = min(self._per_s, self._left + (now - self._counted_s) * self._per_s)
         self._counted_s = now
         return self._left >= 1.0

@@ -15,16 +15,15 @@ import json
 import logging
 import secrets
 import sqlite3
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.database import Database
 from agent.common.errors import AgentError
 from agent.mqtt.config import OutboxConfig
-from agent.system.board import unix_s
 
 log = logging.getLogger(__package__)
 
@@ -164,7 +163,7 @@ class OutboxStore:
 
     Args:
         on_error: Receives the error of a disk that refuses, and of a damaged file.
-        clock: Unix time of the board.
+        clock: The board's.
 
     Attributes:
         epoch: Of what is put now. It grows once the disk is back and holds a later one.
@@ -180,7 +179,7 @@ class OutboxStore:
     path: Path
     config: OutboxConfig
     on_error: Callable[[AgentError], None]
-    clock: Callable[[], float] = unix_s
+    clock: Clock = SYSTEM_CLOCK
 
     def __post_init__(self) -> None:
         self._database = database(self.path)
@@ -201,7 +200,7 @@ class OutboxStore:
         self._return_to_disk()
         self.returned = False
         if self._is_blind:
-            self.epoch = _epoch_after(0, self.clock())
+            self.epoch = _epoch_after(0, self.clock.wall_s())
 
     @property
     def needs_collector(self) -> bool:
@@ -239,7 +238,7 @@ class OutboxStore:
             last: The greatest number so far.
             again: Hand everything out again from the oldest on, also what only a broker has acknowledged.
         """
-        if not self._on_disk and time.monotonic() >= self._retry_s:
+        if not self._on_disk and self.clock.monotonic_s() >= self._retry_s:
             self._return_to_disk()
         try:
             self._write(writes, last, again)
@@ -327,7 +326,7 @@ class OutboxStore:
             self._collected = self._collected or file.fact("collected") > 0
             self._keep_facts(file)
         if self._is_blind and self.epoch <= known:
-            self.epoch = _epoch_after(known, self.clock())
+            self.epoch = _epoch_after(known, self.clock.wall_s())
         self._is_blind = False
 
     def _leave_disk(self, error: AgentError) -> None:
@@ -340,7 +339,7 @@ class OutboxStore:
         """Report a disk that refuses, once for each code. Raises the error of a file of a newer tared."""
         if error.code == f"{self._database.name}.schema":
             raise error
-        self._retry_s = time.monotonic() + _RETRY_S
+        self._retry_s = self.clock.monotonic_s() + _RETRY_S
         if error.code != self._reported_code:
             self._reported_code = error.code
             self.on_error(error)
@@ -353,21 +352,22 @@ class RetentionLimits:
     it hears a time server would drop all rows. The limit in bytes holds at all times.
     """
 
-    def __init__(self, config: OutboxConfig, clock: Callable[[], float] = unix_s) -> None:
-        """clock: Unix time of the board."""
+    def __init__(self, config: OutboxConfig, clock: Clock = SYSTEM_CLOCK) -> None:
         self._config = config
         self._clock = clock
-        self._aged_s = time.monotonic() + _SETTLES_S
-        self._clocks = clock(), time.monotonic()
+        self._aged_s = self._clock.monotonic_s() + _SETTLES_S
+        self._clocks = clock.wall_s(), clock.monotonic_s()
 
     def apply(self, table: OutboxTable, current_epoch: int) -> Counter[str]:
         """Drop rows that are too old or too many; return counts by kind."""
         dropped: Counter[str] = Counter()
-        if time.monotonic() >= self._aged_s:
-            self._aged_s = time.monotonic() + _AGED_EVERY_S
-            if self._clock() > NO_CLOCK_S:  # rows dated before that have an unknown age, which counts from now on
-                table.set_missing_dates(NO_CLOCK_S, self._clock())
-            dropped += table.drop_older(self._clock() - self._config.days * _DAY_S)
+        if self._clock.monotonic_s() >= self._aged_s:
+            self._aged_s = self._clock.monotonic_s() + _AGED_EVERY_S
+            if (
+                self._clock.wall_s() > NO_CLOCK_S
+            ):  # rows dated before that have an unknown age, which counts from now on
+                table.set_missing_dates(NO_CLOCK_S, self._clock.wall_s())
+            dropped += table.drop_older(self._clock.wall_s() - self._config.days * _DAY_S)
         if table.size_bytes() > self._config.bytes:
             dropped += self._make_room(table, current_epoch)
         return dropped
@@ -378,11 +378,11 @@ class RetentionLimits:
         A board without a battery for its clock starts in 1970, and its rows would seem too old once the clock is set.
         """
         wall, monotonic = self._clocks
-        self._clocks = self._clock(), time.monotonic()
+        self._clocks = self._clock.wall_s(), self._clock.monotonic_s()
         passed_s = self._clocks[1] - monotonic
         jump_s = self._clocks[0] - wall - passed_s
         if abs(jump_s) > _CLOCK_JUMP_S:
-            self._aged_s = time.monotonic() + _SETTLES_S
+            self._aged_s = self._clock.monotonic_s() + _SETTLES_S
         if jump_s > _CLOCK_JUMP_S:
             table.shift_dates(wall + passed_s, jump_s)  # the latest time that the clock can have shown before
 

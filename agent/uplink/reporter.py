@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from pydantic import JsonValue
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.contract.events import ALARM_KINDS, EventKind
 from agent.contract.messages import Birth, CameraTelemetry, Event, LabelledAccuracy, Telemetry
-from agent.system.board import health, unix_s
+from agent.system.board import health
 from agent.uplink.link import MqttLink
 from agent.uplink.outbox import TELEMETRY
 from agent.uplink.outbox_store import ALARM, EVENT, SAMPLE
@@ -55,8 +56,8 @@ class Reporter:
     counts: of the events so far.
     """
 
-    def __init__(self, link: MqttLink | None, birth: Birth, clock: Callable[[], float] = unix_s) -> None:
-        """clock: Unix time of the board."""
+    def __init__(self, link: MqttLink | None, birth: Birth, clock: Clock = SYSTEM_CLOCK) -> None:
+        """clock: The board's."""
         self.counts = EventCounts()
         self._link = link
         self._birth = birth
@@ -101,11 +102,10 @@ class Reporter:
 
     def event(self, kind: EventKind, level: int = logging.INFO, /, **detail: JsonValue) -> None:
         """Report that something happened; the detail has the fields of EVENTS."""
-        with suppress(MemoryError):
-            self.counts.note(kind, detail)
-            log.log(level, "event=%s" + "".join(f" {key}=%r" for key in detail), kind, *detail.values())
+        self.counts.note(kind, detail)
+        log.log(level, "event=%s" + "".join(f" {key}=%r" for key in detail), kind, *detail.values())
         if self._link is not None:
-            ts, rank = self._clock(), ALARM if kind in ALARM_KINDS else EVENT
+            ts, rank = self._clock.wall_s(), ALARM if kind in ALARM_KINDS else EVENT
             self._link.outbox.put(
                 kind, rank, lambda epoch, seq: Event(epoch=epoch, seq=seq, ts=ts, kind=kind, detail=detail).to_json()
             )
@@ -147,7 +147,7 @@ class Reporter:
             state["preview"] = dict(preview)
         if self._birth.commands.get("unsigned"):
             state["commands_unsigned"] = True
-        ts = self._clock()
+        ts = self._clock.wall_s()
         self._link.outbox.put(
             TELEMETRY,
             SAMPLE,

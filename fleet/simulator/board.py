@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import shutil
-import time
 from asyncio import TimerHandle
 from collections.abc import Callable
 
+from agent.common.clock import Clock
 from agent.contract.topics import Topics
-from agent.system.board import unix_s
 from fleet.simulator.context import BoardContext, board_name
 from fleet.simulator.daemon import Daemon
 from fleet.simulator.options import BoardOptions, rubbish
 
 _RESTART_S = 1.0
+
+
+class BoardClock(Clock):
+    """The clock of a board that was just switched on: wrong by a constant, or started in 1970."""
+
+    def __init__(self, context: BoardContext) -> None:
+        self._context = context
+        self._boot_s = self.monotonic_s()
+
+    def wall_s(self) -> float:
+        if self._context.no_clock:
+            return self.monotonic_s() - self._boot_s
+        return super().wall_s() + self._context.skew_s
 
 
 class SimulatedBoard:
@@ -67,14 +79,9 @@ class SimulatedBoard:
 
     def start(self) -> None:
         """Start a daemon: the power comes on, or the service manager starts it again."""
-        boot_s = time.monotonic()
-
-        def clock() -> float:
-            return time.monotonic() - boot_s if self.context.no_clock else unix_s() + self.context.skew_s
-
         self.context.attempts = self.attempts
         self.starts += 1
-        self._daemon = Daemon(self.context, clock, self._restart)
+        self._daemon = Daemon(self.context, BoardClock(self.context), self._restart)
         self._daemon.start()
         if self.context.on_disk:
             self._after(self.context.rng.expovariate(1.0 / self._simulation.faults.every_s), self._crash)

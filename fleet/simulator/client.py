@@ -6,6 +6,7 @@ import selectors
 from asyncio import TimerHandle
 from collections.abc import Callable
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.mqtt.client import MqttSession, SessionOptions
 from agent.mqtt.connection import Connection
 from agent.mqtt.endpoint import Endpoint
@@ -26,8 +27,10 @@ class LightClient(MqttSession):
             last word how many times it is sent, and how late, in s. None: each is sent once, at once.
     """
 
-    def __init__(self, loop: Loop, endpoint: Endpoint, client_id: str, options: SessionOptions) -> None:
-        super().__init__(endpoint, client_id, options)
+    def __init__(
+        self, loop: Loop, endpoint: Endpoint, client_id: str, options: SessionOptions, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        super().__init__(endpoint, client_id, options, clock)
         self.on_turn: Callable[[], None] = lambda: None
         self.on_dial: Callable[[], None] = lambda: None
         self.on_admitted: Callable[[], None] = lambda: None

@@ -13,6 +13,7 @@ from agent.commands.authority import Authority
 from agent.commands.dispatcher import Authorisation, CommandDispatcher
 from agent.commands.log import CommandLog
 from agent.commands.settings import Settings, admit_desired, check_expiry, parse_desired
+from agent.common.clock import Clock
 from agent.common.errors import AgentError
 from agent.contract.commands import CommandResult
 from agent.contract.events import EventKind
@@ -43,8 +44,8 @@ class _Reporter(Reporter):
 class Daemon:
     """One run of a daemon: call `start`; the loop drives it until `stop` or `power_off`; then call `close`."""
 
-    def __init__(self, context: BoardContext, clock: Callable[[], float], restart: Callable[[], None]) -> None:
-        """clock: the board's Unix time. restart: called when an operator restarts the daemon."""
+    def __init__(self, context: BoardContext, clock: Clock, restart: Callable[[], None]) -> None:
+        """clock: the board's. restart: called when an operator restarts the daemon."""
         options, self._context, self._clock = context.options, context, clock
         self._loop = options.loop
         if context.on_disk:
@@ -125,10 +126,10 @@ class Daemon:
         if self._telemetry_timer is not None:
             self._telemetry_timer.cancel()
 
-    def _new_client(self, endpoint: Endpoint, client_id: str, options: SessionOptions) -> LightClient:
+    def _new_client(self, endpoint: Endpoint, client_id: str, options: SessionOptions, clock: Clock) -> LightClient:
         """Make the client that MqttLink uses."""
         context = self._context
-        self.client = LightClient(self._loop, endpoint, client_id, options)
+        self.client = LightClient(self._loop, endpoint, client_id, options, clock)
         self.client.on_turn, self.client.on_admitted = self._tick, context.options.on_admitted
         self.client.on_dial = context.options.on_dial
         faults = context.options.simulation.faults
@@ -144,7 +145,7 @@ class Daemon:
         while not link.inbox.empty():
             message = link.inbox.get_nowait()
             reply = Reply(message.reply_to, message.correlation) if message.reply_to is not None else None
-            self._dispatcher.receive(message.payload, self._clock(), message.retain, reply)
+            self._dispatcher.receive(message.payload, self._clock.wall_s(), message.retain, reply)
         while not link.desired.empty():
             self._apply_desired(link.desired.get_nowait().payload)
         while not link.delivered_results.empty():
@@ -169,7 +170,7 @@ class Daemon:
             desired = parse_desired(document, key)
             if desired.version == self._settings.version:
                 return
-            check_expiry(desired, self._clock(), self._authority)
+            check_expiry(desired, self._clock.wall_s(), self._authority)
             self._context.folder.mkdir(parents=True, exist_ok=True)
             self._settings.set(desired.values, Authorisation(desired.version, key), whole=True)
         except AgentError as error:

@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.timing import Backoff
 from agent.contract.messages import Birth, Event
 from agent.contract.topics import Topics
@@ -49,7 +50,7 @@ class RealBroker(abc.ABC):
 
     @property
     def endpoint(self) -> Endpoint:
-        """For clients whose will is soon told."""
+        """For clients whose will is published soon."""
         return Endpoint(self.host, self.port, protocol=self.protocol, will_delay_s=1)
 
     @abc.abstractmethod
@@ -129,8 +130,8 @@ def module_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBrok
 def mosquitto(tmp_path: Path) -> Iterator[RealBroker]:
     """A running mosquitto, for what amqtt cannot do.
 
-    amqtt 0.12 forgets messages that it has acknowledged but not yet passed on when their sender disconnects,
-    and it keeps a connection open when another one takes over its client id.
+    amqtt 0.12 forgets messages that it has acknowledged but not yet passed on when their sender disconnects. It keeps a
+    connection open when another one takes over its client id.
     """
     yield from _running("mosquitto", tmp_path)
 
@@ -168,19 +169,19 @@ class Watcher:
 
     def __enter__(self) -> Watcher:
         self._client.__enter__()
-        assert self._client.wait_connected(10.0)
+        assert self._client.wait_connected(60.0)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
-    def next(self, timeout_s: float = 10.0) -> Message:
+    def next(self, timeout_s: float = 60.0) -> Message:
         message = self._client.inbox.get(timeout=timeout_s)
         self.seen.append(message)
         return message
 
     def all(self) -> list[Message]:
-        """What has come so far."""
+        """All messages so far."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self.seen.append(self._client.inbox.get_nowait())
@@ -212,12 +213,13 @@ def on_the_air(
     birth: Birth,
     backoff: Backoff | None = None,
     recognise: Callable[[bytes], bool] = lambda _: False,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> Iterator[MqttLink]:
     """A device's link, whose outbox is in memory and waits for nothing."""
     quick = backoff or Backoff(0.05, 0.2)
     with (
-        Outbox(Path(":memory:"), topics, OutboxConfig(commit_s=0.0, backlog_per_s=10_000.0)) as outbox,
-        MqttLink(endpoint, topics, birth, outbox, quick, recognise=recognise) as link,
+        Outbox(Path(":memory:"), topics, OutboxConfig(commit_s=0.0, backlog_per_s=10_000.0), clock) as outbox,
+        MqttLink(endpoint, topics, birth, outbox, quick, recognise=recognise, clock=clock) as link,
     ):
         yield link
 
@@ -237,7 +239,7 @@ def check_board_reports_and_obeys(endpoint: Endpoint) -> None:
         with MqttClient(endpoint, "operator") as operator:
             for number in range(50):
                 operator.publish(Message(topics.command, bytes(2000) + bytes([number])))
-            assert [link.inbox.get(timeout=10.0).payload[-1] for _ in range(50)] == list(range(50))
+            assert [link.inbox.get(timeout=60.0).payload[-1] for _ in range(50)] == list(range(50))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -245,7 +247,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line("MQTT brokers tested against: " + ", ".join(sorted(_ran)))
 
 
-def eventually(holds: Callable[[], bool], timeout_s: float = 45.0) -> None:
+def eventually(holds: Callable[[], object], timeout_s: float = 45.0) -> None:
     """Wait for a condition that no event announces. Fails when it does not hold within `timeout_s`.
 
     Looking takes a fifth of the time at most, or is done five times a second: what is waited for needs the processor.

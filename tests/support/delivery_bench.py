@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from brokers import eventually
+from turned_clock import TurnedClock
 
 from agent.commands.authority import Releases
 from agent.commands.deliveries import FileReceiver, ModelAdmission, StagedModel
@@ -21,7 +22,7 @@ SHA = hashlib.sha256(CONTENT).hexdigest()
 
 
 class Board:
-    """What is delivered comes to `model`, for `try_out` passes all; `end` runs what other threads have posted."""
+    """`try_out` accepts each file, which becomes `model`; `step` runs the calls that other threads have posted."""
 
     def __init__(self, folder: Path, watched: bool = True, reserve_bytes: int = 0) -> None:
         self.model = folder / "served" / "model.onnx"
@@ -29,9 +30,10 @@ class Board:
         self.model.write_bytes(b"before")
         self.incoming = folder / "state" / "incoming"
         self.results: list[CommandResult] = []
+        self.clock = TurnedClock()
         self._posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         admit = ModelAdmission(self.model, watched, reserve_bytes, Releases(None, folder / "releases.json"))
-        self.delivery = FileReceiver(self.incoming, reserve_bytes, self._posted.put, admit, self.try_out)
+        self.delivery = FileReceiver(self.incoming, reserve_bytes, self._posted.put, admit, self.try_out, self.clock)
 
     def try_out(self, staged: StagedModel) -> None:
         assert self.model.is_dir() or self.model.read_bytes() == b"before", "not before it has been tried"

@@ -1,4 +1,4 @@
-"""A broker that says what a test makes it say: what no real one does, or not when it is wanted."""
+"""A broker that sends the bytes of a test, for behaviour that no real broker shows on demand."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ import socket
 import ssl
 from collections.abc import Iterator
 
+from turned_clock import TurnedClock
+
+from agent.mqtt.connection import CONNECT_TIMEOUT_S
 from agent.mqtt.endpoint import Endpoint, Protocol
 
 
 class FakeBroker:
-    """A listening socket that speaks what a test makes it say, to one connection after the other.
+    """A listening socket that accepts one connection after the other.
 
     context: with which it speaks TLS. protocol: that its clients are to speak.
     """
 
     def __init__(self, protocol: Protocol = "3.1.1", context: ssl.SSLContext | None = None) -> None:
         self._server = socket.create_server(("127.0.0.1", 0))
-        self._server.settimeout(10.0)
+        self._server.settimeout(60.0)
         self._context = context
         self.endpoint = Endpoint("127.0.0.1", self._server.getsockname()[1], protocol=protocol)
 
@@ -39,10 +42,21 @@ class FakeBroker:
         """The same, with the protocol level that the client wants to speak: 4 is MQTT 3.1.1."""
         connection, _ = self._server.accept()
         with connection if self._context is None else self._context.wrap_socket(connection, True) as speaking:
-            speaking.settimeout(10.0)
+            speaking.settimeout(60.0)
             connect = packet_from(speaking)
             assert connect[0] == 0x10
             yield speaking, connect[7]
+
+
+def starve(connection: socket.socket, clock: TurnedClock) -> None:
+    """Answer nothing, and turn the clock until the client gives up."""
+    connection.settimeout(0.05)
+    with contextlib.suppress(ConnectionError):
+        while True:
+            clock.turn(CONNECT_TIMEOUT_S)
+            with contextlib.suppress(TimeoutError):
+                if not connection.recv(4096):
+                    return
 
 
 def packet_from(connection: socket.socket) -> bytes:
@@ -79,7 +93,7 @@ def _subscriptions(filters: bytes) -> int:
 
 
 def publish(topic: str, payload: bytes, properties: bytes | None = None) -> bytes:
-    """A PUBLISH of QoS 0, as short as one digit can tell. properties: of MQTT 5, packed; None: MQTT 3.1.1."""
+    """A PUBLISH of QoS 0, of at most 127 bytes. properties: of MQTT 5, packed; None: MQTT 3.1.1."""
     counted = b"" if properties is None else bytes([len(properties)]) + properties
     body = len(topic).to_bytes(2, "big") + topic.encode() + counted + payload
     assert len(body) < 128

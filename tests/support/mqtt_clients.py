@@ -1,4 +1,4 @@
-"""Clients of a broker, patient and impatient, and what the log told of them."""
+"""Clients of a broker, patient and impatient, and their lines in the log."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.timing import Backoff
 from agent.mqtt.client import MqttClient, SessionOptions
 from agent.mqtt.endpoint import Endpoint
@@ -21,17 +22,16 @@ def connected(endpoint: Endpoint, *subscriptions: str) -> Iterator[MqttClient]:
     with MqttClient(
         endpoint, uuid.uuid4().hex, SessionOptions(subscriptions=subscriptions, backoff=Backoff(0.05, 0.2))
     ) as client:
-        assert client.wait_connected(10.0), client.outcome
+        assert client.wait_connected(60.0), client.outcome
         yield client
 
 
-def impatient(endpoint: Endpoint) -> MqttClient:
+def impatient(endpoint: Endpoint, clock: Clock = SYSTEM_CLOCK) -> MqttClient:
     """A client that is connected at once or never."""
-    return MqttClient(
-        endpoint, "us", SessionOptions(subscriptions=["t"], backoff=Backoff(SELDOM, SELDOM, random.Random(7)))
-    )
+    backoff = Backoff(SELDOM, SELDOM, random.Random(7))
+    return MqttClient(endpoint, "us", SessionOptions(subscriptions=["t"], backoff=backoff), clock)
 
 
-def told(caplog: pytest.LogCaptureFixture, start: str) -> list[str]:
+def logged(caplog: pytest.LogCaptureFixture, start: str) -> list[str]:
     messages = [record.getMessage() for record in caplog.records]
     return [message for message in messages if message.startswith(start)]

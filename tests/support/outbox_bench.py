@@ -12,6 +12,7 @@ from typing import Any
 from brokers import eventually
 from device import TOPICS
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.mqtt.config import OutboxConfig
 from agent.mqtt.message import Message
 from agent.uplink.outbox import Outbox
@@ -21,8 +22,8 @@ AT_ONCE = {"commit_s": 0.0, "backlog_per_s": 10_000.0}
 
 
 @contextmanager
-def opened(folder: Path, **config: Any) -> Iterator[Outbox]:
-    with Outbox(folder / "outbox.sqlite", TOPICS, OutboxConfig(**{**AT_ONCE, **config})) as outbox:
+def opened(folder: Path, clock: Clock = SYSTEM_CLOCK, **config: Any) -> Iterator[Outbox]:
+    with Outbox(folder / "outbox.sqlite", TOPICS, OutboxConfig(**{**AT_ONCE, **config}), clock) as outbox:
         yield outbox
 
 
@@ -31,22 +32,27 @@ def put(outbox: Outbox, count: int, kind: str = "alarm", rank: int = ALARM, size
         outbox.put(kind, rank, lambda epoch, seq: json.dumps({"epoch": epoch, "seq": seq, "x": "x" * size}).encode())
 
 
+def popped(outbox: Outbox, count: int) -> list[Message]:
+    """The next so many messages."""
+    messages: list[Message] = []
+
+    def collect() -> bool:
+        message = outbox.pop()
+        messages.extend([message] if message is not None else [])
+        return message is not None
+
+    while len(messages) < count:
+        eventually(collect)
+    return messages
+
+
 def taken(outbox: Outbox, count: int, deliver: bool = True) -> list[dict[str, Any]]:
     """The next so many documents; PUBACKed at once, or not."""
-    messages: list[Message] = []
-    while len(messages) < count:
-        eventually(lambda: collect(outbox, messages))
+    messages = popped(outbox, count)
     if deliver:
         for message in messages:
             outbox.delivered(message)
     return [json.loads(message.payload) for message in messages]
-
-
-def collect(outbox: Outbox, into: list[Message]) -> bool:
-    message = outbox.pop()
-    if message is not None:
-        into.append(message)
-    return message is not None
 
 
 def numbers(documents: list[dict[str, Any]]) -> list[int]:

@@ -10,10 +10,9 @@ import pytest
 from device import NOW, Device, payload
 
 from agent.commands.dispatcher import CommandDispatcher
-from agent.commands.log import _MIGRATIONS, MEMORY_S, CommandLog
+from agent.commands.log import MEMORY_S, CommandLog
 from agent.common.errors import AgentError
 from agent.contract.commands import CommandResult
-from agent.mqtt.message import Reply
 
 DAY_S = 86_400.0
 
@@ -100,22 +99,6 @@ def test_an_end_is_written_before_it_is_published(path: Path) -> None:
     )
     desk.receive(payload(op="cancel"), NOW)
     assert written == [["c1"], []]
-
-
-def test_the_log_of_an_older_tared_goes_on(path: Path) -> None:
-    """Which did not keep where a result is wanted beside its own topic."""
-    end = CommandResult(id="c1", status="SUCCEEDED")
-    with closing(sqlite3.connect(path)) as db:
-        db.executescript(f"{_MIGRATIONS[0]} PRAGMA user_version = 1;")
-        columns = "id, digest, expires_wall, received_wall, result, final"
-        with db:
-            row = ("c1", "digest", NOW + 60.0, NOW, end.to_json().decode())
-            db.execute(f"INSERT INTO commands ({columns}) VALUES (?, ?, ?, ?, ?, 1)", row)
-    log = opened(path)
-    assert log.undelivered() == [(end, None)]
-    log.accept("c2", "digest", NOW + 60.0, NOW, reply=Reply("ann", b"7"))
-    log.end(end.model_copy(update={"id": "c2"}))
-    assert [reply for _, reply in log.undelivered()] == [None, Reply("ann", b"7")]
 
 
 def test_a_status_is_not_written(path: Path) -> None:

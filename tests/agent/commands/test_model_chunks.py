@@ -80,15 +80,13 @@ def test_chunks_are_cancelled(board: Board) -> None:
     assert board.wanted == 1
 
 
-def test_a_sender_that_falls_silent_is_asked_again_and_then_given_up(
-    board: Board, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_sender_is_asked_again_and_then_given_up(board: Board) -> None:
     board.begin()
     board.chunk(0)
-    monkeypatch.setattr(file_transfer, "_ASK_AGAIN_S", 0.0)
+    board.clock.turn(file_transfer._ASK_AGAIN_S + 1.0)
     board.delivery.tick()
     assert board.wanted == 1
-    monkeypatch.setattr(file_transfer, "_SILENCE_S", 0.0)
+    board.clock.turn(file_transfer._SILENCE_S)
     assert "no chunk for" in board.end()
     board.begin()
     assert board.wanted == 1, "it goes on where it ended"

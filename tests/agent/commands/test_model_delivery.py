@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from brokers import eventually
 from delivery_bench import CONTENT, SHA, Board, board
+from turned_clock import TurnedClock
 
 from agent.commands import deliveries, file_transfer
 from agent.commands.deliveries import ModelAdmission
@@ -135,26 +136,25 @@ def test_a_server_that_begins_anew_is_not_too_slow_for_it(
     part = tmp_path / "part"
     part.write_bytes(CONTENT[: 3 * len(CONTENT) // 4])
     incoming = PartialFile(part, ModelArgs(sha256=SHA, size=len(CONTENT)), CommandProgress("c1", lambda _: None))
-    fetch = HttpDownload(incoming, lambda _: None)
+    clock = TurnedClock()
+    fetch = HttpDownload(incoming, lambda _: None, clock)
     fetch.run(f"{url}/whole-cut")
     assert incoming.size == len(CONTENT) // 2, "less than there was"
-    monkeypatch.setattr(file_transfer, "_PERIOD_S", -1.0)
     monkeypatch.setattr(file_transfer, "_LEAST_BYTES", len(CONTENT) // 2)
+    clock.turn(file_transfer._PERIOD_S + 1.0)
     fetch.tick()
+    clock.turn(file_transfer._PERIOD_S + 1.0)
     with pytest.raises(AgentError, match="0 bytes in"):
         fetch.tick()
 
 
 @pytest.mark.parametrize(("limit", "words"), [("_PERIOD_S", "at least"), ("_MOST_S", "all 102400")])
-def test_a_server_that_trickles_does_not_occupy_the_board(
-    board: Board, url: str, monkeypatch: pytest.MonkeyPatch, limit: str, words: str
-) -> None:
-    monkeypatch.setattr(file_transfer, limit, 0.2)
+def test_a_server_that_trickles_does_not_occupy_the_board(board: Board, url: str, limit: str, words: str) -> None:
     board.begin(f"{url}/trickle")
+    board.clock.turn(getattr(file_transfer, limit) + 1.0)
     assert words in board.end()
     assert board.model.read_bytes() == b"before"
     board.begin(f"{url}/model.onnx")
-    monkeypatch.undo()
     assert board.end() == "SUCCEEDED"
 
 

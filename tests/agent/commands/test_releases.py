@@ -134,7 +134,7 @@ def test_a_disk_that_refused_once_forbids_no_later_release(
     assert refusal(releases(), board.keys["rel"].sign(statement(version=4))) == "command.rollback"
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"schema": 1, "version": "x", "key": "k"}'])
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"schema": 1, "versions": {"k": "x"}}'])
 def test_where_the_versions_are_damaged_no_model_is_taken(
     board: Board, releases: Callable[[], Releases], tmp_path: Path, content: str
 ) -> None:

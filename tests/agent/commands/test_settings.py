@@ -155,7 +155,9 @@ def test_a_disk_that_refuses_changes_nothing(make: Make, tmp_path: Path) -> None
     assert refusal(settings, {"log_level": "debug"}) == "settings.write"
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b'{"schema": 1, "version": "x", "key": "", "values": {}}', b"\xff"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b'{"schema": 1, "values": {}, "signers": {}, "versions": {"": "x"}}', b"\xff"]
+)
 def test_a_damaged_file_leaves_those_of_the_configuration_and_is_reported(
     config: Config, tmp_path: Path, content: bytes
 ) -> None:

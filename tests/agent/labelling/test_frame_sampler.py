@@ -166,7 +166,6 @@ def test_frames_are_read_again_where_a_label_has_changed_and_not_for_draws(
         lambda: bench.store.label(second.id, 0),
         lambda: bench.store.label(second.id, 1),
         lambda: bench.store.skip(second.id),
-        lambda: bench.store.unlabel(second.id),
     ]
     for number, change in enumerate(changes, 1):
         change()

@@ -26,8 +26,6 @@ def test_a_frame_comes_back_as_it_was_drawn_and_a_label_as_it_was_given(tmp_path
     assert (first.seen, first.probability, first.width, first.height) == ([10.0, 0, 0, 0, 0, 0], 0.1, 160, 120)
     assert bench.labels() == [[[4, 1.25, 2, 30, 40]], [], "skipped"]
     assert [first.suggested, second.suggested, third.is_waiting] == [True, False, False]
-    bench.store.unlabel(1)
-    assert [each.is_waiting for each in bench.store.frames()] == [True, False, False]
     with pytest.raises(AgentError, match="no frame 9") as refused:
         bench.store.label_all({3: NO_BOXES, 9: NO_BOXES})
     assert refused.value.code == "labelling.unknown"

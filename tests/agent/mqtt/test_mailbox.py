@@ -20,7 +20,7 @@ def test_the_mailbox_pushes_out_the_oldest_news_and_never_state() -> None:
     assert mailbox.pop() is None
 
 
-def test_what_was_not_acknowledged_goes_first_and_old_state_is_not_repeated() -> None:
+def test_unacknowledged_events_go_first_and_old_state_is_not_repeated() -> None:
     mailbox = Mailbox(size=3)
     lost = [Message("event", b"1"), Message("status", b"old", retain=True), Message("event", b"2")]
     mailbox.put(Message("event", b"3"))

@@ -12,7 +12,7 @@ from brokers import RealBroker, Watcher, eventually, on_the_air, report, running
 from child_link import child_on_the_air
 from device import TOPICS
 from fake_broker import FakeBroker, admit, packet_from, publish
-from mqtt_clients import connected, impatient, told
+from mqtt_clients import connected, impatient, logged
 
 from agent.contract.messages import Birth
 from agent.mqtt.connection import packet_bytes
@@ -25,32 +25,32 @@ pytestmark = pytest.mark.usefixtures("no_thread_left")
 
 @pytest.mark.broker
 @pytest.mark.parametrize(("wish", "spoken"), [("auto", "5"), ("5", "5"), ("3.1.1", "3.1.1")])
-def test_the_version_is_told(
+def test_the_log_names_the_version(
     mosquitto: RealBroker, wish: Protocol, spoken: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     with connected(replace(mosquitto.endpoint, protocol=wish)):
         pass
-    assert told(caplog, "mqtt=up") == [f"mqtt=up host=127.0.0.1 port={mosquitto.port} protocol={spoken}"]
+    assert logged(caplog, "mqtt=up") == [f"mqtt=up host=127.0.0.1 port={mosquitto.port} protocol={spoken}"]
 
 
 @pytest.mark.broker
-def test_an_answer_finds_who_asked(mosquitto: RealBroker) -> None:
+def test_an_answer_reaches_its_asker(mosquitto: RealBroker) -> None:
     with connected(mosquitto.endpoint, "answers/a") as asker, connected(mosquitto.endpoint, "questions") as answerer:
         asker.publish(Message("questions", b"?", reply_to="answers/a", correlation=b"\x00\xff7"))
-        question = answerer.inbox.get(timeout=10.0)
+        question = answerer.inbox.get(timeout=60.0)
         assert (question.reply_to, question.correlation) == ("answers/a", b"\x00\xff7")
-        answerer.publish(Message(question.reply_to, b"!", correlation=question.correlation))
-        assert asker.inbox.get(timeout=10.0) == Message("answers/a", b"!", correlation=b"\x00\xff7")
+        answerer.publish(Message("answers/a", b"!", correlation=question.correlation))
+        assert asker.inbox.get(timeout=60.0) == Message("answers/a", b"!", correlation=b"\x00\xff7")
 
 
 @pytest.mark.broker
-def test_what_mqtt_3_cannot_say_stays_unsaid(broker: RealBroker) -> None:
+def test_mqtt_3_carries_no_properties(broker: RealBroker) -> None:
     with connected(broker.endpoint, "t") as hearer, connected(broker.endpoint) as speaker:
         speaker.publish(Message("t", b"?", expires_s=60, reply_to="a", correlation=b"7"))
-        heard = hearer.inbox.get(timeout=10.0)
+        received = hearer.inbox.get(timeout=60.0)
     said = (60, "a", b"7") if broker.protocol == "5" else (None, None, None)
-    assert (heard.expires_s, heard.reply_to, heard.correlation) == said
+    assert (received.expires_s, received.reply_to, received.correlation) == said
 
 
 @pytest.mark.broker
@@ -61,7 +61,7 @@ def test_the_broker_drops_what_has_expired(mosquitto: RealBroker) -> None:
 
     def first_retained() -> str:
         with connected(mosquitto.endpoint, "t/#") as hearer:
-            return hearer.inbox.get(timeout=10.0).topic
+            return hearer.inbox.get(timeout=60.0).topic
 
     assert first_retained() == "t/a"
     eventually(lambda: first_retained() == "t/b")
@@ -72,7 +72,7 @@ def test_a_response_topic_that_takes_no_answer_is_none() -> None:
         admit(connection, b"\1", b"")
         for topic in (b"a/#", b"+", b""):
             connection.sendall(publish("t", b"?", b"\x08" + len(topic).to_bytes(2, "big") + topic))
-            assert client.inbox.get(timeout=10.0).reply_to is None
+            assert client.inbox.get(timeout=60.0).reply_to is None
         client.close(timeout_s=0.0)
 
 
@@ -110,7 +110,7 @@ def test_the_broker_keeps_commands_for_a_board_that_is_soon_back(mosquitto: Real
         with connected(mosquitto.endpoint) as operator:
             operator.publish(Message(TOPICS.command, b"while it was away"))
         with on_the_air(patient, TOPICS, BIRTH) as link:
-            assert link.inbox.get(timeout=10.0).payload == b"while it was away"
+            assert link.inbox.get(timeout=60.0).payload == b"while it was away"
 
 
 @pytest.mark.broker
@@ -125,10 +125,10 @@ def test_a_goodbye_ends_the_session(mosquitto: RealBroker) -> None:
         with on_the_air(patient, TOPICS, BIRTH) as link, connected(mosquitto.endpoint) as operator:
             eventually(lambda: link.connected)
             operator.publish(Message(TOPICS.command, b"now"))
-            assert link.inbox.get(timeout=10.0).payload == b"now"
+            assert link.inbox.get(timeout=60.0).payload == b"now"
 
 
-def test_two_boards_of_one_name_are_told_so() -> None:
+def test_the_outcome_names_another_client_of_the_same_name() -> None:
     with FakeBroker("5") as broker, impatient(broker.endpoint) as client, broker.connection() as connection:
         admit(connection, b"\1", b"")
         connection.sendall(b"\xe0\x01\x8e")  # mosquitto 2.0.11 hangs up without a word
@@ -141,7 +141,9 @@ def test_two_boards_of_one_name_are_told_so() -> None:
 
 
 @pytest.mark.broker
-def test_what_is_too_long_for_the_broker_is_told_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_message_too_long_for_the_broker_is_logged_and_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with (
         running_mosquitto(tmp_path, "max_packet_size 2000") as broker,
         connected(broker.endpoint, "t") as hearer,
@@ -152,11 +154,11 @@ def test_what_is_too_long_for_the_broker_is_told_and_left_out(tmp_path: Path, ca
         assert packet_bytes(fits) == 2000
         for payload in (fits.payload + b"1", bytes(10_000), fits.payload):
             speaker.publish(replace(fits, payload=payload))
-        assert hearer.inbox.get(timeout=10.0).payload == fits.payload
+        assert hearer.inbox.get(timeout=60.0).payload == fits.payload
         assert hearer.inbox.empty()
-    lengths = [line.partition(" remedy=")[0] for line in told(caplog, "mqtt=too_large")]
+    lengths = [line.partition(" remedy=")[0] for line in logged(caplog, "mqtt=too_large")]
     assert lengths == [f"mqtt=too_large topic=t bytes={length} limit=2000" for length in (2001, 10_028)]
-    assert not told(caplog, "mqtt=down")
+    assert not logged(caplog, "mqtt=down")
 
 
 def test_no_more_is_in_flight_than_the_broker_takes() -> None:
@@ -168,7 +170,7 @@ def test_no_more_is_in_flight_than_the_broker_takes() -> None:
         connection.settimeout(0.2)
         with pytest.raises(TimeoutError):
             connection.recv(1)
-        connection.settimeout(10.0)
+        connection.settimeout(60.0)
         for _ in range(3):
             connection.sendall(b"\x40\x02" + waiting.pop(0)[4:6])
             waiting.append(packet_from(connection))
@@ -195,11 +197,11 @@ def test_a_message_beyond_all_measure_does_not_reach_a_board(mosquitto: RealBrok
         eventually(lambda: link.connected)
         operator.publish(Message(TOPICS.command, bytes(1_000_000)))
         operator.publish(Message(TOPICS.command, b"after it"))
-        assert link.inbox.get(timeout=10.0).payload == b"after it"
+        assert link.inbox.get(timeout=60.0).payload == b"after it"
 
 
 @pytest.mark.broker
-def test_what_the_broker_refuses_to_take_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refused_topic_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     acl = tmp_path / "acl"
     acl.write_text("topic readwrite t/#\ntopic deny t/secret\n")
     with (
@@ -209,12 +211,12 @@ def test_what_the_broker_refuses_to_take_is_told_once(tmp_path: Path, caplog: py
     ):
         for topic in ("t/secret", "t/secret", "t/end"):
             speaker.publish(Message(topic, b""))
-        assert hearer.inbox.get(timeout=10.0).topic == "t/end"
-    lines = told(caplog, "mqtt=denied")
+        assert hearer.inbox.get(timeout=60.0).topic == "t/end"
+    lines = logged(caplog, "mqtt=denied")
     assert lines == ["mqtt=denied topic=t/secret reason='Not authorized' remedy=\"the broker's ACL\""]
 
 
-def test_what_the_broker_refuses_to_take_stays_in_the_outbox() -> None:
+def test_a_row_that_the_broker_refuses_stays_in_the_outbox() -> None:
     with FakeBroker("5") as broker, on_the_air(broker.endpoint, TOPICS, BIRTH) as link:
         report(link)
         for code in (b"\x87", b""):

@@ -1,8 +1,7 @@
-"""A broker that does not speak MQTT 5: how it is found out, and what is not taken for it."""
+"""Negotiation with a broker that does not speak MQTT 5."""
 
 from __future__ import annotations
 
-import contextlib
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -10,8 +9,9 @@ from dataclasses import replace
 import pytest
 from brokers import Amqtt, eventually, on_the_air
 from device import TOPICS
-from fake_broker import FakeBroker, admit
-from mqtt_clients import impatient, told
+from fake_broker import FakeBroker, admit, starve
+from mqtt_clients import impatient, logged
+from turned_clock import TurnedClock
 
 from agent.contract.messages import Birth
 from agent.mqtt import connection as connection_module
@@ -22,17 +22,12 @@ BIRTH = Birth(agent_version="1.2.3")
 pytestmark = pytest.mark.usefixtures("no_thread_left")
 
 
-def hang_up(connection: socket.socket) -> None:
+def hang_up(connection: socket.socket, _: TurnedClock) -> None:
     connection.shutdown(socket.SHUT_RDWR)
 
 
-def say(answer: str) -> Callable[[socket.socket], None]:
-    return lambda connection: connection.sendall(bytes.fromhex(answer))
-
-
-def keep_silent(connection: socket.socket) -> None:
-    with contextlib.suppress(ConnectionError):
-        connection.recv(1)  # until the client gives up
+def say(answer: str) -> Callable[[socket.socket, TurnedClock], None]:
+    return lambda connection, _: connection.sendall(bytes.fromhex(answer))
 
 
 ANSWERS = [
@@ -41,32 +36,30 @@ ANSWERS = [
     pytest.param(say("20020000"), id="takes-it-for-3.1.1"),
     pytest.param(say("20020005"), id="not-authorized-in-3.1.1"),
     pytest.param(hang_up, id="hangs-up"),
-    pytest.param(keep_silent, id="silent"),
+    pytest.param(starve, id="silent"),
 ]
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_a_broker_without_mqtt_5_gets_3_at_once(
-    answer: Callable[[socket.socket], None],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    answer: Callable[[socket.socket, TurnedClock], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    monkeypatch.setattr(connection_module, "CONNECT_TIMEOUT_S", 1.0)
+    clock = TurnedClock()
     with (
         FakeBroker("auto") as broker,
-        impatient(broker.endpoint) as client,
+        impatient(broker.endpoint, clock) as client,
         broker.introduction() as (connection, level),
     ):
         assert level == 5
-        answer(connection)
+        answer(connection, clock)
         with broker.introduction() as (second, level):
             assert level == 4
             admit(second, b"\1")
-            assert client.wait_connected(10.0)
+            assert client.wait_connected(60.0)
             client.close(timeout_s=0.0)
-    assert len(told(caplog, "mqtt=fallback")) == 1
-    assert not told(caplog, "mqtt=down")
+    assert len(logged(caplog, "mqtt=fallback")) == 1
+    assert not logged(caplog, "mqtt=down")
 
 
 @pytest.fixture(name="amqtt")
@@ -83,8 +76,8 @@ def unknown_amqtt() -> Iterator[Endpoint]:
 def test_amqtt_refuses_an_operator_at_once(amqtt: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     with impatient(amqtt) as client:
-        assert client.wait_connected(3.0)
-    assert "Unsupported protocol version" in told(caplog, "mqtt=fallback")[0]
+        assert client.wait_connected(60.0)
+    assert "Unsupported protocol version" in logged(caplog, "mqtt=fallback")[0]
 
 
 @pytest.mark.broker
@@ -95,8 +88,8 @@ def test_amqtt_keeps_a_board_waiting(
     monkeypatch.setattr(connection_module, "CONNECT_TIMEOUT_S", 1.0)
     with on_the_air(amqtt, TOPICS, BIRTH) as link:
         eventually(lambda: link.connected)
-    assert "broker.silent" in told(caplog, "mqtt=fallback")[0]
-    assert told(caplog, "mqtt=up")[0].endswith("protocol=3.1.1")
+    assert "broker.silent" in logged(caplog, "mqtt=fallback")[0]
+    assert logged(caplog, "mqtt=up")[0].endswith("protocol=3.1.1")
 
 
 def test_a_version_that_is_asked_for_by_name_is_all_that_is_tried() -> None:
@@ -110,7 +103,7 @@ def test_a_broker_that_refuses_us_by_mqtt_5_is_not_asked_again_by_3(caplog: pyte
         reason = b"\x1f\x00\x04no\x07!"  # a reason string, with what a terminal rings at
         connection.sendall(bytes([0x20, 3 + len(reason), 0, 0x87, len(reason)]) + reason)
         eventually(lambda: client.outcome == r"refused: Not authorized ('no\x07!')")
-    assert len(told(caplog, "mqtt=down")) == 1
+    assert len(logged(caplog, "mqtt=down")) == 1
 
 
 def test_a_refused_version_is_not_asked_for_again() -> None:

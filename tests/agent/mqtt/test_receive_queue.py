@@ -1,4 +1,4 @@
-"""A queue between the MQTT thread and its reader, and when what came is acknowledged."""
+"""A queue between the MQTT thread and its reader, and the acknowledgement of its messages."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_without_a_hold_all_is_acknowledged_in_its_order_as_soon_as_there_is_roo
     assert acknowledged == [2, 1, 3]
 
 
-def test_what_an_earlier_connection_has_put_into_a_queue_is_acknowledged_on_no_other() -> None:
+def test_a_message_is_acknowledged_on_no_later_connection() -> None:
     queue, lost, now = ReceiveQueue(1 << 20), Acknowledged(), Acknowledged()
     for acknowledged in (lost, now):
         policy = PubackPolicy(queue, holds=True, acknowledge=acknowledged)
@@ -61,7 +61,7 @@ def test_what_an_earlier_connection_has_put_into_a_queue_is_acknowledged_on_no_o
         assert (lost, now) == ([], expected)
 
 
-def test_what_is_withheld_is_acknowledged_once_and_when_it_is_settled() -> None:
+def test_a_withheld_message_is_acknowledged_once_it_is_confirmed() -> None:
     """A broker that is tired of waiting sends it again, and uses its number for another once it was acknowledged."""
     queue, acknowledged = ReceiveQueue(1 << 20), Acknowledged()
     policy = PubackPolicy(queue, holds=True, acknowledge=acknowledged)
@@ -75,7 +75,7 @@ def test_what_is_withheld_is_acknowledged_once_and_when_it_is_settled() -> None:
     assert len(queue.pop(1 << 20, 0.0, 0.0)) == 1
 
 
-def test_connections_that_are_lost_while_nobody_takes_do_not_fill_the_memory() -> None:
+def test_lost_connections_do_not_fill_the_memory_while_the_reader_waits() -> None:
     queue = ReceiveQueue(most_bytes=1000)
     for _ in range(50):
         acknowledged = Acknowledged()

@@ -1,4 +1,4 @@
-"""TLS towards a real broker: who is believed, who is refused and in which words, and that nothing waits unread."""
+"""TLS towards real brokers: certificates that are accepted, and the errors for the others."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from brokers import (
@@ -72,7 +73,8 @@ def test_a_board_reports_and_obeys(tmp_path: Path, authority: Authority, protoco
         check_board_reports_and_obeys(replace(broker.endpoint, tls=tls, protocol=protocol))
 
 
-def test_what_tls_has_read_ahead_does_not_wait(authority: Authority) -> None:
+def test_messages_that_tls_has_read_ahead_do_not_wait(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MqttClient, "_wait_s", 3600.0)  # until the socket is looked at without an event
     served = authority.issue("broker")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(served.certificate, served.key)
@@ -82,7 +84,7 @@ def test_what_tls_has_read_ahead_does_not_wait(authority: Authority) -> None:
         with MqttClient(endpoint, "us", options) as client, broker.connection() as connection:
             admit(connection, b"\1", b"")
             connection.sendall(b"".join(publish("t", bytes([number]), b"") for number in range(20)))  # one record
-            eventually(lambda: client.inbox.qsize() == 20, 5.0)  # a look each second would take 20 s
+            eventually(lambda: client.inbox.qsize() == 20)
             client.close(timeout_s=0.0)
 
 
@@ -105,7 +107,7 @@ def test_what_tls_has_read_ahead_does_not_wait(authority: Authority) -> None:
     ],
 )
 def test_a_certificate_that_is_not_for_here_and_now_is_refused(
-    tmp_path: Path, authority: Authority, certificate: dict[str, tuple[float, float]], host: str, words: str
+    tmp_path: Path, authority: Authority, certificate: dict[str, Any], host: str, words: str
 ) -> None:
     served = authority.issue("wrong", **certificate)
     with tls_broker(tmp_path, authority, served) as broker:
@@ -128,7 +130,7 @@ def test_a_broker_of_another_ca_is_refused_until_the_ca_is_corrected(
         with MqttClient(endpoint, "us", SessionOptions(backoff=Backoff(0.05, 0.2))) as client:
             eventually(lambda: "mqtt=down" in caplog.text)
             ca_file.write_bytes(authority.file.read_bytes())
-            assert client.wait_connected(10.0)
+            assert client.wait_connected(60.0)
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
@@ -156,7 +158,7 @@ def test_a_broker_that_wants_to_know_us(
 
         for known in (endpoint(mine.certificate, mine.key), endpoint(both)):
             with tried(known) as client:
-                assert client.wait_connected(10.0), client.outcome
+                assert client.wait_connected(60.0), client.outcome
         refused(endpoint(), "a client certificate ... mqtt.tls.cert_file and key_file")
         refused(
             endpoint(stranger.certificate, stranger.key), "does not know the CA of the client certificate ... signed by"
@@ -177,18 +179,18 @@ def test_a_board_whose_certificate_was_revoked_is_refused_and_others_are_not(
                 refused(endpoint, "finds the client certificate revoked ... renew mqtt.tls.cert_file")
             else:
                 with tried(endpoint) as client:
-                    assert client.wait_connected(10.0), client.outcome
+                    assert client.wait_connected(60.0), client.outcome
 
 
 def test_a_brokers_certificate_that_was_revoked_is_taken(tmp_path: Path, authority: Authority) -> None:
-    """As SECURITY.md says: a board asks nobody. A CA of the brokers alone, or short validity, bounds what is stolen."""
+    """A board reads no revocation list of brokers, as SECURITY.md says."""
     served = authority.issue("broker")
     authority.revoke(served)
     with (
         tls_broker(tmp_path, authority, served) as broker,
         tried(replace(broker.endpoint, tls=TlsFiles(ca_file=authority.file))) as client,
     ):
-        assert client.wait_connected(10.0), client.outcome
+        assert client.wait_connected(60.0), client.outcome
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1])
@@ -214,7 +216,7 @@ def test_a_broker_that_speaks_old_tls_alone_is_refused(authority: Authority, ver
         refused(
             Endpoint("127.0.0.1", port, tls=TlsFiles(ca_file=authority.file)), "a broker without TLS 1.2 ... update"
         )
-        assert answer.result(10.0) == "refused"
+        assert answer.result(60.0) == "refused"
 
 
 def test_a_name_and_a_password(tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +228,7 @@ def test_a_name_and_a_password(tmp_path: Path, authority: Authority, monkeypatch
     with tls_broker(tmp_path, authority, authority.issue("broker"), *demands) as broker:
         endpoint = replace(broker.endpoint, tls=TlsFiles(ca_file=authority.file), username="board-7")
         with tried(replace(endpoint, password_file=Path("credential:broker-password"))) as client:
-            assert client.wait_connected(10.0), client.outcome
+            assert client.wait_connected(60.0), client.outcome
         for wrong in (replace(endpoint, password_file=Path("credential:wrong")), replace(endpoint, username=None)):
             with tried(wrong) as client:
                 eventually(lambda: client.outcome == "refused: Not authorized")
@@ -257,7 +259,12 @@ def test_after_each_failure_the_next_attempt_is_drawn_later(
     backoff, ceilings = Backoff(0.001, 0.004), []
     monkeypatch.setattr(backoff, "reset", lambda: pytest.fail("it took a failure for a success"))
     draw = backoff.next_s
-    monkeypatch.setattr(backoff, "next_s", lambda: ceilings.append(backoff._ceiling_s) or draw())
+
+    def next_s() -> float:
+        ceilings.append(backoff._ceiling_s)
+        return draw()
+
+    monkeypatch.setattr(backoff, "next_s", next_s)
     tls = None if fault == "plain-to-tls" else TlsFiles(ca_file=None if fault == "wrong-ca" else authority.file)
     demands = ["require_certificate true"] if fault == "no-certificate" else []
     with contextlib.ExitStack() as stack:
@@ -269,7 +276,7 @@ def test_after_each_failure_the_next_attempt_is_drawn_later(
             eventually(lambda: ceilings[:5] == [0.001, 0.002, 0.004, 0.004, 0.004])
 
 
-def test_files_that_cannot_be_used_are_told_before_anything_is_tried(tmp_path: Path, authority: Authority) -> None:
+def test_unusable_files_are_refused_before_any_attempt(tmp_path: Path, authority: Authority) -> None:
     mine, other = authority.issue("mine"), authority.issue("other")
     locked = authority.issue("locked", password=b"s3cret")
     garbage = tmp_path / "garbage.pem"

@@ -6,18 +6,16 @@ from pathlib import Path
 
 import pytest
 from brokers import eventually
-from outbox_bench import collect, numbers, opened, put, stored, taken
+from outbox_bench import numbers, opened, popped, put, stored, taken
+from turned_clock import TurnedClock
 
-from agent.mqtt.message import Message
 from agent.uplink import outbox as outbox_module
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
 
 
 @pytest.mark.parametrize(("confirm", "left"), [("broker", []), ("auto", []), ("collector", [(1, 1), (2, 1), (3, 0)])])
-def test_the_broker_has_it_is_enough_where_there_is_no_collector(
-    tmp_path: Path, confirm: str, left: list[tuple[int, int]]
-) -> None:
+def test_without_a_collector_the_broker_confirms(tmp_path: Path, confirm: str, left: list[tuple[int, int]]) -> None:
     with opened(tmp_path, confirm=confirm) as outbox:
         put(outbox, 2)
         taken(outbox, 2)
@@ -27,7 +25,7 @@ def test_the_broker_has_it_is_enough_where_there_is_no_collector(
     assert stored(tmp_path) == left
 
 
-def test_a_collector_that_has_acknowledged_once_is_waited_for_ever_after(tmp_path: Path) -> None:
+def test_rows_wait_for_a_collector_that_has_acknowledged_once(tmp_path: Path) -> None:
     with opened(tmp_path) as outbox:
         put(outbox, 2)
         taken(outbox, 2)
@@ -43,7 +41,7 @@ def test_a_collector_that_has_acknowledged_once_is_waited_for_ever_after(tmp_pat
     assert stored(tmp_path) == [(3, 1), (1, 1)]
 
 
-def test_an_ack_forgets_up_to_its_number_and_never_what_was_not_sent(tmp_path: Path) -> None:
+def test_an_ack_deletes_rows_up_to_its_number_but_none_that_were_not_sent(tmp_path: Path) -> None:
     with opened(tmp_path, confirm="collector") as outbox:
         put(outbox, 6)
         taken(outbox, 4)
@@ -55,7 +53,7 @@ def test_an_ack_forgets_up_to_its_number_and_never_what_was_not_sent(tmp_path: P
         assert numbers(taken(outbox, 2)) == [5, 6]
 
 
-def test_with_a_new_connection_all_that_is_unconfirmed_is_due_again_in_order(tmp_path: Path) -> None:
+def test_unconfirmed_rows_are_due_again_in_order_on_a_new_connection(tmp_path: Path) -> None:
     with opened(tmp_path, confirm="collector") as outbox:
         put(outbox, 5)
         taken(outbox, 3)
@@ -68,33 +66,34 @@ def test_with_a_new_connection_all_that_is_unconfirmed_is_due_again_in_order(tmp
         assert numbers(taken(outbox, 1)) == [6]
 
 
-def test_a_collector_that_falls_silent_is_sent_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox_module, "_SILENCE_S", 0.2)
-    with opened(tmp_path, confirm="collector") as outbox:
+def test_a_silent_collector_is_sent_the_rows_again_after_ever_longer_times(tmp_path: Path) -> None:
+    clock = TurnedClock()
+    with opened(tmp_path, clock, confirm="collector") as outbox:
         put(outbox, 2)
-        assert numbers(taken(outbox, 6)) == [1, 2, 1, 2, 1, 2]
+        for silence_s in (0.0, 10.0, 20.0, 40.0):
+            clock.turn(silence_s - 1.0)
+            assert outbox.pop() is None
+            clock.turn(1.0)
+            assert numbers(taken(outbox, 2)) == [1, 2]
         outbox.acknowledge(outbox.epoch, 2)
         eventually(lambda: stored(tmp_path) == [])
 
 
-def test_a_collector_that_comes_back_is_sent_soon_what_it_has_not_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(outbox_module, "_SILENCE_S", 0.2)
-    with opened(tmp_path, confirm="collector") as outbox:
+def test_a_collector_that_comes_back_soon_gets_the_rows_that_it_misses(tmp_path: Path) -> None:
+    clock = TurnedClock()
+    with opened(tmp_path, clock, confirm="collector") as outbox:
         outbox._silence_s = 3600.0  # nobody has answered for hours
         outbox.connection_started()
         put(outbox, 3)
         taken(outbox, 3)
-        outbox.acknowledge(outbox.epoch, 1)  # which it says at its start: it has heard of no more
+        outbox.acknowledge(outbox.epoch, 1)  # as at its start, for the last row that it has
+        clock.turn(10.0)
         assert numbers(taken(outbox, 2)) == [2, 3]
 
 
-def test_a_collector_that_comes_late_is_told_what_is_gone_once_it_goes_on_asking(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(outbox_module, "_STILL_MISSING_S", 0.0)
-    with opened(tmp_path) as outbox:
+def test_a_late_collector_that_goes_on_asking_gets_a_range_for_the_rows_that_are_gone(tmp_path: Path) -> None:
+    clock = TurnedClock()
+    with opened(tmp_path, clock) as outbox:
         put(outbox, 4)
         taken(outbox, 4)
         eventually(lambda: stored(tmp_path) == [])
@@ -102,6 +101,7 @@ def test_a_collector_that_comes_late_is_told_what_is_gone_once_it_goes_on_asking
         taken(outbox, 1)
         for _ in range(3):  # it has seen number 5, and nothing before
             outbox.acknowledge(outbox.epoch, 0)
+            clock.turn(10.0)
         (gone,) = taken(outbox, 1)
         assert (gone["from"], gone["kind"], gone["n"]) == (1, "forgotten", gone["to"])
         assert gone["to"] in (4, 5)
@@ -120,12 +120,10 @@ def test_an_older_ack_that_comes_late_takes_nothing_back(tmp_path: Path) -> None
         assert outbox.dropped == {}
 
 
-def test_what_the_broker_does_not_have_yet_no_ack_forgets(tmp_path: Path) -> None:
+def test_no_ack_deletes_a_row_that_the_broker_does_not_have_yet(tmp_path: Path) -> None:
     with opened(tmp_path, confirm="collector") as outbox:
         put(outbox, 3)
-        messages: list[Message] = []
-        while len(messages) < 3:
-            eventually(lambda: collect(outbox, messages))
+        messages = popped(outbox, 3)
         outbox.acknowledge(outbox.epoch, 2**62)
         outbox.delivered(messages[0])
         eventually(lambda: [seq for seq, _ in stored(tmp_path)] == [2, 3])
@@ -134,7 +132,7 @@ def test_what_the_broker_does_not_have_yet_no_ack_forgets(tmp_path: Path) -> Non
         eventually(lambda: stored(tmp_path) == [])
 
 
-def test_strangers_acks_make_nobody_wait_for_a_collector(tmp_path: Path) -> None:
+def test_acks_of_strangers_make_no_row_wait_for_a_collector(tmp_path: Path) -> None:
     with opened(tmp_path) as outbox:
         put(outbox, 1)
         taken(outbox, 1)
@@ -145,13 +143,13 @@ def test_strangers_acks_make_nobody_wait_for_a_collector(tmp_path: Path) -> None
         eventually(lambda: stored(tmp_path) == [])
 
 
-def test_what_a_broker_does_not_take_now_is_due_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox_module, "_SILENCE_S", 0.1)
-    with opened(tmp_path) as outbox:
+def test_a_row_that_a_broker_refuses_for_now_is_due_again(tmp_path: Path) -> None:
+    clock = TurnedClock()
+    with opened(tmp_path, clock) as outbox:
         put(outbox, 1)
-        messages: list[Message] = []
-        eventually(lambda: collect(outbox, messages))
-        outbox.refused(messages[0], for_good=False)
+        (message,) = popped(outbox, 1)
+        outbox.refused(message, for_good=False)
+        clock.turn(10.0)
         assert numbers(taken(outbox, 1)) == [1]
 
 

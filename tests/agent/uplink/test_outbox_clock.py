@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 import sqlite3
-import time
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
-from brokers import eventually
-from outbox_bench import opened, put, stored, taken
+from device import TOPICS
+from outbox_bench import AT_ONCE, put, stored, taken
+from turned_clock import TurnedClock
 
-from agent.uplink import outbox as outbox_module
-from agent.uplink import outbox_store
-from agent.uplink.outbox import TELEMETRY
+from agent.mqtt.config import OutboxConfig
+from agent.uplink.outbox import TELEMETRY, Outbox
 from agent.uplink.outbox_store import SAMPLE
 
-pytestmark = pytest.mark.usefixtures("no_thread_left")
-
+HOUR_S = 3600.0
 YEAR_S = 365 * 86_400.0
-WRONG = 1_750_000_000.0  # a clock that was set, once: nobody can tell by looking at it
+
+
+@pytest.fixture
+def clock() -> TurnedClock:
+    return TurnedClock()
+
+
+@pytest.fixture
+def outbox(tmp_path: Path, clock: TurnedClock) -> Iterator[Outbox]:
+    with closing(unthreaded(tmp_path, clock)) as outbox:
+        yield outbox
+
+
+def unthreaded(folder: Path, clock: TurnedClock, **config: Any) -> Outbox:
+    """An outbox that writes only when the test calls `turn`."""
+    settings = {**AT_ONCE, "commit_s": 60.0, "confirm": "collector", "days": 1.0, **config}
+    return Outbox(folder / "outbox.sqlite", TOPICS, OutboxConfig(**settings), clock)
 
 
 def walls(folder: Path) -> list[float]:
@@ -27,67 +43,65 @@ def walls(folder: Path) -> list[float]:
         return [wall for (wall,) in db.execute("SELECT wall FROM rows ORDER BY epoch, seq")]
 
 
+@pytest.mark.parametrize("set_to_s", [YEAR_S, None])
 @pytest.mark.parametrize("written", [True, False])
 def test_rows_from_before_the_clock_was_set_get_their_age_by_the_new_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: bool
+    tmp_path: Path, written: bool, set_to_s: float | None
 ) -> None:
-    """written: before that, or together with what comes after it."""
-    ahead = [WRONG - time.monotonic()]
-
-    def now() -> float:
-        return ahead[0] + time.monotonic()
-
-    monkeypatch.setattr(outbox_store.time, "time", now)
-    monkeypatch.setattr(outbox_store, "_AGED_EVERY_S", 0.0)
-    monkeypatch.setattr(outbox_store, "_SETTLES_S", 0.0)
-    with opened(tmp_path, confirm="collector", days=1.0, commit_s=60.0) as outbox:
+    """written: before that, or together with later rows. set_to_s: years later; None: from 1970."""
+    clock = TurnedClock(wall_s=1_750_000_000.0 if set_to_s else 40.0)
+    with closing(unthreaded(tmp_path, clock)) as outbox:
         put(outbox, 2, TELEMETRY, SAMPLE)
         if written:
             outbox.hurry()
-            eventually(lambda: len(walls(tmp_path)) == 2)
-        ahead[0] += YEAR_S
+            outbox.turn()
+            assert len(walls(tmp_path)) == 2
+        clock.turn(10.0)
+        clock.set_wall(clock.wall_s() + set_to_s if set_to_s else 1_800_000_000.0)
         put(outbox, 1)
-        eventually(lambda: len(walls(tmp_path)) == 3)
-        assert walls(tmp_path) == pytest.approx([now()] * 3, abs=60.0)
+        outbox.turn()
+        now = clock.wall_s()
+        assert walls(tmp_path) == [now - 10.0, now - 10.0, now]
+        clock.turn(2 * HOUR_S)
+        put(outbox, 1)
+        outbox.turn()
         assert outbox.dropped.total() == 0
 
 
-def test_a_clock_that_goes_on_changes_no_age(tmp_path: Path) -> None:
-    with opened(tmp_path, confirm="collector") as outbox:
-        before = time.time()
-        for count in range(1, 4):
-            put(outbox, 1)
-            eventually(lambda count=count: len(walls(tmp_path)) == count)  # type: ignore[misc]  # mypy infers no lambda with a default
-        assert walls(tmp_path) == sorted(walls(tmp_path))
-        assert before <= walls(tmp_path)[0] <= walls(tmp_path)[-1] <= time.time()
+def test_a_clock_that_goes_on_changes_no_age(tmp_path: Path, clock: TurnedClock, outbox: Outbox) -> None:
+    expected = []
+    for _ in range(3):
+        clock.turn(HOUR_S)
+        expected.append(clock.wall_s())
+        put(outbox, 1)
+        outbox.turn()
+    assert walls(tmp_path) == expected
 
 
-def test_waiting_for_a_collector_writes_no_sooner_than_it_was_asked_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(outbox_module, "_SILENCE_S", 0.1)
-    with opened(tmp_path, confirm="collector", commit_s=0.6) as outbox:
-        put(outbox, 1, TELEMETRY, SAMPLE)
-        taken(outbox, 1)
-        confirmed_s = time.monotonic()
-        outbox.acknowledge(outbox.epoch, 1)
-        eventually(lambda: stored(tmp_path) == [])
-        assert time.monotonic() - confirmed_s > 0.5
+def test_an_ack_waits_for_the_next_commit(tmp_path: Path, clock: TurnedClock, outbox: Outbox) -> None:
+    put(outbox, 1)
+    outbox.turn()
+    taken(outbox, 1)
+    outbox.acknowledge(outbox.epoch, 1)
+    clock.turn(59.0)
+    assert not outbox.is_due
+    clock.turn(1.0)
+    assert outbox.is_due
+    outbox.turn()
+    assert stored(tmp_path) == []
 
 
-def test_a_start_with_a_clock_that_is_years_ahead_drops_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with opened(tmp_path, confirm="collector", days=1.0) as outbox:
+def test_a_start_with_a_clock_that_is_years_ahead_drops_nothing(tmp_path: Path, clock: TurnedClock) -> None:
+    with closing(unthreaded(tmp_path, clock)) as outbox:
         put(outbox, 3)
-        eventually(lambda: len(stored(tmp_path)) == 3)
-    ahead_s = [10 * YEAR_S]
-    true_time = time.time
-    monkeypatch.setattr(outbox_store.time, "time", lambda: true_time() + ahead_s[0])
-    with opened(tmp_path, confirm="collector", days=1.0) as outbox:
+        outbox.turn()
+    true_wall_s = clock.wall_s()
+    clock.set_wall(true_wall_s + 10 * YEAR_S)
+    with closing(unthreaded(tmp_path, clock)) as outbox:
         put(outbox, 1)
-        eventually(lambda: len(stored(tmp_path)) == 4)
-        ahead_s[0] = 0.0  # a time server is heard
+        outbox.turn()
+        clock.set_wall(true_wall_s)  # a time server answers
         put(outbox, 1)
-        eventually(lambda: len(stored(tmp_path)) == 5)
+        outbox.turn()
+        assert len(stored(tmp_path)) == 5
         assert outbox.dropped.total() == 0

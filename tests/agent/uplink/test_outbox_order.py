@@ -1,4 +1,4 @@
-"""What of the outbox is in memory at a time, and in which order it goes: rows and dropped ranges by their numbers."""
+"""The order in which rows and dropped ranges are sent, and how many of them memory holds."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 from brokers import eventually
-from outbox_bench import collect, opened, put, taken
+from outbox_bench import opened, popped, put, taken
 
-from agent.mqtt.message import Message
 from agent.uplink.outbox import WINDOW, Outbox
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
 
-TOO_LONG = 70_000  # for any reader: such a document is dropped, and its number told
+TOO_LONG = 70_000  # bytes: such a document is dropped, and a range takes its number
 
 
 def first_numbers(documents: list[dict[str, Any]]) -> list[int]:
@@ -36,7 +35,7 @@ def put_with_gaps(outbox: Outbox, pairs: int) -> None:
         put(outbox, 1, size=TOO_LONG)
 
 
-def test_a_dropped_range_is_told_in_its_place(tmp_path: Path) -> None:
+def test_a_dropped_range_is_sent_in_the_place_of_its_rows(tmp_path: Path) -> None:
     with opened(tmp_path, confirm="collector") as outbox:
         put(outbox, 500)
         put(outbox, 1, size=TOO_LONG)
@@ -48,14 +47,14 @@ def test_a_dropped_range_is_told_in_its_place(tmp_path: Path) -> None:
         assert "from" in documents[500]
 
 
-def test_however_many_ranges_there_are_memory_holds_a_window_of_them(tmp_path: Path) -> None:
+def test_memory_holds_a_window_of_any_number_of_ranges(tmp_path: Path) -> None:
     pairs = 2 * WINDOW
     with opened(tmp_path, confirm="collector") as outbox:
         put_with_gaps(outbox, pairs)
         for _ in range(3):
             outbox.connection_started()
             eventually(lambda: outbox._window.room == 0)
-            put(outbox, 1)  # with each commit it is looked for more
+            put(outbox, 1)  # each commit looks for more
             eventually(lambda: not outbox._pending)
             assert outbox._window.room == 0
         outbox.connection_started()
@@ -66,13 +65,11 @@ def test_however_many_ranges_there_are_memory_holds_a_window_of_them(tmp_path: P
         assert first_numbers(arrived) == list(range(1, 2 * pairs + 4))
 
 
-def test_ranges_that_arise_behind_what_was_sent_are_told_on_the_same_connection(tmp_path: Path) -> None:
+def test_ranges_among_rows_that_were_sent_follow_on_the_same_connection(tmp_path: Path) -> None:
     count = 3 * WINDOW
     with opened(tmp_path, confirm="collector") as outbox:
         put(outbox, count)
-        messages: list[Message] = []
-        while len(messages) < count:
-            eventually(lambda: collect(outbox, messages))
+        messages = popped(outbox, count)
         for message in messages:
             outbox.delivered(message) if json.loads(message.payload)["seq"] % 2 else outbox.refused(message, True)
         gaps = taken(outbox, count // 2)
@@ -80,12 +77,10 @@ def test_ranges_that_arise_behind_what_was_sent_are_told_on_the_same_connection(
         assert outbox.pop() is None
 
 
-def test_a_range_that_is_on_its_way_is_not_sent_again_for_another(tmp_path: Path) -> None:
+def test_a_range_on_its_way_is_not_sent_again_because_of_another(tmp_path: Path) -> None:
     with opened(tmp_path, confirm="collector") as outbox:
         put(outbox, 5)
-        messages: list[Message] = []
-        while len(messages) < 5:
-            eventually(lambda: collect(outbox, messages))
+        messages = popped(outbox, 5)
         outbox.refused(messages[3], for_good=True)
         assert first_numbers(taken(outbox, 1, deliver=False)) == [4]
         outbox.refused(messages[1], for_good=True)
@@ -93,7 +88,7 @@ def test_a_range_that_is_on_its_way_is_not_sent_again_for_another(tmp_path: Path
         assert outbox.pop() is None
 
 
-def test_an_ack_of_a_range_that_comes_last_forgets_it(tmp_path: Path) -> None:
+def test_an_ack_deletes_a_range_that_comes_last(tmp_path: Path) -> None:
     with opened(tmp_path, confirm="collector") as outbox:
         put_with_gaps(outbox, 1)
         put(outbox, 1, size=TOO_LONG)

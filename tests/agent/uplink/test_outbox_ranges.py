@@ -1,4 +1,4 @@
-"""Dropped ranges are bounded, too: of epochs of which nothing else is left the oldest go, counted."""
+"""Dropped ranges are bounded, too: the oldest epochs that consist of ranges alone are deleted, and counted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def row(epoch: int, seq: int, kind: str = "job", rank: int = EVENT, size: int = 
 
 
 def short_epochs(store: OutboxStore, first: int, count: int) -> None:
-    """As many starts without a broker, of one row each."""
+    """Write one row for each of so many starts without a broker."""
     rows = [row(epoch, 1) for epoch in range(first, first + count)]
     store.commit(PendingWrites(rows=rows), (first + count - 1, 1))
 
@@ -62,7 +62,7 @@ def test_after_any_number_of_short_epochs_there_is_room_for_an_alarm(
 
 
 def test_a_range_of_an_epoch_that_goes_on_is_kept(store: OutboxStore) -> None:
-    """A collector would miss it for ever, and acknowledge nothing that comes after it."""
+    """Without it a collector would wait for it for ever."""
     lost = [((FIRST, 1), "telemetry"), ((store.epoch, 1), "telemetry")]
     store.commit(PendingWrites(rows=[row(FIRST, 2, "alarm", ALARM)], lost=lost), (store.epoch, 1))
     short_epochs(store, store.epoch + 1, 3000)  # later ones: as on a board whose clock was wrong
@@ -88,14 +88,14 @@ def test_ranges_of_one_epoch_become_one(store: OutboxStore) -> None:
     assert "range" not in store.dropped
 
 
-def test_while_the_bound_is_far_no_range_is_forgotten(store: OutboxStore) -> None:
+def test_no_range_is_forgotten_below_the_bound(store: OutboxStore) -> None:
     lost = [((epoch, 1), "telemetry") for epoch in range(FIRST, FIRST + 500)]
     store.commit(PendingWrites(lost=lost), (store.epoch, 0))
     assert len(all_due(store)) == 500
     assert store.dropped == Counter(telemetry=500)
 
 
-def test_memory_that_stands_in_for_the_disk_is_bounded_alike(tmp_path: Path) -> None:
+def test_memory_that_replaces_the_disk_has_the_same_bound(tmp_path: Path) -> None:
     config = OutboxConfig(bytes=BYTES, confirm="collector")
     with closing(OutboxStore(tmp_path / "never there" / "outbox.sqlite", config, lambda _: None)) as store:
         for first in range(FIRST, FIRST + 5000, 1000):

@@ -1,4 +1,4 @@
-"""The outbox and a disk that is away for a while: what either knew before, and what is heard meanwhile, holds then."""
+"""The outbox and a disk that is away for a while: rows, acks and epochs of memory and of the disk are combined."""
 
 from __future__ import annotations
 
@@ -10,21 +10,19 @@ from pathlib import Path
 import pytest
 from brokers import eventually
 from outbox_bench import numbers, opened, put, taken
+from turned_clock import TurnedClock
 
 from agent.uplink import outbox_store
 from agent.uplink.outbox_store import NO_CLOCK_S, OutboxTable, in_memory
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
 
-UNSET, SET = 40.0, 1_800_000_000.0  # of a clock without a battery, before and after it has heard the time
+UNSET, SET = 40.0, 1_800_000_000.0  # Unix s of a clock without a battery, before and after it was set
 
 
 @pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What the clock says, by its one element."""
-    now = [SET]
-    monkeypatch.setattr(outbox_store.time, "time", lambda: now[0])
-    return now
+def clock() -> TurnedClock:
+    return TurnedClock(wall_s=SET)
 
 
 @pytest.fixture
@@ -45,7 +43,7 @@ def away(disk: Path) -> Iterator[None]:
 
 @contextmanager
 def refusing(disk: Path) -> Iterator[None]:
-    """Somebody else keeps the file to himself."""
+    """Another process has locked the file."""
     with closing(sqlite3.connect(disk / "outbox.sqlite", isolation_level=None)) as db:
         db.execute("BEGIN IMMEDIATE")
         yield
@@ -63,30 +61,30 @@ def stored(disk: Path) -> list[tuple[int, int, int]]:
 
 
 def epochs(disk: Path) -> set[int]:
-    """Of which something is stored."""
+    """Epochs of the rows on the disk."""
     return {epoch for epoch, _, _ in stored(disk)}
 
 
-def test_that_there_is_a_collector_is_known_again_once_the_disk_is_back(disk: Path, now: list[float]) -> None:
-    with opened(disk) as first:
+def test_a_collector_of_before_counts_again_once_the_disk_is_back(disk: Path, clock: TurnedClock) -> None:
+    with opened(disk, clock) as first:
         put(first, 1)
         taken(first, 1)
         first.acknowledge(first.epoch, 1)
         eventually(lambda: first._store.needs_collector)
         put(first, 1)
         taken(first, 1)
-    now[0] += 60.0
+    clock.turn(60.0)
     with ExitStack() as stack:
         with away(disk):
-            outbox = stack.enter_context(opened(disk))
-            assert outbox.errors.get(timeout=5.0).code == "outbox.write"
+            outbox = stack.enter_context(opened(disk, clock))
+            assert outbox.errors.get(timeout=60.0).code == "outbox.write"
         put(outbox, 1)
         eventually(lambda: outbox.epoch in epochs(disk))
         assert numbers(taken(outbox, 2)) == [2, 1]
     assert stored(disk) == [(first.epoch, 2, 1), (outbox.epoch, 1, 1)], "no collector has confirmed them"
 
 
-def test_a_collector_that_is_heard_of_while_the_disk_is_away_is_waited_for_ever_after(disk: Path) -> None:
+def test_rows_wait_for_a_collector_whose_first_ack_came_while_the_disk_was_away(disk: Path) -> None:
     with ExitStack() as stack:
         with away(disk):
             outbox = stack.enter_context(opened(disk))
@@ -101,28 +99,28 @@ def test_a_collector_that_is_heard_of_while_the_disk_is_away_is_waited_for_ever_
     assert stored(disk) == [(outbox.epoch, 2, 1)], "no collector has confirmed it"
 
 
-def test_starts_without_a_disk_and_without_a_clock_do_not_share_an_epoch(tmp_path: Path, now: list[float]) -> None:
-    now[0] = UNSET
+def test_starts_without_a_disk_and_without_a_clock_do_not_share_an_epoch(tmp_path: Path, clock: TurnedClock) -> None:
+    clock.set_wall(UNSET)
     seen = set()
     for _ in range(20):
-        with opened(tmp_path / "never there") as outbox:
+        with opened(tmp_path / "never there", clock) as outbox:
             seen.add(outbox.epoch)
     assert len(seen) == 20
     assert max(seen) < NO_CLOCK_S, "what is real Unix time comes after all of them"
-    now[0] = SET
-    with opened(tmp_path / "never there") as outbox:
+    clock.set_wall(SET)
+    with opened(tmp_path / "never there", clock) as outbox:
         assert outbox.epoch == SET
 
 
 def test_a_file_begun_without_a_clock_shares_no_epoch_with_the_one_it_stands_for(
-    tmp_path: Path, now: list[float]
+    tmp_path: Path, clock: TurnedClock
 ) -> None:
-    now[0] = UNSET
+    clock.set_wall(UNSET)
     seen = []
     for name in ("lost", "new"):
         (tmp_path / name).mkdir()
         for _ in range(2):
-            with opened(tmp_path / name) as outbox:
+            with opened(tmp_path / name, clock) as outbox:
                 put(outbox, 1)
                 seen.append(outbox.epoch)
     assert len(set(seen)) == 4
@@ -130,15 +128,13 @@ def test_a_file_begun_without_a_clock_shares_no_epoch_with_the_one_it_stands_for
     assert seen[3] == seen[2] + 1
 
 
-def test_once_the_disk_tells_of_later_epochs_a_later_one_begins_and_nothing_is_stuck(
-    disk: Path, now: list[float]
-) -> None:
-    with opened(disk, confirm="collector") as first:
+def test_a_later_epoch_begins_once_the_disk_shows_later_ones(disk: Path, clock: TurnedClock) -> None:
+    with opened(disk, clock, confirm="collector") as first:
         put(first, 2)
-    now[0] = UNSET
+    clock.set_wall(UNSET)
     with ExitStack() as stack:
         with away(disk):
-            outbox = stack.enter_context(opened(disk, confirm="collector"))
+            outbox = stack.enter_context(opened(disk, clock, confirm="collector"))
             blind = outbox.epoch
             assert blind < first.epoch
             put(outbox, 3)
@@ -150,12 +146,11 @@ def test_once_the_disk_tells_of_later_epochs_a_later_one_begins_and_nothing_is_s
     assert outbox.epoch == first.epoch + 1
     assert arrived[:6] == [(blind, 1), (blind, 2), (blind, 3), (blind, 4), (first.epoch, 1), (first.epoch, 2)]
     assert arrived[6:] == [(outbox.epoch, 1), (outbox.epoch, 2)]
-    with opened(disk) as third:
+    with opened(disk, clock) as third:
         assert third.epoch == outbox.epoch + 1
 
 
 def test_a_fact_only_grows() -> None:
-    """What memory knows less of than the file does not take it back."""
     with closing(in_memory()) as db:
         rows = OutboxTable(db)
         for value in (0, 7, 3):
@@ -163,20 +158,20 @@ def test_a_fact_only_grows() -> None:
         assert rows.fact("epoch") == 7
 
 
-def test_an_epoch_that_is_later_than_all_on_the_disk_goes_on(disk: Path, now: list[float]) -> None:
-    now[0] = UNSET
-    with opened(disk) as first:
+def test_an_epoch_that_is_later_than_all_on_the_disk_goes_on(disk: Path, clock: TurnedClock) -> None:
+    clock.set_wall(UNSET)
+    with opened(disk, clock) as first:
         put(first, 1)
-    now[0] = SET
+    clock.set_wall(SET)
     with ExitStack() as stack:
         with away(disk):
-            outbox = stack.enter_context(opened(disk))
+            outbox = stack.enter_context(opened(disk, clock))
             put(outbox, 1)
             taken(outbox, 1)
         put(outbox, 1)
         eventually(lambda: epochs(disk) == {first.epoch, int(SET)})
         assert outbox.epoch == SET
-    with opened(disk) as third:
+    with opened(disk, clock) as third:
         assert third.epoch == SET + 1
 
 
@@ -188,7 +183,7 @@ def test_an_ack_that_the_disk_refused_counts_when_it_comes_again(disk: Path) -> 
         with refusing(disk):
             outbox.acknowledge(first.epoch, 5)  # first: it is in the transaction that is refused
             put(outbox, 1)
-            assert outbox.errors.get(timeout=10.0).code == "outbox.write"
+            assert outbox.errors.get(timeout=60.0).code == "outbox.write"
         eventually(lambda: not outbox._pending)
         put(outbox, 1)
         eventually(lambda: outbox.epoch in epochs(disk))
@@ -197,14 +192,14 @@ def test_an_ack_that_the_disk_refused_counts_when_it_comes_again(disk: Path) -> 
         eventually(lambda: epochs(disk) == {outbox.epoch})
 
 
-def test_an_ack_that_is_heard_while_the_disk_is_away_counts_when_it_comes_again(disk: Path) -> None:
+def test_an_ack_that_came_while_the_disk_was_away_counts_when_it_comes_again(disk: Path) -> None:
     with opened(disk, confirm="collector") as first:
         put(first, 5)
     with opened(disk, confirm="collector") as outbox:
         taken(outbox, 5)
         with refusing(disk):
             put(outbox, 1)
-            assert outbox.errors.get(timeout=10.0).code == "outbox.write"
+            assert outbox.errors.get(timeout=60.0).code == "outbox.write"
             outbox.acknowledge(first.epoch, 5)
             eventually(lambda: not outbox._pending)
         put(outbox, 1)

@@ -128,10 +128,3 @@ def test_an_entry_point_that_leads_nowhere(site: Path, function: str, message: s
     with pytest.raises(ConfigError, match=message) as caught:
         found("mine")
     assert caught.value.code == "decoder.import"
-
-
-def test_the_deprecated_place_of_detections_still_works() -> None:
-    """For one release: decoders of users import it."""
-    from agent.detections import Detections as Deprecated
-
-    assert Deprecated is Detections
