@@ -53,7 +53,7 @@ def status(state: str, session: str, ts: float) -> Status:
     return Status.model_validate({"state": state, "session": session, "boot_id": "b", "ts": ts})
 
 
-def test_a_number_that_another_document_has_is_told_and_what_has_it_stays(store: FleetStore) -> None:
+def test_a_number_with_two_documents_is_a_conflict_and_the_first_stays(store: FleetStore) -> None:
     reports = Reports(store)
     other = Report(STREAM, 2, "alarm", 1.5, '{"seq": 2, "of": "a twin"}')
     reports.add([report(1), report(2)])
@@ -71,7 +71,7 @@ def test_documents_come_back_as_they_were_whatever_is_in_them(store: FleetStore)
     ]
 
 
-def test_what_fails_within_a_transaction_undoes_it_and_what_was_remembered_of_it(store: FleetStore) -> None:
+def test_an_error_within_a_transaction_undoes_it_and_its_remembered_ids(store: FleetStore) -> None:
     reports = Reports(store)
 
     def fail() -> None:
@@ -127,7 +127,7 @@ def test_a_late_will_does_not_end_the_connection_that_followed(store: FleetStore
         assert [each.state for each in devices.all("fleet")] == [state]
 
 
-def test_a_device_is_what_it_last_told(store: FleetStore) -> None:
+def test_a_device_has_its_newest_facts(store: FleetStore) -> None:
     devices, reports = Devices(store), Reports(store)
     birth = Birth(agent_version="1.2\x003", engine="e1")
     with store.transaction() as transaction:
@@ -185,7 +185,7 @@ def test_quarantine_keeps_the_newest_and_cannot_be_filled(store: FleetStore, mon
     assert {(each.fleet, len(each.payload)) for each in found} == {("f", 4096)}
 
 
-def test_what_is_old_goes_a_few_rows_at_a_time(store: FleetStore) -> None:
+def test_old_rows_go_a_few_at_a_time(store: FleetStore) -> None:
     reports = Reports(store)
     for received in (10.0, 20.0):
         with store.transaction() as transaction:
@@ -224,14 +224,13 @@ def test_a_store_of_tared_0_2_0_opens_unchanged(tmp_path: Path) -> None:
         with store.transaction("read") as transaction:
             rollouts = all_rollouts(transaction, "f")
     assert [each.id for each in rollouts] == ["r1"]
-    with closing(sqlite3.connect(tmp_path / "db")) as db, open_store(tmp_path / "new"):
+    open_store(tmp_path / "new").close()
+    with closing(sqlite3.connect(tmp_path / "db")) as db, closing(sqlite3.connect(tmp_path / "new")) as new:
         assert "\n".join(db.iterdump()) in as_written
-        (schema,) = db.execute("PRAGMA user_version").fetchone()
-    with closing(sqlite3.connect(tmp_path / "new")) as new:
-        assert new.execute("PRAGMA user_version").fetchone() == (schema,)
-        assert {line for line in new.iterdump() if line.startswith("CREATE")} == {
-            each for each in as_written.split(";\n") if each.startswith("CREATE")
-        }
+        created = [{line for line in each.iterdump() if line.startswith("CREATE")} for each in (db, new)]
+        schemas = [each.execute("PRAGMA user_version").fetchone() for each in (db, new)]
+    assert created[0] == created[1]
+    assert schemas == [(3,), (3,)]
 
 
 def test_a_store_of_a_newer_tared_is_refused(where: str) -> None:
@@ -263,7 +262,7 @@ def test_another_database_is_refused_by_name(url: str) -> None:
         ("postgresql:///fleet?host=127.0.0.1,localhost&port=1&password=geheim", "127.0.0.1:1,localhost:1/fleet"),
     ],
 )
-def test_a_server_that_is_not_there_is_told_without_the_password(url: str, shown: str) -> None:
+def test_an_absent_server_is_named_without_the_password(url: str, shown: str) -> None:
     pytest.importorskip("psycopg", reason="pip install '.[fleet]'")
     with pytest.raises(AgentError, match=r"fleet\.unreachable") as raised:
         open_store(url)
@@ -272,7 +271,7 @@ def test_a_server_that_is_not_there_is_told_without_the_password(url: str, shown
 
 
 @pytest.mark.parametrize("password", ["ge/heim", "ge@heim", "ge%heim", "1/heim", "ge/?heim=1"])
-def test_a_password_that_breaks_the_url_is_not_told_either(password: str) -> None:
+def test_a_password_that_breaks_the_url_is_not_printed(password: str) -> None:
     pytest.importorskip("psycopg", reason="pip install '.[fleet]'")
     with pytest.raises(ConfigError, match=r"fleet\.db: .*%40") as raised:
         open_store(f"postgresql://ann:{password}@127.0.0.1:1/fleet")
@@ -280,7 +279,7 @@ def test_a_password_that_breaks_the_url_is_not_told_either(password: str) -> Non
     assert "heim" not in "".join(traceback.format_exception(raised.value))
 
 
-def test_of_several_hosts_one_that_answers_is_enough(postgres: Postgres) -> None:
+def test_a_url_of_several_hosts_needs_one_that_answers(postgres: Postgres) -> None:
     url = postgres.new_database()
     with open_store(url.replace("host=", "host=/nowhere,")) as store:
         Reports(store).add([report(1)])
@@ -288,7 +287,7 @@ def test_of_several_hosts_one_that_answers_is_enough(postgres: Postgres) -> None
         assert Reports(store).position(*NAME) == (7, 1)
 
 
-def test_what_a_url_asks_for_goes_before_what_is_usual(postgres: Postgres) -> None:
+def test_options_of_a_url_override_the_defaults(postgres: Postgres) -> None:
     with (
         open_store(f"{postgres.new_database()}&application_name=another") as store,
         store.transaction("read") as transaction,
@@ -362,7 +361,7 @@ def test_a_device_that_is_forgotten_leaves_nothing_and_comes_back_as_a_new_one(s
     assert [each.what for each in audit_entries(store)] == ["tag", "forget"]
 
 
-def test_devices_that_nobody_has_heard_for_long_are_forgotten(store: FleetStore) -> None:
+def test_devices_without_messages_for_long_are_forgotten(store: FleetStore) -> None:
     devices = Devices(store)
     with store.transaction() as transaction:
         devices.ids(transaction, {("fleet", "silent"), ("fleet", "status"), ("fleet", "rows")}, 10.0)

@@ -65,9 +65,7 @@ def test_a_key_that_no_board_has_obeyed_halts_the_rollout_and_no_engine_has_fail
     assert "'run --sign KEY'), then 'tared fleet rollout resume'" in why
 
 
-def test_resumed_by_a_controller_with_the_key_all_are_told_and_nobody_halts_it_again(
-    store: FleetStore, signer: Signer
-) -> None:
+def test_a_controller_with_the_key_resumes_a_halted_rollout(store: FleetStore, signer: Signer) -> None:
     room = Room(store, spec(), boards=2)
     room.step()
     unsigned = room.open()
@@ -85,7 +83,7 @@ def test_resumed_by_a_controller_with_the_key_all_are_told_and_nobody_halts_it_a
     assert len(halts(room)) == 1
 
 
-def test_one_board_with_another_key_is_unreached_and_keeps_nobody_waiting(store: FleetStore, signer: Signer) -> None:
+def test_a_board_with_another_key_is_unreached_and_holds_up_no_other(store: FleetStore, signer: Signer) -> None:
     room = Room(store, spec())
     taken_over(room, signer)
     room.step()
@@ -106,7 +104,7 @@ def test_without_a_key_even_one_board_that_demands_it_halts_the_rollout(store: F
     assert room.states() == [BoardStage.SENT, BoardStage.WAITING]
 
 
-def test_what_is_refused_while_all_is_undone_halts_nothing(store: FleetStore) -> None:
+def test_a_refusal_while_all_is_undone_halts_nothing(store: FleetStore) -> None:
     room = Room(store, spec())
     room.step()
     orders = room.open()

@@ -50,7 +50,7 @@ def test_no_setting_of_a_board_holds_up_the_others(store: FleetStore, value: Any
     room.until(RolloutState.ABORTED)
 
 
-def test_what_a_board_had_is_what_it_had_before_the_first_attempt(store: FleetStore) -> None:
+def test_the_baseline_is_from_before_the_first_attempt(store: FleetStore) -> None:
     room = Room(store, policy(), boards=1)
     room.held["f", "b0"] = reported(5.0)
     room.step()
@@ -83,7 +83,7 @@ def test_the_version_of_a_policy_rises_whatever_the_clock_says(store: FleetStore
     assert f'"version":{2**52 + 1}' in room.open()["b0"].payload
 
 
-def test_a_board_that_has_not_told_its_settings_is_waited_for_and_then_given_up(store: FleetStore) -> None:
+def test_a_board_without_reported_settings_is_waited_for_and_then_given_up(store: FleetStore) -> None:
     room = Room(store, policy(), boards=1)
     for _ in range(MOST_ATTEMPTS):
         room.step()
@@ -95,7 +95,7 @@ def test_a_board_that_has_not_told_its_settings_is_waited_for_and_then_given_up(
     assert "has not reported its settings" in room.rows()[0].reason
 
 
-def test_who_was_away_when_it_was_aborted_is_told_nothing_any_more(store: FleetStore) -> None:
+def test_a_board_that_was_away_at_the_abort_gets_no_command(store: FleetStore) -> None:
     room = Room(store, spec())
     room.sender.report_presence("f", "b0", is_there=False)
     room.step()
@@ -112,7 +112,7 @@ def test_who_was_away_when_it_was_aborted_is_told_nothing_any_more(store: FleetS
     assert room.open(CommandRole.CANCEL).keys() == {"b0", "b1"}
 
 
-def test_who_is_away_keeps_nobody_else_waiting(store: FleetStore) -> None:
+def test_a_board_that_is_away_holds_up_no_other(store: FleetStore) -> None:
     room = Room(store, spec(at_once=1), boards=3)
     for name in ("b0", "b1"):
         room.sender.report_presence("f", name, is_there=False)
@@ -121,7 +121,7 @@ def test_who_is_away_keeps_nobody_else_waiting(store: FleetStore) -> None:
     assert room.states() == [BoardStage.SENT] * 3
 
 
-def test_one_that_was_away_for_all_of_a_window_is_told_in_the_next(store: FleetStore) -> None:
+def test_a_board_that_was_away_for_a_whole_window_waits_for_the_next(store: FleetStore) -> None:
     room = Room(store, spec(windows=("00:00-24:00",), valid_s=0.05), boards=1)
     room.step()
     with store.transaction() as transaction:
@@ -170,7 +170,7 @@ def test_a_commit_whose_answer_was_lost_is_looked_up(store: FleetStore, monkeypa
     assert len(room.sent()) == 1
 
 
-def test_what_another_did_in_between_is_read_anew(where: str) -> None:
+def test_a_controller_reads_anew_the_steps_of_another(where: str) -> None:
     """One stands still, the other goes on and dies: the first takes the rollout up where the second has left it."""
     with open_store(where) as store:
         Room(store, spec(), boards=1).stepper.forget("")
@@ -207,7 +207,9 @@ def test_what_another_did_in_between_is_read_anew(where: str) -> None:
         ({"state": "online", "engine": "e2"}, {"engine": "e0"}, ""),
     ],
 )
-def test_what_a_board_has_become_since_counts(reported: dict[str, Any], before: dict[str, Any], words: str) -> None:
+def test_a_relapse_after_success_counts_as_a_failure(
+    reported: dict[str, Any], before: dict[str, Any], words: str
+) -> None:
     values: dict[str, Any] = dict.fromkeys(("state", "agent_version", "model", "engine", "calibration"))
     values |= {"id": 1, "fleet": "f", "name": "b", "first_seen": 0.0, "last_seen": 1e6, "engine": "e1", **reported}
     board = BoardRow(1, "b", 0, "UTC", BoardStage.DONE, 1, before, "e1", "", 1e6 - 100.0)

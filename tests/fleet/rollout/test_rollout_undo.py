@@ -124,7 +124,7 @@ def test_while_a_wave_goes_back_the_earlier_ones_can_join_it(store: FleetStore) 
     assert room.states() == [BoardStage.UNDONE, BoardStage.UNDONE, BoardStage.FAILED]
 
 
-def test_who_was_to_be_told_as_a_wave_was_stopped_keeps_nobody_waiting(store: FleetStore) -> None:
+def test_a_board_without_its_command_does_not_hold_up_the_undoing_of_a_wave(store: FleetStore) -> None:
     """Whoever has been sent a command may yet do it, and is waited for; whose was only on record never will."""
     room = Room(store, spec(gates="failures<=10%"), boards=3)
     room.step()
@@ -139,7 +139,7 @@ def test_who_was_to_be_told_as_a_wave_was_stopped_keeps_nobody_waiting(store: Fl
     room.until(RolloutState.ROLLED_BACK)
 
 
-def test_of_what_was_completed_all_goes_back_but_who_has_gone_on_since(store: FleetStore) -> None:
+def test_a_completed_rollout_is_undone_except_on_boards_that_changed_since(store: FleetStore) -> None:
     room = Room(store, spec(soak_s=0.0), boards=3)
     room.step()
     orders = room.open()
