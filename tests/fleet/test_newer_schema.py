@@ -21,7 +21,6 @@ from agent.common.errors import CommandError
 from agent.contract.commands import CommandResult
 from agent.contract.messages import NEWER_SCHEMA, Birth, Status, Telemetry
 from agent.mqtt.client import MqttClient, SessionOptions
-from agent.mqtt.endpoint import Endpoint
 from agent.mqtt.message import Message
 from agent.mqtt.receive_queue import Arrival
 from fleet import operator
@@ -32,7 +31,6 @@ from fleet.devices.devices import Device, Devices
 from fleet.devices.facts import facts
 from fleet.devices.records import quarantined
 from fleet.rollout.board_steps import parse_result
-from fleet.rollout.controller import Controller
 from fleet.rollout.register import RolloutRegister
 from fleet.rollout.rows import BoardStage, CommandRole, RolloutState
 from fleet.rollout.stepper import judge_wave
@@ -198,7 +196,7 @@ def newer(room: Room, *numbers: int) -> None:
     """These boards have come to speak another schema."""
     with room.store.transaction() as transaction:
         sent = {("f", f"b{number}"): (None, '{"schema_version": 2}') for number in numbers}
-        Devices(room.store).apply_births(transaction, sent, time.time())
+        Devices(room.store).apply_births(transaction, sent, room.clock.wall_s())
 
 
 def test_a_rollout_is_not_begun_with_boards_whose_answers_could_not_be_read(store: FleetStore) -> None:
@@ -231,24 +229,19 @@ def test_an_answer_of_a_board_that_became_newer_is_not_believed(store: FleetStor
     assert room.states() == [BoardStage.UNREACHED, BoardStage.SENT]
 
 
-def test_a_result_in_a_newer_schema_neither_succeeds_nor_fails(where: str) -> None:
-    with open_store(where) as store:
-        room = Room(store, spec(), boards=1)
-        room.stepper.forget(room.id)
-        with store.transaction() as transaction:
-            transaction.execute("UPDATE rollouts SET lease_until = 0.0")
-        controller = Controller(Endpoint("127.0.0.1", 1), open_store(where), "who")
-        with controller._client, controller._store:
-            controller._claim()
-            for _ in range(2):
-                controller._step()
-            (order,) = controller._stepper._open[room.id].values()
-            payload = done(order).to_json()[:-1] + b',"schema_version":2}'
-            controller._receive_result("f", "b0", parse_result(order.id, payload))
+def test_a_result_in_a_newer_schema_neither_succeeds_nor_fails(store: FleetStore, where: str) -> None:
+    room = Room(store, spec(), boards=1)
+    with room.controllers(where, None) as (controller,):
+        controller._claim()
+        for _ in range(2):
             controller._step()
-        assert room.states() == [BoardStage.UNREACHED]
-        assert "rollout.schema" in room.rows()[0].reason
-        assert "update this tared" in room.rows()[0].reason
+        (order,) = controller._stepper._open[room.id].values()
+        payload = done(order).to_json()[:-1] + b',"schema_version":2}'
+        controller._receive_result("f", "b0", parse_result(order.id, payload))
+        controller._step()
+    assert room.states() == [BoardStage.UNREACHED]
+    assert "rollout.schema" in room.rows()[0].reason
+    assert "update this tared" in room.rows()[0].reason
 
 
 def test_a_board_that_became_newer_after_its_success_is_not_judged_by_it(store: FleetStore) -> None:
@@ -258,7 +251,7 @@ def test_a_board_that_became_newer_after_its_success_is_not_judged_by_it(store: 
     room.serves({1: "e1"})
     newer(room, 0)
     devices = {each.id: each for each in Devices(store).all("f")}
-    findings = judge_wave(spec(gates="failures<=0%,unreached<=0%"), room.rows(), devices, time.time())
+    findings = judge_wave(spec(gates="failures<=0%,unreached<=0%"), room.rows(), devices, room.clock.wall_s())
     assert findings is not None
     assert [(each.passed, each.words) for each in findings] == [(True, "0 of 2, 0.0%"), (False, "1 of 2, 50.0%")]
 
