@@ -12,7 +12,6 @@ import json
 import logging
 import math
 import queue
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError, CommandError
 from agent.common.schema import Strict
 from agent.common.timing import Backoff
@@ -149,6 +149,7 @@ def send(
     silence_s: float = 30.0,
     signer: Signer | None = None,
     file: Path | None = None,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> Iterator[CommandResult]:
     """Send `command`, and yield its results as they come, up to the final one.
 
@@ -173,9 +174,9 @@ def send(
         latest: CommandResult | None = None
         doubted: CommandResult | None = None
         unread, doubted_at = "", 0.0
-        sending = RepeatedCommand(client, topics, command, signer)
+        sending = RepeatedCommand(client, topics, command, signer, clock)
         while latest is None or not latest.final:
-            now = time.monotonic()
+            now = clock.monotonic_s()
             if doubted is not None and now - doubted_at > _DOUBTED_FOR * REPEAT_S:
                 yield doubted
                 return
@@ -189,7 +190,7 @@ def send(
                 raise CommandError("command.no_answer", found, "a result", remedy)
             sending.repeat_if_due()
             try:
-                result = CommandResult.from_json(client.inbox.get(timeout=REPEAT_S).payload)
+                result = CommandResult.from_json(clock.get(client.inbox, REPEAT_S).payload)
             except queue.Empty:
                 continue
             except MessageError as error:  # its sender must not end what the device does
@@ -198,7 +199,7 @@ def send(
                 continue
             if signer is not None and may_answer_forged_command(result):
                 if doubted is None:  # the device is there, and will answer our command too
-                    doubted, doubted_at = result, time.monotonic()
+                    doubted, doubted_at = result, clock.monotonic_s()
                     sending.send()
                 continue
             for chunk in requested_chunks(topics, command.args, file, result) if file is not None else ():
@@ -210,7 +211,9 @@ def send(
 
 
 @contextmanager
-def receive_snapshots(endpoint: Endpoint, topics: Topics, silence_s: float) -> Iterator[ReceiveSnapshot]:
+def receive_snapshots(
+    endpoint: Endpoint, topics: Topics, silence_s: float, clock: Clock = SYSTEM_CLOCK
+) -> Iterator[ReceiveSnapshot]:
     """Subscribe to a board's pictures, and yield the function that waits for the one of a succeeded `snapshot`.
 
     Enter it before the command is sent: a picture is not retained, and comes before its result. One that another
@@ -227,10 +230,10 @@ def receive_snapshots(endpoint: Endpoint, topics: Topics, silence_s: float) -> I
 
         def receive(result: CommandResult) -> bytes:
             length = (result.result or {}).get("bytes")
-            give_up_at = time.monotonic() + silence_s
-            while (left_s := give_up_at - time.monotonic()) > 0.0:
+            give_up_at = clock.monotonic_s() + silence_s
+            while (left_s := give_up_at - clock.monotonic_s()) > 0.0:
                 try:
-                    picture = client.inbox.get(timeout=left_s).payload
+                    picture = clock.get(client.inbox, left_s).payload
                 except queue.Empty:
                     break
                 if len(picture) == length and picture.startswith(_JPEG):
@@ -251,23 +254,30 @@ class RepeatedCommand:
     answered_s: when the board last answered, or else got the command; monotonic.
     """
 
-    def __init__(self, client: MqttClient, topics: Topics, command: Command, signer: Signer | None) -> None:
-        self.id = command.id
+    def __init__(
+        self,
+        client: MqttClient,
+        topics: Topics,
+        command: Command,
+        signer: Signer | None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.id, self._clock = command.id, clock
         self._client, self._topics, self._expires = client, topics, command.expires
         self._payload = encode_command(command, signer)
-        self.answered_s = time.monotonic()
+        self.answered_s = self._clock.monotonic_s()
         self.send()
 
     def send(self) -> None:
-        self._client.publish(command_message(self._topics, self._payload, self._expires))
-        self._sent_s = time.monotonic()
+        self._client.publish(command_message(self._topics, self._payload, self._expires, self._clock))
+        self._sent_s = self._clock.monotonic_s()
 
     def repeat_if_due(self) -> None:
-        if time.monotonic() - max(self._sent_s, self.answered_s) >= REPEAT_S:
+        if self._clock.monotonic_s() - max(self._sent_s, self.answered_s) >= REPEAT_S:
             self.send()
 
     def note_answer(self) -> None:
-        self.answered_s = time.monotonic()
+        self.answered_s = self._clock.monotonic_s()
 
 
 def wait_connected(client: MqttClient, endpoint: Endpoint, within_s: float) -> None:
@@ -289,12 +299,12 @@ def encode_command(command: Command, signer: Signer | None) -> bytes:
     return payload if signer is None else json.dumps(signer.sign(json.loads(payload))).encode()
 
 
-def command_message(topics: Topics, payload: bytes, expires: float) -> Message:
+def command_message(topics: Topics, payload: bytes, expires: float, clock: Clock = SYSTEM_CLOCK) -> Message:
     """Return the message that carries a command. expires: Unix time in s, after which the broker need not keep it.
 
     A message expires after one second at the earliest.
     """
-    left_s = math.ceil(expires - time.time())
+    left_s = math.ceil(expires - clock.wall_s())
     return Message(topics.command, payload, expires_s=min(max(left_s, 1), _MOST_EXPIRY_S))
 
 

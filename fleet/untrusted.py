@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections import Counter
-from collections.abc import Callable
+
+from agent.common.clock import SYSTEM_CLOCK, Clock
 
 _MOST_LINES = 10  # of a kind in a period
 _PERIOD_S = 60.0
@@ -21,12 +21,9 @@ def printable(text: str, most: int = 256) -> str:
 
 
 class Warnings:
-    """Log warnings that begin with `{subject}={kind}`, at most ten of a kind in a minute.
+    """Log warnings that begin with `{subject}={kind}`, at most ten of a kind in a minute."""
 
-    clock: monotonic, in s.
-    """
-
-    def __init__(self, log: logging.Logger, subject: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, log: logging.Logger, subject: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self._log = log
         self._subject = subject
         self._clock = clock
@@ -42,7 +39,7 @@ class Warnings:
 
     def tick(self) -> None:
         """At the end of a period, log how many lines of each kind were left out."""
-        now_s = self._clock()
+        now_s = self._clock.monotonic_s()
         if now_s - self._period_start_s < _PERIOD_S:
             return
         for kind, count in self._counts.items():

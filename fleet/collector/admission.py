@@ -7,11 +7,11 @@ in all and the new ones a minute. Devices that the store knows are never turned 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from fleet.devices.devices import Devices, Name
 from fleet.store.transaction import Transaction
 
@@ -49,23 +49,22 @@ class Admission:
         state: Why the latest ones were: "most-devices" or "new-devices-per-minute"; empty a minute after.
     """
 
-    def __init__(self, devices: Devices, limits: NewDevices, clock: Callable[[], float] = time.monotonic) -> None:
-        """clock: monotonic, in s."""
+    def __init__(self, devices: Devices, limits: NewDevices, clock: Clock = SYSTEM_CLOCK) -> None:
         self.turned_away = 0
         self.state = ""
         self._devices = devices
         self._limits = limits
         self._clock = clock
-        self._tokens, self._earned_s = float(limits.per_minute), clock()
-        self._total, self._count_again_s = 0, clock()
-        self._refused_s = clock()
+        self._tokens, self._earned_s = float(limits.per_minute), clock.monotonic_s()
+        self._total, self._count_again_s = 0, clock.monotonic_s()
+        self._refused_s = clock.monotonic_s()
 
     def admit(self, transaction: Transaction, names: Sequence[Name]) -> Admitted:
         """Decide on the names of a batch, in the order of their arrival. Raises AgentError as the store does."""
         unknown = self._devices.unknown(transaction, set(names))
         if not unknown:
             return Admitted()
-        now_s = self._clock()
+        now_s = self._clock.monotonic_s()
         self._tokens = min(
             self._limits.per_minute, self._tokens + (now_s - self._earned_s) / 60.0 * self._limits.per_minute
         )
@@ -82,7 +81,7 @@ class Admission:
         """Count the devices of a batch that was stored."""
         self._tokens -= admitted.new
         self._total += admitted.new
-        now_s, refused, limit = self._clock(), len(admitted.refused), admitted.limit
+        now_s, refused, limit = self._clock.monotonic_s(), len(admitted.refused), admitted.limit
         if refused:
             self.turned_away += refused
             self._refused_s = now_s

@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.common.timing import Backoff
 from agent.contract.messages import Ack
@@ -76,6 +76,7 @@ class Collector:
         retention: ReportRetention | None = None,
         fleet: str | None = None,
         limits: NewDevices | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Prepare a collector.
 
@@ -92,11 +93,11 @@ class Collector:
         self.counts: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self.batches, self.stored_at = 0, 0.0
-        self._store = store
+        self._store, self._clock = store, clock
         self._reader = Reader(part)
-        self._warnings = Warnings(log, "collector")
-        self._writer = BatchWriter(store, self._warnings, limits or NewDevices())
-        self._retention = retention or ReportRetention()
+        self._warnings = Warnings(log, "collector", clock)
+        self._writer = BatchWriter(store, self._warnings, limits or NewDevices(), clock)
+        self._retention = retention or ReportRetention(clock=clock)
         self._reports, self._results = ReceiveQueue(_QUEUE_BYTES), ReceiveQueue(_QUEUE_BYTES)
         self.queues: Mapping[str, ReceiveQueue] = {"reports": self._reports, "results": self._results}
         self._acks = Acks()
@@ -156,7 +157,7 @@ class Collector:
 
     def _prune(self) -> None:
         try:
-            self._retention.prune_if_due(self._store, time.time())
+            self._retention.prune_if_due(self._store)
         except AgentError as error:
             self._log_or_raise(error)
 
@@ -172,7 +173,7 @@ class Collector:
                 self._log_or_raise(error)
                 if stopping():
                     return False
-                time.sleep(_RETRY_S)
+                self._clock.sleep(_RETRY_S)
         gaps = sum(isinstance(each, Gap) for each in batch.entries)
         counts = {"gap": gaps, "report": len(batch.entries) - gaps, "refused": len(batch.refused)}
         counts |= {"status": len(batch.statuses), "birth": len(batch.births), "result": len(batch.results)}
@@ -182,7 +183,7 @@ class Collector:
             turned_away = len(read.batch.names) - len(batch.names)
             self.refused[NEW_DEVICE] += turned_away
             self.counts["refused"] += turned_away
-        self.batches, self.stored_at = self.batches + 1, time.time()
+        self.batches, self.stored_at = self.batches + 1, self._clock.wall_s()
         self._acks.put(complete)
         read.queue.confirm(read.arrivals)
         self._client.wake()

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
-import time
-from collections.abc import Callable
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from fleet.collector.admission import Admission, Admitted, NewDevices
 from fleet.collector.batch import Batch
 from fleet.devices.devices import Devices
@@ -37,11 +36,13 @@ _ORPHANS = "NOT EXISTS (SELECT 1 FROM progress p WHERE p.device = dropped.device
 class BatchWriter:
     """Write batches to one store. warnings: for content that is stored, but suspicious."""
 
-    def __init__(self, store: FleetStore, warnings: Warnings, limits: NewDevices = DEFAULTS) -> None:
-        self._store = store
+    def __init__(
+        self, store: FleetStore, warnings: Warnings, limits: NewDevices = DEFAULTS, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._store, self._clock = store, clock
         self._warnings = warnings
         self._reports, self._devices = Reports(store), Devices(store)
-        self.admission = Admission(self._devices, limits)
+        self.admission = Admission(self._devices, limits, clock)
 
     def write(self, batch: Batch) -> tuple[Batch, dict[Stream, int]]:
         """Store a batch, without the new devices that stay out. Raises AgentError.
@@ -49,7 +50,7 @@ class BatchWriter:
         Return what was stored, up to which number each stream of it is complete, and the newest stream of each device
         that came online.
         """
-        now, names = time.time(), batch.names
+        now, names = self._clock.wall_s(), batch.names
 
         def write(transaction: Transaction) -> tuple[Admitted, dict[Stream, int], list[Refused], Batch]:
             admitted = self.admission.admit(transaction, names)
@@ -106,18 +107,16 @@ class ReportRetention:
     the future count as of now, once the day is over.
     """
 
-    def __init__(
-        self, days: float = DAYS, unseen_days: float | None = None, monotonic: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, days: float = DAYS, unseen_days: float | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
         self._days, self._unseen_days = days, unseen_days
-        self._monotonic = monotonic
-        self._ahead_s: float | None = None  # of the wall clock, when it was last compared
+        self._clock = clock
+        self._ahead_s: float | None = None  # wall minus monotonic time, when they were last compared
         self._prune_at_s = -math.inf  # monotonic
         self._has_jumped = False
 
-    def prune_if_due(self, store: FleetStore, now: float) -> None:
-        """Delete some old rows, if it is time to. now: Unix time in s. Raises AgentError as the store does."""
-        now_s = self._monotonic()
+    def prune_if_due(self, store: FleetStore) -> None:
+        """Delete some old rows, if it is time to. Raises AgentError as the store does."""
+        now, now_s = self._clock.wall_s(), self._clock.monotonic_s()
         if (jump_s := self._jump_s(store, now, now_s)) is not None:
             self._has_jumped, self._prune_at_s = True, now_s + _DAY_S
             log.warning("collector=time_jumped days=%.1f deleting='nothing for a day'", jump_s / _DAY_S)

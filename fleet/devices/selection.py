@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import operator
 import re
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import islice
 from typing import Any
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import CommandError
 from fleet.devices.devices import Device, Devices
 from fleet.devices.facts import FIGURES, SILENT_S, WORDS, Fact, facts
@@ -72,6 +72,7 @@ def select(
     silent_s: float = SILENT_S,
     most: int | None = None,
     after: str = "",
+    clock: Clock = SYSTEM_CLOCK,
 ) -> list[Device]:
     """Return the devices of a fleet that fulfil all conditions, by name.
 
@@ -82,7 +83,7 @@ def select(
 
     Raises CommandError: fleet.where as `parse`, fleet.nobody  if no device matches
     """
-    conditions, now = parse(where or ""), time.time()
+    conditions, now = parse(where or ""), clock.wall_s()
     everybody = devices.all(fleet, *_in_sql(conditions), after)
     matching = list(islice((each for each in everybody if matches(each, conditions, now, silent_s)), most))
     if not matching and not after and (where or devices.count(fleet)):

@@ -7,7 +7,6 @@ to the inbox. A board whose chunks are lost gets a new command, for the missing 
 from __future__ import annotations
 
 import logging
-import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.common.timing import Backoff
 from agent.contract.commands import CommandResult
@@ -69,6 +69,7 @@ class MergeExchange:
         silence_s: float,
         signer: Signer | None = None,
         most_s: float = _MOST_S,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Prepare an exchange. Raises AgentError as UploadInbox.
 
@@ -81,12 +82,12 @@ class MergeExchange:
         """
         self.inbox = UploadInbox(folder)
         self.failed: dict[str, str] = {}
-        self._fleet = fleet
+        self._fleet, self._clock = fleet, clock
         self._at_once = at_once
         self._silence_s = silence_s
         self._signer = signer
         self._most_s = most_s
-        self._warnings = Warnings(log, "merge")
+        self._warnings = Warnings(log, "merge", clock)
         self._pending: dict[str, _PendingUpload] = {}
         self._online: set[str] = set()
         self._endpoint = endpoint
@@ -116,19 +117,21 @@ class MergeExchange:
             wait_connected(self._client, self._endpoint, _CONNECT_S)
             waiting = deque(sorted(devices))
             if not devices:
-                self._receive(time.monotonic() + within_s)
+                self._receive(self._clock.monotonic_s() + within_s)
                 waiting = deque(sorted(self._online))
             total = len(waiting)
             while waiting or self._pending:
                 while waiting and len(self._pending) < self._at_once:
                     self._start(waiting.popleft())
-                self._receive(time.monotonic() + 0.1)
-                self._repeat(time.monotonic())
+                self._receive(self._clock.monotonic_s() + 0.1)
+                self._repeat(self._clock.monotonic_s())
                 advance("gathering", 1.0 - (len(waiting) + len(self._pending)) / total)
 
     def _start(self, device: str) -> None:
         try:
-            self._pending[device] = _PendingUpload(Topics(self._fleet, device), time.monotonic() + self._most_s)
+            self._pending[device] = _PendingUpload(
+                Topics(self._fleet, device), self._clock.monotonic_s() + self._most_s
+            )
         except AgentError as error:
             self.failed[device] = str(error)
             return
@@ -139,9 +142,9 @@ class MergeExchange:
         pending, missing = self._pending[device], self.inbox.missing(device)
         arguments: dict[str, Any] = {"upload": missing[0], "missing": missing[1]} if missing is not None else {}
         to = pending.topics if self._signer is not None else None
-        command = new_command("histograms", arguments, time.time(), _VALID_S, to)
+        command = new_command("histograms", arguments, self._clock.wall_s(), _VALID_S, to)
         pending.rounds += 1
-        pending.command = RepeatedCommand(self._client, pending.topics, command, self._signer)
+        pending.command = RepeatedCommand(self._client, pending.topics, command, self._signer, self._clock)
 
     def _repeat(self, now_s: float) -> None:
         """Repeat the commands of silent boards, and give up boards that took too long."""
@@ -157,7 +160,7 @@ class MergeExchange:
                 self._send_command(device)
 
     def _receive(self, until_s: float) -> None:
-        while (left_s := until_s - time.monotonic()) > 0.0:
+        while (left_s := until_s - self._clock.monotonic_s()) > 0.0:
             for topic, payload, _ in self._queue.pop(_BATCH_BYTES, left_s, 0.0):
                 try:
                     _, _, _, device, kind, *rest = topic.decode().split("/")
@@ -217,7 +220,7 @@ class MergeExchange:
             self._fail(device, why)
         else:
             pending.command = None
-            pending.pause_until_s = time.monotonic() + REPEAT_S
+            pending.pause_until_s = self._clock.monotonic_s() + REPEAT_S
 
     def _fail(self, device: str, why: str) -> None:
         self.failed[device] = why

@@ -8,6 +8,7 @@ invent fleets.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.timing import Backoff, RetryState
 from calibrate.errors import TaredError
 from fleet.devices.devices import Devices
@@ -37,15 +39,15 @@ _MOST_ROLLOUTS = 50  # that are under way, the newest
 class StoreMetrics(Collector):
     """The metrics that one function reads from the store at `db`; called in the thread of the metrics' server."""
 
-    def __init__(self, db: str, read: Callable[[FleetStore], list[Metric]]) -> None:
-        self._db, self._read = db, read
+    def __init__(self, db: str, read: Callable[[FleetStore], list[Metric]], clock: Clock = SYSTEM_CLOCK) -> None:
+        self._db, self._read, self._clock = db, read, clock
         self._reading = RetryState(_report, Backoff(), 1)
         self._kept: list[Metric] = []
-        self._next_s = 0.0  # monotonic
+        self._next_s = -math.inf  # when the store is read again; monotonic
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics; those of the store only while it can be read."""
-        if time.monotonic() >= self._next_s:
+        if self._clock.monotonic_s() >= self._next_s:
             try:
                 with open_existing(self._db, _CACHE_KIB) as store:
                     self._kept = self._read(store)
@@ -53,7 +55,7 @@ class StoreMetrics(Collector):
             except TaredError as error:
                 self._kept = []
                 self._reading.note_failure(error)
-            self._next_s = time.monotonic() + _KEPT_S
+            self._next_s = self._clock.monotonic_s() + _KEPT_S
         up = float(not self._reading.code)
         yield GaugeMetricFamily("tared_fleet_store_up", "Whether the fleet's store can be read.", value=up)
         yield from self._kept

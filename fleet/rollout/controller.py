@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 import math
 import socket
-import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Set
 from contextlib import suppress
 from pathlib import Path
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError, CommandError
 from agent.common.timing import Backoff
 from agent.contract.commands import CommandResult, Reported
@@ -72,6 +72,7 @@ class Controller:
         signer: Signer | None = None,
         lease_s: float = LEASE_S,
         fleet: str | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Prepare a controller.
 
@@ -85,7 +86,7 @@ class Controller:
         self.rollouts: dict[str, Rollout] = {}
         self.ended: list[Rollout] = []
         self._has_claimed = False
-        self._fleet = fleet
+        self._fleet, self._clock = fleet, clock
         self._store, self._who, self._signer, self._lease_s = store, who, signer, lease_s
         self._owner = f"{socket.gethostname()}/{uuid.uuid4().hex[:12]}"
         self._settings: dict[tuple[str, str], Reported] = {}
@@ -94,8 +95,8 @@ class Controller:
         self._unsignable: set[str] = set()  # left to others for lack of a key
         self._unable: dict[str, float] = {}  # until when they are left to others; monotonic
         self._chunks: dict[str, tuple[str, float]] = {}  # by command, the last request and when it was served
-        self._sender = CommandSender()
-        self._stepper = RolloutStepper(store, self._sender, self._owner, who, signer, self._settings, lease_s)
+        self._sender = CommandSender(clock)
+        self._stepper = RolloutStepper(store, self._sender, self._owner, who, signer, self._settings, lease_s, clock)
         self._queue = ReceiveQueue(_QUEUE_BYTES)
         self._client = MqttClient(
             endpoint,
@@ -133,21 +134,21 @@ class Controller:
             while not stopping():
                 self._receive(_STEP_EVERY_S)
                 try:
-                    if time.monotonic() >= claim_s:
+                    if self._clock.monotonic_s() >= claim_s:
                         self._claim()
-                        claim_s = time.monotonic() + self._lease_s / 10.0
-                    if self._results or time.monotonic() >= step_s:
-                        step_s = time.monotonic() + (_STEP_EVERY_S if self._step() else _IDLE_S)
+                        claim_s = self._clock.monotonic_s() + self._lease_s / 10.0
+                    if self._results or self._clock.monotonic_s() >= step_s:
+                        step_s = self._clock.monotonic_s() + (_STEP_EVERY_S if self._step() else _IDLE_S)
                 except AgentError as error:
                     log.error("rollouts=waiting error=%r retry_s=%.0f", str(error), _RETRY_S)
-                    time.sleep(_RETRY_S)
+                    self._clock.sleep(_RETRY_S)
             # Otherwise the leases end by themselves.
             with suppress(AgentError), self._store.transaction("write") as transaction:
                 rows.release_leases(transaction, self._owner, self.rollouts)
 
     def _claim(self) -> None:
-        now = time.time()
-        unable = {each for each, until_s in self._unable.items() if until_s > time.monotonic()}
+        now = self._clock.wall_s()
+        unable = {each for each, until_s in self._unable.items() if until_s > self._clock.monotonic_s()}
         with self._store.transaction("write") as transaction:
             free = rows.free_rollouts(transaction, self._owner, now, self._fleet)
             if self._signer is None:
@@ -185,7 +186,7 @@ class Controller:
                 remedy = "restore the file, or create another rollout"
                 raise CommandError("rollout.file", f"changed content in {file}", "the file of the rollout", remedy)
         except CommandError as error:
-            is_new, self._unable[identity] = identity not in self._unable, time.monotonic() + _UNABLE_S
+            is_new, self._unable[identity] = identity not in self._unable, self._clock.monotonic_s() + _UNABLE_S
             with self._store.transaction("write") as transaction:
                 rows.release_leases(transaction, self._owner, [identity])
                 if is_new:
@@ -252,7 +253,7 @@ class Controller:
 
     def _send_file(self, spec: RolloutSpec, path: Path, topics: Topics, result: CommandResult) -> None:
         """Send the chunks that the board requests. The same ones are repeated after a second: they may be lost."""
-        request, now_s = str((result.result or {}).get("next")), time.monotonic()
+        request, now_s = str((result.result or {}).get("next")), self._clock.monotonic_s()
         previous, since_s = self._chunks.get(result.id, ("", -math.inf))
         if result.final or (request == previous and now_s - since_s < _SAME_CHUNKS_S):
             return

@@ -6,12 +6,12 @@ The register writes to the store alone. A controller, maybe on another machine, 
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import CommandError
 from fleet.devices.devices import Device, Devices
 from fleet.devices.records import AuditEntry, audit, audit_entries
@@ -37,8 +37,8 @@ class Overview:
 class RolloutRegister:
     """The rollouts in a store. who: the operator, as the record names them. Raises AgentError as the store does."""
 
-    def __init__(self, store: FleetStore, who: str) -> None:
-        self._store, self._who = store, who
+    def __init__(self, store: FleetStore, who: str, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._store, self._who, self._clock = store, who, clock
 
     def plan(self, fleet: str, spec: RolloutSpec, seed: str | None = None) -> list[list[Device]]:
         """Return the boards of each wave, without creating a rollout.
@@ -52,7 +52,7 @@ class RolloutRegister:
             rollout.zone     a board's time zone is unknown
             rollout.schema   boards speak a newer contract, so that their results could not be read
         """
-        devices = select(Devices(self._store), fleet, spec.select, spec.silent_s)
+        devices = select(Devices(self._store), fleet, spec.select, spec.silent_s, clock=self._clock)
         if not devices:
             remedy = "let 'tared fleet collect' run until devices have reported"
             raise CommandError("fleet.nobody", f"no device of {fleet!a}", "at least one", remedy)
@@ -76,7 +76,7 @@ class RolloutRegister:
         """Store a new rollout, which a controller then carries out; return its id."""
         boards = [[(each.id, each.tags.get(ZONE_TAG, spec.timezone)) for each in wave] for wave in waves]
         with self._store.transaction("write") as transaction:
-            identity = rows.create_rollout(transaction, fleet, spec, boards, time.time())
+            identity = rows.create_rollout(transaction, fleet, spec, boards, self._clock.wall_s())
             document = {"spec": json.loads(spec.to_json()), "waves": [len(wave) for wave in waves]}
             audit(transaction, self._who, "created", why, identity, json.dumps(document))
         return identity

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import heapq
 import threading
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.contract.topics import Topics
 from agent.mqtt.message import Message, MessageSource
 from fleet.operator import REPEAT_S, command_message
@@ -46,7 +46,8 @@ class _Flight:
 class CommandSender(MessageSource):
     """The commands that are on their way; thread-safe. Only a board's answer ends the repetition of one."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
         self._flights: dict[str, _Flight] = {}
         self._heap: list[tuple[float, str]] = []
@@ -55,7 +56,7 @@ class CommandSender(MessageSource):
 
     def __len__(self) -> int:
         with self._lock:
-            return sum(flight.due_s <= time.monotonic() for flight in self._flights.values())
+            return sum(flight.due_s <= self._clock.monotonic_s() for flight in self._flights.values())
 
     def put(self, fleet: str, commands: Iterable[CommandRow], may_be_out: bool = False) -> None:
         """Send these commands until `drop`. A command that is on its way already is ignored.
@@ -69,7 +70,7 @@ class CommandSender(MessageSource):
                     flight.is_answered, flight.may_be_out = command.accepted is not None, may_be_out
                     self._flights[command.id] = flight
                     self._by_board.setdefault(flight.board, set()).add(command.id)
-                    self._schedule(flight, time.monotonic())
+                    self._schedule(flight, self._clock.monotonic_s())
 
     def withhold(self, ids: Iterable[str]) -> set[str]:
         """Stop sending these; return those that were never sent. The others may still be answered."""
@@ -109,7 +110,7 @@ class CommandSender(MessageSource):
             flight = self._flights.get(identity)
             if flight is not None and not flight.is_withheld:
                 flight.repeat_s, flight.is_answered = _MOST_REPEAT_S, True
-                self._schedule(flight, time.monotonic() + _MOST_REPEAT_S)
+                self._schedule(flight, self._clock.monotonic_s() + _MOST_REPEAT_S)
 
     def report_presence(self, fleet: str, device: str, is_there: bool) -> None:
         """Note what the board's status, or its will, says. A board that comes back is sent its commands at once."""
@@ -125,24 +126,26 @@ class CommandSender(MessageSource):
                 flight = self._flights[identity]
                 if not flight.is_withheld:
                     flight.repeat_s = REPEAT_S
-                    self._schedule(flight, time.monotonic())
+                    self._schedule(flight, self._clock.monotonic_s())
 
     def pop(self) -> Message | None:
-        now_s = time.monotonic()
+        now_s = self._clock.monotonic_s()
         with self._lock:
             while self._heap and self._heap[0][0] <= now_s:
                 due_s, identity = heapq.heappop(self._heap)
                 flight = self._flights.get(identity)
                 if flight is None or flight.due_s != due_s:  # it was dropped or rescheduled
                     continue
-                is_expired = flight.command.expires < time.time() and not flight.is_answered
+                is_expired = flight.command.expires < self._clock.wall_s() and not flight.is_answered
                 if is_expired or flight.board in self._away:
                     flight.due_s = inf  # until the board comes back
                     continue
                 flight.may_be_out = True
                 self._schedule(flight, now_s + flight.repeat_s)
                 flight.repeat_s = min(2.0 * flight.repeat_s, _MOST_REPEAT_S)
-                return command_message(flight.topics, flight.command.payload.encode(), flight.command.expires)
+                return command_message(
+                    flight.topics, flight.command.payload.encode(), flight.command.expires, self._clock
+                )
         return None
 
     def _schedule(self, flight: _Flight, at_s: float) -> None:

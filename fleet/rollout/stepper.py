@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import json
 import logging
-import time
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError, CommandError
 from agent.contract.commands import CommandResult, Reported
 from agent.contract.signing import Signer
@@ -71,6 +72,7 @@ class RolloutStepper:
         signer: Signer | None,
         settings: ReportedSettings,
         lease_s: float,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Prepare a stepper.
 
@@ -82,7 +84,7 @@ class RolloutStepper:
             lease_s: How long a lease lasts from each step on.
         """
         self._store, self._sender, self._owner, self._lease_s = store, sender, owner, lease_s
-        self._who, self._signer, self._settings = who, signer, settings
+        self._who, self._signer, self._settings, self._clock = who, signer, settings, clock
         self._devices = Devices(store)
         self._open: dict[str, dict[str, CommandRow]] = {}  # by rollout and command
         self._unsent: dict[str, set[str]] = {}  # by rollout, commands that were never sent and will not be
@@ -114,7 +116,7 @@ class RolloutStepper:
         return command in self._open.get(identity, {})
 
     def _step(self, identity: str, results: ResultsById) -> tuple[Rollout | None, bool]:
-        now = time.time()
+        now = self._clock.wall_s()
         with self._store.transaction("write") as transaction:
             rollout = self._renew_lease(transaction, identity)
             if rollout is None:
@@ -142,7 +144,7 @@ class RolloutStepper:
 
     def _renew_lease(self, transaction: Transaction, identity: str) -> Rollout | None:
         """Renew the lease, and return the rollout as it is now; None if the lease is lost."""
-        now = time.time()
+        now = self._clock.wall_s()
         return rows.renew_lease(transaction, identity, self._owner, now, now + self._lease_s)
 
     def _working(self, rollout: Rollout, commands: CommandsById) -> set[int]:
@@ -160,9 +162,9 @@ class RolloutStepper:
 
     def _collected(self, identity: str) -> dict[str, CommandResult]:
         """Return results that a collector has stored, now and then: they may have reached nobody else."""
-        if time.monotonic() - self._collected_s.get(identity, 0.0) < _COLLECTED_EVERY_S:
+        if self._clock.monotonic_s() - self._collected_s.get(identity, -math.inf) < _COLLECTED_EVERY_S:
             return {}
-        self._collected_s[identity] = time.monotonic()
+        self._collected_s[identity] = self._clock.monotonic_s()
         keys = [(each.device, each.id) for each in self._open.get(identity, {}).values()]
         results = [CommandResult.from_json(each.encode()) for each in result_documents(self._store, keys)]
         return {result.id: result for result in results if result.status in ("SUCCEEDED", "FAILED")}
@@ -312,7 +314,7 @@ class RolloutStepper:
         with self._store.transaction("read") as transaction:
             boards = rows.boards_of_waves(transaction, rollout.id, rollout.wave, rollout.wave)
         devices = {each.id: each for each in self._devices.by_ids([board.device for board in boards])}
-        now = time.time()
+        now = self._clock.wall_s()
         verdicts = judge_wave(rollout.spec, boards, devices, now)
         with self._store.transaction("write") as transaction:
             current = self._renew_lease(transaction, rollout.id)
@@ -327,7 +329,7 @@ class RolloutStepper:
     def _act(self, plan: _Plan) -> Rollout | None:
         """Record and send the next commands, now that the boards' facts are known."""
         devices = {each.id: each for each in self._devices.by_ids([board.device for board in plan.boards])}
-        rollout, now = plan.rollout, time.time()
+        rollout, now = plan.rollout, self._clock.wall_s()
         actions = Actions(rollout, self._signer, now)
         steps = [self._board_step(plan, actions, each, devices[each.device], now) for each in plan.boards]
         changes = [each for each in steps if each is not None]

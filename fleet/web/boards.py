@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 import uuid
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.common.timing import Backoff, thinned
 from agent.contract.topics import Topics
@@ -57,11 +57,11 @@ class LiveBoards:
 
     Attributes:
         fleet: Its name.
-        version: Rises with each document of any board. `wait` waits for that.
+        version: Rises with each document of any board.
     """
 
-    def __init__(self, endpoint: Endpoint, fleet: str) -> None:
-        self.fleet = fleet
+    def __init__(self, endpoint: Endpoint, fleet: str, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.fleet, self._clock = fleet, clock
         self.version = 0
         self._queue = ReceiveQueue(_QUEUE_BYTES)
         self._client = MqttClient(
@@ -74,7 +74,7 @@ class LiveBoards:
             ),
         )
         self._boards: dict[str, LiveBoard] = {}
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._ending = False
         self._thread = threading.Thread(target=self._follow, name="boards", daemon=True)
 
@@ -84,9 +84,7 @@ class LiveBoards:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._changed:
-            self._ending = True
-            self._changed.notify_all()
+        self._ending = True
         self._thread.join()
         self._client.__exit__(None, None, None)
 
@@ -97,30 +95,23 @@ class LiveBoards:
 
     def names(self) -> list[str]:
         """Return the names of all boards, sorted."""
-        with self._changed:
+        with self._lock:
             return sorted(self._boards)
 
     def get(self, name: str) -> LiveBoard | None:
         """Return a board; its documents are replaced, never changed."""
-        with self._changed:
+        with self._lock:
             return self._boards.get(name)
-
-    def wait(self, version: int, timeout_s: float) -> int:
-        """Wait until something newer than `version` has come, or the time is over, or the end; return the version."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.version != version or self._ending, timeout_s)
-            return self.version
 
     def _follow(self) -> None:
         while not self._ending:
             arrivals = self._queue.pop(_BATCH_BYTES, _WAIT_S, 0.0)
             if not arrivals:
                 continue
-            with self._changed:
+            with self._lock:
                 for arrival in arrivals:
                     self._receive(arrival)
                 self.version += 1
-                self._changed.notify_all()
             self._queue.confirm(len(arrivals))
 
     def _receive(self, arrival: Arrival) -> None:
@@ -133,7 +124,7 @@ class LiveBoards:
             return
         if name not in self._boards and len(self._boards) >= _MOST_BOARDS:
             return
-        board, now = self._boards.setdefault(name, LiveBoard()), time.time()
+        board, now = self._boards.setdefault(name, LiveBoard()), self._clock.wall_s()
         board.documents[kind] = document
         board.version += 1
         if not arrival.retained:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.contract.commands import Command
 from agent.contract.signing import Signer
@@ -53,10 +53,10 @@ class Orders:
         version: Rises with each change of an order.
     """
 
-    def __init__(self, endpoint: Endpoint, fleet: str, signer: Signer | None) -> None:
+    def __init__(self, endpoint: Endpoint, fleet: str, signer: Signer | None, clock: Clock = SYSTEM_CLOCK) -> None:
         """signer: signs the commands, where the boards demand it."""
         self.version = 0
-        self._endpoint, self._fleet, self._signer = endpoint, fleet, signer
+        self._endpoint, self._fleet, self._signer, self._clock = endpoint, fleet, signer, clock
         self._orders: deque[Order] = deque(maxlen=_MOST_KEPT)
         self._lock = threading.Lock()
 
@@ -79,8 +79,8 @@ class Orders:
         Raises AgentError: `web.busy` while too many are under way; and as `new_command` and `Topics` do.
         """
         topics = Topics(self._fleet, board)
-        command = new_command(op, arguments, time.time(), _VALID_S, topics if self.signs else None)
-        order = Order(board, op, time.time())
+        command = new_command(op, arguments, self._clock.wall_s(), _VALID_S, topics if self.signs else None)
+        order = Order(board, op, self._clock.wall_s())
         with self._lock:
             if sum(not each.is_over for each in self._orders) >= _MOST_AT_ONCE:
                 found, remedy = f"{_MOST_AT_ONCE} commands under way", "wait for the answers of the boards"
@@ -92,10 +92,14 @@ class Orders:
         return order
 
     def _follow(self, order: Order, topics: Topics, command: Command) -> None:
-        pictures = receive_snapshots(self._endpoint, topics, _SILENCE_S) if order.op == "snapshot" else nullcontext()
+        pictures = (
+            receive_snapshots(self._endpoint, topics, _SILENCE_S, self._clock)
+            if order.op == "snapshot"
+            else nullcontext()
+        )
         try:
             with pictures as receive:
-                for result in send(self._endpoint, topics, command, _SILENCE_S, self._signer):
+                for result in send(self._endpoint, topics, command, _SILENCE_S, self._signer, clock=self._clock):
                     detail = result.error.message if result.error is not None else result.step or ""
                     self._note(order, status=str(result.status), detail=detail, percent=result.percent)
                     if receive is not None and result.status == "SUCCEEDED":

@@ -11,7 +11,6 @@ import asyncio
 import functools
 import hashlib
 import math
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import CommandError
 from agent.common.heap import release_free_memory
 from calibrate.errors import TaredError
@@ -59,13 +59,16 @@ class _Kept:
 class FleetRoom:
     """The store of a fleet. A context manager.
 
-    fleet: its name. files: the folder of the models and calibrations that rollouts may send; None: none.
+    fleet: its name. files: the folder of the models and calibrations that rollouts may send; None: none. clock: that of
+    its pages.
     """
 
-    def __init__(self, db: str, fleet: str, files: Path | None = None, silent_s: float = SILENT_S) -> None:
+    def __init__(
+        self, db: str, fleet: str, files: Path | None = None, silent_s: float = SILENT_S, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
         """db: as `open_existing`. silent_s: as in `facts`."""
         self.fleet, self.files, self.silent_s = fleet, files, silent_s
-        self._db = db
+        self._db, self.clock = db, clock
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._pool = ThreadPoolExecutor(_THREADS, "store")
 
@@ -86,7 +89,7 @@ class FleetRoom:
         self._kept.move_to_end(key)
         while len(self._kept) > _MOST_KEPT:
             self._kept.popitem(last=False)
-        if kept.task is None and time.monotonic() >= kept.next_s:
+        if kept.task is None and self.clock.monotonic_s() >= kept.next_s:
             kept.task = asyncio.create_task(self._renew(kept, make, every_s))
         if (task := kept.task) is not None:
             await asyncio.wait({task}, timeout=_PATIENCE_S)
@@ -103,7 +106,7 @@ class FleetRoom:
                 kept.next_s = -math.inf
 
     async def _renew(self, kept: _Kept, make: Callable[[FleetStore], str], every_s: float) -> None:
-        begun_s, now = time.monotonic(), time.time()
+        begun_s, now = self.clock.monotonic_s(), self.clock.wall_s()
         kept.next_s = math.inf
         try:
             html = await self._run(make)
@@ -117,7 +120,7 @@ class FleetRoom:
         finally:
             kept.task = None
             if kept.next_s == math.inf:  # else something was written meanwhile
-                ended_s = time.monotonic()
+                ended_s = self.clock.monotonic_s()
                 kept.next_s = ended_s + max(every_s, _REST * (ended_s - begun_s))
 
     async def _run(self, act: Callable[[FleetStore], T]) -> T:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import getpass
 import shlex
-import time
 import uuid
 from base64 import b64decode
 from collections import OrderedDict
@@ -205,11 +204,14 @@ class _RoomPages:
 
     async def _read(self, page: str, subject: str) -> Reading:
         values, every_s = _PARTS[page]
-        make = partial(_make, f"{page}_part.html", partial(values, self._room, subject))
+
+        def make(store: FleetStore) -> str:
+            return self._render(f"{page}_part.html", **values(self._room, subject, store))
+
         return await self._room.read(f"{page} {subject}", make, every_s)
 
     def _part(self, reading: Reading) -> str:
-        return _render("room_part.html", reading=reading, html=Markup(reading.html), token=self._token)
+        return self._render("room_part.html", reading=reading, html=Markup(reading.html), token=self._token)
 
     def _label(self, reading: Reading) -> str:
         """Return what distinguishes a part from another one, as far as people see."""
@@ -241,14 +243,17 @@ class _RoomPages:
 
     def _page(self, template: str, status: int, **values: Any) -> Response:
         shared = {"token": self._token, "has_room": True, "fleet": self._room.fleet}
-        return HTMLResponse(_render(template, **shared, **values), status)
+        return HTMLResponse(self._render(template, **shared, **values), status)
+
+    def _render(self, template: str, **values: Any) -> str:
+        return environment(_PACKAGE).get_template(template).render(now=self._room.clock.wall_s(), **values)
 
 
 _Values = Callable[[FleetRoom, str, FleetStore], dict[str, Any]]
 
 
-def _of_selection(values: Callable[[FleetStore, str, str, float], dict[str, Any]]) -> _Values:
-    return lambda room, where, store: values(store, room.fleet, where, room.silent_s)
+def _of_selection(values: Callable[[FleetStore, str, str, float, float], dict[str, Any]]) -> _Values:
+    return lambda room, where, store: values(store, room.fleet, where, room.silent_s, room.clock.wall_s())
 
 
 # The part of the store that each page shows, and how often it is read.
@@ -256,17 +261,12 @@ _PARTS: dict[str, tuple[_Values, float]] = {
     "devices": (_of_selection(devices_values), _DEVICES_S),
     "overview": (_of_selection(overview_values), _DEVICES_S),
     "days": (_of_selection(days_values), _DAYS_S),
-    "rollouts": (lambda room, _, store: rollouts_values(store, room.fleet), _ROLLOUT_S),
-    "rollout": (lambda room, identity, store: rollout_values(store, room.fleet, identity), _ROLLOUT_S),
+    "rollouts": (lambda room, _, store: rollouts_values(store, room.fleet, room.clock.wall_s()), _ROLLOUT_S),
+    "rollout": (
+        lambda room, identity, store: rollout_values(store, room.fleet, identity, room.clock.wall_s()),
+        _ROLLOUT_S,
+    ),
 }
-
-
-def _make(template: str, values: Callable[[FleetStore], dict[str, Any]], store: FleetStore) -> str:
-    return _render(template, **values(store))
-
-
-def _render(template: str, **values: Any) -> str:
-    return environment(_PACKAGE).get_template(template).render(now=time.time(), **values)
 
 
 def _where(request: Request) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,29 +59,28 @@ class WaveView:
     gates: Sequence[Mapping[str, Any]]
 
 
-def devices_values(store: FleetStore, fleet: str, where: str, silent_s: float) -> dict[str, Any]:
+def devices_values(store: FleetStore, fleet: str, where: str, silent_s: float, now: float) -> dict[str, Any]:
     """Return what the page of devices shows."""
     devices, words = _selected(store, fleet, where, silent_s)
-    now = time.time()
     rows = [_device_row(each, now, silent_s) for each in devices[:_MOST_DEVICES]]
     newer = unread(devices)
     return {"rows": rows, "count": len(devices), "words": words or (f"{newer}." if newer else "")}
 
 
-def overview_values(store: FleetStore, fleet: str, where: str, silent_s: float) -> dict[str, Any]:
+def overview_values(store: FleetStore, fleet: str, where: str, silent_s: float, now: float) -> dict[str, Any]:
     """Return what the page of distributions shows."""
     devices, words = _selected(store, fleet, where, silent_s)
     return {
         "count": len(devices),
         "words": words,
-        "sections": distributions(devices, time.time(), silent_s) if devices else [],
+        "sections": distributions(devices, now, silent_s) if devices else [],
     }
 
 
-def days_values(store: FleetStore, fleet: str, where: str, silent_s: float) -> dict[str, Any]:
+def days_values(store: FleetStore, fleet: str, where: str, silent_s: float, now: float) -> dict[str, Any]:
     """Return what the part of the thirty days shows: minutes of reading, where years are stored."""
     devices, words = _selected(store, fleet, where, silent_s)
-    days = daily_trends(store, [each.id for each in devices], time.time())
+    days = daily_trends(store, [each.id for each in devices], now)
     return {"count": len(devices), "words": words, "sections": [thirty_days(days)]}
 
 
@@ -119,9 +117,9 @@ def _device_row(device: Device, now: float, silent_s: float) -> dict[str, Any]:
     }
 
 
-def rollouts_values(store: FleetStore, fleet: str) -> dict[str, Any]:
+def rollouts_values(store: FleetStore, fleet: str, now: float) -> dict[str, Any]:
     """Return what the page of rollouts shows."""
-    rollouts, now = RolloutRegister(store, "").all(fleet), time.time()
+    rollouts = RolloutRegister(store, "").all(fleet)
     return {
         "count": len(rollouts),
         "rows": [
@@ -150,7 +148,7 @@ def own_rollout(store: FleetStore, fleet: str, begin: str) -> str:
     return rollout.id
 
 
-def rollout_values(store: FleetStore, fleet: str, begin: str) -> dict[str, Any]:
+def rollout_values(store: FleetStore, fleet: str, begin: str, now: float) -> dict[str, Any]:
     """Return what the page of a rollout shows. Raises CommandError as `own_rollout`."""
     overview, boards = RolloutRegister(store, "").progress(own_rollout(store, fleet, begin))
     rollout = overview.rollout
@@ -160,7 +158,7 @@ def rollout_values(store: FleetStore, fleet: str, begin: str) -> dict[str, Any]:
         "state": rollout.state.value,
         "tone": _STATES[rollout.state],
         "is_finished": rollout.state.is_finished,
-        "controller": _controller_words(rollout, time.time()),
+        "controller": _controller_words(rollout, now),
         "soak_until": rollout.soak_until if rollout.state is RolloutState.RUNNING else None,
         "does": _spec_words(rollout),
         "waves": list(_waves(overview)),

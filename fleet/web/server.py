@@ -11,7 +11,6 @@ import hmac
 import secrets
 import socket
 import threading
-import time
 from base64 import b64decode
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +25,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.common.html.pages import environment, resource
 from agent.contract.topics import Topics
@@ -70,10 +70,12 @@ class WebOptions:
     closing: threading.Event = field(default_factory=threading.Event)
 
 
-def create_app(boards: LiveBoards, orders: Orders, options: WebOptions, room: FleetRoom | None = None) -> Starlette:
+def create_app(
+    boards: LiveBoards, orders: Orders, options: WebOptions, room: FleetRoom | None = None, clock: Clock = SYSTEM_CLOCK
+) -> Starlette:
     """Return the application. room: the fleet's store, where there is one."""
-    streams = Streams(options.closing)
-    pages = _Pages(boards, orders, options, streams, room is not None)
+    streams = Streams(options.closing, clock)
+    pages = _Pages(boards, orders, options, streams, room is not None, clock)
     routes = [
         Route("/", pages.fleet),
         Route("/boards/{name}", pages.board),
@@ -141,12 +143,12 @@ class _Pages:
     """The handlers. Whatever reads the boards is quick; nothing here waits for a broker or a board."""
 
     def __init__(
-        self, boards: LiveBoards, orders: Orders, options: WebOptions, streams: Streams, has_room: bool
+        self, boards: LiveBoards, orders: Orders, options: WebOptions, streams: Streams, has_room: bool, clock: Clock
     ) -> None:
         self._boards = boards
-        self._orders = orders
+        self._orders, self._clock = orders, clock
         self._options = options
-        self._table = FleetTable(boards, _PACKAGE)
+        self._table = FleetTable(boards, _PACKAGE, clock)
         self._streams = streams
         self._has_room = has_room
         self._viewers = 0
@@ -252,7 +254,7 @@ class _Pages:
         orders = self._orders.of_board(name)
         return {
             "name": name,
-            "board": board_page(board),
+            "board": board_page(board, self._clock.wall_s()),
             "orders": orders,
             "picture": next((order.sent_at for order in orders if order.picture is not None), None),
             "trouble": self._boards.trouble,
@@ -265,9 +267,8 @@ class _Pages:
         values = {"token": self._options.token, "has_room": self._has_room, **values}
         return HTMLResponse(self._render(template, **values), status)
 
-    @staticmethod
-    def _render(template: str, **values: Any) -> str:
-        return environment(_PACKAGE).get_template(template).render(now=time.time(), **values)
+    def _render(self, template: str, **values: Any) -> str:
+        return environment(_PACKAGE).get_template(template).render(now=self._clock.wall_s(), **values)
 
 
 def _live_script() -> str:

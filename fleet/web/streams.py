@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
+
+from agent.common.clock import SYSTEM_CLOCK, Clock
 
 _LEAST_S, _ALIVE_S = 0.5, 15.0  # between two changes that a page is sent, and between two signs of life without any
 _MOST_STREAMS = 32
@@ -18,8 +19,8 @@ _MOST_STREAMS = 32
 class Streams:
     """The streams of the pages that are open. closing: they are to end."""
 
-    def __init__(self, closing: threading.Event) -> None:
-        self._closing = closing
+    def __init__(self, closing: threading.Event, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._closing, self._clock = closing, clock
         self._count = 0
 
     def answer(self, request: Request, changes: Callable[[], Awaitable[str]]) -> Response:
@@ -31,13 +32,13 @@ class Streams:
     async def _follow(self, request: Request, changes: Callable[[], Awaitable[str]]) -> AsyncIterator[str]:
         self._count += 1
         try:
-            sent_s = time.monotonic()
+            sent_s = self._clock.monotonic_s()
             while not (self._closing.is_set() or await request.is_disconnected()):
                 if events := await changes():
-                    sent_s = time.monotonic()
+                    sent_s = self._clock.monotonic_s()
                     yield events
-                elif time.monotonic() - sent_s > _ALIVE_S:
-                    sent_s = time.monotonic()
+                elif self._clock.monotonic_s() - sent_s > _ALIVE_S:
+                    sent_s = self._clock.monotonic_s()
                     yield ": still here\n\n"
                 await asyncio.sleep(_LEAST_S)
         finally:

@@ -7,11 +7,11 @@ the rows that have changed since its `mark`.
 from __future__ import annotations
 
 import secrets
-import time
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.html.pages import environment
 from fleet.web.boards import LiveBoards
 from fleet.web.views import fleet_row, state_of
@@ -27,9 +27,9 @@ class _Row:
 class FleetTable:
     """The rows by board. For the thread that serves the pages."""
 
-    def __init__(self, boards: LiveBoards, package: str) -> None:
+    def __init__(self, boards: LiveBoards, package: str, clock: Clock = SYSTEM_CLOCK) -> None:
         """package: has the template of a row."""
-        self._boards = boards
+        self._boards, self._clock = boards, clock
         self._template = environment(package).get_template("fleet_row.html")
         self._rows: dict[str, _Row] = {}
         self._serial = 0
@@ -42,7 +42,7 @@ class FleetTable:
 
     def rows_since(self, mark: str = "") -> Markup:
         """Return the rows that have changed since a mark, in the order of the boards' names; all, for one unknown."""
-        self._update(time.time())
+        self._update(self._clock.wall_s())
         instance, _, serial = mark.partition(".")
         known = int(serial) if instance == self._instance and serial.isascii() and serial.isdigit() else 0
         return Markup().join(row.html for _, row in sorted(self._rows.items()) if row.serial > known)

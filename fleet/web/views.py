@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -71,9 +70,8 @@ def state_of(board: LiveBoard, now: float) -> tuple[str, str]:
     return visible(state, _MOST_WORD), _STATES.get(state, "idle")
 
 
-def board_page(board: LiveBoard) -> dict[str, Any]:
+def board_page(board: LiveBoard, now: float) -> dict[str, Any]:
     """Return what the changing part of a board's page shows."""
-    now = time.time()
     state, tone = state_of(board, now)
     telemetry = board.documents.get("telemetry", {})
     reported = telemetry.get("cameras")

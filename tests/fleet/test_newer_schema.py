@@ -21,7 +21,6 @@ from agent.common.errors import CommandError
 from agent.contract.commands import CommandResult
 from agent.contract.messages import NEWER_SCHEMA, Birth, Status, Telemetry
 from agent.mqtt.client import MqttClient, SessionOptions
-from agent.mqtt.endpoint import Endpoint
 from agent.mqtt.message import Message
 from agent.mqtt.receive_queue import Arrival
 from fleet import operator
@@ -32,7 +31,6 @@ from fleet.devices.devices import Device, Devices
 from fleet.devices.facts import facts
 from fleet.devices.records import quarantined
 from fleet.rollout.board_steps import parse_result
-from fleet.rollout.controller import Controller
 from fleet.rollout.register import RolloutRegister
 from fleet.rollout.rows import BoardStage, CommandRole, RolloutState
 from fleet.rollout.stepper import judge_wave
@@ -79,7 +77,7 @@ def test_a_document_of_a_newer_schema_is_refused_and_its_number_is_not_given_up(
 
 
 @pytest.mark.parametrize("path", _OURS)
-def test_a_document_that_tells_this_schema_or_has_unknown_keys_is_read(path: str) -> None:
+def test_a_document_of_this_schema_or_with_unknown_keys_is_read(path: str) -> None:
     for each in (of_schema(1, path), Arrival((_TOPIC + path).encode(), _OURS[path][:-1] + b',"later":[1]}')):
         assert Reader().read([each]).refused == []
 
@@ -98,7 +96,7 @@ def test_telemetry_whose_key_is_escaped_is_refused_too() -> None:
     assert ([each.code for each in batch.refused], batch.entries) == ([NEWER_SCHEMA], [])
 
 
-def test_what_is_refused_is_not_acknowledged_and_comes_again(store: FleetStore) -> None:
+def test_a_refused_document_is_not_acknowledged_and_comes_again(store: FleetStore) -> None:
     assert keep(store, of_schema(2, "telemetry"), of_schema(2, "event")) == {}
     assert {each.code for each in quarantined(store)} == {NEWER_SCHEMA}
     first, second = (Arrival((_TOPIC + path).encode(), _OURS[path]) for path in ("telemetry", "event"))
@@ -106,7 +104,7 @@ def test_what_is_refused_is_not_acknowledged_and_comes_again(store: FleetStore) 
     assert Reports(store).gaps_of("fleet", "board") == []
 
 
-def test_of_a_board_with_a_newer_birth_nothing_is_read_but_that_it_is_there(store: FleetStore) -> None:
+def test_a_board_with_a_newer_birth_counts_as_there_and_is_not_read(store: FleetStore) -> None:
     ours = [Arrival((_TOPIC + path).encode(), payload) for path, payload in _OURS.items()]
     keep(store, *ours)
     assert facts(the_board(store), time.time())["fps"] == 9.0
@@ -174,7 +172,7 @@ def test_a_collector_counts_what_is_too_new_for_it_and_goes_on(mosquitto: RealBr
 
 
 @pytest.mark.broker
-def test_who_sends_a_command_hears_why_its_answer_cannot_be_read(
+def test_a_sender_gets_the_reason_why_an_answer_is_unreadable(
     mosquitto: RealBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(operator, "REPEAT_S", 0.1)
@@ -198,7 +196,7 @@ def newer(room: Room, *numbers: int) -> None:
     """These boards have come to speak another schema."""
     with room.store.transaction() as transaction:
         sent = {("f", f"b{number}"): (None, '{"schema_version": 2}') for number in numbers}
-        Devices(room.store).apply_births(transaction, sent, time.time())
+        Devices(room.store).apply_births(transaction, sent, room.clock.wall_s())
 
 
 def test_a_rollout_is_not_begun_with_boards_whose_answers_could_not_be_read(store: FleetStore) -> None:
@@ -211,7 +209,7 @@ def test_a_rollout_is_not_begun_with_boards_whose_answers_could_not_be_read(stor
     assert [each.name for each in wave] == ["b0", "b2"]
 
 
-def test_a_board_that_has_become_newer_since_is_told_nothing_and_counts_as_unreached(store: FleetStore) -> None:
+def test_a_board_that_became_newer_gets_no_command_and_counts_as_unreached(store: FleetStore) -> None:
     room = Room(store, spec())
     newer(room, 0)
     room.step()
@@ -221,7 +219,7 @@ def test_a_board_that_has_become_newer_since_is_told_nothing_and_counts_as_unrea
 
 
 @pytest.mark.parametrize("status", ["SUCCEEDED", "FAILED", "EXPIRED"])
-def test_what_a_board_answers_that_has_become_newer_is_not_believed(store: FleetStore, status: str) -> None:
+def test_an_answer_of_a_board_that_became_newer_is_not_believed(store: FleetStore, status: str) -> None:
     room = Room(store, spec())
     room.step()
     orders = room.open()
@@ -231,24 +229,19 @@ def test_what_a_board_answers_that_has_become_newer_is_not_believed(store: Fleet
     assert room.states() == [BoardStage.UNREACHED, BoardStage.SENT]
 
 
-def test_a_result_in_a_newer_schema_neither_succeeds_nor_fails(where: str) -> None:
-    with open_store(where) as store:
-        room = Room(store, spec(), boards=1)
-        room.stepper.forget(room.id)
-        with store.transaction() as transaction:
-            transaction.execute("UPDATE rollouts SET lease_until = 0.0")
-        controller = Controller(Endpoint("127.0.0.1", 1), open_store(where), "who")
-        with controller._client, controller._store:
-            controller._claim()
-            for _ in range(2):
-                controller._step()
-            (order,) = controller._stepper._open[room.id].values()
-            payload = done(order).to_json()[:-1] + b',"schema_version":2}'
-            controller._receive_result("f", "b0", parse_result(order.id, payload))
+def test_a_result_in_a_newer_schema_neither_succeeds_nor_fails(store: FleetStore, where: str) -> None:
+    room = Room(store, spec(), boards=1)
+    with room.controllers(where, None) as (controller,):
+        controller._claim()
+        for _ in range(2):
             controller._step()
-        assert room.states() == [BoardStage.UNREACHED]
-        assert "rollout.schema" in room.rows()[0].reason
-        assert "update this tared" in room.rows()[0].reason
+        (order,) = controller._stepper._open[room.id].values()
+        payload = done(order).to_json()[:-1] + b',"schema_version":2}'
+        controller._receive_result("f", "b0", parse_result(order.id, payload))
+        controller._step()
+    assert room.states() == [BoardStage.UNREACHED]
+    assert "rollout.schema" in room.rows()[0].reason
+    assert "update this tared" in room.rows()[0].reason
 
 
 def test_a_board_that_became_newer_after_its_success_is_not_judged_by_it(store: FleetStore) -> None:
@@ -258,12 +251,12 @@ def test_a_board_that_became_newer_after_its_success_is_not_judged_by_it(store: 
     room.serves({1: "e1"})
     newer(room, 0)
     devices = {each.id: each for each in Devices(store).all("f")}
-    findings = judge_wave(spec(gates="failures<=0%,unreached<=0%"), room.rows(), devices, time.time())
+    findings = judge_wave(spec(gates="failures<=0%,unreached<=0%"), room.rows(), devices, room.clock.wall_s())
     assert findings is not None
     assert [(each.passed, each.words) for each in findings] == [(True, "0 of 2, 0.0%"), (False, "1 of 2, 50.0%")]
 
 
-def test_a_board_that_became_newer_is_not_told_to_go_back(store: FleetStore) -> None:
+def test_a_board_that_became_newer_is_not_sent_back(store: FleetStore) -> None:
     room = Room(store, spec())
     room.step()
     orders = room.open()

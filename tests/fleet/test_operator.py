@@ -22,7 +22,7 @@ from agent.uplink.link import MqttLink
 from fleet import operator
 
 
-def test_what_is_typed_becomes_a_typed_command() -> None:
+def test_text_becomes_a_typed_command() -> None:
     command = operator.new_command("recalibrate", {"frames": "512", "method": "mse"}, NOW, valid_s=30.0)
     assert command.args == RecalibrateArgs(frames=512, method="mse")
     assert (command.issued, command.expires, command.version) == (NOW, NOW + 30.0, 1)
@@ -40,7 +40,7 @@ def test_what_is_typed_becomes_a_typed_command() -> None:
         ("status", {"x": "1"}, "expected no arguments"),
     ],
 )
-def test_what_no_device_would_accept_is_not_sent(op: str, arguments: dict[str, str], message: str) -> None:
+def test_an_unacceptable_command_is_not_sent(op: str, arguments: dict[str, str], message: str) -> None:
     with pytest.raises(CommandError, match=message):
         operator.new_command(op, arguments, NOW)
 
@@ -175,7 +175,7 @@ def test_a_silent_device_is_named(any_broker: RealBroker) -> None:
     assert "tared watch board" in caught.value.remedy
 
 
-def test_an_operator_without_a_broker_is_told_why() -> None:
+def test_a_command_without_a_broker_fails_with_the_reason() -> None:
     endpoint = Endpoint("127.0.0.1", free_port())
     command = operator.new_command("status", {}, time.time())
     with pytest.raises(AgentError, match=r"broker\.unreachable: .*refused"):

@@ -67,7 +67,7 @@ def test_a_command_expires_at_the_broker_too_and_is_answered_on_its_own_topic(mo
 
 
 @pytest.mark.broker
-def test_what_a_stranger_says_ends_no_command(mosquitto: RealBroker, tmp_path: Path) -> None:
+def test_a_strangers_message_ends_no_command(mosquitto: RealBroker, tmp_path: Path) -> None:
     file = tmp_path / "model.onnx"
     file.write_bytes(b"x" * 100)
     command = operator.new_command("model", operator.file_arguments(file), time.time())

@@ -2,39 +2,67 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
+
+from turned_clock import TurnedClock
 
 from agent.contract.commands import CommandResult, Reported
 from agent.contract.messages import Birth, Status
+from agent.contract.signing import Signer
+from agent.mqtt.endpoint import Endpoint
 from fleet.devices.devices import Devices
 from fleet.rollout import rows
+from fleet.rollout.controller import Controller
 from fleet.rollout.register import RolloutRegister
 from fleet.rollout.rows import BoardRow, BoardStage, CommandRole, CommandRow, RolloutState
 from fleet.rollout.sender import CommandSender
 from fleet.rollout.spec import RolloutSpec
 from fleet.rollout.stepper import RolloutStepper
+from fleet.store.opening import open_store
 from fleet.store.transaction import FleetStore
 
 PERIOD = "mqtt.telemetry_period_s"
+LEASE_S = 86_400.0  # a stepper has no controller that renews it
 
 
 class Room:
     """A stepper of one rollout at a few boards of which the store knows an engine, `e0`."""
 
     def __init__(self, store: FleetStore, spec: RolloutSpec, boards: int = 2) -> None:
-        self.store, self.sender, self.boards = store, CommandSender(), boards
+        self.store, self.boards, self.clock = store, boards, TurnedClock()
         self.held: dict[tuple[str, str], Reported] = {}
         self.serves(dict.fromkeys(range(boards), "e0"))
-        register = RolloutRegister(store, "operator")
+        register = RolloutRegister(store, "operator", self.clock)
         self.id = register.create("f", spec, register.plan("f", spec), "")
         with store.transaction("write") as transaction:
-            rows.lease(transaction, rows.free_rollouts(transaction, "owner", time.time()), "owner", time.time() + 60.0)
-        self.stepper = RolloutStepper(store, self.sender, "owner", "who", None, self.held, 60.0)
+            now = self.clock.wall_s()
+            rows.lease(transaction, rows.free_rollouts(transaction, "owner", now), "owner", now + LEASE_S)
+        self.take_over()
+
+    def take_over(self, signer: Signer | None = None) -> None:
+        """Continue with a controller of the same name, which has this key."""
+        self.sender = CommandSender(self.clock)
+        self.stepper = RolloutStepper(self.store, self.sender, "owner", "who", signer, self.held, LEASE_S, self.clock)
+
+    @contextmanager
+    def controllers(self, where: str, *signers: Signer | None) -> Iterator[list[Controller]]:
+        """Yield controllers with these keys instead of the stepper, whose lease has ended."""
+        self.stepper.forget(self.id)
+        with self.store.transaction() as transaction:
+            transaction.execute("UPDATE rollouts SET lease_until = 0.0, lease_owner = NULL")
+        with ExitStack() as stack:
+            made = []
+            for signer in signers:
+                beside = stack.enter_context(open_store(where))
+                made.append(Controller(Endpoint("127.0.0.1", 1), beside, "who", signer, clock=self.clock))
+                stack.enter_context(made[-1]._client)
+            yield made
 
     def serves(self, engines: dict[int, str]) -> None:
-        """What these boards tell."""
-        now, devices = time.time(), Devices(self.store)
+        """Let these boards report their engines."""
+        now, devices = self.clock.wall_s(), Devices(self.store)
         births = {("f", f"b{n}"): (Birth(agent_version="1", engine=engine), "{}") for n, engine in engines.items()}
         there = Status(state="online", session="s", boot_id="b", ts=now)
         with self.store.transaction() as transaction:
@@ -54,7 +82,7 @@ class Room:
         raise AssertionError(self.states())
 
     def open(self, role: CommandRole = CommandRole.DO) -> dict[str, CommandRow]:
-        """By board."""
+        """Return the open commands of a role, by board."""
         found = self.stepper._open.get(self.id, {}).values()
         return {each.name: each for each in found if each.role is role}
 
@@ -68,7 +96,7 @@ class Room:
         RolloutRegister(self.store, "operator").abort(self.id, undo, "")
 
     def sent(self) -> list[bytes]:
-        """What goes out now."""
+        """Return the payloads that are due."""
         found = []
         while (message := self.sender.pop()) is not None:
             found.append(message.payload)

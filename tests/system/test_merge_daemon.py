@@ -83,7 +83,7 @@ def dimmed(histograms: Mapping[str, AbsHistogram], octaves: int) -> dict[str, Ab
     }
 
 
-def test_what_boards_have_counted_becomes_a_candidate_that_each_judges(tmp_path: Path, mosquitto: RealBroker) -> None:
+def test_merged_histograms_become_a_candidate_that_each_board_judges(tmp_path: Path, mosquitto: RealBroker) -> None:
     private, public, _ = new_key(tmp_path / "ann")
     operator = Operator(mosquitto, private)
     worlds = [make_board(tmp_path / name, light, mosquitto, public) for name, light in (("b0", 0.5), ("b1", 0.6))]

@@ -59,7 +59,7 @@ def test_systemd_accepts_the_units(tmp_path: Path, systemd_analyze: str, name: s
 
 
 @pytest.mark.parametrize("name", [*UNITS, WEB])
-def test_what_is_secret_is_in_no_argument_and_has_a_default(name: str) -> None:
+def test_a_secret_is_in_no_argument_and_has_a_default(name: str) -> None:
     text = (UNIT.parent / name).read_text()
     loaded = re.findall(r"^LoadCredential=([\w-]+):/etc/tared/\S+$", text, re.MULTILINE)
     assert loaded == re.findall(r"^SetCredential=([\w-]+):", text, re.MULTILINE)

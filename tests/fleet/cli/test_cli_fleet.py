@@ -102,7 +102,7 @@ def test_a_password_that_everybody_could_read_is_warned_of(
 
 
 @pytest.mark.broker
-def test_whoever_reads_what_is_watched_may_leave(any_broker: RealBroker) -> None:
+def test_the_reader_of_a_watch_may_leave(any_broker: RealBroker) -> None:
     """As `head -1` does."""
     with (
         on_the_air(any_broker.endpoint, Topics("default", "board"), Birth(agent_version="0")) as link,
@@ -146,7 +146,7 @@ def test_send_over_mutual_tls(tmp_path: Path) -> None:
 
 
 @pytest.mark.broker
-def test_send_tells_why_the_broker_refuses_it(tmp_path: Path) -> None:
+def test_send_prints_why_the_broker_refuses_it(tmp_path: Path) -> None:
     authority, other = Authority(tmp_path), Authority(tmp_path, "another CA")
     served = authority.issue("broker")
     with running_mosquitto(tmp_path, f"certfile {served.certificate}", f"keyfile {served.key}") as broker:

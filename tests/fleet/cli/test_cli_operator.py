@@ -81,7 +81,7 @@ def test_a_key_that_cannot_have_its_other_half_is_not_made(tmp_path: Path, capsy
         (["send", "board", "set", "log_level=debug", "--sign", "{}/none.key"], "key.unreadable"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(
+def test_an_impossible_command_is_refused_by_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: str
 ) -> None:
     main(["keys", "new", str(tmp_path / "maker")])
@@ -90,7 +90,7 @@ def test_what_cannot_be_is_refused_by_name(
     assert f"error: {code}" in capsys.readouterr().err
 
 
-def test_what_is_typed_after_set_is_read_as_json() -> None:
+def test_values_of_set_are_read_as_json() -> None:
     typed = {"recalibration.max_loss": "0.2", "recalibration.automatic": "false", "log_level": "debug", "x": "null"}
     command = new_command("set", typed, 1000.5)
     values = {"recalibration.max_loss": 0.2, "recalibration.automatic": False, "log_level": "debug", "x": None}
@@ -146,7 +146,7 @@ def test_a_table_has_a_row_for_each_device_whatever_they_send() -> None:
     assert "\x1b[2J" not in rows
 
 
-def test_what_is_no_document_of_a_device_is_passed_over() -> None:
+def test_foreign_messages_are_passed_over() -> None:
     known: dict[str, watching.WatchedDevice] = {}
     for name, payload in (("a", b"no JSON"), ("other", b"{}")):
         watching._receive(
@@ -155,7 +155,7 @@ def test_what_is_no_document_of_a_device_is_passed_over() -> None:
     assert known == {}
 
 
-def test_a_watch_without_a_broker_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watch_without_a_broker_fails_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "_CONNECT_S", 0.2)
     with pytest.raises(AgentError, match=r"broker\.unreachable"):
         watching.watch(Endpoint("127.0.0.1", free_port()), "default")

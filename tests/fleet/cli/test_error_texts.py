@@ -148,7 +148,7 @@ def test_keys_of_messages_are_keys() -> None:
     assert [(where, key) for where, key in named if not is_known(key.split("."))] == []
 
 
-def test_what_the_documentation_names_is_a_key_or_a_code() -> None:
+def test_names_in_the_documentation_are_keys_or_codes() -> None:
     sections, known = (
         {*Config.model_fields, *ModelSpec.model_fields},
         {each.code for each in (*errors(), *hindrances())},

@@ -38,7 +38,7 @@ def test_a_stream_is_complete_up_to_its_first_hole(reports: Reports) -> None:
     assert [each.seq for each in reports.reports_of("fleet", "board")] == [1, 2, 3, 4, 5]
 
 
-def test_what_a_board_had_to_drop_is_no_hole(reports: Reports) -> None:
+def test_dropped_reports_are_no_hole(reports: Reports) -> None:
     assert reports.add([Gap(STREAM, 1, 9, "telemetry", 8), Gap(STREAM, 1, 9, "job", 1), report(10)]) == {STREAM: 10}
     assert reports.add([report(13), Gap(STREAM, 11, 11, "telemetry", 1)]) == {STREAM: 11}
     assert reports.add([Gap(STREAM, 11, 12, "telemetry", 2)]) == {STREAM: 13}
@@ -54,7 +54,7 @@ def test_gaps_that_grow_together_count_once(reports: Reports) -> None:
     ]
 
 
-def test_what_comes_twice_is_stored_once_and_each_stream_counts_for_itself(reports: Reports) -> None:
+def test_a_repeated_report_is_stored_once_and_each_stream_counts_for_itself(reports: Reports) -> None:
     others = Stream("fleet", "board", 8), Stream("fleet", "twin", 7), Stream("other", "board", 7)
     news = [report(1), *(report(1, other) for other in others)]
     assert reports.add(news) == dict.fromkeys([STREAM, *others], 1)
@@ -64,7 +64,7 @@ def test_what_comes_twice_is_stored_once_and_each_stream_counts_for_itself(repor
     assert reports.position("fleet", "unheard") == (0, 0)
 
 
-def test_it_goes_on_where_it_was(where: str) -> None:
+def test_a_collector_goes_on_where_it_was(where: str) -> None:
     for seq in range(1, 4):
         with open_store(where) as store:
             assert Reports(store).add([report(seq)]) == {STREAM: seq}
@@ -89,13 +89,13 @@ def test_numbers_of_thousands_are_walked_in_pieces(reports: Reports) -> None:
         ("event", b'{"epoch": 1, "seq": 0, "ts": 0.0, "kind": "alarm"}', "message.invalid"),
     ],
 )
-def test_what_is_no_report_is_refused(topic: str, payload: bytes, code: str) -> None:
+def test_a_message_that_is_no_report_is_refused(topic: str, payload: bytes, code: str) -> None:
     with pytest.raises(AgentError, match=code.replace(".", r"\.")):
         parse_numbered("fleet", "board", topic, payload)
 
 
 @pytest.mark.broker
-def test_it_acknowledges_what_it_has_and_whoever_comes_online_hears_how_far_it_is(
+def test_stored_reports_are_acknowledged_and_a_board_that_comes_online_gets_the_position(
     any_broker: RealBroker, tmp_path: Path
 ) -> None:
     with Watcher(any_broker.endpoint) as watcher, MqttClient(any_broker.endpoint, "board") as board:
@@ -183,7 +183,7 @@ def test_while_its_disk_is_full_nothing_is_acknowledged(
 
 
 @pytest.mark.broker
-def test_the_command_collects_until_it_is_ended_and_tells_what_it_has(any_broker: RealBroker, tmp_path: Path) -> None:
+def test_the_command_collects_until_its_end_and_prints_its_counts(any_broker: RealBroker, tmp_path: Path) -> None:
     collect = ["fleet", "collect", "--port", str(any_broker.port), "--db", str(tmp_path / "db"), "--json"]
     with (
         Watcher(any_broker.endpoint) as watcher,

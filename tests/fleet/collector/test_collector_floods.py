@@ -27,7 +27,7 @@ from fleet.untrusted import Warnings
 
 
 @pytest.mark.broker
-def test_while_there_is_no_room_what_nobody_need_acknowledge_is_dropped_and_the_rest_is_not(
+def test_a_full_queue_drops_unacknowledged_messages_alone(
     any_broker: RealBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     intake = ReceiveQueue(most_bytes=1)

@@ -140,7 +140,7 @@ def test_while_the_database_is_down_nothing_is_acknowledged_and_then_all_is(
 
 
 @pytest.mark.broker
-def test_what_nobody_takes_waits_with_the_broker(tmp_path: Path) -> None:
+def test_untaken_messages_wait_with_the_broker(tmp_path: Path) -> None:
     """Of 500 messages no more than the 20 that a broker has under way by MQTT 3.1.1, and then all."""
     intake = ReceiveQueue(most_bytes=1)
     with running_mosquitto(tmp_path) as broker:

@@ -95,7 +95,7 @@ def test_results_that_a_killed_collector_had_and_had_not_stored_come_again_by_th
 
 @pytest.mark.broker
 @pytest.mark.parametrize("protocol", _PROTOCOLS)
-def test_what_came_over_a_connection_that_was_lost_is_acknowledged_on_no_other(
+def test_a_message_of_a_lost_connection_is_acknowledged_on_no_other(
     where: str, tmp_path: Path, protocol: Protocol
 ) -> None:
     with (
@@ -119,7 +119,7 @@ def test_what_came_over_a_connection_that_was_lost_is_acknowledged_on_no_other(
 @pytest.mark.broker
 @pytest.mark.parametrize("protocol", _PROTOCOLS)
 @pytest.mark.parametrize("client_id", ["collector", None])
-def test_the_broker_keeps_results_for_whoever_comes_back_under_the_same_name(
+def test_the_broker_keeps_results_for_a_collector_that_returns_under_its_name(
     mosquitto: RealBroker, tmp_path: Path, protocol: Protocol, client_id: str | None
 ) -> None:
     where = str(tmp_path / "fleet.sqlite")
@@ -135,9 +135,7 @@ def test_the_broker_keeps_results_for_whoever_comes_back_under_the_same_name(
 
 
 @pytest.mark.broker
-def test_of_several_that_share_each_is_sent_all_results_and_the_store_has_each_once(
-    mosquitto: RealBroker, where: str
-) -> None:
+def test_collectors_that_share_all_get_each_result_and_the_store_has_it_once(mosquitto: RealBroker, where: str) -> None:
     open_store(where).close()
     with ExitStack() as stack:
         board = stack.enter_context(MqttClient(mosquitto.endpoint, "board"))
@@ -150,7 +148,7 @@ def test_of_several_that_share_each_is_sent_all_results_and_the_store_has_each_o
         eventually(lambda: stored(where) == {f"c{number}" for number in range(31)})
 
 
-def test_who_is_the_only_one_of_a_part_and_a_fleet_has_the_same_name_at_each_start() -> None:
+def test_the_only_collector_of_a_part_has_the_same_client_id_at_each_start() -> None:
     names = [client_id_for(part, fleet) for part in (Part(), Part(1, 4), Part(4, 4)) for fleet in (None, "a")]
     assert names[:3] == ["tared-collector", "tared-collector-a", "tared-collector-1-of-4"]
     assert len(set(names)) == len(names)

@@ -62,7 +62,7 @@ def test_a_board_that_is_gone_is_not_seen_because_a_collector_comes_back(
             eventually(lambda: the_board(other).last_seen > time.time() - 60.0)
 
 
-def test_who_was_never_heard_is_listed_as_that() -> None:
+def test_a_board_that_never_sent_is_listed_as_never_seen() -> None:
     assert [ago(seconds) for seconds in (None, 0.0, 7300.0)] == ["never", "0 s ago", "2 h ago"]
 
 
@@ -74,7 +74,7 @@ def test_who_was_never_heard_is_listed_as_that() -> None:
         ("cmd/c1/result", CommandResult(id="c1", status="SUCCEEDED").to_json()),
     ],
 )
-def test_what_no_board_has_a_broker_keep_is_refused_when_it_was_kept(path: str, payload: bytes) -> None:
+def test_a_retained_message_of_a_kind_that_no_board_retains_is_refused(path: str, payload: bytes) -> None:
     topic = _TOPIC + path.encode()
     batch = Reader().read([Arrival(topic, payload, retained=True)])
     assert ([each.code for each in batch.refused], batch.entries, batch.seen) == (["fleet.retained"], [], set())
@@ -110,7 +110,7 @@ def test_a_late_will_in_one_batch_with_the_connection_that_followed_does_not_end
         assert status.state == state
 
 
-def test_who_watches_is_not_told_that_it_was_heard_either() -> None:
+def test_a_watch_does_not_count_a_retained_message_as_a_sign_of_life() -> None:
     known: dict[str, watch.WatchedDevice] = {}
     for retain, is_seen in ((True, False), (False, True)):
         arrival = Arrival(TOPICS.status.encode(), ONLINE.payload, retain)

@@ -60,7 +60,7 @@ def test_telemetry_is_read_the_same_the_quick_way_and_the_thorough_one() -> None
         HONEST[b"telemetry"][:-1],
     ],
 )
-def test_what_is_no_telemetry_is_kept_as_a_number_that_was_unreadable(payload: bytes) -> None:
+def test_unreadable_telemetry_keeps_its_number(payload: bytes) -> None:
     batch = Reader().read([Arrival(DEVICE_TOPIC + b"telemetry", payload)])
     assert [each.code.partition(".")[0] for each in batch.refused] == ["message"]
     assert [each[1:4] for each in batch.entries] == [(3, 3, "unreadable")]
@@ -105,7 +105,7 @@ def test_a_bug_in_reading_ends_the_collector_and_is_not_passed_over() -> None:
 
 
 @pytest.mark.usefixtures("no_thread_left")
-def test_what_was_read_ahead_and_nobody_takes_keeps_nothing_from_ending() -> None:
+def test_an_untaken_batch_does_not_keep_the_threads_from_ending() -> None:
     intake = ReceiveQueue(most_bytes=1)
     with ReadAhead({intake: 0.0}, Reader(), 1 << 20):
         for _ in range(3):  # one is ready, one waits for its place, one is still to be read
@@ -223,7 +223,7 @@ def test_with_that_acl_a_board_that_is_named_announces_itself_to_home_assistant_
 
 
 @pytest.mark.broker
-def test_what_was_refused_lies_in_quarantine_and_the_collector_goes_on(tmp_path: Path) -> None:
+def test_refused_messages_lie_in_quarantine_and_the_collector_goes_on(tmp_path: Path) -> None:
     with (
         running_mosquitto(tmp_path) as broker,
         Watcher(broker.endpoint) as watcher,

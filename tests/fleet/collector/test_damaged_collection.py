@@ -50,7 +50,7 @@ def aside(path: Path) -> list[int]:
         return [seq for (seq,) in db.execute("SELECT seq FROM reports ORDER BY seq")]
 
 
-def test_what_it_had_stored_lies_in_the_other_file_and_the_next_is_stored_in_a_new_one(path: Path) -> None:
+def test_a_damaged_store_is_set_aside_and_the_next_report_is_in_a_new_one(path: Path) -> None:
     with open_store(path) as store:
         reports = Reports(store)
         with store.transaction() as transaction:  # as for reports that need nothing of the damaged page
@@ -64,7 +64,7 @@ def test_what_it_had_stored_lies_in_the_other_file_and_the_next_is_stored_in_a_n
     assert aside(path) == list(range(1, 501))
 
 
-def test_who_asks_how_far_a_board_is_hears_of_the_damage_and_then_of_the_new_file(tmp_path: Path) -> None:
+def test_a_query_meets_the_damage_once_and_then_the_new_file(tmp_path: Path) -> None:
     path = tmp_path / "fleet.sqlite"
     with open_store(path) as store:
         Reports(store).add([report(1)])

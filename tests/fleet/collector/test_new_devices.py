@@ -40,9 +40,7 @@ def writer_with(store: FleetStore, limits: NewDevices) -> tuple[BatchWriter, lis
     return writer, now_s
 
 
-def test_so_many_become_devices_a_minute_and_so_many_in_all(
-    store: FleetStore, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_new_devices_are_limited_by_minute_and_in_all(store: FleetStore, caplog: pytest.LogCaptureFixture) -> None:
     writer, now_s = writer_with(store, NewDevices(most=7, per_minute=3))
     _, complete = writer.write(batch("a", "b"))
     assert {each.device for each in complete} == {"a", "b"}

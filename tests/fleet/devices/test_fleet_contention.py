@@ -61,7 +61,7 @@ def gap(last: int) -> Write:
         (gap(9), gap(5), "SELECT last FROM dropped", 9),
     ],
 )
-def test_who_is_behind_does_not_undo_what_another_has_just_written(
+def test_a_late_writer_does_not_undo_a_newer_row(
     database: str, newer: Write, older: Write, query: str, found: object
 ) -> None:
     """The older one looks while the newer is not committed yet, and writes behind it."""
@@ -82,7 +82,7 @@ def _waits(database: str) -> bool:
         return transaction.execute(query)[0][0] > 0
 
 
-def test_of_two_that_wait_for_each_other_both_are_written_in_the_end(database: str) -> None:
+def test_two_writers_in_a_deadlock_both_succeed_in_the_end(database: str) -> None:
     with open_store(database) as one, open_store(database) as other:
         Reports(one).add([Report(Stream("fleet", "another", 1), 1, "alarm", 1.0, "{}")])
         ids = [device.id for device in Devices(one).all("fleet")]
@@ -105,7 +105,7 @@ def test_of_two_that_wait_for_each_other_both_are_written_in_the_end(database: s
         assert len(attempts) == 3
 
 
-def test_a_deadlock_is_told_as_that_and_not_as_a_full_disk(database: str) -> None:
+def test_a_deadlock_is_not_reported_as_a_full_disk(database: str) -> None:
     raising = "DO $$ BEGIN RAISE EXCEPTION 'deadlock detected' USING ERRCODE = '40P01'; END $$"
     expected = pytest.raises(AgentError, match=r"^fleet\.contended: ")
     with open_store(database) as store, expected, store.transaction() as transaction:

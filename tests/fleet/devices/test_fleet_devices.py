@@ -40,7 +40,7 @@ def camera(
     }
 
 
-def test_of_several_cameras_the_worst_counts() -> None:
+def test_the_worst_of_several_cameras_counts() -> None:
     cameras = {
         "a": camera(),
         "b": camera(0.5, 3.0, "warning", 20.0, 12.0),
@@ -58,7 +58,7 @@ def test_nonsense_in_telemetry_is_nothing_known(cameras: object) -> None:
     assert {shown[name] for name in ("fidelity", "fidelity_low", "fps", "drift", "gain_db", "gain")} == {None}
 
 
-def test_a_device_that_said_it_was_there_and_is_not_heard_is_silent() -> None:
+def test_an_online_device_without_messages_is_silent() -> None:
     assert facts(device(state="online", last_seen=NOW - 601.0), NOW)["state"] == "silent"
     assert facts(device(state="online", last_seen=NOW - 601.0), NOW, silent_s=700.0)["state"] == "online"
     assert facts(device(state="offline", last_seen=NOW - 601.0), NOW)["state"] == "offline"
@@ -105,18 +105,18 @@ def test_conditions(where: str, holds: bool) -> None:
 
 
 @pytest.mark.parametrize("where", ["fidelity_low<high", "colour=red", "=3", "gain_db>nan", "a b"])
-def test_what_is_no_condition_is_refused(where: str) -> None:
+def test_a_malformed_condition_is_refused(where: str) -> None:
     with pytest.raises(CommandError, match=r"fleet\.where"):
         parse(where)
 
 
 @pytest.mark.parametrize("text", ["", "a,b", "a=b,c", "=x", "x" * 65, "a=\x1b"])
-def test_what_is_no_tag_is_refused(text: str) -> None:
+def test_a_malformed_tag_is_refused(text: str) -> None:
     with pytest.raises(CommandError, match=r"fleet\.tag"):
         parse_tag(text)
 
 
-def test_a_selection_that_matches_nobody_says_so(store: FleetStore) -> None:
+def test_a_selection_that_matches_no_device_is_an_error(store: FleetStore) -> None:
     devices = Devices(store)
     assert select(devices, "fleet", None) == []
     Reports(store).add([Report(Stream("fleet", "board", 1), 1, "alarm", 1.0, "{}")])

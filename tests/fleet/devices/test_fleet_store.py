@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from collector_bench import STREAM, report
 from stored import Reports, store_results
+from turned_clock import TurnedClock
 
 from agent.common.errors import AgentError, CommandError, ConfigError
 from agent.contract.commands import CommandResult
@@ -22,8 +23,9 @@ from fleet.devices.devices import Devices
 from fleet.devices.records import Refused, audit_entries, quarantine, quarantined, result_documents
 from fleet.devices.reports import Gap, Report, Stream
 from fleet.devices.selection import matches, parse, select
+from fleet.rollout.rows import all_rollouts
 from fleet.store.opening import open_existing, open_store
-from fleet.store.schema import POSTGRES, SQLITE
+from fleet.store.schema import SQLITE
 from fleet.store.transaction import FleetStore
 
 NAME = "fleet", "board"
@@ -51,7 +53,7 @@ def status(state: str, session: str, ts: float) -> Status:
     return Status.model_validate({"state": state, "session": session, "boot_id": "b", "ts": ts})
 
 
-def test_a_number_that_another_document_has_is_told_and_what_has_it_stays(store: FleetStore) -> None:
+def test_a_number_with_two_documents_is_a_conflict_and_the_first_stays(store: FleetStore) -> None:
     reports = Reports(store)
     other = Report(STREAM, 2, "alarm", 1.5, '{"seq": 2, "of": "a twin"}')
     reports.add([report(1), report(2)])
@@ -69,7 +71,7 @@ def test_documents_come_back_as_they_were_whatever_is_in_them(store: FleetStore)
     ]
 
 
-def test_what_fails_within_a_transaction_undoes_it_and_what_was_remembered_of_it(store: FleetStore) -> None:
+def test_an_error_within_a_transaction_undoes_it_and_its_remembered_ids(store: FleetStore) -> None:
     reports = Reports(store)
 
     def fail() -> None:
@@ -125,7 +127,7 @@ def test_a_late_will_does_not_end_the_connection_that_followed(store: FleetStore
         assert [each.state for each in devices.all("fleet")] == [state]
 
 
-def test_a_device_is_what_it_last_told(store: FleetStore) -> None:
+def test_a_device_has_its_newest_facts(store: FleetStore) -> None:
     devices, reports = Devices(store), Reports(store)
     birth = Birth(agent_version="1.2\x003", engine="e1")
     with store.transaction() as transaction:
@@ -183,7 +185,7 @@ def test_quarantine_keeps_the_newest_and_cannot_be_filled(store: FleetStore, mon
     assert {(each.fleet, len(each.payload)) for each in found} == {("f", 4096)}
 
 
-def test_what_is_old_goes_a_few_rows_at_a_time(store: FleetStore) -> None:
+def test_old_rows_go_a_few_at_a_time(store: FleetStore) -> None:
     reports = Reports(store)
     for received in (10.0, 20.0):
         with store.transaction() as transaction:
@@ -203,9 +205,9 @@ def test_retention_keeps_what_is_young_enough_and_the_newest_start(store: FleetS
             quarantine(transaction, [Refused(*NAME, "event", "c", str(epoch), b"")], received)
     with store.transaction() as transaction:
         reports.put(transaction, [report(1, Stream("fleet", "gone", 7))], 0.0)
-    retention = ReportRetention(days=30.0)
+    retention = ReportRetention(days=30.0, clock=TurnedClock(wall_s=40.0 * day_s))
     for _ in range(3):
-        retention.prune_if_due(store, 40.0 * day_s)
+        retention.prune_if_due(store)
     assert [each.stream.epoch for each in reports.reports_of(*NAME)] == [9]
     assert [each.stream.epoch for each in reports.gaps_of(*NAME)] == [9]
     assert reports.position("fleet", "gone") == (7, 1)  # how far it was is known, should it come back
@@ -213,20 +215,22 @@ def test_retention_keeps_what_is_young_enough_and_the_newest_start(store: FleetS
     assert reports.add([report(1)]) == {STREAM: 1}
 
 
-def test_what_was_collected_before_there_were_devices_is_kept(tmp_path: Path) -> None:
+def test_a_store_of_tared_0_2_0_opens_unchanged(tmp_path: Path) -> None:
+    as_written = Path(__file__).with_name("store_of_0_2_0.sql").read_text()
     with closing(sqlite3.connect(tmp_path / "db")) as db:
-        db.executescript(SQLITE[0])
-        rows = [("fleet", "board", 7, seq, "alarm", 1.5, report(seq).document) for seq in (1, 2, 5)]
-        db.executemany("INSERT INTO reports VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
-        db.execute("INSERT INTO dropped VALUES ('fleet', 'board', 7, 6, 9, 'telemetry', 4)")
-        db.execute("INSERT INTO progress VALUES ('fleet', 'board', 7, 2)")
-        db.execute("PRAGMA user_version = 1")
-        db.commit()
+        db.executescript(as_written)
     with open_store(tmp_path / "db") as store:
-        reports = Reports(store)
-        assert [each.seq for each in reports.reports_of(*NAME)] == [1, 2, 5]
-        assert reports.position(*NAME) == (7, 2)
-        assert reports.add([report(3), report(4)]) == {STREAM: 9}
+        assert [each.engine for each in Devices(store).all("f")] == ["e0"]
+        with store.transaction("read") as transaction:
+            rollouts = all_rollouts(transaction, "f")
+    assert [each.id for each in rollouts] == ["r1"]
+    open_store(tmp_path / "new").close()
+    with closing(sqlite3.connect(tmp_path / "db")) as db, closing(sqlite3.connect(tmp_path / "new")) as new:
+        assert "\n".join(db.iterdump()) in as_written
+        created = [{line for line in each.iterdump() if line.startswith("CREATE")} for each in (db, new)]
+        schemas = [each.execute("PRAGMA user_version").fetchone() for each in (db, new)]
+    assert created[0] == created[1]
+    assert schemas == [(3,), (3,)]
 
 
 def test_a_store_of_a_newer_tared_is_refused(where: str) -> None:
@@ -236,15 +240,11 @@ def test_a_store_of_a_newer_tared_is_refused(where: str) -> None:
     if not where.startswith("postgresql:"):
         with closing(sqlite3.connect(where)) as db:
             db.execute("PRAGMA user_version = 99")
-    expected = len(POSTGRES)
+    expected = len(SQLITE)
     with pytest.raises(
         AgentError, match=rf"fleet\.schema: .* of schema 99; expected schema {expected} or an older one"
     ):
         open_store(where)
-
-
-def test_both_dialects_are_at_the_same_schema() -> None:
-    assert len(SQLITE) == len(POSTGRES)
 
 
 @pytest.mark.parametrize("url", ["mysql://host/db", "sqlite:///file"])
@@ -262,7 +262,7 @@ def test_another_database_is_refused_by_name(url: str) -> None:
         ("postgresql:///fleet?host=127.0.0.1,localhost&port=1&password=geheim", "127.0.0.1:1,localhost:1/fleet"),
     ],
 )
-def test_a_server_that_is_not_there_is_told_without_the_password(url: str, shown: str) -> None:
+def test_an_absent_server_is_named_without_the_password(url: str, shown: str) -> None:
     pytest.importorskip("psycopg", reason="pip install '.[fleet]'")
     with pytest.raises(AgentError, match=r"fleet\.unreachable") as raised:
         open_store(url)
@@ -271,7 +271,7 @@ def test_a_server_that_is_not_there_is_told_without_the_password(url: str, shown
 
 
 @pytest.mark.parametrize("password", ["ge/heim", "ge@heim", "ge%heim", "1/heim", "ge/?heim=1"])
-def test_a_password_that_breaks_the_url_is_not_told_either(password: str) -> None:
+def test_a_password_that_breaks_the_url_is_not_printed(password: str) -> None:
     pytest.importorskip("psycopg", reason="pip install '.[fleet]'")
     with pytest.raises(ConfigError, match=r"fleet\.db: .*%40") as raised:
         open_store(f"postgresql://ann:{password}@127.0.0.1:1/fleet")
@@ -279,7 +279,7 @@ def test_a_password_that_breaks_the_url_is_not_told_either(password: str) -> Non
     assert "heim" not in "".join(traceback.format_exception(raised.value))
 
 
-def test_of_several_hosts_one_that_answers_is_enough(postgres: Postgres) -> None:
+def test_a_url_of_several_hosts_needs_one_that_answers(postgres: Postgres) -> None:
     url = postgres.new_database()
     with open_store(url.replace("host=", "host=/nowhere,")) as store:
         Reports(store).add([report(1)])
@@ -287,7 +287,7 @@ def test_of_several_hosts_one_that_answers_is_enough(postgres: Postgres) -> None
         assert Reports(store).position(*NAME) == (7, 1)
 
 
-def test_what_a_url_asks_for_goes_before_what_is_usual(postgres: Postgres) -> None:
+def test_options_of_a_url_override_the_defaults(postgres: Postgres) -> None:
     with (
         open_store(f"{postgres.new_database()}&application_name=another") as store,
         store.transaction("read") as transaction,
@@ -361,17 +361,16 @@ def test_a_device_that_is_forgotten_leaves_nothing_and_comes_back_as_a_new_one(s
     assert [each.what for each in audit_entries(store)] == ["tag", "forget"]
 
 
-def test_devices_that_nobody_has_heard_for_long_are_forgotten(store: FleetStore) -> None:
+def test_devices_without_messages_for_long_are_forgotten(store: FleetStore) -> None:
     devices = Devices(store)
     with store.transaction() as transaction:
         devices.ids(transaction, {("fleet", "silent"), ("fleet", "status"), ("fleet", "rows")}, 10.0)
         devices.mark_seen(transaction, {("fleet", "status")}, 100.0)
     with store.transaction() as transaction:
         Reports(store).put(transaction, [report(1, Stream("fleet", "rows", 1))], 100.0)
-    retention = ReportRetention(days=1000.0, unseen_days=1.0)
-    retention.prune_if_due(store, 86_400.0 + 50.0)
+    ReportRetention(days=1000.0, unseen_days=1.0, clock=TurnedClock(wall_s=86_400.0 + 50.0)).prune_if_due(store)
     assert [each.name for each in devices.all("fleet")] == ["rows", "status"]
-    ReportRetention(days=1000.0).prune_if_due(store, 1e9)
+    ReportRetention(days=1000.0, clock=TurnedClock(wall_s=1e9)).prune_if_due(store)
     assert [each.name for each in devices.all("fleet")] == ["rows", "status"], "kept, unless it is asked for"
 
 
@@ -379,28 +378,29 @@ def test_devices_that_nobody_has_heard_for_long_are_forgotten(store: FleetStore)
 def test_a_clock_that_jumps_deletes_nothing_for_a_day(store: FleetStore, is_at_start: bool) -> None:
     """A jump of ten years that somebody takes back within a day costs nothing, and what came meanwhile grows old."""
     reports, day_s, year_s = Reports(store), 86_400.0, 365 * 86_400.0
-    now, now_s = 1.8e9, [0.0]
-    retention = ReportRetention(days=30.0, unseen_days=30.0, monotonic=lambda: now_s[0])
+    clock, now = TurnedClock(wall_s=1.8e9), 1.8e9
+    retention = ReportRetention(days=30.0, unseen_days=30.0, clock=clock)
+
+    def pass_until(wall_s: float, passed_s: float) -> None:
+        clock.turn(passed_s)
+        clock.set_wall(wall_s)
+        retention.prune_if_due(store)
 
     def come(seq: int, received: float) -> None:
         with store.transaction() as transaction:
             reports.put(transaction, [report(seq)], received)
             Devices(store).mark_seen(transaction, {NAME}, received)
-        retention.prune_if_due(store, received)
+        pass_until(received, 3600.0)
 
     with store.transaction() as transaction:
         reports.put(transaction, [report(1)], now)
-    retention.prune_if_due(store, now + (10 * year_s if is_at_start else 0.0))
-    now_s[0] += 3600.0
+    pass_until(now + (10 * year_s if is_at_start else 0.0), 0.0)
     come(2, now + 10 * year_s)
-    now_s[0] += 3600.0
     come(3, now + 7200.0)
     assert [each.seq for each in reports.reports_of(*NAME)] == [1, 2, 3]
-    now_s[0] += day_s + 1.0
-    retention.prune_if_due(store, now + 7200.0 + day_s + 1.0)  # from here on 2 is of this moment
+    pass_until(now + 7200.0 + day_s + 1.0, day_s + 1.0)  # from here on 2 is of this moment
     assert [each.seq for each in reports.reports_of(*NAME)] == [1, 2, 3]
     (device,) = Devices(store).all("fleet")
     assert device.last_seen < now + 2 * day_s
-    now_s[0] += 29.5 * day_s
-    retention.prune_if_due(store, now + 7200.0 + 30.5 * day_s)
+    pass_until(now + 7200.0 + 30.5 * day_s, 29.5 * day_s)
     assert [each.seq for each in reports.reports_of(*NAME)] == [2]

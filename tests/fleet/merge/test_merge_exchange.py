@@ -51,7 +51,7 @@ def noisy(seed: int) -> dict[str, AbsHistogram]:
     return {tensor: AbsHistogram(each, 0, float(np.float32(0.99999)), 0, 0) for tensor, each in counts.items()}
 
 
-def test_what_boards_have_seen_is_one_calibration_as_if_one_had_seen_it_all(
+def test_a_merge_equals_the_calibration_of_all_frames(
     any_broker: RealBroker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = [frames_of(seed, values=6000 + seed) for seed in range(4)]
@@ -78,7 +78,7 @@ def test_what_boards_have_seen_is_one_calibration_as_if_one_had_seen_it_all(
     assert found.id == calibration_of(counted(everything)).id, "the same scales to the bit"
 
 
-def test_who_is_asked_may_be_chosen_by_what_the_store_knows(
+def test_the_store_selects_the_boards_of_a_merge(
     any_broker: RealBroker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     where, output = str(tmp_path / "db"), tmp_path / "calibration.json"

@@ -65,7 +65,7 @@ def test_a_disk_that_refuses_is_an_error_that_names_the_file(inbox: UploadInbox,
         UploadInbox(tmp_path / "file")
 
 
-def test_what_was_not_asked_for_is_refused(inbox: UploadInbox) -> None:
+def test_an_unrequested_upload_is_refused(inbox: UploadInbox) -> None:
     mine, other = upload(), upload(1)
     assert refusal(inbox, "b", mine, 0) == "histograms.unasked"
     inbox.expect("b", announced(mine))
@@ -98,7 +98,7 @@ def test_a_device_called_like_a_folder_writes_nowhere_else(inbox: UploadInbox, t
     assert [path.name for path in tmp_path.iterdir()] == ["uploads"]
 
 
-def test_what_is_no_upload_is_kept_apart_and_counted(
+def test_a_foreign_upload_is_kept_apart_and_counted(
     inbox: UploadInbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(merge_inbox, "_MOST_QUARANTINED", 2)

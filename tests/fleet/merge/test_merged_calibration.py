@@ -20,7 +20,9 @@ def uploads(tmp_path: Path) -> dict[str, Path]:
     return {f"b{seed}": upload(tmp_path, f"b{seed}", counted(frames_of(seed))) for seed in range(5)}
 
 
-def test_it_is_what_one_machine_would_have_made_of_all_frames(uploads: dict[str, Path], tmp_path: Path) -> None:
+def test_a_merged_calibration_equals_that_of_one_machine_with_all_frames(
+    uploads: dict[str, Path], tmp_path: Path
+) -> None:
     data = [frames_of(seed) for seed in range(5)]
     merged = merge_calibration(uploads, "max", "fleet")
     everything = {tensor: np.concatenate([each[tensor] for each in data]) for tensor in data[0]}
@@ -68,7 +70,7 @@ def test_outliers_strangers_and_the_broken_are_left_out_with_a_reason(uploads: d
     assert merged.calibration.merged["excluded"] == merged.excluded
 
 
-def test_nobody_to_merge_is_an_error(tmp_path: Path) -> None:
+def test_a_merge_of_no_board_is_an_error(tmp_path: Path) -> None:
     for uploads in ({}, {"gone": tmp_path / "gone"}):
         with pytest.raises(AgentError, match=r"merge\.empty"):
             merge_calibration(uploads, "max")

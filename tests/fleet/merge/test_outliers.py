@@ -38,11 +38,11 @@ def test_boards_that_are_alike_are_all_kept() -> None:
 
 @pytest.mark.parametrize("light", [0.1, 0.3, 4.0, 30.0])
 @pytest.mark.parametrize("count", [3, 12])
-def test_one_board_in_another_light_is_found(light: float, count: int) -> None:
+def test_a_board_in_another_light_is_found(light: float, count: int) -> None:
     assert found([*alike(count), counted(frames_of(99, light))]) == [count]
 
 
-def test_two_that_disagree_are_both_kept_for_nobody_knows_which_is_wrong() -> None:
+def test_two_boards_that_disagree_are_both_kept() -> None:
     assert found([*alike(1), counted(frames_of(1, 1.7))]) == []
 
 
@@ -61,7 +61,7 @@ def test_a_board_that_claims_to_have_counted_more_than_all_others_is_named() -> 
     assert [bool(group.outweighed(each)) for each in sketches] == [*[False] * 5, True]
 
 
-def test_nor_may_a_board_count_more_in_one_small_tensor_that_is_little_beside_the_large_ones() -> None:
+def test_a_board_cannot_count_more_in_one_small_tensor() -> None:
     boards = [{**each, "head": counted({"head": frames_of(0, values=50)["head"]})["head"]} for each in alike(5)]
     head = boards[0]["head"]
     liar = {**boards[0], "head": AbsHistogram(head.counts * 100, head.range_exp, head.amax, 0, 0)}

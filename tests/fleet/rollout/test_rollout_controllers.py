@@ -50,7 +50,7 @@ def spec(**overrides: Any) -> RolloutSpec:
 
 @pytest.mark.trial
 @pytest.mark.timeout(600)
-def test_however_often_the_controller_is_killed_each_board_is_told_once(mosquitto: RealBroker, where: str) -> None:
+def test_each_board_gets_one_command_however_often_the_controller_is_killed(mosquitto: RealBroker, where: str) -> None:
     """Through a good wave, a bad one, and its way back."""
     rng, kills = random.Random(7), 0
     with a_fleet(mosquitto, where, 12, bad=BadEngines(first=2, last=7), job_s=1.0), Commands(mosquitto) as commands:
@@ -71,7 +71,7 @@ def test_however_often_the_controller_is_killed_each_board_is_told_once(mosquitt
     assert all(len(swaps(where, number)) == 1 + (topics(number).device in undone) for number in range(8))
 
 
-def test_beside_another_controller_each_board_is_told_once(mosquitto: RealBroker, where: str) -> None:
+def test_each_board_gets_one_command_beside_another_controller(mosquitto: RealBroker, where: str) -> None:
     with a_fleet(mosquitto, where, 12), Commands(mosquitto) as commands:
         ids = [begin(where, spec(waves="100%", select=f"name=sim-00000{n}")) for n in range(6)]
         with controlling(mosquitto, where), controlling(mosquitto, where):
@@ -117,7 +117,7 @@ def claim(
     return {each.id: each.lease_owner for each in free}
 
 
-def test_of_two_that_claim_at_once_one_has_it(where: str) -> None:
+def test_two_controllers_cannot_claim_one_rollout(where: str) -> None:
     with open_store(where) as one, open_store(where) as other:
         with one.transaction("write") as transaction:
             identity = rows.create_rollout(transaction, "f", spec(), [[(1, "UTC")]], 0.0)
@@ -232,7 +232,7 @@ def test_the_command_line_from_creation_to_the_end(
         (["--window", "tonight"], "rollout.window"),
     ],
 )
-def test_what_cannot_be_is_refused_and_nothing_is_written(
+def test_a_refused_creation_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], overrides: list[str], code: str
 ) -> None:
     where = str(tmp_path / "db")

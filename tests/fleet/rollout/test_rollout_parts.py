@@ -63,7 +63,7 @@ def test_waves_that_are_none_are_refused(text: str) -> None:
         parse_waves(text)
 
 
-def test_the_order_is_drawn_named_or_told_by_a_tag() -> None:
+def test_the_order_is_random_by_name_or_by_a_tag() -> None:
     boards = [device(f"b{number:02d}", **({"ring": str(number % 12)} if number != 5 else {})) for number in range(30)]
     drawn = [each.name for each in order_devices(boards, "random", "seed")]
     assert sorted(drawn) == [each.name for each in boards] != drawn
@@ -105,7 +105,7 @@ def test_a_gate_passes_or_not(gate: str, wave: list[Standing], passes: bool) -> 
     assert all(each.passed for each in judge(gates, wave)) is passes
 
 
-def test_what_a_gate_found_is_told_in_figures() -> None:
+def test_a_gate_gives_its_finding_in_figures() -> None:
     wave = [standing("a", fidelity=0.95), standing("b", fidelity=0.5), standing("c"), standing("d", "d: it broke")]
     sent = {each.gate: each.words for each in judge(parse_gates("fidelity>=0.9,failures<=10%"), wave)}
     assert sent["fidelity>=0.9"] == (
@@ -121,7 +121,7 @@ def test_failures_are_always_counted() -> None:
     assert [each.text for each in parse_gates("failures<=50%")] == ["failures<=50%"]
 
 
-def test_what_has_failed_already_may_be_enough() -> None:
+def test_enough_failures_put_a_gate_out_of_reach() -> None:
     (gate,) = parse_gates("failures<=2%")
     assert not gate.is_out_of_reach(failed=2, unreached=0, total=100)
     assert gate.is_out_of_reach(failed=3, unreached=0, total=100)
@@ -233,7 +233,7 @@ def test_a_rollout_of_a_newer_tared_is_not_guessed_at() -> None:
         ({"op": "recalibrate", "windows": ("soon",)}, "rollout.window"),
     ],
 )
-def test_what_cannot_be_rolled_out_is_refused_before_anybody_is_told(overrides: dict[str, Any], code: str) -> None:
+def test_an_impossible_rollout_is_refused_at_once(overrides: dict[str, Any], code: str) -> None:
     with pytest.raises(CommandError) as caught:
         RolloutSpec(**overrides)
     assert caught.value.code == code

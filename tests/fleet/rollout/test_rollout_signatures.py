@@ -15,15 +15,11 @@ from rollout_room import Room, accepted, done, spec
 from agent.contract.commands import CommandResult
 from agent.contract.messages import Birth
 from agent.contract.signing import Signer, new_key
-from agent.mqtt.endpoint import Endpoint
 from fleet.cli.main import main
 from fleet.devices.devices import Devices
 from fleet.rollout import rows
-from fleet.rollout.controller import Controller
 from fleet.rollout.register import RolloutRegister
 from fleet.rollout.rows import BoardStage, CommandRole, CommandRow, RolloutState
-from fleet.rollout.sender import CommandSender
-from fleet.rollout.stepper import RolloutStepper
 from fleet.store.opening import open_store
 from fleet.store.transaction import FleetStore
 
@@ -40,12 +36,6 @@ def refused(order: CommandRow, code: str) -> CommandResult:
     return CommandResult.model_validate({"id": order.id, "status": "REJECTED", "error": error})
 
 
-def taken_over(room: Room, signer: Signer | None) -> None:
-    """By a controller with this key."""
-    room.sender = CommandSender()
-    room.stepper = RolloutStepper(room.store, room.sender, "owner", "who", signer, room.held, 60.0)
-
-
 def halts(room: Room) -> list[str]:
     return [each.why for each in RolloutRegister(room.store, "").show(room.id)[0].records if each.what == "halted"]
 
@@ -56,7 +46,7 @@ def test_a_key_that_no_board_has_obeyed_halts_the_rollout_and_no_engine_has_fail
     store: FleetStore, signer: Signer, code: str, signs: bool
 ) -> None:
     room = Room(store, spec(gates="failures<=0%,unreached<=0%"))
-    taken_over(room, signer if signs else None)
+    room.take_over(signer if signs else None)
     room.step()
     assert room.step(refused(room.open()["b0"], code)) is RolloutState.PAUSED
     assert room.states() == [BoardStage.WAITING, BoardStage.SENT]
@@ -65,14 +55,12 @@ def test_a_key_that_no_board_has_obeyed_halts_the_rollout_and_no_engine_has_fail
     assert "'run --sign KEY'), then 'tared fleet rollout resume'" in why
 
 
-def test_resumed_by_a_controller_with_the_key_all_are_told_and_nobody_halts_it_again(
-    store: FleetStore, signer: Signer
-) -> None:
+def test_a_controller_with_the_key_resumes_a_halted_rollout(store: FleetStore, signer: Signer) -> None:
     room = Room(store, spec(), boards=2)
     room.step()
     unsigned = room.open()
     room.step(refused(unsigned["b0"], "command.unsigned"))
-    taken_over(room, signer)
+    room.take_over(signer)
     RolloutRegister(store, "operator").resume(room.id, "")
     room.step()
     assert "signature" in json.loads(room.open()["b0"].payload)
@@ -85,9 +73,9 @@ def test_resumed_by_a_controller_with_the_key_all_are_told_and_nobody_halts_it_a
     assert len(halts(room)) == 1
 
 
-def test_one_board_with_another_key_is_unreached_and_keeps_nobody_waiting(store: FleetStore, signer: Signer) -> None:
+def test_a_board_with_another_key_is_unreached_and_holds_up_no_other(store: FleetStore, signer: Signer) -> None:
     room = Room(store, spec())
-    taken_over(room, signer)
+    room.take_over(signer)
     room.step()
     orders = room.open()
     room.step(accepted(orders["b0"]))
@@ -106,7 +94,7 @@ def test_without_a_key_even_one_board_that_demands_it_halts_the_rollout(store: F
     assert room.states() == [BoardStage.SENT, BoardStage.WAITING]
 
 
-def test_what_is_refused_while_all_is_undone_halts_nothing(store: FleetStore) -> None:
+def test_a_refusal_while_all_is_undone_halts_nothing(store: FleetStore) -> None:
     room = Room(store, spec())
     room.step()
     orders = room.open()
@@ -118,8 +106,7 @@ def test_what_is_refused_while_all_is_undone_halts_nothing(store: FleetStore) ->
     assert room.states()[1] is BoardStage.UNREACHED
     room.step(refused(room.open(CommandRole.UNDO)["b0"], "command.unsigned"))
     assert room.states()[0] is BoardStage.DONE  # asked again, in case the next controller has the key
-    with store.transaction() as transaction:
-        transaction.execute("UPDATE rollout_targets SET due = 0.0")
+    room.clock.turn(10.0)
     room.step()
     room.step(done(room.open(CommandRole.UNDO)["b0"], artefact="e0"))
     room.until(RolloutState.ABORTED)
@@ -127,32 +114,27 @@ def test_what_is_refused_while_all_is_undone_halts_nothing(store: FleetStore) ->
 
 
 def test_a_controller_without_a_key_never_claims_a_rollout_that_demands_one(
-    where: str, signer: Signer, caplog: pytest.LogCaptureFixture
+    store: FleetStore, where: str, signer: Signer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    nowhere = Endpoint("127.0.0.1", 1)
-    with open_store(where) as store:
-        room = Room(store, spec(signed=True))
-        other = RolloutRegister(store, "operator")
-        plain = other.create("f", spec(), other.plan("f", spec()), "")
-        with store.transaction() as transaction:
-            transaction.execute("UPDATE rollouts SET lease_until = 0.0, lease_owner = NULL")
-        without, having = (Controller(nowhere, open_store(where), "who", key) for key in (None, signer))
-        with without._client, without._store, having._client, having._store, caplog.at_level(logging.ERROR):
-            for _ in range(3):
-                without._claim()
-            assert without.rollouts.keys() == {plain}
-            with store.transaction("read") as transaction:
-                assert rows.get_rollout(transaction, room.id).lease_owner is None
-            assert caplog.text.count("rollout.unsigned") == 1
-            assert "run a controller with --sign KEY" in caplog.text
-            having._claim()
-            assert having.rollouts.keys() == {room.id}
-            having._step()
-            having._step()
-            assert all("signature" in json.loads(each.payload) for each in having._stepper._open[room.id].values())
-        records = RolloutRegister(store, "").show(room.id)[0].records
-        assert [each.what for each in records][:2] == ["created", "left to another controller"]
-        assert json.loads(records[0].document)["spec"]["signed"] is True
+    room = Room(store, spec(signed=True))
+    other = RolloutRegister(store, "operator", room.clock)
+    plain = other.create("f", spec(), other.plan("f", spec()), "")
+    with room.controllers(where, None, signer) as (without, having), caplog.at_level(logging.ERROR):
+        for _ in range(3):
+            without._claim()
+        assert without.rollouts.keys() == {plain}
+        with store.transaction("read") as transaction:
+            assert rows.get_rollout(transaction, room.id).lease_owner is None
+        assert caplog.text.count("rollout.unsigned") == 1
+        assert "run a controller with --sign KEY" in caplog.text
+        having._claim()
+        assert having.rollouts.keys() == {room.id}
+        having._step()
+        having._step()
+        assert all("signature" in json.loads(each.payload) for each in having._stepper._open[room.id].values())
+    records = RolloutRegister(store, "").show(room.id)[0].records
+    assert [each.what for each in records][:2] == ["created", "left to another controller"]
+    assert json.loads(records[0].document)["spec"]["signed"] is True
 
 
 def test_the_command_demands_it_and_says_where_it_should_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

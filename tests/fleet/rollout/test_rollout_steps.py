@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,14 +13,11 @@ from rollout_room import PERIOD, Room, accepted, done, failed, policy, reported,
 
 from agent.common.errors import AgentError
 from agent.contract.commands import CommandResult
-from agent.mqtt.endpoint import Endpoint
 from fleet.devices.devices import Device
 from fleet.rollout.board_steps import MOST_ATTEMPTS, overdue_result
-from fleet.rollout.controller import Controller
-from fleet.rollout.register import RolloutRegister
+from fleet.rollout.controller import LEASE_S
 from fleet.rollout.rows import BoardRow, BoardStage, CommandRole, CommandRow, RolloutState
 from fleet.rollout.stepper import judge_wave
-from fleet.store.opening import open_store
 from fleet.store.transaction import FleetStore, Transaction
 
 
@@ -50,14 +46,13 @@ def test_no_setting_of_a_board_holds_up_the_others(store: FleetStore, value: Any
     room.until(RolloutState.ABORTED)
 
 
-def test_what_a_board_had_is_what_it_had_before_the_first_attempt(store: FleetStore) -> None:
+def test_the_baseline_is_from_before_the_first_attempt(store: FleetStore) -> None:
     room = Room(store, policy(), boards=1)
     room.held["f", "b0"] = reported(5.0)
     room.step()
     room.step(failed(room.open()["b0"], "command.interrupted"))
     room.held["f", "b0"] = reported(2.0, 2)  # it had been carried out
-    with store.transaction() as transaction:
-        transaction.execute("UPDATE rollout_targets SET due = 0.0")
+    room.clock.turn(20.0)  # the pause before the second attempt
     room.step()
     room.step(done(room.open()["b0"]))
     room.turn()
@@ -83,19 +78,18 @@ def test_the_version_of_a_policy_rises_whatever_the_clock_says(store: FleetStore
     assert f'"version":{2**52 + 1}' in room.open()["b0"].payload
 
 
-def test_a_board_that_has_not_told_its_settings_is_waited_for_and_then_given_up(store: FleetStore) -> None:
+def test_a_board_without_reported_settings_is_waited_for_and_then_given_up(store: FleetStore) -> None:
     room = Room(store, policy(), boards=1)
     for _ in range(MOST_ATTEMPTS):
         room.step()
         assert room.states() == [BoardStage.WAITING]
-        with store.transaction() as transaction:
-            transaction.execute("UPDATE rollout_targets SET due = 0.0")
+        room.clock.turn(5.0)
     room.step()
     assert room.states() == [BoardStage.FAILED]
     assert "has not reported its settings" in room.rows()[0].reason
 
 
-def test_who_was_away_when_it_was_aborted_is_told_nothing_any_more(store: FleetStore) -> None:
+def test_a_board_that_was_away_at_the_abort_gets_no_command(store: FleetStore) -> None:
     room = Room(store, spec())
     room.sender.report_presence("f", "b0", is_there=False)
     room.step()
@@ -112,7 +106,7 @@ def test_who_was_away_when_it_was_aborted_is_told_nothing_any_more(store: FleetS
     assert room.open(CommandRole.CANCEL).keys() == {"b0", "b1"}
 
 
-def test_who_is_away_keeps_nobody_else_waiting(store: FleetStore) -> None:
+def test_a_board_that_is_away_holds_up_no_other(store: FleetStore) -> None:
     room = Room(store, spec(at_once=1), boards=3)
     for name in ("b0", "b1"):
         room.sender.report_presence("f", name, is_there=False)
@@ -121,12 +115,10 @@ def test_who_is_away_keeps_nobody_else_waiting(store: FleetStore) -> None:
     assert room.states() == [BoardStage.SENT] * 3
 
 
-def test_one_that_was_away_for_all_of_a_window_is_told_in_the_next(store: FleetStore) -> None:
-    room = Room(store, spec(windows=("00:00-24:00",), valid_s=0.05), boards=1)
+def test_a_board_that_was_away_for_a_whole_window_waits_for_the_next(store: FleetStore) -> None:
+    room = Room(store, spec(windows=("00:00-24:00",), valid_s=20.0), boards=1)
     room.step()
-    with store.transaction() as transaction:
-        transaction.execute("UPDATE rollout_commands SET expires = expires - 100.0")
-    room.stepper.forget(room.id)
+    room.clock.turn(26.0)
     room.step()
     assert room.states() == [BoardStage.WAITING]
     assert room.rows()[0].attempts == 1
@@ -170,30 +162,25 @@ def test_a_commit_whose_answer_was_lost_is_looked_up(store: FleetStore, monkeypa
     assert len(room.sent()) == 1
 
 
-def test_what_another_did_in_between_is_read_anew(where: str) -> None:
-    """One stands still, the other goes on and dies: the first takes the rollout up where the second has left it."""
-    with open_store(where) as store:
-        Room(store, spec(), boards=1).stepper.forget("")
-        with store.transaction() as transaction:
-            transaction.execute("UPDATE rollouts SET lease_until = 0.0")
-        (identity,) = [each.rollout.id for each in RolloutRegister(store, "").all("f")]
-        nowhere = Endpoint("127.0.0.1", 1)
-        first, second = (Controller(nowhere, open_store(where), "who", lease_s=0.3) for _ in range(2))
-        with first._client, second._client, first._store, second._store:
-            first._claim()
-            first._step()
-            first._step()
-            (order,) = first._stepper._open[identity].values()
-            time.sleep(0.4)
-            second._claim()
-            second._results[order.id] = done(order, artefact="e1")
-            second._step()
-            time.sleep(0.4)
-            first._claim()
-            first._step()
-            assert first._stepper._open[identity] == {}
-        (board,) = RolloutRegister(store, "").show(identity)[1]
-        assert board.state is BoardStage.DONE
+def test_a_controller_reads_anew_the_steps_of_another(store: FleetStore, where: str) -> None:
+    """The first stands still while the second goes on; then it takes the rollout up where the second has left it."""
+    room = Room(store, spec(), boards=1)
+    with room.controllers(where, None, None) as (first, second):
+        first._claim()
+        first._step()
+        first._step()
+        (order,) = first._stepper._open[room.id].values()
+        room.clock.turn(LEASE_S + 1.0)
+        second._claim()
+        second._results[order.id] = done(order, artefact="e1")
+        second._step()
+        first._step()
+        assert first.rollouts == {}, "its lease is over"
+        room.clock.turn(LEASE_S + 1.0)
+        first._claim()
+        first._step()
+        assert first._stepper._open[room.id] == {}
+    assert room.states() == [BoardStage.DONE]
 
 
 @pytest.mark.parametrize(
@@ -207,7 +194,9 @@ def test_what_another_did_in_between_is_read_anew(where: str) -> None:
         ({"state": "online", "engine": "e2"}, {"engine": "e0"}, ""),
     ],
 )
-def test_what_a_board_has_become_since_counts(reported: dict[str, Any], before: dict[str, Any], words: str) -> None:
+def test_a_relapse_after_success_counts_as_a_failure(
+    reported: dict[str, Any], before: dict[str, Any], words: str
+) -> None:
     values: dict[str, Any] = dict.fromkeys(("state", "agent_version", "model", "engine", "calibration"))
     values |= {"id": 1, "fleet": "f", "name": "b", "first_seen": 0.0, "last_seen": 1e6, "engine": "e1", **reported}
     board = BoardRow(1, "b", 0, "UTC", BoardStage.DONE, 1, before, "e1", "", 1e6 - 100.0)

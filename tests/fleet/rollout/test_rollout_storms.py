@@ -100,7 +100,7 @@ def controllers(broker: RealBroker, where: str) -> Iterator[list[WarmProcess]]:
             process.wait()
 
 
-def test_a_storm_tells_nobody_twice_and_nobody_beyond_a_wave_that_failed(mosquitto: RealBroker, where: str) -> None:
+def test_a_storm_commands_no_board_twice_and_none_beyond_a_failed_wave(mosquitto: RealBroker, where: str) -> None:
     chance, kills = random.Random(11), 0
     spec = RolloutSpec("recalibrate", gates="latency_p99<=1.25x", soak_s=0.5, order="name", waves="2,8,100%", at_once=3)
     arguments = ["fleet", "rollout", "run", "--db", where, "--port", str(mosquitto.port), "--lease", str(LEASE_S)]

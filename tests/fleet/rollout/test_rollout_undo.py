@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -13,12 +12,9 @@ from rollout_room import Room, accepted, done, failed, spec
 from stored import store_results
 
 from agent.common.errors import CommandError
-from agent.mqtt.endpoint import Endpoint
 from fleet.operator import file_arguments_from
-from fleet.rollout.controller import Controller
 from fleet.rollout.register import RolloutRegister
 from fleet.rollout.rows import BoardStage, CommandRole, RolloutState
-from fleet.store.opening import open_store
 from fleet.store.transaction import FleetStore
 
 
@@ -44,8 +40,7 @@ def test_a_board_that_has_gone_on_since_is_left_alone(store: FleetStore, serves:
     room.step()
     room.step(done(room.open()["b0"], artefact="e1"))
     room.serves({0: serves})
-    with store.transaction() as transaction:
-        transaction.execute("UPDATE rollout_targets SET settled = settled - 100.0")
+    room.clock.turn(100.0)
     room.turn()
     room.until(RolloutState.ABORTED)
     assert room.states() == [state]
@@ -53,11 +48,11 @@ def test_a_board_that_has_gone_on_since_is_left_alone(store: FleetStore, serves:
 
 
 def test_a_board_that_was_done_too_late_goes_back_too(store: FleetStore) -> None:
-    room = Room(store, spec(deadline_s=0.0, valid_s=0.1), boards=1)
+    room = Room(store, spec(deadline_s=60.0, valid_s=20.0), boards=1)
     room.step()
     order = room.open()["b0"]
     room.step(accepted(order))
-    time.sleep(0.15)
+    room.clock.turn(61.0)
     room.step()
     assert room.states() == [BoardStage.FAILED]
     assert room.open(CommandRole.CANCEL).keys() == {"b0"}  # it is wanted no more
@@ -74,7 +69,7 @@ def test_a_board_that_was_done_too_late_goes_back_too(store: FleetStore) -> None
 
 
 def two_waves(store: FleetStore) -> Room:
-    """Of b0, which is done and serves e1, and of b1 and b2, of which one is done and one has failed."""
+    """Return a room where b0 is done and serves e1, and in whose second wave b1 is done and b2 has failed."""
     room = Room(store, spec(waves="1,100%", gates="failures<=0%", soak_s=0.0), boards=3)
     for names in (("b0",), ("b1",)):
         while not room.open():
@@ -124,8 +119,8 @@ def test_while_a_wave_goes_back_the_earlier_ones_can_join_it(store: FleetStore) 
     assert room.states() == [BoardStage.UNDONE, BoardStage.UNDONE, BoardStage.FAILED]
 
 
-def test_who_was_to_be_told_as_a_wave_was_stopped_keeps_nobody_waiting(store: FleetStore) -> None:
-    """Whoever has been sent a command may yet do it, and is waited for; whose was only on record never will."""
+def test_a_board_without_its_command_does_not_hold_up_the_undoing_of_a_wave(store: FleetStore) -> None:
+    """A board that was sent its command is waited for; one whose command is only on record is not."""
     room = Room(store, spec(gates="failures<=10%"), boards=3)
     room.step()
     out = [message.payload.decode() for _ in range(2) if (message := room.sender.pop()) is not None]
@@ -139,15 +134,14 @@ def test_who_was_to_be_told_as_a_wave_was_stopped_keeps_nobody_waiting(store: Fl
     room.until(RolloutState.ROLLED_BACK)
 
 
-def test_of_what_was_completed_all_goes_back_but_who_has_gone_on_since(store: FleetStore) -> None:
+def test_a_completed_rollout_is_undone_except_on_boards_that_changed_since(store: FleetStore) -> None:
     room = Room(store, spec(soak_s=0.0), boards=3)
     room.step()
     orders = room.open()
     room.step(*(done(each, artefact="e1") for each in orders.values()))
     room.serves({0: "e1", 1: "e1", 2: "e1"})
     room.until(RolloutState.COMPLETED)
-    with store.transaction() as transaction:
-        transaction.execute("UPDATE rollout_targets SET settled = settled - 1000.0")
+    room.clock.turn(61.0)  # the boards have had the time to report their engines
     room.serves({1: "e2"})
     room.turn("all")
     room.step()
@@ -171,26 +165,24 @@ def test_nothing_else_can_be_done_to_what_is_over_and_that_is_said(store: FleetS
         room.turn(undo)
 
 
-def test_to_take_a_model_back_no_controller_needs_its_file(where: str, tmp_path: Path) -> None:
+def test_a_model_is_taken_back_without_its_file(store: FleetStore, where: str, tmp_path: Path) -> None:
     file = tmp_path / "model.onnx"
     file.write_bytes(b"a model")
     arguments, path = file_arguments_from({"file": str(file)})
-    with open_store(where) as store:
-        room = Room(store, spec("model", arguments=arguments, file=str(path)), boards=1)
-        room.step()
-        room.step(done(room.open()["b0"], artefact="e1"))
-        room.serves({0: "e1"})
-        file.unlink()
-        with store.transaction() as transaction:
-            transaction.execute("UPDATE rollouts SET lease_until = 0.0")
-        controller = Controller(Endpoint("127.0.0.1", 1), open_store(where), "who")
-        with controller._client, controller._store:
-            controller._claim()
-            assert controller.rollouts == {}
-            room.turn("all")
-            controller._unable.clear()  # its minute is over
-            controller._claim()
-            assert controller.rollouts.keys() == {room.id}
+    room = Room(store, spec("model", arguments=arguments, file=str(path)), boards=1)
+    room.step()
+    room.step(done(room.open()["b0"], artefact="e1"))
+    room.serves({0: "e1"})
+    file.unlink()
+    with room.controllers(where, None) as (controller,):
+        controller._claim()
+        assert controller.rollouts == {}
+        room.turn("all")
+        controller._claim()
+        assert controller.rollouts == {}, "it is left to others for a minute"
+        room.clock.turn(61.0)
+        controller._claim()
+        assert controller.rollouts.keys() == {room.id}
 
 
 def test_a_dry_run_shows_the_boards_that_the_next_rollout_takes(store: FleetStore) -> None:

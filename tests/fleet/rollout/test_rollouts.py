@@ -36,7 +36,7 @@ IN_EACH = pytest.mark.parametrize("where", ["sqlite", pytest.param("postgres", m
 
 
 @IN_EACH
-def test_each_wave_is_told_judged_and_followed_by_the_next(mosquitto: RealBroker, where: str) -> None:
+def test_each_wave_is_commanded_judged_and_followed_by_the_next(mosquitto: RealBroker, where: str) -> None:
     with a_fleet(mosquitto, where, 10), Commands(mosquitto) as commands, controlling(mosquitto, where):
         identity = begin(where, quick(), "a new season")
         seen = ended(where, identity)
@@ -53,7 +53,7 @@ def test_each_wave_is_told_judged_and_followed_by_the_next(mosquitto: RealBroker
 
 
 @IN_EACH
-def test_a_bad_wave_is_stopped_and_goes_back_and_nobody_beyond_it_is_told(mosquitto: RealBroker, where: str) -> None:
+def test_a_bad_wave_goes_back_and_no_board_beyond_it_gets_a_command(mosquitto: RealBroker, where: str) -> None:
     bad = BadEngines(first=1, last=3)
     with a_fleet(mosquitto, where, 10, bad=bad), Commands(mosquitto) as commands, controlling(mosquitto, where):
         identity = begin(where, quick())
@@ -100,7 +100,7 @@ def test_too_many_failures_stop_a_wave_before_it_is_through(mosquitto: RealBroke
 
 
 @pytest.mark.trial
-def test_a_pause_tells_nobody_else_and_a_resumption_goes_on_there(mosquitto: RealBroker, where: str) -> None:
+def test_a_pause_starts_no_other_board_and_a_resumption_goes_on_there(mosquitto: RealBroker, where: str) -> None:
     with a_fleet(mosquitto, where, 8), Commands(mosquitto) as commands, controlling(mosquitto, where):
         identity = begin(where, quick(waves="2,100%", soak_s=2.0))
         eventually(lambda: len(commands.sent_ids("recalibrate")) == 2, 20.0)
@@ -122,7 +122,7 @@ def test_a_pause_tells_nobody_else_and_a_resumption_goes_on_there(mosquitto: Rea
 @pytest.mark.parametrize(
     ("undo", "undone", "done"), [(None, set(), {0, 1, 2}), ("wave", {1, 2}, {0}), ("all", {0, 1, 2}, set())]
 )
-def test_an_abort_cancels_what_is_under_way_and_undoes_what_it_is_told_to(
+def test_an_abort_cancels_running_jobs_and_undoes_the_named_waves(
     mosquitto: RealBroker, tmp_path: Path, undo: str | None, undone: set[int], done: set[int]
 ) -> None:
     where = str(tmp_path / "db")
@@ -143,7 +143,7 @@ def test_an_abort_cancels_what_is_under_way_and_undoes_what_it_is_told_to(
 
 
 @pytest.mark.trial
-def test_a_board_that_is_away_is_told_when_it_comes_back(mosquitto: RealBroker, tmp_path: Path) -> None:
+def test_a_board_that_is_away_gets_its_command_when_it_comes_back(mosquitto: RealBroker, tmp_path: Path) -> None:
     where = str(tmp_path / "db")
     with a_fleet(mosquitto, where, 3) as simulation, Commands(mosquitto) as commands, controlling(mosquitto, where):
         away = simulation._boards[1]

@@ -84,7 +84,7 @@ def test_a_storm_brings_all_back_and_not_at_once(mosquitto: RealBroker, caplog: 
     assert max(waits_s) - min(waits_s) > 0.2  # drawn from a second; a busy machine may start several at once
 
 
-def test_a_recalibration_goes_through_its_steps_and_is_told_of(mosquitto: RealBroker) -> None:
+def test_a_recalibration_goes_through_its_steps_and_reports_them(mosquitto: RealBroker) -> None:
     with Watcher(mosquitto.endpoint) as watcher, simulating(mosquitto, 2):
         before = Birth.from_json(json.dumps(watcher.expect(topics(1).birth)).encode())
         command = new_command("recalibrate", {}, time.time())
@@ -135,14 +135,14 @@ def one_board(module_broker: RealBroker) -> Iterator[RealBroker]:
         ("set", {"camera.source": "x"}, "command.set"),
     ],
 )
-def test_what_cannot_be_fails_as_on_a_board(
+def test_an_impossible_command_fails_as_on_a_board(
     one_board: RealBroker, op: str, arguments: dict[str, Any], code: str
 ) -> None:
     result = ask(one_board, 0, op, **arguments)
     assert (result.status, result.error.code) == ("FAILED", code)
 
 
-def test_what_is_set_holds_and_a_restart_begins_another_epoch(mosquitto: RealBroker) -> None:
+def test_a_setting_holds_and_a_restart_begins_another_epoch(mosquitto: RealBroker) -> None:
     with Watcher(mosquitto.endpoint) as watcher, simulating(mosquitto, 1):
         first = watcher.expect(topics(0).telemetry)["epoch"]
         result = ask(mosquitto, 0, "set", **{"mqtt.telemetry_period_s": "0.5"}).result
@@ -203,9 +203,7 @@ def test_a_command_that_a_power_cut_interrupts_has_failed(mosquitto: RealBroker)
 
 
 @pytest.mark.trial
-def test_boards_without_a_clock_or_from_a_backup_tell_of_it_by_their_epochs(
-    mosquitto: RealBroker, tmp_path: Path
-) -> None:
+def test_epochs_show_boards_without_a_clock_or_from_a_backup(mosquitto: RealBroker, tmp_path: Path) -> None:
     faults = Faults(restore=1.0, no_clock=1.0, every_s=0.7)
     with collecting(mosquitto, tmp_path / "db"):
         wait_for_collector(mosquitto)
@@ -217,7 +215,7 @@ def test_boards_without_a_clock_or_from_a_backup_tell_of_it_by_their_epochs(
 
 
 @pytest.mark.trial
-def test_what_comes_twice_or_late_or_is_rubbish_harms_nobody(mosquitto: RealBroker, tmp_path: Path) -> None:
+def test_repeated_late_and_damaged_messages_do_no_harm(mosquitto: RealBroker, tmp_path: Path) -> None:
     faults = Faults(duplicate=0.5, delay=0.3, hostile=0.2, every_s=0.2)
     with collecting(mosquitto, tmp_path / "db") as collector:
         wait_for_collector(mosquitto)
@@ -229,7 +227,7 @@ def test_what_comes_twice_or_late_or_is_rubbish_harms_nobody(mosquitto: RealBrok
         assert [seq for each, seq in stored(tmp_path / "db", number) if each == epoch] == list(range(1, last + 1))
 
 
-def test_what_boards_say_can_be_read_and_their_clocks_differ(mosquitto: RealBroker) -> None:
+def test_reports_are_readable_and_clocks_differ(mosquitto: RealBroker) -> None:
     seen = list[float]()
     with Watcher(mosquitto.endpoint) as watcher, simulating(mosquitto, 5, clock_skew_s=100_000.0):
         while len(seen) < 30:
@@ -257,7 +255,7 @@ def test_more_boards_than_a_process_may_have_files_are_refused_before_any_connec
         allow_files(10**9)
 
 
-def test_the_command_simulates_and_tells(mosquitto: RealBroker) -> None:
+def test_the_command_simulates_and_prints_the_outcome(mosquitto: RealBroker) -> None:
     wanted = ["--devices", 5, "--seconds", 2, "--period", 0.2, "--port", mosquitto.port]
     told = json.loads(tared("fleet", "simulate", *wanted, "--json").stdout)
     assert (told["device_count"], told["connected"], told["admitted"]) == (5, 5, 5)
@@ -265,6 +263,6 @@ def test_the_command_simulates_and_tells(mosquitto: RealBroker) -> None:
 
 
 @pytest.mark.parametrize("faults", ["crash=often", "meteor=1", "crash"])
-def test_faults_that_nobody_knows_are_refused(faults: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_faults_are_refused(faults: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fleet", "simulate", "--devices", "1", "--seconds", "1", "--faults", faults]) == 2
     assert capsys.readouterr().err.startswith("error: cli.arguments: ")

@@ -19,14 +19,14 @@ STILL = Drift()
 FAST = Drift(db=6.0, after_s=10.0, spread_s=70.0, ramp_s=10.0, groups=8, day_s=100.0)
 
 
-def test_what_goes_wrong_in_the_loop_ends_it_and_is_raised() -> None:
+def test_an_error_in_the_loop_ends_it_and_is_raised() -> None:
     with Loop() as loop:
         loop.call_soon({}.popitem)
         with pytest.raises(KeyError):
             loop.run_until(lambda: False)
 
 
-def test_what_a_dial_raises_is_told_in_the_loop() -> None:
+def test_an_error_of_a_dial_reaches_the_loop() -> None:
     told: list[tuple[str, bool]] = []
     own = threading.get_ident()
 
@@ -129,7 +129,7 @@ def test_pairs_change_what_is_named_and_nothing_else() -> None:
         *((Faults(), text) for text in ("crash=7", "every_s=0", "delay=-0.1", "hostile=many")),
     ],
 )
-def test_what_no_simulation_could_do_is_refused(kind: Drift | Faults, text: str) -> None:
+def test_impossible_options_are_refused(kind: Drift | Faults, text: str) -> None:
     with pytest.raises(AgentError) as caught:
         pairs(kind, text)
     assert caught.value.code == "cli.arguments"

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.fleet_storm import histogram, storm
 
 
-def test_the_histogram_tells_who_wanted_to_from_who_was_let_in() -> None:
+def test_the_histogram_separates_dials_from_arrivals() -> None:
     assert histogram([0.1, 0.9, 2.0, 5.0], [0.5, 2.2, 2.9]) == [
         ("0", "2", "1", "#" * 30),
         ("1", "0", "0", ""),

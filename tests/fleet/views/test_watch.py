@@ -15,7 +15,7 @@ from fleet.views.watch import watch
 DEVICES = 300
 
 
-def test_what_a_broker_retains_of_many_devices_is_shown(
+def test_retained_messages_of_many_devices_are_shown(
     any_broker: RealBroker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with connected(any_broker.endpoint) as speaker:

@@ -204,7 +204,7 @@ def test_the_live_picture_runs_while_somebody_looks(any_broker: RealBroker, brow
         assert all("live.jpg" in each for each in complaints(browser))  # refused before the page knew
 
 
-def test_what_strangers_say_is_text_and_breaks_no_page(any_broker: RealBroker, browser: webdriver.Chrome) -> None:
+def test_strangers_words_are_text_and_break_no_page(any_broker: RealBroker, browser: webdriver.Chrome) -> None:
     evil, name = "<script>window.hacked=1</script>\u202e\"'`", "<img src=x onerror=hacked=1>\"'"
     long = evil + "W" * 10_000
     with serving(any_broker.endpoint) as site, Board(any_broker.endpoint, name) as board:
@@ -253,9 +253,7 @@ def test_a_thousand_boards_scroll_sort_and_filter_at_once(any_broker: RealBroker
         assert complaints(browser) == []
 
 
-def test_it_prints_in_the_colours_of_paper_whatever_the_screen_has(
-    any_broker: RealBroker, browser: webdriver.Chrome
-) -> None:
+def test_a_page_prints_in_the_colours_of_paper(any_broker: RealBroker, browser: webdriver.Chrome) -> None:
     with gate(any_broker) as (site, _):
         open_page(browser, site, "/")
         dark = [{"name": "prefers-color-scheme", "value": "dark"}]

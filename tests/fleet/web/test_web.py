@@ -93,7 +93,7 @@ def test_commands_are_signed_with_the_operators_key(any_broker: RealBroker, tmp_
         assert command["signature"]
 
 
-def test_what_does_not_come_from_its_own_page_is_refused(any_broker: RealBroker) -> None:
+def test_a_command_of_another_page_is_refused(any_broker: RealBroker) -> None:
     with serving(any_broker.endpoint) as site, Board(any_broker.endpoint, "gate", *DONE) as board:
         board.report(0.5)
         eventually(lambda: site.boards.get("gate") is not None)
