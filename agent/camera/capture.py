@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from agent.camera.stream_health import (
     first_picture_s,
     silent_error,
 )
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import CameraError
 from agent.common.timing import Backoff
 from engines.trace import spanned
@@ -59,9 +59,14 @@ class FrameSlot:
     """
 
     def __init__(
-        self, keep_every: bool, lock: threading.RLock | None = None, filled: threading.Condition | None = None
+        self,
+        keep_every: bool,
+        lock: threading.RLock | None = None,
+        filled: threading.Condition | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.keep_every = keep_every
+        self._clock = clock
         self._frame: Frame | None = None
         self._closed = False
         self._put_s = -math.inf
@@ -79,13 +84,13 @@ class FrameSlot:
             if self._frame is not None:
                 self.dropped["stale"] += 1
             self._frame = frame
-            self._put_s = time.monotonic()
+            self._put_s = self._clock.monotonic_s()
             self._filled.notify_all()
 
     @property
     def delivers(self) -> bool:
         """True while frames have come recently, and may come again."""
-        return not self._closed and time.monotonic() - self._put_s < _RECENTLY_S
+        return not self._closed and self._clock.monotonic_s() - self._put_s < _RECENTLY_S
 
     @property
     def is_full(self) -> bool:
@@ -136,14 +141,16 @@ class CaptureThread(threading.Thread):
         on_change: Callable[[CameraError | None], None],
         silence_s: float = SILENCE_S,
         camera: str = "camera",
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         super().__init__(name=f"capture {camera}", daemon=True)
         self._camera = camera
+        self._clock = clock
         self._source = source
         self._slot = slot
         self._speed = speed
         self._limit = limit
-        self._presence = CameraPresence(on_change, silence_s)
+        self._presence = CameraPresence(on_change, silence_s, clock)
         self._silence_s = silence_s
         self._waits_since_s: float | None = None  # monotonic: since when the next frame is waited for
         self._patience_s = first_picture_s(silence_s)  # how long it is waited for
@@ -170,7 +177,7 @@ class CaptureThread(threading.Thread):
                     self._waits_since_s = None
                     self._presence.mark_lost(error)
                 self.pulse += 1
-                self._halt.wait(backoff.next_s())
+                self._clock.wait(self._halt, backoff.next_s())
         except CameraError as error:
             self.error = error
             self._presence.mark_lost(error)
@@ -199,30 +206,32 @@ class CaptureThread(threading.Thread):
         since_s = self._waits_since_s
         if not self._source.live or since_s is None or self._halt.is_set():
             return
-        silent_s = time.monotonic() - since_s
+        silent_s = self._clock.monotonic_s() - since_s
         if silent_s > self._patience_s:
             self._presence.mark_lost(silent_error(self._source, silent_s))
             self._reading.connection.cut()
 
     def _read_stream(self, backoff: Backoff) -> None:
-        opened_s = time.monotonic()
+        opened_s = self._clock.monotonic_s()
         first_ts: float | None = None
         self._waits_since_s, self._patience_s = opened_s, first_picture_s(self._silence_s)
-        for ts, image in spanned("capture", read_images(self._source, self._silence_s, self._reading)):
+        images = read_images(self._source, self._silence_s, self._reading, self._clock)
+        for ts, image in spanned("capture", images):
             if self._is_frozen(image, opened_s):
-                self._waits_since_s = time.monotonic()
+                self._waits_since_s = self._clock.monotonic_s()
                 continue
             if self._presence.frame_arrived():
                 backoff.reset()
             first_ts = ts if first_ts is None else first_ts
             if self._speed > 0.0 and not self._source.live:
-                self._halt.wait(max(0.0, opened_s + (ts - first_ts) / self._speed - time.monotonic()))
+                due_s = opened_s + (ts - first_ts) / self._speed
+                self._clock.wait(self._halt, max(0.0, due_s - self._clock.monotonic_s()))
             if self._halt.is_set():
                 return
             self._waits_since_s, self._patience_s = None, self._silence_s
             number = self._count + self._reading.skipped
-            self._slot.put(Frame(number, ts, time.monotonic_ns(), image, self._camera))
-            self._waits_since_s = time.monotonic()
+            self._slot.put(Frame(number, ts, self._clock.monotonic_ns(), image, self._camera))
+            self._waits_since_s = self._clock.monotonic_s()
             self._count += 1
             if self._limit and self._count >= self._limit:
                 return
@@ -233,7 +242,7 @@ class CaptureThread(threading.Thread):
         Raises CameraError (`camera.frozen`) when the camera is to be opened again: at once, and then ever more rarely,
         since a change of the picture is seen without that.
         """
-        now_s = time.monotonic()
+        now_s = self._clock.monotonic_s()
         if self._reading.is_intra_coded:
             self._freeze.update(image, now_s)
         if not self._freeze.frozen:

@@ -45,7 +45,7 @@ def _locate(source: str, info: ValidationInfo) -> str:
 
 
 Pixels = Annotated[int, Field(ge=16, le=16384)]
-Share = Annotated[float, Field(ge=0.0, le=1.0)]  # of the picture's width or height
+Share = Annotated[float, Field(ge=0.0, le=1.0)]  # part of the picture's width or height
 Region = Annotated[tuple[Share, Share, Share, Share], AfterValidator(_spans)]
 Polygon = Annotated[tuple[tuple[Share, Share], ...], Field(min_length=3)]
 FrozenSeconds = Annotated[float | Literal["auto"] | None, BeforeValidator(_frozen_seconds)]

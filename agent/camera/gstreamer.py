@@ -29,15 +29,7 @@ WITHOUT_GSTREAMER = (
 
 _BGR = "videoconvert ! video/x-raw,format=BGR ! appsink drop=true max-buffers=1 sync=false"
 _OUT_OF_NVMM = "nvvidconv ! video/x-raw,format=BGRx ! "  # NVMM memory is where a Jetson's decoders leave frames
-_FLIPS = (
-    "none",
-    "counterclockwise",
-    "rotate-180",
-    "clockwise",
-    "horizontal",
-    "",
-    "vertical",
-)  # of nvvidconv; 5 is none
+_FLIPS = ("none", "counterclockwise", "rotate-180", "clockwise", "horizontal", "", "vertical")  # nvvidconv's numbers
 
 
 class GstPipeline:

@@ -138,7 +138,7 @@ def decode_image(content: bytes, max_pixels: int = MAX_PIXELS) -> NDArray[np.uin
         return None
     try:
         image = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR)
-    except cv2.error:  # of memory, say
+    except cv2.error:  # for want of memory, say
         return None
     return None if image is None else np.asarray(image, np.uint8)
 

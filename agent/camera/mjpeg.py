@@ -23,7 +23,7 @@ from agent.camera.stream_health import OPEN_S, StreamConnection
 from agent.common.errors import CameraError
 
 _CHUNK_BYTES = 1 << 16
-_MOST_BYTES = 64 << 20  # of one picture; anything longer is none
+_MOST_BYTES = 64 << 20  # a longer part is no picture
 _START, _END, _EDGE = b"\xff\xd8", b"\xff\xd9", re.compile(rb"\xff[\xd8\xd9]")
 _SCAN, _ENDS = 0xDA, (0xD8, 0xD9)
 _ALONE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a length

@@ -8,7 +8,6 @@ and region to every picture before anybody sees it. MJPEG over HTTP is not read 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from agent.camera.mjpeg import open_mjpeg, read_mjpeg
 from agent.camera.opencv import open_capture
 from agent.camera.source import Framing, Source
 from agent.camera.stream_health import SILENCE_S, PictureTimeout, StreamState, silent_error
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import CameraError
 
 log = logging.getLogger(__package__)
@@ -30,17 +30,17 @@ log = logging.getLogger(__package__)
 Image = NDArray[np.uint8]  # BGR (H, W, 3)
 
 _MASKED = (114, 114, 114)  # BGR, as letterboxes are padded: to a network it is as good as nothing
-_ASSUMED_FPS = 10.0  # of a file that does not say
+_ASSUMED_FPS = 10.0  # for a file that does not say
 _IMAGE_PERIOD_S = 0.1  # capture time between the images of a folder or zip, which carry none
 _FAILED_AT_END = 300  # reads in a row; one costs about 10 us at the end, and ten seconds of a video may be damaged
-_CUT_SHORT = 0.02  # of the length that a file claims to have; less is how some count it
-_PULL_S = 0.1  # of a wait for a pipeline's next picture: the end of the reading is seen as soon
+_CUT_SHORT = 0.02  # share of a file's claimed length that has to be missing: some count a little too much
+_PULL_S = 0.1  # the longest wait for a pipeline's next picture, after which the end of the reading is seen
 _AT_ONCE_S = 0.001  # no camera makes a frame in it
 _LIVE_FAILED_AT_END = 8  # reads in a row that fail at once; a driver may have some buffers full
 
 
 def read_images(
-    source: Source, silence_s: float = SILENCE_S, reading: StreamState | None = None
+    source: Source, silence_s: float = SILENCE_S, reading: StreamState | None = None, clock: Clock = SYSTEM_CLOCK
 ) -> Iterator[tuple[float, Image]]:
     """Yield (capture time in s, image) until the source ends: Unix time for cameras, media time for recordings.
 
@@ -63,7 +63,7 @@ def read_images(
         camera.pixels  its pictures are too large
         images.*       a folder or zip is bad, see ImageFiles
     """
-    read_once = partial(_read_once, source, silence_s, reading)
+    read_once = partial(_read_once, source, silence_s, reading, clock)
     for ts, image in _repeat(read_once) if source.loop else read_once():
         source.check_pixels(image.shape[1], image.shape[0])
         yield ts, apply_mask_and_crop(image, source.framing)
@@ -81,13 +81,16 @@ def read_spread(source: Source, count: int) -> Iterator[Image]:
             return
 
 
-def _read_once(source: Source, silence_s: float, reading: StreamState | None) -> Iterator[tuple[float, Image]]:
+def _read_once(
+    source: Source, silence_s: float, reading: StreamState | None, clock: Clock
+) -> Iterator[tuple[float, Image]]:
     if source.kind == "images":
         return _read_folder(source, reading)
-    if source.needs_gstreamer:
-        return _read_pipeline(source, silence_s, reading or StreamState())
-    read = _read_http if source.kind == "http" else _read_capture if source.live else _read_file
-    return read(source, silence_s, reading or StreamState())
+    reading = reading or StreamState()
+    if not source.live:
+        return _read_file(source, silence_s, reading)
+    read = _read_pipeline if source.needs_gstreamer else _read_http if source.kind == "http" else _read_capture
+    return read(source, silence_s, reading, clock)
 
 
 def _repeat(read_once: Callable[[], Iterator[tuple[float, Image]]]) -> Iterator[tuple[float, Image]]:
@@ -112,20 +115,20 @@ def apply_mask_and_crop(image: Image, framing: Framing) -> Image:
     if framing.region is None:
         return image
     left, top, right, bottom = np.round(np.array(framing.region) * (width, height, width, height)).astype(int).tolist()
-    left, top = min(left, width - 1), min(top, height - 1)  # of a sliver that rounds to nothing a pixel is left
+    left, top = min(left, width - 1), min(top, height - 1)  # a sliver that rounds to nothing keeps a pixel
     region = image[top : max(bottom, top + 1), left : max(right, left + 1)]
     return np.ascontiguousarray(region)  # as runtimes want it
 
 
-def _read_http(source: Source, silence_s: float, reading: StreamState) -> Iterator[tuple[float, Image]]:
+def _read_http(source: Source, silence_s: float, reading: StreamState, clock: Clock) -> Iterator[tuple[float, Image]]:
     """Read MJPEG; leave any other stream to FFmpeg.
 
     Everything that is no picture uses up the timeout: bytes, parts that are empty, damaged pictures.
     """
-    timeout = PictureTimeout(source, silence_s)
+    timeout = PictureTimeout(source, silence_s, clock)
     answer = open_mjpeg(source, reading.connection)
     if answer is None:
-        yield from _read_capture(source, silence_s, reading)
+        yield from _read_capture(source, silence_s, reading, clock)
         return
     try:
         source.check_accepts_mjpeg()
@@ -136,7 +139,7 @@ def _read_http(source: Source, silence_s: float, reading: StreamState) -> Iterat
                 if image is None:
                     reading.losses.frame_damaged()
                     continue
-                yield time.time(), image
+                yield clock.wall_s(), image
                 timeout.restart()
                 reading.connection.wait_at_most(silence_s)
             timeout.check()
@@ -145,7 +148,9 @@ def _read_http(source: Source, silence_s: float, reading: StreamState) -> Iterat
         answer.close()
 
 
-def _read_capture(source: Source, silence_s: float, reading: StreamState) -> Iterator[tuple[float, Image]]:
+def _read_capture(
+    source: Source, silence_s: float, reading: StreamState, clock: Clock
+) -> Iterator[tuple[float, Image]]:
     """Read a camera through OpenCV until `reading.connection` has ended.
 
     A read that fails after some time is a damaged picture. At the end of a stream reads fail at once, each time. A
@@ -154,15 +159,15 @@ def _read_capture(source: Source, silence_s: float, reading: StreamState) -> Ite
     """
     capture = open_capture(source, silence_s)
     reading.losses.start_stream(silence_s)
-    timeout = PictureTimeout(source, silence_s)
+    timeout = PictureTimeout(source, silence_s, clock)
     started = False
     failed = failed_at_once = 0
     kept_s = 0.0  # the camera waited for whoever takes the pictures
     try:
         while not reading.connection.ended:
-            started_s = time.monotonic()
+            started_s = clock.monotonic_s()
             ok, image = capture.read()
-            took_s = time.monotonic() - started_s
+            took_s = clock.monotonic_s() - started_s
             if took_s >= silence_s and (started or not ok):
                 raise silent_error(source, took_s)
             if not ok:
@@ -177,17 +182,19 @@ def _read_capture(source: Source, silence_s: float, reading: StreamState) -> Ite
             reading.is_intra_coded = is_key
             reading.losses.frame_arrived(capture.get(cv2.CAP_PROP_POS_MSEC) / 1000.0, kept_s, failed)
             started, failed, failed_at_once = True, 0, 0
-            handed_s = time.monotonic()
-            yield time.time(), image
-            kept_s = time.monotonic() - handed_s
+            handed_s = clock.monotonic_s()
+            yield clock.wall_s(), image
+            kept_s = clock.monotonic_s() - handed_s
             timeout.restart()
     finally:
         capture.release()
 
 
-def _read_pipeline(source: Source, silence_s: float, reading: StreamState) -> Iterator[tuple[float, Image]]:
+def _read_pipeline(
+    source: Source, silence_s: float, reading: StreamState, clock: Clock
+) -> Iterator[tuple[float, Image]]:
     """Read a camera through GStreamer until `reading.connection` has ended, in waits that are short: none hangs."""
-    timeout = PictureTimeout(source, silence_s)
+    timeout = PictureTimeout(source, silence_s, clock)
     kept_s = 0.0  # the camera waited for whoever takes the pictures
     with GstPipeline(source) as pipeline:
         reading.losses.start_stream(silence_s)
@@ -198,9 +205,9 @@ def _read_pipeline(source: Source, silence_s: float, reading: StreamState) -> It
                 continue
             image, stamp_s = picture
             reading.losses.frame_arrived(stamp_s, kept_s)
-            handed_s = time.monotonic()
-            yield time.time(), image
-            kept_s = time.monotonic() - handed_s
+            handed_s = clock.monotonic_s()
+            yield clock.wall_s(), image
+            kept_s = clock.monotonic_s() - handed_s
             timeout.restart()
 
 

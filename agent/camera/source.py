@@ -235,7 +235,7 @@ def _exists(path: Path) -> bool:
 
 def _check_address(text: str) -> None:
     """Raises CameraError (`camera.source`) for what is no URL: in one, a password has no `/`, `?` and `#`."""
-    with suppress(ValueError):  # of brackets that do not match, of a port that is none
+    with suppress(ValueError):  # brackets that do not match, or a port that is no number
         parts = urlsplit(text)
         if parts.hostname and len(parts.hostname) < _MOST_HOST and (parts.port is None or parts.port):
             return

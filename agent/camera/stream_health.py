@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.camera.source import Source
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import CameraError
 
 SILENCE_S = 1.5  # with the ticks of the thread that watches, a loss is reported within two seconds
@@ -42,19 +42,20 @@ def silent_error(source: Source, seconds: float) -> CameraError:
 class PictureTimeout:
     """The time limit for a camera that sends, but no good picture. It starts when the camera is opened."""
 
-    def __init__(self, source: Source, silence_s: float) -> None:
+    def __init__(self, source: Source, silence_s: float, clock: Clock = SYSTEM_CLOCK) -> None:
         self._source = source
+        self._clock = clock
         self._silence_s = silence_s
         self._limit_s = first_picture_s(silence_s)
-        self._since_s = time.monotonic()
+        self._since_s = clock.monotonic_s()
 
     def restart(self) -> None:
         """Wait for the next picture: a good one was handed on."""
-        self._since_s, self._limit_s = time.monotonic(), self._silence_s
+        self._since_s, self._limit_s = self._clock.monotonic_s(), self._silence_s
 
     def check(self) -> None:
         """Raises CameraError (`camera.silent`) when the time is up."""
-        waited_s = time.monotonic() - self._since_s
+        waited_s = self._clock.monotonic_s() - self._since_s
         if waited_s >= self._limit_s:
             raise silent_error(self._source, waited_s)
 
@@ -74,8 +75,11 @@ class CameraPresence:
             to a minute, each time the camera is lost again within a minute of being back.
     """
 
-    def __init__(self, on_change: Callable[[CameraError | None], None], steady_s: float) -> None:
+    def __init__(
+        self, on_change: Callable[[CameraError | None], None], steady_s: float, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
         self._on_change = on_change
+        self._clock = clock
         self._usual_s = self._steady_s = steady_s
         self._delivers_since_s: float | None = None
         self._back_s: float | None = None  # when it was last reported as back
@@ -85,7 +89,7 @@ class CameraPresence:
     def mark_lost(self, error: CameraError) -> None:
         """Note that the camera delivers nothing, or nothing new; any thread may call this."""
         with self._lock:
-            now_s = time.monotonic()
+            now_s = self._clock.monotonic_s()
             self._delivers_since_s = None
             if self.lost:
                 return
@@ -97,7 +101,7 @@ class CameraPresence:
     def frame_arrived(self) -> bool:
         """Note a new frame. Return whether frames have come for long enough."""
         with self._lock:
-            now_s = time.monotonic()
+            now_s = self._clock.monotonic_s()
             if self._delivers_since_s is None:
                 self._delivers_since_s = now_s
             steady = now_s - self._delivers_since_s >= (self._steady_s if self.lost else self._usual_s)
@@ -108,7 +112,7 @@ class CameraPresence:
 
 
 _ROW_STEP = 16  # every so manieth row is compared with each frame; all of them before a picture counts as frozen
-_FLAT = 3.0  # of 255: standard deviation of a picture in which no noise can show, as of a covered lens
+_FLAT = 3.0  # standard deviation, in levels of 255, of a picture in which no noise shows, as of a covered lens
 
 
 class FreezeDetector:

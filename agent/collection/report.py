@@ -100,7 +100,7 @@ class SelectionReport:
     def write(self, state_dir: Path, on_error: Callable[[AgentError], None]) -> None:
         """Replace selection.json and selection.png in the state directory; without thumbnails remove the latter.
 
-        on_error: called with `selection.write` for a disk that refuses, or want of memory: neither must fail a job.
+        on_error: called with `selection.write` for a disk that refuses, which must not fail a job.
         """
         try:
             replace_files({state_dir / "selection.json": (json.dumps(self.detail()) + "\n").encode()})
@@ -108,9 +108,8 @@ class SelectionReport:
                 remove_sheet(state_dir)
             else:
                 replace_files({state_dir / _SHEET: draw_sheet(self.thumbnails)}, _OWNER_ONLY)
-        except (OSError, MemoryError, cv2.error) as error:  # OpenCV has an error of its own for want of memory
-            reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}".strip()
-            found = f"{state_dir}: the report on the selected frames could not be written: {reason}"
+        except OSError as error:
+            found = f"{state_dir}: the report on the selected frames could not be written: {error.strerror or error}"
             on_error(AgentError("selection.write", found, "a writable state directory", "free some space there"))
 
     def _classes(self) -> dict[str, int]:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from agent.camera.capture import Frame, FrameSlot
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.config import BatchConfig
 from agent.serving.trial import Trial, as_failure
@@ -41,11 +41,12 @@ class RoundRobinScheduler:
     scheduling for max-min fairness in data networks" (IEEE JSAC 1991).
     """
 
-    def __init__(self, keep_every: Sequence[bool]) -> None:
+    def __init__(self, keep_every: Sequence[bool], clock: Clock = SYSTEM_CLOCK) -> None:
         """keep_every: of each camera, as for FrameSlot."""
+        self._clock = clock
         lock = threading.RLock()
         self._changed = threading.Condition(lock)
-        self.slots = tuple(FrameSlot(each, lock, self._changed) for each in keep_every)
+        self.slots = tuple(FrameSlot(each, lock, self._changed, clock) for each in keep_every)
         self._next = self._picked = 0  # whose turn it is, and whose it was
         self.is_waiting = False  # whether the loop waits for a frame, with nothing else to do
 
@@ -69,7 +70,8 @@ class RoundRobinScheduler:
             if (frame := self._pick(every)) is not None:
                 return frame
             self.is_waiting = until is None
-            self._changed.wait_for(
+            self._clock.wait_for(
+                self._changed,
                 lambda: any(slot.is_full for slot in self.slots) or self.is_finished or (until is not None and until()),
                 timeout_s,
             )
@@ -85,18 +87,23 @@ class RoundRobinScheduler:
         if not most:
             return []
         others, frames = set(range(len(self.slots))) - {self._picked}, list[Frame]()
-        give_up_at = time.monotonic() + wait_s
+        give_up_s = self._clock.monotonic_s() + wait_s
+
+        def is_over() -> bool:
+            return until() or not any(self.slots[other].delivers for other in others)
+
         with self._changed:
             while len(frames) < most:
-                frame = self._pick(others)
-                patience_s = give_up_at - time.monotonic()
-                if frame is not None:
+                if (frame := self._pick(others)) is not None:
                     others.discard(self._picked)
                     frames.append(frame)
-                elif patience_s <= 0.0 or until() or not any(self.slots[other].delivers for other in others):
+                    continue
+                left_s = give_up_s - self._clock.monotonic_s()
+                if left_s <= 0.0 or is_over():
                     break
-                else:
-                    self._changed.wait(patience_s)
+                self._clock.wait_for(
+                    self._changed, lambda: any(self.slots[each].is_full for each in others) or is_over(), left_s
+                )
         return frames
 
     def _pick(self, among: Collection[int]) -> Frame | None:
@@ -124,8 +131,9 @@ class ThreadInference:
 
     notifies = True
 
-    def __init__(self, run: Callable[[], Outputs]) -> None:
+    def __init__(self, run: Callable[[], Outputs], clock: Clock) -> None:
         self._run = run
+        self._clock = clock
         self._under_way = threading.Lock()  # cheaper than an Event, of which each frame would have its own
         self._under_way.acquire()
         self.is_done = False
@@ -135,12 +143,12 @@ class ThreadInference:
 
     def run(self) -> None:
         """Infer; `result` raises what this raises."""
-        self._started_s = time.monotonic()
+        self._started_s = self._clock.monotonic_s()
         try:
             self._outputs = self._run()
         except BaseException as error:
             self._error = error
-        self._ended_s = time.monotonic()
+        self._ended_s = self._clock.monotonic_s()
         self.is_done = True
         self._under_way.release()
 
@@ -159,14 +167,15 @@ class ThreadInference:
 class InferenceThread(threading.Thread):
     """Run inferences that block, one after the other; `on_end` is called in this thread after each."""
 
-    def __init__(self, on_end: Callable[[], None]) -> None:
+    def __init__(self, on_end: Callable[[], None], clock: Clock) -> None:
         super().__init__(name="engine", daemon=True)
         self._on_end = on_end
+        self._clock = clock
         self._work: queue.SimpleQueue[ThreadInference | None] = queue.SimpleQueue()
 
     def submit(self, run: Callable[[], Outputs]) -> ThreadInference:
         """Run this after what was submitted before."""
-        inference = ThreadInference(run)
+        inference = ThreadInference(run, self._clock)
         self._work.put(inference)
         return inference
 
@@ -186,6 +195,7 @@ class _Submitted(NamedTuple):
     engine_id: str
     task: VisionTask
     pending: PendingInference
+    started_s: float  # monotonic
 
 
 class InFlightFrames:
@@ -194,15 +204,16 @@ class InFlightFrames:
     One thread uses it, the frame path's.
     """
 
-    def __init__(self, tasks: Sequence[VisionTask], on_end: Callable[[], None]) -> None:
+    def __init__(self, tasks: Sequence[VisionTask], on_end: Callable[[], None], clock: Clock = SYSTEM_CLOCK) -> None:
         """Args:
         tasks: One for each inference under way, for its buffers.
         on_end: Called in another thread when an engine is done with a frame, unless it computes asynchronously.
         """
         self._free = deque(tasks)
+        self._clock = clock
         self._submitted: deque[_Submitted] = deque()
-        self._thread = InferenceThread(on_end)
-        self._preparing_s = self._inferring_s = 0.0  # of a usual frame
+        self._thread = InferenceThread(on_end, clock)
+        self._preparing_s = self._inferring_s = 0.0  # what a frame usually takes
         self._ended_s = 0.0  # monotonic, the latest inference
 
     def start(self) -> None:
@@ -229,19 +240,20 @@ class InFlightFrames:
 
     def wait_for_freshest(self) -> None:
         """Wait until it is time to fetch the next frame, so that it is ready when the engine is, and no older."""
-        first = self._submitted[0].pending
+        first = self._submitted[0]
         ends_s = max(first.started_s, self._ended_s) + self._inferring_s
-        spare_s = max(0.0, ends_s - time.monotonic()) - 2.0 * self._preparing_s - _MARGIN_S
+        spare_s = ends_s - self._clock.monotonic_s() - 2.0 * self._preparing_s - _MARGIN_S
         if spare_s > 0.0:
-            first.inference.wait(spare_s)
+            first.pending.inference.wait(spare_s)
 
     def submit(self, frames: Sequence[Frame], engine_id: str, engine: Engine) -> None:
         """Preprocess a frame, or several for one inference; the engine computes it after the one under way."""
-        started_s = time.monotonic()
+        begun_s = self._clock.monotonic_s()
         task = self._free.popleft()
         pending = task.start(engine, [frame.image for frame in frames], self._thread.submit)
-        self._submitted.append(_Submitted(frames, engine_id, task, pending))
-        self._preparing_s = _usual(self._preparing_s, time.monotonic() - started_s)
+        started_s = self._clock.monotonic_s()
+        self._submitted.append(_Submitted(frames, engine_id, task, pending, started_s))
+        self._preparing_s = _usual(self._preparing_s, started_s - begun_s)
 
     def collect(self) -> list[ServedFrame]:
         """Return the answers of the first inference under way. Waits for the engine, and raises what that raises."""
@@ -254,7 +266,7 @@ class InFlightFrames:
             results = first.task.decode_batch(outputs, first.pending)
         finally:
             self._free.append(first.task)
-        done_ns, each_s = time.monotonic_ns(), inferred_s / len(first.frames)
+        done_ns, each_s = self._clock.monotonic_ns(), inferred_s / len(first.frames)
         rows = zip(first.frames, results, first.pending.geometries, strict=True)
         return [
             ServedFrame(frame, first.engine_id, result, done_ns, each_s, geometry, len(first.frames))
@@ -298,6 +310,7 @@ class FrameLoop(threading.Thread):
         tasks: Sequence[VisionTask],
         sinks: Sequence[Sink],
         batch: BatchConfig = ALONE,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Args:
         scheduler: Gives the frames.
@@ -312,7 +325,8 @@ class FrameLoop(threading.Thread):
         self._engine_id = engine_id
         self._engine = engine
         self._task = tasks[0]
-        self._in_flight = InFlightFrames(tasks, scheduler.wake)
+        self._in_flight = InFlightFrames(tasks, scheduler.wake, clock)
+        self._clock = clock
         self._sinks = sinks
         self._batch = batch
         self._last_ids: dict[str, int] = {}  # by camera, of the last frame that was answered
@@ -464,7 +478,7 @@ class FrameLoop(threading.Thread):
             return served
         with self._engine_lock:
             result, geometry = self._task.infer(self._engine, frame.image)
-        return ServedFrame(frame, self._engine_id, result, time.monotonic_ns(), self._task.inferred_s, geometry)
+        return ServedFrame(frame, self._engine_id, result, self._clock.monotonic_ns(), self._task.inferred_s, geometry)
 
     def _keep(self, trial: Trial) -> None:
         trial.finish()

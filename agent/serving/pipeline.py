@@ -6,10 +6,9 @@ the `FrameLoop` that answers their frames, and the `ObserverThread` beside it.
 
 from __future__ import annotations
 
-import time
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from agent.camera.capture import CaptureThread, FrameSlot
 from agent.camera.config import CameraConfig
 from agent.camera.reader import source_length
 from agent.camera.source import Source
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError, CameraError
 from agent.common.latency import LoopMeter
 from agent.common.timing import Backoff, RetryState
@@ -43,6 +43,8 @@ READY_S = 2.0  # a reference engine that is only loaded is ready by then; the vi
 _WAIT_S = 0.2  # for the observer, between two calls of `waiting`
 _KEPT = ("evidence", "accuracy")  # files of each live camera, by the start of their names
 JOIN_S = 10.0  # for all threads together, longer than any frame takes; one that still runs then is a daemon thread
+
+log = logging.getLogger(__package__)
 
 
 def total_frames(sources: Sequence[Source], limit: int) -> int | None:
@@ -76,6 +78,7 @@ class Feed:
         task: str,
         frame_limit: int,
         on_change: Callable[[CameraError | None], None],
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """task: of the model spec. on_change: called in the capture thread, as CaptureThread documents it."""
         self.name = camera.name
@@ -88,10 +91,11 @@ class Feed:
         self.lost = ""
         self._on_change = on_change
         self.capture = CaptureThread(
-            source, slot, camera.speed, frame_limit, self._changed, camera.silence_s, camera.name
+            source, slot, camera.speed, frame_limit, self._changed, camera.silence_s, camera.name, clock
         )
         self.slot = slot
-        self._beat, self._beaten_s = self.capture.beat, time.monotonic()
+        self._clock = clock
+        self._beat, self._beaten_s = self.capture.beat, clock.monotonic_s()
 
     @property
     def last_ts(self) -> float:
@@ -109,12 +113,13 @@ class Feed:
         self.capture.check_silence()
         beat = self.capture.beat
         if beat != self._beat:
-            self._beat, self._beaten_s = beat, time.monotonic()
+            self._beat, self._beaten_s = beat, self._clock.monotonic_s()
 
     @property
     def is_hung(self) -> bool:
         """True if the thread that reads a live camera has done nothing for long: nothing in this process cures that."""
-        return self.is_live and self.capture.is_alive() and time.monotonic() - self._beaten_s > _HANGS_S
+        silent_s = self._clock.monotonic_s() - self._beaten_s
+        return self.is_live and self.capture.is_alive() and silent_s > _HANGS_S
 
     @property
     def labelled(self) -> Estimate | None:
@@ -155,6 +160,7 @@ class Pipeline:
         preparing: Progress,
         on_mismatch: Callable[[Mismatch], None],
         sinks: Sequence[Sink] = (),
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Build the threads.
 
@@ -168,8 +174,8 @@ class Pipeline:
             on_camera: Called in a capture thread with a camera's name and the error when it is lost, or when it is one
                 of several recordings and cannot be read; with None when it is back.
             on_observer: Called in the observer's thread when observing fails, and when it works again.
-            on_sinks: Called in the inference thread when an answer cannot be counted, observed or handed to a sink for
-                want of memory, say, and when that works again.
+            on_sinks: Called in the inference thread when an answer cannot be counted, observed or handed to a sink,
+                and when that works again.
             preparing: Called in the observer's thread with the progress of building the reference engine.
             on_mismatch: Called once in another thread when the reference is found wrong.
             sinks: Get every answer, in the inference thread; an error of theirs costs them that answer alone.
@@ -182,12 +188,15 @@ class Pipeline:
             camera.policy == "every-frame" or (camera.policy == "auto" and not source.live)
             for camera, source in zip(cameras, sources, strict=True)
         ]
-        self._scheduler = RoundRobinScheduler(keep_every)
+        self._clock = clock
+        self._scheduler = RoundRobinScheduler(keep_every, clock)
         only_recording = len(sources) == 1 and not sources[0].live  # whose error ends the run, which reports it
         on_change = (lambda *_: None) if only_recording else on_camera
         rows = zip(cameras, sources, self._scheduler.slots, strict=True)
         self.feeds = {
-            camera.name: Feed(camera, source, slot, model.spec.task, frame_limit, partial(on_change, camera.name))
+            camera.name: Feed(
+                camera, source, slot, model.spec.task, frame_limit, partial(on_change, camera.name), clock
+            )
             for camera, source, slot in rows
         }
         self.run_meter = LoopMeter(lambda: self.dropped)
@@ -203,7 +212,7 @@ class Pipeline:
             reference = checked
         period_s = config.observe.audit_period_s
         audit = AuditedReference(model, period_s, self._evidence, on_mismatch) if period_s is not None else None
-        observer_task = VisionTask(model.spec, engine.inputs, engine.outputs)  # for the observer's own buffers
+        observer_task = VisionTask(model.spec, engine.inputs, engine.outputs, clock)  # for the observer's own buffers
         self.observer = ObserverThread(
             reference,
             model.spec,
@@ -214,16 +223,17 @@ class Pipeline:
             checked,
             audit,
         )
-        task = self._task = NonFiniteRecorder(model.spec, engine.inputs, engine.outputs)
+        task = self._task = NonFiniteRecorder(model.spec, engine.inputs, engine.outputs, clock)
         self._spec, self._tensors = model.spec, (engine.inputs, engine.outputs)
         self._probation = config.probation
         self.record = AnswerRecord(self.is_live or len(cameras) > 1)
         self._on_observer = on_observer
         self._handing = RetryState(on_sinks, Backoff(), _WELL_AFTER)
+        self._logged: set[tuple[str, str]] = set()  # sinks and kinds of their errors whose traceback is in the log
         hand_on = partial(self._hand_on, [self._count, self.record.add, self.observer.offer, *sinks])
-        tasks = [task, VisionTask(model.spec, engine.inputs, engine.outputs)]
+        tasks = [task, VisionTask(model.spec, engine.inputs, engine.outputs, clock)]
         check_batch(config.batch.frames, engine, model.spec)
-        self.loop = FrameLoop(self._scheduler, engine_id, engine, tasks, [hand_on], config.batch)
+        self.loop = FrameLoop(self._scheduler, engine_id, engine, tasks, [hand_on], config.batch, clock)
 
     def _open_evidence(
         self, config: Config, model: Model, backend: Backend, on_error: Callable[[TaredError], None]
@@ -329,8 +339,8 @@ class Pipeline:
             )
         limit_s = deadline_s(self._probation, self.record)
         tensors = (engine.inputs, engine.outputs) if own_outputs else self._tensors
-        task = CheckedVisionTask(self._spec, *tensors, self._task.not_finite)
-        self.loop.start_trial(Trial(engine_id, engine, task, limit_s, events, self._task.watch))
+        task = CheckedVisionTask(self._spec, *tensors, self._task.not_finite, self._clock)
+        self.loop.start_trial(Trial(engine_id, engine, task, limit_s, events, self._task.watch, self._clock))
 
     def start(self, waiting: Callable[[], bool]) -> None:
         """Start the threads; an observer that is ready soon sees the first frame.
@@ -354,12 +364,12 @@ class Pipeline:
 
     def join(self) -> None:
         """Wait for the frame path to end, then end the observer; JOIN_S at most. Raises the error of a thread."""
-        deadline_s = time.monotonic() + JOIN_S
+        ends_s = self._clock.monotonic_s() + JOIN_S
         for thread in (*(feed.capture for feed in self.feeds.values()), self.loop):
-            thread.join(max(0.0, deadline_s - time.monotonic()))
+            thread.join(max(0.0, ends_s - self._clock.monotonic_s()))
         self.observer.stop()
         if self.observer.is_alive():
-            self.observer.join(max(0.0, deadline_s - time.monotonic()))
+            self.observer.join(max(0.0, ends_s - self._clock.monotonic_s()))
         if self.error is not None:
             raise self.error
 
@@ -371,13 +381,19 @@ class Pipeline:
                 sink(served)
             except Exception as error:  # noqa: PERF203  (each costs itself alone)
                 failed = True
-                with suppress(MemoryError):
-                    found, remedy = f"{type(error).__name__}: {error}", "check what else uses memory on this machine"
-                    self._handing.note_failure(
-                        AgentError("serving.sinks", found, "an answer that every output takes", remedy)
-                    )
+                self._note_refusal(getattr(sink, "__qualname__", repr(sink)), error)
         if not failed:
             self._handing.note_success()
+
+    def _note_refusal(self, sink: str, error: Exception) -> None:
+        """Report the error of a sink, and log its traceback once for each sink and kind of error."""
+        kind = type(error).__name__
+        if (sink, kind) not in self._logged:
+            self._logged.add((sink, kind))
+            log.error("event=sink sink=%s error=%s", sink, kind, exc_info=error)
+        found, expected = f"{sink} raised {kind}: {error}", "a sink that takes every answer"
+        remedy = "report it with the traceback, which the log has once: frames are served, this sink misses answers"
+        self._handing.note_failure(AgentError("serving.sinks", found, expected, remedy))
 
     def _count(self, served: ServedFrame) -> None:
         self.served += 1

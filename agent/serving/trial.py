@@ -15,7 +15,6 @@ import logging
 import math
 import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.camera.capture import Frame
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.config import ProbationConfig
 from agent.vision.decode import Prediction
@@ -34,11 +34,11 @@ from calibrate.statistics.evidence import Interval
 from engines.interface import Array, Engine, TensorSpec
 
 _NEWEST = 4000  # inference times kept of each engine
-_FEWEST = 32  # of either engine, without which their latencies are not compared
+_FEWEST = 32  # frames of either engine, without which their latencies are not compared
 _RECENT = 31  # gaps between frames, whose median is the usual one
 _LONGEST_GAP = 5.0  # times the usual one, as which a longer one counts
 _PATIENCE = 10.0  # times the configured seconds, after which fewer frames than configured are enough
-_NO_WORSE = 0.01  # of fidelity: no difference
+_NO_WORSE = 0.01  # a smaller loss of fidelity is no difference
 _SIGMAS = 3.0
 _LONGEST_DEADLINE_S = 30.0  # half of the time that the service's watchdog waits for a frame
 # A first inference loads a runtime's code and maps its memory: seconds on a slow board, tens of them from a slow disk.
@@ -247,8 +247,14 @@ class Probation:
 class NonFiniteRecorder(VisionTask):
     """A VisionTask of the previous engine that records which outputs are not finite, as masked logits never are."""
 
-    def __init__(self, spec: ModelSpec, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
-        super().__init__(spec, inputs, outputs)
+    def __init__(
+        self,
+        spec: ModelSpec,
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        super().__init__(spec, inputs, outputs, clock)
         self._not_finite: frozenset[str] = frozenset()
         self._seen = threading.Event()
         self._seen.set()
@@ -259,7 +265,7 @@ class NonFiniteRecorder(VisionTask):
 
     def not_finite(self) -> frozenset[str]:
         """Return the names of outputs with NaN or infinity; a candidate's thread waits here for that frame's answer."""
-        return self._not_finite if self._seen.wait(REHEARSAL_S) else frozenset()
+        return self._not_finite if self._clock.wait(self._seen, REHEARSAL_S) else frozenset()
 
     def decode(self, outputs: Mapping[str, Array], shape: tuple[int, ...] | None = None) -> Prediction:
         if not self._seen.is_set():
@@ -280,9 +286,10 @@ class CheckedVisionTask(VisionTask):
         inputs: Sequence[TensorSpec],
         outputs: Sequence[TensorSpec],
         not_finite: Callable[[], Set[str]],
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """inputs, outputs, not_finite: of the previous engine, whose place the candidate takes."""
-        super().__init__(spec, inputs, outputs)
+        super().__init__(spec, inputs, outputs, clock)
         self._expected = {output.name: output.shape for output in outputs}
         self._may_be_not_finite = not_finite
 
@@ -362,6 +369,7 @@ class Trial(threading.Thread):
         deadline_s: float,
         events: TrialEvents,
         on_rehearsal: Callable[[], None] = lambda: None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Args:
         engine_id: Of the candidate.
@@ -379,8 +387,9 @@ class Trial(threading.Thread):
         self._task = task
         self._deadline_s = deadline_s
         self._on_rehearsal = on_rehearsal
+        self._clock = clock
         self._frames: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[ServedFrame | Exception] = queue.SimpleQueue()
+        self._answers: queue.Queue[ServedFrame | Exception] = queue.Queue()
         self._left_behind = False
         # The frame path's alone:
         self._is_pending = False  # an answer
@@ -403,9 +412,9 @@ class Trial(threading.Thread):
         """
         if self._rehearsal_s is None:
             self._on_rehearsal()
-            self._rehearsal_s = time.monotonic()
+            self._rehearsal_s = self._clock.monotonic_s()
             self._submit(frame)
-        elif self._is_pending and not (self.is_busy and time.monotonic() - self._rehearsal_s < REHEARSAL_S):
+        elif self._is_pending and not (self.is_busy and self._clock.monotonic_s() - self._rehearsal_s < REHEARSAL_S):
             self._result(0.0, REHEARSAL_S)
         return not self._is_pending
 
@@ -429,7 +438,7 @@ class Trial(threading.Thread):
     def _result(self, patience_s: float, limit_s: float) -> ServedFrame:
         """Return the answer under way, waiting for `patience_s`; limit_s: the time it has had in all by then."""
         try:
-            answer = self._answers.get(timeout=patience_s)
+            answer = self._clock.get(self._answers, patience_s)
         except queue.Empty:
             found = f"no answer within {limit_s:g} s"
             remedy = "the previous engine serves; a restart frees what the stuck engine holds"
@@ -466,7 +475,7 @@ class Trial(threading.Thread):
             result, geometry = self._task.infer(self.engine, frame.image)
         except Exception as error:  # whatever it is, the previous engine can answer
             return error
-        return ServedFrame(frame, self.engine_id, result, time.monotonic_ns(), self._task.inferred_s, geometry)
+        return ServedFrame(frame, self.engine_id, result, self._clock.monotonic_ns(), self._task.inferred_s, geometry)
 
     def _close_engine(self) -> None:
         """Close the engine; an error must not stop the frame path, which does without this engine."""

@@ -134,7 +134,7 @@ def fastestdet(outputs: Outputs, size: Size, score_threshold: float) -> Detectio
     corner, cell_px, quarter_px = _grid(size, output.shape[1:])
     tanh = np.tanh(columns[1:5] * _HALVED)
     centres = (corner.take(likely, axis=1) + tanh[:2]) * cell_px
-    half = (1.0 + tanh[2:]) * quarter_px  # of the sides, by a sigmoid that cannot overflow
+    half = (1.0 + tanh[2:]) * quarter_px  # half of each side, by a sigmoid that cannot overflow
     boxes = np.empty((len(likely), 4), np.float32)
     np.subtract(centres, half, out=boxes.T[:2])
     np.add(centres, half, out=boxes.T[2:])

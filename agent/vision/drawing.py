@@ -77,7 +77,7 @@ def input_picture(tensor: Array, image: InputSpec) -> Picture:
     planes = np.asarray(tensor[0], np.float32)
     planes = planes if image_layout(tensor.shape) == "NCHW" else planes.transpose(2, 0, 1)
     std, mean = (np.resize(np.array(values), len(planes))[:, None, None] for values in (image.std, image.mean))
-    planes = (planes * std + mean) / image.scale  # of a graph that takes bytes they are 1 and 0
+    planes = (planes * std + mean) / image.scale  # a graph that takes bytes has 1 and 0 here
     levels = np.clip(np.rint(planes), 0, 255).astype(np.uint8)
     if image.color == "rgb":
         levels = levels[::-1]

@@ -13,7 +13,7 @@ from agent.common.errors import ConfigError
 from agent.vision.spec import ModelSpec
 from engines.interface import Array, Engine
 
-_ROWS = "xxyx"  # of a batch of two frames: equal rows beside each other, and with another one between them
+_ROWS = "xxyx"  # rows of a batch of two frames: equal ones beside each other, and with another one between them
 
 
 def output_faults(

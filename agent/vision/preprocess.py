@@ -23,8 +23,8 @@ from engines.preprocessing import ImageTransform, Layout, PixelType, image_layou
 
 cv2.setNumThreads(1)  # frames are small: its pool would wait for longer than it works, on the cores of everybody else
 
-_LEVELS = 256  # of a byte
-_SIZES = 16  # of frames whose buffers are kept: cameras of several sizes may take turns
+_LEVELS = 256  # values of a byte
+_SIZES = 16  # frame sizes whose buffers are kept: cameras of several sizes may take turns
 
 
 @dataclass(frozen=True)
@@ -230,12 +230,12 @@ class Preprocessor:
         """Fit frames of one size into the network input, as `resize` and `anchor` of the spec say."""
         spec, network, frame = self._spec, self._network, (frame_height, frame_width)
         height, width = _input_size(spec, network, frame)
-        inner_height, inner_width = frame  # of the frame in the network input
+        inner_height, inner_width = frame  # size of the frame in the network input
         if spec.resize in ("stretch", "nearest"):
             inner_height, inner_width = height, width
         elif spec.resize in ("letterbox", "rect"):
             inner_height, inner_width = _letterboxed(frame, network.usual_size)
-        top, left = 0, 0  # of the frame's upper left corner; negative where the frame is cut off
+        top, left = 0, 0  # the frame's upper left corner; negative where the frame is cut off
         if spec.anchor == "center":
             top, left = (height - inner_height) // 2, (width - inner_width) // 2
         transform = ImageTransform(

@@ -7,15 +7,15 @@ for the others the caller brings a thread of its own. `ServedFrame` is the answe
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.vision.decode import Decoder, Prediction, open_decoder
 from agent.vision.preprocess import Geometry, Preprocessor, network_input
 from agent.vision.spec import ModelSpec
@@ -84,27 +84,28 @@ class DeviceInference:
 
     notifies = False
 
-    def __init__(self, engine: OverlappingEngine, ticket: int) -> None:
+    def __init__(self, engine: OverlappingEngine, ticket: int, clock: Clock = SYSTEM_CLOCK) -> None:
         self._engine = engine
         self._ticket = ticket
-        self._started_s = time.monotonic()
+        self._clock = clock
+        self._started_s = clock.monotonic_s()
         self._ended_s: float | None = None
 
     @property
     def is_done(self) -> bool:
         if self._ended_s is None and self._engine.is_done(self._ticket):
-            self._ended_s = time.monotonic()
+            self._ended_s = self._clock.monotonic_s()
         return self._ended_s is not None
 
     def wait(self, timeout_s: float) -> None:
-        give_up_at = time.monotonic() + timeout_s
-        while not self.is_done and (left_s := give_up_at - time.monotonic()) > 0.0:
-            time.sleep(min(POLL_S, left_s))
+        give_up_s = self._clock.monotonic_s() + timeout_s
+        while not self.is_done and (left_s := give_up_s - self._clock.monotonic_s()) > 0.0:
+            self._clock.sleep(min(POLL_S, left_s))
 
     def result(self) -> tuple[Outputs, float, float]:
         with span("infer"):
             outputs = self._engine.finish(self._ticket)
-        return outputs, self._started_s, self._ended_s if self._ended_s is not None else time.monotonic()
+        return outputs, self._started_s, self._ended_s if self._ended_s is not None else self._clock.monotonic_s()
 
 
 @dataclass(frozen=True)
@@ -114,13 +115,11 @@ class PendingInference:
     Args:
         shape: of the network input of each frame.
         geometries: where each frame lies in its network input.
-        started_s: monotonic.
     """
 
     inference: Inference
     shape: tuple[int, ...]
     geometries: Sequence[Geometry]
-    started_s: float = field(default_factory=time.monotonic)
 
     def __len__(self) -> int:
         return len(self.geometries)
@@ -129,7 +128,13 @@ class PendingInference:
 class VisionTask:
     """Preprocess frames and decode outputs of one model. Holds buffers: one per thread."""
 
-    def __init__(self, spec: ModelSpec, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         """Prepare for a model.
 
         Args:
@@ -139,6 +144,7 @@ class VisionTask:
 
         Raises ConfigError when the spec does not fit the model's inputs or outputs.
         """
+        self._clock = clock
         network = network_input(spec, inputs[0])
         self._preprocess = Preprocessor(spec.input, network)
 
@@ -161,9 +167,9 @@ class VisionTask:
         An engine that preprocesses does it itself; every other gets the output of `preprocess`.
         """
         run, shape, geometry = self._prepare(engine, image)
-        started_ns = time.perf_counter_ns()
+        started_ns = self._clock.monotonic_ns()
         outputs = run()
-        self.inferred_s = (time.perf_counter_ns() - started_ns) / 1e9
+        self.inferred_s = (self._clock.monotonic_ns() - started_ns) / 1e9
         with span("decode"):
             return self.decode(outputs, shape), geometry
 
@@ -206,7 +212,8 @@ class VisionTask:
                 geometries.append(geometry)
         batch = self._batch[: len(images)]
         if overlapping is not None:
-            return PendingInference(DeviceInference(overlapping, overlapping.start(batch)), tensor.shape, geometries)
+            inference = DeviceInference(overlapping, overlapping.start(batch), self._clock)
+            return PendingInference(inference, tensor.shape, geometries)
         return PendingInference(submit(partial(_run, engine.infer, batch)), tensor.shape, geometries)
 
     def decode_batch(self, outputs: Outputs, started: PendingInference) -> list[Prediction]:
@@ -251,7 +258,7 @@ class VisionTask:
 
     def _start_on_device(self, engine: OverlappingEngine, image: NDArray[np.uint8]) -> PendingInference:
         transform, geometry = self._preprocess.transform(image)
-        inference = DeviceInference(engine, engine.start_image(image, transform))
+        inference = DeviceInference(engine, engine.start_image(image, transform), self._clock)
         return PendingInference(inference, transform.input_shape, [geometry])
 
     def _finish(self, started: PendingInference) -> tuple[Prediction, Geometry]:
