@@ -17,7 +17,6 @@ the search itself.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import asdict, dataclass, field, replace
@@ -29,6 +28,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.state_files import Journal
 from agent.models.model import Rules
 from agent.planning.certificate import ERROR, MAX_CANDIDATES, Certifier, Terms, TrialResult, check_frames, worst_of
@@ -247,12 +247,13 @@ class PlanSearch:
     embedded: Backend
     options: PlanOptions
     stage: Stage
+    clock: Clock = SYSTEM_CLOCK
 
     def __post_init__(self) -> None:
         self.model = self.builder.model
         self.result = SearchResult(fusion_groups(self.model.master, self.model.placement))
         self._journal: Journal
-        self._started = time.monotonic()
+        self._started = self.clock.monotonic_s()
 
     @property
     def is_decided(self) -> bool:
@@ -302,13 +303,13 @@ class PlanSearch:
     def out_of_time(self, share: float = 1.0) -> bool:
         """Return whether this share of the budget is spent."""
         budget_s = self.options.budget_s
-        return budget_s is not None and time.monotonic() - self._started >= share * budget_s
+        return budget_s is not None and self.clock.monotonic_s() - self._started >= share * budget_s
 
     def _time_for_costs(self) -> HasTime:
         """Return a clock for measuring costs: half of the budget that is left. The rest is for the trials."""
-        budget_s, now = self.options.budget_s, time.monotonic()
+        budget_s, now = self.options.budget_s, self.clock.monotonic_s()
         until = math.inf if budget_s is None else 0.5 * (now + self._started + budget_s)
-        return lambda seconds: time.monotonic() + seconds < until
+        return lambda seconds: self.clock.monotonic_s() + seconds < until
 
     def plan_of(self, int8: NDArray[np.bool_], reasons: Mapping[str, str] | str) -> dict[str, str]:
         """Return the layers that stay float if these groups are INT8, each with its reason.
@@ -401,7 +402,7 @@ class PlanSearch:
             certifiers = [
                 Certifier(
                     self.model.spec, terms, frames, share.search, reference, float_engine, self._journal,
-                    progress, self.out_of_time,
+                    progress, self.out_of_time, self.clock,
                 )
                 for frames, share in zip(self.sources, self.split.shares, strict=True)
             ]  # fmt: skip

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +12,12 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 from raising_world import COLLAPSES, collapsing_net, count_macs
+from turned_clock import TurnedClock
 from worlds import SPEC
 from zoo import Net, residual_net
 
 from agent.collection.collection import CalibrationSet
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.models.model import Model, calibrate, open_model
 from agent.planning.costs import GroupCosts
@@ -64,7 +65,7 @@ def ladder_of(
     options: LadderOptions = OPTIONS,
     scene: Scene | None = None,
     find_costs: FindCosts = count_macs,
-    clock: Callable[[], float] = time.monotonic,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> Ladder:
     runtime, scene, missing = open_backend("onnxruntime"), scene or scene_of(model), without_int8 or {}
     return Ladder(model, start or model.plan, scene, missing, runtime, options, silent, find_costs, clock)
@@ -195,7 +196,7 @@ def test_without_time_the_noise_is_predicted(tmp_path: Path) -> None:
 def test_time_in_which_its_clock_stands_still_is_not_spent(tmp_path: Path) -> None:
     """As that of a child process does, which is stopped while the board is too hot."""
     model, options = model_of(tmp_path, collapsing_net(7)), LadderOptions(max_loss=0.1, budget_s=1e-6)
-    for clock, is_measured in ((lambda: 0.0, True), (time.monotonic, False)):
+    for clock, is_measured in ((TurnedClock(), True), (SYSTEM_CLOCK, False)):
         plans = list(ladder_of(model, options=options, clock=clock).plans())
         assert any(group["measured"] for group in plans[-1].evidence["groups"]) is is_measured
         assert plans[-1].evidence["sensed"] is is_measured

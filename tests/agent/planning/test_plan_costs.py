@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from fake_tensorrt import FakeTensorRt
 from plan_world import LOUD, MACS, QUIET, journal, plan_world, planner
+from turned_clock import TurnedClock
 
 import agent.planning.costs as costs
 from agent.planning.costs import GroupCosts, PlanBuilder, find_costs, labels
@@ -155,14 +156,14 @@ def test_a_busy_machine_does_not_make_a_plan_float(world: Path, monkeypatch: pyt
     assert show_costs(plan.evidence) == f"estimated from multiply-accumulates: {costs['why']}"
 
 
-def test_costs_are_measured_within_half_of_what_is_left(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    search = planner(world, replace(MACS, budget_s=100.0))
-    now = [60.0]
-    monkeypatch.setattr("agent.planning.search.time.monotonic", lambda: search._started + now[0])
+def test_costs_are_measured_within_half_of_what_is_left(world: Path) -> None:
+    clock = TurnedClock()
+    search = planner(world, replace(MACS, budget_s=100.0), clock=clock)
+    clock.turn(60.0)
     has_time = search._time_for_costs()
     assert has_time(19.0)
     assert not has_time(21.0)
-    now[0] = 81.0
+    clock.turn(21.0)
     assert not has_time(0.0)
     assert planner(world)._time_for_costs()(1e6)
 

@@ -18,6 +18,7 @@ from zoo import Net
 import agent.planning.certificate as certificate
 import agent.planning.group_noise as group_noise
 import agent.planning.search as search
+from agent.common.clock import Clock
 from agent.common.errors import AgentError
 from agent.planning.certificate import MAX_CANDIDATES
 from agent.planning.report import Evidence
@@ -203,8 +204,8 @@ def test_fast_enough_is_more_than_chance(search_world: Path, monkeypatch: pytest
         (search_world / "plan.json.journal").unlink(missing_ok=True)
         infer = certificate._infer_timed
 
-        def told(engine: Any, tensor: NDArray[np.float32]) -> Any:
-            outputs, _ = infer(engine, tensor)
+        def timed_alike(engine: Any, tensor: NDArray[np.float32], clock: Clock) -> Any:
+            outputs, _ = infer(engine, tensor, clock)
             return outputs, 10.0 * ratio if engine is not float_engines[-1] else 10.0
 
         with monkeypatch.context() as patch:
@@ -216,7 +217,7 @@ def test_fast_enough_is_more_than_chance(search_world: Path, monkeypatch: pytest
                 return float_engines[-1]
 
             patch.setattr(search.PlanBuilder, "load_float", remembered)
-            patch.setattr(certificate, "_infer_timed", told)
+            patch.setattr(certificate, "_infer_timed", timed_alike)
             return search_in(search_world)[1]
 
     half, same = timed(0.5), timed(0.99)
