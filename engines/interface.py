@@ -24,7 +24,7 @@ from calibrate.repair import Extremes
 from engines.errors import EngineError
 from engines.preprocessing import ImageTransform
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 Progress = Callable[[float, str], None]  # fraction done in [0, 1], what is being done
 
 

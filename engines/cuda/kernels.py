@@ -19,7 +19,7 @@ from engines.cuda.gpu import Gpu
 from engines.errors import DeviceError
 from engines.preprocessing import PIXEL_BYTES, ImageTransform, transform_table
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 
 DESCRIPTOR = np.dtype(
     [

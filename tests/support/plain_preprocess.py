@@ -58,7 +58,7 @@ def inner_size(spec: InputSpec, taken: NetworkInput, frame: Size, size: Size) ->
 
 def network_input_of(spec: InputSpec, taken: NetworkInput, frame: NDArray[np.uint8], size: Size) -> Array:
     """The network input of this size for a frame."""
-    inner_height, inner_width = inner_size(spec, taken, frame.shape[:2], size)  # type: ignore[arg-type]  # two of three
+    inner_height, inner_width = inner_size(spec, taken, frame.shape[:2], size)
     scaled = cv2.resize(frame, (inner_width, inner_height), interpolation=cv2.INTER_LINEAR)
     canvas = np.full((*size, 3), spec.pad, np.uint8)
     top, left = 0, 0

@@ -16,11 +16,11 @@ from agent.camera.source import Source, parse_source
 from agent.common.state_files import Journal
 from agent.planning.certificate import Certifier, Terms, TrialResult
 from agent.planning.frames import RandomFrames
-from agent.vision.spec import ModelSpec
+from agent.vision.spec import InputSpec, ModelSpec
 from engines.interface import Array, TensorSpec
 
 CLASSES = 10
-INPUT = {"color": "bgr", "resize": "stretch", "scale": 1 / 255}
+INPUT = InputSpec(color="bgr", resize="stretch", scale=1 / 255)
 DIGITS = ModelSpec(path=Path("digits.onnx"), task="classify", input=INPUT, labels=tuple("0123456789"))
 WARM_UP, TIMED = 5, 50
 USUAL = Terms(max_loss=0.05, max_confusion=0.3, candidates=2)

@@ -202,7 +202,7 @@ REAL = {
 def test_real_models(name: str, tmp_path: Path, shared_data: Path) -> None:
     """The right spec is left alone, a wrong one is not: the verdict is as sure as the right spec."""
     frames, wrong = REAL[name]
-    spec = {**SPECS[name], "path": str(shared_data / SPECS[name]["path"])}
+    spec: dict[str, Any] = {**SPECS[name], "path": str(shared_data / SPECS[name]["path"])}
     with zipfile.ZipFile(shared_data / "img_coco_train2017_first128_labelled.zip") as archive:
         (tmp_path / "coco.txt").write_bytes(archive.read("classes.txt"))
     path = tmp_path / "model.yaml"

@@ -91,7 +91,7 @@ class Crashed:
         self.store = Store(folder)
         self.before, self.candidate = made(self.store, "before"), made(self.store, "candidate")
         self.store.promote(self.before)
-        self.journal = JobJournal(folder / "jobs.sqlite", pytest.fail)
+        self.journal = JobJournal(folder / "jobs.sqlite", lambda error: pytest.fail(str(error)))
         self.journal.start("job", trigger, {}, [])
         self.journal.enter("job", JobState.PROBATION, artefact=self.candidate.id)
         if state is not JobState.PROBATION:

@@ -138,7 +138,7 @@ def test_a_plan_that_suits_brings_others_only_once_its_engine_is_refused(tmp_pat
 
 def test_plans_go_by_the_costs_of_the_runtime_once_they_are_searched(tmp_path: Path) -> None:
     """By multiply-accumulates a plan with the first layer in INT8 is faster; here that layer is slower in INT8."""
-    model, asked = model_of(tmp_path, collapsing_net(7)), []
+    model, asked = model_of(tmp_path, collapsing_net(7)), list[bool]()
 
     def slow_first(grouping: Grouping, _repairs: Repairs, _progress: Progress, has_time: HasTime) -> GroupCosts:
         asked.extend((has_time(15.0), has_time(31.0)))

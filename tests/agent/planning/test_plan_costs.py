@@ -205,7 +205,9 @@ def test_a_build_ends_with_the_budget(world: Path, fake: FakeTensorRt, monkeypat
     assert fake.without_int8 == set()
 
 
-def test_a_runtime_that_cannot_do_without_a_kernel_is_refused(world: Path, fake: FakeTensorRt) -> None:
+def test_a_runtime_that_cannot_do_without_a_kernel_is_refused(
+    world: Path, fake: FakeTensorRt, monkeypatch: pytest.MonkeyPatch
+) -> None:
     builder = planner(world, backend=open_backend("tensorrt", BackendOptions(1))).builder
     fake.without_int8 = {LOUD}
     builder.without_int8 = {LOUD: "known"}
@@ -215,7 +217,7 @@ def test_a_runtime_that_cannot_do_without_a_kernel_is_refused(world: Path, fake:
     def stubborn(*arguments: Any) -> Any:
         return replace(build(*arguments), without_int8=lacking)
 
-    builder.backend.build = stubborn  # type: ignore[method-assign]  # a runtime that does not listen
+    monkeypatch.setattr(builder.backend, "build", stubborn)
     with pytest.raises(EngineError) as refused:
         builder.load({})
     assert refused.value.code == "engine.int8"

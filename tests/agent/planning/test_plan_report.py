@@ -248,8 +248,9 @@ def flipped_ms(found: dict[str, Any], name: str) -> float:
 
 def plan_ms(found: dict[str, Any]) -> float:
     groups = found["groups"]
-    times = sum(one["time_int8" if one["precision"] == "int8" else "time_float"] for one in groups)
-    return times + sum(cost for a, b, cost in found["edges"] if groups[a]["precision"] != groups[b]["precision"])
+    times: float = sum(one["time_int8" if one["precision"] == "int8" else "time_float"] for one in groups)
+    changes: float = sum(cost for a, b, cost in found["edges"] if groups[a]["precision"] != groups[b]["precision"])
+    return times + changes
 
 
 @pytest.mark.parametrize("index", range(6))

@@ -21,6 +21,7 @@ import agent.planning.search as search
 from agent.common.clock import Clock
 from agent.common.errors import AgentError
 from agent.planning.certificate import MAX_CANDIDATES
+from agent.planning.costs import PlanBuilder
 from agent.planning.report import Evidence
 from agent.planning.what_if import WhatIf
 
@@ -210,13 +211,13 @@ def test_fast_enough_is_more_than_chance(search_world: Path, monkeypatch: pytest
 
         with monkeypatch.context() as patch:
             float_engines: list[Any] = []
-            load_float = search.PlanBuilder.load_float
+            load_float = PlanBuilder.load_float
 
             def remembered(*arguments: Any) -> Any:
                 float_engines.append(load_float(*arguments))
                 return float_engines[-1]
 
-            patch.setattr(search.PlanBuilder, "load_float", remembered)
+            patch.setattr(PlanBuilder, "load_float", remembered)
             patch.setattr(certificate, "_infer_timed", timed_alike)
             return search_in(search_world)[1]
 

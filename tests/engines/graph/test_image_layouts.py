@@ -158,7 +158,7 @@ def test_the_device_answers_as_the_cpu(layout: Layout, dtype: PixelType, tmp_pat
             assert isinstance(prediction, dict)
             answers.append(prediction)
             tensor, _ = task.preprocess(FRAME)
-            assert (tensor.dtype, tensor.shape) == (dtype, (1, 3, 16, 24) if layout == "NCHW" else (1, 16, 24, 3))
+            assert (tensor.dtype.name, tensor.shape) == (dtype, (1, 3, 16, 24) if layout == "NCHW" else (1, 16, 24, 3))
         with closing(backend.observer(model.reference, model.placement.taps)) as observer:
             seen.append(observer.observe(tensor).histograms)
     for name, values in answers[0].items():

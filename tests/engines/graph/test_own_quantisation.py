@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto
 from quantised_zoo import net, qat_net, quantised, sqnr_db
-from zoo import by_name, image, residual_net, run
+from zoo import assert_same_bits, by_name, image, residual_net, run
 
 from calibrate.plan import PrecisionPlan
 from engines.errors import EngineError
@@ -48,7 +48,7 @@ def test_scales_may_be_constant_nodes_of_an_old_opset() -> None:
     x = n.node("DequantizeLinear", n.node("QuantizeLinear", "image", scale, zero), scale, zero)
     model = n.model(n.conv(x, 4, 2), opset=12)
     master = prepare(model, run)
-    np.testing.assert_array_equal(*(run(m, image(model))["t4"] for m in (model, master)))
+    assert_same_bits(model, master)
     assert (place(master).quantised, place(master).taps) == (("Conv_t4",), ())
 
 
@@ -72,7 +72,7 @@ def test_an_int32_bias_becomes_the_same_float(scale: NDArray[np.float32], zero: 
     except EngineError:  # as 1.23, the last one for Python 3.10, does
         pytest.skip("this ONNX Runtime takes no int32 with a zero point, though ONNX has it")
     master = prepare(model, run)
-    np.testing.assert_array_equal(*(run(m, image(model))["t4"] for m in (model, master)))
+    assert_same_bits(model, master)
     assert {t.data_type for t in master.graph.initializer} == {TensorProto.FLOAT, TensorProto.INT8}
     assert Counter(n.op_type for n in master.graph.node) == {"QuantizeLinear": 1, "DequantizeLinear": 2, "Conv": 1}
 
@@ -158,7 +158,7 @@ def test_values_under_several_scales_are_joined_in_float(moved: str) -> None:
     assert "the model's own" in placement.floats[f"Concat_{joined}"]
     graph = quantised(model)
     assert by_name(graph)[f"Concat_{joined}"].input[:] == by_name(model)[f"Concat_{joined}"].input[:]
-    np.testing.assert_array_equal(*(run(m, image(model))["t7"] for m in (model, graph)))
+    assert_same_bits(model, graph)
 
 
 def test_what_is_added_to_a_layer_of_the_models_own_is_its_affair() -> None:
@@ -203,5 +203,5 @@ def test_what_we_quantised_is_kept_when_it_comes_back() -> None:
     graph = insert_qdq(master, again, {})
     onnx.checker.check_model(graph, full_check=True)
     whole = insert_qdq(model, place(model), dict.fromkeys(placement.taps, 4.0))
-    np.testing.assert_array_equal(*(run(m, image(model))["t9"] for m in (whole, graph)))
+    assert_same_bits(whole, graph)
     assert canonical_hash(insert_qdq(graph, place(graph), {})) == canonical_hash(graph)

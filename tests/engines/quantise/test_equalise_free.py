@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from equalise_cases import assert_close, assert_same_bits, divisors_for
+from equalise_cases import divisors_for
 from half_zoo import branching_net
 from onnx import ModelProto, helper, numpy_helper
-from zoo import Net, by_name
+from zoo import Net, assert_close, assert_same_bits, by_name
 
 from engines.errors import EngineError
 from engines.graph.topology import Topology
 from engines.quantise.equalise import can_divide, equalise, equalised_name, is_free, shift_biases
 from engines.quantise.placement import place
 
-POOL = {"kernel_shape": [2, 2], "strides": [1, 1]}
+POOL: dict[str, Any] = {"kernel_shape": [2, 2], "strides": [1, 1]}
 BETWEEN: dict[str, Callable[[Net, str], str]] = {
     "nothing": lambda _, x: x,
     "ReLU": lambda net, x: net.node("Relu", x),

@@ -14,7 +14,8 @@ from types import ModuleType
 from typing import Any, Protocol
 
 import pytest
-from trt_bindings import RELEASES, ROOT, Bindings, Member, environment, installed, lacking, probe, protocols
+from places import ROOT
+from trt_bindings import RELEASES, Bindings, Member, environment, installed, lacking, probe, protocols
 
 from engines.trt import api
 

@@ -45,7 +45,8 @@ def as_written(path: Path) -> np.ndarray:
     options = ort.SessionOptions()
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    return session.run(None, {"image": IMAGE})[0]
+    found: np.ndarray = session.run(None, {"image": IMAGE})[0]
+    return found
 
 
 def test_onnx_has_names_licence_and_calibration_and_answers_the_same(bench: Bench) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -46,7 +47,7 @@ def exported(bench: Bench, to: str) -> Path:
     return bench / to
 
 
-def brought(bench: Bench, cache: Path, *more: object) -> tuple[Calibration, dict[str, object]]:
+def brought(bench: Bench, cache: Path, *more: object) -> tuple[Calibration, dict[str, Any]]:
     output = bench / "brought.json"
     told, _ = bench.json_and_check("calibrate", bench / "model.yaml", "--from-cache", cache, "-o", output, *more)
     return load_calibration(output), told["cache"]
@@ -138,7 +139,7 @@ def test_min_max_caches_are_read_and_compared_with_the_frames(bench: Bench) -> N
     assert calibration.method == "tensorrt-min-max"
     assert calibration.amax[name] == pytest.approx(4.0 * value)
     assert calibration.histograms == load_calibration(bench / "calibration.json").histograms
-    first, *others = told["differences"]  # type: ignore[misc]  # a list in JSON
+    first, *others = told["differences"]
     assert first["tensor"] == name
     assert first["db"] == pytest.approx(20 * np.log10(4.0), abs=1.5)  # steps of four times the size
     assert all(abs(each["db"]) < 0.01 for each in others)
