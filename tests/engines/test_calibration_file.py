@@ -66,7 +66,7 @@ values = hnp.arrays(np.float32, st.integers(0, 60), elements=st.floats(width=32,
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @given(st.dictionaries(names, values, min_size=1, max_size=4), st.sampled_from(METHODS), st.integers(1, 2**40), names)
-def test_what_is_saved_is_loaded_bit_by_bit(
+def test_a_saved_calibration_is_loaded_bit_by_bit(
     tmp_path: Path, tensors: dict[str, np.ndarray], method: str, frames: int, source: str
 ) -> None:
     histograms = {name: abs_histogram(np.clip(x, -1e6, 1e6)) for name, x in tensors.items()}

@@ -46,7 +46,7 @@ class _Launch(ctypes.Structure):
 
 
 class FiberExecutor:
-    """What CudaExecutor does, on one CPU thread; everything is done when the call returns.
+    """A CudaExecutor on one CPU thread; everything is done when the call returns.
 
     source: the text of kernels.cu, or of a version with a planted bug. seed: 0 runs threads and blocks in order,
     anything else in an order of its own. sanitizer: "thread" or "address"; the process must have that one preloaded.

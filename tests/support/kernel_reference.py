@@ -1,4 +1,4 @@
-"""What the kernels have to answer: entropy search and preprocessing in NumPy, step by step; and data to break them."""
+"""The answers that the kernels must give: entropy search and preprocessing in NumPy; and data to break them."""
 
 from __future__ import annotations
 

@@ -37,13 +37,13 @@ class Place:
         return [str(each) for each in ("plan", self / "model.yaml", *given, *limits, "-o", self / output, *more)]
 
     def plan(self, *more: object, output: str = "plan.json") -> dict[str, Any]:
-        """What it prints with --json."""
+        """Return the printed object of --json."""
         assert main([*self.arguments(*more, output=output), "--json"]) == 0
         printed: dict[str, Any] = json.loads(self._capfd.readouterr().out)
         return printed
 
     def says(self, *arguments: object) -> tuple[str, str]:
-        """What a command says on stdout and stderr."""
+        """Return stdout and stderr of a command."""
         assert main([str(argument) for argument in arguments]) == 0
         printed = self._capfd.readouterr()
         return printed.out, printed.err

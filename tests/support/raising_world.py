@@ -82,7 +82,7 @@ def observer_state(
     trouble: str = "",
     outage: str = "",
 ) -> CameraState:
-    """What an observer may have found. fidelity: low, high, frames. drift: empty where nothing is calibrated."""
+    """A possible finding of an observer. fidelity: low, high, frames. drift: empty where nothing is calibrated."""
     low, high, n = fidelity
     known = DriftMonitor(config.drift, config.regimes.switch_db, Regime("", {}, {}, {})).state
     state = CameraMonitor(config.model, config, SharedCollection(config.model, config)).state(

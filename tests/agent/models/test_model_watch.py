@@ -1,4 +1,4 @@
-"""A model's file that changes is news once, and when it is whole."""
+"""A changed model is reported once, when its file is whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trial measures is measured once, wherever it is interrupted, and its latencies in turns with float."""
+"""An interrupted trial measures nothing twice; it measures latencies in turns with float."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_latencies_are_medians_of_the_same_frames_after_the_warm_up(
     assert made.certifier.try_candidate("uneven", "uneven", uneven).latency_ms == 1.5
 
 
-def test_whoever_goes_first_alternates(trial_bench: MakeTrialBench, engine_clock: TurnedClock) -> None:
+def test_candidate_and_float_go_first_in_turns(trial_bench: MakeTrialBench, engine_clock: TurnedClock) -> None:
     order: list[str] = []
     made = trial_bench()
 

@@ -202,7 +202,7 @@ def test_time_in_which_its_clock_stands_still_is_not_spent(tmp_path: Path) -> No
         assert plans[-1].evidence["sensed"] is is_measured
 
 
-def test_what_the_owner_forces_into_int8_is_named_when_no_plan_will_do(tmp_path: Path) -> None:
+def test_forced_int8_is_named_when_no_plan_will_do(tmp_path: Path) -> None:
     found = ladder_of(model_of(tmp_path, collapsing_net(7), force_int8=[COLLAPSES]))
     refused = AgentError("recalibration.refused", "loss 0.5", "less", "none")
     for plan in found.plans():
@@ -215,7 +215,7 @@ def test_what_the_owner_forces_into_int8_is_named_when_no_plan_will_do(tmp_path:
     assert "recalibration.max_loss" in error.remedy
 
 
-def test_what_has_no_kernel_or_is_kept_float_is_never_int8(tmp_path: Path) -> None:
+def test_layers_without_a_kernel_or_kept_float_are_never_int8(tmp_path: Path) -> None:
     model = model_of(tmp_path, collapsing_net(7), keep_float=["Gemm"])
     found = ladder_of(model, without_int8={COLLAPSES: "no kernel"})
     plan = next(found.plans())

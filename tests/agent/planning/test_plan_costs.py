@@ -1,4 +1,4 @@
-"""What plans go by: measured costs, or estimates and why; engines built under plans; runtimes without some kernels."""
+"""Costs that plans go by: measured, or estimated with a reason; engines under plans; runtimes without some kernels."""
 
 from __future__ import annotations
 
@@ -96,31 +96,34 @@ def test_costs_that_are_noise_are_not_gone_by(
     builder: PlanBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noise = replace(macs_costs(GROUPS), noise=0.4, builds=8, doubt="cannot be distinguished, measured 3 times")
-    told = found_costs(builder, tmp_path, monkeypatch, noise)
-    assert told.why == "cannot be distinguished, measured 3 times"
-    assert (told.costs.source, told.costs.noise, told.costs.builds, told.tolerance) == ("macs", 0.4, 8, 0.05)
+    reported = found_costs(builder, tmp_path, monkeypatch, noise)
+    assert reported.why == "cannot be distinguished, measured 3 times"
+    assert (reported.costs.source, reported.costs.noise, reported.costs.builds, reported.tolerance) == (
+        "macs",
+        0.4,
+        8,
+        0.05,
+    )
 
 
 def test_where_int8_is_slower_the_plan_is_for_a_machine_where_it_is_not(
     builder: PlanBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = found_costs(builder, tmp_path, monkeypatch, measured([4.0, 4.0, 3.0], [2.0, 2.0, 3.0], [0.1, 0.1]))
-    assert told.why.startswith("INT8 is not faster on this machine: 12.1 ms all INT8, 8 ms all float;")
-    assert (told.costs.source, told.costs.noise, told.costs.builds) == ("macs", 0.02, 8)
+    reported = found_costs(builder, tmp_path, monkeypatch, measured([4.0, 4.0, 3.0], [2.0, 2.0, 3.0], [0.1, 0.1]))
+    assert reported.why.startswith("INT8 is not faster on this machine: 12.1 ms all INT8, 8 ms all float;")
+    assert (reported.costs.source, reported.costs.noise, reported.costs.builds) == ("macs", 0.02, 8)
 
 
 def test_boundaries_count_when_int8_is_compared(
     builder: PlanBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = found_costs(builder, tmp_path, monkeypatch, measured([1.9, 1.9, 3.0], [2.0, 2.0, 3.0], [1.0, 1.0]))
-    assert "not faster" in told.why
+    reported = found_costs(builder, tmp_path, monkeypatch, measured([1.9, 1.9, 3.0], [2.0, 2.0, 3.0], [1.0, 1.0]))
+    assert "not faster" in reported.why
 
 
-def test_who_asks_for_macs_measures_nothing(
-    builder: PlanBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told = found_costs(builder, tmp_path, monkeypatch, measured([], [], []), "macs")
-    assert (told.why, told.costs.int8_ms.tolist()) == ("asked for", [1e-6, 1e-6, 2e-6])
+def test_costs_by_macs_measure_nothing(builder: PlanBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reported = found_costs(builder, tmp_path, monkeypatch, measured([], [], []), "macs")
+    assert (reported.why, reported.costs.int8_ms.tolist()) == ("asked for", [1e-6, 1e-6, 2e-6])
     assert builder.builds == 0
 
 

@@ -110,7 +110,7 @@ def test_the_owners_rules_are_kept(search_world: Path) -> None:
     assert evidence["verdict"].startswith("All float: every plan with INT8 in it lost more than 0.2 on the search fra")
 
 
-def test_what_must_be_int8_and_cannot_be_certified_is_said(search_world: Path) -> None:
+def test_forced_int8_that_cannot_be_certified_is_reported(search_world: Path) -> None:
     text = (search_world / "model.yaml").read_text()
     (search_world / "model.yaml").write_text(text + f"precision: {{force_int8: [{LOUD}]}}\n")
     plan, evidence = search_in(search_world)
@@ -120,7 +120,7 @@ def test_what_must_be_int8_and_cannot_be_certified_is_said(search_world: Path) -
     assert evidence["verdict"].startswith("All float, and what precision.force_int8 names, whose loss is not known: ")
 
 
-def test_what_must_be_int8_is_in_every_plan(search_world: Path) -> None:
+def test_forced_int8_is_in_every_plan(search_world: Path) -> None:
     text = (search_world / "model.yaml").read_text()
     (search_world / "model.yaml").write_text(text.replace("65.0", "30.0") + f"precision: {{force_int8: [{LOUD}]}}\n")
     _, evidence = search_in(search_world)

@@ -56,7 +56,7 @@ def test_wherever_the_budget_ends_the_plan_is_certified_or_float(search_world: P
     assert everything["chosen"] is not None
 
 
-def test_what_is_not_sensed_in_half_the_budget_is_predicted(
+def test_groups_not_measured_in_half_the_budget_are_predicted(
     search_world: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search.PlanSearch, "out_of_time", lambda _, share=1.0: share < 1.0)
@@ -64,7 +64,7 @@ def test_what_is_not_sensed_in_half_the_budget_is_predicted(
     assert evidence["interrupted"] == "budget"
     assert not any(group["measured"] for group in evidence["groups"])
     assert all(group["sensitivity"] > 0.0 for group in evidence["groups"])
-    # Noise to signal at the layers' outputs hardly tells the branches apart; the certificate does.
+    # Noise to signal at the layers' outputs hardly distinguishes the branches; the certificate does.
     assert set(plan.floats) == ({LOUD, QUIET} if evidence["chosen"] is None else {LOUD})
 
 
@@ -116,9 +116,7 @@ def test_wherever_it_is_interrupted_it_goes_on_to_the_same_plan(
         assert work.asked + work.measured == asked + measured + 1  # the one that was not written
 
 
-def test_what_the_time_was_too_short_for_does_not_bind_the_search_that_goes_on(
-    search_world: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hurried_search_does_not_bind_its_continuation(search_world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan, _ = search_in(search_world)
     (search_world / "plan.json.journal").unlink()
     with monkeypatch.context() as patch:

@@ -196,9 +196,9 @@ def test_the_worst_trial_refuses_before_it_bounds() -> None:
 def test_several_sources_are_named_where_people_look(plan_bench: Place) -> None:
     write_clip(plan_bench / "dusk.avi", lambda _: 0.4, 160)
     frames = [word for name in SCENES for word in ("--frames", plan_bench / name)]
-    told = plan_bench.plan(*frames)
+    printed = plan_bench.plan(*frames)
     evidence = plan_bench.evidence()
-    assert told["measured_loss_upper"] == evidence["candidates"][evidence["chosen"]]["trial"]["upper"]
+    assert printed["measured_loss_upper"] == evidence["candidates"][evidence["chosen"]]["trial"]["upper"]
     assert evidence["sources"] == [
         {"source": str(plan_bench / "clip.avi"), "held_out": False},
         {"source": str(plan_bench / "dusk.avi"), "held_out": True},

@@ -60,7 +60,7 @@ def able(executor: CudaExecutor, kernel: str) -> CudaExecutor:
 
 
 class Counting:
-    """The executor, with its launches counted and, if told, another number of blocks that run at once."""
+    """The executor, with its launches counted and, if given, another number of blocks that run at once."""
 
     def __init__(self, executor: CudaExecutor, resident: int | None = None) -> None:
         self.geometry = executor.geometry

@@ -245,7 +245,7 @@ def test_shared_weights_are_folded_apart() -> None:
 
 def test_drops_what_does_nothing() -> None:
     net = Net()
-    net.conv("image", 3, 4)  # nobody reads it
+    net.conv("image", 3, 4)  # without a reader
     x = net.node("Dropout", net.node("Identity", net.node("Identity", "image")))
     scale = net.node("Constant", value_float=2.0)
     master = prepare(net.model(net.node("Identity", net.node("Mul", x, scale))), run)

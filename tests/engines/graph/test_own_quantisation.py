@@ -102,7 +102,7 @@ def test_a_plan_cannot_have_the_models_own_int8(name: str) -> None:
         place(prepare(qat_net(), run), PrecisionPlan({name: "too sensitive"}))
 
 
-def test_who_reads_dequantised_values_needs_weights_alone() -> None:
+def test_readers_of_dequantised_values_need_weights_alone() -> None:
     n = net()
     x = n.int8("image")
     pooled = n.node("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2])
@@ -136,7 +136,7 @@ def test_a_tensor_that_the_model_quantises_is_read_under_its_scale() -> None:
     assert 20 < sqnr_db(expected["t1"], found["t1"]) < 60
 
 
-def test_of_several_scales_of_the_models_the_first_is_taken() -> None:
+def test_the_first_of_several_own_scales_is_taken() -> None:
     n = net()
     x = n.node("Relu", "image")
     first, second = n.int8(x), n.int8(x, 0.05)
@@ -161,7 +161,7 @@ def test_values_under_several_scales_are_joined_in_float(moved: str) -> None:
     assert_same_bits(model, graph)
 
 
-def test_what_is_added_to_a_layer_of_the_models_own_is_its_affair() -> None:
+def test_an_add_to_an_own_layer_of_the_model_is_left_alone() -> None:
     n = net()
     x = n.node("Relu", "image")
     own = n.node("Add", n.int8_conv(n.int8(x), 4, 4), n.node("Abs", "image"))
@@ -191,7 +191,7 @@ def test_products_of_dequantised_activations_and_transposed_weights_are_the_mode
     assert int8_macs_share(model, placement) == 1.0
 
 
-def test_what_we_quantised_is_kept_when_it_comes_back() -> None:
+def test_a_graph_of_our_own_is_kept_when_it_comes_back() -> None:
     """The names that we give are taken then."""
     model = residual_net()
     placement = place(model, PrecisionPlan({"Conv_t2": "too sensitive"}))

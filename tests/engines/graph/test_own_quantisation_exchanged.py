@@ -50,7 +50,7 @@ class Images(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has no
 def by_onnxruntime(
     model: ModelProto, folder: Path, per_channel: bool, floats: tuple[str, ...], symmetric: bool = True
 ) -> Path:
-    """What ONNX Runtime's own static quantisation makes of a model."""
+    """Write the model as ONNX Runtime's static quantisation leaves it."""
     onnx.save(model, folder / "float.onnx")
     quantize_static(
         folder / "float.onnx",
@@ -78,7 +78,9 @@ def check_kept(model: ModelProto, master: ModelProto) -> None:
 
 @pytest.mark.parametrize("floats", [(), ("Conv_t2", "Gemm_t9")])
 @pytest.mark.parametrize("per_channel", [True, False])
-def test_what_onnxruntime_quantised(per_channel: bool, floats: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_model_quantised_by_onnxruntime_keeps_its_results(
+    per_channel: bool, floats: tuple[str, ...], tmp_path: Path
+) -> None:
     model = load_model(by_onnxruntime(residual_net(), tmp_path, per_channel, floats))
     master = prepare(model, run)
     check_kept(model, master)

@@ -1,4 +1,4 @@
-"""The layer before divides for nothing where all between is homogeneous and nobody else reads it; else a Mul does."""
+"""The layer before divides for nothing where all between is homogeneous and has no other reader; else a Mul does."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_offsets_are_never_free() -> None:
 
 
 @pytest.mark.parametrize("reader", ["node", "output", "body of an If"])
-def test_what_others_read_stays_as_it_is(reader: str) -> None:
+def test_a_tensor_with_other_readers_stays_as_it_is(reader: str) -> None:
     if reader == "body of an If":
         model = branching_net()
         layer = "Conv_t2"

@@ -51,7 +51,7 @@ def outputs_at_default_optimisation(model: ModelProto, batch: NDArray[np.float32
 # ---- structure
 
 
-def test_one_q_per_tensor_int8_with_explicit_zero_points() -> None:
+def test_a_tensor_has_one_q_in_int8_with_an_explicit_zero_point() -> None:
     model = residual_net()
     quantised = quantise(model, [image(model)])
     constants = {tensor.name: tensor for tensor in quantised.graph.initializer}

@@ -190,7 +190,7 @@ def test_a_range_grows_as_the_extremes_do(activation: str, pad: int) -> None:
             assert 0.99 * planned <= amax[tensor] <= 1.01 * (2.0 * growth - 1.0) * planned, (tensor, growth)
 
 
-def test_what_is_centred_is_never_clipped_at_its_low_end() -> None:
+def test_a_centred_tensor_is_never_clipped_at_its_low_end() -> None:
     """A darker calibration brings the high end down, while the offset stays that of the plan."""
     model = uneven_net("SiLU", pad=0)
     frames = frames_for(model)

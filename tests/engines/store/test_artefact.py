@@ -1,4 +1,4 @@
-"""What an artefact hands out: its own verified files, and an engine only to the runtime it was built for."""
+"""An artefact gives its own verified files, and its engine only to the runtime it was built for."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def taps_of(model: ModelProto) -> tuple[str, ...]:
 
 
 def near(found: Mapping[str, AbsHistogram], expected: Mapping[str, AbsHistogram]) -> bool:
-    """Whether histograms tell of the same values, but for the last bits: ONNX Runtime fuses more than the fake does."""
+    """Return whether histograms agree but for the last bits: ONNX Runtime fuses more than the fake does."""
     assert list(found) == list(expected)
     for name, histogram in expected.items():
         assert found[name].counts.sum() == histogram.counts.sum()
@@ -182,7 +182,7 @@ def test_an_engine_that_computes_something_else_is_refused(fake: FakeTensorRt, m
 # ---- what is kept
 
 
-def test_it_is_built_and_verified_once(fake: FakeTensorRt, tmp_path: Path) -> None:
+def test_the_reference_is_built_and_verified_once(fake: FakeTensorRt, tmp_path: Path) -> None:
     model, taps = net(), taps_of(net())
 
     def open_and_close(key: bytes | None = None) -> int:

@@ -181,7 +181,7 @@ def test_an_engine_made_in_one_thread_serves_and_ends_in_another() -> None:
     def serve() -> None:
         try:
             engine.infer(image(net()))
-            other.infer(image(net()))  # a swap: both alive, the old one closed by whoever used it
+            other.infer(image(net()))  # a swap: both alive, the old one is closed by its user
             engine.close()
             other.infer(image(net()))
             other.close()
@@ -268,7 +268,7 @@ def test_kernel_timings_are_kept_and_only_read_when_whole(fake: FakeTensorRt, tm
     assert fake.timed == []
 
 
-def test_what_makes_an_engine_unusable_elsewhere_is_described() -> None:
+def test_facts_that_bind_an_engine_to_its_machine_are_described() -> None:
     described = TensorRtBackend().describe()
     assert described["runtime"] == "tensorrt"
     assert {"version", "gpu", "sm", "multiprocessors", "cuda", "machine"} <= set(described)

@@ -1,4 +1,4 @@
-"""What goes wrong with TensorRT, on the fake: each with its code and remedy, nothing leaked, nothing misunderstood."""
+"""Failures of TensorRT, on the fake: each has its code and remedy, and leaks nothing."""
 
 from __future__ import annotations
 
