@@ -32,6 +32,13 @@ def silent(_fraction: float, _doing: str) -> None:
     """Discard the progress of a build."""
 
 
+def closed_engine() -> EngineError:
+    """Return the error of a call to an engine after its `close`."""
+    return EngineError(
+        "engine.closed", "a call to a closed engine", "calls before `close` only", "load the engine again"
+    )
+
+
 @dataclass(frozen=True)
 class TensorSpec:
     """Describe one input or output.

@@ -30,12 +30,12 @@ from calibrate.statistics.loss_bound import LossBound, frames_needed
 from engines.interface import Array, Engine, Progress, silent
 
 MAX_CANDIDATES = 5
-ERROR = 0.05  # of all candidates of a search together
+ERROR = 0.05  # for all candidates of a search together
 # Draws per candidate, in multiples of the fewest. Of 14 simulated candidates with half the allowed loss, all were
 # accepted by 16; of 14 with 0.7 of it, 6 by 20.
 _LIMIT = 20
 _TIMED = 50  # frames: two equal engines, medians of 50 in turn, differ by 1.5 % (one standard deviation, 2 CPU cores)
-_FASTER = 0.97  # of float's latency at most: twice that deviation
+_FASTER = 0.97  # times float's latency, at most: twice that deviation
 _WARM_UP = 5  # inferences; the first two took up to five times as long on ONNX Runtime
 
 

@@ -47,13 +47,13 @@ from engines.quantise.placement import place
 
 REFUSED = "recalibration.refused"
 FOUND_BY = "job"  # in the evidence of a plan
-_COSTS_SHARE = 0.5  # of the budget that is left, to measure costs; the rest is for the noise
-_MOST_ENGINES = 4  # of plans that the search found: each is built and judged
+_COSTS_SHARE = 0.5  # share of the budget that is left, to measure costs; the rest is for the noise
+_MOST_ENGINES = 4  # plans of the search that are built and judged
 _LOUDEST = 3  # groups that a refusal names
 # A layer is loud whose noise is within 30 dB of its output. Many depthwise convolutions are, and hardly work. With the
 # loudest in float, engines lose less on scenes that did not make them (benchmarks/RESULTS.md).
 _LOUD = 1e-3
-_LITTLE = 0.03  # of all multiply-accumulates
+_LITTLE = 0.03  # share of all multiply-accumulates
 _TELLING = 5  # frames with something on them, of which fewer refuse no plan: the verdict has more
 _LEFT_FLOAT = "left float by the job: {:.2g} of the noise"
 _HARDLY_WORKS = "left float by the job: its noise is {:.0f} dB below its output, and it does {:.2g} of the work"

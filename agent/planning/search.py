@@ -45,14 +45,14 @@ from engines.quantise.fusion import Grouping, fusion_groups
 from engines.quantise.placement import place
 from engines.store.artefact import fingerprint
 
-SEARCH_FRAMES = 24  # of all sources together, at most a quarter of each, and no fewer than 8 of any
+SEARCH_FRAMES = 24  # from all sources together; from each at most a quarter, and at least 8
 _FEWEST = 8
-_STRETCHES = 4  # of time, into which a single source is cut; repairs are proposed from every other
+_STRETCHES = 4  # parts into which a single source is cut by time; every other one proposes repairs
 
-_HARDLY = 0.25  # of the accepted loss: a plan that loses less has hardly a loss to win back
+_HARDLY = 0.25  # share of the accepted loss: a plan that loses less has hardly a loss to win back
 
 _RESTORED = 8  # most sensitive groups that are also measured as the only float one
-_SENSITIVITY_SHARE = 0.5  # of the budget; what is not measured until then is predicted, so that something is certified
+_SENSITIVITY_SHARE = 0.5  # share of the budget; the rest is predicted, so that something is certified
 _LEFT_FLOAT = "left float by the search"  # a reason, as plan.json has it
 _CANDIDATES = "candidates"  # a key of the journal
 

@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-import engines.calibration
 from calibrate.errors import CalibrationError
 from calibrate.histogram import AbsHistogram, abs_histogram, empty_histogram
 from engines.calibration import (
@@ -114,19 +113,6 @@ def test_extremes_are_kept_beside_the_histograms(path: Path) -> None:
     moved = {**EXTREMES, "gemm": np.array([[-8.0], [7.0]], np.float32)}
     assert read.id == written.id
     assert len({calibration().id, read.id, replace(written, extremes=moved).id}) == 3, "scales follow from them"
-
-
-def test_a_file_of_before_has_no_extremes_and_its_id_stays(path: Path) -> None:
-    content = np.load(path.with_suffix(".npz"))
-    older = {name: content[name] for name in content.files if name not in ("layers", "channels", "extremes")}
-    np.savez_compressed(path.with_suffix(".npz"), **older)
-    document = json.loads(path.read_text())
-    del document["seal"]
-    document["seal"] = engines.calibration._seal(document, path.with_suffix(".npz").read_bytes())
-    path.write_text(json.dumps(document))
-    read = load_calibration(path)
-    assert (read.extremes, load_extremes(path.with_suffix(".npz"))) == ({}, {})
-    assert read.id == calibration().id == "9addd9f051d9280f"
 
 
 @pytest.mark.parametrize(

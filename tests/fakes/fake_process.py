@@ -1,7 +1,7 @@
 """The fakes as the TensorRT and PyCUDA of a whole process, and of the processes that it starts.
 
-With tests/fakes/fake_machine and tests on PYTHONPATH `import tensorrt` and `import pycuda` find them. When it ends, each
-process writes its mistakes to a file of its own in the folder FAKE_MISTAKES.
+With tests/fakes/fake_machine and tests on PYTHONPATH `import tensorrt` and `import pycuda` find them. When it ends,
+each process writes its mistakes to a file of its own in the folder FAKE_MISTAKES.
 """
 
 from __future__ import annotations

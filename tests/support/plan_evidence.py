@@ -21,6 +21,7 @@ def group(name: str, sensitivity: float, **changes: Any) -> dict[str, Any]:
         "restored": None,
         "repairs": [],
         "rule": "",
+        "timed": True,
         **changes,
     }
 
@@ -76,7 +77,16 @@ def evidence() -> dict[str, Any]:
         "seed": 0,
         "max_loss": 0.05,
         "max_confusion": 0.1,
-        "costs": {"source": "measured", "why": "", "unit": "ms", "noise": 0.03, "builds": 8, "fixed": 1.0},
+        "costs": {
+            "source": "measured",
+            "why": "",
+            "unit": "ms",
+            "noise": 0.03,
+            "builds": 8,
+            "fixed": 1.0,
+            "passes": 1,
+            "doubt": "",
+        },
         "groups": groups,
         "edges": [[0, 1, 0.02], [1, 2, 0.25], [2, 3, 0.15], [3, 4, 0.02], [4, 5, 0.02]],
         "frontier": [

@@ -101,7 +101,7 @@ def test_points_lie_where_the_evidence_says(drawn: Callable[[dict[str, Any]], Ax
     assert {(4.6, 0.081), (4.6, 0.19)} == set(points(axes, RED))
     assert (approx(7.4), 0.0) in points(axes, "#222222")  # all float: 6.4 ms, and 1 ms that no plan changes
     assert axes.get_xlabel() == "predicted latency (ms)"
-    for words in (
+    for line in (
         "allowed: 0.050",
         "all float",
         "plans of the search, loss on 32 frames",
@@ -110,7 +110,7 @@ def test_points_lie_where_the_evidence_says(drawn: Callable[[dict[str, Any]], Ax
         "refused: 1",
         "bars reach to the bound with 95 % confidence",
     ):
-        assert words in words(axes)
+        assert line in words(axes)
 
 
 def test_costs_by_multiply_accumulates_are_relative(drawn: Callable[[dict[str, Any]], Axes]) -> None:

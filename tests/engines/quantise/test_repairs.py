@@ -50,7 +50,7 @@ def planned_net() -> tuple[ModelProto, Repairs]:
 
 def test_the_graph_reads_what_was_planned() -> None:
     model, repairs = planned_net()
-    calibration = replace(calibrated(model, frames_for(model)), extremes={})  # of an older tared
+    calibration = replace(calibrated(model, frames_for(model)), extremes={})
     graph = quantised_graph(model, PrecisionPlan({}, repairs), calibration).graph
     onnx.checker.check_model(graph, full_check=True)
     nodes, constants = (
@@ -206,8 +206,8 @@ def test_a_centred_tensor_is_never_clipped_at_its_low_end() -> None:
 def test_without_extremes_no_input_is_divided() -> None:
     model = uneven_net()
     frames = frames_for(model)
-    older = replace(calibrated(model, frames), extremes={})
-    assert not propose_repairs(model, place(model), older, observed(model, frames), ("divisors",)).repairs
+    merged = replace(calibrated(model, frames), extremes={})
+    assert not propose_repairs(model, place(model), merged, observed(model, frames), ("divisors",)).repairs
 
 
 def test_scales_of_another_tool_without_histograms_keep_their_thresholds() -> None:
