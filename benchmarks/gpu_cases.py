@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,8 +37,11 @@ class Case:
         return self.tensors * self.tensor_bytes
 
 
+FLOATS: tuple[np.dtype[Any], ...] = (np.dtype(np.float32), np.dtype(np.float16))
+
+
 def cases(bits: list[int], large_bytes: int) -> Iterator[Case]:
-    for width, dtype, data in product(bits, (np.dtype(np.float32), np.dtype(np.float16)), ("normal", "ReLU")):
+    for width, dtype, data in product(bits, FLOATS, ("normal", "ReLU")):
         elements = FRAME_BYTES // FRAME_TENSORS // dtype.itemsize
         frame = f"{FRAME_TENSORS} of {FRAME_BYTES / FRAME_TENSORS / 1e6:.1f} MB"
         yield Case(frame, FRAMES, FRAME_TENSORS, elements, dtype, data, width)
@@ -45,13 +49,13 @@ def cases(bits: list[int], large_bytes: int) -> Iterator[Case]:
         yield Case(f"1 of {large_bytes / 2**30:.2g} GiB", 1, 1, elements, dtype, data, width)
 
 
-def values(case: Case) -> NDArray[np.generic]:
+def values(case: Case) -> NDArray[Any]:
     """What the memory is filled with, over and over: a normal distribution, or what a ReLU makes of it."""
     normal = np.random.default_rng(0).standard_normal(POOL, np.float32)
     return (np.maximum(normal, 0) if case.data == "ReLU" else normal).astype(case.dtype)
 
 
-def periodic_histogram(pool: NDArray[np.generic], offset: int, elements: int, bits: int) -> AbsHistogram:
+def periodic_histogram(pool: NDArray[Any], offset: int, elements: int, bits: int) -> AbsHistogram:
     """Of so many values of the pool repeated for ever, from `offset`: merging is exact, so the repeats are counted."""
     repeats, rest = divmod(elements, pool.size)
     part = abs_histogram(np.roll(pool, -(offset % pool.size))[:rest], bits)
@@ -61,7 +65,7 @@ def periodic_histogram(pool: NDArray[np.generic], offset: int, elements: int, bi
     return merge(part, AbsHistogram(whole.counts * repeats, whole.range_exp, whole.amax, whole.zeros * repeats, 0))
 
 
-def agree(case: Case, frame: int, found: list[AbsHistogram], pool: NDArray[np.generic]) -> bool:
+def agree(case: Case, frame: int, found: list[AbsHistogram], pool: NDArray[Any]) -> bool:
     """Whether a frame's histograms are abs_histogram's, for tensors from the first to the last."""
     for tensor in np.unique(np.linspace(0, case.tensors - 1, _CHECKED).astype(int)):
         start = (frame * case.tensors + tensor) * case.elements

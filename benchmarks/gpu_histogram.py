@@ -16,7 +16,7 @@ import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -179,7 +179,7 @@ def collector(case: Case, start: int, executor: CudaExecutor) -> Callable[[], li
 
 def collected(case: Case, start: int, executor: CudaExecutor) -> Frame:
     recorder = Recorder(executor)
-    found = collector(case, start, recorder)()
+    found = collector(case, start, cast("CudaExecutor", recorder))()
     *_, arguments, stream = recorder.last
     return Frame(found, recorder.last, executor.download(arguments[_ROWS], stream))
 
@@ -201,7 +201,7 @@ def measure_search(device: CudaDevice, executor: CudaExecutor, rounds: int) -> S
     )
     windows = np.tile(np.array([LEVELS, bins], np.int32), (SEARCHED, 1))
     recorder = Recorder(executor)
-    chosen = search_entropy(recorder, counts, windows)
+    chosen = search_entropy(cast("CudaExecutor", recorder), counts, windows)
     equal = all(is_best(counts[tensor], int(chosen[tensor])) for tensor in range(0, SEARCHED, SEARCHED // 5))
     kernel = Contender(lambda _: executor.launch(*recorder.last), _IN_A_ROW)
     take_turns(device, [kernel], rounds)

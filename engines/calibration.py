@@ -61,8 +61,8 @@ class Calibration:
             scales.
         merged: The boards that a fleet has merged it from; empty for a board's own.
         check: How its INT8 graph answered on a few of its frames, in JSON's types; empty if that was not tried.
-        extremes: (2, channels) of the input that a layer reads in the master graph, by the layer's name; empty in files
-            of an older tared, or merged by a fleet.
+        extremes: (2, channels) of the input that a layer reads in the master graph, by the layer's name; empty if a
+            fleet has merged it.
 
     >>> from calibrate.histogram import abs_histogram
     >>> seen = {"conv1": abs_histogram(np.float32([0.5, -12.7]))}
@@ -134,7 +134,7 @@ def calibrate_histograms(
     parse_method(method)
     if frames == 0:
         raise CalibrationError(
-            "calibration.empty", "no observed frame", "at least one", "check that the source delivers frames"
+            "calibration.empty", "no observed frame", "frames from the source", "check that the source delivers frames"
         )
     if not histograms:
         raise CalibrationError(
@@ -303,7 +303,7 @@ def load_histograms(path: Path) -> dict[str, AbsHistogram]:
 
 
 def load_extremes(path: Path) -> dict[str, Extremes]:
-    """Return the extremes that `save_histograms` wrote; none from an older tared.
+    """Return the extremes that `save_histograms` wrote.
 
     Raises OSError for a file that cannot be read, CalibrationError (`histogram.damaged`) for one of another kind.
     """
@@ -346,8 +346,6 @@ def _unpacked(content: bytes) -> dict[str, AbsHistogram]:
 def _unpacked_extremes(content: bytes) -> dict[str, Extremes]:
     try:
         arrays = _arrays(content)
-        if "extremes" not in arrays:
-            return {}
         layers, channels, extremes = (arrays[key] for key in ("layers", "channels", "extremes"))
         if extremes.dtype != np.float32 or extremes.shape != (2, channels.sum()) or (channels < 1).any():
             raise ValueError(f"extremes {extremes.dtype} {extremes.shape} of {channels.sum()} channels")

@@ -24,12 +24,19 @@ from calibrate.repair import Extremes
 from engines.errors import EngineError
 from engines.preprocessing import ImageTransform
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 Progress = Callable[[float, str], None]  # fraction done in [0, 1], what is being done
 
 
 def silent(_fraction: float, _doing: str) -> None:
     """Discard the progress of a build."""
+
+
+def closed_engine() -> EngineError:
+    """Return the error of a call to an engine after its `close`."""
+    return EngineError(
+        "engine.closed", "a call to a closed engine", "calls before `close` only", "load the engine again"
+    )
 
 
 @dataclass(frozen=True)

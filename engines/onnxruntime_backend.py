@@ -25,7 +25,17 @@ from calibrate.repair import Extremes, merge_extremes
 from engines.errors import EngineError
 from engines.graph.taps import expose, expose_extremes
 from engines.graph.topology import Topology, trial_shape
-from engines.interface import Array, BackendOptions, BuildRequest, Built, Observation, Progress, TensorSpec, silent
+from engines.interface import (
+    Array,
+    BackendOptions,
+    BuildRequest,
+    Built,
+    Observation,
+    Progress,
+    TensorSpec,
+    closed_engine,
+    silent,
+)
 from engines.kernel_nodes import assign_others
 
 _KERNEL = "_kernel_time"
@@ -239,7 +249,7 @@ class OnnxRuntimeEngine:
 
     def _running(self) -> ort.InferenceSession:
         if self._session is None:
-            raise EngineError("engine.closed", "a closed engine", "an open engine", "load the engine again")
+            raise closed_engine()
         return self._session
 
     def _options(self) -> ort.SessionOptions:

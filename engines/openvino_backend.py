@@ -35,7 +35,17 @@ from engines.errors import EngineError
 from engines.graph.load import image_input
 from engines.graph.profiles import profiles_for
 from engines.graph.topology import QDQ_OPS, graph_inputs, trial_shape
-from engines.interface import Array, BackendOptions, BuildRequest, Built, Observer, Progress, TensorSpec, silent
+from engines.interface import (
+    Array,
+    BackendOptions,
+    BuildRequest,
+    Built,
+    Observer,
+    Progress,
+    TensorSpec,
+    closed_engine,
+    silent,
+)
 from engines.kernel_nodes import assign_others
 from engines.onnxruntime_backend import OnnxRuntimeBackend
 from engines.quantise.integer_kernels import narrow_weights, shift_concatenated
@@ -50,7 +60,7 @@ SETTINGS = {
 }
 _LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # variables that forbid oneDNN instructions
 _WARM_UP = 3  # profiled runs that do not count: memory is allocated, caches fill
-_DISTURBED = 1.2  # of the median: a run that takes longer does not count
+_DISTURBED = 1.2  # a run that takes longer than this times the median does not count
 _EXECUTED = ov.ProfilingInfo.Status.EXECUTED
 _BRANCH = re.compile(r"_\d+$")  # where OpenVINO quantises the inputs of a Concat instead of its output
 _SOURCE = re.compile(r"^(Exception from \S+:\d+:|Check '.*' failed at \S+:\d+:)\s*$")
@@ -227,7 +237,7 @@ class OpenVinoEngine:
 
     def _running(self) -> ov.InferRequest:
         if self._request is None:
-            raise EngineError("engine.closed", "a closed engine", "an open engine", "load the engine again")
+            raise closed_engine()
         return self._request
 
 

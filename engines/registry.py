@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -13,6 +14,8 @@ from engines.errors import EngineError
 from engines.interface import Backend, BackendOptions, BuildRequest
 from engines.store.signing import find_key
 from engines.trial import why_not
+
+log = logging.getLogger(__package__)
 
 AUTO = "auto"
 
@@ -40,8 +43,18 @@ def _onnxruntime(options: BackendOptions) -> Backend:
 
 
 def _missing(name: str, remedy: str, error: Exception) -> EngineError:
-    said = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
-    return EngineError("backend.missing", f"no usable {name} package: {said}", "its wheel", remedy)
+    """Return the error of a package that is missing, or that is there and fails when it is imported."""
+    if isinstance(error, ImportError):
+        return EngineError("backend.missing", f"no usable {name} package: {error}", f"an installed {name}", remedy)
+    _log_traceback(name, type(error))
+    found = f"no usable {name} package: {type(error).__name__}: {error}"
+    return EngineError("backend.missing", found, "an import without an error", "see its traceback in the log")
+
+
+@lru_cache
+def _log_traceback(name: str, kind: type[Exception]) -> None:
+    """Log the exception that is being handled, once for each package and kind."""
+    log.warning("event=import package=%s error=%s", name, kind.__name__, exc_info=True)
 
 
 BACKENDS: Mapping[str, Callable[[BackendOptions], Backend]] = {  # the fastest first

@@ -24,7 +24,7 @@ _RESIZES: Mapping[str, Mapping[str, Any]] = {
     "resize: letterbox, center": {"resize": "letterbox", "anchor": "center"},
 }
 _UNSCALED = {"scale": 1.0, "mean": (0.0,), "std": (1.0,)}
-_SAME = 0.02  # of the range of the values: 127 / 128 is 127.5 / 127.5
+_SAME = 0.02  # share of the range of values: 127 / 128 is 127.5 / 127.5
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from engines.interface import Array, BackendOptions, Engine
 from engines.registry import open_backend
 
 _ROUNDS = 3
-_COLUMNS = 80  # of the table
+_COLUMNS = 80  # width of the table, in characters
 _TOP_CLASSES = 5
 _COUNTS = {"detect": 32, "classify": 128, "raw": 1}  # a class is one answer a frame, mostly all or nothing
 

@@ -20,7 +20,7 @@ from engines.graph.load import parse_model
 from engines.graph.topology import Dim, Topology, tensor_types, type_name, value_type
 from engines.preprocessing import IMAGE_CHANNELS, Layout, image_layout
 
-_OPEN_SIDE = 640  # of an input of open size, where it has to have one
+_OPEN_SIDE = 640  # taken for an input of open size
 _PASSING = (
     "Concat", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split", "Identity", "Cast",
     "QuantizeLinear", "DequantizeLinear",
@@ -151,9 +151,9 @@ def _close_size(image: onnx.ValueInfoProto, layout: Layout) -> tuple[int, int]:
 def _inferred_shapes(model: ModelProto, path: Path) -> dict[str, tuple[int | None, ...]]:
     try:
         types = tensor_types(model)
-    except (ValueError, RuntimeError, onnx.checker.ValidationError) as error:  # of a graph that no checker has seen
+    except (ValueError, RuntimeError, onnx.checker.ValidationError) as error:  # no checker has seen the graph
         raise EngineError(
-            "model.invalid", f"{path}: {error}", "a valid ONNX model", "export the model again"
+            "model.invalid", f"{path}: {error}", "a graph that ONNX's checker accepts", "export the model again"
         ) from error
     return {value.name: _sizes(types[value.name].shape) for value in model.graph.output}
 

@@ -24,7 +24,7 @@ _TITLE_PX = 64  # above a tile's picture: two lines
 _PAPER, _MAT, _INK, _FAINT = (255, 255, 255), (240, 240, 240), (34, 34, 34), (120, 120, 120)
 _FRAME, _BETTER = (205, 205, 205), (0, 94, 213)
 _FONT = cv2.FONT_HERSHEY_SIMPLEX
-_TEXT, _HEADING = 0.55, 0.9  # of the font's size
+_TEXT, _HEADING = 0.55, 0.9  # scales of OpenCV's font
 _SUFFIXES = (".png", ".jpg", ".jpeg")
 _CHANNELS = {"bgr": "B G R", "rgb": "R G B", "gray": "grey"}
 

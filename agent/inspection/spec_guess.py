@@ -69,7 +69,7 @@ _POOLED = _LINEAR | {
     "AveragePool",
     "ReduceMean",
 }  # a last layer of 1 x 1 is pooled before or behind
-_MOST_VALUES = 1 << 25  # of all outputs; a detector of 1280 x 1280 with 80 classes has 3 million
+_MOST_VALUES = 1 << 25  # in all outputs; a detector of 1280 x 1280 with 80 classes has 3 million
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from agent.common.clock import Clock
 from agent.common.errors import AgentError
 from agent.jobs.child_process import Emit, JobOutcome, JobRefused, run_child
 from agent.jobs.request import HELD_OUT, HISTOGRAMS, JOB, MERGED, REFERENCE, SAMPLE, JobRequest, read_frames
@@ -85,12 +86,8 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
     builder = PlanBuilder(model, calibration, backend, without_int8)
     costs = KeptCosts(builder, scene.sample, runtime, lambda warning: emit({"warning": warning}))
     planning = steps.progress("PLANNING", 40, 50)
-
-    def spent_s() -> float:
-        """Return the CPU time per thread. A child that is stopped, as the board is too hot, spends none."""
-        return time.process_time() / request.threads
-
-    ladder = Ladder(model, start, scene, without_int8, embedded, options, planning, costs.find, spent_s)
+    spent = _CpuClock(request.threads)
+    ladder = Ladder(model, start, scene, without_int8, embedded, options, planning, costs.find, spent)
     only: PrecisionPlan | None = None
     if offline is not None and offline.artefact is not None:  # it was built under this plan
         only = offline.model.plan
@@ -156,6 +153,16 @@ def _leave_report(artefact: Artefact, judge: Judge, emit: Emit) -> None:
         keep_report(judge.state_dir, artefact.id, artefact_report(artefact, pictures))
     except (OSError, TaredError) as error:
         emit({"warning": f"no report on the engine: {error}"})
+
+
+class _CpuClock(Clock):
+    """The CPU time per thread of this process. A child that is stopped, as the board is too hot, spends none."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+
+    def monotonic_s(self) -> float:
+        return time.process_time() / self._threads
 
 
 class _Steps:

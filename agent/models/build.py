@@ -63,7 +63,7 @@ def build_int8(
         graph = quantised_graph(model.master, replace(plan, floats={**plan.floats, **lacking}), calibration, *numbers)
         ranges = calibration.seen if calibration is not None else {}
         built = backend.build(model.build_request(graph.graph, "int8", ranges), _round(progress, number))
-        own = graph.placement.own  # what the model itself has in INT8 may run in float: it cannot be left out
+        own = graph.placement.own  # the model's own INT8 may run in float: it cannot be left out
         newly_lacking = {name: reason for name, reason in built.without_int8.items() if name not in own}
         if not newly_lacking and built.engine:
             progress(1.0, "built")
@@ -247,8 +247,6 @@ def _evidence(model: Model, plan: PrecisionPlan, backend: Backend, calibration: 
         "another plan: this plan was changed since": ("plan", fingerprint(plan.essence)),
     }
     others = [other for other, (key, value) in today.items() if evidence.get(key) != value]
-    if "candidates" in evidence and "built_for" not in evidence:  # its keys had other names
-        others = ["another version of tared"]
     if not others:
         return dict(evidence)
     verdict = f"Not certified: the certificate of its plan is of {others[0]}."

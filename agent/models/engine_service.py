@@ -113,7 +113,7 @@ class EngineService:
         try:
             return self.backend.load(self.serving.read_engine())
         except EngineError as error:
-            if error.code != "engine.unreadable":  # what another library refuses that calls itself the same version
+            if error.code != "engine.unreadable":  # another library of the same version may refuse it
                 raise
             on_error(error)
         self.store.discard(self.serving.path)

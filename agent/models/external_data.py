@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 from onnx import ModelProto, TensorProto
 
+from engines.errors import EngineError
 from engines.graph.load import parse_model
 from engines.trial import START_FOLDER
 
@@ -29,7 +30,7 @@ def external_names(path: Path) -> list[str]:
     """Return the names of the files that the model names, sorted; none for a file that is no model. Raises OSError."""
     try:
         model = parse_model(path)
-    except Exception as error:  # whatever a damaged file makes of its parser
+    except (EngineError, MemoryError) as error:
         if isinstance(error.__cause__, OSError):
             raise error.__cause__ from None
         return []

@@ -313,7 +313,9 @@ def check_calibration(model: Model, calibration: Calibration | None) -> None:
     if calibration is None:
         if not model.needs_no_calibration:
             remedy = "make one with 'tared calibrate'"
-            raise CalibrationError("calibration.missing", "no calibration", "a calibration, for int8", remedy)
+            raise CalibrationError(
+                "calibration.missing", "precision int8 without a calibration", "the ranges of its tensors", remedy
+            )
         return
     missing = set(model.needed_taps) - known_amax(model.plan.repairs, calibration).keys()
     if missing and calibration.model_sha256 == model.sha256:
@@ -357,7 +359,7 @@ def check_ranges(model: Model, calibration: Calibration) -> None:
             "calibration.ranges",
             f"a calibration without the ranges of {len(layers)} inputs that the plan divides, those of {named}",
             "the histogram of each, or the extremes of its channels",
-            f"{merged}calibrate again with this tared ('tared calibrate', with --plan for histograms under the plan)",
+            f"{merged}calibrate again ('tared calibrate', with --plan for histograms under the plan)",
         )
 
 

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.models.external_data import ExternalNames, external_names_apart
 from engines.store.files import open_regular
 
@@ -30,7 +31,7 @@ def content_of(path: Path, names: ExternalNames = external_names_apart) -> str:
     digest = hashlib.sha256()
     for file in _files(path, names):
         with open_regular(file) as opened:
-            left = os.fstat(opened.fileno()).st_size  # what is no true file may have no end
+            left = os.fstat(opened.fileno()).st_size  # a device may have no end
             digest.update(f"{file.name} {left}\n".encode())
             while left and (chunk := opened.read(min(left, _CHUNK_BYTES))):
                 digest.update(chunk)
@@ -45,16 +46,16 @@ class ModelWatch(threading.Thread):
     served content again.
     """
 
-    def __init__(self, path: Path, serving: str, on_change: Callable[[str], None], poll_s: float = POLL_S) -> None:
+    def __init__(self, path: Path, serving: str, on_change: Callable[[str], None], clock: Clock = SYSTEM_CLOCK) -> None:
         """Watch `path` from `start` on. serving: the content that is served, as `content_of` returns it."""
         super().__init__(name="model-watch", daemon=True)
         self._path = path
         self._serving = self._reported = serving
         self._on_change = on_change
-        self._poll_s = poll_s
+        self._clock = clock
         self._files = [path]
         self._last_stamp: Stamp = ()  # at the last poll
-        self._read_stamp: Stamp = ()  # of the content that was read last
+        self._read_stamp: Stamp = ()  # that of the content that was read last
         self._ended = threading.Event()
 
     def stop(self) -> None:
@@ -64,7 +65,7 @@ class ModelWatch(threading.Thread):
             self.join(_END_S)
 
     def run(self) -> None:
-        while not self._ended.wait(self._poll_s):
+        while not self._clock.wait(self._ended, POLL_S):
             self._poll()
 
     def _poll(self) -> None:

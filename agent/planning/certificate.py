@@ -7,7 +7,6 @@ suffice. `Certifier` measures, and keeps each measurement in a journal, so that 
 from __future__ import annotations
 
 import bisect
-import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
@@ -17,6 +16,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.common.state_files import Journal
 from agent.planning.frames import RandomFrames
@@ -30,12 +30,12 @@ from calibrate.statistics.loss_bound import LossBound, frames_needed
 from engines.interface import Array, Engine, Progress, silent
 
 MAX_CANDIDATES = 5
-ERROR = 0.05  # of all candidates of a search together
+ERROR = 0.05  # for all candidates of a search together
 # Draws per candidate, in multiples of the fewest. Of 14 simulated candidates with half the allowed loss, all were
 # accepted by 16; of 14 with 0.7 of it, 6 by 20.
 _LIMIT = 20
 _TIMED = 50  # frames: two equal engines, medians of 50 in turn, differ by 1.5 % (one standard deviation, 2 CPU cores)
-_FASTER = 0.97  # of float's latency at most: twice that deviation
+_FASTER = 0.97  # times float's latency, at most: twice that deviation
 _WARM_UP = 5  # inferences; the first two took up to five times as long on ONNX Runtime
 
 
@@ -251,6 +251,7 @@ class Certifier:
     journal: Journal
     progress: Progress = silent
     deadline: Callable[[], bool] = lambda: False
+    clock: Clock = SYSTEM_CLOCK
     _truths: dict[int, Prediction] = field(default_factory=dict, init=False)  # by index of the frame
     _tried: set[str] = field(default_factory=set, init=False)
 
@@ -307,7 +308,7 @@ class Certifier:
             outputs = engine.infer(tensor)
         else:
             order = (engine, self.float_engine) if number % 2 == 0 else (self.float_engine, engine)
-            answered = {timed: _infer_timed(timed, tensor) for timed in order}
+            answered = {timed: _infer_timed(timed, tensor, self.clock) for timed in order}
             outputs, latency_ms = answered[engine]
             latencies_ms = latency_ms, answered[self.float_engine][1]
         truth = self._truth(index, tensor)
@@ -332,8 +333,8 @@ def _key(plan: str, number: int) -> str:
     return f"trial {plan} {number}"
 
 
-def _infer_timed(engine: Engine, tensor: Array) -> tuple[dict[str, Array], float]:
+def _infer_timed(engine: Engine, tensor: Array, clock: Clock) -> tuple[dict[str, Array], float]:
     """Return the outputs and the latency in ms."""
-    started = time.perf_counter_ns()
+    started = clock.monotonic_ns()
     outputs = engine.infer(tensor)
-    return outputs, (time.perf_counter_ns() - started) / 1e6
+    return outputs, (clock.monotonic_ns() - started) / 1e6

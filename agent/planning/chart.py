@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # matplotlib is an extra, and slow to import
 _SIZE_IN = (8.0, 5.0)
 _DPI = 160  # 1280 x 800 px; shrunk to 800 px wide, text is still 14 px high
 _TICKS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
-_CLOSEST_TICKS = 0.06  # of the axis
+_CLOSEST_TICKS = 0.06  # share of the axis
 # Share of the axis: above it, the line of the allowed loss would cross the key, which then goes below the line.
 _KEY_ABOVE = 0.6
 _LINE_PT = 14.0

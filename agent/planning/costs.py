@@ -24,7 +24,7 @@ from engines.quantise.fusion import Grouping
 
 Remember = Callable[[str, Callable[[], dict[str, Any]]], dict[str, Any]]  # returns what is known, or computes it
 
-_WORTH_IT = 0.99  # of the float engine's time: a plan that saves less saves nothing
+_WORTH_IT = 0.99  # times the float engine's time: a plan that saves less saves nothing
 
 
 class PlanBuilder:

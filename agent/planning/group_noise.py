@@ -24,7 +24,7 @@ from engines.interface import Progress
 from engines.quantise.fusion import Grouping, node_macs
 
 FRAMES_PER_RUN = 8
-_RUNS = 48  # of the network: three times the number of blocks at first
+_RUNS = 48  # runs of the network: three times the number of blocks at first
 
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float64]

@@ -26,7 +26,7 @@ from engines.quantise.placement import place
 from engines.store.artefact import fingerprint
 from engines.store.kept_file import read_kept, write_kept
 
-_FORMAT = 1  # of the file
+_FORMAT = 1  # version of the file's content
 
 
 class KeptCosts:

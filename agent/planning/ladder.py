@@ -21,7 +21,6 @@ the frames that it was made for.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -30,6 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.models.model import Model, Rules, read_rules
 from agent.planning.costs import GroupCosts, as_problem, labels
@@ -47,13 +47,13 @@ from engines.quantise.placement import place
 
 REFUSED = "recalibration.refused"
 FOUND_BY = "job"  # in the evidence of a plan
-_COSTS_SHARE = 0.5  # of the budget that is left, to measure costs; the rest is for the noise
-_MOST_ENGINES = 4  # of plans that the search found: each is built and judged
+_COSTS_SHARE = 0.5  # share of the budget that is left, to measure costs; the rest is for the noise
+_MOST_ENGINES = 4  # plans of the search that are built and judged
 _LOUDEST = 3  # groups that a refusal names
 # A layer is loud whose noise is within 30 dB of its output. Many depthwise convolutions are, and hardly work. With the
 # loudest in float, engines lose less on scenes that did not make them (benchmarks/RESULTS.md).
 _LOUD = 1e-3
-_LITTLE = 0.03  # of all multiply-accumulates
+_LITTLE = 0.03  # share of all multiply-accumulates
 _TELLING = 5  # frames with something on them, of which fewer refuse no plan: the verdict has more
 _LEFT_FLOAT = "left float by the job: {:.2g} of the noise"
 _HARDLY_WORKS = "left float by the job: its noise is {:.0f} dB below its output, and it does {:.2g} of the work"
@@ -128,7 +128,7 @@ class Ladder:
         options: LadderOptions,
         progress: Progress,
         find_costs: FindCosts,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Prepare the search; nothing is measured yet.
 
@@ -138,7 +138,7 @@ class Ladder:
             without_int8: Nodes that are float for want of an INT8 kernel, each with the reason.
             embedded: ONNX Runtime, on which plans are tried.
             find_costs: Called once, and only if plans have to be searched.
-            clock: In seconds. Where the process may be stopped, one that stops with it.
+            clock: Where the process may be stopped, one that stops with it.
         """
         self.tried: list[Tried] = []
         self.choice: RepairChoice | None = None
@@ -150,7 +150,7 @@ class Ladder:
         self._options = options
         self._progress = progress
         self._clock = clock
-        self._began_s = clock()
+        self._began_s = clock.monotonic_s()
         self._groups: list[dict[str, Any]] = []
         self._seems_good = False  # the plan in service, on the frames that try plans
         self._find_costs = find_costs
@@ -189,7 +189,7 @@ class Ladder:
             "costs": self._costs.as_dict() if self._costs is not None else {},
             "sensed": any(group["measured"] for group in self._groups),
             "groups": self._groups,
-            "seconds": round(self._clock() - self._began_s, 3),
+            "seconds": round(self._clock.monotonic_s() - self._began_s, 3),
         }
 
     def note(self, outcome: str, is_too_loud: bool = True) -> None:
@@ -343,13 +343,13 @@ class Ladder:
         return rungs(quieter, tolerance)[raising.rung - 1 :]
 
     def _measure_costs(self, grouping: Grouping, repairs: Repairs) -> GroupCosts:
-        now = self._clock()
+        now = self._clock.monotonic_s()
         until = now + _COSTS_SHARE * (self._began_s + self._options.budget_s - now)
         return self._find_costs(
             grouping,
             repairs,
             lambda _, doing: self._progress(0.5, doing),
-            lambda seconds: self._clock() + seconds < until,
+            lambda seconds: self._clock.monotonic_s() + seconds < until,
         )
 
     def _measure(self, grouping: Grouping, repairs: Repairs) -> GroupNoise:
@@ -360,7 +360,7 @@ class Ladder:
             predicted = np.array([float(group.macs) for group in grouping.groups])
 
         def diverge(int8: Flags) -> float | None:
-            if self._clock() - self._began_s >= self._options.budget_s:
+            if self._clock.monotonic_s() - self._began_s >= self._options.budget_s:
                 return None
             return self._evaluate(PrecisionPlan(grouping.plan(int8.tolist(), ""), repairs)).divergence
 

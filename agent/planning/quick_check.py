@@ -21,9 +21,9 @@ from engines.interface import Array, Progress
 from engines.quantise.repairs import observe_channels, propose_repairs
 from engines.registry import open_backend
 
-CHECKED_FRAMES = 12  # of a network input of (3, 640, 640) they take 59 MB
-_CHANNEL_FRAMES = 4  # of them, for the worst tensor: enough to find one that ruins a network
-_PASS_BYTES = 32 << 20  # of exposed tensors at a time: a check should take little more memory than calibrating
+CHECKED_FRAMES = 12  # network inputs of (3, 640, 640) take 59 MB
+_CHANNEL_FRAMES = 4  # frames for the worst tensor: enough to find one that ruins a network
+_PASS_BYTES = 32 << 20  # exposed tensors at a time: a check should take little more memory than calibrating
 _LOW_FIDELITY = 0.9  # the least that a daemon accepts by default, 1 - recalibration.max_loss
 _LOW_DB = 0.0  # noise as large as the signal: one such layer ruins a network
 

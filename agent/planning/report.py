@@ -16,16 +16,16 @@ from rich.text import Text
 
 from agent.common.errors import AgentError
 
-Evidence = Mapping[str, Any]  # of a plan, as JSON holds it
+Evidence = Mapping[str, Any]  # a plan's, as JSON holds it
 Group = Mapping[str, Any]
 Candidate = Mapping[str, Any]
 
-SCHEMA = 3  # of the evidence
-_LISTED = 0.01  # of all noise: an INT8 group that adds less, and needed no repair, is only counted
-_MOST_ROWS = 40  # of groups, unless all are requested
+SCHEMA = 3  # version of the evidence
+_LISTED = 0.01  # share of all noise: an INT8 group that adds less, and needed no repair, is only counted
+_MOST_ROWS = 40  # groups in the table, unless all are requested
 _CONFUSIONS = 3  # pairs listed per candidate, the worst
 _NOISE_MAKERS = 3  # groups named in a sentence
-_ROUNDING = 1e-9  # of the time of all float: the error of a sum of differences
+_ROUNDING = 1e-9  # share of the all-float time: the error of a sum of differences
 
 
 class CostScale:
@@ -103,19 +103,14 @@ def show_costs(evidence: Evidence) -> str:
     if costs["source"] != "measured":
         return ""
     shown = f"measured on {costs['builds']} engines, spread {show_share(costs['noise'])}"
-    if costs.get("passes", 1) > 1:
+    if costs["passes"] > 1:
         shown += f", {costs['passes']} times because of the noise"
-    hidden = sum(not _is_timed(group) for group in evidence["groups"])
+    hidden = sum(not group["timed"] for group in evidence["groups"])
     if hidden:
         shown += (
             f"; {hidden} of {len(evidence['groups'])} groups are within the noise, and rely on multiply-accumulates"
         )
-    return f"{shown}: {costs['doubt']}" if costs.get("doubt") else shown
-
-
-def _is_timed(group: Group) -> bool:
-    """Return whether a group's own saving was measured; a tared from before did not keep that."""
-    return bool(group.get("timed", True))
+    return f"{shown}: {costs['doubt']}" if costs["doubt"] else shown
 
 
 def print_plan(evidence: Evidence, console: Console, all_groups: bool = False) -> None:
@@ -388,9 +383,7 @@ def _costs(evidence: Evidence, index: int) -> Iterator[str]:
     scale, costs, group = CostScale(evidence), evidence["costs"], evidence["groups"][index]
     takes = f"{scale.show(group['time_int8'])} in INT8 and {scale.show(group['time_float'])} in float"
     if scale.measured:
-        how = (
-            "measured" if _is_timed(group) else "the difference is within the noise, and relies on multiply-accumulates"
-        )
+        how = "measured" if group["timed"] else "the difference is within the noise, and relies on multiply-accumulates"
         yield f"It takes {takes} ({how}, spread {show_share(costs['noise'])})."
     else:
         yield f"It costs {takes} of what all float costs (estimated from multiply-accumulates: {costs['why']})."

@@ -17,7 +17,6 @@ the search itself.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import asdict, dataclass, field, replace
@@ -29,6 +28,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.state_files import Journal
 from agent.models.model import Rules
 from agent.planning.certificate import ERROR, MAX_CANDIDATES, Certifier, Terms, TrialResult, check_frames, worst_of
@@ -45,14 +45,14 @@ from engines.quantise.fusion import Grouping, fusion_groups
 from engines.quantise.placement import place
 from engines.store.artefact import fingerprint
 
-SEARCH_FRAMES = 24  # of all sources together, at most a quarter of each, and no fewer than 8 of any
+SEARCH_FRAMES = 24  # from all sources together; from each at most a quarter, and at least 8
 _FEWEST = 8
-_STRETCHES = 4  # of time, into which a single source is cut; repairs are proposed from every other
+_STRETCHES = 4  # parts into which a single source is cut by time; every other one proposes repairs
 
-_HARDLY = 0.25  # of the accepted loss: a plan that loses less has hardly a loss to win back
+_HARDLY = 0.25  # share of the accepted loss: a plan that loses less has hardly a loss to win back
 
 _RESTORED = 8  # most sensitive groups that are also measured as the only float one
-_SENSITIVITY_SHARE = 0.5  # of the budget; what is not measured until then is predicted, so that something is certified
+_SENSITIVITY_SHARE = 0.5  # share of the budget; the rest is predicted, so that something is certified
 _LEFT_FLOAT = "left float by the search"  # a reason, as plan.json has it
 _CANDIDATES = "candidates"  # a key of the journal
 
@@ -247,12 +247,13 @@ class PlanSearch:
     embedded: Backend
     options: PlanOptions
     stage: Stage
+    clock: Clock = SYSTEM_CLOCK
 
     def __post_init__(self) -> None:
         self.model = self.builder.model
         self.result = SearchResult(fusion_groups(self.model.master, self.model.placement))
         self._journal: Journal
-        self._started = time.monotonic()
+        self._started = self.clock.monotonic_s()
 
     @property
     def is_decided(self) -> bool:
@@ -302,13 +303,13 @@ class PlanSearch:
     def out_of_time(self, share: float = 1.0) -> bool:
         """Return whether this share of the budget is spent."""
         budget_s = self.options.budget_s
-        return budget_s is not None and time.monotonic() - self._started >= share * budget_s
+        return budget_s is not None and self.clock.monotonic_s() - self._started >= share * budget_s
 
     def _time_for_costs(self) -> HasTime:
         """Return a clock for measuring costs: half of the budget that is left. The rest is for the trials."""
-        budget_s, now = self.options.budget_s, time.monotonic()
+        budget_s, now = self.options.budget_s, self.clock.monotonic_s()
         until = math.inf if budget_s is None else 0.5 * (now + self._started + budget_s)
-        return lambda seconds: time.monotonic() + seconds < until
+        return lambda seconds: self.clock.monotonic_s() + seconds < until
 
     def plan_of(self, int8: NDArray[np.bool_], reasons: Mapping[str, str] | str) -> dict[str, str]:
         """Return the layers that stay float if these groups are INT8, each with its reason.
@@ -401,7 +402,7 @@ class PlanSearch:
             certifiers = [
                 Certifier(
                     self.model.spec, terms, frames, share.search, reference, float_engine, self._journal,
-                    progress, self.out_of_time,
+                    progress, self.out_of_time, self.clock,
                 )
                 for frames, share in zip(self.sources, self.split.shares, strict=True)
             ]  # fmt: skip

@@ -15,9 +15,9 @@ from calibrate.histogram import AbsHistogram
 from calibrate.noise import noise_power
 from engines.calibration import Calibration
 
-_BINS = 64  # of a drawing
-_DRAWN = 4  # of the noisiest tensors, large
-_SHARE_OF_ZERO = 0.5  # of a step: smaller values are rounded to zero
+_BINS = 64  # bars of a drawing
+_DRAWN = 4  # the noisiest tensors, drawn large
+_SHARE_OF_ZERO = 0.5  # share of a step: smaller values are rounded to zero
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from agent.planning.report import (
 from calibrate.plan import PrecisionPlan
 
 _COLORS = {"INT8": "c0", "INT8, repaired": "c2", "float": "c1"}
-_LEAST_WIDTH = 0.004  # of the map: a layer of hardly any work can still be seen
+_LEAST_WIDTH = 0.004  # share of the map: a layer of hardly any work can still be seen
 _MAP_TITLE = "Precision of each group of layers, in the network's order"
 _ORDER = (
     "From left to right stand the groups of layers that share a decision, in the network's order, as wide as their work"

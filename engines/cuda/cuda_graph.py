@@ -67,7 +67,7 @@ def faster_graph(stream: Any, work: Callable[[], object]) -> CudaGraph | None:
         return None
     try:
         graph = CudaGraph(stream, work)
-    except (RuntimeError, TaredError) as error:  # of the driver, or of work that cannot be captured
+    except (RuntimeError, TaredError) as error:  # the driver's, or that of work that cannot be captured
         log.info("event=cuda_graph kept=False reason=%r", str(error))
         return None
     plain_s, graph_s = [], []

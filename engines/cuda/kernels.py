@@ -19,7 +19,7 @@ from engines.cuda.gpu import Gpu
 from engines.errors import DeviceError
 from engines.preprocessing import PIXEL_BYTES, ImageTransform, transform_table
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 
 DESCRIPTOR = np.dtype(
     [
@@ -38,7 +38,7 @@ _VECTOR_BYTES = 16  # one load of the kernel, and the alignment that it needs
 _MAX_BLOCK_VECTORS = 1 << 28  # a block counts in 32 bits, and a vector holds at most 8 values
 _LEAST_BYTES = 256  # the smallest block of pooled memory
 _PLAIN_SHARED_BYTES = 48 << 10  # a block gets more shared memory only if its kernel has requested it
-_TABLES = 8  # of sizes of frames: cameras may take turns
+_TABLES = 8  # sizes of frames whose tables are kept: cameras may take turns
 _FIRST_GUESS = 2  # with two tail octaves good for amax in [2, 16), where most activations have it
 
 
@@ -108,7 +108,7 @@ class CudaBuffer:
         return int(self.block)
 
 
-Argument = CudaBuffer | np.int32 | np.uint64  # of a kernel; the last is an address of memory that is another's
+Argument = CudaBuffer | np.int32 | np.uint64  # a kernel's; the last is the address of another's memory
 
 
 class CudaExecutor:

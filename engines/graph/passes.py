@@ -34,7 +34,7 @@ from engines.interface import Array
 
 Floats = NDArray[np.float64]
 
-_MOVES = {"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten"}  # of any type, value by value
+_MOVES = {"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten"}  # they move values of any type
 
 
 MIN_OPSET = 13  # the first with per-channel Q/DQ

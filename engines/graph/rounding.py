@@ -13,7 +13,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from engines.graph.topology import fresh_name, is_float, tensor_types
 
-_MANTISSA_BITS = 24  # of FP32, with the implicit one
+_MANTISSA_BITS = 24  # bits of FP32's mantissa, with the implicit one
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 # Operators whose outputs jump where an input changes a little: noise says nothing of what comes after them. So do all
 # that make integers or booleans of floats, such as Greater and ArgMax, but for those that read the shape alone.

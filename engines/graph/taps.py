@@ -117,7 +117,7 @@ class _ExtremesWriter:
             weight = self._topology.initializers[layer.input[1]]
             channels, _ = channel_counts(layer, weight.dims)
             tensor, axes = layer.input[0], [0, *range(2, len(weight.dims))]
-            if not is_image:  # of any rank, with the channels last
+            if not is_image:  # a matrix of any rank, with the channels last
                 rows = self._constant(np.array([-1, channels], np.int64))
                 tensor, axes = self._node("Reshape", [tensor, rows]), [0]
             for operator, made in self._made.items():

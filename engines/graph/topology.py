@@ -182,7 +182,7 @@ def captured_names(graph: GraphProto) -> set[str]:
 
 def trial_shape(shape: Sequence[Dim]) -> tuple[int, ...]:
     """Return a concrete shape: open dimensions become one image of 256 x 256, divisible by usual strides."""
-    usual = (1, 256, 256, 256)  # whose channels no image leaves open
+    usual = (1, 256, 256, 256)  # an image never leaves its channels open
     return tuple(size if isinstance(size, int) else usual[axis] for axis, size in enumerate(shape))
 
 

@@ -284,6 +284,6 @@ def absolute_sums(node: NodeProto, weight: Floats, constant: int) -> Floats:
     is, 0 or 1.
     """
     sizes = np.abs(weight)
-    if node.op_type == "MatMul":  # of any rank
+    if node.op_type == "MatMul":  # its weights may have any rank
         return np.asarray(sizes.sum(axis=-1 if constant == 0 or weight.ndim == 1 else -2))
     return np.asarray(to_matrix(node, sizes).sum(axis=(2, 3))).ravel()

@@ -43,7 +43,7 @@ _MOST_PASSES = 3  # over all designs. The error falls by the root of it; on a bo
 # Standard errors: a larger difference is no chance. The errors are known from some seven moments: at 3, one group in 50
 # is taken for different that is not. Larger: more groups go by multiply-accumulates.
 _CERTAIN = 3.0
-_MATTERS = 0.02  # of the all-float time: a sum of groups that is known to within this is known well enough
+_MATTERS = 0.02  # share of the all-float time: a sum of groups known to within this is known well enough
 _MOST_RESIDUAL = 0.5  # relative: a fit that misses the totals by more explains nothing
 # NVIDIA's data sheets from Ampere on: tensor cores multiply INT8 at twice the rate of FP16.
 _INT8_PER_FLOAT = 0.5
@@ -251,7 +251,7 @@ class _Reading:
         self._sum_error = _CERTAIN * self._noise.error(self._weights * np.append(self._rest, False))
         ends = np.zeros(self._times.shape)
         ends[:2] = [[1.0], [-1.0]] if len(labels) > 1 else [[0.0]]
-        self._network = float((ends * self._times).sum())  # what all INT8 saves, whatever its groups are said to
+        self._network = float((ends * self._times).sum())  # saving of all INT8, whatever the groups are said to save
         self._network_error = _CERTAIN * self._noise.error(ends)
         self._contradiction = self._contradicts()
         self.doubt = self._contradiction or self._unclear()

@@ -43,19 +43,19 @@ FAMILIES = ("methods", "divisors", "clips", "shifts")
 METHODS = ("entropy", "mse", "percentile:99.99", "max")  # a tensor may get one of these instead of the calibration's
 _SAMPLES = 1 << 16  # per tensor, over all its channels. More: slower, and hardly better repairs.
 _FEWEST_SAMPLES = 256  # per channel
-_CONSTANT = 1e-12  # of the power: less is the rounding of float32, not a variance
-_PASS_BYTES = 256 << 20  # of exposed tensors at a time: a board shares its memory with the camera
+_CONSTANT = 1e-12  # share of the power: less is the rounding of float32, not a variance
+_PASS_BYTES = 256 << 20  # exposed tensors at a time: a board shares its memory with the camera
 # A repair is kept if it brings the noise below this share of what it was. Larger: repairs by chance, or not worth their
 # price.
 _BETTER_THRESHOLD = 0.9  # chance alone makes one method a little better than another
 _BETTER_FREE = 0.8
 _BETTER_PAID = 0.5  # 3 dB, for a multiplication that the layer would not need
-_BETTER_CENTRED = 0.8  # of the noise with divisors alone, where these cost a multiplication too
+_BETTER_CENTRED = 0.8  # share of the noise with divisors alone, which cost a multiplication too
 _BETTER_WEIGHTS = 0.95
 # Headroom may raise the network's predicted noise by this multiple, shared equally among the divided layers.
 _HEADROOM_PRICE = 2.0
-_LEAST_SHARE = 0.005  # of the network's predicted noise: layers with less are left alone
-_LEAST_SHIFT = 0.02  # of the layer's noise: smaller shifts are left alone
+_LEAST_SHARE = 0.005  # share of the network's predicted noise: layers with less are left alone
+_LEAST_SHIFT = 0.02  # share of the layer's noise: smaller shifts are left alone
 
 
 @dataclass(frozen=True)

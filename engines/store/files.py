@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 from engines.errors import EngineError
 
-MOST_BYTES = 64 << 20  # of a file of settings or of state, of which the largest take a few MiB
+MOST_BYTES = 64 << 20  # size limit of files of settings or state; the largest take a few MiB
 
 
 def open_regular(file: Path, flags: int = 0) -> BinaryIO:
@@ -154,7 +154,7 @@ def remove(path: Path) -> None:
         path.unlink()
         return
     gone = path.with_name(f".{path.name}.gone")
-    if os.path.lexists(gone):  # of a removal that was cut short
+    if os.path.lexists(gone):  # left by a removal that was cut short
         shutil.rmtree(gone)
     path.rename(gone)
     sync_folder(path.parent)

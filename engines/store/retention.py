@@ -28,7 +28,7 @@ from engines.store.signing import MANIFEST, read_manifest
 REFERENCE = "reference"
 RECENT = "recent"
 UNKNOWN = "unknown"
-SCHEMA = 1  # of a refusal
+SCHEMA = 1  # version of a refusal's file
 _MOST_REFUSALS = 20
 Pins = Mapping[str, Collection[str]]  # by role, the ids of the artefacts that are needed
 

@@ -37,7 +37,7 @@ from engines.trt.reference import Reference, open_reference
 from engines.trt.release import TensorRtRelease, open_release
 from engines.trt.session import Session, TensorRtEngine
 
-_BOARD_FACTS = ("machine", "model", "l4t", "driver", "power_mode")  # what kernels, and their timings, depend on
+_BOARD_FACTS = ("machine", "model", "l4t", "driver", "power_mode")  # kernels and their timings depend on them
 
 
 class TensorRtBackend:

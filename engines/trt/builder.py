@@ -37,13 +37,13 @@ from engines.trt.layers import LISTING, Layer, layers_from_log
 from engines.trt.log import LogRecord, messages
 from engines.trt.release import TensorRtRelease
 
-_PURPOSE = "timing cache"  # of the signature
+_PURPOSE = "timing cache"  # the kind that its signature states
 _LEAST_WORKSPACE_BYTES = 64 << 20
 _MOST_LEVEL, _MOST_TIMINGS = 5, 8  # builder optimisation level (3 by default), and runs averaged per kernel (1)
 _SIGNALS_S = 0.2  # how often an interrupt is polled for, where waiting does not end by itself
 _NO_KERNEL = re.compile(r"[Cc]ould not find any implementation for node (.+?)(?: due to|\.? ?\(|\.?\)|\.\s|\.?$)")
 _UNSUPPORTED = "UNSUPPORTED"
-_MOST_CHARACTERS = 400  # of the parser's reason: behind it the parser lists consequences
+_MOST_CHARACTERS = 400  # kept of the parser's reason: behind it the parser lists consequences
 _NO_MEMORY = re.compile(  # TensorRT's own spellings, "insuficient" among them
     r"out ?of ?memory|MemoryAllocation|insuff?icient (memory|workspace)|bad_alloc|could not be allocated", re.IGNORECASE
 )
@@ -256,7 +256,9 @@ def parse(release: TensorRtRelease, builder: Builder, graph: ModelProto) -> tupl
     if not done or parser.num_errors:
         raise _refusal(release, parser, record.last_error)
     if network.num_layers == 0:  # it has taken an empty file for a model
-        raise EngineError("engine.empty", "a network of no layers", "at least one layer", "check the model's outputs")
+        raise EngineError(
+            "engine.empty", "a network of no layers", "layers that compute an output", "check the model's outputs"
+        )
     return network, parser
 
 

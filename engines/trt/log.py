@@ -21,7 +21,7 @@ Made = TypeVar("Made")
 
 log = logging.getLogger(__package__)
 
-_MOST_MESSAGES = 200  # of each kind: a builder that fails over and over must not fill the memory
+_MOST_MESSAGES = 200  # kept messages of each kind: a builder that fails again and again must not fill the memory
 
 
 @dataclass

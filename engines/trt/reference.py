@@ -182,7 +182,7 @@ class ListeningProbe(OutputProbe):
                 self._count(self._sight, name, address, tuple(shape))
         except BaseException as error:
             log.debug("event=listener", exc_info=error)
-            self._error = self._error or error.with_traceback(None)  # whose frames would keep the engine alive
+            self._error = self._error or error.with_traceback(None)  # its frames would keep the engine alive
         return True
 
 
@@ -193,7 +193,7 @@ class TensorRtObserver:
     a profile allows.
     """
 
-    product_bits: int | None = 11  # of TF32
+    product_bits: int | None = 11  # TF32's
 
     def __init__(
         self, reference: ModelProto, taps: Sequence[str], extremes: ExtremesOutput, probes: Sequence[OutputProbe]
@@ -346,7 +346,7 @@ def open_reference(reference: Reference, progress: Progress) -> TensorRtObserver
                 reference, kept.manifest["way"], [kept.read_file(name) for name in kept.manifest["engines"]]
             )
         except EngineError as error:
-            if error.code != "engine.unreadable":  # what another libnvinfer than before refuses, under the same version
+            if error.code != "engine.unreadable":  # another libnvinfer of the same version may refuse it
                 raise
             log.warning("event=observer problem=%r", str(error))
         reference.store.discard(path)

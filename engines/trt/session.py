@@ -19,7 +19,7 @@ from engines.cuda.cuda_graph import CudaGraph, faster_graph
 from engines.cuda.gpu import DeviceMemory, Gpu, HostMemory
 from engines.cuda.kernels import CudaExecutor, DevicePreprocess
 from engines.errors import EngineError
-from engines.interface import Array, TensorSpec
+from engines.interface import Array, TensorSpec, closed_engine
 from engines.preprocessing import ImageTransform
 from engines.trace import span
 from engines.trt.api import ICudaEngine, IExecutionContext, Runtime, implement
@@ -147,7 +147,7 @@ class Session:
     def select(self, shape: Sequence[int], dtype: np.dtype[np.generic]) -> None:
         """Make the engine ready for inputs of a shape; does nothing when it is."""
         if self._closed:
-            raise EngineError("engine.closed", "a closed engine", "an open engine", "load the engine again")
+            raise closed_engine()
         requested = tuple(shape)
         if self._selected is not None and self._selected[1] == requested and dtype == self._image.dtype:
             return

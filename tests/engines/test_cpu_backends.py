@@ -61,7 +61,7 @@ def test_a_graph_that_does_not_run(backend: Backend) -> None:
     assert refused.value.code in {"engine.run", "engine.graph"}  # OpenVINO sees it when it compiles
 
 
-def test_what_only_a_gpu_can_do_is_refused(backend: Backend) -> None:
+def test_options_of_a_gpu_are_refused(backend: Backend) -> None:
     assert code_of(lambda: open_backend(backend.name, BackendOptions(target="sm86"))) == "backend.option"
     with pytest.raises(EngineError, match="--dla and --best"):
         open_backend(backend.name, BackendOptions(dla=0, best=True))

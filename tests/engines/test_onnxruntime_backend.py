@@ -24,8 +24,8 @@ def backend() -> Backend:
     return OnnxRuntimeBackend()
 
 
-def test_what_runs_here_is_reported_to_nobody(tmp_path: Path) -> None:
-    """What its own telemetry would send lies in a database in the user's cache first, from the import on."""
+def test_no_telemetry_leaves_the_machine(tmp_path: Path) -> None:
+    """Its telemetry would begin with a database in the user's cache, at the import."""
     spoken_for = ("CI", "ORT_DISABLE_TELEMETRY", "ORT_RUNNING_UNIT_TESTS", "XDG_CACHE_HOME")  # each keeps it silent
     own = {name: value for name, value in os.environ.items() if name not in spoken_for}
     command = [sys.executable, "-c", "import engines.onnxruntime_backend"]

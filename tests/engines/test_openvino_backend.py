@@ -70,7 +70,7 @@ def test_int8_is_computed_as_the_engine_has_it_written(backend: Backend, model: 
     assert sqnr_db(written, found) > 30.0  # a value on the edge of a level may go to the next one
 
 
-def test_what_is_never_negative_is_unsigned_and_computed_as_written(backend: Backend) -> None:
+def test_tensors_that_are_never_negative_are_unsigned_and_computed_as_written(backend: Backend) -> None:
     net = Net((1, 3, 24, 24))
     parts = [net.node("Relu", net.conv("image", 3, 8)) for _ in range(2)]
     model = net.model(net.conv(net.node("Relu", net.conv(net.node("Concat", *parts, axis=1), 16, 8)), 8, 4))
@@ -167,7 +167,7 @@ def test_a_profile_of_another_input_is_refused(backend: Backend) -> None:
 # ---- errors
 
 
-def test_what_cannot_be_an_engine(backend: Backend) -> None:
+def test_damage_unknown_operators_and_gpu_options_are_refused(backend: Backend) -> None:
     assert code_of(lambda: backend.load(b"junk" * 100)) == "engine.unreadable"
     model = residual_net()
     model.graph.node[1].op_type, model.graph.node[1].domain = "Frobnicate", "acme"
@@ -209,7 +209,7 @@ def test_a_preemption_is_in_no_kernels_time() -> None:
     assert found["small"] == pytest.approx(0.003, abs=0.002)
 
 
-def test_what_runs_here_is_reported_to_nobody(tmp_path: Path) -> None:
+def test_no_telemetry_leaves_the_machine(tmp_path: Path) -> None:
     """Its package for telemetry would write an identity into the user's home first."""
     own = {name: value for name, value in os.environ.items() if name != "XDG_CACHE_HOME"}
     code = "import engines.openvino_backend as o, sys; o._saturates(); print(sys.modules['openvino_telemetry'])"
@@ -248,7 +248,9 @@ def test_a_compiled_network_is_kept_and_only_its_own_is_taken(tmp_path: Path) ->
     assert kept.stat().st_mtime_ns != before  # another key's is none
 
 
-def test_what_was_compiled_under_other_conditions_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_compiled_under_other_conditions_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another processor may have the same name, as those of virtual machines do."""
     engine = OpenVinoBackend().build(BuildRequest(residual_net())).engine
     kept = set[str]()
@@ -292,7 +294,7 @@ def test_a_cache_that_cannot_be_written_stops_nothing(place: str) -> None:
     assert OpenVinoBackend(BackendOptions(cache=Path(place))).load(engine).infer(image(residual_net()))
 
 
-def test_what_was_just_built_is_not_compiled_twice(tmp_path: Path) -> None:
+def test_a_network_just_built_is_not_compiled_twice(tmp_path: Path) -> None:
     backend = OpenVinoBackend(BackendOptions(cache=tmp_path))
     backend.load(backend.build(BuildRequest(residual_net())).engine)
     assert not list(tmp_path.iterdir())  # a search builds dozens

@@ -15,8 +15,8 @@ from engines import trace
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What NVIDIA's package would show."""
+def reported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ranges that NVIDIA's package would show."""
     events: list[str] = []
 
     @contextmanager
@@ -32,21 +32,21 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return events
 
 
-def test_nothing_is_told_until_it_is_asked_for(told: list[str]) -> None:
+def test_ranges_are_traced_only_on_request(reported: list[str]) -> None:
     with trace.span("infer"):
         pass
-    assert told == []
+    assert reported == []
     trace.start_tracing()
     with trace.span("observe"), trace.span("infer"):
         pass
-    assert told == ["observe (", "infer (", ") infer", ") observe"]
+    assert reported == ["observe (", "infer (", ") infer", ") observe"]
 
 
-def test_every_frame_is_waited_for_in_a_range(told: list[str]) -> None:
+def test_every_frame_is_waited_for_in_a_range(reported: list[str]) -> None:
     trace.start_tracing()
     frames = [(0.0, np.zeros(1)), (0.1, np.ones(1))]
     assert list(trace.spanned("capture", iter(frames))) == frames
-    assert told == ["capture (", ") capture"] * 3  # the third finds the end
+    assert reported == ["capture (", ") capture"] * 3  # the third finds the end
 
 
 def test_without_the_package_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""PyCUDA's memory on the CPU: real memory of exactly the asked size, full of what nobody wrote."""
+"""PyCUDA's memory on the CPU: real memory of exactly the asked size, full of random bytes."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class CUstream:
 
 
 class Graph:
-    """What was captured; `users` counts the graph and what was made of it, until each is destroyed."""
+    """The captured work; `users` counts the graph and its instances until each is destroyed."""
 
     def __init__(self, work: list[Callable[[], object]]) -> None:
         self.work = work

@@ -1,7 +1,7 @@
 """The fakes as the TensorRT and PyCUDA of a whole process, and of the processes that it starts.
 
-With tests/fakes/fake_machine and tests on PYTHONPATH `import tensorrt` and `import pycuda` find them. What each
-process got wrong stands, when it ends, in a file of its own in the folder FAKE_MISTAKES.
+With tests/fakes/fake_machine and tests on PYTHONPATH `import tensorrt` and `import pycuda` find them. When it ends,
+each process writes its mistakes to a file of its own in the folder FAKE_MISTAKES.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TENSORRT.build_s = float(os.environ.get("FAKE_BUILD_S", "0"))
 TENSORRT.wrong_from = Path(os.environ["FAKE_WRONG_FROM"]) if "FAKE_WRONG_FROM" in os.environ else None
 
 
-def _tell() -> None:
+def _report() -> None:
     gc.collect()
     mistakes = [*TENSORRT.mistakes, *PYCUDA.mistakes]
     if TENSORRT.made:
@@ -28,4 +28,4 @@ def _tell() -> None:
         Path(os.environ["FAKE_MISTAKES"], str(os.getpid())).write_text(report)
 
 
-atexit.register(_tell)
+atexit.register(_report)

@@ -1,13 +1,13 @@
 """TensorRT's Python bindings as engines/trt uses them, on the CPU and on tests/fakes/fake_pycuda.py.
 
-Graphs run for real, through ONNX Runtime, on the bytes at the addresses that were set: whole flows, from the builder
-to a swap, run with true numbers. Whatever breaks one of TensorRT's or CUDA's rules is refused as TensorRT refuses it
-(None or False, and a line in the log), or where it would crash or corrupt, with an AssertionError that `assert_order`
-repeats: TensorRT's callbacks swallow exceptions, so the first one may never arrive.
+Graphs run for real, through ONNX Runtime, on the bytes at the addresses that were set. So whole flows, from the
+builder to a swap, run with true numbers. A call that breaks a rule of TensorRT or CUDA is refused as TensorRT refuses
+it: None or False, and a line in the log. Where TensorRT would crash or corrupt, the fake raises an AssertionError.
+`assert_order` repeats it, since TensorRT's callbacks swallow exceptions.
 
-A fake proves order, not truth: that the calls come in an order which the rules allow. What TensorRT computes, which
-kernels it has and how fast they are only a GPU tells. The messages, the phases of the builder and what it refuses were
-read off TensorRT-RTX 1.7.1, the signatures and values off the bindings of 10.3, 10.13 and 11.4.
+A fake proves order, not truth: that the calls come in an order which the rules allow. Only a GPU shows what TensorRT
+computes, which kernels it has and how fast they are. Messages, phases and refusals were read off TensorRT-RTX 1.7.1,
+signatures and values off the bindings of 10.3, 10.13 and 11.4.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class Builder:
 
 
 def _misuse(world: FakeTensorRt, network: INetworkDefinition, config: IBuilderConfig) -> str:
-    """What is wrong with a network or its profiles, in TensorRT-RTX's words; empty when nothing is."""
+    """Return the faults of a network and its profiles, in TensorRT-RTX's words; empty if there are none."""
     if network.num_layers == 0:
         return _USAGE.format("Network must have at least one output.")
     if config.default_device_type is DeviceType.DLA and not 0 <= config.DLA_core < world.dla_cores:

@@ -24,7 +24,7 @@ _USAGE = "IExecutionContext::{}: Error Code 3: API Usage Error (Parameter check 
 
 
 class IExecutionContext:
-    """Keeps its engine alive. What is enqueued happens when its stream comes to it, and so not before someone waits."""
+    """Keeps its engine alive. Enqueued work happens when its stream comes to it, so not before a wait."""
 
     def __init__(self, world: FakeTensorRt, engine: ICudaEngine) -> None:
         self._world, self._engine = world, engine
@@ -121,7 +121,7 @@ class IExecutionContext:
             alone.release()
 
     def _prepare(self, handle: int) -> Inference | None:
-        """What is to be done; None where TensorRT refuses it."""
+        """Return the work; None where TensorRT refuses it."""
         if self._world.fails("execute"):
             return None
         if not self._is_settled():
@@ -157,7 +157,7 @@ class IExecutionContext:
 
     @contextmanager
     def _call(self, call: str) -> Iterator[None]:
-        """What may reach the device; whatever only notes something on the host needs no CUDA context."""
+        """Check a call that may reach the device; calls that only note something on the host need no CUDA context."""
         self._world.require_context(call)
         with self._one_at_a_time(call):
             yield
@@ -173,7 +173,7 @@ class IExecutionContext:
 
 
 class _Ending:
-    """What the end of an execution context means, without a reference to it."""
+    """End an execution context, without a reference to it."""
 
     def __init__(self, world: FakeTensorRt, pending: dict[int, tuple[Queue, int]], scratch: dict[str, Array]) -> None:
         self._world, self._pending, self._scratch = world, pending, scratch

@@ -29,7 +29,7 @@ class Inference:
     """Everything about one inference, at the moment when it was enqueued.
 
     pending: per stream, up to where its work has to be done before the execution context may be freed. scratch: memory
-    of the debug tensors. listener: None when nobody listens. layers: the names that the profiler is to hear.
+    of the debug tensors. listener: None without a listener. layers: the names that the profiler receives.
     """
 
     world: FakeTensorRt

@@ -1,4 +1,4 @@
-"""What the fake's builder makes of a graph: one row for every convolution and matrix product, in NVIDIA's forms."""
+"""The fake builder's layers of a graph: one row for every convolution and matrix product, in NVIDIA's forms."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Row:
 
     @property
     def key(self) -> str:
-        """What a kernel's timing depends on."""
+        """Return the facts that a kernel's timing depends on."""
         return f"{self.kind} {self.weights} {self.read} {self.made} {self.name}"
 
     def to_json(self) -> dict[str, object]:
@@ -99,7 +99,7 @@ def listing(model: ModelProto, marked: Collection[str], without_int8: Collection
 
 
 def inspector_json(rows: Sequence[Row], bindings: Sequence[str], is_detailed: bool) -> str:
-    """What the engine inspector answers; only names where the builder was not asked for more."""
+    """Return the answer of the engine inspector; only names where the builder was not asked for more."""
     layers = [row.to_json() if is_detailed else row.name for row in rows]
     return json.dumps({"Layers": layers, "Bindings": list(bindings)})
 
@@ -151,7 +151,7 @@ class _Reader:
         )
 
     def _follower(self, name: str) -> NodeProto | None:
-        """The only node that reads a tensor which nobody else wants to see."""
+        """Return the only reader of a tensor that is no output."""
         readers = [node for node in self._nodes if name in node.input]
         return readers[0] if len(readers) == 1 and name not in self._kept else None
 

@@ -94,7 +94,7 @@ class INetworkDefinition:
         return [tensor.name for tensor in self._inputs]
 
     def fill(self, parser: OnnxParser, model: ModelProto) -> None:
-        """What the parser has read. It owns part of it, so it must live as long."""
+        """The graph that the parser has read. It owns part of it, so it must live as long."""
         self.model = model
         self._parser = weakref.ref(parser)
         constants = {tensor.name for tensor in model.graph.initializer}

@@ -38,7 +38,7 @@ class _Room:
 
 
 class TrueGpu:
-    """What the fake asks of FakePycuda, asked of the driver. Its context must be current when this is made and closed.
+    """The driver, called as FakePycuda is. Its context must be current when this is made and closed.
 
     Freeing memory waits for the GPU while it holds Python's lock, which the host functions need: nothing may be under
     way when rooms are given back.

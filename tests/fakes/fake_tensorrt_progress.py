@@ -1,4 +1,4 @@
-"""The phases of a build as the fake tells them: those of TensorRT-RTX 1.7.1, without the smallest."""
+"""The phases of a build that the fake reports: those of TensorRT-RTX 1.7.1, without the smallest."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class BuildCanceled(Exception):
 
 
 class Progress:
-    """Tells a monitor the phases of a build. Of what it raises, only step_complete's counts, and that as a stop."""
+    """Report the phases of a build to a monitor. Of what it raises, only step_complete's counts, and that as a stop."""
 
     def __init__(self, monitor: IProgressMonitor | None) -> None:
         self._monitor = monitor
@@ -47,26 +47,26 @@ class Progress:
                 self._finish()
         except BuildCanceled:
             while self._open:
-                self._tell("phase_finish", self._open.pop())
+                self._report("phase_finish", self._open.pop())
             raise
 
     def _start(self, phase: str, parent: str | None, steps: int) -> None:
         self._open.append(phase)
         self._steps[phase], self._done[phase] = steps, 0
-        self._tell("phase_start", phase, parent, steps)
+        self._report("phase_start", phase, parent, steps)
 
     def _step_to(self, phase: str, done: int) -> None:
         while self._done[phase] < done:
             step = self._done[phase]
             self._done[phase] += 1
-            if not self._tell("step_complete", phase, step) and self._monitor is not None:
+            if not self._report("step_complete", phase, step) and self._monitor is not None:
                 raise BuildCanceled
 
     def _finish(self) -> None:
         self._step_to(self._open[-1], self._steps[self._open[-1]])
-        self._tell("phase_finish", self._open.pop())
+        self._report("phase_finish", self._open.pop())
 
-    def _tell(self, call: str, *arguments: Any) -> object:
+    def _report(self, call: str, *arguments: Any) -> object:
         try:
             return getattr(self._monitor, call)(*arguments) if self._monitor is not None else True
         except BaseException:

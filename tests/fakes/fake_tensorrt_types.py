@@ -161,7 +161,7 @@ class IHostMemory(bytearray):
         return len(self)
 
 
-# The classes that whoever uses TensorRT derives from. Their methods are abstract in the bindings, too.
+# The classes that users of TensorRT derive from. Their methods are abstract in the bindings, too.
 
 
 class ILogger:
@@ -208,7 +208,7 @@ def nptype(kind: DataType) -> type:
 
 
 def namespace(crosses: bool, always_typed: bool) -> dict[str, Any]:
-    """What stands in the module beside the factories."""
+    """The names in the module beside the factories."""
     named = (
         *(DataType, BuilderFlag, ProfilingVerbosity, MemoryPoolType, DeviceType, LayerInformationFormat, TensorIOMode),
         *(TensorLocation, Dims, IHostMemory, ILogger, IProgressMonitor, IDebugListener, IProfiler),

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -26,7 +27,7 @@ COMPILER = shutil.which(os.environ.get("CXX", "g++"))
 _STRICT = ["-std=c++20", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Werror"]
 _SANITIZER_DEFINES = {"": [], "thread": ["-DTHREAD_SANITIZER"], "address": ["-DADDRESS_SANITIZER"]}
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class _Launch(ctypes.Structure):
 
 
 class FiberExecutor:
-    """What CudaExecutor does, on one CPU thread; everything is done when the call returns.
+    """A CudaExecutor on one CPU thread; everything is done when the call returns.
 
     source: the text of kernels.cu, or of a version with a planted bug. seed: 0 runs threads and blocks in order,
     anything else in an order of its own. sanitizer: "thread" or "address"; the process must have that one preloaded.
@@ -100,10 +101,8 @@ class FiberExecutor:
     ) -> None:
         shared = self.geometry.shared_bytes()[kernel] if shared_bytes is None else shared_bytes
         launch = _Launch(blocks, self.geometry.threads, shared, self._seed)
-        values = [
-            ctypes.c_int32(int(a)) if isinstance(a, np.int32) else ctypes.c_uint64(getattr(a, "address", a))
-            for a in arguments
-        ]
+        plain = [a.address if isinstance(a, FiberBuffer) else a for a in arguments]
+        values = [ctypes.c_int32(int(a)) if isinstance(a, np.int32) else ctypes.c_uint64(int(a)) for a in plain]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         error = ctypes.create_string_buffer(256)
         self.launches += 1

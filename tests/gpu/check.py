@@ -165,7 +165,7 @@ def run_shown(command: tuple[str, ...], environment: Environment, copy: Path, li
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """What comes meanwhile is handled at the end: in the middle of it, a process is there that nobody knows yet."""
+    """Handle signals at the end: in the middle, a process runs that is not recorded yet."""
     came: list[int] = []
     ending = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
     before = {number: signal.signal(number, lambda received, _: came.append(received)) for number in ending}
@@ -174,8 +174,8 @@ def _signals_held() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for number in came:
-            signal.raise_signal(number)
+        for received in came:
+            signal.raise_signal(received)
 
 
 def _kill_group(leader: int) -> None:

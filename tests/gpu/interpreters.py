@@ -65,7 +65,7 @@ def _installed(version: str) -> list[str]:
 
 
 def _probe(command: str) -> Interpreter | None:
-    """What this interpreter is; None when it does not run. Raises GpuCheckError when it cannot build extensions."""
+    """Return this interpreter's facts; None if it does not run. Raises GpuCheckError if it cannot build extensions."""
     try:
         asked = subprocess.run([command, "-c", _PROBE], capture_output=True, text=True, check=False, timeout=30)
     except OSError:

@@ -119,14 +119,14 @@ def unpack_source(archive: Path, folder: Path) -> None:
 
 def _shown(what: str, command: list[str], work: Path, remedy: str = "see the lines above") -> None:
     """Runs a command silently but for a sign of life; raises GpuCheckError after the end of its output."""
-    started = told = time.monotonic()
+    started = printed_s = time.monotonic()
     print(f"  {what}", end="", flush=True)
     with (work / "log").open("w+b") as log:
         running = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=work)
         while running.poll() is None:
             time.sleep(0.2)
-            if time.monotonic() - told >= _TICK_S:
-                told = time.monotonic()
+            if time.monotonic() - printed_s >= _TICK_S:
+                printed_s = time.monotonic()
                 print(".", end="", flush=True)
         print(f" ({time.monotonic() - started:.0f} s)", flush=True)
         if running.returncode != 0:

@@ -208,7 +208,7 @@ def conv_types(form: HalfForm) -> dict[str, set[int]]:
 
 
 def assert_well_formed(form: HalfForm, graph: ModelProto) -> None:
-    """What holds for every form, whatever its graph."""
+    """Check the rules of every form."""
     onnx.checker.check_model(form.model, full_check=True)
     assert [v.SerializeToString() for v in form.model.graph.input] == [v.SerializeToString() for v in graph.graph.input]
     assert [v.SerializeToString() for v in form.model.graph.output] == [

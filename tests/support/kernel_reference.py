@@ -1,4 +1,4 @@
-"""What the kernels have to answer: entropy search and preprocessing in NumPy, step by step; and data to break them."""
+"""The answers that the kernels must give: entropy search and preprocessing in NumPy; and data to break them."""
 
 from __future__ import annotations
 
@@ -91,7 +91,8 @@ def preprocessed(transform: ImageTransform, frame: NDArray[np.uint8]) -> NDArray
 
 def grey_levels(levels: NDArray[np.signedinteger[Any]]) -> NDArray[np.signedinteger[Any]]:
     """OpenCV's grey of BGR levels (..., 3): weights of 15 bits, rounded to the nearest."""
-    return 3735 * levels[..., 0] + 19235 * levels[..., 1] + 9798 * levels[..., 2] + (1 << 14) >> 15
+    weighed: NDArray[np.signedinteger[Any]] = 3735 * levels[..., 0] + 19235 * levels[..., 1] + 9798 * levels[..., 2]
+    return weighed + (1 << 14) >> 15
 
 
 def scaled_levels(frame: NDArray[np.uint8], height: int, width: int) -> NDArray[np.int64]:
@@ -101,7 +102,8 @@ def scaled_levels(frame: NDArray[np.uint8], height: int, width: int) -> NDArray[
     levels = frame.astype(np.int64)
     rows = levels[:, x0] * left[:, np.newaxis] + levels[:, x1] * right[:, np.newaxis] >> 4
     above, below = (rows[y0].T * upper).T >> 16, (rows[y1].T * lower).T >> 16
-    return above + below + 2 >> 2
+    total: NDArray[np.int64] = above + below
+    return total + 2 >> 2
 
 
 def _bilinear(source: int, target: int, shares_edges: bool) -> tuple[Counts, Counts, Counts, Counts]:

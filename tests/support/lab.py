@@ -91,18 +91,18 @@ class Lab:
         if not artefact.exists():
             source, count = CALIBRATED_ON[name]
             frames = ["--frames", self.data / source, "--count", count]
-            told = tared("calibrate", self.spec(name), *frames, "-o", calibration)
-            assert 32 <= told["frames"] <= count
-            told = tared("build", self.spec(name), "--calibration", calibration, "-o", artefact)
-            assert told["int8_macs_share"] > 0.99
+            printed = tared("calibrate", self.spec(name), *frames, "-o", calibration)
+            assert 32 <= printed["frames"] <= count
+            printed = tared("build", self.spec(name), "--calibration", calibration, "-o", artefact)
+            assert printed["int8_macs_share"] > 0.99
         return artefact
 
     def detections(self, target: Path, frames: Path) -> list[list[dict[str, Any]]]:
-        """What `tared infer` writes, frame by frame."""
+        """Return the lines of `tared infer`, one for each frame."""
         results = self.folder / "results.jsonl"
-        told = tared("infer", target, "--frames", frames, "-o", results)
+        printed = tared("infer", target, "--frames", frames, "-o", results)
         lines = [json.loads(line)["detections"] for line in results.read_text().splitlines()]
-        assert len(lines) == told["frames"]
+        assert len(lines) == printed["frames"]
         return lines
 
 
@@ -110,8 +110,8 @@ def tared(*arguments: object) -> dict[str, Any]:
     """A command's JSON, on the runtime under test."""
     with contextlib.redirect_stdout(io.StringIO()) as output:
         assert main([*map(str, arguments), "--backend", RUNTIME, "--json"]) == 0
-    told: dict[str, Any] = json.loads(output.getvalue())
-    return told
+    printed: dict[str, Any] = json.loads(output.getvalue())
+    return printed
 
 
 @pytest.fixture(scope="module", name="lab")

@@ -49,7 +49,7 @@ def _python(peer: str) -> Path:
         return python
     shutil.rmtree(folder, ignore_errors=True)
     venv.create(folder, with_pip=True)
-    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PACKAGES[peer]]
+    install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PACKAGES[peer]]
     done = subprocess.run(install, capture_output=True, text=True, check=False, timeout=_LIMIT_S)
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or ["pip gives no reason"])[-1]

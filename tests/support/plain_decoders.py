@@ -1,4 +1,4 @@
-"""What the peers' decoders and suppression say, in loops over floats: nothing of it is fast, and nothing shared."""
+"""The peers' decoders and suppression, in loops over floats: nothing of it is fast, and nothing shared."""
 
 from __future__ import annotations
 

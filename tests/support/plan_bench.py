@@ -12,6 +12,7 @@ import yaml
 from bench import ERROR, contents
 from plan_world import MACS, RAW, journal, plan_world, planner
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.planning.report import Evidence
 from agent.planning.result import make_plan
 from agent.planning.search import PlanOptions
@@ -36,25 +37,25 @@ class Place:
         return [str(each) for each in ("plan", self / "model.yaml", *given, *limits, "-o", self / output, *more)]
 
     def plan(self, *more: object, output: str = "plan.json") -> dict[str, Any]:
-        """What it prints with --json."""
+        """Return the printed object of --json."""
         assert main([*self.arguments(*more, output=output), "--json"]) == 0
-        told: dict[str, Any] = json.loads(self._capfd.readouterr().out)
-        return told
+        printed: dict[str, Any] = json.loads(self._capfd.readouterr().out)
+        return printed
 
     def says(self, *arguments: object) -> tuple[str, str]:
-        """What a command says on stdout and stderr."""
+        """Return stdout and stderr of a command."""
         assert main([str(argument) for argument in arguments]) == 0
-        heard = self._capfd.readouterr()
-        return heard.out, heard.err
+        printed = self._capfd.readouterr()
+        return printed.out, printed.err
 
     def refuses(self, *arguments: object) -> str:
         """The error; every file is as it was, and none is new."""
         before = contents(self.folder)
         assert main([str(argument) for argument in arguments]) == 2
-        heard = self._capfd.readouterr()
-        assert (heard.out, contents(self.folder)) == ("", before)
-        error = heard.err.splitlines()[-1]
-        assert ERROR.fullmatch(error), heard.err
+        printed = self._capfd.readouterr()
+        assert (printed.out, contents(self.folder)) == ("", before)
+        error = printed.err.splitlines()[-1]
+        assert ERROR.fullmatch(error), printed.err
         return error.removeprefix("error: ")
 
     def evidence(self, name: str = "plan.json") -> dict[str, Any]:
@@ -65,8 +66,8 @@ class Place:
         (self / "model.yaml").write_text(yaml.safe_dump({**RAW, **changes}))
 
 
-def search_in(world: Path, options: PlanOptions = MACS) -> tuple[PrecisionPlan, Evidence]:
-    found = planner(world, options)
+def search_in(world: Path, options: PlanOptions = MACS, clock: Clock = SYSTEM_CLOCK) -> tuple[PrecisionPlan, Evidence]:
+    found = planner(world, options, clock=clock)
     found.run(journal(world))
     plan = make_plan(found)
     return plan, plan.evidence

@@ -19,6 +19,7 @@ from zoo import Net
 
 from agent.camera.source import parse_source
 from agent.cli.offline_runs import run_calibrate
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.state_files import Journal
 from agent.models.model import open_model, read_rules
 from agent.planning.costs import PlanBuilder
@@ -58,7 +59,11 @@ def silent_stage(_name: str) -> Iterator[Progress]:
 
 
 def planner(
-    folder: Path, options: PlanOptions = MACS, backend: Backend | None = None, sources: Sequence[str] = ("clip.avi",)
+    folder: Path,
+    options: PlanOptions = MACS,
+    backend: Backend | None = None,
+    sources: Sequence[str] = ("clip.avi",),
+    clock: Clock = SYSTEM_CLOCK,
 ) -> PlanSearch:
     """A search in a world; every call is a new one, as a new process would make it."""
     embedded = open_backend("onnxruntime")
@@ -66,7 +71,7 @@ def planner(
     builder = PlanBuilder(model, load_calibration(folder / "calibration.json"), backend or open_backend(RUNTIME))
     frames = [RandomFrames(parse_source(str(folder / source)), options.seed) for source in sources]
     rules = read_rules(model.spec.precision, model.master, model.placement)
-    return PlanSearch(builder, rules, frames, embedded, options, silent_stage)
+    return PlanSearch(builder, rules, frames, embedded, options, silent_stage, clock)
 
 
 def journal(folder: Path) -> Journal:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 from zoo import Net
 
+from engines.interface import Array
 from engines.quantise.apply_plan import insert_qdq
 from engines.quantise.placement import place
 
@@ -56,6 +57,6 @@ def quantised(model: ModelProto, amax: float = 4.0) -> ModelProto:
     return graph
 
 
-def sqnr_db(reference: NDArray[np.generic], found: NDArray[np.generic]) -> float:
+def sqnr_db(reference: Array, found: Array) -> float:
     signal, noise = reference.astype(np.float64), found.astype(np.float64) - reference
     return float(10 * np.log10(np.square(signal).sum() / np.square(noise).sum()))

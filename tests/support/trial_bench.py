@@ -1,4 +1,4 @@
-"""A certifier over a video of digits, with engines in NumPy that take the time they are told to."""
+"""A certifier over a video of digits, with engines in NumPy that take a given time."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import cv2
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from turned_clock import TurnedClock
 
 from agent.camera.source import Source, parse_source
 from agent.common.state_files import Journal
-from agent.planning import certificate
 from agent.planning.certificate import Certifier, Terms, TrialResult
 from agent.planning.frames import RandomFrames
-from agent.vision.spec import ModelSpec
+from agent.vision.spec import InputSpec, ModelSpec
 from engines.interface import Array, TensorSpec
 
 CLASSES = 10
-INPUT = {"color": "bgr", "resize": "stretch", "scale": 1 / 255}
+INPUT = InputSpec(color="bgr", resize="stretch", scale=1 / 255)
 DIGITS = ModelSpec(path=Path("digits.onnx"), task="classify", input=INPUT, labels=tuple("0123456789"))
 WARM_UP, TIMED = 5, 50
 USUAL = Terms(max_loss=0.05, max_confusion=0.3, candidates=2)
@@ -28,27 +28,16 @@ USUAL = Terms(max_loss=0.05, max_confusion=0.3, candidates=2)
 Compute = Callable[[NDArray[np.float32]], Array]
 
 
-class Clock:
-    """The time as the engines below let it pass."""
-
-    def __init__(self) -> None:
-        self.ns = 0
-
-    def perf_counter_ns(self) -> int:
-        return self.ns
-
-
 @pytest.fixture
-def engine_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    replaced = Clock()
-    monkeypatch.setattr(certificate, "time", replaced)
-    return replaced
+def engine_clock() -> TurnedClock:
+    """The time as the engines below let it pass."""
+    return TurnedClock()
 
 
 class NumpyEngine:
     """Computes its output (1, ...) from the network input; `takes_ms` by the number of the inference."""
 
-    def __init__(self, clock: Clock, compute: Compute, takes_ms: Callable[[int], float] = lambda _: 1.0) -> None:
+    def __init__(self, clock: TurnedClock, compute: Compute, takes_ms: Callable[[int], float] = lambda _: 1.0) -> None:
         self.inputs = [TensorSpec("image", np.dtype(np.float32), (1, 3, 8, 8))]
         example = compute(np.zeros((1, 3, 8, 8), np.float32))
         self.outputs = [TensorSpec("output", example.dtype, example.shape)]
@@ -58,7 +47,7 @@ class NumpyEngine:
         self._takes_ms = takes_ms
 
     def infer(self, batch: Array) -> dict[str, Array]:
-        self._clock.ns += round(self._takes_ms(self.runs) * 1e6)
+        self._clock.turn(self._takes_ms(self.runs) / 1000.0)
         self.runs += 1
         return {"output": self._compute(batch.astype(np.float32))}
 
@@ -107,7 +96,7 @@ class TrialBench:
 
     def __init__(
         self,
-        clock: Clock,
+        clock: TurnedClock,
         source: Source,
         journal: Path,
         terms: Terms,
@@ -123,7 +112,7 @@ class TrialBench:
         self.journal = Journal(journal, "digits")
         frames = RandomFrames(source, 5)
         engines = (self.reference, self.float_engine)
-        self.certifier = Certifier(spec, terms, frames, start, *engines, self.journal, **more)
+        self.certifier = Certifier(spec, terms, frames, start, *engines, self.journal, clock=clock, **more)
 
     def trial(self, compute: Compute, name: str = "int8") -> tuple[TrialResult, int]:
         """A candidate's trial, and how often it ran."""
@@ -135,7 +124,7 @@ MakeTrialBench = Callable[..., TrialBench]
 
 
 @pytest.fixture
-def trial_bench(engine_clock: Clock, digits_video: Source, tmp_path: Path) -> MakeTrialBench:
+def trial_bench(engine_clock: TurnedClock, digits_video: Source, tmp_path: Path) -> MakeTrialBench:
     def make(terms: Terms = USUAL, source: Source = digits_video, **more: Any) -> TrialBench:
         return TrialBench(engine_clock, source, tmp_path / "plan.journal", terms, **more)
 

@@ -92,7 +92,7 @@ def environment(release: str, stubs: Path, *more: Path) -> dict[str, str]:
 
 
 def probe(module: str, variables: Mapping[str, str]) -> Bindings:
-    """What a module has, asked in a process of its own."""
+    """Return the members of a module, read in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-c", _PROBE, module], env=variables, capture_output=True, text=True, check=False
     )
@@ -112,7 +112,7 @@ def protocols(module: ModuleType) -> dict[str, list[Member]]:
 
 
 def lacking(wanted: Mapping[str, Sequence[Member]], found: Bindings) -> list[str]:
-    """What the bindings do not have, as "Class.member", and methods that take another number of arguments.
+    """Return the members that the bindings lack, as "Class.member", and methods that take another number of arguments.
 
     wanted: Protocols by the name of their class; "" is the module itself.
     """

@@ -121,7 +121,7 @@ class Flow:
         return done
 
     def read(self, name: str, shape: Sequence[int]) -> NDArray[np.float32]:
-        """What lies in an output's memory this moment, whether the stream is done or not."""
+        """Return an output's memory as it is now, whether the stream is done or not."""
         content = ctypes.string_at(int(self.memory[name]), int(np.prod(shape)) * 4)
         return np.frombuffer(content, np.float32).reshape(shape)
 
@@ -134,7 +134,7 @@ class Flow:
 
 
 class Monitor:
-    """What a progress monitor saw; `answers` raises or answers in its stead, by call and phase."""
+    """The calls of a progress monitor; `answers` raises or answers in its stead, by call and phase."""
 
     def __init__(self, fake: FakeTensorRt, answers: dict[tuple[str, str], Any] | None = None) -> None:
         self.seen: list[tuple[Any, ...]] = []

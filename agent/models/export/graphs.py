@@ -18,7 +18,7 @@ from engines.registry import open_backend
 MODEL = "model.onnx"
 FLOAT32, FLOAT16 = "model_fp32.onnx", "model_fp16.onnx"
 ENGINE = "model.engine"
-_LAST_OPSET_OF_8 = 17  # what the parser of TensorRT 8.5 reads
+_LAST_OPSET_OF_8 = 17  # the newest that TensorRT 8.5 parses
 
 
 def export_onnx(source: ExportSource) -> Export:

@@ -23,7 +23,7 @@ FLOAT_MODEL = "model.onnx"
 # The releases of JetPack 5, 6 and 7.0, with the number in the cache's header. TensorRT 11 has no calibrators.
 _CACHES = {"8.5.2": "TRT-8502", "10.3.0": "TRT-100300", "10.13.3": "TRT-101303"}
 _PPQ_VERSION = "0.6.6"
-_PPQ_FP32, _PPQ_TRT_INT8 = 0, 101  # of ppq.core.TargetPlatform
+_PPQ_FP32, _PPQ_TRT_INT8 = 0, 101  # values of ppq.core.TargetPlatform
 
 
 def export_tensorrt_cache(source: ExportSource) -> Export:

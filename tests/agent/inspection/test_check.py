@@ -99,18 +99,18 @@ def test_json_says_the_same_and_a_bare_onnx_is_checked_as_guessed(
 ) -> None:
     arguments = ["check", str(STREET / "street.onnx"), "--frames", str(street), "--json"]
     assert main(arguments) == 0
-    told = json.loads(capfd.readouterr().out)
-    assert told["frames"] == len(HOURS)
-    guessed, *others = told["specs"]
+    printed = json.loads(capfd.readouterr().out)
+    assert printed["frames"] == len(HOURS)
+    guessed, *others = printed["specs"]
     assert (guessed["name"], guessed["finding"], guessed["yaml"]) == ("the guessed spec", None, [])
     assert all(other["yaml"] and 0.0 <= other["top"] <= 1.0 for other in others)
-    assert "values 0 to 1" in told["surest"]  # the guess is YOLOX's own 0 to 255
-    assert "scale: 0.00392156862745098" in told["yaml"][0]
-    assert told["output"] is None
-    assert told["answer"].keys() == {"detections"}
+    assert "values 0 to 1" in printed["surest"]  # the guess is YOLOX's own 0 to 255
+    assert "scale: 0.00392156862745098" in printed["yaml"][0]
+    assert printed["output"] is None
+    assert printed["answer"].keys() == {"detections"}
 
 
-def test_one_photo_is_enough_for_what_is_plain(tmp_path: Path, street: Path) -> None:
+def test_a_single_photo_is_enough_for_a_plain_mistake(tmp_path: Path, street: Path) -> None:
     photo = str(street / "04.png")
     wrong = run_check(written(tmp_path, scale=1.0), photo, None, 2)
     assert wrong.frames == 1
@@ -143,8 +143,8 @@ def test_a_long_or_hostile_name_is_printed_whole(bench: Bench) -> None:
 
 
 def test_a_classifier_shows_its_top_classes(bench: Bench) -> None:
-    told = bench.json("check", bench / "model.yaml", "--frames", bench / "clip.avi", "-o", bench / "check.jpg")
-    assert told["answer"]["label"] in "abcde"
+    printed = bench.json("check", bench / "model.yaml", "--frames", bench / "clip.avi", "-o", bench / "check.jpg")
+    assert printed["answer"]["label"] in "abcde"
     assert cv2.imread(str(bench / "check.jpg")) is not None
 
 
@@ -190,7 +190,7 @@ def test_probabilities_are_a_softmax_of_logits() -> None:
     assert class_probabilities({"p": each}).tolist() == each.tolist()
 
 
-REAL = {
+REAL: dict[str, tuple[str, dict[str, Any]]] = {
     "yolox_nano": ("vid_vehicle_surveillance_640x352.mp4", {"color": "rgb", "scale": 1 / 255}),
     "ultraface": ("vid_face_asl_walk_640x480.mkv", {"mean": [0], "std": [1]}),
     "resnet20": ("img_cifar10_test_A_3000.zip", {"mean": [0], "std": [1], "scale": 1.0}),
@@ -202,7 +202,7 @@ REAL = {
 def test_real_models(name: str, tmp_path: Path, shared_data: Path) -> None:
     """The right spec is left alone, a wrong one is not: the verdict is as sure as the right spec."""
     frames, wrong = REAL[name]
-    spec = {**SPECS[name], "path": str(shared_data / SPECS[name]["path"])}
+    spec: dict[str, Any] = {**SPECS[name], "path": str(shared_data / SPECS[name]["path"])}
     with zipfile.ZipFile(shared_data / "img_coco_train2017_first128_labelled.zip") as archive:
         (tmp_path / "coco.txt").write_bytes(archive.read("classes.txt"))
     path = tmp_path / "model.yaml"

@@ -1,4 +1,4 @@
-"""Nodes that a runtime has no INT8 kernels for: left float, remembered, and told as one build."""
+"""Nodes that a runtime has no INT8 kernels for: left float, remembered, and reported as one build."""
 
 from __future__ import annotations
 
@@ -56,29 +56,29 @@ class Bench:
 
         monkeypatch.setattr(TensorRtBackend, "build", counted)
 
-    def serving(self, told: list[float]) -> Artefact:
-        """What a daemon has in service."""
+    def serving(self, reported: list[float]) -> Artefact:
+        """Return the artefact that a daemon serves."""
         state = self.folder / "state"
         return build_artefact(
             self.model,
             open_backend("tensorrt", options_for(state, 1, None)),
             Store(state).place,
-            lambda fraction, _: told.append(fraction),
+            lambda fraction, _: reported.append(fraction),
             calibration=calibrate(self.model, self.histograms, "entropy", 8, "night"),
         )
 
     def recalibrate(self, name: str, serving: Path) -> tuple[Artefact, list[Mapping[str, Any]]]:
-        """The artefact of a job, and what it told."""
+        """The artefact of a job, and its reports."""
         request = JobRequest(
             spec=self.model.spec.model_dump(mode="json"), model_sha256=self.model.sha256, backend="tensorrt", threads=1,
             method=name, frames=8, source="morning", state_dir=str(self.folder / "state"), serving=str(serving),
             max_loss=0.9,
         )  # fmt: skip
         write_job(self.folder / name, request, Collected(8, self.histograms, self.frames[8:], self.frames[:8]))
-        told: list[Mapping[str, Any]] = []
-        outcome: JobOutcome = run_job(self.folder / name, told.append)
+        reported: list[Mapping[str, Any]] = []
+        outcome: JobOutcome = run_job(self.folder / name, reported.append)
         assert outcome.artefact is not None
-        return read_artefact(outcome.artefact), told
+        return read_artefact(outcome.artefact), reported
 
 
 @pytest.fixture
@@ -92,14 +92,14 @@ def test_a_recalibration_starts_from_what_the_engine_in_service_taught(bench: Be
     serving = bench.serving([])
     assert (bench.builds, set(serving.manifest["without_int8"])) == (2, {FIRST})
     bench.builds = 0
-    again, told = bench.recalibrate("max", serving.path)
+    again, reported = bench.recalibrate("max", serving.path)
     assert bench.builds == 1
     assert again.manifest["without_int8"] == serving.manifest["without_int8"]
     share = serving.manifest["int8_macs_share"]
     assert share - LITTLE <= again.manifest["int8_macs_share"] <= share < 1.0
-    percents = [line["percent"] for line in told]
+    percents = [line["percent"] for line in reported]
     assert percents == sorted(percents)
-    judging = {line["percent"] for line in told if line["step"] == "VALIDATING"}
+    judging = {line["percent"] for line in reported if line["step"] == "VALIDATING"}
     assert len(judging) > 2  # no daemon has built the reference here, so the job does
 
 
@@ -113,13 +113,13 @@ def test_another_board_is_asked_anew(bench: Bench, fake: FakeTensorRt, monkeypat
     assert again.manifest["int8_macs_share"] >= 1.0 - LITTLE
 
 
-def test_several_builds_are_told_as_one(bench: Bench, fake: FakeTensorRt) -> None:
+def test_several_builds_are_reported_as_one(bench: Bench, fake: FakeTensorRt) -> None:
     """The second node is found only after the first is float."""
-    told: list[float] = []
+    reported: list[float] = []
     fake.without_kernel = {FIRST}
     fake.without_int8 = {SECOND}
-    serving = bench.serving(told)
+    serving = bench.serving(reported)
     assert (bench.builds, set(serving.manifest["without_int8"])) == (3, {FIRST, SECOND})
-    assert told == sorted(told)
-    assert len(set(told)) > 6
-    assert (max(told), told.count(1.0)) == (1.0, 1)
+    assert reported == sorted(reported)
+    assert len(set(reported)) > 6
+    assert (max(reported), reported.count(1.0)) == (1.0, 1)

@@ -22,8 +22,8 @@ FRAMES = {"resnet20": CIFAR_TRAIN, "fastestdet": COCO, "ultraface": FACES, "yolo
 
 def command(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, object]:
     assert main([*map(str, arguments), "--json"]) == 0
-    told: dict[str, object] = json.loads(capsys.readouterr().out)
-    return told
+    printed: dict[str, object] = json.loads(capsys.readouterr().out)
+    return printed
 
 
 @pytest.mark.trial
@@ -37,8 +37,8 @@ def test_real_models_build(
     built = command(capsys, "build", spec, *OFFLINE, "--calibration", calibration, "-o", tmp_path / "int8")
     assert built["precision"] == "int8"
     assert built["int8_macs_share"] == 1.0
-    told = command(capsys, "inspect", tmp_path / "int8", "--layers")
-    layers = told["built_layers"]
+    printed = command(capsys, "inspect", tmp_path / "int8", "--layers")
+    layers = printed["built_layers"]
     assert isinstance(layers, list)
     computing = [layer for layer in layers if layer["kind"] in ("correlation", "gemm") and layer["nodes"]]
     assert computing
@@ -56,7 +56,7 @@ def test_the_sample_builds(tmp_path: Path, capsys: pytest.CaptureFixture[str], m
     assert (built["precision"], built["int8_macs_share"]) == ("int8", 1.0)
 
 
-def test_it_is_built_for_the_target_that_is_named(
+def test_an_engine_is_built_for_the_named_target(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a calibration in the runtime's fastest float, and then into a folder named for it."""
@@ -82,7 +82,7 @@ def test_an_offline_engine_is_never_served(
         assert "error: artefact.verification: " in capsys.readouterr().err
 
 
-def test_what_does_not_go_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_that_exclude_each_other_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_world(tmp_path, lambda _: 0.5, 1.0)
     for given in (["--offline"], ["--target", "sm86"]):
         assert main(["build", str(tmp_path / "model.yaml"), "--backend", "tensorrt", *given]) == 2

@@ -1,4 +1,4 @@
-"""What `start` and `calibration.file` name, when it is not what the board can begin with."""
+"""`start` and `calibration.file` name files that the board cannot begin with."""
 
 from __future__ import annotations
 

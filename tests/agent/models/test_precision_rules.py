@@ -34,11 +34,11 @@ def test_a_rule_is_a_name_a_glob_or_an_operator_type() -> None:
     assert rules(force_int8=("Gemm",)).int8 == {"Gemm_t9": "force_int8: Gemm"}
 
 
-def test_the_first_rule_of_a_node_is_told() -> None:
+def test_the_first_rule_of_a_node_is_its_reason() -> None:
     assert rules(("Conv_t0", "Conv")).floats["Conv_t0"] == "keep_float: Conv_t0"
 
 
-def test_what_is_float_anyway_needs_no_entry_in_the_plan() -> None:
+def test_nodes_that_are_float_anyway_need_no_entry_in_the_plan() -> None:
     assert rules(("Relu", "Conv_t0")).floats == {"Conv_t0": "keep_float: Conv_t0"}
 
 
@@ -52,13 +52,13 @@ def test_names_with_brackets_are_names() -> None:
 
 
 def test_a_rule_for_nothing_names_what_is_near() -> None:
-    told = refused(("Conv_t1",))
-    assert "keep_float: Conv_t1, which matches no node" in told
-    assert "Conv_t0" in told
+    reported = refused(("Conv_t1",))
+    assert "keep_float: Conv_t1, which matches no node" in reported
+    assert "Conv_t0" in reported
     assert "force_int8: Cnov" in refused(force_int8=("Cnov",))
 
 
-def test_what_cannot_be_int8_cannot_be_forced() -> None:
+def test_layers_that_cannot_be_int8_cannot_be_forced() -> None:
     assert "'Relu_t1' cannot be INT8" in refused(force_int8=("Relu",))
 
 

@@ -1,4 +1,4 @@
-"""What did not stand its probation: out of the store, its evidence kept, and no other artefact touched."""
+"""A candidate that failed its probation leaves the store; its evidence stays, and no other artefact is touched."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def refusals(store: Store) -> list[Any]:
     return [json.loads(path.read_text()) for path in (store.root / "refused").glob("*")]
 
 
-def test_it_leaves_the_store_and_its_verdict_is_kept(tmp_path: Path) -> None:
+def test_a_rejected_candidate_leaves_the_store_and_its_verdict_is_kept(tmp_path: Path) -> None:
     store = Store(tmp_path, b"k" * 32)
     other, candidate = made(store, "other"), made(store, "candidate")
     reject(store, candidate.id, WHY)
@@ -49,7 +49,7 @@ def test_it_leaves_the_store_and_its_verdict_is_kept(tmp_path: Path) -> None:
     assert refusals(store) == [kept]
 
 
-def test_one_whose_manifest_is_damaged_goes_too(tmp_path: Path) -> None:
+def test_a_candidate_with_a_damaged_manifest_goes_too(tmp_path: Path) -> None:
     store = Store(tmp_path)
     candidate = made(store, "candidate")
     (candidate.path / "manifest.json").write_text("{}")
@@ -58,7 +58,7 @@ def test_one_whose_manifest_is_damaged_goes_too(tmp_path: Path) -> None:
     assert refusals(store)[0]["verdict"] is None
 
 
-def test_what_a_link_leads_to_stays_and_so_does_what_lies_elsewhere(tmp_path: Path) -> None:
+def test_the_target_of_a_link_and_files_elsewhere_stay(tmp_path: Path) -> None:
     store = Store(tmp_path / "state")
     artefacts = [made(store, name) for name in ("one", "two")]
     for artefact in artefacts:
@@ -72,7 +72,7 @@ def test_what_a_link_leads_to_stays_and_so_does_what_lies_elsewhere(tmp_path: Pa
     assert not (tmp_path / "state" / "refused").exists()
 
 
-def test_it_goes_though_its_evidence_cannot_be_kept(tmp_path: Path) -> None:
+def test_a_rejected_candidate_goes_though_its_evidence_cannot_be_kept(tmp_path: Path) -> None:
     store = Store(tmp_path)
     candidate = made(store, "candidate")
     (tmp_path / "refused").write_text("where a folder belongs")
@@ -91,7 +91,7 @@ class Crashed:
         self.store = Store(folder)
         self.before, self.candidate = made(self.store, "before"), made(self.store, "candidate")
         self.store.promote(self.before)
-        self.journal = JobJournal(folder / "jobs.sqlite", pytest.fail)
+        self.journal = JobJournal(folder / "jobs.sqlite", lambda error: pytest.fail(str(error)))
         self.journal.start("job", trigger, {}, [])
         self.journal.enter("job", JobState.PROBATION, artefact=self.candidate.id)
         if state is not JobState.PROBATION:
@@ -131,7 +131,7 @@ def test_a_candidate_that_had_become_current_stays(tmp_path: Path) -> None:
     assert names(crashed.store) == sorted([crashed.before.id, crashed.candidate.id])
 
 
-def test_a_disk_that_refuses_to_forget_it_keeps_nobody_from_starting(
+def test_a_start_succeeds_though_the_disk_keeps_the_candidate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     crashed = Crashed(tmp_path, "alarm", JobState.PROBATION)

@@ -1,4 +1,4 @@
-"""What serves at the start when what should serve cannot: whatever lies there, it starts, and says why."""
+"""A start succeeds with any state on the disk, and reports why another engine serves."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Shelf:
 
     def start(self, may_build: bool = True) -> tuple[EngineService, list[str]]:
         """A service as a daemon starts it, which serves a frame; the codes of the errors that it reported."""
-        told: list[TaredError] = []
+        reported: list[TaredError] = []
         service = EngineService(self.model, self.backend, self.store)
-        with closing(service.start(told.append, silent, may_build)) as engine:
+        with closing(service.start(reported.append, silent, may_build)) as engine:
             assert engine.infer(np.zeros((1, 3, 8, 8), np.float32))
-        return service, [error.code for error in told]
+        return service, [error.code for error in reported]
 
 
 @pytest.fixture(scope="module")
@@ -81,23 +81,23 @@ def damage(artefact: Artefact, *names: str) -> None:
         file.write_bytes(file.read_bytes()[:-1] + b"?")
 
 
-def test_current_serves_and_nothing_is_told(shelf: Shelf) -> None:
-    service, told = shelf.start()
-    assert (service.serving.id, told) == (shelf.made[2].id, [])
+def test_current_serves_and_nothing_is_reported(shelf: Shelf) -> None:
+    service, reported = shelf.start()
+    assert (service.serving.id, reported) == (shelf.made[2].id, [])
 
 
 def test_previous_serves_where_current_is_damaged(shelf: Shelf) -> None:
     damage(shelf.made[2], "engine.onnx")
-    service, told = shelf.start()
-    assert (service.serving.id, told) == (shelf.made[1].id, ["artefact.damaged"])
+    service, reported = shelf.start()
+    assert (service.serving.id, reported) == (shelf.made[1].id, ["artefact.damaged"])
     assert shelf.store.target("current") == shelf.made[2].id  # its calibration is still worth something
 
 
 def test_an_engine_whose_calibration_is_whole_is_built_anew_under_its_id(shelf: Shelf) -> None:
     damage(shelf.made[1], "engine.onnx", "calibration.json")
     damage(shelf.made[2], "engine.onnx")
-    service, told = shelf.start()
-    assert (service.serving.id, told) == (shelf.made[2].id, ["artefact.damaged"] * 2)
+    service, reported = shelf.start()
+    assert (service.serving.id, reported) == (shelf.made[2].id, ["artefact.damaged"] * 2)
     assert shelf.store.read("current") == shelf.made[2]
     assert shelf.start()[1] == []
 
@@ -120,8 +120,8 @@ def test_a_power_cut_while_it_is_built_anew_leaves_what_it_is_built_from(
         power.setattr(*(shelf.backend, "build", end) if cut == "building" else (Path, "rename", moved))
         with pytest.raises(KeyboardInterrupt):
             shelf.start()
-    service, told = shelf.start()
-    assert (service.serving.id, told) == (shelf.made[2].id, ["artefact.damaged"])
+    service, reported = shelf.start()
+    assert (service.serving.id, reported) == (shelf.made[2].id, ["artefact.damaged"])
     assert shelf.store.read("current") == shelf.made[2]
     assert not list(shelf.made[2].path.parent.glob(".*"))
 
@@ -129,8 +129,8 @@ def test_a_power_cut_while_it_is_built_anew_leaves_what_it_is_built_from(
 def test_previous_is_built_anew_where_nothing_of_current_is_left(shelf: Shelf) -> None:
     damage(shelf.made[1], "plan.json")
     shutil.rmtree(shelf.made[2].path)
-    service, told = shelf.start()
-    assert (service.serving.id, told) == (shelf.made[1].id, ["artefact.missing", "artefact.damaged"])
+    service, reported = shelf.start()
+    assert (service.serving.id, reported) == (shelf.made[1].id, ["artefact.missing", "artefact.damaged"])
     assert not service.is_degraded
 
 
@@ -145,20 +145,20 @@ def test_an_engine_that_the_runtime_refuses_is_built_anew(shelf: Shelf, monkeypa
 
     monkeypatch.setattr(shelf.backend, "load", another_library)
     inode = (shelf.made[2].path / "engine.onnx").stat().st_ino
-    service, told = shelf.start()
-    assert (service.serving.id, told) == (shelf.made[2].id, ["engine.unreadable"])
+    service, reported = shelf.start()
+    assert (service.serving.id, reported) == (shelf.made[2].id, ["engine.unreadable"])
     assert (service.serving.path / "engine.onnx").stat().st_ino != inode
 
 
 @pytest.mark.parametrize("may_build", [True, False])
-def test_what_another_runtime_built_is_built_anew_unless_a_builder_ended_the_process_before(
+def test_an_engine_of_another_runtime_is_built_anew_unless_a_build_ended_the_process(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch, may_build: bool
 ) -> None:
     described = {**shelf.backend.describe(), "runtime": "another"}
     monkeypatch.setattr(shelf.backend, "describe", lambda: described)
-    service, told = shelf.start(may_build=may_build)
+    service, reported = shelf.start(may_build=may_build)
     assert service.is_degraded is not may_build
-    assert told == ["artefact.runtime"] * (1 if may_build else 2)
+    assert reported == ["artefact.runtime"] * (1 if may_build else 2)
     assert (shelf.store.target("current") == shelf.made[2].id) is not may_build
     assert service.rebuilt == ({shelf.made[2].id: service.serving.id} if may_build else {})
 
@@ -166,20 +166,20 @@ def test_what_another_runtime_built_is_built_anew_unless_a_builder_ended_the_pro
 def test_the_reference_serves_degraded_where_nothing_else_can(shelf: Shelf) -> None:
     for artefact in shelf.made:
         damage(artefact, "engine.onnx", "calibration.npz")
-    service, told = shelf.start()
+    service, reported = shelf.start()
     assert service.is_degraded
-    assert told == ["artefact.damaged"] * 4  # both links, both calibrations
+    assert reported == ["artefact.damaged"] * 4  # both links, both calibrations
     assert service.serving.manifest["inputs"]["precision"] == "fp32"
 
 
 def test_an_engine_that_never_was_current_does_not_serve_by_itself(shelf: Shelf) -> None:
     for link in ("current", "previous"):
         (shelf.folder / link).unlink()
-    service, told = shelf.start()
-    assert (service.is_degraded, told) == (True, [])
+    service, reported = shelf.start()
+    assert (service.is_degraded, reported) == (True, [])
 
 
-def test_what_did_not_stand_its_probation_never_serves_by_itself(shelf: Shelf) -> None:
+def test_a_candidate_that_failed_its_probation_never_serves_by_itself(shelf: Shelf) -> None:
     service, _ = shelf.start()
     for artefact in shelf.made:
         service.reject(artefact, {"reason": "probation.error"})
@@ -189,7 +189,7 @@ def test_what_did_not_stand_its_probation_never_serves_by_itself(shelf: Shelf) -
     assert shelf.start()[0].is_degraded
 
 
-def test_what_serves_though_the_disk_has_refused_to_make_it_current_stays(
+def test_a_serving_engine_stays_though_the_disk_refused_to_make_it_current(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service, _ = shelf.start()
@@ -236,17 +236,17 @@ def as_link(target: str) -> Callable[[Path], None]:
     ],
     ids=["folder", "file", "dangling", "loop", "outside", "store"],
 )
-def test_a_link_that_leads_nowhere_is_told_and_previous_serves(
+def test_a_dangling_link_is_reported_and_previous_serves(
     shelf: Shelf, spoil: Callable[[Path], None], code: str
 ) -> None:
     spoil(shelf.folder / "current")
-    service, told = shelf.start()
-    assert (service.serving.id, told) == (shelf.made[1].id, [code])
+    service, reported = shelf.start()
+    assert (service.serving.id, reported) == (shelf.made[1].id, [code])
     spoilt_too = shelf.folder / "previous"
     spoil(spoilt_too)
-    service, told = shelf.start()
+    service, reported = shelf.start()
     assert service.is_degraded  # the first engine lies in the store, but no link leads to it
-    assert told == [code, code]
+    assert reported == [code, code]
 
 
 def test_a_good_previous_is_not_given_up_for_a_damaged_current(shelf: Shelf) -> None:

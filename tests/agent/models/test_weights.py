@@ -52,13 +52,13 @@ def under(model: Model, sensitivities: dict[str, float], floats: tuple[str, ...]
 
 
 def added(weights: dict[str, float], calibration: Calibration) -> dict[str, float]:
-    """What each tensor then adds under its own calibration."""
+    """Return the noise that each tensor adds under its own calibration."""
     noise = tensor_noise(calibration.histograms, [calibration.scales])
     own = dict(zip(noise.names, noise.ratios[:, 0].sum(axis=1).tolist(), strict=True))
     return {name: weight * own[name] for name, weight in weights.items()}
 
 
-def test_where_nobody_measured_all_that_make_noise_add_alike(model: Model, calibration: Calibration) -> None:
+def test_without_measurements_all_noise_weighs_alike(model: Model, calibration: Calibration) -> None:
     found = tap_weights(model, calibration)
     assert tuple(found) == TAPS
     shares = added(found, calibration)
@@ -80,7 +80,7 @@ def test_half_of_what_a_tensor_adds_is_what_was_measured_of_its_readers(model: M
     assert shares["t3"] == pytest.approx(1.0 / 3.0 + 4.0 / 4.0 / total)
 
 
-def test_what_only_an_add_reads_has_its_share_of_the_group_that_the_add_completes(calibration: Calibration) -> None:
+def test_a_tensor_read_by_an_add_alone_has_its_share_of_the_completed_group(calibration: Calibration) -> None:
     net = Net((1, 3, 8, 8))
     left, right = (net.node("Relu", net.conv("image", 3, 4)) for _ in range(2))
     both = net.node("Add", net.conv(left, 4, 4), right)
@@ -112,7 +112,7 @@ def test_the_unit_of_the_sensitivities_does_not_matter(model: Model, calibration
     assert weights[1] == pytest.approx(weights[0])
 
 
-def test_what_only_float_layers_read_has_no_weight(model: Model, calibration: Calibration) -> None:
+def test_a_tensor_read_by_float_layers_alone_has_no_weight(model: Model, calibration: Calibration) -> None:
     planned = under(model, {"Conv_t0": 1.0, "Conv_t2": 1.0, "Conv_t4": 1.0, "Conv_t5": 1.0}, floats=("Conv_t4",))
     assert tuple(tap_weights(planned, calibration)) == ("image", "t1")
 

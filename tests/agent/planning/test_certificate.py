@@ -89,7 +89,7 @@ def test_a_confusion_that_is_allowed_is_named_all_the_same(trial_bench: MakeTria
     assert [(pair.reference, pair.candidate) for pair in trial.confused] == [("6", "8")]
 
 
-def test_what_was_good_at_first_and_then_bad_is_refused() -> None:
+def test_a_plan_that_is_good_at_first_and_then_bad_is_refused() -> None:
     """Its loss was kept, but a confusion had to be looked at for longer; meanwhile the scene changed."""
     tally = Tally(Terms(0.2, 0.01, 5))
     good, confused = Measurement(0.0, False, [], None), Measurement(0.0, False, [(6, 8)], None)
@@ -134,16 +134,16 @@ def test_a_candidate_too_many_is_refused(trial_bench: MakeTrialBench) -> None:
         made.trial(read_digits, "c")
 
 
-def test_a_trial_is_json_and_its_progress_is_told(trial_bench: MakeTrialBench) -> None:
-    told: list[tuple[float, str]] = []
-    made = trial_bench(Terms(0.1, 0.99, 1), progress=lambda done, what: told.append((done, what)))
+def test_a_trial_is_json_and_its_progress_is_reported(trial_bench: MakeTrialBench) -> None:
+    reported: list[tuple[float, str]] = []
+    made = trial_bench(Terms(0.1, 0.99, 1), progress=lambda done, what: reported.append((done, what)))
     trial, _ = made.trial(misread(lambda number, _: number == 6, 8), "the fastest")
     again = json.loads(json.dumps(asdict(trial)))
     assert again["confused"][0]["reference"] == "6"
     assert again["upper"] == trial.upper
-    assert len(told) == trial.frames
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
-    assert told[-1] == (1.0, f"the fastest: loss at most {trial.upper:.3g} on {trial.frames} frames")
+    assert len(reported) == trial.frames
+    assert [done for done, _ in reported] == sorted(done for done, _ in reported)
+    assert reported[-1] == (1.0, f"the fastest: loss at most {trial.upper:.3g} on {trial.frames} frames")
 
 
 def test_raw_outputs_are_measured_and_not_kept(trial_bench: MakeTrialBench) -> None:

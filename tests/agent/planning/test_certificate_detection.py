@@ -82,7 +82,7 @@ def test_frames_with_nothing_on_them_prove_nothing(trial_bench: MakeTrialBench, 
     )
 
 
-def test_what_is_seen_on_an_empty_frame_is_a_loss(trial_bench: MakeTrialBench, tmp_path: Path) -> None:
+def test_a_detection_on_an_empty_frame_is_a_loss(trial_bench: MakeTrialBench, tmp_path: Path) -> None:
     source = write_halves(tmp_path / "night", [(DARK, DARK)] * 120)
 
     def ghost(batch: NDArray[np.float32]) -> Array:

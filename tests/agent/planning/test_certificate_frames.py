@@ -17,7 +17,7 @@ from agent.planning.certificate import Measurement, Tally, Terms, check_frames
 from agent.planning.frames import RandomFrames
 
 
-def test_too_few_frames_are_told_before_an_engine_runs(trial_bench: MakeTrialBench, digits_video: Source) -> None:
+def test_too_few_frames_are_refused_before_an_engine_runs(trial_bench: MakeTrialBench, digits_video: Source) -> None:
     terms = Terms(0.02, 0.3, 5)
     with pytest.raises(AgentError) as caught:
         trial_bench(terms, start=600)
@@ -53,7 +53,7 @@ def test_a_trial_ends_when_the_time_is_up(trial_bench: MakeTrialBench) -> None:
     )
 
 
-def test_what_the_frames_leave_open_is_refused(trial_bench: MakeTrialBench) -> None:
+def test_a_plan_that_the_frames_leave_open_is_refused(trial_bench: MakeTrialBench) -> None:
     trial, _ = trial_bench(start=600).trial(misread(lambda number, marked: marked or number == 6, 8))
     assert (trial.accepted, trial.frames) == (False, 200)
     assert trial.lower < 0.05 < trial.upper

@@ -1,4 +1,4 @@
-"""What a trial measures is measured once, wherever it is interrupted, and its latencies in turns with float."""
+"""An interrupted trial measures nothing twice; it measures latencies in turns with float."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from trial_bench import (
     TIMED,
     WARM_UP,
-    Clock,
     Compute,
     MakeTrialBench,
     NumpyEngine,
@@ -19,6 +18,7 @@ from trial_bench import (
     read_digits,
     write_video,
 )
+from turned_clock import TurnedClock
 
 from agent.planning.certificate import Terms
 from engines.interface import Array
@@ -40,18 +40,18 @@ def failing(compute: Compute, runs: int) -> Compute:
     return attempt
 
 
-def by_digit(clock: Clock, compute: Compute) -> Compute:
+def by_digit(clock: TurnedClock, compute: Compute) -> Compute:
     """Larger digits take longer, so that a latency follows from the frame and not from when it is measured."""
 
     def timed(batch: NDArray[np.float32]) -> Array:
-        clock.ns += 100_000 * digit(batch)
+        clock.turn(1e-4 * digit(batch))
         return compute(batch)
 
     return timed
 
 
 def test_an_interrupted_trial_goes_on_where_it_was(
-    trial_bench: MakeTrialBench, engine_clock: Clock, tmp_path: Path
+    trial_bench: MakeTrialBench, engine_clock: TurnedClock, tmp_path: Path
 ) -> None:
     """At the first frames, while latencies are measured, and after; then nothing of it is measured again."""
     digits = [6 if number % 32 == 0 else number % 6 for number in range(240)]
@@ -85,7 +85,7 @@ def test_the_journal_of_one_candidate_says_nothing_of_another(trial_bench: MakeT
 
 
 def test_latencies_are_medians_of_the_same_frames_after_the_warm_up(
-    trial_bench: MakeTrialBench, engine_clock: Clock
+    trial_bench: MakeTrialBench, engine_clock: TurnedClock
 ) -> None:
     made = trial_bench()
     slow_in_the_end = NumpyEngine(
@@ -97,7 +97,7 @@ def test_latencies_are_medians_of_the_same_frames_after_the_warm_up(
     assert made.certifier.try_candidate("uneven", "uneven", uneven).latency_ms == 1.5
 
 
-def test_whoever_goes_first_alternates(trial_bench: MakeTrialBench, engine_clock: Clock) -> None:
+def test_candidate_and_float_go_first_in_turns(trial_bench: MakeTrialBench, engine_clock: TurnedClock) -> None:
     order: list[str] = []
     made = trial_bench()
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +12,12 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 from raising_world import COLLAPSES, collapsing_net, count_macs
+from turned_clock import TurnedClock
 from worlds import SPEC
 from zoo import Net, residual_net
 
 from agent.collection.collection import CalibrationSet
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.models.model import Model, calibrate, open_model
 from agent.planning.costs import GroupCosts
@@ -64,7 +65,7 @@ def ladder_of(
     options: LadderOptions = OPTIONS,
     scene: Scene | None = None,
     find_costs: FindCosts = count_macs,
-    clock: Callable[[], float] = time.monotonic,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> Ladder:
     runtime, scene, missing = open_backend("onnxruntime"), scene or scene_of(model), without_int8 or {}
     return Ladder(model, start or model.plan, scene, missing, runtime, options, silent, find_costs, clock)
@@ -137,7 +138,7 @@ def test_a_plan_that_suits_brings_others_only_once_its_engine_is_refused(tmp_pat
 
 def test_plans_go_by_the_costs_of_the_runtime_once_they_are_searched(tmp_path: Path) -> None:
     """By multiply-accumulates a plan with the first layer in INT8 is faster; here that layer is slower in INT8."""
-    model, asked = model_of(tmp_path, collapsing_net(7)), []
+    model, asked = model_of(tmp_path, collapsing_net(7)), list[bool]()
 
     def slow_first(grouping: Grouping, _repairs: Repairs, _progress: Progress, has_time: HasTime) -> GroupCosts:
         asked.extend((has_time(15.0), has_time(31.0)))
@@ -195,13 +196,13 @@ def test_without_time_the_noise_is_predicted(tmp_path: Path) -> None:
 def test_time_in_which_its_clock_stands_still_is_not_spent(tmp_path: Path) -> None:
     """As that of a child process does, which is stopped while the board is too hot."""
     model, options = model_of(tmp_path, collapsing_net(7)), LadderOptions(max_loss=0.1, budget_s=1e-6)
-    for clock, is_measured in ((lambda: 0.0, True), (time.monotonic, False)):
+    for clock, is_measured in ((TurnedClock(), True), (SYSTEM_CLOCK, False)):
         plans = list(ladder_of(model, options=options, clock=clock).plans())
         assert any(group["measured"] for group in plans[-1].evidence["groups"]) is is_measured
         assert plans[-1].evidence["sensed"] is is_measured
 
 
-def test_what_the_owner_forces_into_int8_is_named_when_no_plan_will_do(tmp_path: Path) -> None:
+def test_forced_int8_is_named_when_no_plan_will_do(tmp_path: Path) -> None:
     found = ladder_of(model_of(tmp_path, collapsing_net(7), force_int8=[COLLAPSES]))
     refused = AgentError("recalibration.refused", "loss 0.5", "less", "none")
     for plan in found.plans():
@@ -214,7 +215,7 @@ def test_what_the_owner_forces_into_int8_is_named_when_no_plan_will_do(tmp_path:
     assert "recalibration.max_loss" in error.remedy
 
 
-def test_what_has_no_kernel_or_is_kept_float_is_never_int8(tmp_path: Path) -> None:
+def test_layers_without_a_kernel_or_kept_float_are_never_int8(tmp_path: Path) -> None:
     model = model_of(tmp_path, collapsing_net(7), keep_float=["Gemm"])
     found = ladder_of(model, without_int8={COLLAPSES: "no kernel"})
     plan = next(found.plans())

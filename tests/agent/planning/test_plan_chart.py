@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import cv2
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from plan_evidence import all_float, by_macs, evidence, one_group, two_sources, unmeasured
 
 from agent.common.errors import AgentError
@@ -22,11 +23,19 @@ if TYPE_CHECKING:  # its import takes a tenth of the collection of all tests, in
 GREEN, RED, BLUE = "#117733", "#cc3311", "#4477aa"
 
 
+def picture(path: Path) -> NDArray[np.uint8]:
+    return cast("NDArray[np.uint8]", cv2.imread(str(path)))
+
+
+def approx(value: float) -> float:
+    """A number that equals those close to it."""
+    return cast("float", pytest.approx(value))
+
+
 def pixels(path: Path, color: str) -> int:
     """How many pixels of the picture have exactly this colour."""
-    image = cv2.imread(str(path))
-    blue_green_red = [int(color[at : at + 2], 16) for at in (5, 3, 1)]
-    return int((image == blue_green_red).all(axis=2).sum())
+    blue_green_red = np.array([int(color[at : at + 2], 16) for at in (5, 3, 1)])
+    return int((picture(path) == blue_green_red).all(axis=2).sum())
 
 
 @pytest.fixture
@@ -54,7 +63,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[dict[str
 
 def points(axes: Axes, color: str) -> list[tuple[float, float]]:
     lines = [line for line in axes.lines if line.get_color() == color]
-    return [(float(x), float(y)) for line in lines for x, y in zip(*line.get_data(), strict=True)]
+    return [(x, y) for line in lines for x, y in np.asarray(line.get_xydata(), float).tolist()]
 
 
 def words(axes: Axes) -> list[str]:
@@ -74,7 +83,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_every_plan_has_a_picture(pictures: dict[str, Path]) -> None:
     for path in pictures.values():
         assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-        image = cv2.imread(str(path))
+        image = picture(path)
         assert image.shape == (800, 1280, 3)
         assert 0.002 < float((image.min(axis=2) < 200).mean()) < 0.2  # ink: neither blank nor painted over
 
@@ -87,12 +96,12 @@ def test_the_colours_say_what_was_accepted_and_refused(pictures: dict[str, Path]
 
 def test_points_lie_where_the_evidence_says(drawn: Callable[[dict[str, Any]], Axes]) -> None:
     axes = drawn(evidence())
-    assert points(axes, BLUE) == [(4.0, 0.3), (5.2, 0.08), (pytest.approx(5.8), 0.015), (7.0, 0.0)]
+    assert points(axes, BLUE) == [(4.0, 0.3), (5.2, 0.08), (approx(5.8), 0.015), (7.0, 0.0)]
     assert {(5.3, 0.0204), (5.3, 0.0487)} == set(points(axes, GREEN))
     assert {(4.6, 0.081), (4.6, 0.19)} == set(points(axes, RED))
-    assert (pytest.approx(7.4), 0.0) in points(axes, "#222222")  # all float: 6.4 ms, and 1 ms that no plan changes
+    assert (approx(7.4), 0.0) in points(axes, "#222222")  # all float: 6.4 ms, and 1 ms that no plan changes
     assert axes.get_xlabel() == "predicted latency (ms)"
-    for told in (
+    for line in (
         "allowed: 0.050",
         "all float",
         "plans of the search, loss on 32 frames",
@@ -101,21 +110,21 @@ def test_points_lie_where_the_evidence_says(drawn: Callable[[dict[str, Any]], Ax
         "refused: 1",
         "bars reach to the bound with 95 % confidence",
     ):
-        assert told in words(axes)
+        assert line in words(axes)
 
 
 def test_costs_by_multiply_accumulates_are_relative(drawn: Callable[[dict[str, Any]], Axes]) -> None:
     axes = drawn(by_macs())
     assert axes.get_xlabel() == "relative cost (MACs), % of all float"
-    assert (pytest.approx(100.0), 0.0) in points(axes, "#222222")
-    assert points(axes, BLUE)[0] == (pytest.approx(62.5), 0.3)  # 4.0 of 6.4
+    assert (approx(100.0), 0.0) in points(axes, "#222222")
+    assert points(axes, BLUE)[0] == (approx(62.5), 0.3)  # 4.0 of 6.4
 
 
-def test_what_was_not_measured_is_not_drawn_as_measured(drawn: Callable[[dict[str, Any]], Axes]) -> None:
+def test_a_prediction_is_not_drawn_as_measured(drawn: Callable[[dict[str, Any]], Axes]) -> None:
     axes = drawn(unmeasured())
     assert points(axes, BLUE) == []
     (mark,) = [line for line in axes.lines if line.get_marker() == "D"]
-    assert (mark.get_data()[0][0], mark.get_data()[1][0]) == (5.3, 0.015)
+    assert np.asarray(mark.get_xydata()).tolist() == [[5.3, 0.015]]
     assert mark.get_markerfacecolor() == "white"
     assert "the search measured no loss" in words(axes)
     assert "2 chosen: loss 0.015 predicted, not measured" in words(axes)
@@ -141,7 +150,7 @@ def test_the_key_keeps_clear_of_the_line_of_what_is_allowed(drawn: Callable[[dic
     for max_loss in (0.001, 0.05, 0.1, 0.2, 0.3, 0.6):
         axes = drawn({**two_sources(), "max_loss": max_loss})  # which has the longest key
         assert "in the worst of 2 sources" in words(axes)
-        axes.figure.draw_without_rendering()  # places the words
+        cast("Figure", axes.figure).draw_without_rendering()  # places the words
         line = axes.transData.transform((0.0, max_loss))[1]
         for text in axes.texts:
             box = text.get_window_extent()

@@ -20,8 +20,8 @@ from fleet.cli.main import main
 
 
 def test_a_budget_of_nothing_gives_a_plan_without_int8(plan_bench: Place) -> None:
-    told = plan_bench.plan("--budget-s", 0)
-    assert (told["certified"], told["int8_macs_share"], told["builds"]) == (False, 0.0, 0)
+    printed = plan_bench.plan("--budget-s", 0)
+    assert (printed["certified"], printed["int8_macs_share"], printed["builds"]) == (False, 0.0, 0)
     assert "the time was up" in plan_bench.evidence()["verdict"]
     assert not (plan_bench / "plan.json.journal").exists()  # nothing is in it
     shown, _ = plan_bench.says("plan", plan_bench / "plan.json", "--show")
@@ -91,7 +91,7 @@ def interrupted(bench: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=["max-loss", "seed", "spec", "frames"],
 )
-def test_what_was_asked_otherwise_starts_anew(
+def test_another_request_starts_anew(
     plan_bench: Place, change: Callable[[Place], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupted(plan_bench, monkeypatch)

@@ -21,13 +21,13 @@ def quantised(plan: PrecisionPlan) -> ModelProto:
 def test_a_model_that_is_int8_already_leaves_nothing_to_plan(plan_bench: Place) -> None:
     onnx.save(quantised(PrecisionPlan()), plan_bench / "model.onnx")
     plan_bench.change_spec(task="classify")
-    told = plan_bench.refuses(*plan_bench.arguments())
-    assert told.startswith(
+    printed = plan_bench.refuses(*plan_bench.arguments())
+    assert printed.startswith(
         "plan.nothing: model.onnx, which brings its own INT8 and has no other layer that may be INT8;"
     )
 
 
-def test_of_a_model_that_is_partly_int8_the_rest_is_planned(plan_bench: Place) -> None:
+def test_the_rest_of_a_partly_int8_model_is_planned(plan_bench: Place) -> None:
     onnx.save(quantised(PrecisionPlan({"Conv_t4": ""})), plan_bench / "model.onnx")
     plan_bench.change_spec(task="classify")
     calibration = ["--frames", plan_bench / "clip.avi", "-o", plan_bench / "calibration.json"]
@@ -38,7 +38,7 @@ def test_of_a_model_that_is_partly_int8_the_rest_is_planned(plan_bench: Place) -
     assert evidence["chosen"] is not None
 
 
-def test_what_reads_dequantised_values_is_planned_without_a_calibration(plan_bench: Place) -> None:
+def test_readers_of_dequantised_values_are_planned_without_a_calibration(plan_bench: Place) -> None:
     """None can be made: there is no tensor to observe."""
     model, whole = quantised(PrecisionPlan()), residual_net()
     last, original = by_name(model)["Conv_t4"], by_name(whole)["Conv_t4"]

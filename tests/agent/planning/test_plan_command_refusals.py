@@ -27,7 +27,7 @@ def scaled(model: ModelProto) -> ModelProto:
     return model
 
 
-def test_what_cannot_work_is_refused_before_the_search(plan_bench: Place) -> None:
+def test_impossible_requests_are_refused_before_the_search(plan_bench: Place) -> None:
     def refused(*changes: object) -> str:
         return plan_bench.refuses(*plan_bench.arguments(*changes))
 
@@ -77,7 +77,7 @@ def test_a_plan_without_the_evidence_of_a_search_is_not_shown(
         read_evidence(tmp_path / "plan.json")
 
 
-def test_a_disk_that_is_full_is_told(plan_bench: Place) -> None:
+def test_a_full_disk_is_an_error(plan_bench: Place) -> None:
     done = tared(*plan_bench.arguments(), file_bytes=300)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("error: plan.journal: ")

@@ -1,4 +1,4 @@
-"""What plans go by: measured costs, or estimates and why; engines built under plans; runtimes without some kernels."""
+"""Costs that plans go by: measured, or estimated with a reason; engines under plans; runtimes without some kernels."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from fake_tensorrt import FakeTensorRt
 from plan_world import LOUD, MACS, QUIET, journal, plan_world, planner
+from turned_clock import TurnedClock
 
 import agent.planning.costs as costs
 from agent.planning.costs import GroupCosts, PlanBuilder, find_costs, labels
@@ -95,31 +96,34 @@ def test_costs_that_are_noise_are_not_gone_by(
     builder: PlanBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noise = replace(macs_costs(GROUPS), noise=0.4, builds=8, doubt="cannot be distinguished, measured 3 times")
-    told = found_costs(builder, tmp_path, monkeypatch, noise)
-    assert told.why == "cannot be distinguished, measured 3 times"
-    assert (told.costs.source, told.costs.noise, told.costs.builds, told.tolerance) == ("macs", 0.4, 8, 0.05)
+    reported = found_costs(builder, tmp_path, monkeypatch, noise)
+    assert reported.why == "cannot be distinguished, measured 3 times"
+    assert (reported.costs.source, reported.costs.noise, reported.costs.builds, reported.tolerance) == (
+        "macs",
+        0.4,
+        8,
+        0.05,
+    )
 
 
 def test_where_int8_is_slower_the_plan_is_for_a_machine_where_it_is_not(
     builder: PlanBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = found_costs(builder, tmp_path, monkeypatch, measured([4.0, 4.0, 3.0], [2.0, 2.0, 3.0], [0.1, 0.1]))
-    assert told.why.startswith("INT8 is not faster on this machine: 12.1 ms all INT8, 8 ms all float;")
-    assert (told.costs.source, told.costs.noise, told.costs.builds) == ("macs", 0.02, 8)
+    reported = found_costs(builder, tmp_path, monkeypatch, measured([4.0, 4.0, 3.0], [2.0, 2.0, 3.0], [0.1, 0.1]))
+    assert reported.why.startswith("INT8 is not faster on this machine: 12.1 ms all INT8, 8 ms all float;")
+    assert (reported.costs.source, reported.costs.noise, reported.costs.builds) == ("macs", 0.02, 8)
 
 
 def test_boundaries_count_when_int8_is_compared(
     builder: PlanBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = found_costs(builder, tmp_path, monkeypatch, measured([1.9, 1.9, 3.0], [2.0, 2.0, 3.0], [1.0, 1.0]))
-    assert "not faster" in told.why
+    reported = found_costs(builder, tmp_path, monkeypatch, measured([1.9, 1.9, 3.0], [2.0, 2.0, 3.0], [1.0, 1.0]))
+    assert "not faster" in reported.why
 
 
-def test_who_asks_for_macs_measures_nothing(
-    builder: PlanBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told = found_costs(builder, tmp_path, monkeypatch, measured([], [], []), "macs")
-    assert (told.why, told.costs.int8_ms.tolist()) == ("asked for", [1e-6, 1e-6, 2e-6])
+def test_costs_by_macs_measure_nothing(builder: PlanBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reported = found_costs(builder, tmp_path, monkeypatch, measured([], [], []), "macs")
+    assert (reported.why, reported.costs.int8_ms.tolist()) == ("asked for", [1e-6, 1e-6, 2e-6])
     assert builder.builds == 0
 
 
@@ -155,14 +159,14 @@ def test_a_busy_machine_does_not_make_a_plan_float(world: Path, monkeypatch: pyt
     assert show_costs(plan.evidence) == f"estimated from multiply-accumulates: {costs['why']}"
 
 
-def test_costs_are_measured_within_half_of_what_is_left(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    search = planner(world, replace(MACS, budget_s=100.0))
-    now = [60.0]
-    monkeypatch.setattr("agent.planning.search.time.monotonic", lambda: search._started + now[0])
+def test_costs_are_measured_within_half_of_what_is_left(world: Path) -> None:
+    clock = TurnedClock()
+    search = planner(world, replace(MACS, budget_s=100.0), clock=clock)
+    clock.turn(60.0)
     has_time = search._time_for_costs()
     assert has_time(19.0)
     assert not has_time(21.0)
-    now[0] = 81.0
+    clock.turn(21.0)
     assert not has_time(0.0)
     assert planner(world)._time_for_costs()(1e6)
 
@@ -204,7 +208,9 @@ def test_a_build_ends_with_the_budget(world: Path, fake: FakeTensorRt, monkeypat
     assert fake.without_int8 == set()
 
 
-def test_a_runtime_that_cannot_do_without_a_kernel_is_refused(world: Path, fake: FakeTensorRt) -> None:
+def test_a_runtime_that_cannot_do_without_a_kernel_is_refused(
+    world: Path, fake: FakeTensorRt, monkeypatch: pytest.MonkeyPatch
+) -> None:
     builder = planner(world, backend=open_backend("tensorrt", BackendOptions(1))).builder
     fake.without_int8 = {LOUD}
     builder.without_int8 = {LOUD: "known"}
@@ -214,7 +220,7 @@ def test_a_runtime_that_cannot_do_without_a_kernel_is_refused(world: Path, fake:
     def stubborn(*arguments: Any) -> Any:
         return replace(build(*arguments), without_int8=lacking)
 
-    builder.backend.build = stubborn  # type: ignore[method-assign]  # a runtime that does not listen
+    monkeypatch.setattr(builder.backend, "build", stubborn)
     with pytest.raises(EngineError) as refused:
         builder.load({})
     assert refused.value.code == "engine.int8"

@@ -1,4 +1,4 @@
-"""What a person is shown of a plan: that the figures are right, and that what matters is there."""
+"""The printed plan has the right figures, and all that matter."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ def printed(found: dict[str, Any], width: int = 110, all_groups: bool = False) -
     return text.getvalue()
 
 
-def row(told: str, *starts: str) -> str:
+def row(shown: str, *starts: str) -> str:
     """The one line that starts with these words, its runs of spaces as one."""
-    lines = [" ".join(line.split()) for line in told.splitlines()]
+    lines = [" ".join(line.split()) for line in shown.splitlines()]
     (found,) = [line for line in lines if line.startswith(" ".join(starts))]
     return found
 
 
 def test_ten_seconds_are_enough() -> None:
-    told = printed(evidence())
-    assert told.splitlines()[0].startswith("INT8 in 5 of 6 groups loses at most 0.0487")
-    assert row(told, "INT8 84") == "INT8 84.0 % of multiply-accumulates, 5 of 6 groups"
-    assert row(told, "loss") == (
+    shown = printed(evidence())
+    assert shown.splitlines()[0].startswith("INT8 in 5 of 6 groups loses at most 0.0487")
+    assert row(shown, "INT8 84") == "INT8 84.0 % of multiply-accumulates, 5 of 6 groups"
+    assert row(shown, "loss") == (
         "loss 0.020 measured, at most 0.049 with 95 % confidence (allowed 0.050), from 140 frames and 3 empty ones"
     )
-    assert row(told, "latency") == (
+    assert row(shown, "latency") == (
         "latency 20.1 ms, float 12.2 ms: INT8 is not faster on this machine, it takes 1.65 times as long"
     )
-    assert row(told, "labels") == "labels map 0.335, float 0.340 (coco.zip)"
-    assert row(told, "costs") == "costs measured on 8 engines, spread 3.0 %"
-    assert row(told, "search") == "search 9 engines, 32 frames, 81 s"
-    assert "stopped early" not in told
+    assert row(shown, "labels") == "labels map 0.335, float 0.340 (coco.zip)"
+    assert row(shown, "costs") == "costs measured on 8 engines, spread 3.0 %"
+    assert row(shown, "search") == "search 9 engines, 32 frames, 81 s"
+    assert "stopped early" not in shown
 
 
-def test_what_training_could_win_is_said_in_a_sentence() -> None:
+def test_a_sentence_says_how_much_training_could_win() -> None:
     def said(found: dict[str, Any]) -> str:
         return " ".join(printed(found).split())
 
@@ -68,55 +68,55 @@ def test_what_training_could_win_is_said_in_a_sentence() -> None:
 
 
 def test_the_worst_of_several_sources_comes_first_and_each_is_listed() -> None:
-    told = printed(two_sources())
-    assert row(told, "loss") == (
+    shown = printed(two_sources())
+    assert row(shown, "loss") == (
         "loss 0.020 measured, at most 0.049 with 95 % confidence (allowed 0.050), in the worst of 2 sources"
     )
-    assert row(told, "0.0021") == "0.0021 measured, at most 0.031, from 104 frames of night.mp4"
-    assert row(told, "0.020 measured") == "0.020 measured, at most 0.049, from 140 frames and 3 empty ones of day.mp4"
+    assert row(shown, "0.0021") == "0.0021 measured, at most 0.031, from 104 frames of night.mp4"
+    assert row(shown, "0.020 measured") == "0.020 measured, at most 0.049, from 140 frames and 3 empty ones of day.mp4"
 
 
 def test_groups_come_by_noise_and_the_quiet_ones_are_counted() -> None:
-    told = printed(evidence())
-    assert row(told, "head") == "head float it adds most of the noise 0.500 / 1.40 60.0 % measured"
-    assert row(told, "mid_2") == "mid_2 INT8 its noise is within the budget 0.500 / 1.00 1.2 % predicted"
-    assert row(told, "mid_1 +1").endswith("18.0 % predicted")
+    shown = printed(evidence())
+    assert row(shown, "head") == "head float it adds most of the noise 0.500 / 1.40 60.0 % measured"
+    assert row(shown, "mid_2") == "mid_2 INT8 its noise is within the budget 0.500 / 1.00 1.2 % predicted"
+    assert row(shown, "mid_1 +1").endswith("18.0 % predicted")
     assert "its noise is within the budget; equalised over 16 channels; threshold mse" in row(
         printed(evidence(), 140), "stem"
     )
-    places = [told.index(f"\n{name} ") for name in ("head", "stem", "mid_1", "mid_2")]
+    places = [shown.index(f"\n{name} ") for name in ("head", "stem", "mid_1", "mid_2")]
     assert places == sorted(places)
-    assert "tail_1" not in told
-    assert "and 2 more in INT8, together 0.8 % of the noise (--all shows them)" in told
-    assert "The plan keeps 40.0 % of the noise that INT8 in all groups would add." in told
+    assert "tail_1" not in shown
+    assert "and 2 more in INT8, together 0.8 % of the noise (--all shows them)" in shown
+    assert "The plan keeps 40.0 % of the noise that INT8 in all groups would add." in shown
 
 
 def test_all_groups_on_demand() -> None:
-    told = printed(evidence(), all_groups=True)
-    assert row(told, "tail_2").endswith("0.3 % predicted")
-    assert "more in INT8" not in told
+    shown = printed(evidence(), all_groups=True)
+    assert row(shown, "tail_2").endswith("0.3 % predicted")
+    assert "more in INT8" not in shown
 
 
 @pytest.mark.parametrize("precision", ["float", "int8"])
-def test_a_large_network_is_not_told_row_by_row(precision: str) -> None:
+def test_a_large_network_is_not_printed_row_by_row(precision: str) -> None:
     found = evidence()
     found["groups"] = [group(f"conv_{index}", 1.0, precision=precision, repairs=["clip"]) for index in range(105)]
     found["edges"] = []
-    told = printed(found)
-    assert told.count("\nconv_") == 40
-    assert f"and 65 more in {'float' if precision == 'float' else 'INT8'}, together 61.9 % of the noise" in told
+    shown = printed(found)
+    assert shown.count("\nconv_") == 40
+    assert f"and 65 more in {'float' if precision == 'float' else 'INT8'}, together 61.9 % of the noise" in shown
     assert printed(found, all_groups=True).count("\nconv_") == 105
 
 
 def test_candidates_with_their_outcome() -> None:
-    told = printed(evidence())
-    assert row(told, "1 84.0 %") == "1 84.0 % 1 4.60 ms 0.015 0.081 (0.190) 140 20.1 / 12.2"
-    assert row(told, "2 84.0 %") == "2 84.0 % 1 5.30 ms 0.015 0.020 (0.049) 140 20.1 / 12.2"
-    assert row(told, "3 84.0 %") == "3 84.0 % 1 5.90 ms 0.015 - - -"
-    assert row(told, "1 was") == "1 was refused: it confuses classes"
-    assert row(told, "it takes") == "it takes 'truck' for 'car' 19 of 60 times"
-    assert row(told, "2 was") == "2 was accepted: its loss is at most 0.0487"
-    assert row(told, "3 was") == "3 was not tried"
+    shown = printed(evidence())
+    assert row(shown, "1 84.0 %") == "1 84.0 % 1 4.60 ms 0.015 0.081 (0.190) 140 20.1 / 12.2"
+    assert row(shown, "2 84.0 %") == "2 84.0 % 1 5.30 ms 0.015 0.020 (0.049) 140 20.1 / 12.2"
+    assert row(shown, "3 84.0 %") == "3 84.0 % 1 5.90 ms 0.015 - - -"
+    assert row(shown, "1 was") == "1 was refused: it confuses classes"
+    assert row(shown, "it takes") == "it takes 'truck' for 'car' 19 of 60 times"
+    assert row(shown, "2 was") == "2 was accepted: its loss is at most 0.0487"
+    assert row(shown, "3 was") == "3 was not tried"
 
 
 def test_a_faster_plan_says_by_how_much() -> None:
@@ -126,30 +126,30 @@ def test_a_faster_plan_says_by_how_much() -> None:
 
 
 def test_a_plan_that_was_refused_is_all_float() -> None:
-    told = printed(all_float())
-    assert row(told, "INT8 0") == "INT8 0.0 % of multiply-accumulates, 0 of 6 groups"
-    assert row(told, "loss") == "loss 0: every layer stays float"
-    assert row(told, "latency") == "latency not measured"
-    assert "The plan keeps 0.0 % of the noise" in told
+    shown = printed(all_float())
+    assert row(shown, "INT8 0") == "INT8 0.0 % of multiply-accumulates, 0 of 6 groups"
+    assert row(shown, "loss") == "loss 0: every layer stays float"
+    assert row(shown, "latency") == "latency not measured"
+    assert "The plan keeps 0.0 % of the noise" in shown
     assert row(printed({**all_float(), "latency_float_ms": 12.2}), "latency") == "latency 12.2 ms in float"
 
 
 def test_predictions_are_called_predictions() -> None:
-    told = printed(unmeasured())
-    assert row(told, "loss") == "loss 0.015 predicted, not measured"
-    assert row(told, "latency") == "latency not measured"
-    assert "labels" not in told
-    assert row(told, "stopped early").startswith("stopped early by its budget")
-    assert row(told, "head").endswith("60.0 % predicted")
-    assert [row(told, f"{number} was") for number in (1, 2, 3)] == [f"{number} was not tried" for number in (1, 2, 3)]
+    shown = printed(unmeasured())
+    assert row(shown, "loss") == "loss 0.015 predicted, not measured"
+    assert row(shown, "latency") == "latency not measured"
+    assert "labels" not in shown
+    assert row(shown, "stopped early").startswith("stopped early by its budget")
+    assert row(shown, "head").endswith("60.0 % predicted")
+    assert [row(shown, f"{number} was") for number in (1, 2, 3)] == [f"{number} was not tried" for number in (1, 2, 3)]
 
 
 def test_costs_by_multiply_accumulates_are_shares_and_no_times() -> None:
-    told = printed(by_macs())
-    assert row(told, "costs") == "costs estimated from multiply-accumulates: the measured times were noise"
-    assert row(told, "head") == "head float it adds most of the noise 7.81 / 21.9 60.0 % measured"  # of 6.4
-    assert row(told, "1 84.0 %").startswith("1 84.0 % 1 71.9 % 0.015")
-    assert "cost, % of" in told
+    shown = printed(by_macs())
+    assert row(shown, "costs") == "costs estimated from multiply-accumulates: the measured times were noise"
+    assert row(shown, "head") == "head float it adds most of the noise 7.81 / 21.9 60.0 % measured"  # of 6.4
+    assert row(shown, "1 84.0 %").startswith("1 84.0 % 1 71.9 % 0.015")
+    assert "cost, % of" in shown
     said = explain(by_macs(), "head")
     assert "It costs 7.81 % in INT8 and 21.9 % in float of what all float costs (estimated from" in said
     assert "ms" not in said
@@ -170,10 +170,10 @@ def test_costs_that_noise_hid_are_reported_with_their_reason() -> None:
     assert "(measured, spread 3.0 %)" in explain(found, "head")
 
 
-def test_one_group_without_candidates() -> None:
-    told = printed(one_group())
-    assert row(told, "stem").endswith("0.500 / 1.00 100.0 % predicted")
-    assert "candidates" not in told
+def test_a_single_group_without_candidates_is_printed() -> None:
+    shown = printed(one_group())
+    assert row(shown, "stem").endswith("0.500 / 1.00 100.0 % predicted")
+    assert "candidates" not in shown
     assert "rank 1 of 1" in explain(one_group(), "stem")
     assert "converted" not in explain(one_group(), "stem")
 
@@ -191,26 +191,28 @@ def test_names_from_a_model_are_no_markup() -> None:
 
 
 def test_a_narrow_terminal_loses_nothing() -> None:
-    told = printed(evidence(), width=80)
-    assert max(map(len, told.splitlines())) <= 80
+    shown = printed(evidence(), width=80)
+    assert max(map(len, shown.splitlines())) <= 80
     for part in ("0.020 (0.049)", "20.1 / 12.2", "0.500 / 1.40", "measured", "1 was refused: it confuses classes"):
-        assert part in told
+        assert part in shown
 
 
 @pytest.mark.parametrize(
-    ("share", "told"), [(0.0, "0.0 %"), (0.0002, "< 0.1 %"), (0.9999, "> 99.9 %"), (1.0, "100.0 %"), (0.123, "12.3 %")]
+    ("share", "shown"), [(0.0, "0.0 %"), (0.0002, "< 0.1 %"), (0.9999, "> 99.9 %"), (1.0, "100.0 %"), (0.123, "12.3 %")]
 )
-def test_a_share_is_nothing_or_everything_only_if_it_is(share: float, told: str) -> None:
+def test_a_share_is_nothing_or_everything_only_if_it_is(share: float, shown: str) -> None:
     found = evidence()
     found["int8_macs_share"] = share
-    assert row(printed(found), f"INT8 {told} of")
+    assert row(printed(found), f"INT8 {shown} of")
 
 
-@pytest.mark.parametrize(("loss", "told"), [(0.0, "0 "), (0.00001, "< 0.0001 "), (0.0042, "0.0042 "), (0.25, "0.250 ")])
-def test_a_small_loss_keeps_its_digits(loss: float, told: str) -> None:
+@pytest.mark.parametrize(
+    ("loss", "shown"), [(0.0, "0 "), (0.00001, "< 0.0001 "), (0.0042, "0.0042 "), (0.25, "0.250 ")]
+)
+def test_a_small_loss_keeps_its_digits(loss: float, shown: str) -> None:
     found = evidence()
     found["candidates"][1]["trial"]["loss"] = loss
-    assert f"loss {told}measured" in row(printed(found), "loss")
+    assert f"loss {shown}measured" in row(printed(found), "loss")
 
 
 def test_all_about_a_float_group() -> None:
@@ -248,27 +250,28 @@ def flipped_ms(found: dict[str, Any], name: str) -> float:
 
 def plan_ms(found: dict[str, Any]) -> float:
     groups = found["groups"]
-    times = sum(one["time_int8" if one["precision"] == "int8" else "time_float"] for one in groups)
-    return times + sum(cost for a, b, cost in found["edges"] if groups[a]["precision"] != groups[b]["precision"])
+    times: float = sum(one["time_int8" if one["precision"] == "int8" else "time_float"] for one in groups)
+    changes: float = sum(cost for a, b, cost in found["edges"] if groups[a]["precision"] != groups[b]["precision"])
+    return times + changes
 
 
 @pytest.mark.parametrize("index", range(6))
-def test_turning_a_group_over_is_what_is_told(index: int) -> None:
+def test_the_printed_difference_is_that_of_turning_a_group_over(index: int) -> None:
     found = evidence()
     found["edges"] += [[0, 5, 0.3], [index, index, 9.0]]  # a residual around all; and one that never differs
     one = found["groups"][index]
-    before, told = plan_ms(found), flipped_ms(found, one["name"])
+    before, shown = plan_ms(found), flipped_ms(found, one["name"])
     one["precision"] = "float" if one["precision"] == "int8" else "int8"
-    assert told == pytest.approx(plan_ms(found) - before, abs=0.005)
+    assert shown == pytest.approx(plan_ms(found) - before, abs=0.005)
 
 
-def test_no_difference_is_told_as_none() -> None:
+def test_no_difference_is_printed_as_none() -> None:
     found = one_group()
     found["groups"][0].update(time_int8=0.1 + 0.2, time_float=0.3)
     assert "would take as long as now" in explain(found, "stem")
 
 
-def test_what_float_does_not_restore_is_told_as_it_is() -> None:
+def test_noise_that_float_does_not_restore_is_printed() -> None:
     found = evidence()
     found["groups"][2]["restored"] = -0.01
     assert "this one in float adds 0.01 to the output's divergence" in explain(found, "head")

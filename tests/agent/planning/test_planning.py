@@ -18,8 +18,10 @@ from zoo import Net
 import agent.planning.certificate as certificate
 import agent.planning.group_noise as group_noise
 import agent.planning.search as search
+from agent.common.clock import Clock
 from agent.common.errors import AgentError
 from agent.planning.certificate import MAX_CANDIDATES
+from agent.planning.costs import PlanBuilder
 from agent.planning.report import Evidence
 from agent.planning.what_if import WhatIf
 
@@ -108,7 +110,7 @@ def test_the_owners_rules_are_kept(search_world: Path) -> None:
     assert evidence["verdict"].startswith("All float: every plan with INT8 in it lost more than 0.2 on the search fra")
 
 
-def test_what_must_be_int8_and_cannot_be_certified_is_said(search_world: Path) -> None:
+def test_forced_int8_that_cannot_be_certified_is_reported(search_world: Path) -> None:
     text = (search_world / "model.yaml").read_text()
     (search_world / "model.yaml").write_text(text + f"precision: {{force_int8: [{LOUD}]}}\n")
     plan, evidence = search_in(search_world)
@@ -118,7 +120,7 @@ def test_what_must_be_int8_and_cannot_be_certified_is_said(search_world: Path) -
     assert evidence["verdict"].startswith("All float, and what precision.force_int8 names, whose loss is not known: ")
 
 
-def test_what_must_be_int8_is_in_every_plan(search_world: Path) -> None:
+def test_forced_int8_is_in_every_plan(search_world: Path) -> None:
     text = (search_world / "model.yaml").read_text()
     (search_world / "model.yaml").write_text(text.replace("65.0", "30.0") + f"precision: {{force_int8: [{LOUD}]}}\n")
     _, evidence = search_in(search_world)
@@ -203,20 +205,20 @@ def test_fast_enough_is_more_than_chance(search_world: Path, monkeypatch: pytest
         (search_world / "plan.json.journal").unlink(missing_ok=True)
         infer = certificate._infer_timed
 
-        def told(engine: Any, tensor: NDArray[np.float32]) -> Any:
-            outputs, _ = infer(engine, tensor)
+        def timed_alike(engine: Any, tensor: NDArray[np.float32], clock: Clock) -> Any:
+            outputs, _ = infer(engine, tensor, clock)
             return outputs, 10.0 * ratio if engine is not float_engines[-1] else 10.0
 
         with monkeypatch.context() as patch:
             float_engines: list[Any] = []
-            load_float = search.PlanBuilder.load_float
+            load_float = PlanBuilder.load_float
 
             def remembered(*arguments: Any) -> Any:
                 float_engines.append(load_float(*arguments))
                 return float_engines[-1]
 
-            patch.setattr(search.PlanBuilder, "load_float", remembered)
-            patch.setattr(certificate, "_infer_timed", told)
+            patch.setattr(PlanBuilder, "load_float", remembered)
+            patch.setattr(certificate, "_infer_timed", timed_alike)
             return search_in(search_world)[1]
 
     half, same = timed(0.5), timed(0.99)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from plan_bench import search_in
 from plan_world import LOUD, MACS, QUIET, journal
+from turned_clock import TurnedClock
 
 import agent.planning.search as search
 from agent.common.state_files import Journal
@@ -17,22 +18,15 @@ from agent.planning.certificate import Certifier
 from agent.planning.what_if import WhatIf
 
 
-class Clock:
-    """A second passes whenever somebody looks."""
+class Ticking(TurnedClock):
+    """A second passes at each look."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
+    looks = 0
 
-    def monotonic(self) -> float:
-        self.now += 1.0
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found = Clock()
-    monkeypatch.setattr(search, "time", found)
-    return found
+    def monotonic_s(self) -> float:
+        self.looks += 1
+        self.turn(1.0)
+        return super().monotonic_s()
 
 
 def test_no_budget_at_all_is_said_and_leaves_all_float(search_world: Path) -> None:
@@ -43,15 +37,16 @@ def test_no_budget_at_all_is_said_and_leaves_all_float(search_world: Path) -> No
     assert (evidence["builds"], evidence["candidates"], evidence["groups"][0]["measured"]) == (0, [], False)
 
 
-def test_wherever_the_budget_ends_the_plan_is_certified_or_float(search_world: Path, clock: Clock) -> None:
-    _, everything = search_in(search_world, replace(MACS, budget_s=1e9))
-    whole = int(clock.now)
+def test_wherever_the_budget_ends_the_plan_is_certified_or_float(search_world: Path) -> None:
+    clock = Ticking()
+    _, everything = search_in(search_world, replace(MACS, budget_s=1e9), clock)
+    whole = clock.looks
     ends = set()
     for budget in range(1, whole + 10, whole // 6):
-        clock.now = 0.0
+        clock = Ticking()
         (search_world / "plan.json.journal").unlink(missing_ok=True)
-        plan, evidence = search_in(search_world, replace(MACS, budget_s=float(budget)))
-        assert clock.now <= budget + 8.0
+        plan, evidence = search_in(search_world, replace(MACS, budget_s=float(budget)), clock)
+        assert clock.looks <= budget + 8
         ends.add((evidence["interrupted"], evidence["chosen"] is not None))
         if evidence["chosen"] is None:
             assert set(plan.floats) == {LOUD, QUIET}
@@ -61,7 +56,7 @@ def test_wherever_the_budget_ends_the_plan_is_certified_or_float(search_world: P
     assert everything["chosen"] is not None
 
 
-def test_what_is_not_sensed_in_half_the_budget_is_predicted(
+def test_groups_not_measured_in_half_the_budget_are_predicted(
     search_world: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search.PlanSearch, "out_of_time", lambda _, share=1.0: share < 1.0)
@@ -69,7 +64,7 @@ def test_what_is_not_sensed_in_half_the_budget_is_predicted(
     assert evidence["interrupted"] == "budget"
     assert not any(group["measured"] for group in evidence["groups"])
     assert all(group["sensitivity"] > 0.0 for group in evidence["groups"])
-    # Noise to signal at the layers' outputs hardly tells the branches apart; the certificate does.
+    # Noise to signal at the layers' outputs hardly distinguishes the branches; the certificate does.
     assert set(plan.floats) == ({LOUD, QUIET} if evidence["chosen"] is None else {LOUD})
 
 
@@ -121,9 +116,7 @@ def test_wherever_it_is_interrupted_it_goes_on_to_the_same_plan(
         assert work.asked + work.measured == asked + measured + 1  # the one that was not written
 
 
-def test_what_the_time_was_too_short_for_does_not_bind_the_search_that_goes_on(
-    search_world: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hurried_search_does_not_bind_its_continuation(search_world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan, _ = search_in(search_world)
     (search_world / "plan.json.journal").unlink()
     with monkeypatch.context() as patch:

@@ -20,7 +20,7 @@ from agent.planning.certificate import ERROR, Certifier, TrialResult, worst_of
 from agent.planning.report import Evidence
 from agent.planning.result import make_plan
 from agent.planning.search import PlanSearch, split_for_repairs
-from agent.planning.what_if import WhatIf, WhatIfResult
+from agent.planning.what_if import WhatIf, WhatIfResult, choose_repairs
 from engines.interface import Array
 
 SCENES = ("clip.avi", "dusk.avi")
@@ -68,7 +68,7 @@ def test_the_search_tries_repairs_on_frames_that_did_not_propose_them(
     scenes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[tuple[set[bytes], set[bytes]]] = []
-    choose = search.choose_repairs
+    choose = choose_repairs
 
     def watched(model: Any, calibration: Any, frames: Sequence[Array], what_if: WhatIf, *more: Any) -> Any:
         tried = {frame.tobytes() for frame, *_ in what_if._known}
@@ -165,7 +165,12 @@ def test_an_interrupted_certificate_goes_on_in_the_source_that_it_was_in(
         searched(scenes, *SCENES)
     in_first = measured.count(False)
     measured.clear()
-    monkeypatch.setattr(Certifier, "_measure", lambda *given: (measured.append(True), measure(*given))[1])
+
+    def noted(*given: Any) -> Any:
+        measured.append(True)
+        return measure(*given)
+
+    monkeypatch.setattr(Certifier, "_measure", noted)
     _, resumed = searched(scenes, *SCENES)
     assert resumed["plan"] == whole["plan"]
     trials = resumed["candidates"][resumed["chosen"]]["trial"]["by_source"]
@@ -191,9 +196,9 @@ def test_the_worst_trial_refuses_before_it_bounds() -> None:
 def test_several_sources_are_named_where_people_look(plan_bench: Place) -> None:
     write_clip(plan_bench / "dusk.avi", lambda _: 0.4, 160)
     frames = [word for name in SCENES for word in ("--frames", plan_bench / name)]
-    told = plan_bench.plan(*frames)
+    printed = plan_bench.plan(*frames)
     evidence = plan_bench.evidence()
-    assert told["measured_loss_upper"] == evidence["candidates"][evidence["chosen"]]["trial"]["upper"]
+    assert printed["measured_loss_upper"] == evidence["candidates"][evidence["chosen"]]["trial"]["upper"]
     assert evidence["sources"] == [
         {"source": str(plan_bench / "clip.avi"), "held_out": False},
         {"source": str(plan_bench / "dusk.avi"), "held_out": True},

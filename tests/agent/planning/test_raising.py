@@ -91,7 +91,7 @@ def test_a_plan_that_divides_inputs_is_offered_with_the_ranges_of_today_where_it
         assert (not first.floats and first.repairs.divisors == model.plan.repairs.divisors) is is_offered
 
 
-def test_what_is_float_stays_so_for_its_own_reason_and_more_follows(tmp_path: Path) -> None:
+def test_float_layers_keep_their_reason_and_more_follow(tmp_path: Path) -> None:
     found = ladder_of(model_of(tmp_path, residual_net()), PrecisionPlan({FIRST: "by hand"}), max_loss=1.0)
     floats = [plan.floats for plan in found.plans()]
     assert floats
@@ -100,7 +100,7 @@ def test_what_is_float_stays_so_for_its_own_reason_and_more_follows(tmp_path: Pa
         assert len(each) > 1
 
 
-def test_what_the_owner_forces_into_int8_stays_int8_and_then_a_person_is_needed(tmp_path: Path) -> None:
+def test_forced_int8_stays_and_then_a_person_is_needed(tmp_path: Path) -> None:
     found = ladder_of(model_of(tmp_path, collapsing_net(7), force_int8=[COLLAPSES]))
     assert list(found.plans()) == []  # no other loses less on the frames that try plans, and this one serves
     error = found.refusal(None)
@@ -132,7 +132,7 @@ def test_each_rung_has_half_of_the_noise_and_begins_where_the_one_before_was_tri
 
 
 def test_a_layer_that_becomes_float_needs_its_repair_no_more(tmp_path: Path) -> None:
-    """What the observer of the owner's plan sees is enough for the raised one."""
+    """The taps of the owner's plan are enough for the raised one."""
     repairs = Repairs(divisors={COLLAPSES: (1000.0,)})
     model = model_of(tmp_path, collapsing_net(7), keep_float=["Gemm"]).with_plan(PrecisionPlan({}, repairs))
     found = ladder_of(model)

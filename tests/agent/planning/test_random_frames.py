@@ -94,7 +94,7 @@ def test_a_video_is_passed_once_per_round_and_to_count(video: Source, monkeypatc
     assert decoded == [COUNT, *(max(order[first : first + 8]) + 1 for first in (0, 8, 16))]
 
 
-def test_what_nobody_asks_for_is_not_decoded(folder: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_that_are_not_drawn_are_not_decoded(folder: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     frames = RandomFrames(folder, 0)
     assert frames.count == COUNT
     monkeypatch.setattr(frames_module, "read_images", None)

@@ -45,11 +45,11 @@ def test_equal_sightings_do_not_diverge() -> None:
     assert sightings_divergence(sighting(BOX), sighting(BOX)) == pytest.approx(0.0, abs=1e-12)
 
 
-def test_where_nobody_sees_anything_there_is_nothing_to_compare() -> None:
+def test_two_empty_answers_give_nothing_to_compare() -> None:
     assert sightings_divergence(sighting(), sighting()) is None
 
 
-def test_what_is_missed_invented_or_of_another_class_costs_one() -> None:
+def test_a_missed_invented_or_misclassified_object_costs_one() -> None:
     other = (*BOX[:4], 2, BOX[5])
     for served, reference in (
         (sighting(), sighting(BOX)),
@@ -59,7 +59,7 @@ def test_what_is_missed_invented_or_of_another_class_costs_one() -> None:
         assert sightings_divergence(served, reference) == 1.0
 
 
-def test_what_falls_under_the_threshold_costs_its_difference_in_score() -> None:
+def test_a_detection_below_the_threshold_costs_its_difference_in_score() -> None:
     """It is no detection any more, but a candidate still: small noise moves the divergence a little."""
     fading = Sighting(NOTHING, detections((*BOX[:5], 0.29)))
     reference = sighting((*BOX[:5], 0.31))
@@ -143,7 +143,7 @@ def test_frames_that_show_something_are_asked_first(tmp_path: Path) -> None:
     dark, bright = np.full((1, 3, 8, 8), 0.05, np.float32), np.full((1, 3, 8, 8), 0.95, np.float32)
     what_if = WhatIf(model, seen(model, [dark, bright]), [dark] * 6 + [bright] * 2, open_backend("onnxruntime"))
     assert what_if.evaluate(PrecisionPlan(), 2).telling == 2
-    assert what_if.evaluate(PrecisionPlan()).telling == 2  # the others are empty, and tell nothing
+    assert what_if.evaluate(PrecisionPlan()).telling == 2  # the others are empty
 
 
 def test_where_no_frame_shows_anything_the_outputs_are_compared(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def test_a_plan_by_hand_and_one_with_repairs(tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", "{}", "[" * 100_000, '{"floats": 3, "schema": 1}', "\x00\xff"])
-def test_what_is_none_of_these_is_refused_by_name(
+def test_other_folders_and_files_are_refused_by_name(
     tmp_path: Path, content: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     subject = tmp_path / "thing.json"

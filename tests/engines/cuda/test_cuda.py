@@ -118,7 +118,7 @@ def test_a_full_gpu_gets_back_what_is_kept(pycuda: FakePycuda) -> None:
         assert pycuda.names()[-3:] == ["mem_alloc", "free", "mem_alloc"]
 
 
-def test_what_nvcc_mentions_is_no_error(pycuda: FakePycuda) -> None:
+def test_a_remark_of_nvcc_is_no_error(pycuda: FakePycuda) -> None:
     pycuda.chatter = "nvcc warning : Support for offline compilation for architectures prior to ..."
     count_something(SMALL)
     assert "abs_histogram" in pycuda.names()

@@ -54,7 +54,7 @@ def test_a_faster_graph_serves(graphs: FakeCudaGraphs) -> None:
             expected = run(residual_net((1, 3, 8, 8)), batch)["t9"]
             np.testing.assert_allclose(engine.infer(batch)["t9"], expected, rtol=1e-4, atol=1e-4)
         assert graphs.launches == launched + 4
-        assert engine.layer_times_ms(image(residual_net()), runs=2)  # layers cannot be told apart inside a graph
+        assert engine.layer_times_ms(image(residual_net()), runs=2)  # a graph has no times of layers
         assert graphs.launches == launched + 4
     assert [graph.users for graph in graphs.graphs] == [0, 0]
 
@@ -82,7 +82,7 @@ def test_an_engine_of_several_shapes_is_not_captured(graphs: FakeCudaGraphs) -> 
     assert graphs.graphs == []
 
 
-def test_what_cannot_be_captured_serves_without(
+def test_work_that_cannot_be_captured_serves_without_a_graph(
     fake: FakeTensorRt, graphs: FakeCudaGraphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = TensorRtEngine._execute

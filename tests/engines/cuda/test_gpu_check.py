@@ -64,7 +64,7 @@ def has_driver() -> bool:
 
 
 @pytest.mark.skipif(has_driver(), reason="this machine has an NVIDIA driver")
-def test_a_machine_without_a_driver_is_told_so_at_once(tmp_path: Path) -> None:
+def test_a_machine_without_a_driver_is_refused_at_once(tmp_path: Path) -> None:
     done = run_check(tmp_path, tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("gpu-check: found no NVIDIA driver")
@@ -153,7 +153,7 @@ HANGING = 'echo on; sleep 60 & echo $! > "$0"; wait'  # as compute-sanitizer doe
 
 
 def runs(pid: int) -> bool:
-    """Whether this process is there, and not merely waiting to be reaped by whoever inherited it."""
+    """Return whether this process runs; one that waits to be reaped does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
     except OSError:
@@ -176,7 +176,7 @@ def test_a_step_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
     assert wait_until(lambda: not runs(int((tmp_path / "pid").read_text())))
 
 
-def test_what_a_step_leaves_running_ends_with_it(tmp_path: Path) -> None:
+def test_processes_of_a_step_end_with_it(tmp_path: Path) -> None:
     leaving = 'sleep 60 >/dev/null 2>&1 & echo $! > "$0"'
     assert run_shown(("sh", "-c", leaving, str(tmp_path / "pid")), dict(os.environ), tmp_path / "log", 30.0) == 0
     assert wait_until(lambda: not runs(int((tmp_path / "pid").read_text())))
@@ -195,7 +195,7 @@ def checking(folder: Path, step: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def test_who_ends_the_check_ends_its_step(tmp_path: Path) -> None:
+def test_ending_the_check_ends_its_step(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     with checking(tmp_path, HANGING) as check:
         assert wait_until(lambda: pid.exists() and pid.read_text().endswith("\n"))

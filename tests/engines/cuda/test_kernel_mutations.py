@@ -1,7 +1,7 @@
 """Bugs planted in kernels.cu, each of which some check has to find: does the fiber executor see what a GPU would do?
 
-A schedule finds what comes out wrong in some order of the threads; ThreadSanitizer what could come out wrong in
-another; AddressSanitizer what reads or writes beyond its memory, which without it may be seen or not, or end anything.
+A schedule finds results that are wrong in some order of the threads, ThreadSanitizer those that could be in another.
+AddressSanitizer finds reads and writes beyond the memory, which without it may pass unseen.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SHOWN = "column.first >= 0 && row.first >= 0"
 
 
 def racing(name: str, old: str, new: str) -> Mutation:
-    """What no schedule of whole threads can show: between the read and the write of one nobody else runs."""
+    """A race that no schedule of whole threads shows: no other thread runs between a read and its write."""
     return Mutation(f"{name} without atomics", old, new, THREAD, "data race")
 
 
@@ -124,7 +124,7 @@ MUTATIONS = [
 
 
 def checked(source: str, sanitizer: str, seed: int) -> str:
-    """What `sanitize.run` finds; skips where no compiler can build this check."""
+    """Return the finding of `sanitize.run`; skips where no compiler can build this check."""
     if COMPILER is None or (sanitizer and not sanitizer_runtime(sanitizer)):
         pytest.skip(f"no C++ compiler with the sanitizer '{sanitizer}': install g++, or set CXX")
     return sanitize.run(source, sanitizer, seed)

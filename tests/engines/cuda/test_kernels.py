@@ -6,7 +6,7 @@ The GPU's half is skipped without one; REQUIRE_GPU=1 makes its absence a failure
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from calibrate.threshold import entropy_window, find_amax
 from engines.cuda.kernels import Argument, CudaExecutor, DeviceHistograms, KernelGeometry, search_entropy
 from engines.errors import DeviceError
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 ExecutorFor = Callable[[KernelGeometry], CudaExecutor]
 GEOMETRIES = [
     KernelGeometry(),
@@ -60,7 +60,7 @@ def able(executor: CudaExecutor, kernel: str) -> CudaExecutor:
 
 
 class Counting:
-    """The executor, with its launches counted and, if told, another number of blocks that run at once."""
+    """The executor, with its launches counted and, if given, another number of blocks that run at once."""
 
     def __init__(self, executor: CudaExecutor, resident: int | None = None) -> None:
         self.geometry = executor.geometry
@@ -82,7 +82,9 @@ class Tap:
 
     def __init__(self, executor: Counting, arrays: Sequence[Array]) -> None:
         self._executor = executor
-        self._histograms = DeviceHistograms(executor, [x.size for x in arrays], [x.dtype for x in arrays])
+        self._histograms = DeviceHistograms(
+            cast("CudaExecutor", executor), [x.size for x in arrays], [x.dtype for x in arrays]
+        )
 
     def collect(self, arrays: Sequence[Array]) -> list[AbsHistogram]:
         buffers = [self._executor.upload(x, None) for x in arrays]
@@ -140,7 +142,7 @@ def test_float_edges(executor_for: ExecutorFor, range_exp: int, octaves: int) ->
     with np.errstate(over="ignore"):  # of the topmost floats' neighbours
         edges = (np.arange(SMALL.bins + 1) * np.ldexp(1.0, range_exp - SMALL.bits)).astype(np.float32)
         x = np.concatenate((edges, np.nextafter(edges, np.float32(0)), -np.nextafter(edges, np.float32(np.inf))))
-        x = np.append(x[np.abs(x.astype(np.float64)) < 2.0**range_exp], np.float32([1e-45, -1e-38]))
+        x = np.append(x[np.abs(x.astype(np.float64)) < 2.0**range_exp], np.array([1e-45, -1e-38], np.float32))
         moved = x * np.float32(2.0**octaves)
     tap = Tap(executor, [x])
     assert_equal(tap.collect([x])[0], x, "first")
@@ -212,7 +214,7 @@ def test_no_block_meets_more_values_than_it_can_count(executor_for: ExecutorFor)
 
     executor = Unlaunched(executor_for(SMALL), resident=12)
     for elements, dtype, blocks in ((1 << 20, np.float32, 12), (1 << 40, np.float32, 1024), (1 << 40, np.float16, 512)):
-        DeviceHistograms(executor, [elements], [np.dtype(dtype)]).collect([256])
+        DeviceHistograms(cast("CudaExecutor", executor), [elements], [np.dtype(dtype)]).collect([256])
         assert executor.launches.pop() == blocks
         assert elements / blocks < 1 << 32
 
@@ -274,7 +276,7 @@ def test_entropy_chooses_as_the_cpu_does_on_what_it_counted(executor_for: Execut
 def test_entropy_of_the_peers_histograms(shared_vectors: dict[str, Array]) -> None:
     if COMPILER is None:
         pytest.skip("no C++ compiler to build kernels.cu for the CPU: install g++, or set CXX")
-    executor, rows = FiberExecutor(SMALL), shared_vectors["counts"].astype(np.int64)
+    executor, rows = cast("CudaExecutor", FiberExecutor(SMALL)), shared_vectors["counts"].astype(np.int64)
     assert_same_choices(executor, rows)
     everything = np.full((len(rows), 2), (LEVELS, SMALL.bins), np.int32)
     chosen = search_entropy(executor, rows, everything)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ def executor(request: pytest.FixtureRequest) -> Iterator[CudaExecutor]:
     if request.param == "fibers":
         if COMPILER is None:
             pytest.skip("no C++ compiler to build kernels.cu for the CPU: install g++, or set CXX")
-        yield FiberExecutor(GEOMETRY)
+        yield cast("CudaExecutor", FiberExecutor(GEOMETRY))
         return
     with opened_gpu() as gpu, gpu.current():
         cuda = CudaExecutor(gpu, GEOMETRY)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import cv2
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 from agent.vision.detections import Size
 from agent.vision.preprocess import NetworkInput, Preprocessor
 from agent.vision.spec import InputSpec
-from engines.cuda.kernels import DevicePreprocess, KernelGeometry
+from engines.cuda.kernels import CudaExecutor, DevicePreprocess, KernelGeometry
 from engines.preprocessing import Layout, PixelType
 
 SIDES = st.integers(1, 32)
@@ -42,9 +44,9 @@ def check(
     transform, geometry = preprocessor.transform(frame)
     wanted, where = preprocessor(frame)
     lying, made = executor.upload(frame), executor.empty(wanted.shape, dtype)
-    DevicePreprocess(executor).run(transform, lying.address, made.address)
+    DevicePreprocess(cast("CudaExecutor", executor)).run(transform, lying.address, made.address)
     assert where == geometry
-    assert (wanted.shape, wanted.dtype) == (transform.input_shape, dtype)
+    assert (wanted.shape, wanted.dtype.name) == (transform.input_shape, dtype)
     assert np.array_equal(executor.download(made), wanted)
     assert np.array_equal(preprocessed(transform, frame), wanted)
 

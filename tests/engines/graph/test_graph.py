@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper
-from zoo import Net, by_name, image, residual_net, run
+from zoo import Net, assert_same_bits, by_name, image, residual_net, run
 
 from engines.errors import EngineError
 from engines.graph.load import canonical_hash, image_input, load_model, trial_image
@@ -162,7 +163,7 @@ def test_reads_external_data_beside_the_model(tmp_path: Path) -> None:
     onnx.save(residual_net(), tmp_path / "m.onnx", save_as_external_data=True, location="m.bin", size_threshold=0)
     loaded = load_model(tmp_path / "m.onnx")
     (tmp_path / "m.bin").unlink()
-    np.testing.assert_array_equal(*(run(m, image(model))["t9"] for m in (model, loaded)))
+    assert_same_bits(model, loaded)
 
 
 @pytest.mark.parametrize("location", ["../m.bin", "/etc/passwd", "link.bin", "gone.bin", ""])
@@ -244,7 +245,7 @@ def test_shared_weights_are_folded_apart() -> None:
 
 def test_drops_what_does_nothing() -> None:
     net = Net()
-    net.conv("image", 3, 4)  # nobody reads it
+    net.conv("image", 3, 4)  # without a reader
     x = net.node("Dropout", net.node("Identity", net.node("Identity", "image")))
     scale = net.node("Constant", value_float=2.0)
     master = prepare(net.model(net.node("Identity", net.node("Mul", x, scale))), run)
@@ -278,7 +279,7 @@ def test_old_opsets_and_initialisers_among_the_inputs() -> None:
 def test_bodies_of_control_flow_keep_what_they_capture() -> None:
     net = Net()
     kept = net.node("Identity", net.node("Relu", "image"))
-    branches = {
+    branches: dict[str, Any] = {
         f"{branch}_branch": helper.make_graph(
             [helper.make_node(operator, [kept], [branch])],
             branch,

@@ -1,7 +1,6 @@
 """Models that take channels last, or bytes: calibrated, built and served as the float ones with channels first.
 
-What a front of nodes turns and scales in the graph, preprocessing turns and scales before it elsewhere: every tensor
-behind must be the same to the last bit.
+Preprocessing turns and scales like a front of nodes in the graph: every tensor behind is the same to the last bit.
 """
 
 from __future__ import annotations
@@ -113,7 +112,7 @@ def test_bytes_are_never_quantised_and_floats_are_where_they_come_in(layout: Lay
     assert ("image" in straight.taps) == (dtype == "float32")
 
 
-def test_what_turns_bytes_turns_floats_instead() -> None:
+def test_a_transpose_of_bytes_is_one_of_floats_instead() -> None:
     model = fronted(residual_net(), "NHWC", "uint8", [0.5], moves_bytes=True)
     before = [node.op_type for node in model.graph.node]
     expected = run(model, trial_image(model))
@@ -158,7 +157,7 @@ def test_the_device_answers_as_the_cpu(layout: Layout, dtype: PixelType, tmp_pat
             assert isinstance(prediction, dict)
             answers.append(prediction)
             tensor, _ = task.preprocess(FRAME)
-            assert (tensor.dtype, tensor.shape) == (dtype, (1, 3, 16, 24) if layout == "NCHW" else (1, 16, 24, 3))
+            assert (tensor.dtype.name, tensor.shape) == (dtype, (1, 3, 16, 24) if layout == "NCHW" else (1, 16, 24, 3))
         with closing(backend.observer(model.reference, model.placement.taps)) as observer:
             seen.append(observer.observe(tensor).histograms)
     for name, values in answers[0].items():

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto
 from quantised_zoo import net, qat_net, quantised, sqnr_db
-from zoo import by_name, image, residual_net, run
+from zoo import assert_same_bits, by_name, image, residual_net, run
 
 from calibrate.plan import PrecisionPlan
 from engines.errors import EngineError
@@ -48,7 +48,7 @@ def test_scales_may_be_constant_nodes_of_an_old_opset() -> None:
     x = n.node("DequantizeLinear", n.node("QuantizeLinear", "image", scale, zero), scale, zero)
     model = n.model(n.conv(x, 4, 2), opset=12)
     master = prepare(model, run)
-    np.testing.assert_array_equal(*(run(m, image(model))["t4"] for m in (model, master)))
+    assert_same_bits(model, master)
     assert (place(master).quantised, place(master).taps) == (("Conv_t4",), ())
 
 
@@ -72,7 +72,7 @@ def test_an_int32_bias_becomes_the_same_float(scale: NDArray[np.float32], zero: 
     except EngineError:  # as 1.23, the last one for Python 3.10, does
         pytest.skip("this ONNX Runtime takes no int32 with a zero point, though ONNX has it")
     master = prepare(model, run)
-    np.testing.assert_array_equal(*(run(m, image(model))["t4"] for m in (model, master)))
+    assert_same_bits(model, master)
     assert {t.data_type for t in master.graph.initializer} == {TensorProto.FLOAT, TensorProto.INT8}
     assert Counter(n.op_type for n in master.graph.node) == {"QuantizeLinear": 1, "DequantizeLinear": 2, "Conv": 1}
 
@@ -102,7 +102,7 @@ def test_a_plan_cannot_have_the_models_own_int8(name: str) -> None:
         place(prepare(qat_net(), run), PrecisionPlan({name: "too sensitive"}))
 
 
-def test_who_reads_dequantised_values_needs_weights_alone() -> None:
+def test_readers_of_dequantised_values_need_weights_alone() -> None:
     n = net()
     x = n.int8("image")
     pooled = n.node("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2])
@@ -136,7 +136,7 @@ def test_a_tensor_that_the_model_quantises_is_read_under_its_scale() -> None:
     assert 20 < sqnr_db(expected["t1"], found["t1"]) < 60
 
 
-def test_of_several_scales_of_the_models_the_first_is_taken() -> None:
+def test_the_first_of_several_own_scales_is_taken() -> None:
     n = net()
     x = n.node("Relu", "image")
     first, second = n.int8(x), n.int8(x, 0.05)
@@ -158,10 +158,11 @@ def test_values_under_several_scales_are_joined_in_float(moved: str) -> None:
     assert "the model's own" in placement.floats[f"Concat_{joined}"]
     graph = quantised(model)
     assert by_name(graph)[f"Concat_{joined}"].input[:] == by_name(model)[f"Concat_{joined}"].input[:]
-    np.testing.assert_array_equal(*(run(m, image(model))["t7"] for m in (model, graph)))
+    batch = image(model)
+    np.testing.assert_array_equal(run(model, batch)["t7"], run(graph, batch)["t7"])
 
 
-def test_what_is_added_to_a_layer_of_the_models_own_is_its_affair() -> None:
+def test_an_add_to_an_own_layer_of_the_model_is_left_alone() -> None:
     n = net()
     x = n.node("Relu", "image")
     own = n.node("Add", n.int8_conv(n.int8(x), 4, 4), n.node("Abs", "image"))
@@ -191,7 +192,7 @@ def test_products_of_dequantised_activations_and_transposed_weights_are_the_mode
     assert int8_macs_share(model, placement) == 1.0
 
 
-def test_what_we_quantised_is_kept_when_it_comes_back() -> None:
+def test_a_graph_of_our_own_is_kept_when_it_comes_back() -> None:
     """The names that we give are taken then."""
     model = residual_net()
     placement = place(model, PrecisionPlan({"Conv_t2": "too sensitive"}))
@@ -203,5 +204,5 @@ def test_what_we_quantised_is_kept_when_it_comes_back() -> None:
     graph = insert_qdq(master, again, {})
     onnx.checker.check_model(graph, full_check=True)
     whole = insert_qdq(model, place(model), dict.fromkeys(placement.taps, 4.0))
-    np.testing.assert_array_equal(*(run(m, image(model))["t9"] for m in (whole, graph)))
+    assert_same_bits(whole, graph)
     assert canonical_hash(insert_qdq(graph, place(graph), {})) == canonical_hash(graph)

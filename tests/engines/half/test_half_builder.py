@@ -36,7 +36,7 @@ pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for x86-64 o
 
 TARGETS = ("sm80", "sm86", "sm89")
 PRECISIONS = ("fp16", "int8")
-# "kgen" layers hold what is fused around products, and very small products; which of the two is not told.
+# "kgen" layers hold what is fused around products, and very small products; the inspector does not say which.
 COMPUTING = {"correlation", "deconv", "gemm", "runtime_fusion"}
 
 

@@ -1,4 +1,4 @@
-"""What stays float32 in the float16 form, and why; which tensors exist in both types."""
+"""Nodes that stay float32 in the float16 form, with reasons, and tensors that exist in both types."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def limits_net() -> ModelProto:
         (limits_net, {"Min_t4": "constant 'c7' holds 1e+06"}),
     ],
 )
-def test_what_stays_float32_and_why(make: Callable[[], ModelProto], expected: dict[str, str]) -> None:
+def test_nodes_that_stay_float32_have_a_reason(make: Callable[[], ModelProto], expected: dict[str, str]) -> None:
     model = make()
     form = half_precision(model, {})
     assert_well_formed(form, model)
@@ -129,7 +129,7 @@ def test_a_map_beyond_float16_keeps_its_layers_float32(measured: tuple[str, ...]
     assert "Conv_t3" not in form.float32
     assert noise_db(expected, run(form.model, batches)) < -50
     quantised, _ = quantise(model, batches)
-    int8 = half_precision(quantised, {})  # the INT8 scale tells
+    int8 = half_precision(quantised, {})  # the INT8 scale bounds it
     assert_well_formed(int8, quantised)
     assert int8.float32.keys() == form.float32.keys() == {"Conv_t0", "Relu_t1", "Conv_t2"}
     assert noise_db(expected, run(int8.model, batches)) < -30
@@ -156,12 +156,12 @@ def test_a_tensor_and_a_weight_that_both_kinds_read_exist_in_both_types() -> Non
     assert nodes["t0.int8"].input[0] == "t0"
     values = {t.name: numpy_helper.to_array(t) for t in form.model.graph.initializer}
     assert values["t0.scale"].dtype == np.float16
-    assert values["t0.scale"] == values["t0.scale.float"]  # one grid, whoever reads it
+    assert values["t0.scale"] == values["t0.scale.float"]  # one grid for all readers
     assert values["c2"].dtype == np.float16
     assert values["c2.float"].dtype == np.float32
 
 
-def test_what_a_model_casts_itself_and_what_it_only_counts_needs_no_cast() -> None:
+def test_own_casts_and_integers_of_a_model_need_no_cast() -> None:
     net = Net((1, 4, 8, 8))
     x = net.node("Cast", net.node("Cast", net.conv("image", 4, 4), to=HALF), to=FLOAT)
     best = net.node("ArgMax", net.node("Softmax", x, axis=1), axis=1)

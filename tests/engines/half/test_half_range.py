@@ -1,4 +1,4 @@
-"""What float16 cannot hold: values measured or proven too large, what vanishes, INT8 scales out of reach."""
+"""Limits of float16: values measured or proven too large, values that vanish, INT8 scales out of reach."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def chain_of_four(operator: str = "Relu") -> ModelProto:
         ),
     ],
 )
-def test_what_measurements_take_beyond_float16(amax: dict[str, float], expected: dict[str, str]) -> None:
+def test_measurements_beyond_float16_keep_a_node_in_float32(amax: dict[str, float], expected: dict[str, str]) -> None:
     reasons = beyond_half(chain_of_four(), amax)
     assert reasons.keys() == expected.keys()
     for name, reason in reasons.items():
@@ -68,7 +68,7 @@ def test_what_measurements_take_beyond_float16(amax: dict[str, float], expected:
         ("Max", {"t1": 0.0, "t2": 17e3}, False),  # not examined
     ],
 )
-def test_a_measured_result_speaks_for_the_operand_nobody_measured(
+def test_a_measured_result_speaks_for_an_unmeasured_operand(
     operator: str, amax: dict[str, float], conv_is_beyond: bool
 ) -> None:
     net = Net(SHAPE)

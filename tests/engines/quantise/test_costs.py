@@ -62,7 +62,7 @@ class Machine:
 
 
 class PlantedEngine:
-    """What the machine says of one plan."""
+    """Return the machine's times of one plan."""
 
     def __init__(self, machine: Machine, labels: list[bool]) -> None:
         self.machine, self.labels = machine, labels
@@ -121,8 +121,8 @@ def test_planted_costs_are_found_while_the_machine_slows_down(machine: Machine, 
 
 def test_random_times_fall_back_to_macs_and_say_so(machine: Machine) -> None:
     machine.random, machine.int8 = np.random.default_rng(0), 1.0
-    told: list[str] = []
-    costs = measure_costs(machine.grouping, machine.build, BATCH, lambda _, doing: told.append(doing))
+    reported: list[str] = []
+    costs = measure_costs(machine.grouping, machine.build, BATCH, lambda _, doing: reported.append(doing))
     assert costs.source == "macs"
     assert costs.builds == machine.built
     assert costs.passes == 3
@@ -130,7 +130,7 @@ def test_random_times_fall_back_to_macs_and_say_so(machine: Machine) -> None:
     np.testing.assert_array_equal(costs.int8_ms, macs_costs(machine.grouping).int8_ms)
     assert costs.doubt.startswith("INT8 and float cannot be distinguished within a spread of ")
     assert costs.doubt.endswith(" %, measured 3 times")
-    assert "multiply-accumulates" in told[-1]
+    assert "multiply-accumulates" in reported[-1]
 
 
 @pytest.mark.parametrize(("designs", "passes"), [(1.0, "once"), (1.6, "once"), (2.0, "2 times")])
@@ -253,7 +253,7 @@ def test_a_cancelled_measurement_closes_its_engines(machine: Machine, at: int) -
     assert machine.open == 0
 
 
-def test_an_engine_that_does_not_tell_its_layers_is_closed(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_does_not_list_its_layers_is_closed(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     def damaged(_engine: PlantedEngine) -> Mapping[str, tuple[str, ...]]:
         raise EngineError("engine.layers", "names only", "JSON", "build it again")
 
@@ -290,6 +290,8 @@ def test_macs_without_a_measurement(machine: Machine) -> None:
         ((), {}),
     ],
 )
-def test_whose_a_layers_time_is(machine: Machine, nodes: tuple[str, ...], shares: dict[int, float]) -> None:
+def test_the_time_of_a_layer_goes_to_its_groups(
+    machine: Machine, nodes: tuple[str, ...], shares: dict[int, float]
+) -> None:
     labels = np.array([True, True, False, True])
     assert layer_shares(machine.grouping, labels, nodes) == pytest.approx(shares)

@@ -1,4 +1,4 @@
-"""What the runtimes tell of their layers' times and nodes, and that the costs measured by it hold."""
+"""The runtimes list times and nodes of their layers, and the costs measured by them hold."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("prepared", [residual_net, lambda: quantised(residual_net())])
-def test_onnxruntime_tells_every_kernel_and_its_nodes(prepared: Callable[[], ModelProto], scratch: Path) -> None:
+def test_onnxruntime_lists_every_kernel_and_its_nodes(prepared: Callable[[], ModelProto], scratch: Path) -> None:
     model = prepared()
     with closing(profiled(model)) as engine:
         times, nodes = engine.layer_times_ms(image(model), runs=3), engine.layer_nodes()
@@ -69,7 +69,7 @@ def test_onnxruntime_tells_every_kernel_and_its_nodes(prepared: Callable[[], Mod
     assert list(scratch.iterdir()) == []
 
 
-def test_what_onnxruntime_fuses_is_in_one_layer() -> None:
+def test_nodes_that_onnxruntime_fuses_are_in_one_layer() -> None:
     with closing(profiled(residual_net())) as engine:
         nodes = engine.layer_nodes()
     assert ("Conv_t0", "Relu_t1") in nodes.values()
@@ -140,7 +140,7 @@ def test_kernels_are_matched_by_their_tensors_or_their_names() -> None:
 def sample(monkeypatch: pytest.MonkeyPatch) -> Sample:
     """The sample detector with its measured costs.
 
-    What else the machine does adds to a layer's time, never the same: the least of its runs is what the layer takes.
+    Other work of the machine adds to a layer's time; the least of the runs is the layer's own.
     """
     monkeypatch.setattr(onnxruntime_backend, "median", min)
     model = open_model(load_model_spec(ROOT / "examples" / "street" / "model.yaml"))
@@ -178,7 +178,7 @@ def test_an_unseen_plan_takes_what_the_costs_say(sample: Sample) -> None:
 
 
 @pytest.mark.usefixtures("fake")
-def test_tensorrt_tells_the_nodes_of_its_layers() -> None:
+def test_tensorrt_lists_the_nodes_of_its_layers() -> None:
     request = int8(net())
     backend = TensorRtBackend()
     with closing(backend.load(backend.build(request).engine)) as engine:

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from equalise_cases import CENTRED, CHANNELS, PADDED, assert_close, assert_same_bits, built, convolution, divisors_for
+from equalise_cases import CENTRED, CHANNELS, PADDED, built, convolution, divisors_for
 from half_zoo import MODELS, master
-from zoo import Net, by_name, residual_net
+from zoo import Net, assert_close, assert_same_bits, by_name, residual_net
 
 from engines.errors import EngineError
 from engines.graph.topology import Topology

@@ -1,23 +1,24 @@
-"""The layer before divides for nothing where all between is homogeneous and nobody else reads it; else a Mul does."""
+"""The layer before divides for nothing where all between is homogeneous and has no other reader; else a Mul does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from equalise_cases import assert_close, assert_same_bits, divisors_for
+from equalise_cases import divisors_for
 from half_zoo import branching_net
 from onnx import ModelProto, helper, numpy_helper
-from zoo import Net, by_name
+from zoo import Net, assert_close, assert_same_bits, by_name
 
 from engines.errors import EngineError
 from engines.graph.topology import Topology
 from engines.quantise.equalise import can_divide, equalise, equalised_name, is_free, shift_biases
 from engines.quantise.placement import place
 
-POOL = {"kernel_shape": [2, 2], "strides": [1, 1]}
+POOL: dict[str, Any] = {"kernel_shape": [2, 2], "strides": [1, 1]}
 BETWEEN: dict[str, Callable[[Net, str], str]] = {
     "nothing": lambda _, x: x,
     "ReLU": lambda net, x: net.node("Relu", x),
@@ -74,7 +75,7 @@ def test_offsets_are_never_free() -> None:
 
 
 @pytest.mark.parametrize("reader", ["node", "output", "body of an If"])
-def test_what_others_read_stays_as_it_is(reader: str) -> None:
+def test_a_tensor_with_other_readers_stays_as_it_is(reader: str) -> None:
     if reader == "body of an If":
         model = branching_net()
         layer = "Conv_t2"

@@ -136,7 +136,7 @@ def test_groups_that_feed_each_other_have_one_edge() -> None:
     assert grouping.edges == ((0, 1, 256), (1, 2, 512))  # there and back
 
 
-def test_what_cannot_be_int8_is_fixed() -> None:
+def test_groups_that_cannot_be_int8_are_fixed() -> None:
     net = Net((1, 4, 8, 8))
     scores = net.node("Reshape", net.conv("image", 4, 16), net.constant(np.array([1, 4, 16, 16])))
     bins = net.node("Transpose", net.node("Softmax", scores, axis=2), perm=[0, 2, 1, 3])
@@ -157,7 +157,7 @@ def test_nodes_without_an_int8_kernel_are_fixed() -> None:
     assert grouping.plan([True] * 4, "planned") == {"Conv_t4": "no INT8 kernel"}
 
 
-def test_what_the_model_has_in_int8_is_no_decision() -> None:
+def test_own_int8_of_the_model_is_no_decision() -> None:
     model = residual_net()
     float_rest = PrecisionPlan({"Conv_t4": "float for now"})
     placement = place(model, float_rest)
@@ -191,7 +191,7 @@ GROUPING = grouped(JOINED)
 
 
 @given(st.lists(st.booleans(), min_size=len(GROUPING.groups), max_size=len(GROUPING.groups)))
-def test_what_a_group_owns_is_int8_exactly_when_it_is(int8: list[bool]) -> None:
+def test_tensors_and_nodes_of_a_group_are_int8_exactly_when_it_is(int8: list[bool]) -> None:
     placement = place(JOINED, PrecisionPlan(GROUPING.plan(int8, "planned")))
     for group, is_int8 in zip(GROUPING.groups, int8, strict=True):
         assert {layer in placement.quantised for layer in group.layers} == {is_int8}

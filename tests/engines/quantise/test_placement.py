@@ -23,7 +23,7 @@ def quantised_ops(model: ModelProto, placement: Placement) -> Counter[str]:
 
 
 def check_invariants(model: ModelProto, placement: Placement) -> None:
-    """What holds of every placement."""
+    """Check the rules of every placement."""
     nodes = by_name(model)
     assert set(placement.quantised) | set(placement.floats) == set(nodes)
     assert not set(placement.quantised) & set(placement.floats)
@@ -124,14 +124,14 @@ def test_silu_and_its_residual() -> None:
     assert placement.reads["Add_t6"] == (0,)
 
 
-def test_of_two_convolutions_into_an_add_the_later_one_is_fused() -> None:
+def test_the_later_of_two_convolutions_into_an_add_is_fused() -> None:
     net = Net((1, 4, 8, 8))
     first, second = net.conv("image", 4, 4), net.conv("image", 4, 4)
     model = net.model(net.conv(net.node("Relu", net.node("Add", second, first)), 4, 4))
     assert place(model).reads["Add_t2"] == (1,)
 
 
-def test_what_is_no_residual_stays_float() -> None:
+def test_an_add_that_is_no_residual_stays_float() -> None:
     net = Net((1, 4, 8, 8))
     conv = net.conv("image", 4, 4)
     gated = net.node("Add", conv, net.node("GlobalAveragePool", conv))  # broadcast
@@ -185,7 +185,7 @@ BRANCHING = branching_net()
 
 
 @given(st.sets(st.sampled_from(place(BRANCHING).quantised)))
-def test_one_calibration_serves_every_plan(floats: set[str]) -> None:
+def test_a_single_calibration_serves_every_plan(floats: set[str]) -> None:
     placement = place(BRANCHING, PrecisionPlan(dict.fromkeys(floats, "planned")))
     check_invariants(BRANCHING, placement)
     assert set(placement.taps) <= set(place(BRANCHING).taps)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import cv2
 import numpy as np
@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, numpy_helper
+from quantised_zoo import sqnr_db
 from zoo import Net, by_name, image, residual_net, run
 
 from calibrate.plan import PrecisionPlan
@@ -42,12 +43,7 @@ def quantise(
     return quantised
 
 
-def sqnr_db(reference: NDArray[np.generic], found: NDArray[np.generic]) -> float:
-    signal, noise = reference.astype(np.float64), found.astype(np.float64) - reference
-    return float(10 * np.log10(np.square(signal).sum() / np.square(noise).sum()))
-
-
-def outputs_at_default_optimisation(model: ModelProto, batch: NDArray[np.float32]) -> list[NDArray[np.generic]]:
+def outputs_at_default_optimisation(model: ModelProto, batch: NDArray[np.float32]) -> list[NDArray[Any]]:
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     return list(session.run(None, {session.get_inputs()[0].name: batch}))
 
@@ -55,7 +51,7 @@ def outputs_at_default_optimisation(model: ModelProto, batch: NDArray[np.float32
 # ---- structure
 
 
-def test_one_q_per_tensor_int8_with_explicit_zero_points() -> None:
+def test_a_tensor_has_one_q_in_int8_with_an_explicit_zero_point() -> None:
     model = residual_net()
     quantised = quantise(model, [image(model)])
     constants = {tensor.name: tensor for tensor in quantised.graph.initializer}
@@ -233,13 +229,14 @@ def pictures(archive: Path) -> list[tuple[str, NDArray[np.uint8]]]:
     """(path inside the archive, BGR image), by path."""
     with zipfile.ZipFile(archive) as file:
         names = sorted(name for name in file.namelist() if name.endswith((".png", ".jpg")))
-        return [(name, cv2.imdecode(np.frombuffer(file.read(name), np.uint8), cv2.IMREAD_COLOR)) for name in names]
+        decoded = [cv2.imdecode(np.frombuffer(file.read(name), np.uint8), cv2.IMREAD_COLOR) for name in names]
+    return list(zip(names, cast("list[NDArray[np.uint8]]", decoded), strict=True))
 
 
 def cifar(picture: NDArray[np.uint8]) -> NDArray[np.float32]:
     scaled = picture[:, :, ::-1].astype(np.float32) / 255
     normalised = (scaled - (0.485, 0.456, 0.406)) / (0.229, 0.224, 0.225)
-    return normalised.astype(np.float32).transpose(2, 0, 1)[None]
+    return np.expand_dims(normalised.astype(np.float32).transpose(2, 0, 1), 0)
 
 
 @pytest.mark.trial

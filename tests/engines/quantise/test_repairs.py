@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from half_zoo import noise_db
 from half_zoo import run as run_all
+from numpy.typing import NDArray
 from onnx import ModelProto, numpy_helper
 from repair_flow import CLIPPING, calibrated, frames_for, observed, proposed, uneven_net
 from zoo import Net, by_name, run
@@ -48,7 +50,7 @@ def planned_net() -> tuple[ModelProto, Repairs]:
 
 def test_the_graph_reads_what_was_planned() -> None:
     model, repairs = planned_net()
-    calibration = replace(calibrated(model, frames_for(model)), extremes={})  # of an older tared
+    calibration = replace(calibrated(model, frames_for(model)), extremes={})
     graph = quantised_graph(model, PrecisionPlan({}, repairs), calibration).graph
     onnx.checker.check_model(graph, full_check=True)
     nodes, constants = (
@@ -61,7 +63,7 @@ def test_the_graph_reads_what_was_planned() -> None:
         ("Conv_t4", np.ones(6)),
         ("Conv_t0", np.array(repairs.clips["Conv_t0"])),
     ):
-        weight = numpy_helper.to_array(before[by_name(model)[layer].input[1]])
+        weight: NDArray[np.float32] = numpy_helper.to_array(before[by_name(model)[layer].input[1]])
         weight = weight * np.array(repairs.divisors.get(layer, [1.0] * 4), np.float32).reshape(1, 4, 1, 1)
         if layer == "Conv_t2":  # which divides for the next one
             weight = weight / np.array(repairs.divisors["Conv_t4"], np.float32).reshape(4, 1, 1, 1)
@@ -188,7 +190,7 @@ def test_a_range_grows_as_the_extremes_do(activation: str, pad: int) -> None:
             assert 0.99 * planned <= amax[tensor] <= 1.01 * (2.0 * growth - 1.0) * planned, (tensor, growth)
 
 
-def test_what_is_centred_is_never_clipped_at_its_low_end() -> None:
+def test_a_centred_tensor_is_never_clipped_at_its_low_end() -> None:
     """A darker calibration brings the high end down, while the offset stays that of the plan."""
     model = uneven_net("SiLU", pad=0)
     frames = frames_for(model)
@@ -204,8 +206,8 @@ def test_what_is_centred_is_never_clipped_at_its_low_end() -> None:
 def test_without_extremes_no_input_is_divided() -> None:
     model = uneven_net()
     frames = frames_for(model)
-    older = replace(calibrated(model, frames), extremes={})
-    assert not propose_repairs(model, place(model), older, observed(model, frames), ("divisors",)).repairs
+    merged = replace(calibrated(model, frames), extremes={})
+    assert not propose_repairs(model, place(model), merged, observed(model, frames), ("divisors",)).repairs
 
 
 def test_scales_of_another_tool_without_histograms_keep_their_thresholds() -> None:
@@ -241,7 +243,7 @@ def test_nvidias_builder_computes_every_repaired_layer_in_int8(kinds: tuple[str,
     from engines.trt.backend import TensorRtBackend
 
     model, repairs = planned_net()
-    left_out = {name: {} for name in ("divisors", "offsets", "clips", "shifts") if name not in kinds}
+    left_out: dict[str, Any] = {name: {} for name in ("divisors", "offsets", "clips", "shifts") if name not in kinds}
     graph = quantised_graph(
         model, PrecisionPlan({}, replace(repairs, **left_out)), calibrated(model, frames_for(model))
     ).graph

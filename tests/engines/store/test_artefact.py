@@ -1,4 +1,4 @@
-"""What an artefact hands out: its own verified files, and an engine only to the runtime it was built for."""
+"""An artefact gives its own verified files, and its engine only to the runtime it was built for."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,12 @@ def fill(directory: Path) -> Mapping[str, Any]:
 def test_links_and_pipes_in_an_artefact_are_refused_even_with_the_right_bytes(tmp_path: Path, name: str) -> None:
     file = write_artefact(tmp_path / "a", INPUTS, fill, KEY).path / name
     twin = file.rename(tmp_path / "twin")
-    for place in (lambda: file.symlink_to(twin), lambda: os.mkfifo(file), lambda: file.symlink_to("/dev/zero")):
+    places: list[Callable[[], object]] = [
+        partial(file.symlink_to, twin),
+        partial(os.mkfifo, file),
+        partial(file.symlink_to, "/dev/zero"),
+    ]
+    for place in places:
         place()
         with pytest.raises(EngineError, match=rf"artefact\.damaged.*{name}"):
             read_artefact(tmp_path / "a", KEY)
@@ -61,7 +67,7 @@ def test_a_manifest_names_only_files_in_its_directory(tmp_path: Path, name: str)
         lambda file: file.write_bytes(b""),
         lambda file: file.unlink(),
         lambda file: [file.rename(file.parents[1] / "twin"), file.symlink_to("../twin")],
-        lambda file: [file.unlink(), os.mkfifo(file)],
+        lambda file: (file.unlink(), os.mkfifo(file)),  # type: ignore[func-returns-value]  # two steps in a lambda
         lambda file: file.parent.rename(file.parents[1] / "b"),
     ],
     ids=["bytes", "empty", "missing", "link", "pipe", "directory"],

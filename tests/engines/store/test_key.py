@@ -22,7 +22,7 @@ def write_key(path: Path, content: bytes, mode: int = 0o600) -> Path:
 
 @pytest.fixture(name="credentials")
 def credentials_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What systemd makes for a service."""
+    """Make the credentials folder as systemd does for a service."""
     (tmp_path / "credentials").mkdir()
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path / "credentials"))
     return tmp_path / "credentials"

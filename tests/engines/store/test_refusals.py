@@ -14,7 +14,7 @@ from engines.store.retention import record_refusal
 def test_the_newest_twenty_are_kept(tmp_path: Path) -> None:
     for number in range(25):
         path = record_refusal(tmp_path, f"{number:016x}", {"verdict": {"accepted": False}})
-        os.utime(path, ns=(number, number))  # a file system's clock may be too coarse to tell them apart
+        os.utime(path, ns=(number, number))  # a file system's clock may be too coarse
     kept = sorted(path.name for path in (tmp_path / "refused").iterdir())
     assert kept == [f"{number:016x}.json" for number in range(5, 25)]
     document = json.loads((tmp_path / "refused" / kept[-1]).read_text())
@@ -40,7 +40,7 @@ def test_a_clock_that_was_set_back_does_not_cost_the_newest(tmp_path: Path) -> N
     assert len(list((tmp_path / "refused").iterdir())) == 20
 
 
-def test_a_disk_that_refuses_is_told(tmp_path: Path) -> None:
+def test_a_disk_that_refuses_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "refused").write_text("where a folder belongs")
     with pytest.raises(OSError, match="exists"):
         record_refusal(tmp_path, "0", {})

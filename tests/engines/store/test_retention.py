@@ -1,4 +1,4 @@
-"""What stays in a store and why: nothing that is needed ever goes."""
+"""A store keeps what is needed, and removes the rest in order."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ def test_a_reference_stays_for_every_model_that_is_needed(
 
 
 @given(stores(), PINS, st.integers(0, 4))
-def test_what_goes_first_is_damaged_then_old(stored: list[Stored], pins: Mapping[str, set[str]], keep: int) -> None:
+def test_damaged_artefacts_go_first_then_old_ones(
+    stored: list[Stored], pins: Mapping[str, set[str]], keep: int
+) -> None:
     retention = retain(stored, pins, keep)
     assert list(retention.goes) == sorted(retention.goes, key=lambda one: (not one.damaged, one.made_s, one.id))
     recent = [one.made_s for one in stored if "recent" in retention.roles.get(one.id, ())]

@@ -47,7 +47,7 @@ def fill(directory: Path) -> Mapping[str, Any]:
 
 
 def reseal(directory: Path, **changes: Any) -> None:
-    """What whoever can write the store can do: change the manifest, and seal it as tared does."""
+    """Change the manifest and seal it, as anyone with write access to the store can."""
     document = json.loads((directory / MANIFEST).read_bytes())
     del document["seal"]
     (directory / MANIFEST).write_bytes(seal({**document, **changes}, None))
@@ -74,7 +74,7 @@ def signed_artefact(tmp_path: Path) -> Path:
     return write_artefact(tmp_path / "a", INPUTS, fill, KEY).path
 
 
-def test_what_the_key_has_signed_loads_with_it_and_without(artefact: Path) -> None:
+def test_a_signed_artefact_loads_with_the_key_and_without(artefact: Path) -> None:
     with_key, without = read_artefact(artefact, KEY), read_artefact(artefact)
     assert with_key.manifest == without.manifest
     assert with_key.read_engine() == bytes(range(200))
@@ -97,7 +97,7 @@ def test_unsigned_and_otherwise_signed_artefacts_are_refused(tmp_path: Path, art
 
 
 @pytest.mark.parametrize("signature", [None, "", "ü" * 64, "\ud800", 7, [], {}, "0" * 64, KEY.hex()])
-def test_what_is_no_signature_is_refused(artefact: Path, signature: object) -> None:
+def test_a_value_that_is_no_signature_is_refused(artefact: Path, signature: object) -> None:
     reseal(artefact, signature=signature)
     with pytest.raises(EngineError, match=r"artefact\.signature"):
         read_artefact(artefact, KEY)
@@ -192,7 +192,7 @@ def test_a_sealed_document_reads_back_as_it_was(document: dict[str, Any]) -> Non
     ids=["empty", "object", "list", "null", "number", "utf-16", "cut", "deep lists", "deep objects", "nan"],
 )
 @pytest.mark.parametrize("key", [KEY, None])
-def test_what_is_no_manifest_is_damaged(tmp_path: Path, written: bytes, key: bytes | None) -> None:
+def test_a_file_that_is_no_manifest_is_damaged(tmp_path: Path, written: bytes, key: bytes | None) -> None:
     (tmp_path / MANIFEST).write_bytes(written)
     with pytest.raises(EngineError, match=r"artefact\.damaged"):
         read_manifest(tmp_path, key)

@@ -31,7 +31,7 @@ def put(store: Store, number: int) -> Artefact:
 
 
 def reseal(directory: Path, **changes: Any) -> None:
-    """What whoever can write the store can do: change the manifest, and seal it as tared does."""
+    """Change the manifest and seal it, as anyone with write access to the store can."""
     document = json.loads((directory / MANIFEST).read_bytes())
     del document["seal"]
     (directory / MANIFEST).write_bytes(seal({**document, **changes}, None))
@@ -65,7 +65,7 @@ def test_a_store_behind_a_link_keeps_what_is_current_and_previous(tmp_path: Path
     assert store.target("current") == first.id
 
 
-def test_what_a_builder_says_does_not_replace_what_the_store_knows(tmp_path: Path) -> None:
+def test_facts_of_a_builder_do_not_replace_those_of_the_store(tmp_path: Path) -> None:
     claims = {"schema": 7, "id": "another", "inputs": {}, "files": {}}
     written = write_artefact(tmp_path / "a", INPUTS, lambda folder: {**fill(folder), **claims})
     assert read_artefact(tmp_path / "a").manifest == written.manifest
@@ -118,7 +118,7 @@ def test_nothing_is_left_of_an_artefact_that_could_not_be_filled(tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_there_already_is_found_or_refused(tmp_path: Path) -> None:
+def test_an_artefact_that_is_there_already_is_found_or_refused(tmp_path: Path) -> None:
     assert find_artefact(tmp_path / "a", INPUTS) is None
     written = write_artefact(tmp_path / "a", INPUTS, fill)
     found = find_artefact(tmp_path / "a", INPUTS)
@@ -156,7 +156,7 @@ def test_a_store_that_moved_keeps_its_links(tmp_path: Path) -> None:
     assert Store(tmp_path / "new").read("current") is not None
 
 
-def test_what_a_killed_process_left_unfinished_is_swept_away(tmp_path: Path) -> None:
+def test_remains_of_a_killed_process_are_swept_away(tmp_path: Path) -> None:
     Store(tmp_path)
     gone, alive = (tmp_path / "artefacts" / f".abc.{pid}.new" for pid in (2**22 + 1, os.getpid()))
     gone.mkdir()
@@ -166,7 +166,7 @@ def test_what_a_killed_process_left_unfinished_is_swept_away(tmp_path: Path) -> 
     assert alive.exists()
 
 
-def test_what_no_process_of_tared_left_is_not_swept_away(tmp_path: Path) -> None:
+def test_files_of_other_programs_are_not_swept_away(tmp_path: Path) -> None:
     Store(tmp_path)
     strays = [tmp_path / "artefacts" / name for name in (".new", ".x.new", ".x.y.new", ".x.1x.new")]
     for stray in strays:

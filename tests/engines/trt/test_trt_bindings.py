@@ -14,7 +14,8 @@ from types import ModuleType
 from typing import Any, Protocol
 
 import pytest
-from trt_bindings import RELEASES, ROOT, Bindings, Member, environment, installed, lacking, probe, protocols
+from places import ROOT
+from trt_bindings import RELEASES, Bindings, Member, environment, installed, lacking, probe, protocols
 
 from engines.trt import api
 
@@ -91,7 +92,7 @@ def test_tensorrt_rtx_has_what_is_used() -> None:
     assert lacking(wanted, probe("tensorrt_rtx", os.environ)) == []
 
 
-def test_what_is_not_there_is_reported(bindings: Bindings) -> None:
+def test_missing_members_are_reported(bindings: Bindings) -> None:
     """Else the tests above would prove nothing."""
     planted = ModuleType("planted")
 
@@ -219,7 +220,7 @@ def package(folder: Path, content: str) -> None:
 
 
 def open_in_a_process(variables: dict[str, str], script: str = _OPEN) -> Sequence[Any]:
-    """What open_release finds, or how it fails; or what another script prints."""
+    """Return the finding or the failure of open_release, or the output of another script."""
     path = os.pathsep.join((variables["PYTHONPATH"], str(ROOT)))
     done = subprocess.run(
         [sys.executable, "-c", script],

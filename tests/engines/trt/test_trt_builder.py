@@ -97,25 +97,25 @@ def test_a_dynamic_model_with_two_profiles() -> None:
 
 
 def test_progress_only_ever_grows_and_ends_whole() -> None:
-    told: list[float] = []
-    backend().build(int8(residual_net()), lambda fraction, _doing: told.append(fraction))
-    assert told == sorted(told)
-    assert len(set(told)) > 10
-    assert (told[0] < 0.1, told[-1]) == (True, 1.0)
+    reported: list[float] = []
+    backend().build(int8(residual_net()), lambda fraction, _doing: reported.append(fraction))
+    assert reported == sorted(reported)
+    assert len(set(reported)) > 10
+    assert (reported[0] < 0.1, reported[-1]) == (True, 1.0)
 
 
-def test_what_progress_raises_stops_the_builder() -> None:
-    told: list[float] = []
+def test_an_error_of_progress_stops_the_builder() -> None:
+    reported: list[float] = []
 
     def impatient(fraction: float, _doing: str) -> None:
-        told.append(fraction)
+        reported.append(fraction)
         if fraction > 0.3:
             raise TimeoutError("enough")
 
     with pytest.raises(TimeoutError, match="enough"):
         backend().build(int8(residual_net()), impatient)
-    assert told[-1] < 1.0
-    assert len([fraction for fraction in told if fraction > 0.3]) == 1  # it was not asked again
+    assert reported[-1] < 1.0
+    assert len([fraction for fraction in reported if fraction > 0.3]) == 1  # it was not asked again
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.05, 0.1])
@@ -191,7 +191,7 @@ def test_double_precision_is_refused() -> None:
     assert code_of(lambda: backend().build(BuildRequest(model))).code == "engine.double"
 
 
-def test_types_that_do_not_meet_are_told_with_their_node() -> None:
+def test_types_that_do_not_meet_are_named_with_their_node() -> None:
     net = Net()
     model = net.model(net.conv("image", 3, 4))
     model.graph.initializer[0].CopyFrom(

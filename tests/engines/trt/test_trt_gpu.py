@@ -1,7 +1,6 @@
 """Build, observe, infer and swap on the TensorRT of this machine, against ONNX Runtime: what `make gpu-check` runs.
 
-The same tests run on the fake without a GPU, so that they are known to run at all when one is borrowed, and on the fake
-with a true GPU, where no TensorRT is installed or none supports it.
+The same tests run on the fake without a GPU, and on the fake with a GPU that no installed TensorRT supports.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,13 +14,13 @@ from onnx import ModelProto
 from trt_world import net
 from zoo import Net, image, residual_net, run
 
-import engines.trt.backend as tensorrt_backend
 from calibrate.histogram import AbsHistogram, abs_histogram
 from engines.errors import EngineError
 from engines.interface import Array, BackendOptions, BuildRequest, ShapeRange
 from engines.onnxruntime_backend import OnnxRuntimeBackend
 from engines.quantise.placement import place
 from engines.trt.backend import TensorRtBackend
+from engines.trt.builder import build_engine
 
 pytestmark = pytest.mark.usefixtures("fake")
 
@@ -42,7 +43,7 @@ def taps_of(model: ModelProto) -> tuple[str, ...]:
 
 
 def near(found: Mapping[str, AbsHistogram], expected: Mapping[str, AbsHistogram]) -> bool:
-    """Whether histograms tell of the same values, but for the last bits: ONNX Runtime fuses more than the fake does."""
+    """Return whether histograms agree but for the last bits: ONNX Runtime fuses more than the fake does."""
     assert list(found) == list(expected)
     for name, histogram in expected.items():
         assert found[name].counts.sum() == histogram.counts.sum()
@@ -63,7 +64,7 @@ def test_a_histogram_is_that_of_the_values_bit_for_bit(fake: FakeTensorRt, spoil
         assert observer.taps == taps
         for seed in range(3):
             batch = (image(model, seed) * 10.0**seed).astype(np.float32)
-            sight = observer._see(batch, taps)
+            sight = cast("Any", observer)._see(batch, taps)
             assert sight.histograms == {tap: abs_histogram(sight.values[tap]) for tap in taps}
             found, expected = observer.observe(batch), reference.observe(batch)
             assert found.histograms == sight.histograms
@@ -169,9 +170,9 @@ def test_an_engine_that_computes_something_else_is_refused(fake: FakeTensorRt, m
     for tensor in other.graph.initializer:
         if tensor.raw_data:
             tensor.raw_data = (np.frombuffer(tensor.raw_data, np.float32) * np.float32(1.5)).tobytes()
-    real = tensorrt_backend.build_engine
+    real = build_engine
     monkeypatch.setattr(
-        tensorrt_backend, "build_engine", lambda release, _graph, *more, **named: real(release, other, *more, **named)
+        "engines.trt.backend.build_engine", lambda release, _graph, *more, **named: real(release, other, *more, **named)
     )
     with pytest.raises(EngineError, match=r"observer\.mismatch.*dB like ONNX Runtime's"):
         TensorRtBackend().observer(BuildRequest(model), taps)
@@ -181,7 +182,7 @@ def test_an_engine_that_computes_something_else_is_refused(fake: FakeTensorRt, m
 # ---- what is kept
 
 
-def test_it_is_built_and_verified_once(fake: FakeTensorRt, tmp_path: Path) -> None:
+def test_the_reference_is_built_and_verified_once(fake: FakeTensorRt, tmp_path: Path) -> None:
     model, taps = net(), taps_of(net())
 
     def open_and_close(key: bytes | None = None) -> int:

@@ -105,9 +105,9 @@ def test_any_shape_of_any_profile_and_no_other() -> None:
             expected = run(wide_net(), batch)
             for name, found in engine.infer(batch).items():
                 np.testing.assert_allclose(found, expected[name], rtol=1e-4, atol=1e-4)
-        for shape in ((1, 3, 7, 8), (3, 3, 8, 8), (1, 3, 32, 32), (1, 3, 65, 64), (2, 3, 40, 40), (3, 8, 8)):
+        for refused in ((1, 3, 7, 8), (3, 3, 8, 8), (1, 3, 32, 32), (1, 3, 65, 64), (2, 3, 40, 40), (3, 8, 8)):
             with pytest.raises(EngineError, match=r"engine\.batch.*\[1, 3, 8, 8\] to \[2, 3, 24, 32\] or "):
-                engine.infer(np.zeros(shape, np.float32))
+                engine.infer(np.zeros(refused, np.float32))
         with pytest.raises(EngineError, match=r"engine\.batch.*float64"):
             engine.infer(np.zeros((1, 3, 8, 8), np.float64))
 
@@ -169,7 +169,7 @@ def preprocessed(frame: NDArray[np.uint8], transform: ImageTransform) -> NDArray
     inner = cv2.resize(frame, (transform.inner_width, transform.inner_height), interpolation=cv2.INTER_LINEAR)
     canvas[: transform.inner_height, : transform.inner_width] = inner
     ordered = canvas[:, :, ::-1] if transform.color == "rgb" else canvas
-    return (ordered.transpose(2, 0, 1)[None] * np.float32(transform.gain[0])).astype(np.float32)
+    return np.expand_dims(ordered.transpose(2, 0, 1) * np.float32(transform.gain[0]), 0).astype(np.float32)
 
 
 def test_an_engine_made_in_one_thread_serves_and_ends_in_another() -> None:
@@ -181,7 +181,7 @@ def test_an_engine_made_in_one_thread_serves_and_ends_in_another() -> None:
     def serve() -> None:
         try:
             engine.infer(image(net()))
-            other.infer(image(net()))  # a swap: both alive, the old one closed by whoever used it
+            other.infer(image(net()))  # a swap: both alive, the old one is closed by its user
             engine.close()
             other.infer(image(net()))
             other.close()
@@ -268,7 +268,7 @@ def test_kernel_timings_are_kept_and_only_read_when_whole(fake: FakeTensorRt, tm
     assert fake.timed == []
 
 
-def test_what_makes_an_engine_unusable_elsewhere_is_described() -> None:
+def test_facts_that_bind_an_engine_to_its_machine_are_described() -> None:
     described = TensorRtBackend().describe()
     assert described["runtime"] == "tensorrt"
     assert {"version", "gpu", "sm", "multiprocessors", "cuda", "machine"} <= set(described)

@@ -1,4 +1,4 @@
-"""What goes wrong with TensorRT, on the fake: each with its code and remedy, nothing leaked, nothing misunderstood."""
+"""Failures of TensorRT, on the fake: each has its code and remedy, and leaks nothing."""
 
 from __future__ import annotations
 
@@ -162,9 +162,12 @@ def test_memory_that_is_short_is_no_missing_int8_kernel(
     fake.fail["build"] = missing.format("" if as_warning else " due to insufficient workspace. See verbose log")
     if as_warning:
         real = fake.error
-        monkeypatch.setattr(
-            fake, "error", lambda message: (fake.log(fake.module.ILogger.Severity.WARNING, skipped), real(message))
-        )
+
+        def warn_first(message: str) -> None:
+            fake.log(fake.module.ILogger.Severity.WARNING, skipped)
+            real(message)
+
+        monkeypatch.setattr(fake, "error", warn_first)
     with pytest.raises(EngineError, match=r"engine\.memory.*add swap"):
         TensorRtBackend().build(int8(net()))
 

@@ -27,7 +27,7 @@ def on_device(pycuda: FakePycuda, nbytes: int) -> tuple[object, int]:
     return memory, int(memory)
 
 
-def test_what_is_queued_happens_when_somebody_waits(pycuda: FakePycuda) -> None:
+def test_queued_work_happens_at_a_wait(pycuda: FakePycuda) -> None:
     stream, event = pycuda.driver.Stream(1), pycuda.driver.Event()
     memory, address = on_device(pycuda, 16)
     source, target = np.arange(16, dtype=np.uint8), np.zeros(16, np.uint8)
@@ -165,5 +165,5 @@ def test_waiting_and_allocating_cannot_be_captured(pycuda: FakePycuda, monkeypat
 
 
 def read(address: int, nbytes: int) -> NDArray[np.uint8]:
-    """What lies there this moment, past every stream."""
+    """Return the memory as it is now, past every stream."""
     return np.frombuffer(ctypes.string_at(address, nbytes), np.uint8)

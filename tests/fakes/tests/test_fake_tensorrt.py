@@ -29,7 +29,7 @@ def flow(monkeypatch: pytest.MonkeyPatch) -> Flow:
 
 
 @pytest.mark.parametrize(("version", "module"), MODULES)
-def test_it_is_found_as_the_release_that_it_is(monkeypatch: pytest.MonkeyPatch, version: str, module: str) -> None:
+def test_the_fake_is_found_as_its_release(monkeypatch: pytest.MonkeyPatch, version: str, module: str) -> None:
     fake = install(monkeypatch, version, module)
     release = open_release()
     assert (release.trt, release.name) == (fake.module, f"{module} {version}")
@@ -37,7 +37,7 @@ def test_it_is_found_as_the_release_that_it_is(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize(("version", "module"), MODULES)
-def test_it_has_whatever_the_code_may_use(monkeypatch: pytest.MonkeyPatch, version: str, module: str) -> None:
+def test_the_fake_has_all_names_of_the_interface(monkeypatch: pytest.MonkeyPatch, version: str, module: str) -> None:
     flow = Flow(install(monkeypatch, version, module))
     flow.profiles = [BOUNDS]
     engine = flow.load(flow.build(small_net("n")))
@@ -69,7 +69,7 @@ def test_networks_are_strongly_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert new.trt.Builder(new.logger).create_network(0).num_layers == 0
 
 
-def test_what_the_parser_takes(flow: Flow) -> None:
+def test_the_parser_takes_onnx_of_supported_types(flow: Flow) -> None:
     net = Net()
     unsupported = net.model(net.node("Unique", net.node("Flatten", "image"), outputs=1))
     mixed = small_net()
@@ -105,7 +105,7 @@ def test_a_parser_lives_as_long_as_its_network(flow: Flow) -> None:
         network.mark_debug(tensor(network, "t0"))
 
 
-def test_what_can_be_marked(flow: Flow) -> None:
+def test_only_tensors_of_the_network_can_be_marked(flow: Flow) -> None:
     network, parser = flow.network(small_net())
     other, other_parser = flow.network(small_net())
     with pytest.raises(AssertionError, match="tensor 't0' of another network"):
@@ -139,15 +139,15 @@ def test_profiles(flow: Flow, batch: int | str, profiles: list[Bounds], error: s
 
 
 def test_phases_nest_and_end(flow: Flow) -> None:
-    told = Monitor(flow.fake)
-    flow.monitor = told.monitor
+    watch = Monitor(flow.fake)
+    flow.monitor = watch.monitor
     assert flow.build(small_net())
-    assert told.seen[:2] == [
+    assert watch.seen[:2] == [
         ("start", "Building engine", None, 6),
         ("start", "Cloning network graph", "Building engine", 5),
     ]
     under_way: dict[str, list[int]] = {}
-    for call, phase, *details in told.seen:
+    for call, phase, *details in watch.seen:
         if call == "start":
             assert details[0] is None or details[0] in under_way
             under_way[phase] = [*range(details[1])]
@@ -160,11 +160,11 @@ def test_phases_nest_and_end(flow: Flow) -> None:
 
 @pytest.mark.parametrize("answer", [False, None, ValueError("a bug")])
 def test_a_step_that_is_not_let_pass_stops_the_build(flow: Flow, answer: object) -> None:
-    told = Monitor(flow.fake, {("step", "Optimizing graph"): answer})
-    flow.monitor = told.monitor
+    watch = Monitor(flow.fake, {("step", "Optimizing graph"): answer})
+    flow.monitor = watch.monitor
     assert flow.build(small_net()) is None
     assert "Build canceled by user" in flow.errors[-1]
-    assert [call for call, *_ in told.seen[-4:]] == ["step", "finish", "finish", "finish"]
+    assert [call for call, *_ in watch.seen[-4:]] == ["step", "finish", "finish", "finish"]
 
 
 def test_other_exceptions_of_a_monitor_are_swallowed(flow: Flow) -> None:
@@ -248,16 +248,18 @@ def test_the_first_logger_gets_everything(flow: Flow) -> None:
 
 
 @pytest.mark.parametrize(
-    ("verbosity", "told", "kinds"),
+    ("verbosity", "watch", "kinds"),
     [
         ("DETAILED", set(), ("Int8", "Float")),
         ("DETAILED", {"Conv_t3"}, ("Float", "Float")),
         ("LAYER_NAMES_ONLY", set(), ()),
     ],
 )
-def test_what_the_inspector_says(flow: Flow, verbosity: str, told: set[str], kinds: tuple[str, ...]) -> None:
+def test_the_inspector_lists_layers_by_verbosity(
+    flow: Flow, verbosity: str, watch: set[str], kinds: tuple[str, ...]
+) -> None:
     flow.verbosity = getattr(flow.trt.ProfilingVerbosity, verbosity)
-    flow.fake.without_int8 = told
+    flow.fake.without_int8 = watch
     engine = flow.load(flow.build(int8_net()))
     listed = json.loads(engine.create_engine_inspector().get_engine_information(flow.trt.LayerInformationFormat.JSON))
     assert listed["Bindings"] == ["image", "t5"]
@@ -268,7 +270,7 @@ def test_what_the_inspector_says(flow: Flow, verbosity: str, told: set[str], kin
         assert listed["Layers"] == ["c2 + DequantizeLinear_t2 + Conv_t3 + Relu_t4", "Conv_t5"]
 
 
-def test_what_is_marked_is_not_fused(flow: Flow) -> None:
+def test_a_marked_tensor_is_not_fused(flow: Flow) -> None:
     flow.mark_debug = ["t0"]
     flow.timings = b""
     assert flow.build(small_net())

@@ -32,20 +32,20 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> Flow:
     return flow
 
 
-class Ears:
-    """What a debug listener is handed; `hear` is what it does with it."""
+class Listening:
+    """The calls of a debug listener; `act` is its reaction."""
 
-    def __init__(self, flow: Flow, hear: Callable[[str, int], None]) -> None:
-        self.heard: list[tuple[Any, ...]] = []
-        heard = self.heard
+    def __init__(self, flow: Flow, act: Callable[[str, int], None]) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        calls = self.calls
 
         class Listener(flow.trt.IDebugListener):  # type: ignore[misc, name-defined]  # known only at run time
             def process_debug_tensor(
                 self, addr: Any, location: Any, type: Any, shape: Any, name: str, stream: int
             ) -> bool:
-                heard.append((name, str(location), str(type), tuple(shape), stream))
-                hear(name, int(_pointer(addr, None) or 0))
-                return False  # which nobody looks at
+                calls.append((name, str(location), str(type), tuple(shape), stream))
+                act(name, int(_pointer(addr, None) or 0))
+                return False  # it is ignored
 
         assert flow.context.set_debug_listener(Listener())
         assert flow.context.set_all_tensors_debug_state(True)
@@ -60,35 +60,37 @@ def test_debug_tensors_are_there_on_the_stream_and_only_then(bound: Flow) -> Non
     seen: dict[str, NDArray[np.float32]] = {}
     addresses: dict[str, int] = {}
 
-    def hear(name: str, address: int) -> None:
+    def act(name: str, address: int) -> None:
         early.append(look(address))
         target = np.empty(OUTPUT, np.float32)
         bound.pycuda.driver.memcpy_dtoh_async(target, address, bound.stream)
         bound.stream.synchronize()
         seen[name], addresses[name] = target, address
 
-    ears = Ears(bound, hear)
+    listening = Listening(bound, act)
     assert bound.run()
     bound.stream.synchronize()
     handle = bound.stream.handle
-    assert ears.heard == [(name, "TensorLocation.DEVICE", "DataType.FLOAT", OUTPUT, handle) for name in ("t0", "t1")]
+    assert listening.calls == [
+        (name, "TensorLocation.DEVICE", "DataType.FLOAT", OUTPUT, handle) for name in ("t0", "t1")
+    ]
     assert all((values == BLANK).all() for values in early)  # the stream was not there yet
     np.testing.assert_array_equal(seen["t1"], np.maximum(seen["t0"], 0))
     assert all((look(address) == BLANK).all() for address in addresses.values())  # the call is over
     bound.context.set_all_tensors_debug_state(False)
     assert bound.run()
-    assert len(ears.heard) == 2
+    assert len(listening.calls) == 2
     bound.close()
     bound.fake.assert_order()
 
 
-def test_what_a_listener_raises_is_swallowed(bound: Flow) -> None:
-    def hear(_name: str, _address: int) -> None:
+def test_an_error_of_a_listener_is_swallowed(bound: Flow) -> None:
+    def act(_name: str, _address: int) -> None:
         raise KeyboardInterrupt
 
-    ears = Ears(bound, hear)
+    listening = Listening(bound, act)
     assert bound.run()
-    assert len(ears.heard) == 2
+    assert len(listening.calls) == 2
     bound.close()
     bound.fake.assert_order()
 
@@ -97,13 +99,13 @@ def test_an_error_that_a_listener_keeps_keeps_no_context(bound: Flow) -> None:
     """Its traceback holds the frames that called it; TensorRT's own are no Python frames."""
     kept: list[Exception] = []
 
-    def hear(name: str, _address: int) -> None:
+    def act(name: str, _address: int) -> None:
         try:
             raise ValueError(name)
         except ValueError as error:
             kept.append(error)
 
-    Ears(bound, hear)
+    Listening(bound, act)
     assert bound.run()
     bound.close()
     assert len(kept) == 2
@@ -113,21 +115,21 @@ def test_an_error_that_a_listener_keeps_keeps_no_context(bound: Flow) -> None:
 def test_debug_tensors_can_be_spoiled(bound: Flow) -> None:
     seen: list[NDArray[np.float32]] = []
 
-    def hear(_name: str, address: int) -> None:
+    def act(_name: str, address: int) -> None:
         bound.stream.synchronize()
         seen.append(look(address))
 
     bound.fake.spoil = {"t0": lambda _: None, "t1": lambda values: values * 0}
-    ears = Ears(bound, hear)
+    listening = Listening(bound, act)
     assert bound.run()
-    assert [name for name, *_ in ears.heard] == ["t1"]
+    assert [name for name, *_ in listening.calls] == ["t1"]
     assert not seen[0].any()
     bound.close()
 
 
 @pytest.mark.parametrize("from_thread", [False, True])
-def test_one_call_at_a_time(bound: Flow, from_thread: bool) -> None:
-    """Not even from a callback, whose exception nobody would see."""
+def test_two_calls_at_a_time_are_refused(bound: Flow, from_thread: bool) -> None:
+    """Not even from a callback, whose exception would be lost."""
 
     def call() -> None:
         bound.pycuda.push()
@@ -135,7 +137,7 @@ def test_one_call_at_a_time(bound: Flow, from_thread: bool) -> None:
             bound.context.get_tensor_shape("t2")
         bound.pycuda.driver.Context.pop()
 
-    def hear(_name: str, _address: int) -> None:
+    def act(_name: str, _address: int) -> None:
         if not from_thread:
             call()
             return
@@ -143,14 +145,14 @@ def test_one_call_at_a_time(bound: Flow, from_thread: bool) -> None:
         thread.start()
         thread.join()
 
-    Ears(bound, hear)
+    Listening(bound, act)
     assert bound.run()
     bound.close()
     with pytest.raises(AssertionError, match="get_tensor_shape while another call is under way"):
         bound.fake.assert_order()
 
 
-def test_a_profiler_hears_the_layers_of_the_inspector(bound: Flow) -> None:
+def test_a_profiler_receives_the_layers_of_the_inspector(bound: Flow) -> None:
     times: dict[str, float] = {}
 
     class Profiler(bound.trt.IProfiler):  # type: ignore[misc, name-defined]  # known only at run time

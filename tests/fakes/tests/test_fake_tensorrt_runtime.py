@@ -47,7 +47,7 @@ def bound(flow: Flow) -> Flow:
 
 def test_a_flow_that_keeps_the_rules(bound: Flow) -> None:
     assert bound.run()
-    assert (bound.read("t2", OUTPUT) == BLANK).all()  # nobody has waited
+    assert (bound.read("t2", OUTPUT) == BLANK).all()  # before any wait
     bound.stream.synchronize()
     close_to(bound.read("t2", OUTPUT), small_net(), BATCH)
     bound.close()
@@ -134,7 +134,7 @@ CALLS: dict[str, Callable[[Any, Flow], object]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_what_may_reach_the_device_needs_a_current_context(bound: Flow, call: str) -> None:
+def test_calls_that_reach_the_device_need_a_current_context(bound: Flow, call: str) -> None:
     bound.pycuda.driver.Context.pop()
     assert bound.context.set_debug_listener(bound.trt.IDebugListener())  # is only noted
     with pytest.raises(AssertionError, match="without a current CUDA context"):

@@ -19,14 +19,14 @@ def test_the_command_offers_what_is_there() -> None:
 def test_every_format_is_a_folder_with_three_lines_on_its_use(bench: Bench, to: str) -> None:
     if to == "openvino":
         pytest.importorskip("openvino")
-    told = bench.json("export", bench / "artefact", "--to", to, "-o", bench / "out")
-    assert told.keys() == {"format", "files"}
-    assert sorted(told["files"]) == sorted(str(path) for path in (bench / "out").rglob("*") if path.is_file())
+    printed = bench.json("export", bench / "artefact", "--to", to, "-o", bench / "out")
+    assert printed.keys() == {"format", "files"}
+    assert sorted(printed["files"]) == sorted(str(path) for path in (bench / "out").rglob("*") if path.is_file())
     lines = (bench / "out" / "README.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) == 3
     assert all(20 < len(line) <= 160 for line in lines)
     said = bench.text("export", bench / "artefact", "--to", to, "-o", bench / "again").split()
-    assert [Path(path).name for path in said] == [Path(path).name for path in told["files"]]
+    assert [Path(path).name for path in said] == [Path(path).name for path in printed["files"]]
 
 
 def test_a_folder_that_is_there_is_refused_or_replaced_as_said(bench: Bench) -> None:
@@ -41,7 +41,7 @@ def test_a_folder_that_is_there_is_refused_or_replaced_as_said(bench: Bench) -> 
     assert "export.exists" in bench.refuses(*export[:-1], bench / "model.onnx", "--overwrite")
 
 
-def test_what_a_float_artefact_cannot_give_is_refused(bench: Bench) -> None:
+def test_a_float_artefact_gives_no_int8_format(bench: Bench) -> None:
     bench.json("build", "--backend", "onnxruntime", bench / "model.yaml", "--precision", "fp32", "-o", bench / "float")
     for to in ("tensorrt-cache", "onnxruntime", "ppq"):
         refusal = bench.refuses("export", bench / "float", "--to", to, "-o", bench / "out")

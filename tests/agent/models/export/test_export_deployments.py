@@ -1,4 +1,4 @@
-"""What servers deploy: nvinfer's configuration as GLib reads it, Triton's repository by runtime."""
+"""Files for servers: nvinfer's configuration as GLib reads it, Triton's repository by runtime."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_nvinfer_prepares_frames_as_the_spec_does(bench: Bench) -> None:
         ({"resize": "pad"}, "input.resize pad"),
     ],
 )
-def test_what_nvinfer_does_not_have_is_refused(bench: Bench, changes: dict[str, Any], found: str) -> None:
+def test_a_spec_beyond_nvinfer_is_refused(bench: Bench, changes: dict[str, Any], found: str) -> None:
     source = artefact(bench, "other", input={**SPEC["input"], **changes})  # type: ignore[dict-item]  # a plain dict
     refusal = bench.refuses("export", source, "--to", "deepstream", "-o", bench / "out")
     assert refusal.startswith(f"export.input: {found}")

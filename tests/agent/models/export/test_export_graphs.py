@@ -28,24 +28,25 @@ IMAGE = np.random.default_rng(0).uniform(0.0, 0.5, (1, 3, 8, 8)).astype(np.float
 
 
 def exported(bench: Bench, to: str, *more: object, artefact: str = "artefact") -> Path:
-    told = bench.json("export", bench / artefact, "--to", to, "-o", bench / to, *more)
-    assert told["format"] == to
-    assert sorted(told["files"]) == sorted(str(path) for path in (bench / to).rglob("*") if path.is_file())
+    printed = bench.json("export", bench / artefact, "--to", to, "-o", bench / to, *more)
+    assert printed["format"] == to
+    assert sorted(printed["files"]) == sorted(str(path) for path in (bench / to).rglob("*") if path.is_file())
     return bench / to
 
 
 def served(artefact: Path) -> np.ndarray:
-    """What tared answers with an artefact of ONNX Runtime."""
+    """Return tared's answer with an artefact of ONNX Runtime."""
     with closing(OnnxRuntimeBackend().load(read_artefact(artefact).read_engine())) as engine:
         return next(iter(engine.infer(IMAGE).values()))
 
 
 def as_written(path: Path) -> np.ndarray:
-    """What ONNX Runtime alone answers with a file, computing its Q/DQ as it is written."""
+    """Return ONNX Runtime's own answer with a file, whose Q/DQ it computes as written."""
     options = ort.SessionOptions()
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    return session.run(None, {"image": IMAGE})[0]
+    found: np.ndarray = session.run(None, {"image": IMAGE})[0]
+    return found
 
 
 def test_onnx_has_names_licence_and_calibration_and_answers_the_same(bench: Bench) -> None:

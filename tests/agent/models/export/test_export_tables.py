@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -46,10 +47,10 @@ def exported(bench: Bench, to: str) -> Path:
     return bench / to
 
 
-def brought(bench: Bench, cache: Path, *more: object) -> tuple[Calibration, dict[str, object]]:
+def brought(bench: Bench, cache: Path, *more: object) -> tuple[Calibration, dict[str, Any]]:
     output = bench / "brought.json"
-    told, _ = bench.json_and_check("calibrate", bench / "model.yaml", "--from-cache", cache, "-o", output, *more)
-    return load_calibration(output), told["cache"]
+    printed, _ = bench.json_and_check("calibrate", bench / "model.yaml", "--from-cache", cache, "-o", output, *more)
+    return load_calibration(output), printed["cache"]
 
 
 def test_a_tensorrt_cache_has_a_header_and_big_endian_scales(bench: Bench) -> None:
@@ -109,9 +110,9 @@ def test_scales_come_back_and_build_the_very_same_engine(bench: Bench) -> None:
         "qdq-graph": exported(bench, "onnx") / "model.onnx",
     }
     for kind, cache in caches.items():
-        calibration, told = brought(bench, cache)
-        assert (calibration.method, calibration.frames, told["kind"]) == (kind, 0, kind)
-        assert (told["tensors"], told["from_frames"], told["differences"]) == (len(amax(bench)), [], [])
+        calibration, printed = brought(bench, cache)
+        assert (calibration.method, calibration.frames, printed["kind"]) == (kind, 0, kind)
+        assert (printed["tensors"], printed["from_frames"], printed["differences"]) == (len(amax(bench)), [], [])
         build = [
             "build",
             "--backend",
@@ -134,11 +135,11 @@ def test_min_max_caches_are_read_and_compared_with_the_frames(bench: Bench) -> N
     lines += [f"{name}: {scale_hex(4.0 * value / 127)}", "(Unnamed Layer* 5) [Shuffle]_output: 3c010204"]
     cache = bench / "old.cache"
     cache.write_text("\n".join(["TRT-8503-MinMaxCalibration", *lines]) + "\n")
-    calibration, told = brought(bench, cache, "--frames", bench / "clip.avi")
+    calibration, printed = brought(bench, cache, "--frames", bench / "clip.avi")
     assert calibration.method == "tensorrt-min-max"
     assert calibration.amax[name] == pytest.approx(4.0 * value)
     assert calibration.histograms == load_calibration(bench / "calibration.json").histograms
-    first, *others = told["differences"]  # type: ignore[misc]  # a list in JSON
+    first, *others = printed["differences"]
     assert first["tensor"] == name
     assert first["db"] == pytest.approx(20 * np.log10(4.0), abs=1.5)  # steps of four times the size
     assert all(abs(each["db"]) < 0.01 for each in others)
@@ -160,8 +161,8 @@ def test_tensors_that_a_cache_lacks_come_from_frames_or_are_refused(bench: Bench
     refusal = bench.refuses("calibrate", bench / "model.yaml", "--from-cache", cache, *output)
     assert refusal.startswith(f"cache.tensors: no range for 1 of {len(own)} tensors, '{lacking}'")
     assert "add --frames" in refusal
-    calibration, told = brought(bench, cache, "--frames", bench / "clip.avi")
-    assert told["from_frames"] == [lacking]
+    calibration, printed = brought(bench, cache, "--frames", bench / "clip.avi")
+    assert printed["from_frames"] == [lacking]
     assert calibration.amax == pytest.approx(own, rel=1e-6)
     cache.write_text("TRT-100300-EntropyCalibration2\nelsewhere: 3c010204\n")
     assert "give the file that was made for this model" in bench.refuses(
@@ -178,10 +179,10 @@ def test_the_range_of_a_concat_counts_for_what_it_reads(bench: Bench) -> None:
     spec = bench.spec("joined", model)
     cache = bench / "joined.cache"
     cache.write_text(f"TRT-100300-EntropyCalibration2\nimage: {scale_hex(0.01)}\n{joined}: {scale_hex(0.5)}\n")
-    told = bench.json("calibrate", spec, "--from-cache", cache, "-o", bench / "joined.json")
+    printed = bench.json("calibrate", spec, "--from-cache", cache, "-o", bench / "joined.json")
     amax = load_calibration(bench / "joined.json").amax
     assert amax == pytest.approx({"image": 1.27, **dict.fromkeys(branches, 63.5)})
-    assert told["cache"]["tensors"] == 3
+    assert printed["cache"]["tensors"] == 3
 
 
 def test_onnxruntime_s_own_tools_read_its_table(bench: Bench) -> None:
@@ -249,7 +250,7 @@ def test_a_graph_that_onnxruntime_has_quantised_gives_its_scales(bench: Bench) -
         ("x.txt", b"\x00\xff\xfe", ""),
     ],
 )
-def test_what_is_no_table_is_refused(tmp_path: Path, name: str, content: bytes, found: str) -> None:
+def test_a_file_that_is_no_table_is_refused(tmp_path: Path, name: str, content: bytes, found: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(AgentError) as caught:
         read_ranges(tmp_path / name)
