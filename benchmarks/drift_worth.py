@@ -12,8 +12,9 @@ import numpy as np
 
 from benchmarks.drift_rungs import Floats, Rung
 from benchmarks.drift_signals import OURS
-from calibrate.statistics.fidelity_gain import GainMap, Prior, Recalibrated
+from calibrate.statistics.fidelity_gain import GainMap, Prior, Recalibrated, spread
 
+_CHANCES = (0.005, 0.01, 0.02, 0.03, 0.05, 0.08)
 Labelled = tuple[str, Rung]  # by its model
 
 
@@ -24,7 +25,22 @@ def recalibrated(rung: Rung) -> Recalibrated:
 
 def prior_of(rungs: Sequence[Rung]) -> Prior:
     """The map's prior, from what recalibrations gained on these rungs."""
-    return Prior.from_measured([recalibrated(rung) for rung in rungs])
+    return fitted_prior([recalibrated(rung) for rung in rungs])
+
+
+def fitted_prior(measured: Sequence[Recalibrated]) -> Prior:
+    """The curve of least squared error."""
+    found = np.array([each.recoverable for each in measured])
+    gained = np.array([each.gained for each in measured])
+    fits = []
+    for chance in _CHANCES:
+        shape = found**2 / (found + chance)
+        slope = float(shape @ gained / (shape @ shape))
+        fits.append((float(np.square(gained - slope * shape).sum()), slope, chance))
+    _, slope, chance = min(fits)
+    misses = np.abs(gained - slope * found**2 / (found + chance)) / spread(found)
+    quantiles = np.quantile(misses, np.linspace(0.05, 0.95, 19))
+    return Prior(round(slope, 3), chance, tuple(np.round(quantiles, 3).tolist()))
 
 
 def expected_gains(models: Mapping[str, Sequence[Rung]], leave_model_out: bool) -> Mapping[str, Floats]:

@@ -39,7 +39,6 @@ _MAX_TOTAL = 1 << 63  # int64 counts hold fewer values than this together; the s
 Counts = NDArray[np.int64]
 
 _MAGIC = b"tAH3"
-_EARLIER = (b"tAH1", b"tAH2")  # counts in LZMA, and in Rice codes
 _HEADER = struct.Struct("<4sBxhIdQQ")  # magic, bits, range_exp, bins used, amax, zeros, nonfinite
 _CHECKSUM = struct.Struct("<I")  # CRC-32 of all before it
 
@@ -294,7 +293,6 @@ def from_bytes(content: bytes) -> AbsHistogram:
 
     Raises CalibrationError:
         histogram.damaged   foreign, truncated or changed bytes, or parts that do not fit each other
-        histogram.earlier   the form of an earlier version of tared
 
     >>> content = to_bytes(abs_histogram(np.float32([0.25, 0.5])))
     >>> from_bytes(content).total
@@ -309,13 +307,6 @@ def from_bytes(content: bytes) -> AbsHistogram:
     if len(body) < _HEADER.size or checksum != _CHECKSUM.pack(zlib.crc32(body)):
         raise _damaged(f"{len(content)} bytes whose checksum is not theirs")
     magic, bits, range_exp, used, amax, zeros, nonfinite = _HEADER.unpack_from(body)
-    if magic in _EARLIER:
-        raise CalibrationError(
-            "histogram.earlier",
-            f"a histogram in the form {magic.decode()}, of an earlier tared",
-            f"the form {_MAGIC.decode()}",
-            "update tared where it comes from, and have it sent again",
-        )
     if magic != _MAGIC or not MIN_BITS <= bits <= MAX_BITS or used > 1 << bits:
         raise _damaged(f"a header of {magic!r} with {used} of 2**{bits} bins")
     counts = np.empty(1 << bits, np.int64)

@@ -321,7 +321,7 @@ class FileReceiver(Generic[S]):
             raise CommandError(
                 "command.busy",
                 "a file transfer under way",
-                "no file transfer under way",
+                "one file transfer at a time",
                 "wait for its end, then send the command again",
             )
         stage = self.admit(args, progress)

@@ -179,7 +179,9 @@ class CommandDispatcher:
                 return
             if retained:
                 remedy = "publish commands without the retain flag, and clear the retained one"
-                error = CommandError("command.retained", "a retained command", "a command that is not retained", remedy)
+                error = CommandError(
+                    "command.retained", "a retained command", "a command that the broker does not keep", remedy
+                )
                 raise CommandRefused(error, received.command.id)
             progress = self._accept(received, now, reply)
         except CommandRefused as refusal:

@@ -55,7 +55,7 @@ class LabelsInbox:
     def _apply(self, payload: bytes, retained: bool) -> None:
         if retained:  # it would label a frame of the same number in every run to come
             remedy = "publish labels without the retain flag, and clear the retained ones"
-            raise LabelsError("labels.retained", "retained labels", "labels that are not retained", remedy)
+            raise LabelsError("labels.retained", "retained labels", "labels that the broker does not keep", remedy)
         message = Labels.from_json(payload)
         accuracy = self.accuracies.get(message.camera)
         if accuracy is None:

@@ -9,7 +9,7 @@ Public names:
     console      Task, progress, stage, say, say_error, set_up_logging
     credentials  FileOrCredential, locate
     database     Database
-    errors       AgentError, CameraError, CommandError, ConfigError, DatasetError
+    errors       AgentError, CameraError, CommandError, ConfigError, DatasetError, FaultLog, fault_remedy
     heap         limit_malloc_arenas, release_free_memory
     latency      LatencyHistogram, LoopMeter, LoopSample, LoopTotals
     main_thread  MainThreadQueue, RunInMainThread

@@ -7,6 +7,7 @@ only measures how long its own work takes may read `time` itself.
 from __future__ import annotations
 
 import queue
+import selectors
 import threading
 import time
 from collections.abc import Callable
@@ -58,6 +59,12 @@ class Clock:
     def get(self, items: queue.Queue[T], timeout_s: float | None = None) -> T:
         """Take the next item of a queue. Raises queue.Empty if none comes within `timeout_s`. None: no limit."""
         return items.get(timeout=timeout_s)
+
+    def select(
+        self, selector: selectors.BaseSelector, timeout_s: float | None = None
+    ) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait until a registered file is ready; return those that are, none after `timeout_s`. None: no limit."""
+        return selector.select(timeout_s)
 
 
 SYSTEM_CLOCK = Clock()

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import logging
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.logfmt import JsonFormatter, LogfmtFormatter
 from agent.common.table import ShownConsole
 
@@ -49,20 +49,21 @@ class _Style:
 class Task:
     """The progress of one piece of work; `update` is cheap and may be called for every frame."""
 
-    def __init__(self, title: str, total: int | None, bar: Progress | None) -> None:
+    def __init__(self, title: str, total: int | None, bar: Progress | None, clock: Clock = SYSTEM_CLOCK) -> None:
         self._title = title
         self._total = total
         self._bar = bar
+        self._clock = clock
         self._row = bar.add_task(title, total=total, note="") if bar else None
-        self._printed = time.monotonic()
+        self._printed_s = self._clock.monotonic_s()
         self._prints_lines = not (goes_to_journal() or _Style.is_json)
 
     def update(self, done: int, note: str = "") -> None:
         """Show that `done` of `total` units are done, with a note."""
         if self._bar is not None and self._row is not None:
             self._bar.update(self._row, completed=done, note=note)
-        elif self._prints_lines and time.monotonic() - self._printed >= _PLAIN_PERIOD_S:
-            self._printed = time.monotonic()
+        elif self._prints_lines and self._clock.monotonic_s() - self._printed_s >= _PLAIN_PERIOD_S:
+            self._printed_s = self._clock.monotonic_s()
             total = f"/{self._total}" if self._total else ""
             say(f"{self._title}: {done}{total} {note}".rstrip())
 

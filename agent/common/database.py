@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import sqlite3
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from engines.store.files import remove
 
@@ -43,6 +43,7 @@ class Database:
     migrations: Sequence[str]
     pragmas: Sequence[str]
     patience_s: float = _PATIENCE_S
+    clock: Clock = SYSTEM_CLOCK
 
     def connect(self, access: Access = "write", any_thread: bool = False) -> sqlite3.Connection:
         """Open the file, with today's schema and in no transaction.
@@ -161,15 +162,15 @@ class Database:
 
     def _set_pragma(self, db: sqlite3.Connection, pragma: str) -> None:
         """Retry while the file is locked: SQLite's own timeout does not cover a change of the journal mode."""
-        give_up_at = time.monotonic() + self.patience_s
+        give_up_s = self.clock.monotonic_s() + self.patience_s
         while True:
             try:
                 db.execute(f"PRAGMA {pragma}")
                 return
             except sqlite3.OperationalError as error:
-                if "locked" not in str(error) or time.monotonic() > give_up_at:
+                if "locked" not in str(error) or self.clock.monotonic_s() > give_up_s:
                     raise
-            time.sleep(_RETRY_S)
+            self.clock.sleep(_RETRY_S)
 
 
 def _statements(script: str) -> Iterator[str]:

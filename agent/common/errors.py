@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import logging
+
 from calibrate.errors import TaredError
+
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN)
 
 
 class AgentError(TaredError):
@@ -29,3 +34,24 @@ class DatasetError(AgentError):
 
 class CommandError(AgentError):
     """A command from the operator that is refused."""
+
+
+class FaultLog:
+    """Log exceptions that a part survives, with their traceback: once for each place and kind."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._logged: set[tuple[str, type[Exception]]] = set()
+
+    def note(self, place: str, error: Exception) -> None:
+        """Log an exception that was caught at this place, unless one of its kind was before."""
+        if (place, type(error)) not in self._logged:
+            self._logged.add((place, type(error)))
+            self._log.error("event=fault place=%s", place, exc_info=error)
+
+
+def fault_remedy(error: Exception) -> str:
+    """Return the remedy for an exception that nobody expected: room in this machine, or a report to the authors."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _NO_ROOM):
+        return "check what else uses memory, descriptors or threads on this machine"
+    return "report it, with the traceback from the log"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from agent.common.clock import SYSTEM_CLOCK, Clock
 
 _BUCKETS_PER_OCTAVE = 32  # percentiles are exact to 2 %; more: finer, and more memory
 _SMALLEST_NS = 1_000.0
@@ -101,14 +102,14 @@ class LoopMeter:
     The frame path calls `record`, a reporting thread `sample`; each sample starts a new stretch.
     """
 
-    def __init__(self, dropped: Callable[[], Mapping[str, int]] = dict) -> None:
+    def __init__(self, dropped: Callable[[], Mapping[str, int]] = dict, clock: Clock = SYSTEM_CLOCK) -> None:
         """dropped: returns the frames dropped since the start, by cause; none by default."""
-        self._dropped = dropped
+        self._dropped, self._clock = dropped, clock
         self._lock = threading.Lock()
         self._latency = LatencyHistogram()
         self._frames = 0
         self._dropped_before: Counter[str] = Counter()
-        self._since = time.monotonic()
+        self._since_s = clock.monotonic_s()
 
     def record(self, latency_ns: int) -> None:
         with self._lock:
@@ -124,15 +125,15 @@ class LoopMeter:
     def sample(self) -> LoopSample:
         """Return the stretch since the last sample, and start a new one."""
         with self._lock:
-            now = time.monotonic()
+            now_s = self._clock.monotonic_s()
             dropped = Counter(self._dropped())
             sample = LoopSample(
                 self._frames,
                 dropped - self._dropped_before,
-                self._frames / max(now - self._since, 1e-9),
+                self._frames / max(now_s - self._since_s, 1e-9),
                 self._latency.percentile_ms(50.0),
                 self._latency.percentile_ms(99.0),
             )
             self._latency.clear()
-            self._frames, self._dropped_before, self._since = 0, dropped, now
+            self._frames, self._dropped_before, self._since_s = 0, dropped, now_s
             return sample

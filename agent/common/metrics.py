@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-import select
+import selectors
 import socket
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -24,7 +23,8 @@ from prometheus_client.core import InfoMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from agent.common.errors import AgentError, ConfigError
+from agent.common.clock import SYSTEM_CLOCK, Clock
+from agent.common.errors import AgentError, ConfigError, FaultLog, fault_remedy
 from agent.common.http.addresses import is_loopback, is_unspecified, split_address
 from agent.common.http.connection import HttpConnection
 from agent.common.http.reception import Reception, listen
@@ -36,8 +36,8 @@ log = logging.getLogger(__package__)
 
 PATH = "/metrics"
 
-_NICE = 10  # of the thread: the process's own work goes first
-_FRESH_S = 0.25  # for so long scrapes get the text that the latest one got
+_NICE = 10  # niceness of the thread: the process's own work goes first
+_FRESH_S = 0.25  # how long scrapes get the text that the latest one got
 _RETRY_S = (1.0, 60.0)  # between two attempts, at random up to so much
 _END_S = 5.0
 
@@ -81,7 +81,9 @@ class MetricsAddress:
 class MetricsServer(threading.Thread):
     """A context manager; inside it the metrics are served."""
 
-    def __init__(self, address: MetricsAddress, build: Mapping[str, str], *collectors: Collector) -> None:
+    def __init__(
+        self, address: MetricsAddress, build: Mapping[str, str], *collectors: Collector, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
         """Args:
         address: One that is taken is logged, and tried again.
         build: Labels of `tared_build_info` beside the version, such as the program.
@@ -90,7 +92,7 @@ class MetricsServer(threading.Thread):
         Raises OSError without a descriptor to spare.
         """
         super().__init__(name="metrics", daemon=True)
-        self._address = address
+        self._address, self._clock = address, clock
         self._registry = CollectorRegistry()
         self._registry.register(_Build({"version": version("tared"), **build}))
         for collector in collectors:
@@ -98,6 +100,7 @@ class MetricsServer(threading.Thread):
         ProcessCollector(registry=self._registry)
         states = (RetryState(_report, Backoff(*_RETRY_S), 1) for _ in range(4))
         self._opening, self._accepting, self._reading, self._serving = states
+        self._faults = FaultLog(log)
         self._texts: dict[str, tuple[float, bytes]] = {}  # by content type, when it was made
         self._ending = False
         self._listener: socket.socket | None = None
@@ -146,21 +149,24 @@ class MetricsServer(threading.Thread):
     def _serve(self, listener: socket.socket) -> None:
         """Serve until the end, or until a fault, which must not end the process; then wait a little."""
         try:
-            reception = Reception(listener, self._wakes, HttpConnection, self._answer, self._accepting, "metrics")
+            reception = Reception(
+                listener, self._wakes, HttpConnection, self._answer, self._accepting, "metrics", clock=self._clock
+            )
             with closing(reception):
                 while not self._ending:
                     reception.turn(None)
                     self._serving.note_success()
         except Exception as error:
+            self._faults.note("server", error)
             found = f"{type(error).__name__}: {error}"
-            failure = AgentError("metrics.failed", found, "scrapes that are answered", "check the log for other errors")
+            failure = AgentError("metrics.failed", found, "no exception", fault_remedy(error))
             self._sleep(self._serving.note_failure(failure))
 
     def _sleep(self, seconds: float) -> None:
         """Wait until the end wakes the thread, or the time is over."""
-        poll = select.poll()
-        poll.register(self._wakes, select.POLLIN)
-        poll.poll(1000.0 * seconds)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wakes, selectors.EVENT_READ)
+            self._clock.select(selector, seconds)
 
     def _answer(self, connection: HttpConnection, head: bytes, now_s: float) -> None:
         try:
@@ -185,17 +191,18 @@ class MetricsServer(threading.Thread):
     def _text(self, encode: partial[bytes], content_type: str) -> bytes:
         """Return the metrics of now, or of a moment ago. Raises RefusedRequest."""
         made_s, text = self._texts.get(content_type, (0.0, b""))
-        if text and time.monotonic() < made_s + _FRESH_S:
+        if text and self._clock.monotonic_s() < made_s + _FRESH_S:
             return text
         try:
             text = encode()
         except Exception as error:  # whatever cannot be read now; the next scrape may succeed
+            self._faults.note("scrape", error)
             found = f"{type(error).__name__}: {error}"
-            failure = AgentError("metrics.read", found, "metrics that can be read", "check the log for other errors")
+            failure = AgentError("metrics.read", found, "values from every collector", fault_remedy(error))
             self._reading.note_failure(failure)
             raise RefusedRequest(HTTPStatus.SERVICE_UNAVAILABLE, str(failure)) from None
         self._reading.note_success()
-        self._texts = {content_type: (time.monotonic(), text)}
+        self._texts = {content_type: (self._clock.monotonic_s(), text)}
         return text
 
 

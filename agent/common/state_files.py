@@ -100,14 +100,12 @@ class StateFile:
         schema: Today's.
         code: `NAME.write`, of the AgentError for a disk that refuses.
         on_error: Called once with that error.
-        added: For each older schema that is still read: the keys it did not have yet, with neutral values.
     """
 
     path: Path | None
     schema: int
     code: str
     on_error: Callable[[AgentError], None]
-    added: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     _is_reported: bool = field(default=False, init=False)
 
     def read_or_report(self, parse: Callable[[Mapping[str, Any]], T], damage: AgentError) -> T | None:
@@ -137,9 +135,7 @@ class StateFile:
                 f"schema {self.schema} or an older one",
                 "run the tared that wrote it, or remove the file: a new one is then started",
             )
-        if schema not in (self.schema, *self.added):
-            return None
-        return parse_or_none(lambda: parse({**document, **self.added.get(schema, {})}))
+        return parse_or_none(lambda: parse(document)) if schema == self.schema else None
 
     def write(self, document: Mapping[str, Any]) -> None:
         """Replace the object, all or nothing; report an error once."""

@@ -419,7 +419,8 @@ class Operations:
         if self.pipeline.mismatch is not None:
             observe = config.observe.model_copy(update={"reference": "onnxruntime"})
             config = config.model_copy(update={"observe": observe})
-        for each in (self, self._triggers, self.jobs, self.swap, self._changes):
+        monitors = self.pipeline.observer.monitors.values()
+        for each in (self, self._triggers, self.jobs, self.swap, self._changes, *monitors):
             each.config = config
         self._attempts.renew(raising_id(config, self.service))
         self._settings_changed()
@@ -466,7 +467,7 @@ class Operations:
         """
         if not self._idle:
             found, remedy = "a job or a swap under way", "wait for its end, then send the command again"
-            raise CommandError("command.busy", found, "no job and no swap under way", remedy)
+            raise CommandError("command.busy", found, "one job or swap at a time", remedy)
         tracker = self._registry.start("command", {"op": "calibration", "file": staged.path.stem}, staged.progress)
         self.jobs.start(Job(tracker, merged=staged.path))
         self.pipeline.observer.collection.restart(hurried=True)

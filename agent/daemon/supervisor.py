@@ -138,7 +138,7 @@ class Supervisor:
         """
         self._link = link
         self._clock = clock
-        self._main_thread = MainThreadQueue()
+        self._main_thread = MainThreadQueue(clock)
         self._stop_reason = ""
         sources = [camera.to_source() for camera in config.every_camera]
         reporter = self._reporter = Reporter(link, birth)
@@ -381,7 +381,7 @@ class Supervisor:
     def _receive(self) -> None:
         """Wait a tick for functions from other threads, run them, and handle messages from the broker."""
         with self._deciding.may_fail():
-            self._main_thread.run(_TICK_S, self._clock)
+            self._main_thread.run(_TICK_S)
         if self._inbox is not None:
             with self._receiving.may_fail():
                 self._inbox.tick()

@@ -114,7 +114,7 @@ def write_spec(inspection: ModelInspection, path: Path, may_overwrite: bool) -> 
         raise AgentError("inspect.exists", f"{path} is there already", expected, remedy) from None
     except OSError as error:
         found = f"{path}: {error.strerror}"
-        raise AgentError("inspect.output", found, "a file that can be written", "name another with -o") from error
+        raise AgentError("inspect.output", found, "a writable folder with room", "name another with -o") from error
 
 
 def spec_lines(inspection: ModelInspection, folder: Path) -> Iterator[str]:

@@ -47,7 +47,7 @@ def check_output(path: Path) -> None:
         raise AgentError("check.output", f"picture {path}", expected, remedy)
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         found = f"{path}, which is a folder" if path.is_dir() else f"no folder {path.parent} to write to"
-        raise AgentError("check.output", found, "a file that can be written", "name another with -o")
+        raise AgentError("check.output", found, "a file name in a writable folder", "name another with -o")
 
 
 def draw_check(check: Check, path: Path) -> None:
@@ -57,7 +57,7 @@ def draw_check(check: Check, path: Path) -> None:
         path.write_bytes(encoded.tobytes())
     except OSError as error:
         found = f"{path}: {error.strerror}"
-        raise AgentError("check.output", found, "a file that can be written", "name another with -o") from error
+        raise AgentError("check.output", found, "a file name in a writable folder", "name another with -o") from error
 
 
 def _sheet(check: Check) -> Picture:

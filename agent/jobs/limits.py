@@ -23,7 +23,6 @@ from calibrate.errors import TaredError
 ROLLBACK_LOOP = "recalibration.rollback_loop"
 
 _SCHEMA = 2
-_ADDED: Mapping[int, Mapping[str, Any]] = {1: {"rollbacks": []}}
 _DAY_S = 86_400.0
 _STEP_S = 1.0  # a clock that moved by more was set, and not only slewed
 
@@ -60,7 +59,7 @@ class AutomationLimits:
     clock: Clock = SYSTEM_CLOCK
 
     def __post_init__(self) -> None:
-        self._file = StateFile(self.path, _SCHEMA, "restraint.write", self.on_error, _ADDED)
+        self._file = StateFile(self.path, _SCHEMA, "restraint.write", self.on_error)
         self._jobs_s: deque[float] = deque(maxlen=self.per_day)  # monotonic times, as all below
         self._rollbacks_s: deque[float] = deque(maxlen=self.rollbacks_per_day)
         self._failed_s = self._switched_s = -math.inf

@@ -65,7 +65,7 @@ class SupervisedChild:
         if self._clock.monotonic_s() - self._started_s - self._headroom.paused_s > self._timeout_s:
             found = f"the candidate process took longer than {self._timeout_s:.0f} s"
             remedy = "see in the log what the job was doing, or raise recalibration.timeout_s"
-            raise AgentError("recalibration.timeout", found, "an end within that time", remedy)
+            raise AgentError("recalibration.timeout", found, "a candidate within recalibration.timeout_s", remedy)
         return reason
 
     def end(self) -> None:
@@ -105,7 +105,7 @@ class CollectionWait:
                 remedy = "wait until something is in view"
             found = f"{JobState.COLLECTING.value}: {found}, and no more for {self._timeout_s:.0f} s"
             remedy = f"{remedy}, or raise recalibration.timeout_s"
-            raise AgentError("recalibration.timeout", found, "enough frames for the job", remedy)
+            raise AgentError("recalibration.timeout", found, "as many frames as the job asked for", remedy)
         if any(now > last for now, last in zip(counts, self._counts, strict=True)):
             self.start_clock()
         self._counts = counts
@@ -216,7 +216,12 @@ class Recalibration:
             self.abandon(reason)
         else:
             self.give_up(
-                AgentError("swap.stopped", f"the frame path has failed: {error}", "frames", "see the log for the cause")
+                AgentError(
+                    "swap.stopped",
+                    f"the frame path has failed: {error}",
+                    "frames until the job ends",
+                    "see the log for the cause",
+                )
             )
 
     def _move(self, job: Job) -> None:

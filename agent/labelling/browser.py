@@ -51,7 +51,9 @@ def open_listener(address: str) -> socket.socket:
         return listen(*place)
     except OSError as error:
         found = f"--listen {address}: {error.strerror or error}"
-        raise AgentError("labelling.listen", found, "an address that is free", "choose another port") from error
+        raise AgentError(
+            "labelling.listen", found, "an address that no other program uses", "choose another port"
+        ) from error
 
 
 class LabelPage:

@@ -74,7 +74,7 @@ def build_int8(
     raise EngineError(
         "engine.int8",
         f"no INT8 kernel for {', '.join(built.without_int8)}, though they were left float",
-        "an engine after the nodes without INT8 kernels were left float",
+        "an engine in which those layers compute in float",
         "leave their neighbours float too, with precision.keep_float, or build with --precision fp16",
     )
 

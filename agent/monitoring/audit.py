@@ -27,7 +27,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from agent.common.errors import AgentError
+from agent.common.clock import SYSTEM_CLOCK, Clock
+from agent.common.errors import AgentError, FaultLog
 from agent.common.state_files import StateFile, count
 from agent.common.timing import RandomInterval
 from agent.models.model import Model
@@ -202,6 +203,7 @@ class ReferenceAudit(threading.Thread):
         period_s: float,
         evidence: AuditEvidence,
         on_mismatch: Callable[[Mismatch], None],
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Args:
         period_s: Seconds of capture time between two audited frames, in the mean.
@@ -213,6 +215,8 @@ class ReferenceAudit(threading.Thread):
         self._interval = RandomInterval(period_s)
         self._evidence = evidence
         self._on_mismatch = on_mismatch
+        self._clock = clock
+        self._faults = FaultLog(log)
         # Guarded by _handover.
         self._handover = threading.Condition()
         self._offered: AuditedFrame | None = None
@@ -231,7 +235,7 @@ class ReferenceAudit(threading.Thread):
     def is_due(self, ts: float) -> bool:
         """Return whether the frame of capture time `ts` is one to audit, and the previous one is done."""
         with self._handover:
-            is_free = self._idle and self._offered is None and time.monotonic() >= self._rested_s
+            is_free = self._idle and self._offered is None and self._clock.monotonic_s() >= self._rested_s
         return is_free and self.mismatch is None and self._interval.due(ts)
 
     def offer(self, frame: AuditedFrame) -> None:
@@ -253,7 +257,7 @@ class ReferenceAudit(threading.Thread):
     def run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         for frame in self._frames():
-            begun_s, cpu_s = time.monotonic(), time.thread_time()
+            begun_s, cpu_s = self._clock.monotonic_s(), time.thread_time()
             try:
                 mismatch = self._auditor.audit(frame)
                 if self._stopped:  # the next observer goes on with the file
@@ -266,7 +270,7 @@ class ReferenceAudit(threading.Thread):
                     self._on_mismatch(self.mismatch)
                     return
             except Exception as error:  # whatever it is, it costs this frame alone
-                log.warning("event=audit problem=%r", f"{type(error).__name__}: {error}")
+                self._faults.note("audit", error)
             finally:
                 self._rested_s = begun_s + (time.thread_time() - cpu_s) / _SHARE
 
@@ -296,11 +300,12 @@ class AuditedReference:
     period_s: float
     evidence: AuditEvidence
     on_mismatch: Callable[[Mismatch], None]
+    clock: Clock = SYSTEM_CLOCK
 
     def __call__(self, product_bits: int) -> ReferenceAudit:
         """product_bits: as in engines.interface.Observer."""
         auditor = FrameAuditor(self.model, product_bits, self.model.spec.min_sqnr_db)
-        return ReferenceAudit(auditor, self.period_s, self.evidence, self.on_mismatch)
+        return ReferenceAudit(auditor, self.period_s, self.evidence, self.on_mismatch, clock=self.clock)
 
 
 class AuditEvidence:

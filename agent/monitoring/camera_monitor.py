@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agent.collection.collection import SharedCollection
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.config import Config
 from agent.monitoring.causes import LIGHT, Appearance, AppearanceHistory, Explanation, Relighting, explanation
 from agent.monitoring.class_losses import ClassLosses, LostClass
@@ -166,6 +166,7 @@ class CameraMonitor:
     collection: SharedCollection
     camera: str = "camera"
     other_cameras: Callable[[], Sequence[Mapping[str, AbsHistogram]]] = tuple
+    clock: Clock = SYSTEM_CLOCK
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()  # guards everything below
@@ -257,7 +258,7 @@ class CameraMonitor:
     @property
     def absent(self) -> bool:
         """True if nothing has been observed for so long that what is known may be of another light."""
-        return self._observed_s is not None and time.monotonic() - self._observed_s > _ABSENT_S
+        return self._observed_s is not None and self.clock.monotonic_s() - self._observed_s > _ABSENT_S
 
     def state(self, outage: str, spending: Spending) -> CameraState:
         """Return what is known, with the reason why nothing is observed now, if so."""
@@ -309,7 +310,7 @@ class CameraMonitor:
             reference: The answer of the reference engine.
             previous: The answer of the previous engine, while a candidate is on probation.
         """
-        self._observed_s = time.monotonic()
+        self._observed_s = self.clock.monotonic_s()
         ts = served.frame.ts
         with self._lock:
             self._view.update(ts, served.frame.image)

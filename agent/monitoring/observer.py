@@ -12,7 +12,6 @@ import math
 import os
 import random
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -23,6 +22,7 @@ from agent.camera.capture import Frame
 from agent.collection.collection import SharedCollection
 from agent.collection.report import remove_sheet
 from agent.collection.selection import HELD_OUT_EVERY
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.common.timing import Backoff, RetryState, is_final
 from agent.config import Config
@@ -75,6 +75,7 @@ class ObserverThread(threading.Thread):
         previous: Callable[[ServedFrame], Prediction | None] = lambda _: None,
         open_checked: OpenObserver | None = None,
         audit: StartAudit | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Args:
         open_observer: Opens the reference engine, and builds it first where it has to.
@@ -94,6 +95,7 @@ class ObserverThread(threading.Thread):
         self._previous = previous
         self._open_checked = open_checked
         self._make_audit = audit
+        self._clock = clock
         self._audit: ReferenceAudit | None = None
         self._sampler: FrameSampler | None = None
         self._audited: Array | None = None  # the network input of the latest audited frame
@@ -118,7 +120,9 @@ class ObserverThread(threading.Thread):
         self._rota = CameraRota(cameras) if len(cameras) > 1 else None
         self.collection = SharedCollection(spec, config, self._now_ts)
         self.monitors: Mapping[str, CameraMonitor] = {
-            camera: CameraMonitor(spec, config, self.collection, camera, partial(self._recent_of_others, camera))
+            camera: CameraMonitor(
+                spec, config, self.collection, camera, partial(self._recent_of_others, camera), clock=clock
+            )
             for camera in cameras
         }
         self.error: BaseException | None = None
@@ -134,7 +138,7 @@ class ObserverThread(threading.Thread):
 
     def wait_until_tried(self, timeout_s: float) -> bool:
         """Wait until the reference engine is open, or could not be opened; False where `timeout_s` ends before."""
-        return self._tried.wait(timeout_s)
+        return self._clock.wait(self._tried, timeout_s)
 
     @property
     def is_opening(self) -> bool:
@@ -266,7 +270,7 @@ class ObserverThread(threading.Thread):
         pause_s = outage.note_failure(error)
         self._tried.set()
         with self._handover:
-            if self._handover.wait_for(lambda: self._stopped, pause_s):
+            if self._clock.wait_for(self._handover, lambda: self._stopped, pause_s):
                 raise _Stopped
 
     def _wait_for_frame(self) -> ServedFrame | None:
@@ -279,7 +283,7 @@ class ObserverThread(threading.Thread):
 
     def _observe(self, observer: Observer, task: VisionTask, served: ServedFrame) -> None:
         """Observe a frame, and pay for it, whatever comes of it."""
-        started_s, failed = time.monotonic(), True
+        started_s, failed = self._clock.monotonic_s(), True
         try:
             try:
                 with span("observe"):
@@ -296,7 +300,7 @@ class ObserverThread(threading.Thread):
                 failed = False
             finally:
                 with self._handover:
-                    self._budget.spend(time.monotonic() - started_s, failed)
+                    self._budget.spend(self._clock.monotonic_s() - started_s, failed)
         except TaredError as error:
             self._pause(error, self._observing)
         except OSError as error:  # NumPy and Python open files for what is needed the first time

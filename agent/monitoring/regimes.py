@@ -23,7 +23,7 @@ from agent.monitoring.camera_monitor import CameraMonitor, CameraStates
 from agent.monitoring.drift import Regime
 from engines.calibration import Calibration
 
-_SCHEMA = 2  # 1 had no weights; the regimes of such a file are learnt again
+_SCHEMA = 2
 _STEP_S = 30.0  # of capture time that counts at most between two calls, of which there are ten a second
 
 

@@ -37,7 +37,7 @@ def make_report(
         replace_files({output: content.encode()}, mode=_OWNER_ONLY)
     except OSError as error:
         found = f"{output}: {error.strerror or error}"
-        raise AgentError("report.write", found, "a file that can be written", "choose another with -o") from error
+        raise AgentError("report.write", found, "a writable folder with room", "choose another with -o") from error
     return {"subject": str(subject), "kind": kind, "output": str(output), "bytes": len(content.encode())}
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import time
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.results.writer import Output, ResultLine
 
@@ -28,9 +28,9 @@ class ResultsFile(Output):
 
     name = "file"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clock: Clock = SYSTEM_CLOCK) -> None:
         self.dropped: int = 0
-        self._path = path
+        self._path, self._clock = path, clock
         self._lines: deque[bytes] = deque()
         self._bytes = 0
         self._file: int | None = None
@@ -48,13 +48,13 @@ class ResultsFile(Output):
 
     def tick(self) -> float:
         """Write the lines that are due. Return the seconds until the next call."""
-        if time.monotonic() >= self._due_s:
+        if self._clock.monotonic_s() >= self._due_s:
             self.flush()
-        return max(0.0, self._due_s - time.monotonic())
+        return max(0.0, self._due_s - self._clock.monotonic_s())
 
     def flush(self) -> None:
         """Write all lines, or put the error into `trouble`."""
-        self._due_s = time.monotonic() + _PERIOD_S
+        self._due_s = self._clock.monotonic_s() + _PERIOD_S
         if not self._lines:
             return
         try:

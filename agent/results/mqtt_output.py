@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping
 from itertools import accumulate
 from typing import Any
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.contract.wire import MAX_PAYLOAD_BYTES
 from agent.results.writer import Output, ResultLine
 
@@ -22,8 +22,8 @@ class ResultsTopic(Output):
 
     name = "mqtt"  # without trouble: a broker that is away is reported elsewhere
 
-    def __init__(self, publish: Callable[[bytes], object], most_per_s: float) -> None:
-        self._publish = publish
+    def __init__(self, publish: Callable[[bytes], object], most_per_s: float, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._publish, self._clock = publish, clock
         self._period_s = 1.0 / most_per_s
         self._due_s = 0.0
         self._newest: dict[str, ResultLine] = {}  # by camera, in the order of their turns
@@ -34,7 +34,7 @@ class ResultsTopic(Output):
 
     def tick(self) -> float:
         """Publish the newest line of the next camera where one is due. Return the seconds until the next call."""
-        now_s = time.monotonic()
+        now_s = self._clock.monotonic_s()
         if self._newest and now_s >= self._due_s:
             self._publish(result_payload(self._newest.pop(next(iter(self._newest))).document))
             self._due_s = now_s + self._period_s

@@ -14,11 +14,11 @@ so that `tared web` shows no other program's pictures as this board's.
 
 from __future__ import annotations
 
+import logging
 import os
-import select
+import selectors
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from http import HTTPStatus
@@ -26,7 +26,8 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from agent.common.errors import AgentError
+from agent.common.clock import SYSTEM_CLOCK, Clock
+from agent.common.errors import AgentError, FaultLog, fault_remedy
 from agent.common.http.addresses import http_url
 from agent.common.http.reception import BACKLOG, Reception, listen
 from agent.common.http.request import RefusedRequest, response
@@ -41,11 +42,13 @@ from agent.vision.policy import Show, as_served
 from agent.vision.task import ServedFrame
 from calibrate.errors import TaredError
 
-_NICE = 10  # of the thread: the frame path goes first
-_MODE = 0o600  # of a Unix socket: the daemon's user alone
+log = logging.getLogger(__package__)
+
+_NICE = 10  # niceness of the thread: the frame path goes first
+_MODE = 0o600  # permissions of a Unix socket: the daemon's user alone
 _REPEAT_S = 1.0  # Chrome shows a part once the next one has begun
 _MOST_JPEG_BYTES = 2**21
-_PATIENCE_S = 0.5  # for the next answer of a camera; then the latest one has to do
+_PATIENCE_S = 0.5  # how long the next answer of a camera is awaited; then the latest one has to do
 _RETRY_S = (1.0, 60.0)  # between two attempts, at random up to so much
 _END_S = 5.0
 
@@ -62,10 +65,11 @@ class Preview(threading.Thread):
         address: Where viewers connect: `http://HOST:PORT`, or `unix:PATH`. Empty while nobody can.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, clock: Clock = SYSTEM_CLOCK) -> None:
         """config: its sections preview, model and cameras count."""
         super().__init__(name="preview", daemon=True)
         self._config = config.preview
+        self._clock = clock
         self._spec = config.model
         self._header = Topics(config.mqtt.fleet, config.mqtt.device).board_header
         self._cameras = [camera.name for camera in config.every_camera]
@@ -75,6 +79,7 @@ class Preview(threading.Thread):
         backoff = [Backoff(*_RETRY_S) for _ in range(3)]
         self._opening, self._accepting, self._drawing = (RetryState(self._report, each, 1) for each in backoff)
         self._permitted: bool | None = None  # None: nobody has decided yet
+        self._faults = FaultLog(log)
         self._ending = False
         self._wakes, self._wake = socket.socketpair()
         self._wakes.setblocking(False)
@@ -143,8 +148,9 @@ class Preview(threading.Thread):
                 pause_s = self._opening.note_failure(error)
                 self._sleep(pause_s if self._permitted else None)
             except Exception as error:  # a fault of the preview must not end the video
+                self._faults.note("preview", error)
                 found = f"{type(error).__name__}: {error}"
-                failure = AgentError("preview.failed", found, "viewers that get frames", "report the error")
+                failure = AgentError("preview.failed", found, "no exception", fault_remedy(error))
                 self._sleep(self._opening.note_failure(failure))
 
     def _report(self, error: TaredError | None) -> None:
@@ -156,9 +162,9 @@ class Preview(threading.Thread):
 
     def _sleep(self, seconds: float | None) -> None:
         """Wait until `permit` or the end wakes the thread, or the time is over."""
-        poll = select.poll()
-        poll.register(self._wakes, select.POLLIN)
-        poll.poll(None if seconds is None else 1000.0 * seconds)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wakes, selectors.EVENT_READ)
+            self._clock.select(selector, seconds)
         self._clear_wakes()
 
     def _clear_wakes(self) -> None:
@@ -169,7 +175,7 @@ class Preview(threading.Thread):
         if not self._permitted:
             found = f"preview.address is {self._config.address}, and privacy.preview is false"
             remedy = "let the board's owner set privacy.preview in config.yaml, or leave preview.address out"
-            raise AgentError("preview.privacy", found, "permission to show frames", remedy)
+            raise AgentError("preview.privacy", found, "privacy.preview true", remedy)
 
     @contextmanager
     def _listening(self) -> Iterator[Reception[Viewer]]:
@@ -186,11 +192,13 @@ class Preview(threading.Thread):
                 else:
                     listener = stack.enter_context(listen(*place))
                     address = http_url(*listener.getsockname()[:2])
-                reception = Reception(listener, self._wakes, self._connect, self._answer, self._accepting, "preview")
+                reception = Reception(
+                    listener, self._wakes, self._connect, self._answer, self._accepting, "preview", clock=self._clock
+                )
             except OSError as error:
                 found = f"{self._config.address}: {error.strerror or error}"
                 remedy = "choose another preview.address, or end the process that has it"
-                raise AgentError("preview.address", found, "an address that is free", remedy) from error
+                raise AgentError("preview.address", found, "an address that no other program uses", remedy) from error
             self._reception, self.address = reception, address
             if self._opening.code:
                 self._opening.note_success()
@@ -214,7 +222,7 @@ class Preview(threading.Thread):
         """Serve viewers until the end, or until they are no longer permitted. Nothing blocks but a turn."""
         while self._permitted and not self._ending:
             reception.turn(min(map(self._next_s, _cameras_looked_at(reception)), default=None))
-            self._show_newest(reception, time.monotonic())
+            self._show_newest(reception, self._clock.monotonic_s())
 
     def _answer(self, viewer: Viewer, head: bytes, now_s: float) -> None:
         reception = self._reception
@@ -285,8 +293,9 @@ class Preview(threading.Thread):
             image = draw_prediction(frame, shown.result, shown.geometry, self._spec, scale)
             jpeg, _ = encode_jpeg(image, _MOST_JPEG_BYTES)
         except Exception as error:  # an answer that cannot be drawn
+            self._faults.note("drawing", error)
             found = f"{type(error).__name__}: {error}"
-            failure = AgentError("preview.draw", found, "a frame that can be drawn", "check the model's decoder")
+            failure = AgentError("preview.draw", found, "an answer as the task's decoder gives it", fault_remedy(error))
             self._drawing.note_failure(failure)
             return
         self._drawing.note_success()

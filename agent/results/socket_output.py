@@ -6,10 +6,10 @@ import errno
 import logging
 import select
 import socket
-import time
 from contextlib import suppress
 from pathlib import Path
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError, ConfigError
 from agent.results.unix_listener import UnixListener
 from agent.results.writer import Output, ResultLine
@@ -71,10 +71,10 @@ class ResultsSocket(Output):
 
     name = "socket"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clock: Clock = SYSTEM_CLOCK) -> None:
         """Raises ConfigError (`results.socket`) for a path that is none of ours; a disk that refuses is `trouble`."""
         self.dropped: int = 0
-        self._path = path
+        self._path, self._clock = path, clock
         self._readers: list[_Reader] = []
         self._listener: UnixListener | None = None
         self._open_at_s = 0.0
@@ -87,7 +87,7 @@ class ResultsSocket(Output):
 
     def tick(self) -> float:
         """Admit new readers, and send the rest of lines. Return the seconds until the next call."""
-        if self._listener is None and time.monotonic() >= self._open_at_s:
+        if self._listener is None and self._clock.monotonic_s() >= self._open_at_s:
             with suppress(ConfigError):  # as at the start: the disk has said no more than that it has no room
                 self._open()
         self._admit()
@@ -102,9 +102,9 @@ class ResultsSocket(Output):
         """Remove the socket file, unless it is another one by now."""
         if self._listener is not None:
             self._listener.close()
-        ends_s = time.monotonic() + _END_S
-        while time.monotonic() < ends_s and any(reader.rest for reader in self._readers):
-            time.sleep(_RETRY_S)
+        ends_s = self._clock.monotonic_s() + _END_S
+        while self._clock.monotonic_s() < ends_s and any(reader.rest for reader in self._readers):
+            self._clock.sleep(_RETRY_S)
             self.flush()
         for reader in self._readers:
             reader.close()
@@ -120,7 +120,7 @@ class ResultsSocket(Output):
 
     def _open(self) -> None:
         """Listen, or put the disk's refusal into `trouble`. Raises ConfigError."""
-        self._open_at_s = time.monotonic() + _REOPEN_S
+        self._open_at_s = self._clock.monotonic_s() + _REOPEN_S
         try:
             self._listener = UnixListener(self._path, _MODE, MAX_READERS)
         except OSError as error:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import abc
 import json
+import logging
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any
 
-from agent.common.errors import AgentError
+from agent.common.clock import SYSTEM_CLOCK, Clock
+from agent.common.errors import AgentError, FaultLog, fault_remedy
 from agent.common.latency import LoopMeter
 from agent.common.timing import Backoff, RetryState
 from agent.config import Config
@@ -27,9 +28,11 @@ from agent.vision.spec import ModelSpec
 from agent.vision.task import ServedFrame
 from calibrate.errors import TaredError
 
+log = logging.getLogger(__package__)
+
 _WAITING = 256  # answers
-_WAITING_RAW = 8  # of raw outputs each may take MB
-_END_S = 5.0  # for what waits at the end; a disk may hang
+_WAITING_RAW = 8  # answers of raw outputs, each of which may take MB
+_END_S = 5.0  # time for the lines that wait at the end; a disk may hang
 _WELL_AFTER = 30  # calls of an output in a row without a fault, after which it works again
 _IDLE_S = 60.0  # between two looks at outputs that have nothing to do
 
@@ -105,10 +108,11 @@ class ResultsWriter(threading.Thread):
     answer; it is called in that thread, too.
     """
 
-    def __init__(self, config: Config, outputs: Sequence[Output]) -> None:
+    def __init__(self, config: Config, outputs: Sequence[Output], clock: Clock = SYSTEM_CLOCK) -> None:
         super().__init__(name="results", daemon=True)
         self._spec = config.model
         self._outputs = outputs
+        self._clock = clock
         self._capacity = _WAITING_RAW if config.model.task == "raw" else _WAITING
         self._waiting: deque[ServedFrame] = deque()  # without images; filled by the frame path alone
         self._overrun = 0
@@ -121,9 +125,10 @@ class ResultsWriter(threading.Thread):
         self._faults = {
             output.name: RetryState(partial(self._report, output.name), Backoff(), _WELL_AFTER) for output in outputs
         }
+        self._logged = FaultLog(log)
         self._lost: Counter[str] = Counter()  # by output, to a fault
         # By camera, from a frame's arrival until every output was handed its line.
-        self.latency = {camera.name: LoopMeter() for camera in config.every_camera}
+        self.latency = {camera.name: LoopMeter(clock=clock) for camera in config.every_camera}
 
     def __enter__(self) -> ResultsWriter:
         self.start()
@@ -155,11 +160,11 @@ class ResultsWriter(threading.Thread):
         self._flush_requested = True
         self._wake.set()
         if self.is_alive():
-            self._flushed.wait(_END_S)
+            self._clock.wait(self._flushed, _END_S)
 
     def run(self) -> None:
         while not self._ending:
-            self._wake.wait(self._write_waiting())
+            self._clock.wait(self._wake, self._write_waiting())
             self._wake.clear()
         self._write_waiting()
         for output in self._outputs:
@@ -170,9 +175,9 @@ class ResultsWriter(threading.Thread):
         self._flushed.set()
 
     def _note_fault(self, output: Output, error: Exception) -> None:
-        found = f"{type(error).__name__}: {error}"
-        remedy = "check the log for other errors; if there are none, report this one"
-        self._faults[output.name].note_failure(AgentError("results.failed", found, "lines that are written", remedy))
+        self._logged.note(output.name, error)
+        failure = AgentError("results.failed", f"{type(error).__name__}: {error}", "no exception", fault_remedy(error))
+        self._faults[output.name].note_failure(failure)
 
     def _report(self, output: str, error: TaredError | None) -> None:
         if self.on_change is not None:
@@ -192,7 +197,7 @@ class ResultsWriter(threading.Thread):
                 except Exception as error:  # noqa: PERF203  (whatever it is, the video and other outputs go on)
                     self._lost[output.name] += 1
                     self._note_fault(output, error)
-            self.latency[line.camera].record(time.monotonic_ns() - served.frame.captured_ns)
+            self.latency[line.camera].record(self._clock.monotonic_ns() - served.frame.captured_ns)
         idle_s = _IDLE_S
         on_change = self.on_change  # trouble at the start waits until somebody is there to report it to
         for output in self._outputs:

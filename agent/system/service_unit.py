@@ -187,7 +187,9 @@ def carry_out(steps: Sequence[InstallStep], root: Path) -> None:
             _carry_out_step(step, root.resolve())
     except OSError as error:
         found = f"{error.filename}: {error.strerror}"
-        raise AgentError("service.write", found, "a writable system", "check the disk, and that you are root") from None
+        raise AgentError(
+            "service.write", found, "write access to /etc and the disk", "check the disk, and that you are root"
+        ) from None
 
 
 def need_root(root: Path) -> None:
@@ -217,7 +219,7 @@ def _carry_out_step(step: InstallStep, root: Path) -> None:
         done = subprocess.run(step.command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             found = f"'{step.what}' ended with {done.returncode}: {' '.join(done.stderr.split())}"
-            raise AgentError("service.systemctl", found, "success", "see journalctl -u tared")
+            raise AgentError("service.systemctl", found, "exit status 0", "see journalctl -u tared")
 
 
 def _make_folder(path: Path) -> None:

@@ -29,7 +29,6 @@ Floats = NDArray[np.float64]
 _USUAL_LOSS = 0.1  # that of one frame more than were seen
 _LEAST_SPREAD = 0.02
 _COVERED = 0.8
-_CHANCES = (0.005, 0.01, 0.02, 0.03, 0.05, 0.08)
 # Where a map has the prior beside what this model gained, denser where most losses are; each weighs as a quarter of a
 # recalibration.
 _PLACES = np.linspace(0.0, 1.0, 17) ** 2
@@ -97,21 +96,6 @@ class Prior:
     chance: float
     misses: tuple[float, ...]
 
-    @classmethod
-    def from_measured(cls, measured: Sequence[Recalibrated]) -> Prior:
-        """Return the curve of least squared error."""
-        found = np.array([each.recoverable for each in measured])
-        gained = np.array([each.gained for each in measured])
-        fits = []
-        for chance in _CHANCES:
-            shape = found**2 / (found + chance)
-            slope = float(shape @ gained / (shape @ shape))
-            fits.append((float(np.square(gained - slope * shape).sum()), slope, chance))
-        _, slope, chance = min(fits)
-        misses = np.abs(gained - slope * found**2 / (found + chance)) / _spread(found)
-        quantiles = np.quantile(misses, np.linspace(0.05, 0.95, 19))
-        return cls(round(slope, 3), chance, tuple(np.round(quantiles, 3).tolist()))
-
     def gains(self, recoverable: Floats) -> Floats:
         """Return the mean gain of recoverable losses (n,): (n,)."""
         return self.slope * recoverable**2 / (recoverable + self.chance)
@@ -155,7 +139,7 @@ class GainMap:
             np.concatenate((prior.gains(_PLACES), gained))[order],
             np.concatenate((np.full(_PLACES.size, _PRIOR_WEIGHT), weights))[order],
         )
-        misses = np.sort(np.concatenate((prior.misses, np.abs(gained - self._at(own)) / _spread(own))))
+        misses = np.sort(np.concatenate((prior.misses, np.abs(gained - self._at(own)) / spread(own))))
         rank = min(math.ceil((misses.size + 1) * _COVERED), misses.size)
         self._width = float(misses[rank - 1])
 
@@ -168,7 +152,7 @@ class GainMap:
             frames: Number of frames on which the loss was seen.
         """
         place = np.array([recoverable_loss(gain_db, loss, frames)])
-        expected, margin = float(self._at(place)[0]), self._width * float(_spread(place)[0])
+        expected, margin = float(self._at(place)[0]), self._width * float(spread(place)[0])
         return Interval(expected, max(expected - margin, -1.0), min(expected + margin, 1.0), frames)
 
     def _at(self, places: Floats) -> Floats:
@@ -196,6 +180,6 @@ def isotonic(values: Floats, weights: Floats) -> Floats:
     return np.repeat([mean for mean, _, _ in blocks], [count for _, _, count in blocks])
 
 
-def _spread(places: Floats) -> Floats:
+def spread(places: Floats) -> Floats:
     """Return how far gains lie about the map, up to a factor that is the same everywhere."""
     return _LEAST_SPREAD + places

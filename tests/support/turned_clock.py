@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import selectors
 import threading
 import time
 from collections.abc import Callable
@@ -102,6 +103,20 @@ class TurnedClock(Clock):
         if not self._poll(one, timeout_s):
             raise queue.Empty
         return got[0]
+
+    def select(
+        self, selector: selectors.BaseSelector, timeout_s: float | None = None
+    ) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout_s is None:
+            return selector.select()
+        ready: list[tuple[selectors.SelectorKey, int]] = []
+
+        def some() -> bool:
+            ready[:] = selector.select(_POLL_S)
+            return bool(ready)
+
+        self._poll(some, timeout_s)
+        return ready
 
     def _poll(self, attempt: Callable[[], bool], timeout_s: float) -> bool:
         """Attempt, for a moment of real time each, until it succeeds or the time has come; at least once."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 import errno
 import selectors
 import socket
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Generic, TypeVar
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.common.http.connection import HttpConnection
 from agent.common.timing import RetryState
@@ -45,16 +45,18 @@ class Reception(Generic[C]):
         answer: Callable[[C, bytes, float], None],
         accepting: RetryState,
         part: str,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Prepare to serve.
 
         Args:
             listener: Does not block.
             wakes: A socket of the caller's, which `turn` empties; whatever arrives there ends a turn.
-            connect: Makes the connection's object, at a time of the monotonic clock.
+            connect: Makes the connection's object, at a time of `clock`.
             answer: Called with the head of each request, and the time; calls `keep`, or the connection's `finish`.
             accepting: Receives the error `PART.accept` where descriptors or memory are short.
             part: The name of this server in error codes.
+            clock: Says when a connection has had its time.
 
         Raises OSError.
         """
@@ -62,14 +64,15 @@ class Reception(Generic[C]):
         self._waiting: dict[C, None] = {}  # all others, the oldest first
         self._listener, self._wakes = listener, wakes
         self._connect, self._answer, self._accepting, self._part = connect, answer, accepting, part
+        self._clock = clock
         self._admits, self._admits_at_s = True, 0.0
         self._selector = selectors.DefaultSelector()
         self._selector.register(wakes, selectors.EVENT_READ)
         self._selector.register(listener, selectors.EVENT_READ)
 
     def turn(self, due_s: float | None) -> None:
-        """Wait until something happens, and see to it; until `due_s` of the monotonic clock at most."""
-        for key, _ in self._selector.select(self._idle_s(due_s)):
+        """Wait until something happens, and see to it; until `due_s` of the clock at most."""
+        for key, _ in self._clock.select(self._selector, self._idle_s(due_s)):
             if key.fileobj is self._wakes:
                 with suppress(BlockingIOError):
                     self._wakes.recv(4096)
@@ -77,7 +80,7 @@ class Reception(Generic[C]):
                 self._admit()
             else:
                 self._attend(key.data)
-        now_s = time.monotonic()
+        now_s = self._clock.monotonic_s()
         for connection in [*self._waiting, *self.kept]:
             if self._is_timed(connection) and now_s >= connection.moved_s + _limit_s(connection):
                 self.end(connection)
@@ -129,11 +132,11 @@ class Reception(Generic[C]):
         due = [] if due_s is None else [due_s]
         due += [each.moved_s + _limit_s(each) for each in [*self._waiting, *self.kept] if self._is_timed(each)]
         due += [] if self._admits else [self._admits_at_s]
-        return max(0.0, min(due) - time.monotonic()) if due else None
+        return max(0.0, min(due) - self._clock.monotonic_s()) if due else None
 
     def _admit(self) -> None:
         for _ in range(_ADMITTED_AT_ONCE):
-            now_s = time.monotonic()
+            now_s = self._clock.monotonic_s()
             try:
                 accepted, _ = self._listener.accept()
             except BlockingIOError:
@@ -165,7 +168,7 @@ class Reception(Generic[C]):
         """Read and write as far as it goes without waiting."""
         if connection not in self._waiting and connection not in self.kept:
             return  # ended meanwhile
-        now_s = time.monotonic()
+        now_s = self._clock.monotonic_s()
         try:
             if head := connection.receive():
                 self._answer(connection, head, now_s)
