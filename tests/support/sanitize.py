@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [
@@ -25,6 +26,7 @@ from kernel_reference import divergences, extremes, histograms, preprocessed, te
 
 from calibrate.histogram import abs_histogram  # noqa: E402  found through sys.path
 from engines.cuda.kernels import (  # noqa: E402  found through sys.path
+    CudaExecutor,
     DeviceHistograms,
     DevicePreprocess,
     KernelGeometry,
@@ -90,7 +92,7 @@ def trial(executor: FiberExecutor) -> str:
     arrays.append(extremes())
     buffers = [executor.upload(x) for x in arrays]
     try:
-        counted = DeviceHistograms(executor, [x.size for x in arrays], [x.dtype for x in arrays])
+        counted = DeviceHistograms(cast(CudaExecutor, executor), [x.size for x in arrays], [x.dtype for x in arrays])
         for _ in range(2):
             for x, found in zip(arrays, counted.collect([buffer.address for buffer in buffers]), strict=True):
                 wanted = abs_histogram(x, GEOMETRY.bits)
@@ -107,7 +109,7 @@ def _entropy_trial(executor: FiberExecutor, rng: np.random.Generator) -> str:
     rows = np.stack([row for name, row in histograms(rng, GEOMETRY.bins).items() if name in ("normal 0.1", "relu")])
     windows = [(300, 700), (0, GEOMETRY.bins)]
     curves = np.zeros((len(rows), GEOMETRY.bins + 1))
-    chosen = search_entropy(executor, rows, np.array(windows, np.int32), None, curves)
+    chosen = search_entropy(cast(CudaExecutor, executor), rows, np.array(windows, np.int32), None, curves)
     for row, window, curve, bins in zip(rows, windows, curves, chosen, strict=True):
         wanted = divergences(row, window, GEOMETRY.threads)
         if not (curve.view(np.uint64) == wanted.view(np.uint64)).all():
@@ -118,7 +120,7 @@ def _entropy_trial(executor: FiberExecutor, rng: np.random.Generator) -> str:
 
 
 def _preprocessing_trial(executor: FiberExecutor, rng: np.random.Generator) -> str:
-    preprocess = DevicePreprocess(executor)
+    preprocess = DevicePreprocess(cast(CudaExecutor, executor))
     for transform in transforms(rng, 24, 24):
         rows = rng.integers(0, 256, (transform.frame_height, transform.frame_width + 3, 3), np.uint8)
         frame = rows[:, : transform.frame_width]
@@ -133,8 +135,8 @@ def _preprocessing_trial(executor: FiberExecutor, rng: np.random.Generator) -> s
 
 def main(arguments: list[str]) -> int:
     if arguments[:1] == ["--trial"]:
-        sanitizer, seed = arguments[1:]
-        executor = FiberExecutor(GEOMETRY, sys.stdin.read(), int(seed), sanitizer, resident=24)
+        sanitizer, number = arguments[1:]
+        executor = FiberExecutor(GEOMETRY, sys.stdin.read(), int(number), sanitizer, resident=24)
         print(trial(executor), flush=True)
         return 0
     if COMPILER is None:
