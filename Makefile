@@ -3,7 +3,7 @@
 # make check       format, lint, types, import rules; the manual's links and prose
 # make trials      killed at every line of a job, and what else takes minutes; .ci/run runs them
 # make openvino    the tests of engines, plans, jobs, probation and the store, served by OpenVINO
-# make soak        the longer trials (see benchmarks/RESULTS.md)
+# make soak        the longer trials (see benchmarks/RESULTS.md); the property tests with examples drawn anew
 # make attack      YAML, ONNX, pictures, archives, MQTT, state files, HTTP as strangers send them; SEED=0 MINUTES=5
 # make sanitize    kernels.cu on the CPU under ThreadSanitizer and AddressSanitizer (needs g++)
 # make gpu-check   on a machine with a GPU: its tests, compute-sanitizer, the benchmark
@@ -72,6 +72,7 @@ attack: $(VENV)/.test
 
 soak: $(VENV)/.test broker
 	$(BIN)/python -m pytest -m soak
+	$(BIN)/python -m pytest -m "hypothesis and not soak" --hypothesis-profile anew -n 2
 
 sanitize: $(VENV)/.test
 	@$(BIN)/python tests/support/sanitize.py

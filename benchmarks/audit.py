@@ -38,7 +38,8 @@ Fault = Callable[[Floats, np.random.Generator], Floats]  # from the noise of rig
 
 
 def _louder(right: Floats, _: np.random.Generator) -> Floats:
-    return right * (10.0**0.1 / right.mean())
+    louder: Floats = right * (10.0**0.1 / right.mean())
+    return louder
 
 
 def _now_and_then(share: float) -> Fault:

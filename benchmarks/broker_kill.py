@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from agent.contract.messages import Status
 from agent.contract.topics import Topics
@@ -139,7 +140,7 @@ def stored(where: Path) -> set[int]:
         return {int(seq) for (seq,) in transaction.execute("SELECT seq FROM reports")}
 
 
-def lose_rows(broker: Broker, folder: Path, confirm: str, rows: int) -> tuple[int, int]:
+def lose_rows(broker: Broker, folder: Path, confirm: Literal["broker", "collector"], rows: int) -> tuple[int, int]:
     """Return how many rows the outbox has let go of, and how many of them never arrived."""
     where = folder / "fleet.sqlite"
     session = SessionOptions(subscriptions=[f"tared/v1/+/+/{kind}" for kind in ("telemetry", "event")], session_s=3600)

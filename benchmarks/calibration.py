@@ -94,8 +94,18 @@ def commands(images: int, work: Path, quick: bool) -> dict[str, tuple[Peer, list
     """By contender: whose Python, the command's arguments, and in how many rounds at most."""
     model, pictures = FOLDER / "model.onnx", FOLDER / f"images-{images}"
     output = work / "calibration.json"
-    ours = ["calibrate", FOLDER / "model.yaml", "--frames", pictures, "-o", output, "--threads", THREADS, "--json"]
-    network = [WORKERS / "calibrate_network.py", model, pictures, THREADS]
+    ours: list[str | Path] = [
+        "calibrate",
+        FOLDER / "model.yaml",
+        "--frames",
+        pictures,
+        "-o",
+        output,
+        "--threads",
+        THREADS,
+        "--json",
+    ]
+    network: list[str | Path] = [WORKERS / "calibrate_network.py", model, pictures, THREADS]
     onnxruntime = WORKERS / "calibrate_onnxruntime.py"
     found: dict[str, tuple[Peer, list[str | Path], int]] = {
         OURS: (HERE, [Path(sys.executable).with_name("tared"), *ours], 99),

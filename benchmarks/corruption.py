@@ -7,6 +7,8 @@ Corruptions and Perturbations" (2019); the severities are ours, and go further w
 
 from __future__ import annotations
 
+from typing import Any
+
 import cv2
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +27,7 @@ Image = NDArray[np.uint8]
 
 def corrupt(frame: Image, condition: str, severity: int, seed: int) -> Image:
     """A frame, BGR uint8 (H, W, 3), under a condition; the noise is the same for equal seeds."""
-    light = frame.astype(np.float32) / 255.0
+    light: NDArray[Any] = frame.astype(np.float32) / 255.0
     if condition == "blur":
         light = cv2.GaussianBlur(light, (0, 0), BLUR_PX[severity]) if severity else light
     elif condition == "contrast":
@@ -33,7 +35,8 @@ def corrupt(frame: Image, condition: str, severity: int, seed: int) -> Image:
     else:
         gain, noise = _GAIN_AND_NOISE[condition][severity]
         light = light * gain + noise * np.random.default_rng(seed).standard_normal(light.shape, np.float32)
-    return np.rint(np.clip(light, 0.0, 1.0) * 255.0).astype(np.uint8)
+    shown: Image = np.rint(np.clip(light, 0.0, 1.0) * 255.0).astype(np.uint8)
+    return shown
 
 
 _GAIN_AND_NOISE = {

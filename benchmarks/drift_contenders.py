@@ -125,7 +125,8 @@ def cusum(threshold: float, stream: Stream) -> Alarms:
 
 def of_river(worker: Worker, name: str, parameter: float, stream: Stream) -> Alarms:
     indices = worker.call("alarms", name, parameter, _blocks(stream.gains_db)).value
-    return (indices + 1.0) * BLOCK_S
+    alarms: Alarms = (indices + 1.0) * BLOCK_S
+    return alarms
 
 
 def _blocks(gains: Floats) -> Floats:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.drift_day [--models fastestdet yolox_nano] [--hours 24] [--seed 0] [--json | --markdown]
 
-Needs ../shared/data (or $TARED_SHARED/data). The three clips of the ladder (benchmarks/drift_rungs.py) are shown in
+Needs ../shared/data (or $TARED_SHARED/data). A model's clips of the ladder (benchmarks/drift_rungs.py) are shown in
 random order, each from a random offset on, cropped at random to 80 % or more and half of the time mirrored, anew every
 10 to 60 s. 128 frames of an hour before calibrate. Then the observer sees what the daemon's own budget lets it see of
 30 frames per second, with a reference that takes twice as long as the engine: one frame in 6.7 s, and one a second
@@ -21,15 +21,12 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from agent.camera.reader import read_images
-from agent.camera.source import parse_source
 from agent.config import DriftConfig, RegimesConfig
 from agent.monitoring.drift import DriftMonitor, Regime
 from agent.monitoring.observation_budget import ObservationBudget
 from benchmarks.corruption import Image
 from benchmarks.drift_rungs import CLIPS, LAYOUT, Ladder
 from benchmarks.drift_signals import OURS, OWN
-from benchmarks.models import DATA
 from benchmarks.report import Bar, Section, add_output_option, at_most, bars_section, publish
 from engines.calibration import Calibration
 
@@ -44,8 +41,8 @@ _HOUR_S = 3600
 class Programme:
     """What the camera shows: one piece of a clip after another."""
 
-    def __init__(self, seed: int) -> None:
-        self._clips = [[image for _, image in read_images(parse_source(str(DATA / file)))] for file in CLIPS.values()]
+    def __init__(self, model: str, seed: int) -> None:
+        self._clips = [clip.images() for clip in CLIPS[model].values()]
         self._rng = np.random.default_rng(seed)
         self._since_s = self._until_s = 0.0
         self._next()
@@ -94,7 +91,7 @@ class Watched:
 
 def watch(name: str, hours: float, seed: int, advance: Callable[[float], object]) -> tuple[int, dict[str, Watched]]:
     """One model's day: observations, and what each monitor said of them, by its weights."""
-    programme = Programme(seed)
+    programme = Programme(name, seed)
     with closing(Ladder(name)) as ladder:
         times = np.linspace(0.0, _HOUR_S, _CALIBRATING)
         tensors = ladder.tensors([programme.at(ts) for ts in times], "dark", 0, seed)

@@ -36,6 +36,7 @@ import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import methodcaller
 from pathlib import Path
 
 import numpy as np
@@ -80,16 +81,20 @@ class Judged:
 def judged(rungs: Sequence[Sequence[Rung]], target: Target) -> dict[str, Judged]:
     """By signal. Each element is a condition, on one clip or on several: it counts by its means."""
     real = _means(rungs, target.real)
-    signals = {name: _means(rungs, lambda rung, name=name: rung.signals[name]) for name in target.signals}
+    signals = {name: _means(rungs, _signal(name)) for name in target.signals}
     pairs = {name: (signal, real) for name, signal in signals.items()}
     if target is FIDELITY:
-        first, second = (_means(rungs, lambda rung, half=half: rung.gained_on_half(half)) for half in (0, 1))
+        first, second = (_means(rungs, methodcaller("gained_on_half", half)) for half in (0, 1))
         pairs[HALF] = (first, second)
     scores = {}
     for name, pair in pairs.items():
         area = bootstrapped(lambda s, g: auc(s, g >= target.worth), *pair)
         scores[name] = Judged(area, bootstrapped(spearman, *pair))
     return scores
+
+
+def _signal(name: str) -> Callable[[Rung], float]:
+    return lambda rung: rung.signals[name]
 
 
 def _means(rungs: Sequence[Sequence[Rung]], figure: Callable[[Rung], float]) -> Floats:

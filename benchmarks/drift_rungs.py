@@ -51,6 +51,11 @@ class Clip:
     end: int | None = None
     sets: int = 1
 
+    def images(self) -> list[Image]:
+        """Return the images, BGR uint8 (H, W, 3)."""
+        read = islice(read_images(parse_source(str(DATA / self.file))), self.first, self.end)
+        return [image for _, image in read]
+
 
 _CIFAR = "img_cifar10_test_A_3000.zip"  # 300 images of each class, by class
 _STREETS = {
@@ -302,8 +307,7 @@ def climb(name: str, frames: int, advance: Callable[[], object]) -> list[Rung]:
     rungs, planned = list[Rung](), None
     with closing(Ladder(name)) as ladder:
         for title, clip in CLIPS[name].items():
-            read = islice(read_images(parse_source(str(DATA / clip.file))), clip.first, clip.end)
-            images = [image for _, image in read]
+            images = clip.images()
             sets = split(images, clip.sets * frames)
             lights = [ladder.tensors(sets.calibrating, *lit, seed=0) for lit, _ in RUNS]
             calibrations = [ladder.calibrate(ladder.observe(tensors)) for tensors in lights]

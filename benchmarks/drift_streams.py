@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from scipy.signal import lfilter
 
 from calibrate.histogram import abs_histogram
-from calibrate.noise import QMAX, noise_power
+from calibrate.noise import noise_power
+from calibrate.scale import QMAX
 from calibrate.threshold import histogram_amax
 
 DAY_S = 86_400

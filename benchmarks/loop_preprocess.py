@@ -36,8 +36,8 @@ def preprocessing(
 ) -> tuple[list[Section], list[Bar]]:
     """CPU time per frame, of each way in turn; the engine's beside it."""
     clip = endless(folder)
-    with closing(read_images(parse_source(str(clip)))) as images:
-        frames = [image for _, image in islice(images, 0, _FRAMES * _APART, _APART)]
+    images = read_images(parse_source(str(clip)))
+    frames = [image for _, image in islice(images, 0, _FRAMES * _APART, _APART)]
     sections = []
     for name in models:
         model, backend = open_model(ModelSpec.model_validate(spec(name))), open_backend("onnxruntime")

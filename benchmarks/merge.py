@@ -100,11 +100,11 @@ def encodings(histograms: Sequence[AbsHistogram]) -> Section:
 
     def packed(
         pack: Callable[[bytes], bytes], unpack: Callable[[bytes], bytes]
-    ) -> tuple[list[bytes], Callable[..., object]]:
+    ) -> tuple[list[bytes], Callable[[bytes], NDArray[np.int64]]]:
         planes = [_planes(histogram) for histogram in histograms]
         return [pack(plane) for plane in planes], lambda content: _from_planes(unpack(content))
 
-    contenders: dict[str, tuple[list[bytes], Callable[..., object]]] = {
+    contenders: dict[str, tuple[list[bytes], Callable[[bytes], NDArray[np.int64]]]] = {
         "tared, checked": (
             [to_bytes(histogram) for histogram in histograms],
             lambda content: from_bytes(content).counts,
@@ -134,7 +134,7 @@ def _timed(contents: Sequence[bytes], read: Callable[[bytes], object]) -> float:
 
 def _planes(histogram: AbsHistogram) -> bytes:
     differences = np.diff(histogram.counts, prepend=0)
-    zigzag = ((differences << 1) ^ (differences >> 63)).astype("<u8")
+    zigzag: NDArray[np.uint64] = ((differences << 1) ^ (differences >> 63)).astype("<u8")
     return zigzag.view(np.uint8).reshape(-1, 8).T.tobytes()
 
 

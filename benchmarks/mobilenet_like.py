@@ -55,12 +55,14 @@ def picture(number: int) -> NDArray[np.uint8]:
             width, height = (int(value) for value in random.integers(4, 80, 2))
             cv2.rectangle(image, (x, y), (x + width, y + height), color, -1)
     noise = random.normal(0.0, 4.0, image.shape)
-    return np.clip(image + noise, 0, 255).astype(np.uint8)
+    taken: NDArray[np.uint8] = np.clip(image + noise, 0, 255).astype(np.uint8)
+    return taken
 
 
 def network_input(image: NDArray[np.uint8]) -> Array:
     """What SPEC says, in NumPy: (3, height, width)."""
-    return image[:, :, ::-1].transpose(2, 0, 1).astype(np.float32) * np.float32(2.0 / 255.0) - np.float32(1.0)
+    scaled: Array = image[:, :, ::-1].transpose(2, 0, 1).astype(np.float32) * np.float32(2.0 / 255.0)
+    return scaled - np.float32(1.0)
 
 
 class _Network:
@@ -109,7 +111,11 @@ class _Network:
         """A convolution with its batch norm folded in."""
         fan_in = values.shape[1] // groups * kernel * kernel
         weight = self._random.normal(0.0, fan_in**-0.5, (channels, values.shape[1] // groups, kernel, kernel))
-        shape = {"kernel_shape": [kernel, kernel], "strides": [stride, stride], "pads": [kernel // 2] * 4}
+        shape: dict[str, Any] = {
+            "kernel_shape": [kernel, kernel],
+            "strides": [stride, stride],
+            "pads": [kernel // 2] * 4,
+        }
         raw = _run("Conv", values, weight.astype(np.float32), group=groups, **shape)
         gain = self._random.uniform(0.5, 1.5, channels) / np.sqrt(raw.var(axis=(0, 2, 3)) + 1e-5)
         bias = self._random.normal(0.0, 0.3, channels) - raw.mean(axis=(0, 2, 3)) * gain
@@ -123,13 +129,13 @@ class _Network:
         self._weights.append(numpy_helper.from_array(values.astype(np.float32), f"weight{len(self._weights)}"))
         return self._weights[-1].name
 
-    def _add(self, operator: str, inputs: list[str], output: str = "", **attributes: object) -> str:
+    def _add(self, operator: str, inputs: list[str], output: str = "", **attributes: Any) -> str:
         output = output or f"tensor{len(self._nodes)}"
         self._nodes.append(helper.make_node(operator, inputs, [output], f"{operator}{len(self._nodes)}", **attributes))
         return output
 
 
-def _run(operator: str, values: Array, weight: Array, **attributes: object) -> Array:
+def _run(operator: str, values: Array, weight: Array, **attributes: Any) -> Array:
     """One operator on `values`, by ONNX Runtime."""
     node = helper.make_node(operator, ["x", "w"], ["y"], **attributes)
     inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("x", "w")]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 
@@ -97,7 +97,7 @@ def judge(model: Model, backend: Backend, made: Sequence[Contender], images: Seq
             truth = dict(reference.infer(tensor))
             expected = task.decode(truth)
             for contender, engine in zip(made, engines, strict=True):
-                outputs: Mapping[str, NDArray[np.float32]] = engine.infer(tensor)
+                outputs = engine.infer(tensor)
                 contender.sqnr_db.append(sqnr_db(outputs, truth))
                 agreement = fidelity(task.decode(outputs), expected)
                 if not agreement.is_empty:

@@ -34,11 +34,18 @@ pytest_plugins = [
 ]
 
 
-# Many tests share two cores: how long an example takes says nothing of it. Each run draws other examples.
+# Many tests share two cores: how long an example takes says nothing of it. Each run draws the same examples, so that
+# only a change of the code can make a test fail; `make soak` draws others, with `--hypothesis-profile anew`.
 hypothesis.settings.register_profile(
-    "busy", max_examples=25, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "default suite",
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
-hypothesis.settings.load_profile("busy")
+hypothesis.settings.load_profile("default suite")
+hypothesis.settings.register_profile("anew", derandomize=False)
 
 
 @pytest.fixture(scope="session")

@@ -99,11 +99,11 @@ def archive(rng: Random) -> tuple[str, bytes]:
             return "pictures with faults", zipped([(f"{n}.png", picture(rng)[1]) for n in range(5)])
         case 4:
             target = io.BytesIO()
-            with tarfile.open(fileobj=target, mode=rng.choice(("w", "w:gz"))) as opened:  # type: ignore[call-overload]
-                for name, content in images:
+            with tarfile.open(fileobj=target, mode="w:gz" if rng.random() < 0.5 else "w") as opened:
+                for name, image in images:
                     member = tarfile.TarInfo(name)
-                    member.size = len(content)
-                    opened.addfile(member, io.BytesIO(content))
+                    member.size = len(image)
+                    opened.addfile(member, io.BytesIO(image))
             return "a tar", target.getvalue()
         case 5:
             content = bytearray(zipped(images))

@@ -22,8 +22,8 @@ from agent.commands.log import CommandLog
 from agent.commands.settings import admit_desired, parse_desired
 from agent.common.errors import AgentError
 from agent.config import CommandsConfig
-from agent.contract.commands import MODEL_CHUNK_BYTES, OPS, CommandResult, ModelArgs
-from agent.contract.histograms import HISTOGRAM_CHUNK_BYTES, Upload, read_chunk, read_facts, read_upload, write_upload
+from agent.contract.commands import HISTOGRAM_CHUNK_BYTES, MODEL_CHUNK_BYTES, OPS, CommandResult, ModelArgs
+from agent.contract.histograms import Upload, read_chunk, read_facts, read_upload, write_upload
 from agent.contract.messages import Ack, Birth, Status
 from agent.contract.signing import new_key
 from agent.contract.wire import MAX_PAYLOAD_BYTES, MessageError

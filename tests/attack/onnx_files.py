@@ -10,7 +10,7 @@ from itertools import cycle, islice, pairwise
 from pathlib import Path
 
 from model_families import CLASSIFIERS, DETECTORS, OTHERS, family
-from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from agent.inspection.inspect import inspect_model, spec_lines
 from attack.case import Case, Outcome
@@ -119,7 +119,7 @@ def absurd_attributes(rng: random.Random, model: ModelProto) -> bytes:
             attribute.ints[:] = [rng.choice(_HUGE) for _ in range(rng.choice((0, 1, 4, 3000)))]
             attribute.type = attribute.INTS
         case 2:
-            attribute.type = rng.choice((0, 1, 4, 5, 8, 14))
+            attribute.type = cast(AttributeProto.AttributeType, rng.choice((0, 1, 4, 5, 8, 14)))
         case _:
             attribute.name = rng.choice(_NAMES)
     return _whole(model)
@@ -140,7 +140,9 @@ def absurd_constants(rng: random.Random, model: ModelProto) -> bytes:
 
 def wrong_types(rng: random.Random, model: ModelProto) -> bytes:
     kinds = (*range(24), 99, -1)
-    target = rng.choice((*model.graph.initializer, *model.graph.input, *model.graph.output))
+    target: TensorProto | ValueInfoProto = rng.choice(
+        (*model.graph.initializer, *model.graph.input, *model.graph.output)
+    )
     if isinstance(target, TensorProto):
         target.data_type = rng.choice(kinds)
     elif rng.random() < 0.6:

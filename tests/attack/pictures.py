@@ -84,11 +84,11 @@ def picture(rng: Random) -> tuple[str, bytes]:
             text = f"P{rng.choice('3456')}\n# {'x' * rng.choice((0, 5000))}\n{width} {height}\n{most}\n"
             return "a PPM whose header lies", text.encode() + rng.randbytes(300)
         case 3:
-            content = bytearray(small(".bmp"))
+            bitmap = bytearray(small(".bmp"))
             struct.pack_into(
-                "<ii", content, 18, rng.choice((width, -width, 2**31 - 1)), rng.choice((height, -height, -(2**31)))
+                "<ii", bitmap, 18, rng.choice((width, -width, 2**31 - 1)), rng.choice((height, -height, -(2**31)))
             )
-            return "a BMP whose header lies", bytes(content)
+            return "a BMP whose header lies", bytes(bitmap)
         case 4:
             return "a start and noise", rng.choice(STARTS) + rng.randbytes(rng.choice((0, 10, 3000)))
         case _:

@@ -35,4 +35,4 @@ def as_bytes(document: Any) -> bytes:
 
 
 # One file, written anew for each example, on a disk that may be slow.
-ONE_FILE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+ONE_FILE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -24,8 +24,8 @@ from agent.config import CommandsConfig, Config
 from agent.contract.commands import Release
 from agent.contract.messages import Birth
 from agent.jobs.job import JobJournal
-from agent.jobs.limits import AutomationLimits, PrecisionAttempts
-from agent.jobs.refusal import REFUSED, Attempt, RefusalMemory
+from agent.jobs.limits import REFUSED, AutomationLimits, PrecisionAttempts
+from agent.jobs.refusal import Attempt, RefusalMemory
 from agent.monitoring.estimates import FidelityRecord
 from agent.monitoring.evidence_file import EvidenceFile
 from agent.monitoring.history import History, HistoryRow, read_history

@@ -6,7 +6,7 @@ import ctypes
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from benchmarks import gpu_cases, gpu_histogram
 from benchmarks.gpu_cases import Case, cases, periodic_histogram
+from benchmarks.gpu_device import CudaDevice
 from benchmarks.gpu_histogram import MISSED, UNJUDGED, benchmark, is_best, measure, measure_search
 from benchmarks.gpu_report import Row, Search, bars, markdown, no_speed_judged
 from benchmarks.gpu_timing import Run, Speed
 from calibrate.divergence import kl_divergence
 from calibrate.histogram import abs_histogram
-from engines.cuda.kernels import KernelGeometry
+from engines.cuda.kernels import CudaExecutor, KernelGeometry
 
 GEOMETRY = KernelGeometry(11, 2, 128)
 ROW = Row(
@@ -98,11 +99,30 @@ class Wrong(FiberExecutor):
         super().__init__(GEOMETRY)
         self._first, self._argument = first, argument
 
-    def launch(self, kernel: str, blocks: int, arguments: Any, stream: object | None = None) -> None:
-        super().launch(kernel, blocks, arguments, stream)
+    def launch(
+        self,
+        kernel: str,
+        blocks: int,
+        arguments: Any,
+        stream: object | None = None,
+        shared_bytes: int | None = None,
+    ) -> None:
+        super().launch(kernel, blocks, arguments, stream, shared_bytes)
         if self.launches >= self._first:
             written = arguments[self._argument]
             np.ctypeslib.as_array((ctypes.c_int32 * 1).from_address(written.address))[0] += 1
+
+
+# In the place of the classes that talk to a GPU.
+DEVICE = cast(CudaDevice, HostDevice())
+
+
+def executor() -> CudaExecutor:
+    return cast(CudaExecutor, FiberExecutor(GEOMETRY))
+
+
+def wrong(first: int, argument: int) -> CudaExecutor:
+    return cast(CudaExecutor, Wrong(first, argument))
 
 
 def case(dtype: str, data: str) -> Case:
@@ -113,26 +133,28 @@ def case(dtype: str, data: str) -> Case:
 @pytest.mark.parametrize("data", ["normal", "ReLU"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_every_launch_that_was_timed_counted_right(dtype: str, data: str) -> None:
-    row = measure(case(dtype, data), HostDevice(), FiberExecutor(GEOMETRY), rounds=2)
+    row = measure(case(dtype, data), DEVICE, executor(), rounds=2)
     assert row.equal
-    assert min(row.read.gbps, row.copy.gbps, row.collect_ms, row.peers["NumPy"].gbps) > 0
+    numpy_speed = row.peers["NumPy"]
+    assert isinstance(numpy_speed, Speed)
+    assert min(row.read.gbps, row.copy.gbps, row.collect_ms, numpy_speed.gbps) > 0
     assert row.collect.gbps == pytest.approx(case(dtype, data).frame_bytes / row.collect_ms / 1e6)
     assert row.peers["other"] == "not installed"
 
 
 @pytest.mark.parametrize("first", [1, 9], ids=["from the start", "only while it is timed"])
 def test_a_wrong_count_is_found(first: int) -> None:
-    assert not measure(case("float32", "ReLU"), HostDevice(), Wrong(first, argument=2), rounds=2).equal
+    assert not measure(case("float32", "ReLU"), DEVICE, wrong(first, argument=2), rounds=2).equal
 
 
 @pytest.mark.trial
 def test_the_search_is_measured_and_its_choices_compared() -> None:
-    search = measure_search(HostDevice(), FiberExecutor(GEOMETRY), rounds=1)
+    search = measure_search(DEVICE, executor(), rounds=1)
     assert search.equal
     assert search.bits == GEOMETRY.bits
     assert min(search.kernel_ms, search.call_ms, search.windows_ms) > 0
-    assert not measure_search(HostDevice(), Wrong(1, argument=3), rounds=1).equal
-    assert not measure_search(HostDevice(), Wrong(2, argument=3), rounds=1).equal
+    assert not measure_search(DEVICE, wrong(1, argument=3), rounds=1).equal
+    assert not measure_search(DEVICE, wrong(2, argument=3), rounds=1).equal
 
 
 def test_only_the_least_divergence_is_the_best() -> None:
@@ -186,7 +208,7 @@ def test_the_exit_code_tells_unjudged_from_reached(
     bits: int, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(gpu_histogram, "cases", lambda bits, _: [replace(case("float32", "ReLU"), bits=bits[0])])
-    assert benchmark(HostDevice(), [bits], 1, 1 << 20) == code, "fibers are slower than any bar"
+    assert benchmark(DEVICE, [bits], 1, 1 << 20) == code, "fibers are slower than any bar"
     assert ("no bar of speed was judged" in capsys.readouterr().err) is (code == UNJUDGED)
 
 

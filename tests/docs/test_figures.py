@@ -18,12 +18,19 @@ MOST_BYTES_TOGETHER = 900_000
 SHOWN = re.compile(r"!\[([^\]]*)\]\(([^)\s]+)[^)]*\)|<img\s[^>]*?src=\"([^\"]+)\"[^>]*>")
 
 
+def size(picture: Path) -> tuple[int, ...]:
+    """Height and width in pixels."""
+    image = cv2.imread(str(picture))
+    assert image is not None
+    return image.shape[:2]
+
+
 def test_each_committed_picture_is_made_by_a_script_and_is_small() -> None:
     pictures = sorted(IMAGES.iterdir())
     assert [path.name for path in pictures] == sorted(f"{name}.png" for name in NAMES)
     for path in pictures:
         assert path.stat().st_size <= MOST_BYTES, path
-        assert cv2.imread(str(path)).shape[1] == WIDTH_PX, path
+        assert size(path)[1] == WIDTH_PX, path
     assert sum(path.stat().st_size for path in pictures) <= MOST_BYTES_TOGETHER
 
 
@@ -41,7 +48,7 @@ def test_a_picture_is_written_with_a_palette_and_one_that_is_too_large_is_refuse
     figure = new_figure(400)
     figure.add_subplot().plot([0.0, 1.0], [0.0, 1.0])
     save(figure, tmp_path / "line.png")
-    assert cv2.imread(str(tmp_path / "line.png")).shape == (400, WIDTH_PX, 3)
+    assert size(tmp_path / "line.png") == (400, WIDTH_PX)
     few_colours = np.random.default_rng(0).integers(0, 4, (600, WIDTH_PX, 3), np.uint8) * 80
     with pytest.raises(SystemExit, match=r"bytes; expected at most 200000"):
         save_small(cv2.imencode(".png", few_colours)[1].tobytes(), tmp_path / "noise.png")

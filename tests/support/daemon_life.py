@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from brokers import RealBroker
-from warm_start import WarmProcess
-from worlds import World
+from warm_start import TalkingProcess, WarmProcess
+from worlds import World, make_world
 
+from agent.contract.commands import CommandResult
 from agent.contract.topics import Topics
 from fleet.operator import new_command, send
 
 TOPICS = Topics("default", "board")
-LIMIT_S = 60.0
+LIMIT_S = 180.0  # time limit of each wait: two cores may serve six workers
 
 PLAYER = """
 import sys, time
@@ -31,8 +32,7 @@ opened = cv2.VideoCapture
 
 
 class Stream:
-    def __init__(self, url, *_):
-        assert url == "rtsp://camera", url
+    def __init__(self, url):
         self.clip, self.video = "", None
 
     def isOpened(self):
@@ -55,12 +55,65 @@ class Stream:
         pass
 
 
-cv2.VideoCapture = Stream
+cv2.VideoCapture = lambda url, *more: Stream(url) if url == "rtsp://camera" else opened(url, *more)
 
 from fleet.cli.main import main
 
 sys.exit(main())
 """
+
+
+def order(broker: RealBroker, op: str, version: int | None = None, **arguments: Any) -> CommandResult:
+    """The final result of a command."""
+    command = new_command(op, arguments, time.time(), valid_s=LIMIT_S, version=version)
+    return list(send(broker.endpoint, TOPICS, command, silence_s=LIMIT_S))[-1]
+
+
+def answer(broker: RealBroker, op: str, **arguments: Any) -> dict[str, Any]:
+    """What a command returns. Fails if it does not succeed."""
+    last = order(broker, op, **arguments)
+    assert last.result is not None, last
+    return last.result
+
+
+def code(result: CommandResult) -> str:
+    """The code of the error of a command; empty without one."""
+    return result.error.code if result.error is not None else ""
+
+
+class LiveCamera:
+    """A world on a live camera that shows a night or a day, as the test decides. changes: as World's."""
+
+    def __init__(self, folder: Path, night: float = 0.06, **changes: Any) -> None:
+        settings: dict[str, Any] = {
+            "camera": {"source": "rtsp://camera"},
+            "observe": {"period_s": 0.05, "alert_period_s": 0.05},
+            "drift": {"block_s": 0.5},
+            **changes,
+        }
+        make_world(folder / "night", lambda _: night, 20.0)
+        self.world = make_world(folder / "day", lambda _: 1.0, 20.0, **settings)
+        self.folder, self.scene = folder, folder / "scene"
+        self.show("night")
+
+    def show(self, light: str) -> None:
+        new = self.folder / "new"
+        new.write_text(str(self.folder / light / "clip.avi"))
+        new.replace(self.scene)
+
+    def process(self, *arguments: str, driver: str = "", first: str = "") -> TalkingProcess:
+        """The daemon. driver: Python that its process runs first, with `first` as its argument."""
+        words = [first, str(self.scene)] if first else [str(self.scene)]
+        return TalkingProcess([*words, *self.world.arguments(*arguments)], driver + PLAYER)
+
+    @contextmanager
+    def running(self) -> Iterator[TalkingProcess]:
+        """The daemon; killed at the end if it still runs."""
+        with self.process() as process:
+            try:
+                yield process
+            finally:
+                process.kill()
 
 
 @dataclass
@@ -75,9 +128,11 @@ class Life:
         return re.findall(pattern, self.log.read_text())
 
     def status(self) -> dict[str, Any]:
-        result = list(send(self.broker.endpoint, TOPICS, new_command("status", {}, time.time())))[-1].result
-        assert result is not None
-        return result
+        return answer(self.broker, "status")
+
+    def wait_served(self) -> None:
+        """Wait until it has answered a frame."""
+        self.wait(lambda: self.status()["frames"] > 0)
 
     def wait(self, until: Callable[[], object]) -> None:
         deadline = time.monotonic() + LIMIT_S

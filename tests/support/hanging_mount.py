@@ -34,12 +34,17 @@ class HangingMount:
     server: subprocess.Popen[bytes]
     requests: Path  # how many are under way, as the kernel says
 
+    @property
+    def waiting(self) -> int:
+        """How many requests are under way."""
+        return int(self.requests.read_text())
+
     def hang(self) -> None:
         """Let every request wait from now on."""
         deadline_s = time.monotonic() + _LIMIT_S
         while True:
             self.server.send_signal(signal.SIGSTOP)
-            if self.requests.read_text().strip() == "0":
+            if self.waiting == 0:
                 return
             self.go_on()
             assert time.monotonic() < deadline_s, "it is never idle"
@@ -77,7 +82,7 @@ def _require_fuse() -> None:
     asked = [_PYTHON, "-I", "-c", "import fuse"]
     missing = not Path("/dev/fuse").exists() or subprocess.run(asked, capture_output=True, check=False).returncode
     if not missing and not os.path.ismount(_CONTROL):
-        mounting = ["mount", "-t", "fusectl", "none", _CONTROL]
+        mounting: list[str | Path] = ["mount", "-t", "fusectl", "none", _CONTROL]
         missing = subprocess.run(mounting, capture_output=True, check=False).returncode
     if missing:
         why = "FUSE is not to be had: apt-get install fuse3 python3-fuse, and /dev/fuse"

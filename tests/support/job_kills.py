@@ -56,12 +56,6 @@ class Case:
         """Where what a life prints lies."""
         return self.world.folder / f"{name}.out"
 
-    def serving_after(self, life: Life) -> float:
-        """Seconds from now until it has served a frame."""
-        began_s = time.monotonic()
-        life.wait(lambda: life.status()["frames"] > 0)
-        return time.monotonic() - began_s
-
     def send(self, op: str, **arguments: str) -> str:
         """A command, which its sender repeats until its result comes; the id."""
         command = operator.new_command(op, arguments, time.time(), valid_s=LIMIT_S * 3)

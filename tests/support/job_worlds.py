@@ -49,14 +49,6 @@ def low(tmp_path_factory: pytest.TempPathFactory, module_broker: RealBroker) -> 
     return world
 
 
-@pytest.fixture(scope="module")
-def start_s(calibrated: World, tmp_path_factory: pytest.TempPathFactory, module_broker: RealBroker) -> float:
-    """Seconds from the start to the first frame."""
-    world = copied(calibrated, tmp_path_factory.mktemp("undisturbed") / "world", module_broker)
-    with in_world(world, module_broker) as case, case.living("life") as life:
-        return case.serving_after(life)
-
-
 @pytest.fixture
 def case(any_broker: RealBroker, calibrated: World, tmp_path: Path) -> Iterator[Case]:
     world = copied(calibrated, tmp_path / "world", any_broker)

@@ -48,7 +48,6 @@ class Life:
     signals: list[signal.Signals] = field(default_factory=list)
     returncode: int | None = None
     pings: int = 0
-    last_ping_s: float = 0.0
     said: list[str] = field(default_factory=list)
 
 
@@ -93,7 +92,7 @@ class ServiceManager:
             self._process.wait()
         self._socket.close()
 
-    def wait(self, until: Callable[[], object], limit_s: float = 60.0) -> None:
+    def wait(self, until: Callable[[], object], limit_s: float = 240.0) -> None:
         """Keep the service until something holds. Fails when it does not within the limit."""
         give_up_s = time.monotonic() + limit_s
         while not until():
@@ -159,7 +158,6 @@ class ServiceManager:
             self._deadline_s = now_s + self._timeouts.watchdog_s
         elif line == "WATCHDOG=1" and life.ready_s is not None:
             life.pings += 1
-            life.last_ping_s = now_s
             self._deadline_s = now_s + self._timeouts.watchdog_s
         elif line == "STOPPING=1":
             self._deadline_s = now_s + self._timeouts.stop_s

@@ -33,7 +33,7 @@ from zoo import residual_net
 
 from agent.camera.source import is_live
 
-SPEC = {
+SPEC: dict[str, Any] = {
     "path": "model.onnx",
     "task": "classify",
     "labels": ["a", "b", "c", "d", "e"],
@@ -42,7 +42,7 @@ SPEC = {
 FPS = 10
 SPEED = 10  # of the clip, times real time; faster: frames that no test waits for take the processor's time
 OUTLASTS_S = 1200.0  # of a clip that no test is to see the end of: two minutes at SPEED
-_LIMIT_S = 240.0  # of a run whose jobs take seconds
+_LIMIT_S = 240.0  # time limit of a run, whose jobs take seconds
 
 # An engine is the store's from its commit on: what ends between swap and commit takes the candidate back.
 FIRST_COMMIT = "event=commit .*trigger=first-start"
@@ -115,8 +115,13 @@ class World:
                 process.kill()
 
 
-def run_until(tared: TalkingProcess, until: str = "", limit_s: float = _LIMIT_S) -> tuple[dict[str, Any], str]:
-    """As World.run, for another `tared run`. until: a regular expression; SIGTERM follows its first match."""
+def run_until(
+    tared: TalkingProcess, until: str = "", limit_s: float = _LIMIT_S, follow: Callable[[str], object] = len
+) -> tuple[dict[str, Any], str]:
+    """As World.run, for another `tared run`.
+
+    until: A regular expression; SIGTERM follows its first match. follow: Called with each line on stderr.
+    """
     said: list[str] = []
     with tared as process:
         limit = threading.Timer(limit_s, process.kill)
@@ -124,6 +129,7 @@ def run_until(tared: TalkingProcess, until: str = "", limit_s: float = _LIMIT_S)
         waiting = bool(until)
         for line in process.stderr:
             said.append(line)
+            follow(line)
             if waiting and re.search(until, line):
                 waiting = False
                 process.terminate()

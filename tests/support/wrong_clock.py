@@ -41,6 +41,6 @@ def wrong_clock(tmp_path: Path) -> WrongClock:
         pytest.skip("no C compiler: apt-get install gcc")
     clock = WrongClock(tmp_path / "clock", tmp_path / "wrong_clock.so")
     clock.file.write_bytes(bytes(8))
-    build = [compiler, "-x", "c", "-O1", "-shared", "-fPIC", "-o", clock.library, _SOURCE, "-ldl"]
+    build: list[str | Path] = [compiler, "-x", "c", "-O1", "-shared", "-fPIC", "-o", clock.library, _SOURCE, "-ldl"]
     subprocess.run(build, check=True, timeout=60.0)
     return clock

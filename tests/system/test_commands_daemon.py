@@ -13,18 +13,16 @@ import cv2
 import numpy as np
 import pytest
 from brokers import RealBroker, Watcher, eventually
+from daemon_life import LIMIT_S, TOPICS, answer, code, order
 from warm_start import tared
 from worlds import World
 
 from agent.cli.main import EXIT_RESTART
-from agent.contract.commands import CommandResult
 from agent.contract.signing import Signer, new_key
 from agent.contract.topics import Topics
 from agent.mqtt.client import MqttClient
 from agent.mqtt.message import Message
 from fleet.operator import new_command, send
-
-TOPICS = Topics("default", "board")
 
 
 @pytest.fixture(name="board")
@@ -34,27 +32,16 @@ def board_fixture(calibrated_world: World, mosquitto: RealBroker) -> World:
     return calibrated_world
 
 
-def order(broker: RealBroker, op: str, version: int | None = None, **arguments: Any) -> CommandResult:
-    command = new_command(op, arguments, time.time(), version=version)
-    return list(send(broker.endpoint, TOPICS, command, silence_s=20.0))[-1]
-
-
-def code(result: CommandResult) -> str:
-    return result.error.code if result.error is not None else ""
-
-
 @pytest.mark.slow
 @pytest.mark.broker
 def test_what_is_set_holds_at_once_and_after_a_restart_on_command(board: World, mosquitto: RealBroker) -> None:
     with Watcher(mosquitto.endpoint) as watcher:
         with board.running() as process:
             assert watcher.expect(TOPICS.reported)["version"] == 0
-            result = order(mosquitto, "set", 7, **{"recalibration.automatic": "false", "log_level": "debug"})
-            assert result.result is not None
-            assert result.result["version"] == 7
+            values = {"recalibration.automatic": "false", "log_level": "debug"}
+            assert answer(mosquitto, "set", version=7, **values)["version"] == 7
             watcher.expect(TOPICS.reported, version=7)
-            status = order(mosquitto, "status").result
-            assert status is not None
+            status = answer(mosquitto, "status")
             assert (status["automatic"], status["stopped_by"]) == (False, "recalibration.automatic")
             assert code(order(mosquitto, "set", 7, log_level="info")) == "command.version"
             assert code(order(mosquitto, "set", 8, threads="4")) == "command.set"
@@ -63,14 +50,14 @@ def test_what_is_set_holds_at_once_and_after_a_restart_on_command(board: World, 
             assert code(order(mosquitto, "model", sha256="0" * 64, size=1)) == "command.model", "a recording"
 
             assert order(mosquitto, "restart").status == "SUCCEEDED"
-            _, errors = process.communicate(timeout=20.0)
+            _, errors = process.communicate(timeout=LIMIT_S)
             assert process.returncode == EXIT_RESTART, errors
         with board.running():
             reported = watcher.expect(TOPICS.reported, version=7)
             assert reported["values"]["recalibration.automatic"] is False
             with MqttClient(mosquitto.endpoint, "desires") as fleet:
                 desired = {"version": 9, "values": {"log_level": "warning"}}
-                fleet.publish(Message(Topics("default", "board").desired, json.dumps(desired).encode(), retain=True))
+                fleet.publish(Message(TOPICS.desired, json.dumps(desired).encode(), retain=True))
                 reported = watcher.expect(TOPICS.reported, version=9)
                 assert (
                     reported["values"] | {"log_level": "warning", "recalibration.automatic": True} == reported["values"]
@@ -125,7 +112,8 @@ def test_an_operator_is_answered_in_a_flood_of_forged_commands(
 def test_another_telemetry_period_counts_from_now_on(board: World, mosquitto: RealBroker) -> None:
     board.change(mqtt={"telemetry_period_s": 3600.0})
     with Watcher(mosquitto.endpoint) as watcher, board.running():
-        assert order(mosquitto, "set", **{"mqtt.telemetry_period_s": "0.5"}).status == "SUCCEEDED"
+        values: dict[str, Any] = {"mqtt.telemetry_period_s": "0.5"}
+        assert order(mosquitto, "set", **values).status == "SUCCEEDED"
         first, second = (watcher.expect(TOPICS.telemetry) for _ in range(2))
         assert second["seq"] > first["seq"]
 
@@ -144,7 +132,7 @@ def test_send_saves_a_snapshot_where_the_owner_lets_it_go(board: World, mosquitt
         board.change(privacy={"snapshot": True})
         with board.running():
             watcher.expect(TOPICS.telemetry)
-            eventually(lambda: tared(*words[:3], "annotated=true", *words[3:]).returncode == 0, 30.0)
+            eventually(lambda: tared(*words[:3], "annotated=true", *words[3:]).returncode == 0, LIMIT_S)
             image = cv2.imread(str(picture))
             assert image is not None
             assert image.shape == (32, 32, 3)
@@ -157,8 +145,7 @@ def test_a_snapshot_is_the_newest_frame_where_the_owner_lets_it_go(board: World,
     board.change(privacy={"snapshot": True})
     with Watcher(mosquitto.endpoint) as watcher, board.running() as process:
         watcher.expect(TOPICS.telemetry)
-        result = order(mosquitto, "snapshot").result
-        assert result is not None
+        result = answer(mosquitto, "snapshot")
         assert (result["width"], result["height"], result["camera"]) == (32, 32, "camera")
         message = next(each for each in iter(watcher.next, None) if each.topic == TOPICS.snapshot)
         assert not message.retain
@@ -167,7 +154,7 @@ def test_a_snapshot_is_the_newest_frame_where_the_owner_lets_it_go(board: World,
         assert image.shape == (32, 32, 3)
         assert order(mosquitto, "log_level", level="error").status == "SUCCEEDED"
         assert order(mosquitto, "restart").status == "SUCCEEDED"
-        _, errors = process.communicate(timeout=20.0)
+        _, errors = process.communicate(timeout=LIMIT_S)
         before, _, after = errors.partition("log_level=error")
         assert "command=snapshot" in before
         assert "command=restart" not in after
@@ -181,7 +168,7 @@ def test_a_daemon_with_keys_obeys_its_operators_alone(board: World, mosquitto: R
     with Watcher(mosquitto.endpoint) as watcher, board.running():
         birth = watcher.expect(TOPICS.birth)
         assert birth["commands"] == {"operator_keys": [identity], "release_keys": [], "unsigned": False}
-        eventually(lambda: code(order(mosquitto, "status")) == "command.unsigned", 30.0)
+        eventually(lambda: code(order(mosquitto, "status")) == "command.unsigned", LIMIT_S)
         told = tared("send", "board", "status", "--port", mosquitto.port, "--json", "--sign", private)
         assert json.loads(told.stdout)["result"]["degraded"] in (True, False)
         command = new_command("status", {}, time.time(), to=Topics("default", "other"))

@@ -16,17 +16,13 @@ import psutil
 import pytest
 from bench import Bench, classifier, contents, fill, small_file_system
 from brokers import RealBroker, Watcher, eventually, free_port
+from daemon_life import TOPICS, answer, code, order
 from warm_start import tared
 from worlds import OUTLASTS_S, World, make_world
 
-from agent.contract.commands import CommandResult
-from agent.contract.topics import Topics
 from agent.mqtt.client import MqttClient
 from agent.mqtt.message import Message
 from engines.store.artefact import Store
-from fleet.operator import new_command, send
-
-TOPICS = Topics("default", "board")
 
 
 def test_a_broker_that_is_not_there_is_an_error_for_the_operator() -> None:
@@ -52,9 +48,9 @@ def test_a_command_that_no_device_would_take_is_not_sent(arguments: list[str], c
 
 @pytest.mark.broker
 def test_a_device_that_does_not_answer_is_named(any_broker: RealBroker) -> None:
-    done = tared("send", "nobody", "status", "--port", any_broker.port, "--timeout", "1")
+    done = tared("send", "absent", "status", "--port", any_broker.port, "--timeout", "1")
     said = Bench.error(done.returncode, done.stdout, done.stderr)
-    assert said.startswith("command.no_answer: no answer from default/nobody")
+    assert said.startswith("command.no_answer: no answer from default/absent")
 
 
 def night(folder: Path, broker: RealBroker | None, **changes: Any) -> World:
@@ -62,16 +58,8 @@ def night(folder: Path, broker: RealBroker | None, **changes: Any) -> World:
     return make_world(folder, lambda _: 0.5, OUTLASTS_S, mqtt=mqtt, **changes)
 
 
-def results(broker: RealBroker, op: str, **arguments: str) -> list[CommandResult]:
-    return list(send(broker.endpoint, TOPICS, new_command(op, arguments, time.time()), silence_s=20.0))
-
-
 def frames_served(broker: RealBroker) -> int:
-    last = results(broker, "status")[-1].result
-    assert last is not None
-    frames = last["frames"]
-    assert isinstance(frames, int)
-    return frames
+    return int(answer(broker, "status")["frames"])
 
 
 def command(**changes: object) -> bytes:
@@ -101,9 +89,9 @@ def test_commands_that_cannot_be_carried_out_are_rejected_and_the_video_goes_on(
             vandal.publish(Message(TOPICS.command, b"\xff\x00 nonsense without an id"))
             for payload, _ in bad.values():
                 vandal.publish(Message(TOPICS.command, payload))
-            for name, (_, code) in bad.items():
-                answer = watcher.expect(TOPICS.result(name))
-                assert (answer["status"], answer["error"]["code"]) == ("REJECTED", code)
+            for name, (_, expected) in bad.items():
+                result = watcher.expect(TOPICS.result(name))
+                assert (result["status"], result["error"]["code"]) == ("REJECTED", expected)
         assert frames_served(any_broker) > before
         assert process.poll() is None
 
@@ -131,16 +119,15 @@ def recalibrate_while_full(
     serving = world.wait_for_first_commit()
     full()
     before = contents(world.state_dir / "artefacts")
-    last = results(broker, "recalibrate", frames="16", method="max")[-1]
+    last = order(broker, "recalibrate", frames="16", method="max")
     assert last.status == "FAILED"
-    assert last.error is not None
-    assert last.error.code in ("engine.write", "artefact.write", "calibration.write")
+    assert code(last) in ("engine.write", "artefact.write", "calibration.write")
     assert contents(world.state_dir / "artefacts") == before
     assert current_id(world) == serving
     served = frames_served(broker)
     eventually(lambda: frames_served(broker) > served)
     room()
-    last = results(broker, "recalibrate", frames="16", method="max")[-1]
+    last = order(broker, "recalibrate", frames="16", method="max")
     assert last.status == "SUCCEEDED", last
     assert current_id(world) != serving
 
@@ -160,7 +147,7 @@ def test_a_child_that_finds_the_disk_full_costs_the_job_and_the_engine_serves_on
 
         limits: list[Future[None]] = []
         recalibrate_while_full(
-            world, any_broker, full=lambda: limits.append(pool.submit(limit_child)), room=lambda: limits[0].result(5.0)
+            world, any_broker, full=lambda: limits.append(pool.submit(limit_child)), room=lambda: limits[0].result(60.0)
         )
 
 

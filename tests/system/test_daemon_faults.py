@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 from brokers import RealBroker, Watcher, eventually
+from daemon_life import LIMIT_S, TOPICS, LiveCamera, answer, code, order
 from warm_start import tared
 from worlds import FIRST_COMMIT, OUTLASTS_S, SPEC, World, make_world
 
-from agent.contract.topics import Topics
 from fleet.operator import new_command, send
-
-TOPICS = Topics("default", "board")
 
 
 def steady(folder: Path, seconds: float = OUTLASTS_S, **changes: object) -> World:
@@ -57,10 +55,9 @@ def test_impatient_signals_still_end_in_a_summary(tmp_path: Path) -> None:
     world = steady(tmp_path)
     with world.running() as process:
         eventually(lambda: bool(list((world.state_dir / "jobs").glob("*/held_out.npy"))), 30.0)
-        for _ in range(3):
-            process.send_signal(signal.SIGTERM)
-            time.sleep(0.05)  # apart enough to arrive as three
-        output, errors = process.communicate(timeout=20.0)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+            process.send_signal(number)
+        output, errors = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, errors
     assert json.loads(output)["frames"] > 0
     assert "Traceback" not in errors
@@ -96,34 +93,27 @@ def test_a_cancelled_job_gives_the_observer_its_pace_back(tmp_path: Path, any_br
     with Watcher(any_broker.endpoint) as watcher, world.running():
         watcher.expect(TOPICS.telemetry)
         command = new_command("recalibrate", {"frames": "9000"}, time.time())
-        for result in send(any_broker.endpoint, TOPICS, command, silence_s=20.0):
+        for result in send(any_broker.endpoint, TOPICS, command, silence_s=LIMIT_S):
             if result.step == "COLLECTING":
-                list(send(any_broker.endpoint, TOPICS, new_command("cancel", {}, time.time())))
-        assert result.status == "FAILED"
-        assert result.error is not None
-        assert result.error.code == "recalibration.cancelled"
-        (start_s, before), (end_s, after) = observed(watcher, time.time()), observed(watcher, time.time() + 4.0)
-        # One observation per second of video, ten of which pass in one; at the alert pace it would be fifty.
-        assert (after - before) / (10 * (end_s - start_s)) < 2.0
-
-
-def observed(watcher: Watcher, since_s: float) -> tuple[float, int]:
-    """When the first telemetry from `since_s` on was sent, and how many frames are behind its fidelity."""
-    while (sample := watcher.expect(TOPICS.telemetry))["ts"] < since_s:
-        pass
-    return sample["ts"], int(sample["cameras"]["camera"]["fidelity"]["n"])
+                order(any_broker, "cancel")
+        assert code(result) == "recalibration.cancelled"
+        begin = answer(any_broker, "status")
+        eventually(lambda: answer(any_broker, "status")["frames"] >= begin["frames"] + 150, LIMIT_S)
+        end = answer(any_broker, "status")
+        # One observation per ten frames of the video; at the alert pace it would be one per two.
+        assert end["fidelity"]["n"] - begin["fidelity"]["n"] < 0.2 * (end["frames"] - begin["frames"])
 
 
 @pytest.mark.trial
 @pytest.mark.broker
 def test_what_the_operator_rolled_back_does_not_return_by_itself(tmp_path: Path, any_broker: RealBroker) -> None:
-    mqtt = {"host": any_broker.host, "port": any_broker.port}
-    world = make_world(tmp_path, lambda ts: 0.06 if ts < 60.0 else 1.0, OUTLASTS_S, mqtt=mqtt)
-    with Watcher(any_broker.endpoint) as watcher, world.running():
-        watcher.expect(TOPICS.event, kind="swap", trigger="first-start")
-        watcher.expect(TOPICS.event, kind="swap", trigger="alarm")
-        *_, last = send(any_broker.endpoint, TOPICS, new_command("rollback", {}, time.time()))
-        assert last.status == "SUCCEEDED"
+    mqtt = {"host": any_broker.host, "port": any_broker.port, "telemetry_period_s": 0.5}
+    camera = LiveCamera(tmp_path, mqtt=mqtt)
+    with Watcher(any_broker.endpoint) as watcher, camera.running():
+        watcher.expect(TOPICS.event, kind="commit", trigger="first-start")
+        camera.show("day")
+        watcher.expect(TOPICS.event, kind="commit", trigger="alarm")
+        assert order(any_broker, "rollback").status == "SUCCEEDED"
         watcher.expect(TOPICS.event, kind="alarm")  # it is the night's engine in the morning, and said to be
         for _ in range(6):
             watcher.expect(TOPICS.telemetry)

@@ -20,7 +20,7 @@ from agent.contract.messages import Birth
 from agent.control.summary import RunSummary
 from agent.daemon.supervisor import Supervisor
 from agent.models.model import open_model
-from agent.mqtt.client import Message
+from agent.mqtt.message import Message
 from agent.uplink.link import MqttLink
 from calibrate.errors import TaredError
 from engines.interface import BuildRequest, Observer, Progress, silent

@@ -13,13 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 from brokers import RealBroker
-from daemon_life import PLAYER, TOPICS, living
+from daemon_life import PLAYER, living, order
 from worlds import make_world
 
 from agent.commands.log import MOST_ROWS, CommandLog
 from agent.contract.commands import CommandResult
 from agent.jobs.job import JobJournal, JobState
-from fleet.operator import new_command, send
 
 WARM_UP = 20  # jobs after which all that is kept for good is there
 ANSWERED = 12_000  # frames after which the memory of answers, for which labels may come, is full
@@ -138,8 +137,7 @@ def test_recalibrations_leave_nothing_behind(jobs: int, tmp_path: Path, any_brok
         slower.replace(pace)  # at once: the camera reads it all the time
         process = psutil.Process(life.process.pid)
         for _ in range(WARM_UP + jobs):
-            command = new_command("recalibrate", {"frames": "8"}, time.time())
-            *_, last = send(any_broker.endpoint, TOPICS, command, silence_s=60.0)
+            last = order(any_broker, "recalibrate", frames="8")
             assert last.status == "SUCCEEDED", last
             life.wait(lambda: len(os.listdir(world.state_dir / "artefacts")) <= KEPT)
             life.status()  # by who has tidied up, and given memory back, before

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,30 +12,20 @@ from pathlib import Path
 import pytest
 from bench import fill, small_file_system
 from brokers import RealBroker, eventually
+from daemon_life import LIMIT_S, answer, order
 from warm_start import TalkingProcess
 from worlds import OUTLASTS_S, World, make_world
 
-from agent.contract.commands import CommandResult
-from agent.contract.topics import Topics
 from engines.store.artefact import Store
-from fleet.operator import new_command, send
 
 pytestmark = [pytest.mark.slow, pytest.mark.broker]
 
-TOPICS = Topics("default", "board")
 FULL = "No space left on device|disk is full"
 READ_ONLY = "Read-only file system|readonly database"
 
 
-def order(broker: RealBroker, op: str, **arguments: str) -> CommandResult:
-    """What came of a command in the end."""
-    return list(send(broker.endpoint, TOPICS, new_command(op, arguments, time.time()), silence_s=30.0))[-1]
-
-
 def frames_served(broker: RealBroker) -> int:
-    result = order(broker, "status").result
-    assert result is not None
-    return int(str(result["frames"]))
+    return int(answer(broker, "status")["frames"])
 
 
 def current_id(world: World) -> str:
@@ -58,7 +47,7 @@ def refused_while(world: World, broker: RealBroker, broken: Callable[[], object]
     assert last.error.code == "command.log"
     assert re.search(reason, last.error.message), last.error
     served = frames_served(broker)
-    eventually(lambda: frames_served(broker) > served, 30.0)
+    eventually(lambda: frames_served(broker) > served, LIMIT_S)
     assert current_id(world) == serving
     return serving
 
@@ -66,7 +55,7 @@ def refused_while(world: World, broker: RealBroker, broken: Callable[[], object]
 def stopped(process: TalkingProcess) -> str:
     """End a daemon as systemd does: what it had said."""
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=30.0)
+    _, errors = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, errors
     assert "Traceback" not in errors
     return errors

@@ -54,14 +54,15 @@ class Ordeal:
         """A job, and a way back, with only so much room."""
         board = self.board
         with board.living("squeezed") as life:
-            life.wait(lambda: life.status()["frames"] > 0)
+            life.wait_served()
             squeeze(self.disk, **room)
             life.wait(lambda: life.said("event=regime ") or life.said(r"regimes\.write"))
-            for order in (
-                lambda: board.order("recalibrate", frames="8", method="mse"),
-                lambda: board.order("rollback"),
-            ):
-                before, last = board.current, order()
+            orders: list[tuple[str, dict[str, str]]] = [
+                ("recalibrate", {"frames": "8", "method": "mse"}),
+                ("rollback", {}),
+            ]
+            for op, arguments in orders:
+                before, last = board.current, board.order(op, **arguments)
                 if last.error is not None:
                     assert last.error.code in {*SITES.values(), NO_ROOM}, last.error
                     assert board.current == before
@@ -75,7 +76,7 @@ class Ordeal:
         board = self.board
         board.world.config["probation"]["seconds"] = 3.0
         with board.living("probation") as life:
-            life.wait(lambda: life.status()["frames"] > 0)
+            life.wait_served()
             before, answers = board.current, board.follow("recalibrate", frames="8", method="mse")
             while next(answers).step != "PROBATION":
                 pass
@@ -97,7 +98,7 @@ class Ordeal:
         (board.state / "regimes.json").unlink(missing_ok=True)  # so that one is learnt anew
         squeeze(self.disk, **room)
         with board.living("again") as life:
-            life.wait(lambda: life.status()["frames"] > 0)
+            life.wait_served()
             assert not life.status()["degraded"]
             last = board.order("recalibrate", frames="8", method="global:1e6")
             assert last.error is not None

@@ -28,6 +28,6 @@ def test_none_of_its_processes_imports_from_the_working_directory(tmp_path: Path
     assert done.returncode == 0, done.stderr
     assert "event=commit" in done.stderr, done.stderr
     assert "watch it in a browser: " in done.stderr
-    doctor = [TARED, "doctor", "-c", world.folder / "config.yaml"]
+    doctor: list[str | Path] = [TARED, "doctor", "-c", world.folder / "config.yaml"]
     subprocess.run(doctor, cwd=hostile, capture_output=True, text=True, timeout=120)
     assert not taken.exists(), taken.read_text()

@@ -44,7 +44,7 @@ def test_what_cannot_be_journaled_is_not_begun(case: Case, state: str) -> None:
 def check(case: Case, driver: str, code: str, ends: list[JobState], serves_new: bool = False) -> None:
     before, known = case.current, len(case.records("command"))
     with case.living("only", driver) as life:
-        life.wait(lambda: life.status()["frames"] > 0)
+        life.wait_served()
         result = case.outcome(case.send("recalibrate", frames="8", method="mse"))
         assert result.error is not None
         assert result.error.code == code

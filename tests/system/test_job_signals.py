@@ -48,7 +48,7 @@ def check_ended(case: Case, life: Life, trigger: str, ends: set[JobState], befor
 def test_in_a_state_on_the_way(case: Case, state: str) -> None:
     before = case.current
     with case.living("only", at_write("after", state, "command", signal.SIGTERM)) as life:
-        life.wait(lambda: life.status()["frames"] > 0)
+        life.wait_served()
         command = case.send("recalibrate", frames="8", method="mse")
         check_ended(case, life, "command", ENDS[state], before)
     result, (*_, job) = case.outcome(command), case.records("command")
@@ -67,7 +67,7 @@ def test_at_an_end(case: Case, state: str) -> None:
         case.give_no_time()
     case.world.config["probation"] = {"frames": 100_000, "seconds": 0.0}
     with case.living("only", at_write("after", state, "command", signal.SIGTERM)) as life:
-        life.wait(lambda: life.status()["frames"] > 0)
+        life.wait_served()
         command = case.send("recalibrate", frames=frames, method="mse")
         if state == "CANCELLED":
             life.wait(lambda: life.said("trigger=command step=COLLECTING"))

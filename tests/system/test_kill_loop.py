@@ -70,7 +70,7 @@ def test_kills_at_random_moments_leave_nothing_behind(
         with jobs_back_to_back(board):
             for number in range(KILLS):
                 with board.living(f"life-{number}") as life:
-                    life.wait(lambda life=life: life.status()["frames"] > 0)
+                    life.wait_served()
                     with suppress(TimeoutError):
                         threading.Event().wait(moments.uniform(0.0, WITHIN_S))
                     assert life.process.poll() is None, life.log.read_text()

@@ -35,7 +35,7 @@ def test_rights_that_are_lost_during_a_job_cost_that_job(
     board = copied(calibrated, tmp_path / "world", any_broker)
     place = board.state / folder
     with board.living("life") as life:
-        life.wait(lambda: life.status()["frames"] > 0)
+        life.wait_served()
         before, rights = board.current, place.stat().st_mode
         answers = board.follow("recalibrate", frames="8", method="mse")
         board.scene.write_text("")  # it collects, until there is something to see

@@ -22,8 +22,9 @@ KEPT = "Conv_t2"
 @pytest.fixture(scope="module", name="plan")
 def plan_fixture(tmp_path_factory: pytest.TempPathFactory) -> PrecisionPlan:
     """Found by a search in which the owner keeps a layer float."""
-    owners = {"precision": {"keep_float": [KEPT]}}
-    world = plan_world(tmp_path_factory.mktemp("plan") / "world", residual_net(), **{**SPEC, **owners})
+    world = plan_world(
+        tmp_path_factory.mktemp("plan") / "world", residual_net(), **SPEC, precision={"keep_float": [KEPT]}
+    )
     search = planner(world, MACS)
     search.run(journal(world))
     plan = make_plan(search)

@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from brokers import RealBroker, Watcher, eventually
+from daemon_life import LIMIT_S, TOPICS, answer, code, order
 from worlds import World
 
-from agent.contract.commands import CommandResult
-from agent.contract.topics import Topics
 from engines.store.artefact import Store
-from fleet.operator import new_command, send
-
-TOPICS = Topics("default", "board")
-
-
-def order(broker: RealBroker, op: str, **arguments: Any) -> CommandResult:
-    return list(send(broker.endpoint, TOPICS, new_command(op, arguments, time.time()), silence_s=20.0))[-1]
-
-
-def code(result: CommandResult) -> str:
-    return result.error.code if result.error is not None else ""
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -44,7 +31,7 @@ def test_a_policy_is_set_by_command_and_holds_over_restarts_and_fidelity_is_meas
     engine = current.id
     with Watcher(any_broker.endpoint) as watcher:
         with calibrated_world.running():
-            eventually(lambda: results.exists() and bool(lines(results)), 60.0)
+            eventually(lambda: results.exists() and bool(lines(results)), LIMIT_S)
             assert code(order(any_broker, "policy", artefact="dusk", score_threshold="0.5")) == "command.policy"
             assert code(order(any_broker, "policy", artefact=engine, classes="owl")) == "command.policy"
             taken = order(any_broker, "policy", artefact=engine, score_threshold="1.0")
@@ -55,16 +42,15 @@ def test_a_policy_is_set_by_command_and_holds_over_restarts_and_fidelity_is_meas
         before = lines(results)
         assert all(isinstance(line["class"], int) for line in before if "policy_left_out" not in line)
         with calibrated_world.running():
-            eventually(lambda: len(lines(results)) >= len(before) + 200, 60.0)
-            status = order(any_broker, "status").result
-            assert status is not None
+            eventually(lambda: len(lines(results)) >= len(before) + 200, LIMIT_S)
+            status = answer(any_broker, "status")
             assert (status["engine"], status["policy"]) == (engine, {"score_threshold": 1.0})
-            eventually(lambda: ((order(any_broker, "status").result or {})["fidelity"]["n"]) >= 10, 60.0)
-            assert (order(any_broker, "status").result or {})["fidelity"]["estimate"] > 0.5
+            eventually(lambda: answer(any_broker, "status")["fidelity"]["n"] >= 10, LIMIT_S)
+            assert answer(any_broker, "status")["fidelity"]["estimate"] > 0.5
             assert order(any_broker, "policy", artefact=engine, clear="true").result == {
                 "artefact": engine, "policy": None,
             }  # fmt: skip
-            eventually(lambda: "policy_left_out" not in lines(results)[-1], 60.0)
+            eventually(lambda: "policy_left_out" not in lines(results)[-1], LIMIT_S)
     after = lines(results)[len(before) :]
     held = [line for line in after if "policy_left_out" in line]
     assert len(held) >= 200

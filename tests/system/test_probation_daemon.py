@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon_life import LIMIT_S, PLAYER
+from daemon_life import LIMIT_S, LiveCamera
 from warm_start import TARED, TalkingProcess
 from worlds import World, make_world, run_until
 
@@ -115,33 +115,20 @@ def test_whatever_a_candidate_does_every_frame_is_answered(tmp_path: Path) -> No
     assert said.count("code=recalibration.rollback_loop") == 1
 
 
-class Camera:
-    """A world on a live camera, whose light is what the test wants."""
+class Camera(LiveCamera):
+    """A live camera, a night of which serves well, and a store that shows what became of each candidate."""
 
     def __init__(self, folder: Path, **probation: Any) -> None:
-        for name, light in (("night", 0.12), ("day", 1.0)):
-            self.world = make_world(
-                folder / name,
-                lambda _, light=light: light,
-                20.0,
-                camera={"source": "rtsp://camera"},
-                observe={"period_s": 0.05, "alert_period_s": 0.05},
-                drift={"block_s": 0.5},
-                recalibration={"cooldown_s": 0.0},
-                probation={"max_slowdown": 50.0, **probation},  # a busy machine is no matter here
-            )
-        self.folder = folder
-        self.scene = folder / "scene"
-        self.see("night")
+        super().__init__(
+            folder,
+            night=0.12,
+            recalibration={"cooldown_s": 0.0},
+            probation={"max_slowdown": 50.0, **probation},  # a busy machine is no matter here
+        )
 
-    def see(self, light: str) -> None:
-        new = self.folder / "new"
-        new.write_text(str(self.folder / light / "clip.avi"))
-        new.replace(self.scene)
-
-    def driven(self, faults: str, *more: str) -> TalkingProcess:
+    def driven(self, faults: str, *arguments: str) -> TalkingProcess:
         """As `driven`, on this camera."""
-        return TalkingProcess([faults, str(self.scene), *self.world.arguments(*more)], CASES + PLAYER)
+        return self.process(*arguments, driver=CASES, first=faults)
 
     @property
     def artefacts(self) -> set[str]:
@@ -180,7 +167,7 @@ def test_what_a_power_cut_ends_starts_with_the_calibrated_engine_before_and_coun
         for line in process.stderr:
             said.append(line)
             if "event=commit" in said[-1]:
-                camera.see("day")
+                camera.show("day")
         limit.cancel()
     log = "".join(said)
     assert process.returncode == -signal.SIGKILL, log
@@ -200,14 +187,15 @@ def test_what_a_power_cut_ends_starts_with_the_calibrated_engine_before_and_coun
 @pytest.mark.trial
 def test_a_sound_candidate_is_kept_and_a_wrong_one_after_it_costs_no_frame(tmp_path: Path) -> None:
     """From one calibrated engine to another, as after an alarm; the first one serves on, and after a restart too."""
-    world = make_world(
-        tmp_path,
-        lambda ts: 0.06 if ts < 60.0 else 1.0,
-        900.0,
-        camera={"source": "clip.avi", "speed": 10},
-        probation={"frames": 40, "seconds": 2.0},
-    )
-    summary, said = run_until(driven(world, "none,crash"), "event=rollback .*probation.error")
+    camera = Camera(tmp_path, frames=40, seconds=2.0)
+    world = camera.world
+    world.config["camera"]["policy"] = "every-frame"
+
+    def follow(line: str) -> None:
+        if "event=commit" in line:
+            camera.show("day")
+
+    summary, said = run_until(camera.driven("none,crash"), "event=rollback .*probation.error", follow=follow)
     (swap,), (rollback,) = summary["swaps"], summary["rollbacks"]
     assert (swap["trigger"], rollback["trigger"]) == ("first-start", "alarm")
     assert (swap["skipped"], rollback["missed"], rollback["suffered"] >= 1) == (0, 0, True)
@@ -216,5 +204,5 @@ def test_a_sound_candidate_is_kept_and_a_wrong_one_after_it_costs_no_frame(tmp_p
     current = (world.state_dir / "current").resolve()
     assert str(current) == summary["artefact"]
     assert json.loads((current / "manifest.json").read_text())["id"] == swap["artefact"] != rollback["artefact"]
-    again, _ = world.run("--frames", "10")
+    again, _ = run_until(camera.process("--frames", "10"))
     assert again["artefact"] == summary["artefact"]

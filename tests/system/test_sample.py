@@ -151,8 +151,6 @@ def check_that_recalibration_restores_the_accuracy(summary: dict[str, Any]) -> N
 
     night, morning = summary["accuracy"]["first light"], summary["accuracy"]["last light"]
     first, second = (swap["artefact"] for swap in summary["swaps"])
-    if summary["backend"].startswith("openvino"):
-        assert summary["swaps"][0]["latency_ms"] < summary["swaps"][0]["latency_float_ms"]
     assert night["reference"]["f1"] > 0.8
     assert night[first]["f1"] > night["reference"]["f1"] - 0.02
     assert morning["reference"]["f1"] > 0.8

@@ -129,7 +129,12 @@ def test_a_reference_that_is_wrong_now_and_then_is_replaced_and_a_job_makes_up_f
     monkeypatch.setenv("FAKE_WRONG_FROM", str(wrong))
     world = board(tmp_path / "world")
     world.change(observe={**world.config.get("observe", {}), "audit_period_s": 1.0})
-    fault = threading.Thread(target=lambda: (world.wait_for_first_commit(), wrong.touch()))
+
+    def break_later() -> None:
+        world.wait_for_first_commit()
+        wrong.touch()
+
+    fault = threading.Thread(target=break_later)
     fault.start()
     summary, said = world.run(until="event=commit .*trigger=reference")
     fault.join()

@@ -10,13 +10,11 @@ from pathlib import Path
 
 import pytest
 from brokers import RealBroker, Watcher, eventually
-from daemon_life import PLAYER, TOPICS
+from daemon_life import LIMIT_S, PLAYER, TOPICS, order
 from stored import Reports
 from worlds import World
 from wrong_clock import WrongClock
 
-from agent.contract.commands import CommandResult
-from fleet.operator import new_command, send
 from fleet.store.opening import open_store
 
 JUMPS = (3650.0, 0.0, -3650.0, 36_500.0, -20_000.0, 0.0)  # days
@@ -56,17 +54,17 @@ def test_clocks_that_jump_cost_nothing(
                 assert abs(sample["ts"] - time.time() - days * 86_400.0) < 60.0
                 assert sample["cameras"]["camera"]["fidelity"]["n"] > observed, "the observer goes on"
                 observed = sample["cameras"]["camera"]["fidelity"]["n"]
-            assert _ordered(any_broker).status == "SUCCEEDED"
+            assert order(any_broker, "recalibrate", frames="8").status == "SUCCEEDED"
             wrong_clock.set(JUMPS[0])
-            assert _ordered(any_broker).status == "EXPIRED"
+            assert order(any_broker, "recalibrate", frames="8").status == "EXPIRED"
             wrong_clock.set(0.0)
             watcher.all()
             last = watcher.expect(TOPICS.telemetry)
-            eventually(lambda: _position(where) >= (last["epoch"], last["seq"]), 30.0)
+            eventually(lambda: _position(where) >= (last["epoch"], last["seq"]), LIMIT_S)
         finally:
             for process in processes:
                 process.send_signal(signal.SIGTERM)
-            codes = [process.wait(60.0) for process in processes]
+            codes = [process.wait(LIMIT_S) for process in processes]
     text = log.read_text()
     assert codes == [0, 0], text
     assert "Traceback" not in text
@@ -81,11 +79,6 @@ def test_clocks_that_jump_cost_nothing(
 
 
 TOPICS_NAME = (TOPICS.fleet, TOPICS.device)
-
-
-def _ordered(broker: RealBroker) -> CommandResult:
-    command = new_command("recalibrate", {"frames": "8"}, time.time())
-    return list(send(broker.endpoint, TOPICS, command, silence_s=60.0))[-1]
 
 
 def _position(where: Path) -> tuple[int, int]:
