@@ -20,8 +20,8 @@ from worlds import SPEC
 from agent.cli.configuration import config_schema, model_example, model_schema
 from agent.common.errors import ConfigError
 from agent.common.schema import validate
-from agent.config import Config, MqttConfig, load_config
-from agent.mqtt.endpoint import TlsFiles
+from agent.config import Config, load_config
+from agent.mqtt.endpoint import MqttConfig, TlsFiles
 from fleet.cli.main import main
 
 REFERENCE = (ROOT / "config.yaml").read_text(encoding="utf-8")
@@ -137,10 +137,10 @@ def test_a_check_reports_every_error_at_once(folder: Path, capsys: pytest.Captur
     camera = {"source": "v4l2:/dev/video9", "flip": "clockwise"}
     path = write(folder, {"model": "models/bad.yaml", "camera": camera, "threads": 0, "typo": 1})
     assert main(["config", "--check", str(path)]) == 2
-    told = capsys.readouterr().err
-    assert "5 errors in " in told
+    errors = capsys.readouterr().err
+    assert "5 errors in " in errors
     for words in ("model: task", "model: scores: unknown key", "threads: ", "typo: unknown key", "camera 'camera': "):
-        assert words in told
+        assert words in errors
     (folder / "models" / "net.onnx").write_bytes(b"")
     (folder / "clip.mp4").write_bytes(b"")
     assert main(["config", "--check", str(write(folder, MINIMAL)), "--json"]) == 0
@@ -238,7 +238,7 @@ def test_errors_of_the_configuration_and_of_its_model_come_together(folder: Path
 
 
 def test_a_frame_by_itself_waits_for_no_other(folder: Path) -> None:
-    """It does with `frames: 2`, and whoever copies config.yaml has asked for nothing."""
+    """It does with `frames: 2`; a copy of config.yaml is not an error."""
     said = "batch.wait_s: expected 0 where batch.frames is 1: a frame by itself waits for no other, got 0.1"
     for alone in ({"wait_s": 0.1}, {"frames": 1, "wait_s": 0.1}):
         assert refused(write(folder, {**MINIMAL, "batch": alone})) == [said]
@@ -246,7 +246,7 @@ def test_a_frame_by_itself_waits_for_no_other(folder: Path) -> None:
         load_config(write(folder, {**MINIMAL, "batch": batch}))
 
 
-def test_what_is_required_is_asked_for(folder: Path) -> None:
+def test_missing_required_keys_are_named(folder: Path) -> None:
     assert refused(write(folder, "log_level: info\n")) == ["model: missing", "camera: missing"]
     assert refused(write(folder, {"model": 7, "camera": {}})) == [
         "model: expected keys and values, got 7",
@@ -319,7 +319,7 @@ def test_a_job_has_the_time_to_collect(folder: Path, sections: dict[str, Any]) -
         max_leaves=12,
     )
 )
-def test_whatever_a_mapping_holds_it_is_read_or_refused(content: object) -> None:
+def test_any_mapping_is_read_or_refused(content: object) -> None:
     if not isinstance(content, dict):
         content = {"camera": content}
     refusal = None

@@ -126,6 +126,9 @@ class Bench:
         state = SimpleNamespace(gain=gain, is_loss=False, drift=SimpleNamespace(state=drift))
         self.exchange.tick(cast(CameraStates, {"camera": state}))
 
+    def recall(self, calls: Calls) -> bool:
+        return self.exchange.recall(cast(JobTracker, calls))
+
     def kinds(self) -> list[str]:
         return [kind for kind, _ in self.events]
 

@@ -31,7 +31,7 @@ FIRST_COMMIT = "event=job trigger=first-start step=COMMITTED"
 
 @dataclass
 class Case:
-    """One world with its camera and broker. answers: by command, what its sender heard."""
+    """One world with its camera and broker. answers: by command, the results at its sender."""
 
     world: World
     scene: Path
@@ -77,16 +77,16 @@ class Case:
         return command.id
 
     def outcome(self, command_id: str) -> CommandResult:
-        """What its sender heard at last; fails where other final results were published than that one."""
+        """Return the final result at its sender; fail where other final results were published than that one."""
         for sender in self.senders:
             sender.join(LIMIT_S)
-            assert not sender.is_alive(), f"no result; heard {self.answers}"
+            assert not sender.is_alive(), f"no result; received {self.answers}"
         end = Message(TOPICS.result(command_id), b"end")  # after which nothing is on its way
         self.listeners[command_id].publish(end)
-        heard = []
+        received = []
         while (payload := self.listeners[command_id].inbox.get(timeout=LIMIT_S).payload) != b"end":
-            heard.append(CommandResult.from_json(payload))
-        finals = {str(each.to_json()): each for each in heard if each.final}
+            received.append(CommandResult.from_json(payload))
+        finals = {str(each.to_json()): each for each in received if each.final}
         assert len(finals) == 1, finals
         (final,) = finals.values()
         assert final == self.answers[command_id][-1]
@@ -107,7 +107,7 @@ class Case:
         assert not life.said("Traceback")
 
     def check_store(self) -> None:
-        """What is in the store is whole; nothing half written lies in the state directory, and no job's frames but a
+        """Check that the store is whole; nothing half written lies in the state directory, and no job's frames but a
         running one's."""
         for artefact in (self.world.state_dir / "artefacts").iterdir():
             read_artefact(artefact)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -15,6 +16,7 @@ import onnx
 import pytest
 from raising_world import COLLAPSES, collapsing_net, observer_state, observing
 from runtime_under_test import RUNTIME
+from turned_clock import TurnedClock
 from unexpected import unexpected
 from worlds import SPEC
 
@@ -52,6 +54,7 @@ class Desk:
     raised: Artefact
     events: list[str]
     state: CameraState
+    clock: TurnedClock
     results: list[CommandResult] = field(default_factory=list)
 
     def tick(self, **changes: Any) -> None:
@@ -128,9 +131,10 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Desk]
         reporter = Reporter(None, Birth(agent_version="0"))
         monkeypatch.setattr(reporter, "event", lambda kind, *_, **detail: events.append(f"{kind} {detail}"))
         state = observer_state(config)
-        operations = operations_on(config, service, observing(config, state), reporter, live)
+        clock = TurnedClock(wall_s=time.time())
+        operations = operations_on(config, service, observing(config, state), reporter, live, clock)
         int8, raised = artefacts
-        return Desk(operations, service, int8, raised, events, state)
+        return Desk(operations, service, int8, raised, events, state, clock)
 
     return make
 

@@ -31,7 +31,7 @@ STRANGERS = 1000
 
 @pytest.mark.trial
 @pytest.mark.broker
-def test_neither_strangers_nor_a_lack_of_descriptors_end_the_video(
+def test_strangers_and_a_lack_of_descriptors_do_not_end_the_video(
     calibrated_world: World, any_broker: RealBroker
 ) -> None:
     port = free_port()

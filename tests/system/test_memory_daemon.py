@@ -35,7 +35,7 @@ class Remembered:
 
 
 def remembered(world: World, engine: str) -> Remembered:
-    """What a next process would go on with; the file stays as it is."""
+    """Return the evidence that a next process would go on with; the file stays as it is."""
     copy = shutil.copy(world.state_dir / "evidence.jsonl", world.folder / "copy.jsonl")
     record = FidelityRecord()
     memory = EvidenceFile(copy, "rtsp://camera", lambda error: pytest.fail(str(error)))
@@ -46,7 +46,7 @@ def remembered(world: World, engine: str) -> Remembered:
 
 @dataclass
 class Place:
-    """What a camera may see, and a daemon that was calibrated there at night."""
+    """Views of a camera, and a daemon that was calibrated there at night."""
 
     world: World
     clips: dict[float, Path]
@@ -81,7 +81,7 @@ def place(tmp_path: Path, any_broker: RealBroker) -> Place:
 
 
 def at_rest(life: Life) -> dict[str, Any]:
-    """What a daemon knows that no frame comes to any more."""
+    """Return the evidence of a daemon to which no frame comes any more."""
     known, same = dict[str, Any](), 0
 
     def rests() -> bool:
@@ -113,7 +113,7 @@ def test_a_daemon_that_was_killed_in_a_warning_has_lost_no_block_that_was_over(p
 
 @pytest.mark.trial
 @pytest.mark.broker
-def test_what_a_killed_daemon_had_found_goes_on(place: Place) -> None:
+def test_the_evidence_of_a_killed_daemon_goes_on(place: Place) -> None:
     world = place.world
     world.config["calibration"]["frames"] = 10_000  # from here on no job gets beyond collecting
     with place.living("second") as second, MqttClient(place.broker.endpoint, "labeller") as labeller:

@@ -1,4 +1,4 @@
-"""What becomes of a command to cancel; no frame is served."""
+"""Commands to cancel; no frame is served."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["desk"]  # the fixture
 
 
 def cancelled(at: Desk, delivery: FileReceiver[StagedModel] | None = None) -> CommandResult:
-    """What becomes of a command to cancel."""
+    """Return the result of a command to cancel."""
     deliveries = (delivery,) if delivery is not None else ()
     handlers = engine_handlers(at.operations, deliveries)
     answers: list[CommandResult] = []

@@ -14,7 +14,7 @@ from calibrate.statistics.evidence import Interval
 __all__ = ["bench"]  # the fixture
 
 
-def test_it_is_kept_after_its_frames_and_seconds_and_committed_only_then(bench: Bench) -> None:
+def test_a_candidate_is_committed_after_its_frames_and_seconds_and_not_before(bench: Bench) -> None:
     bench.live()
     bench.answer(18)
     bench.tick()
@@ -45,7 +45,7 @@ def test_the_candidate_is_what_serves_on_probation(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(("before", "judged"), [(500, False), (1000, True)])
-def test_what_a_probation_could_judge_is_told(bench: Bench, before: int, judged: bool) -> None:
+def test_a_commit_reports_the_evidence_of_its_probation(bench: Bench, before: int, judged: bool) -> None:
     state = SimpleNamespace(fidelity=Interval(0.95, 0.9, 1.0, 12), gain=UNKNOWN, is_loss=False, drift=None)
     bench.pipeline.observer.states = lambda: {"camera": state}
     bench.answer(before, "old")
@@ -85,7 +85,7 @@ def test_an_engine_that_has_served_before_stays_in_the_store_whatever_it_does(be
     assert (bench.rolled_back, bench.rejected) == (["new"], [])
 
 
-def test_what_cannot_be_journaled_does_not_serve(bench: Bench) -> None:
+def test_a_candidate_that_cannot_be_journaled_does_not_serve(bench: Bench) -> None:
     bench.report.journal = AgentError("journal.write", "a full disk", "room", "make some")
     assert bench.start() is None
     assert bench.report == [("fail", "journal.write")]
@@ -124,7 +124,7 @@ def test_a_recording_that_ends_decides_by_what_it_has_shown(bench: Bench, gain: 
     assert bench.report[-1] == (("succeed", "new") if committed else ("roll_back", "probation.fidelity"))
 
 
-def test_one_that_no_frame_was_left_for_is_kept_by_its_verdict(bench: Bench) -> None:
+def test_a_candidate_without_further_frames_is_kept_by_its_verdict(bench: Bench) -> None:
     trial = bench.start()
     assert trial is not None
     trial.ended()

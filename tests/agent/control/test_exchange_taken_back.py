@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from exchange_bench import BAD, Bench, Told, bench
+from exchange_bench import BAD, Bench, Calls, bench
 
 from agent.common.errors import AgentError
 
 __all__ = ["bench"]  # the fixture
 
 
-def test_a_complaint_takes_it_back_and_says_so_once(bench: Bench) -> None:
+def test_an_objection_takes_the_candidate_back_and_is_reported_once(bench: Bench) -> None:
     trial = bench.live()
     bench.answer(4)
     bench.tick(BAD)
@@ -31,7 +31,7 @@ def test_a_complaint_takes_it_back_and_says_so_once(bench: Bench) -> None:
     assert (bench.committed, bench.summary.swaps) == ([], [])
 
 
-def test_fidelity_in_a_light_that_changes_condemns_nobody_and_slowness_does(bench: Bench) -> None:
+def test_fidelity_in_a_changing_light_rolls_nothing_back_and_slowness_does(bench: Bench) -> None:
     bench.answer(100, "old")
     bench.live()
     for drift in ("warning", "alarm"):
@@ -44,7 +44,7 @@ def test_fidelity_in_a_light_that_changes_condemns_nobody_and_slowness_does(benc
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_one_that_fails_at_its_first_frame_or_in_its_rehearsal_was_never_live(bench: Bench, asked: bool) -> None:
+def test_a_candidate_that_fails_at_its_first_frame_was_never_live(bench: Bench, asked: bool) -> None:
     trial = bench.start()
     assert trial is not None
     trial.failed(AgentError("probation.error", "a", "b", "c"), 0.0, asked)
@@ -53,7 +53,7 @@ def test_one_that_fails_at_its_first_frame_or_in_its_rehearsal_was_never_live(be
     assert (bench.summary.rollbacks[0].frames, bench.summary.rollbacks[0].suffered) == (0, int(asked))
 
 
-def test_one_that_fails_in_the_moment_it_is_to_be_kept_is_not(bench: Bench) -> None:
+def test_a_candidate_that_fails_as_it_is_committed_is_not_kept(bench: Bench) -> None:
     trial = bench.live()
     bench.answer(19)
     bench.loop.on_trial = False
@@ -64,12 +64,12 @@ def test_one_that_fails_in_the_moment_it_is_to_be_kept_is_not(bench: Bench) -> N
     assert bench.report[-1] == ("roll_back", "probation.error")
 
 
-def test_the_operator_takes_it_back_and_that_counts_against_nothing(bench: Bench) -> None:
-    asks = Told()
-    assert not bench.exchange.recall(asks)
+def test_a_recall_takes_the_candidate_back_and_counts_as_no_failure(bench: Bench) -> None:
+    asks = Calls()
+    assert not bench.recall(asks)
     trial = bench.live()
-    assert bench.exchange.recall(asks)
-    assert not bench.exchange.recall(Told())
+    assert bench.recall(asks)
+    assert not bench.recall(Calls())
     trial.failed(AgentError("probation.recalled", "a", "b", "c"), 4.0, False)
     assert bench.report[-1] == ("roll_back", "probation.recalled")
     assert asks == [("succeed", "old")]
@@ -77,9 +77,9 @@ def test_the_operator_takes_it_back_and_that_counts_against_nothing(bench: Bench
 
 
 def test_a_recall_of_one_that_has_just_failed_by_itself_is_answered_with_what_serves(bench: Bench) -> None:
-    asks, trial = Told(), bench.live()
+    asks, trial = Calls(), bench.live()
     bench.loop.on_trial = False
-    assert bench.exchange.recall(asks)
+    assert bench.recall(asks)
     assert asks == []
     trial.failed(AgentError("probation.error", "a", "b", "c"), 4.0, True)
     assert asks == [("succeed", "old")]
@@ -90,12 +90,12 @@ def test_a_recall_of_one_that_has_just_failed_by_itself_is_answered_with_what_se
 @pytest.mark.parametrize(
     ("error", "end"), [(None, ("roll_back", "probation.recalled")), (RuntimeError("broke"), ("fail", "swap.stopped"))]
 )
-def test_what_the_operator_wants_back_is_not_kept_where_frames_have_ended(
+def test_a_recalled_candidate_is_not_kept_where_frames_have_ended(
     bench: Bench, error: RuntimeError | None, end: tuple[str, str]
 ) -> None:
-    asks, trial = Told(), bench.live()
+    asks, trial = Calls(), bench.live()
     bench.loop.on_trial, bench.pipeline.error = False, error
-    assert bench.exchange.recall(asks)
+    assert bench.recall(asks)
     trial.ended()
     assert asks == [("succeed", "old")]
     assert bench.report[-1] == end

@@ -1,4 +1,4 @@
-"""A board without a calibration whose owner has done work offline: what its first jobs begin with, and how often."""
+"""A board without a calibration whose owner has done work offline: with which work its first jobs begin."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 from job_bench import JobDeskBench, ScriptedChild, job_desk, two_engines
+from unexpected import unexpected
 
-import agent.jobs.limits as limits_module
 from agent.common.errors import AgentError
 from agent.control.operations import Operations
 from agent.control.reasons import explain
 from agent.jobs.child_process import JobOutcome
 from agent.jobs.job import JobState
+from agent.jobs.limits import AutomationLimits
 from agent.jobs.offline_queue import OfflineQueue
 from engines.calibration import load_calibration, save_calibration
 
@@ -26,15 +27,15 @@ FULL = AgentError("recalibration.disk", "a full disk", "room", "free some")
 
 
 class Board:
-    """The bench without a calibration; the artefact in service before is what `start` names."""
+    """The bench without a calibration; `start` names the artefact that served before."""
 
     def __init__(self, at: JobDeskBench, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.at, self.operations, self.told = at, at.operations, list[dict[str, Any]]()
+        self.at, self.operations, self.events = at, at.operations, list[dict[str, Any]]()
         self.artefact = at.other.path
         self.file = self.artefact.parent.parent / "calibration.json"
         save_calibration(load_calibration(self.artefact / "calibration.json"), self.file)
         monkeypatch.setattr(at.operations.reporter, "event", lambda kind, *_, **rest: self._note(kind, rest))
-        monkeypatch.setattr(limits_module.AutomationLimits, "may_start", True)
+        monkeypatch.setattr(AutomationLimits, "may_start", True)
         at.service.calibration = None
         self.states = {"camera": replace(at.state, drift=None)}
 
@@ -68,10 +69,10 @@ class Board:
 
     @property
     def errors(self) -> list[str]:
-        return [str(each["message"]) for each in self.told if each["kind"] == "error" and "step" not in each]
+        return [str(each["message"]) for each in self.events if each["kind"] == "error" and "step" not in each]
 
     def _note(self, kind: str, rest: dict[str, Any]) -> None:
-        self.told.append({"kind": kind, **rest})
+        self.events.append({"kind": kind, **rest})
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ def board(job_desk: JobDeskBench, monkeypatch: pytest.MonkeyPatch) -> Board:
 def test_an_artefact_comes_before_a_calibration_and_both_before_the_boards_own_frames(board: Board) -> None:
     board.begin(start=board.artefact, file=board.file)
     assert [board.job(REFUSED) for _ in range(3)] == ["start", "calibration.file", "own"]
-    messages = [each["message"] for each in board.told if each["kind"] == "job" and "message" in each]
+    messages = [each["message"] for each in board.events if each["kind"] == "job" and "message" in each]
     assert messages[0] == f"the first calibration begins with start: {board.artefact}"
 
 
@@ -97,7 +98,7 @@ def test_only_frames_for_the_verdict_are_collected(board: Board) -> None:
     assert not board.operations.pipeline.observer.collection._hurried, "the board's own frames are chosen"
 
 
-def test_what_was_refused_is_not_tried_again_after_a_restart_unless_a_setting_has_changed(board: Board) -> None:
+def test_refused_work_is_not_tried_again_after_a_restart_unless_a_setting_has_changed(board: Board) -> None:
     board.begin(start=board.artefact)
     assert board.job(REFUSED) == "start"
     board.begin(start=board.artefact)
@@ -157,7 +158,7 @@ def test_a_file_that_cannot_be_used_is_reported_once_and_the_board_calibrates_by
 
 
 def test_while_an_engine_serves_nothing_is_read(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
-    board.at.service.start(pytest.fail).close()
+    board.at.service.start(unexpected).close()
     monkeypatch.setattr(OfflineQueue, "next", lambda *_: pytest.fail("an engine serves"))
     board.begin(start=board.artefact)
     board.operations.tick(board.states)

@@ -1,4 +1,4 @@
-"""What an operator's command does while the view is in trouble, or a candidate on probation; no frame is served."""
+"""Commands while the view is in trouble, or a candidate on probation; no frame is served."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_an_operators_recalibration_makes_the_present_view_the_usual_one(desk: C
         assert trouble(at) == ""
 
 
-def test_what_comes_of_an_alarm_or_of_nothing_leaves_the_usual_view_as_it_was(desk: Callable[..., Desk]) -> None:
+def test_a_job_by_an_alarm_or_a_cancelled_one_leaves_the_usual_view_as_it_was(desk: Callable[..., Desk]) -> None:
     at = moved(desk())
     at.recalibrate()
     at.operations.stop("the operator thinks again")
@@ -115,7 +115,7 @@ def test_after_rollbacks_a_recalibration_that_stays_is_the_word_that_jobs_start_
 def test_a_rollback_that_comes_too_late_for_a_probation_takes_nothing_else_back(
     desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The frame path has taken the candidate back, and has not yet told."""
+    """The frame path has taken the candidate back, and has not yet reported it."""
     at = desk(frames=100)
     at.recalibrate()
     at.accept()
@@ -133,7 +133,7 @@ def test_a_rollback_that_comes_too_late_for_a_probation_takes_nothing_else_back(
 
 
 @pytest.mark.parametrize("op", ["recalibrate", "rollback"])
-def test_while_a_candidate_still_hangs_no_job_begins_and_a_command_is_told_why(
+def test_while_a_candidate_still_hangs_no_job_begins_and_a_command_is_refused(
     desk: Callable[..., Desk], op: str
 ) -> None:
     at = desk()

@@ -24,6 +24,7 @@ from agent.control.policies import FILE, Policies
 from agent.daemon.handlers import engine_handlers
 from agent.results.writer import ResultLine
 from agent.vision.decode import Classification
+from agent.vision.detections import Detections
 from agent.vision.task import ServedFrame
 
 __all__ = ["bench", "desk"]  # fixtures
@@ -99,7 +100,7 @@ def test_an_engine_built_in_place_of_another_has_its_policy(kept: Kept) -> None:
     assert kept.policies.summary("rebuilt") == {"score_threshold": 0.5}
 
 
-def test_what_the_model_or_the_cameras_do_not_allow_is_refused(kept: Kept, tmp_path: Path) -> None:
+def test_a_policy_that_the_model_or_the_cameras_do_not_allow_is_refused(kept: Kept, tmp_path: Path) -> None:
     assert "expected 0.3 or more, from which on the model spec decodes answers" in kept.refusal(score_threshold=0.2)
     assert "class 'owl'" in kept.refusal(classes="a,owl")
     assert "class 2; expected a number from 0 to 1" in kept.refusal(classes=[2])
@@ -139,7 +140,8 @@ def test_only_what_is_shown_changes_and_only_of_this_engine(kept: Kept) -> None:
     line = ResultLine(answer, SPEC, kept.policies.show).document
     assert [each["score"] for each in line["detections"]] == [0.9]
     assert line["policy_left_out"] == 1
-    assert len(answer.result) == 2, "what fidelity is measured by"
+    assert isinstance(answer.result, Detections)
+    assert len(answer.result) == 2, "fidelity is measured by all of them"
     other = replace(answer, engine_id="beef")
     assert kept.policies.show(other) is other
     assert "policy_left_out" not in ResultLine(other, SPEC, kept.policies.show).document
@@ -198,7 +200,7 @@ def test_the_command_sets_and_reports_and_a_policy_goes_with_its_artefact(desk: 
 
     assert order() == {"artefact": at.raised.id, "policy": None}
     assert order(score_threshold=0.5)["policy"] == {"score_threshold": 0.5}
-    assert f"policy {{'artefact': '{at.raised.id}', 'policy': {{'score_threshold': 0.5}}}}" in at.told
+    assert f"policy {{'artefact': '{at.raised.id}', 'policy': {{'score_threshold': 0.5}}}}" in at.events
     with pytest.raises(CommandError, match=r"command\.policy.*no regime 'dusk', and it does not serve"):
         order(artefact="dusk", score_threshold=0.5)
     policies = at.operations.policies

@@ -1,4 +1,4 @@
-"""What the daemon decides about low fidelity, regimes and rollbacks, state by state; no frame is served."""
+"""Decisions about low fidelity, regimes and rollbacks, state by state; no frame is served."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from operations_bench import Desk, desk
+from unexpected import unexpected
 
 from agent.common.errors import AgentError
 from agent.control.reasons import explain
@@ -18,35 +19,35 @@ from agent.jobs.refusal import raising_id
 __all__ = ["desk"]  # the fixture
 
 
-def test_low_fidelity_is_answered_once_and_told_once(desk: Callable[..., Desk]) -> None:
+def test_low_fidelity_starts_one_job_and_is_reported_once(desk: Callable[..., Desk]) -> None:
     at = desk()
     at.tick()
     at.tick()
     assert at.rung == 1
-    assert [line.split()[0] for line in at.told].count("fidelity") == 1
+    assert [line.split()[0] for line in at.events].count("fidelity") == 1
     at.cancel()
     at.tick()
     assert at.rung == 1  # nothing was tried
 
 
 @pytest.mark.parametrize("recalibration", [{"raise_precision": False}, {"automatic": False}])
-def test_low_fidelity_is_only_told_where_the_owner_wants_no_answer(
+def test_low_fidelity_is_only_reported_where_the_owner_wants_no_job(
     desk: Callable[..., Desk], recalibration: dict[str, object]
 ) -> None:
     at = desk(**recalibration)
     at.tick()
     assert at.operations.jobs.job is None
-    assert [line.split()[0] for line in at.told] == ["fidelity"]
+    assert [line.split()[0] for line in at.events] == ["fidelity"]
 
 
-def test_it_takes_part_in_the_daily_cap(desk: Callable[..., Desk]) -> None:
+def test_raising_precision_counts_against_the_daily_cap(desk: Callable[..., Desk]) -> None:
     at = desk(per_day=1)
     for _ in range(3):
         at.tick()
         at.cancel()
     assert at.operations.jobs.job is None
-    assert len([line for line in at.told if "recalibration.cap" in line]) == 1
-    assert any("low fidelity after 1 jobs in a day" in line for line in at.told)
+    assert len([line for line in at.events if "recalibration.cap" in line]) == 1
+    assert any("low fidelity after 1 jobs in a day" in line for line in at.events)
 
 
 @pytest.mark.parametrize("automatic", [True, False])
@@ -68,7 +69,7 @@ def test_a_first_calibration_is_made_all_the_same(desk: Callable[..., Desk]) -> 
     assert at.operations.jobs.job.tracker.trigger == "first-start"
 
 
-def test_what_the_operator_took_back_is_not_raised_again_until_the_owner_says_otherwise(
+def test_a_raise_that_the_operator_took_back_is_not_repeated_until_the_settings_change(
     desk: Callable[..., Desk], tmp_path: Path
 ) -> None:
     at = desk(raised_serves=True, cooldown_s=0.0)
@@ -80,7 +81,7 @@ def test_what_the_operator_took_back_is_not_raised_again_until_the_owner_says_ot
     assert at.rung is None
     kept = tmp_path / "state" / "attempts.json"
     origin = raising_id(at.operations.config, at.service)
-    assert PrecisionAttempts(kept, origin, pytest.fail).next_rung(at.int8.id) == 0
+    assert PrecisionAttempts(kept, origin, unexpected).next_rung(at.int8.id) == 0
     again = desk(cooldown_s=0.0)
     assert again.service.serving.id == at.int8.id
     again.tick()
@@ -91,7 +92,7 @@ def test_what_the_operator_took_back_is_not_raised_again_until_the_owner_says_ot
     assert otherwise.rung == 1
 
 
-def test_of_a_recording_nothing_is_kept(desk: Callable[..., Desk], tmp_path: Path) -> None:
+def test_attempts_on_a_recording_are_not_kept(desk: Callable[..., Desk], tmp_path: Path) -> None:
     at = desk(raised_serves=True, live=False, cooldown_s=0.0)
     at.roll_back()
     at.tick()

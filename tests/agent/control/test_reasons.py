@@ -28,7 +28,7 @@ FULL = AgentError("recalibration.disk", "a full disk", "room", "free some")
 
 
 class Board:
-    """Of the bench, with the first engine of the two in service; and a look at it."""
+    """The bench with the first of the two engines in service."""
 
     def __init__(self, at: JobDeskBench) -> None:
         self.at, self.operations = at, at.operations
@@ -93,7 +93,13 @@ def test_a_pause_names_the_error_that_it_follows(board: Board, restarts: bool) -
     if restarts:
         before = board.operations
         board.operations = Operations(
-            before.config, before.service, before.pipeline, before.reporter, before.run_in_main_thread, before.journal
+            before.config,
+            before.service,
+            before.pipeline,
+            before.reporter,
+            before.run_in_main_thread,
+            before.journal,
+            clock=board.at.clock,
         )
     reasons = board.look()
     assert reasons.code == "recalibration.cooldown"
@@ -120,7 +126,7 @@ def test_the_daily_cap_is_named(board: Board) -> None:
         ({"is_stuck": True}, "probation.hang", "a candidate that was rolled back still hangs; restart the daemon"),
     ],
 )
-def test_what_holds_an_alarm_back_is_named(board: Board, changes: dict[str, Any], code: str, words: str) -> None:
+def test_the_hindrance_of_an_alarm_is_named(board: Board, changes: dict[str, Any], code: str, words: str) -> None:
     board.alarm()
     if "automatic" in changes:
         board.configure(automatic=False)

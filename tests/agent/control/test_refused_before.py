@@ -1,4 +1,4 @@
-"""Nothing is repeated in vain: after a refusal no job begins by itself until something has changed, or someone asks."""
+"""After a refusal no job begins by itself until something has changed, or a command or the schedule wants one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from job_bench import JobDeskBench, ScriptedChild, job_desk, two_engines
+from unexpected import unexpected
 
 import agent.control.triggers as triggers_module
 from agent.commands.dispatcher import CommandProgress
@@ -124,7 +125,7 @@ def test_a_kill_before_the_journal_has_the_end_does_not_forget_the_refusal(
     with pytest.raises(SystemExit):
         board.pass_s(MINUTE)
     monkeypatch.undo()
-    kept = RefusalMemory(board.operations.config.state_dir / "refusal.json", pytest.fail)
+    kept = RefusalMemory(board.operations.config.state_dir / "refusal.json", unexpected)
     kept.settings = settings_id(board.operations.config, board.at.service)
     assert kept.standing is not None
     assert kept.standing.error.code == "recalibration.refused"
@@ -139,7 +140,7 @@ def test_a_scene_that_shows_nothing_is_no_other_scene(board: Board) -> None:
     assert board.operations.held_back.code == "view.blind"
 
 
-def test_what_was_seen_under_a_cover_is_forgotten_with_it(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evidence_from_under_a_cover_is_dropped_with_it(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
     board.pass_s(MINUTE)
     compared: list[object] = []
     (monitor,) = board.operations.pipeline.observer.monitors.values()
@@ -172,7 +173,7 @@ def test_a_new_runtime_is_tried(board: Board, monkeypatch: pytest.MonkeyPatch) -
     assert len(board.jobs) == 2
 
 
-def test_who_asks_is_answered_by_command_and_by_schedule(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_and_the_schedule_start_a_job_after_a_refusal(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
     board.pass_s(DAY)
     answer = CommandProgress("c1", lambda _: None)
     assert board.operations.recalibrate(answer, RecalibrateArgs())
@@ -194,7 +195,7 @@ def test_a_command_with_settings_of_its_own_neither_adds_a_refusal_nor_replaces_
     assert board.jobs == ["first-start", "command", "first-start", "command"]
 
 
-def test_what_does_not_judge_a_candidate_is_tried_again_after_each_pause_up_to_the_daily_cap(board: Board) -> None:
+def test_a_job_that_fails_without_a_verdict_is_repeated_up_to_the_daily_cap(board: Board) -> None:
     board.outcome = FULL
     board.pass_s(1200.0)
     assert len(board.jobs) == 2
@@ -206,7 +207,7 @@ def test_what_does_not_judge_a_candidate_is_tried_again_after_each_pause_up_to_t
 
 
 def test_an_alarm_whose_cure_was_refused_waits_for_another_scene_too(board: Board) -> None:
-    board.at.service.start(pytest.fail).close()
+    board.at.service.start(unexpected).close()
     board.reboot()
     assert board.at.state.drift is not None
     board.state = replace(board.state, drift=replace(board.at.state.drift, state="alarm", serving_db=9.0))
@@ -231,5 +232,5 @@ def test_a_file_of_a_newer_tared_is_refused_by_name(board: Board) -> None:
     path = board.operations.config.state_dir / "refusal.json"
     path.write_text('{"schema": 2}')
     with pytest.raises(TaredError, match=r"refusal\.schema: .*refusal\.json of schema 2; expected schema 1"):
-        RefusalMemory(path, pytest.fail)
+        RefusalMemory(path, unexpected)
     assert path.read_text() == '{"schema": 2}'

@@ -32,7 +32,7 @@ def at(text: str) -> float:
 
 
 def answers(schedule: Schedule, *times: float) -> list[str]:
-    """What is due at these times, each answered at once."""
+    """Return the times that are due, each answered at once."""
     found = []
     for now_s in times:
         due = schedule.due(now_s)
@@ -60,7 +60,7 @@ def test_an_evenings_time_may_wait_until_after_midnight() -> None:
     assert Schedule(["23:45"]).due(at("2026-06-02 00:30")) == "2026-06-01 23:45"
 
 
-def test_what_an_earlier_process_answered_is_answered() -> None:
+def test_a_time_that_an_earlier_process_answered_is_not_due() -> None:
     assert Schedule(["03:00"], ["2026-06-01 03:00"]).due(at("2026-06-01 03:01")) == ""
 
 
@@ -110,6 +110,6 @@ def test_times_without_quotes_are_what_they_look_like(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "schedule", ["03:00", ["24:00"], ["3:00"], [1440], [-1], [True], [3.5], ["03:00\n"], ["٠٣:٠٠"]]
 )
-def test_what_is_no_time_of_day_is_refused(schedule: object) -> None:
+def test_an_impossible_time_of_day_is_refused(schedule: object) -> None:
     with pytest.raises(ConfigError, match="schedule"):
         config(schedule)

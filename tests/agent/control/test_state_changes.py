@@ -1,12 +1,14 @@
-"""What the observer notices is reported once, as an event."""
+"""Each finding of the observer is reported once, as an event."""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Any
 
 from raising_world import config_of, observer_state
 
+from agent.contract.events import EventKind
 from agent.contract.messages import Birth
 from agent.control.events import StateChangeReporter
 from agent.monitoring.audit import Mismatch
@@ -22,8 +24,8 @@ class Events(Reporter):
         super().__init__(None, Birth(agent_version="0"))
         self.seen: list[dict[str, Any]] = []
 
-    def event(self, kind: str, *args: Any, **detail: Any) -> None:
-        super().event(kind, *args, **detail)
+    def event(self, kind: EventKind, level: int = logging.INFO, /, **detail: Any) -> None:
+        super().event(kind, level, **detail)
         self.seen.append({"kind": kind, **detail})
 
 

@@ -1,4 +1,4 @@
-"""What the daemon decides while the view is in trouble, state by state: to tell, and to wait; no frame is served."""
+"""Decisions while the view is in trouble, state by state: to report, and to wait; no frame is served."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["desk"]  # the fixture
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
-def test_an_alarm_is_told_with_the_trouble_and_its_evidence_and_starts_nothing(
+def test_an_alarm_in_trouble_is_reported_with_its_evidence_and_starts_nothing(
     desk: Callable[..., Desk], trouble: str
 ) -> None:
     at = desk()
@@ -70,10 +70,10 @@ def test_a_dark_street_with_cars_may_have_its_regime(desk: Callable[..., Desk]) 
     assert at.operations.service.serving.id == at.other.id
 
 
-def test_what_was_found_by_day_is_no_car_in_the_dark(
+def test_frames_collected_by_day_do_not_count_in_the_dark(
     desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was collected of another view counts no more: neither as a sign that something is seen nor as a cure."""
+    """Frames of another view count neither as a sign that something is seen nor as a cure."""
     at = desk("detect")
     begun: list[str] = []
     monkeypatch.setattr(at.gathering, "restart", lambda: begun.append("afresh"))

@@ -1,4 +1,4 @@
-"""What was made with a reference that is proven wrong is replaced, also where the process ended in between."""
+"""Work of a reference that is proven wrong is replaced, also where the process ended in between."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def found_by_an_earlier_process(at: Desk, is_answered: bool) -> list[str]:
     pipeline, answers = cast("Any", at.operations.pipeline), list[str]()
     pipeline.mismatch, pipeline.open_mismatch = FOUND, None if is_answered else FOUND
     pipeline.answer_mismatch = lambda: answers.append("answered")
-    at.told.clear()
+    at.events.clear()
     at.operations.start(0)
     return answers
 
@@ -29,7 +29,7 @@ def test_a_mismatch_that_the_process_before_could_not_act_on_is_reported_and_sta
 ) -> None:
     at = desk()
     answers = found_by_an_earlier_process(at, is_answered=False)
-    assert [line.split()[0] for line in at.told].count("reference") == 1
+    assert [line.split()[0] for line in at.events].count("reference") == 1
     assert at.operations.config.observe.reference == "onnxruntime"
     assert answers == []
     at.tick()
@@ -41,6 +41,6 @@ def test_a_mismatch_that_was_answered_is_no_news(desk: Callable[..., Desk]) -> N
     at = desk()
     assert found_by_an_earlier_process(at, is_answered=True) == []
     at.tick()
-    assert "reference" not in [line.split()[0] for line in at.told]
+    assert "reference" not in [line.split()[0] for line in at.events]
     assert at.operations.job is not None
     assert at.operations.job.trigger != "reference"

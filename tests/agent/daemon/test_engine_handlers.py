@@ -47,7 +47,7 @@ def test_an_operator_switches_to_a_regime_that_is_known(
     assert not at.operations._limits.may_switch, "no other by itself at once"
 
 
-def test_to_what_is_unknown_or_serves_there_is_no_switch(
+def test_a_switch_to_an_unknown_or_the_present_regime_is_refused(
     desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at = desk(raised_serves=True)
@@ -69,7 +69,7 @@ def test_a_recalibration_with_a_loss_of_its_own_is_judged_by_it(desk: Callable[.
     assert jobs._job_request(jobs.job, 8).max_loss == 0.25
 
 
-def test_what_is_set_is_what_the_next_job_goes_by(desk: Callable[..., Desk]) -> None:
+def test_the_next_job_goes_by_the_present_settings(desk: Callable[..., Desk]) -> None:
     at = desk()
     config = at.operations.config
     at.operations.configure(

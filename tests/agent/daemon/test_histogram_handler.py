@@ -1,4 +1,4 @@
-"""Who may have a board's histograms, and what of them: nobody without the owner's word, and never other boards'."""
+"""Uploads of a board's histograms: with the owner's permission only, and never those of other boards."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Board:
         self._posted.get()()
         return self.results[-1]
 
-    def _send(self, upload: Upload, numbers: Iterable[int], told: OnChunk) -> None:
-        self.sent.append((upload, list(numbers), told))
+    def _send(self, upload: Upload, numbers: Iterable[int], on_chunk: OnChunk) -> None:
+        self.sent.append((upload, list(numbers), on_chunk))
 
 
 def test_all_of_it_is_sent_and_nothing_but_counts() -> None:
@@ -86,14 +86,14 @@ def test_only_what_is_missing_of_the_same_upload_is_sent_again() -> None:
         (Board(merged_calibration(CALIBRATION)), "command.histograms"),
     ],
 )
-def test_what_may_not_be_sent_is_refused(board: Board, code: str) -> None:
+def test_an_upload_that_is_not_allowed_is_refused(board: Board, code: str) -> None:
     with pytest.raises(CommandError) as caught:
         board.ask()
     assert caught.value.code == code
     assert board.sent == []
 
 
-def test_one_upload_at_a_time() -> None:
+def test_a_second_upload_at_the_same_time_is_refused() -> None:
     board = Board()
     board.ask()
     with pytest.raises(CommandError, match=r"command\.busy"):

@@ -1,4 +1,4 @@
-"""Labels beside a recording, the owner's word on the reference, and what the summary says of both."""
+"""Labels beside a recording, the stated accuracy of the reference, and both in the summary."""
 
 from __future__ import annotations
 
@@ -78,27 +78,27 @@ def test_a_reference_accuracy_that_bounds_nothing_is_refused(changes: dict[str, 
         spec(**changes)
 
 
-# ---- what is told
+# ---- reports
 
 
-def test_telemetry_tells_accuracy_and_its_bound_only_where_they_are_known() -> None:
+def test_telemetry_has_accuracy_and_its_bound_only_where_they_are_known() -> None:
     bare = CameraTelemetry(fps=30.0, latency_ms=Latency(p50=1.0, p99=2.0))
     assert b"accuracy" not in bare.to_json()
-    told = bare.model_copy(
+    known = bare.model_copy(
         update={
             "accuracy": Accuracy(estimate=0.9, low=0.8, high=1.0, n=40),
             "accuracy_lower_bound_if_reference_accuracy_holds": 0.85,
         }
     )
-    assert CameraTelemetry.from_json(told.to_json()) == told
+    assert CameraTelemetry.from_json(known.to_json()) == known
 
 
-def test_the_summary_tells_live_accuracy_where_it_was_measured() -> None:
+def test_the_summary_has_live_accuracy_where_it_was_measured() -> None:
     summary = RunSummary("store/artefacts/a")
     assert "live_accuracy" not in summary.as_dict()
     summary.live_accuracy = Estimate(Interval(0.91, 0.85, 0.96, 250), empty=7, since=12.0)
-    told = {"estimate": 0.91, "low": 0.85, "high": 0.96, "n": 250, "empty": 7}
-    assert summary.as_dict()["live_accuracy"] == told
+    live = {"estimate": 0.91, "low": 0.85, "high": 0.96, "n": 250, "empty": 7}
+    assert summary.as_dict()["live_accuracy"] == live
     assert summary.as_dict()["accuracy"] == {}
     text = io.StringIO()
     print_summary(summary, Console(file=text, width=120))

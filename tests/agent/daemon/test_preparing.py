@@ -1,4 +1,4 @@
-"""What a command builds before it begins is shown, for on a board it takes minutes."""
+"""Builds before a command are shown, for on a board they take minutes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Prometheus server scrapes from a daemon that runs, as promtool judges it; and what its counters count."""
+"""The metrics of a daemon, as promtool judges them, and their counters."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_counters_go_on_over_a_change_of_the_model(monkeypatch: pytest.MonkeyPat
     families = list(metrics.collect())
     assert _samples(families, "tared_drift_alarms_total") == {("camera",): 3}
     assert _samples(families, "tared_events_total")["alarm",] == 3
-    assert _samples(families, "tared_errors_total") == {("history.write",): 1}  # of a run that has ended
+    assert _samples(families, "tared_errors_total") == {("history.write",): 1}  # counted in a run that has ended
 
 
 def test_totals_do_not_begin_anew() -> None:

@@ -30,11 +30,11 @@ def test_the_settings_that_would_do_do(frames: int, length_s: float, enough: int
     assert shortage_of_frames(config_of(calibration={"frames": enough}), frames, length_s) == ""
 
 
-def test_of_what_is_too_short_for_any_verdict_only_a_loop_makes_enough() -> None:
+def test_a_recording_too_short_for_any_verdict_needs_a_loop() -> None:
     assert shortage_of_frames(config_of(), 60, 2.0).endswith("; set camera.loop: true")
 
 
-def test_what_is_long_enough_is_not_named() -> None:
+def test_a_recording_that_is_long_enough_has_no_shortage() -> None:
     assert shortage_of_frames(config_of(), 5000, 200.0) == ""
 
 

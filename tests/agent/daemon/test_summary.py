@@ -34,13 +34,13 @@ def story() -> RunSummary:
     return summary
 
 
-def test_the_tables_tell_the_story_in_order() -> None:
+def test_the_tables_show_the_run_in_order() -> None:
     text = io.StringIO()
     print_summary(story(), Console(file=text, width=120))
-    told = text.getvalue()
-    places = [told.index(part) for part in ("50.0 s  new engine", "185.0 s  alarm", "200.0 s  new engine")]
+    shown = text.getvalue()
+    places = [shown.index(part) for part in ("50.0 s  new engine", "185.0 s  alarm", "200.0 s  new engine")]
     assert places == sorted(places)
-    assert "live 15 s of video after the alarm, 80 s after onset" in told
+    assert "live 15 s of video after the alarm, 80 s after onset" in shown
     for part in (
         "4 stale",
         "65 s after onset",
@@ -50,7 +50,7 @@ def test_the_tables_tell_the_story_in_order() -> None:
         "0.900 (0.900)",
         "INT8 is 2.5 times as fast as float on this machine",
     ):
-        assert part in told
+        assert part in shown
 
 
 def test_the_periods_are_the_first_light_and_the_last() -> None:

@@ -8,6 +8,7 @@ import pytest
 from candidate_bench import backend as backend
 from candidate_bench import frames, observed
 from candidate_bench import model as model
+from unexpected import unexpected
 
 from agent.common.schema import validate
 from agent.config import Config
@@ -59,7 +60,7 @@ def test_the_engine_in_service_keeps_its_plan(
     _, opened, unused = _open_model(config)
     assert unused is not None
     service = EngineService(opened, backend, store)
-    service.start(pytest.fail).close()
+    service.start(unexpected).close()
     assert service.serving.id == served.id
 
 

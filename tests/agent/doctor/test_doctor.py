@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import sys
 from collections import namedtuple
 from pathlib import Path
 
 import pytest
 
-from agent.doctor import machine
 from agent.doctor.examine import Finding, as_dict, examine, healthy
 from engines.errors import EngineError
 from engines.registry import open_backend
@@ -31,7 +31,7 @@ def test_this_machine_is_healthy() -> None:
 
 
 @pytest.mark.parametrize(("package", "name"), [("cv2", "opencv"), ("onnxruntime", "onnxruntime")])
-def test_what_is_needed_and_missing_is_named_with_its_remedy(
+def test_a_missing_package_that_is_needed_is_named_with_its_remedy(
     monkeypatch: pytest.MonkeyPatch, package: str, name: str
 ) -> None:
     without(monkeypatch, package)
@@ -41,7 +41,7 @@ def test_what_is_needed_and_missing_is_named_with_its_remedy(
     assert not healthy(examine())
 
 
-def test_what_is_merely_useful_does_not_make_it_ill(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_that_is_merely_useful_leaves_the_machine_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     without(monkeypatch, "amqtt", "tensorrt", "pycuda")
     assert healthy(examine())
     assert ".[demo]" in by_name()["amqtt"].remedy
@@ -49,7 +49,7 @@ def test_what_is_merely_useful_does_not_make_it_ill(monkeypatch: pytest.MonkeyPa
 
 def test_a_full_disk_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")  # as shutil returns it
-    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: usage(2**40, 2**40 - 5, 5))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(2**40, 2**40 - 5, 5))
     assert not by_name()["disk free"].ok
 
 
@@ -60,7 +60,7 @@ def test_a_runtime_that_does_not_import_is_a_missing_backend(monkeypatch: pytest
         open_backend("onnxruntime")
 
 
-def test_an_opencv_that_does_not_load_is_told_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_opencv_that_does_not_load_is_named_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As JetPack's under NumPy 2."""
     (tmp_path / "cv2").mkdir()
     (tmp_path / "cv2" / "__init__.py").write_text("raise ImportError('numpy.core.multiarray failed to import')\n")
@@ -73,7 +73,7 @@ def test_an_opencv_that_does_not_load_is_told_with_its_remedy(tmp_path: Path, mo
     assert not healthy(examine())
 
 
-def test_what_camera_libraries_cannot_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_of_the_camera_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent.doctor.software.gstreamer_version", lambda: None)
     monkeypatch.setattr("agent.camera.opencv.opencv_version", lambda: "4.8.1")
     found = by_name()

@@ -1,4 +1,4 @@
-"""What the doctor says of a Jetson, of a PC with a GPU, and of a machine without one."""
+"""Findings of the doctor on a Jetson, on a PC with a GPU, and on a machine without one."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from trt_world import PC
 from agent.doctor import software as doctor
 from agent.doctor.examine import Finding, examine
 from engines import board
+from engines.cuda.gpu import DRIVER
 
 
 def by_name() -> dict[str, Finding]:
@@ -25,7 +26,7 @@ def by_name() -> dict[str, Finding]:
 def driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine whose driver library loads, and that has nvcc."""
     real = ctypes.CDLL
-    monkeypatch.setattr(ctypes, "CDLL", lambda name, **how: None if name == doctor.DRIVER else real(name, **how))
+    monkeypatch.setattr(ctypes, "CDLL", lambda name, **how: None if name == DRIVER else real(name, **how))
     monkeypatch.setattr(doctor, "nvcc_path", lambda: "/usr/local/cuda/bin/nvcc")
 
 
@@ -71,7 +72,7 @@ def test_a_machine_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     real, spec = ctypes.CDLL, importlib.util.find_spec
 
     def load(name: str, **how: Any) -> ctypes.CDLL:
-        if name == doctor.DRIVER:
+        if name == DRIVER:
             raise OSError("libcuda.so.1: cannot open shared object file")
         return real(name, **how)
 

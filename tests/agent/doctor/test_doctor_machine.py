@@ -70,7 +70,7 @@ def test_jetson_clocks_leave_no_clock_room(tmp_path: Path) -> None:
         ({"etc/nv_tegra_release": "# R35 (release), REVISION: 6.0, GCID: 1"}, "L4T 35.6.0", "flash JetPack 6"),
     ],
 )  # fmt: skip
-def test_an_old_or_bare_jetpack_is_told_with_its_remedy(
+def test_an_old_or_bare_jetpack_is_named_with_its_remedy(
     tmp_path: Path, tree: dict[str, str], found: str, remedy: str
 ) -> None:
     jetpack = on(tmp_path, ORIN_NANO, JETPACK_6, tree)["jetpack"]
@@ -204,7 +204,7 @@ def test_a_state_directory_on_a_read_only_disk(tmp_path: Path, monkeypatch: pyte
     state = by_name(examine_machine(tmp_path, config))["state directory"]
     assert state.ok
     real = os.statvfs(tmp_path)
-    monkeypatch.setattr(machine.os, "statvfs", lambda _: os.statvfs_result((*real[:8], os.ST_RDONLY, real[9])))
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((*real[:8], os.ST_RDONLY, real[9])))
     state = by_name(examine_machine(tmp_path, config))["state directory"]
     assert (state.ok, state.needed) == (False, True)
     assert "read-only" in state.found
@@ -213,8 +213,8 @@ def test_a_state_directory_on_a_read_only_disk(tmp_path: Path, monkeypatch: pyte
 def test_a_configuration_with_errors_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = configured(tmp_path, threads="many")
     assert main(["doctor", "-c", str(path), "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    (finding,) = [each for each in told["findings"] if each["name"] == "configuration"]
+    document = json.loads(capsys.readouterr().out)
+    (finding,) = [each for each in document["findings"] if each["name"] == "configuration"]
     assert "threads: expected integer" in finding["found"]
     assert not finding["ok"]
 

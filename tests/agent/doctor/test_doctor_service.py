@@ -13,7 +13,6 @@ from brokers import RealBroker
 from doctor_findings import by_name, configured
 
 from agent.contract.signing import new_key
-from agent.doctor import configured as surroundings
 from agent.doctor import service as as_service
 from agent.doctor import service as installed
 from agent.doctor.examine import Finding, examine
@@ -35,7 +34,7 @@ def test_a_service_that_is_not_installed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changed", ["", "Nice=5\n"])
-def test_a_unit_that_differs_is_told(tmp_path: Path, unit: str, changed: str) -> None:
+def test_a_unit_that_differs_is_named(tmp_path: Path, unit: str, changed: str) -> None:
     lay_down({UNIT: unit + changed, CONFIG: "model: x"}, tmp_path)
     found = by_name(examine_service(tmp_path))
     assert found["service"].ok == (not changed)
@@ -43,7 +42,7 @@ def test_a_unit_that_differs_is_told(tmp_path: Path, unit: str, changed: str) ->
     assert found["service state"].found == "no systemd runs here"
 
 
-def test_a_configuration_that_the_service_cannot_read_is_told(tmp_path: Path, unit: str) -> None:
+def test_a_configuration_that_the_service_cannot_read_is_named(tmp_path: Path, unit: str) -> None:
     lay_down({UNIT: unit, CONFIG: "model: x"}, tmp_path)
     for path, mode, remedy in (
         (tmp_path / TARED.config_path, 0o600, "o+r"),
@@ -70,7 +69,7 @@ def test_a_group_that_is_missing_is_named(tmp_path: Path, unit: str) -> None:
     assert service.remedy == "sudo groupadd --system render"
 
 
-def test_systemd_is_asked_for_its_state(tmp_path: Path, unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_of_the_service_is_systemds(tmp_path: Path, unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lay_down(
         {UNIT: unit, CONFIG: "", "bin/systemctl": "#!/bin/sh\necho failed\nexit 3\n"},
         tmp_path,
@@ -84,7 +83,7 @@ def test_systemd_is_asked_for_its_state(tmp_path: Path, unit: str, monkeypatch: 
     assert "journalctl -u tared" in state.remedy
 
 
-def test_a_systemd_that_does_not_answer_is_told(tmp_path: Path, unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_systemd_that_does_not_answer_is_named(tmp_path: Path, unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lay_down(
         {UNIT: unit, CONFIG: "", "bin/systemctl": "#!/bin/sh\nexec sleep 60\n"},
         tmp_path,
@@ -129,7 +128,7 @@ def examined(root: Path) -> dict[str, Finding]:
 
 
 @pytest.mark.broker
-def test_it_is_looked_at_as_the_service_sees_it(service: Path) -> None:
+def test_the_services_configuration_is_examined_as_the_service_sees_it(service: Path) -> None:
     found = examined(service)
     assert found["broker"].found.endswith(": connected")
     assert (found["keys"].ok, found["keys"].found) == (True, "1 of operators, 0 of releases")
@@ -139,13 +138,15 @@ def test_it_is_looked_at_as_the_service_sees_it(service: Path) -> None:
 
 @pytest.mark.broker
 @pytest.mark.parametrize("root", [True, False])
-def test_what_root_alone_may_read_is_no_fault(service: Path, root: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_that_only_root_may_read_are_no_fault(
+    service: Path, root: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if root:
         for name in CREDENTIALS:
             (service / "etc/tared" / name).unlink()
     else:
         monkeypatch.setattr(as_service, "_provide_credential", lambda _file, _to: None)
-    monkeypatch.setattr(surroundings.os, "geteuid", lambda: 0 if root else 1000)
+    monkeypatch.setattr(os, "geteuid", lambda: 0 if root else 1000)
     found = examined(service)
     for name in ("broker", "keys"):
         assert (found[name].ok, found[name].needed) == (False, root)

@@ -17,6 +17,7 @@ from candidate_bench import backend as backend
 from candidate_bench import collected, frames, observed, request, run_child
 from candidate_bench import model as model
 from raising_world import collapsing_net
+from unexpected import unexpected
 from worlds import SPEC
 
 from agent.jobs.candidate import run_job
@@ -53,7 +54,7 @@ class Blinded:
 def test_an_engine_that_answers_nan_has_no_fidelity(model: Model, backend: Backend) -> None:
     with (
         closing(backend.load(backend.build(model.reference).engine)) as engine,
-        closing(Deadline(pytest.fail)) as limit,
+        closing(Deadline(unexpected)) as limit,
     ):
         whole, blind = (
             decide(compare(model, backend, each, None, frames(6), limit), VerdictLimits(0.1, 1.25))
@@ -143,7 +144,9 @@ def broken_requests(model: Model, folder: Path) -> Iterator[tuple[JobRequest, st
     yield request(model, folder, max_loss=-1.0), "recalibration.refused"
 
 
-def test_what_fails_is_told_in_parts_and_leaves_no_artefact(model: Model, backend: Backend, tmp_path: Path) -> None:
+def test_a_failed_job_reports_the_parts_of_its_error_and_leaves_no_artefact(
+    model: Model, backend: Backend, tmp_path: Path
+) -> None:
     tensors = frames(24)
     seen = collected(model, backend, tensors[:16], tensors[16:])
     for number, (job, code) in enumerate(broken_requests(model, tmp_path)):

@@ -22,12 +22,12 @@ def test_a_job_may_come_to_nothing_at_any_time(end: JobState) -> None:
     assert all(state.may_become(end) for state in PATH)
 
 
-def test_what_is_committed_serves_on_probation_or_was_built_where_the_next_start_serves_it() -> None:
+def test_a_job_is_committed_after_probation_or_a_build() -> None:
     before = [state for state in STATES if state.may_become(JobState.COMMITTED)]
     assert before == [JobState.BUILDING, JobState.VALIDATING, JobState.PROBATION]
 
 
-def test_what_never_served_is_not_rolled_back() -> None:
+def test_only_a_job_on_probation_is_rolled_back() -> None:
     assert [state for state in STATES if state.may_become(JobState.ROLLED_BACK)] == [JobState.PROBATION]
 
 

@@ -62,7 +62,7 @@ def test_an_artefact_is_judged_and_stored_as_it_is(
     assert "verdict" not in read_artefact(built.path).manifest
 
 
-def test_one_that_is_built_under_the_configured_plan_has_the_id_of_that_build(
+def test_an_artefact_of_the_configured_plan_has_the_id_of_that_build(
     model: Model, backend: Backend, built: Artefact, calibration: Calibration, tmp_path: Path
 ) -> None:
     stored = run(model, backend, tmp_path, START, built.path, plan=PLAN.to_json())

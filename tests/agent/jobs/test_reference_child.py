@@ -47,7 +47,7 @@ def serving_in(folder: Path) -> Path:
 
 
 def tried(folder: Path, config: Config, frames: int = 8, accepted: bool = False) -> list[Mapping[str, Any]]:
-    """What the child reports of config's model, which succeeds."""
+    """Return the reports of a child that succeeds with config's model."""
     held_out = [image(residual_net(), seed) for seed in range(frames)]
     write_reference_job(folder / "job", config, folder / "model.onnx", serving_in(folder), held_out, accepted)
     said: list[Mapping[str, Any]] = []
@@ -115,9 +115,7 @@ def test_a_model_whose_answers_cannot_be_read_is_refused(tmp_path: Path, spec: M
         build_reference(tmp_path / "job", lambda _: None)
 
 
-def test_a_model_that_goes_while_it_is_read_is_told_as_one_that_cannot_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_vanishes_while_it_is_read_is_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_in(tmp_path)
 
     def gone(*_: object) -> str:

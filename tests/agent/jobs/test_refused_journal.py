@@ -22,10 +22,10 @@ def test_a_job_that_the_journal_does_not_take_is_none_of_the_days(
     begin = JobJournal.start
     refuse_journal(monkeypatch)
     for _ in range(3):
-        at.operations._retry_s = 0.0
+        at.clock.turn(60.0)
         at.tick()
     monkeypatch.setattr(JobJournal, "start", begin)
-    at.operations._retry_s = 0.0
+    at.clock.turn(60.0)
     at.tick()
     assert at.operations.job is not None
     at.cancel()
@@ -68,7 +68,12 @@ def closings(at: Desk, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def loading(artefact: Artefact) -> LoadedEngine:
         loaded = load(artefact)
         close = loaded.engine.close
-        monkeypatch.setattr(loaded.engine, "close", lambda: (closed.append(artefact.id), close()))
+
+        def closing() -> None:
+            closed.append(artefact.id)
+            close()
+
+        monkeypatch.setattr(loaded.engine, "close", closing)
         return loaded
 
     monkeypatch.setattr(at.service, "load", loading)

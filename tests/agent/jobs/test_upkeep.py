@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,11 +18,11 @@ from agent.uplink.reporter import Reporter
 from engines.errors import EngineError
 from engines.store import files as staging
 from engines.store import retention as upkeep
-from engines.store.artefact import Artefact, Store, write_artefact
+from engines.store.artefact import Artefact, Store, read_manifest, write_artefact
 from engines.store.retention import StoreCleaner, size
 from engines.store.signing import MANIFEST, SCHEMA, seal
 
-BYTES = 1000  # of an engine
+BYTES = 1000  # size of an engine
 
 
 def put(store: Store, number: int, precision: str = "int8") -> Artefact:
@@ -61,7 +62,7 @@ def disk(monkeypatch: pytest.MonkeyPatch, store: Store) -> Callable[[int], None]
     return of
 
 
-def test_what_is_linked_pinned_or_new_stays_and_the_rest_goes(store: Store) -> None:
+def test_linked_pinned_and_new_artefacts_stay_and_the_rest_goes(store: Store) -> None:
     reference = put(store, 0, "fp32")
     made = [put(store, number) for number in range(1, 7)]
     store.promote(made[1])
@@ -73,12 +74,12 @@ def test_what_is_linked_pinned_or_new_stays_and_the_rest_goes(store: Store) -> N
     assert StoreCleaner(store, 1, 0).tidy({"loaded": [made[0].id]}).artefacts == ()
 
 
-def test_a_dry_run_tells_the_same_and_removes_nothing(store: Store) -> None:
+def test_a_dry_run_reports_the_same_and_removes_nothing(store: Store) -> None:
     for number in range(4):
         put(store, number)
-    told = StoreCleaner(store, 1, 0).tidy({}, dry_run=True)
+    planned = StoreCleaner(store, 1, 0).tidy({}, dry_run=True)
     assert len(ids(store)) == 4
-    assert StoreCleaner(store, 1, 0).tidy({}) == told
+    assert StoreCleaner(store, 1, 0).tidy({}) == planned
     assert len(ids(store)) == 1
 
 
@@ -91,7 +92,7 @@ def test_a_damaged_engine_goes_though_it_is_new_unless_a_link_leads_to_it(store:
     assert ids(store) == {old.id, linked.id}
 
 
-def test_what_is_of_a_newer_tared_stays(store: Store) -> None:
+def test_an_artefact_of_a_newer_tared_stays(store: Store) -> None:
     newer, other = put(store, 1), put(store, 2)
     document = json.loads((newer.path / MANIFEST).read_bytes())
     del document["seal"]
@@ -121,7 +122,7 @@ def test_a_removal_that_is_cut_short_leaves_nothing_under_an_artefacts_name(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(staging.shutil, "rmtree", power_cut)
+        patch.setattr(shutil, "rmtree", power_cut)
         with pytest.raises(KeyboardInterrupt):
             StoreCleaner(store, 0, 0).tidy({})
     (gone,) = (store.root / "artefacts").iterdir()
@@ -139,9 +140,7 @@ def test_an_artefact_is_removed_again_after_a_removal_that_was_cut_short(store: 
     assert list((store.root / "artefacts").iterdir()) == []
 
 
-def test_room_is_made_by_what_nobody_needs_then_by_what_is_only_recent(
-    store: Store, disk: Callable[[int], None]
-) -> None:
+def test_room_is_made_by_unneeded_artefacts_then_by_recent_ones(store: Store, disk: Callable[[int], None]) -> None:
     made = [put(store, number) for number in range(4)]
     store.promote(made[0])
     each = size(made[0].path)
@@ -152,15 +151,15 @@ def test_room_is_made_by_what_nobody_needs_then_by_what_is_only_recent(
     assert ids(store) == {made[0].id, made[3].id}
 
 
-def test_what_makes_room_is_told_of(store: Store, disk: Callable[[int], None]) -> None:
+def test_the_artefacts_that_make_room_are_reported(store: Store, disk: Callable[[int], None]) -> None:
     artefacts = [put(store, number) for number in range(3)]
     disk(4 * size(artefacts[0].path))
-    told: list[dict[str, Any]] = []
-    reporter = SimpleNamespace(event=lambda kind, **detail: told.append({"kind": kind, **detail}))
+    events: list[dict[str, Any]] = []
+    reporter = SimpleNamespace(event=lambda kind, **detail: events.append({"kind": kind, **detail}))
     cleaner = StoreCleaner(store, 3, size(artefacts[0].path))
     limits, journal = cast(AutomationLimits, None), cast(JobJournal, None)
     JobRegistry(cast(Reporter, reporter), journal, limits, cleaner, dict).make_room()
-    assert [(event["kind"], event["state"], event["removed"]) for event in told] == [
+    assert [(event["kind"], event["state"], event["removed"]) for event in events] == [
         ("store", "tidied", [artefacts[0].id])
     ]
 
@@ -232,7 +231,7 @@ def test_beside_a_daemon_that_tidies_what_is_gone_meanwhile_is_no_damage(
     store: Store, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     made = [put(store, number) for number in range(2)]
-    places, read_manifest = store.places(), upkeep.read_manifest
+    places = store.places()
 
     def read_and_remove(path: Path, key: bytes | None) -> dict[str, Any]:
         manifest = read_manifest(path, key) if moment == "listed" else {}
@@ -248,15 +247,3 @@ def test_beside_a_daemon_that_tidies_what_is_gone_meanwhile_is_no_damage(
         stored, _ = StoreCleaner(store, 3, 0).survey({})
     assert [one.id for one in stored] == ([made[1].id] if moment == "lstat" else [])
     assert StoreCleaner(store, 3, 0).verify() == (2, [])
-
-
-def test_a_manifest_of_the_first_schema_is_read_and_one_of_the_next_refused(store: Store) -> None:
-    """SCHEMA 1 is the first: there is nothing older to migrate yet."""
-    artefact = put(store, 1)
-    document = json.loads((artefact.path / MANIFEST).read_bytes())
-    assert document.pop("seal")
-    assert document["schema"] == SCHEMA == 1
-    assert store.find(artefact.id) == artefact
-    (artefact.path / MANIFEST).write_bytes(seal({**document, "schema": 2}, None))
-    with pytest.raises(EngineError, match=r"artefact\.schema: .* has schema 2; expected at most 1; update tared"):
-        store.find(artefact.id)

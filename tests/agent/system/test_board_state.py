@@ -1,4 +1,4 @@
-"""What is read from boards of four kinds, as their files would show them."""
+"""Readings of boards of four kinds, from files like theirs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from agent.system.board import BoardReading, BoardState, Rail, Zone, health
 
 def _read(root: Path) -> BoardReading:
     reading = BoardState(root).read()
+    assert reading.memory_available_bytes is not None
     assert 0 < reading.memory_available_bytes <= psutil.virtual_memory().total
     return replace(reading, memory_available_bytes=0)
 
@@ -71,7 +72,7 @@ def test_a_laptop(tmp_path: Path) -> None:
     assert reading.power_w is None
 
 
-def test_a_machine_that_tells_nothing(tmp_path: Path) -> None:
+def test_a_machine_without_sensors(tmp_path: Path) -> None:
     assert _read(tmp_path) == BoardReading(memory_available_bytes=0)
 
 
@@ -109,4 +110,4 @@ def test_health_of_a_throttled_board(tmp_path: Path) -> None:
 
 def test_health_of_an_unknown_machine(tmp_path: Path) -> None:
     assert not {"power_mode", "power_w", "throttling"} & set(health(BoardState(tmp_path)))
-    assert health()["memory_available_bytes"] > 0
+    assert float(health()["memory_available_bytes"]) > 0

@@ -35,9 +35,7 @@ def venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     scripts.mkdir(parents=True)
     (scripts / "tared").touch()
     real = sysconfig.get_path
-    monkeypatch.setattr(
-        installation.sysconfig, "get_path", lambda name: str(scripts) if name == "scripts" else real(name)
-    )
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(scripts) if name == "scripts" else real(name))
     monkeypatch.setattr(installation, "_PRIVATE", (tmp_path / "home",))
     return scripts
 
@@ -47,7 +45,7 @@ def install(root: Path, *arguments: str) -> None:
 
 
 @pytest.mark.usefixtures("venv")
-def test_it_installs_what_ships_with_its_own_path_and_a_second_time_changes_nothing(tmp_path: Path) -> None:
+def test_the_shipped_unit_is_installed_with_its_path_and_a_second_time_changes_nothing(tmp_path: Path) -> None:
     install(tmp_path)
     unit = (tmp_path / TARED.unit_path).read_text()
     assert "ExecStart=/opt/tared/.venv/bin/tared run -c /etc/tared/config.yaml\n" in unit
@@ -70,17 +68,17 @@ def test_a_users_configuration_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("venv")
-def test_a_dry_run_tells_and_does_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_reports_and_does_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     install(tmp_path, "--dry-run", "--json")
-    told = json.loads(capsys.readouterr().out)
-    assert told["changed"]
-    assert [step["action"] for step in told["steps"]] == ["write", "write", "link"]
+    document = json.loads(capsys.readouterr().out)
+    assert document["changed"]
+    assert [step["action"] for step in document["steps"]] == ["write", "write", "link"]
     assert not (tmp_path / "etc").exists()
 
 
 @pytest.mark.usefixtures("venv")
 @pytest.mark.parametrize("path", [TARED.unit_path, TARED.config_path])
-def test_what_cannot_be_compared_is_told(
+def test_a_file_that_cannot_be_compared_is_an_error(
     tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install(tmp_path)
@@ -147,7 +145,7 @@ def test_folders_that_are_there_keep_their_mode(tmp_path: Path) -> None:
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_where_systemd_runs_it_is_told(tmp_path: Path, venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_systemd_is_notified(tmp_path: Path, venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A `systemctl` in place of one: this machine's own is none of a test's."""
     calls = tmp_path / "calls"
     (venv / "systemctl").write_text(f'#!/bin/sh\necho "$@" >> {calls}\n')
@@ -162,7 +160,7 @@ def test_where_systemd_runs_it_is_told(tmp_path: Path, venv: Path, monkeypatch: 
     ]  # fmt: skip
 
 
-def test_a_systemctl_that_fails_is_told(tmp_path: Path, venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_systemctl_that_fails_is_an_error(tmp_path: Path, venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (venv / "systemctl").write_text("#!/bin/sh\necho 'it is masked' >&2\nexit 1\n")
     (venv / "systemctl").chmod(0o755)
     monkeypatch.setenv("PATH", str(venv), prepend=os.pathsep)
@@ -186,7 +184,9 @@ sys.exit(main())
     assert done.stderr.startswith("error: service.root: user id 65534; expected root; sudo ")
 
 
-def test_what_a_service_cannot_see_is_refused(tmp_path: Path, venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_a_service_cannot_see_is_refused(
+    tmp_path: Path, venv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(installation, "_PRIVATE", (venv.parent,))
     with pytest.raises(AgentError, match=r"service\.home: .*in /opt/tared"):
         unit_text()
@@ -230,7 +230,7 @@ def test_a_wheel_of_the_source_distribution_brings_all_that_it_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In an empty environment, with what pyproject.toml declares and no extra."""
-    monkeypatch.setenv("PIP_NO_COMPILE", "1")  # of the builder's packages too
+    monkeypatch.setenv("PIP_NO_COMPILE", "1")  # also for the builder's packages
     source = tmp_path / "source"
     kept = ("agent", "calibrate", "engines", "fleet", "systemd", "docs", "config.yaml", "pyproject.toml", "README.md")
     source.mkdir()
@@ -275,7 +275,7 @@ def test_a_wheel_of_the_source_distribution_brings_all_that_it_needs(
 
 
 @pytest.mark.usefixtures("venv")
-def test_one_more_service_has_everything_of_its_own(tmp_path: Path) -> None:
+def test_a_second_service_shares_nothing_with_the_first(tmp_path: Path) -> None:
     install(tmp_path, "--csi")
     before = {path: path.read_bytes() for path in (tmp_path / "etc").rglob("*") if path.is_file()}
     install(tmp_path, "--name", "yard", "--csi", "--jit-hardened")
@@ -303,7 +303,7 @@ def test_a_name_that_is_none_is_refused(tmp_path: Path, name: str, capsys: pytes
 
 
 @pytest.mark.usefixtures("venv")
-def test_a_configuration_tells_whose_it_is(tmp_path: Path) -> None:
+def test_a_service_is_known_by_its_configuration(tmp_path: Path) -> None:
     install(tmp_path)
     install(tmp_path, "--name", "yard")
     for service in (TARED, SystemdService.from_name("yard")):

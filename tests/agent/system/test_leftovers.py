@@ -1,4 +1,4 @@
-"""What a killed process left is swept, and nothing else."""
+"""Leftovers of a killed process are removed, and nothing else."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write(path: Path) -> None:
     path.write_text("x")
 
 
-def test_what_was_half_written_goes_and_what_is_whole_stays(tmp_path: Path) -> None:
+def test_half_written_files_are_removed_and_whole_ones_stay(tmp_path: Path) -> None:
     for name in [*WHOLE, *HALF]:
         write(tmp_path / name)
     for link in ("current", ".current.new", ".previous.new"):

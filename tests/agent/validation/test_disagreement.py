@@ -72,10 +72,10 @@ def test_equal_classes_are_those_that_fidelity_counts(
         detections(*[(x, y, x + w, y + h, class_id, score / 9) for x, y, w, h, class_id, score in rows])
         for rows in (found, truth)
     )
-    told = answers(served, reference)
-    assert [a for a, _ in told] == reference.classes.tolist()
-    assert sum(a == b for a, b in told) == match(served, reference, 0.5).sum()
-    assert sum(b is not None for _, b in told) <= len(served)
+    pairs = answers(served, reference)
+    assert [a for a, _ in pairs] == reference.classes.tolist()
+    assert sum(a == b for a, b in pairs) == match(served, reference, 0.5).sum()
+    assert sum(b is not None for _, b in pairs) <= len(served)
     assert all(a == b for a, b in answers(reference, reference))
 
 
@@ -94,7 +94,7 @@ def test_a_crowd_counts_once() -> None:
     assert disagreement.totals == {CAR: 1, BUS: 1}
 
 
-def test_of_a_crowd_every_object_has_the_same_chance() -> None:
+def test_every_object_of_a_crowd_has_the_same_chance() -> None:
     first, second = Disagreement(), Disagreement()
     for _ in range(2000):
         for disagreement in (first, second):
@@ -105,7 +105,7 @@ def test_of_a_crowd_every_object_has_the_same_chance() -> None:
         assert first.counts[CAR, served] == pytest.approx(500, abs=78)  # four standard deviations
 
 
-def test_what_looks_worse_than_a_limit_is_no_proof_yet() -> None:
+def test_a_share_above_a_limit_is_no_proof_yet() -> None:
     disagreement = Disagreement()
     disagreement.add([(6, 8)])
     assert not disagreement.appears_above(0.3)  # once is chance

@@ -1,4 +1,4 @@
-"""What is decided on a candidate, by what was seen of it."""
+"""Verdicts on a candidate, by its comparison."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_loss_that_is_small_and_no_chance_is_none_that_is_kept() -> None:
     assert accepted((serving + chance - chance.mean()).clip(0.0, 1.0).tolist(), serving.tolist()) is True
 
 
-def test_one_that_loses_too_much_must_be_clearly_better() -> None:
+def test_a_candidate_that_loses_too_much_must_be_clearly_better() -> None:
     assert accepted(around(0.70), around(0.40))
     assert not accepted(around(0.70), around(0.70))
     assert not accepted(around(0.70)[:8], around(0.40)[:8]), "eight frames of any distribution show no gain of 0.3"
@@ -114,7 +114,7 @@ def test_the_median_latency_is_judged(candidate_ms: float, max_slowdown: float, 
 
 
 @pytest.mark.parametrize(("slow", "refused"), [(3, False), (20, True)])
-def test_so_are_the_slowest_inferences_where_they_are_no_chance(slow: int, refused: bool) -> None:
+def test_the_slowest_inferences_are_judged_where_they_are_no_chance(slow: int, refused: bool) -> None:
     times_ms = latencies(10.0, 10.0)
     times_ms[:slow, 0] = 40.0
     found = verdict(seen(around(0.95), around(0.95), times_ms))
@@ -122,7 +122,7 @@ def test_so_are_the_slowest_inferences_where_they_are_no_chance(slow: int, refus
     assert refused == found.reason.startswith("p99 40 ms against 10")
 
 
-def test_a_machine_that_was_busy_refuses_nobody() -> None:
+def test_a_busy_machine_refuses_no_candidate() -> None:
     times_ms = latencies(10.0, 10.0)
     times_ms[20:40:2], times_ms[21:40:2] = (80.0, 10.0), (10.0, 60.0)
     assert verdict(seen(around(0.95), around(0.95), times_ms)).accepted
@@ -138,11 +138,11 @@ def test_few_inferences_have_no_99th_percentile() -> None:
     assert "p99" not in verdict(seen(around(0.95), around(0.95), latencies(10.0, 10.0, 100))).reason
 
 
-def test_microseconds_are_nobody_s_concern() -> None:
+def test_microseconds_refuse_no_candidate() -> None:
     assert verdict(seen(around(0.95), around(0.95), latencies(0.2, 0.05))).accepted
 
 
-def test_a_first_engine_slower_than_the_reference_is_told_and_accepted() -> None:
+def test_a_first_engine_slower_than_the_reference_is_accepted_with_both_latencies() -> None:
     found = verdict(seen(around(0.95), None, np.full((32, 1), 20.0)))
     assert found.accepted
     assert found.reason.endswith("20 ms against 3 ms in float")
@@ -173,7 +173,7 @@ def test_a_later_engine_slower_than_float_is_accepted_only_for_clearly_better_an
     assert found.failed == (() if accepted else ("gain",))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_an_engine_as_fast_as_float_is_not_refused_for_the_noise_of_a_busy_machine(seed: int) -> None:
     rng = np.random.default_rng(seed)
     times_ms, float_ms = 4.0 + rng.exponential(2.0, (2, 200))
@@ -203,17 +203,17 @@ def test_classes_that_are_newly_confused_refuse_a_candidate_of_high_fidelity() -
 
 
 @pytest.mark.parametrize("serves", [{6: 8}, {6: 0}, {6: None}])
-def test_no_news_is_what_is_as_bad_in_service(serves: dict[int, int | None]) -> None:
+def test_a_confusion_that_the_engine_in_service_has_too_refuses_nothing(serves: dict[int, int | None]) -> None:
     assert verdict(seen(around(0.95), around(0.95), misread=[reads({6: 8}), reads(serves)])).accepted
 
 
 @pytest.mark.parametrize(("every", "accepted"), [(4, True), (20, False)])
-def test_what_serves_confuses_a_pair_too_if_more_often_than_by_chance(every: int, accepted: bool) -> None:
+def test_an_engine_in_service_confuses_a_pair_too_if_more_often_than_by_chance(every: int, accepted: bool) -> None:
     comparison = seen(around(0.95), around(0.95), misread=[reads({6: 8}), reads({6: 8}, every)])
     assert verdict(comparison).accepted is accepted
 
 
-def test_who_accepts_more_loss_accepts_it_of_a_class() -> None:
+def test_a_larger_accepted_loss_holds_for_a_class_too() -> None:
     comparison = seen(around(0.95), around(0.95), misread=[reads({6: 8}), reads({})])
     assert verdict(comparison, max_loss=0.5).accepted
     assert verdict(comparison, max_loss=1.0).accepted

@@ -77,7 +77,7 @@ class Board:
 
 
 def _frames(model: Model, count: int) -> list[NDArray[np.float32]]:
-    """Of every class that the model tells apart in noise: patches of all colours."""
+    """Return frames of every class that the model distinguishes in noise: patches of all colours."""
     rng = np.random.default_rng(3)
     colours = rng.uniform(size=(count, 3, 1, 1)) * rng.uniform(size=(count, 1, 1, 1))
     noise = rng.uniform(0.5, 1.0, size=(count, *model.input_shape[1:]))
@@ -195,11 +195,11 @@ def test_more_layers_float_may_take_more_time(
 ) -> None:
     asked: list[VerdictLimits] = []
 
-    def decide_and_tell(comparison: Comparison, limits: VerdictLimits, label: Any) -> Verdict:
+    def decide_and_keep(comparison: Comparison, limits: VerdictLimits, label: Any) -> Verdict:
         asked.append(limits)
         return decide(comparison, limits, label)
 
-    monkeypatch.setattr(agent.validation.verdict, "decide", decide_and_tell)
+    monkeypatch.setattr(agent.validation.verdict, "decide", decide_and_keep)
     layer = next(node.name for node in board.model.master.graph.node if node.op_type == "Gemm")
     plan = PrecisionPlan({layer: "by hand"} if kept_float else {})
     request = board.request(tmp_path, plan=plan.to_json(), max_slowdown=1.5, max_loss=0.9)
@@ -209,7 +209,7 @@ def test_more_layers_float_may_take_more_time(
 
 @pytest.fixture
 def outcomes(board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """From a fault to the outcome of a real child, as the daemon hears it, and the last step it told."""
+    """Run a real child with a fault; return its outcome as the daemon has it, and its last step."""
     found: queue.Queue[JobOutcome] = queue.Queue()
     steps: list[str] = []
 
@@ -225,14 +225,14 @@ def outcomes(board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> A
     return run
 
 
-def test_one_that_crashes_takes_its_process_down(board: Board, tmp_path: Path, outcomes: Any) -> None:
+def test_a_candidate_that_crashes_ends_its_process(board: Board, tmp_path: Path, outcomes: Any) -> None:
     outcome, step = outcomes("crash")
     assert (outcome.error.code, step) == ("recalibration.crash", "VALIDATING")
     Store(tmp_path / "state")  # sweeps away what is left of it
     assert board.artefacts(tmp_path) == [board.serving.id]
 
 
-def test_one_that_hangs_ends_at_its_deadline(board: Board, tmp_path: Path, outcomes: Any) -> None:
+def test_a_candidate_that_hangs_ends_at_its_deadline(board: Board, tmp_path: Path, outcomes: Any) -> None:
     outcome, step = outcomes("hang")
     assert (outcome.error.code, step) == ("recalibration.deadline", "VALIDATING")
     (kept,) = refusals(tmp_path)
