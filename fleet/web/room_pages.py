@@ -157,7 +157,7 @@ class _RoomPages:
 
     def _create(self, fields: Mapping[str, str], is_plan: bool, who: str, store: FleetStore) -> str | dict[str, Any]:
         """Return the id of the new rollout, or what the form shows of the plan."""
-        spec, register = _spec(fields, self._room.files), RolloutRegister(store, who)
+        spec, register = _spec(fields, self._room.files), RolloutRegister(store, who, self._room.clock)
         waves = register.plan(self._room.fleet, spec, fields["seed"])
         return plan_values(spec, waves) if is_plan else register.create(self._room.fleet, spec, waves, fields["why"])
 

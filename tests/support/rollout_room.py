@@ -30,8 +30,8 @@ LEASE_S = 86_400.0  # a stepper has no controller that renews it
 class Room:
     """A stepper of one rollout at a few boards of which the store knows an engine, `e0`."""
 
-    def __init__(self, store: FleetStore, spec: RolloutSpec, boards: int = 2) -> None:
-        self.store, self.boards, self.clock = store, boards, TurnedClock()
+    def __init__(self, store: FleetStore, spec: RolloutSpec, boards: int = 2, clock: TurnedClock | None = None) -> None:
+        self.store, self.boards, self.clock = store, boards, clock or TurnedClock()
         self.held: dict[tuple[str, str], Reported] = {}
         self.serves(dict.fromkeys(range(boards), "e0"))
         register = RolloutRegister(store, "operator", self.clock)

@@ -8,7 +8,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import uvicorn
 from brokers import eventually
 from mqtt_clients import connected
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.contract.signing import Signer
 from agent.contract.topics import Topics
 from agent.mqtt.client import Endpoint, MqttClient
@@ -39,7 +40,7 @@ class Site:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def ask(self, method: str, path: str, body: str = "", **headers: str) -> tuple[int, http.client.HTTPMessage, str]:
-        """Its status, headers and text."""
+        """Return status, headers and text of the answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10.0)
         with contextlib.closing(connection):
             form = {"Content-Type": "application/x-www-form-urlencoded"} if body else {}
@@ -67,8 +68,8 @@ class Site:
         body = urlencode({"token": self.token(board), **fields})
         return self.ask("POST", f"/boards/{quote(board)}/orders", body)[0]
 
-    def parts(self, path: str) -> Iterator[str]:
-        """The changed parts of a page, as its stream sends them."""
+    def parts(self, path: str) -> Generator[str, None, None]:
+        """Yield the changed parts of a page, as its stream sends them."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30.0)
         with contextlib.closing(connection):
             connection.request("GET", path, headers=dict(self.headers))
@@ -81,7 +82,7 @@ class Site:
 
 @dataclass
 class OwnSite(Site):
-    """One that this process serves."""
+    """A site that this process serves."""
 
     boards: LiveBoards = field(kw_only=True)
 
@@ -95,15 +96,16 @@ def serving(
     port: int = 0,
     db: str | None = None,
     files: Path | None = None,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> Iterator[OwnSite]:
-    """A site that follows a fleet at this broker, and shows its store where there is one."""
+    """Serve a site that follows a fleet at this broker, and shows its store where there is one."""
     options = WebOptions(password=password)
     with (
-        LiveBoards(endpoint, fleet) as boards,
+        LiveBoards(endpoint, fleet, clock) as boards,
         bound(Listen("127.0.0.1", port)) as listener,
-        FleetRoom(db or "", fleet, files) as room,
+        FleetRoom(db or "", fleet, files, clock=clock) as room,
     ):
-        app = create_app(boards, Orders(endpoint, fleet, signer), options, room if db is not None else None)
+        app = create_app(boards, Orders(endpoint, fleet, signer), options, room if db is not None else None, clock)
         config = uvicorn.Config(app, log_level="error", access_log=False, timeout_graceful_shutdown=1)
         server = PageServer(config, options)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

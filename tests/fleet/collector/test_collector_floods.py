@@ -12,6 +12,7 @@ import pytest
 from brokers import RealBroker, Watcher, eventually
 from collector_bench import ONLINE, alarm, online
 from device import TOPICS
+from turned_clock import TurnedClock
 
 from agent.common.errors import AgentError
 from agent.mqtt.client import MqttClient, SessionOptions
@@ -78,8 +79,8 @@ def test_no_topics_length_or_number_fills_the_memory(monkeypatch: pytest.MonkeyP
 
 
 def test_warnings_that_do_not_end_are_counted(caplog: pytest.LogCaptureFixture) -> None:
-    now = [0.0]
-    warnings = Warnings(logging.getLogger("test"), "collector", lambda: now[0])
+    clock = TurnedClock()
+    warnings = Warnings(logging.getLogger("test"), "collector", clock)
     for number in range(1000):
         warnings.warn("refused", f"number={number}")
     warnings.warn("fleet.twin", "number=1")
@@ -88,7 +89,7 @@ def test_warnings_that_do_not_end_are_counted(caplog: pytest.LogCaptureFixture) 
         "collector=fleet.twin number=1",
     ]
     caplog.clear()
-    now[0] = 61.0
+    clock.turn(61.0)
     warnings.tick()
     warnings.warn("refused", "number=1000")
     assert [each.message for each in caplog.records] == [
@@ -96,7 +97,7 @@ def test_warnings_that_do_not_end_are_counted(caplog: pytest.LogCaptureFixture) 
         "collector=refused number=1000",
     ]
     caplog.clear()
-    now[0] = 122.0
+    clock.turn(61.0)
     warnings.tick()
     assert caplog.records == []
 

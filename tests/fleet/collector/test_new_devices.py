@@ -10,6 +10,7 @@ import pytest
 from brokers import RealBroker, Watcher, eventually
 from collector_bench import ONLINE, alarm
 from device import TOPICS
+from turned_clock import TurnedClock
 
 from agent.contract.topics import Topics
 from agent.mqtt.client import MqttClient
@@ -28,33 +29,31 @@ STRANGERS = 3000
 
 
 def batch(*names: str, seq: int = 1) -> Batch:
-    """An alarm of each."""
+    """Return a batch with an alarm of each board."""
     payload = json.dumps({"epoch": 7, "seq": seq, "ts": 0.0, "kind": "alarm"}).encode()
     return Reader().read([Arrival(Topics("fleet", name).event.encode(), payload) for name in names])
 
 
-def writer_with(store: FleetStore, limits: NewDevices) -> tuple[BatchWriter, list[float]]:
-    writer, now_s = BatchWriter(store, Warnings(logging.getLogger(), "test"), limits), [0.0]
-    writer.admission._clock = lambda: now_s[0]
-    writer.admission._earned_s = writer.admission._count_again_s = 0.0
-    return writer, now_s
+def writer_with(store: FleetStore, limits: NewDevices) -> tuple[BatchWriter, TurnedClock]:
+    clock = TurnedClock()
+    return BatchWriter(store, Warnings(logging.getLogger(), "test"), limits, clock), clock
 
 
 def test_new_devices_are_limited_by_minute_and_in_all(store: FleetStore, caplog: pytest.LogCaptureFixture) -> None:
-    writer, now_s = writer_with(store, NewDevices(most=7, per_minute=3))
+    writer, clock = writer_with(store, NewDevices(most=7, per_minute=3))
     _, complete = writer.write(batch("a", "b"))
     assert {each.device for each in complete} == {"a", "b"}
     taken, complete = writer.write(batch("c", "a", "d", "e", "b", seq=2))
     assert {each.device: upto for each, upto in complete.items()} == {"a": 2, "b": 2, "c": 0}  # 1 of c is to come
     assert {each.stream.device for each in taken.entries} == {"a", "b", "c"}
     assert writer.admission.turned_away == 2
-    now_s[0] += 20.0
+    clock.turn(20.0)
     _, complete = writer.write(batch("d", "e", seq=1))
     assert {each.device for each in complete} == {"d"}
-    now_s[0] += 60.0
+    clock.turn(60.0)
     _, complete = writer.write(batch("e", "f", "g", "h", seq=1))
     assert {each.device for each in complete} == {"e", "f", "g"}
-    now_s[0] += 600.0
+    clock.turn(600.0)
     _, complete = writer.write(batch("h", "a", seq=3))
     assert {each.device for each in complete} == {"a"}
     assert Devices(store).count("fleet") == 7
@@ -66,14 +65,14 @@ def test_new_devices_are_limited_by_minute_and_in_all(store: FleetStore, caplog:
 
 
 def test_there_is_room_again_once_an_operator_has_forgotten_some(store: FleetStore) -> None:
-    writer, now_s = writer_with(store, NewDevices(most=2, per_minute=100))
+    writer, clock = writer_with(store, NewDevices(most=2, per_minute=100))
     writer.write(batch("a", "b", "c"))
     devices = Devices(store)
     devices.forget([each for each in devices.all("fleet") if each.name == "a"], who="operator")
-    now_s[0] += 10.0
+    clock.turn(10.0)
     _, complete = writer.write(batch("c"))
     assert {each.device for each in complete} == {"c"}
-    now_s[0] += 61.0
+    clock.turn(61.0)
     writer.write(batch("c", seq=2))
     assert not writer.admission.state
 

@@ -14,6 +14,7 @@ from prometheus_client.core import Metric
 from prometheus_values import scrape, value
 from promtool import promtool
 from rollout_room import Room, accepted, failed
+from turned_clock import TurnedClock
 from warm_start import WarmProcess
 
 from agent.mqtt.client import MqttClient
@@ -27,7 +28,7 @@ from fleet.store.transaction import FleetStore
 
 
 def values(families: list[Metric], name: str) -> dict[tuple[str, ...], float]:
-    """By the values of the labels."""
+    """Return the samples of a metric, by the values of their labels."""
     samples = [each for family in families for each in family.samples if each.name == name]
     return {tuple(each.labels.values()): each.value for each in samples}
 
@@ -73,7 +74,7 @@ def test_a_controller_serves_its_metrics(tmp_path: Path, any_broker: RealBroker)
 
 
 def test_devices_are_counted_by_fleet_and_state(store: FleetStore) -> None:
-    room = Room(store, RolloutSpec(op="recalibrate"), boards=3)
+    room = Room(store, RolloutSpec(op="recalibrate"), boards=3, clock=TurnedClock(wall_s=time.time()))
     room.serves({7: "e0"})
     with store.transaction("write") as transaction:
         transaction.execute("UPDATE devices SET last_seen = ? WHERE name = 'b7'", (time.time() - 3600.0,))
@@ -84,7 +85,8 @@ def test_devices_are_counted_by_fleet_and_state(store: FleetStore) -> None:
 
 
 def test_rollouts_are_counted_by_state_and_their_boards_by_step(store: FleetStore) -> None:
-    room = Room(store, RolloutSpec(op="recalibrate", waves="1,100%", gates="failures<=2%", soak_s=0.0), boards=3)
+    spec = RolloutSpec(op="recalibrate", waves="1,100%", gates="failures<=2%", soak_s=0.0)
+    room = Room(store, spec, boards=3, clock=TurnedClock(wall_s=time.time()))
     room.step()
     room.step()
     (order,) = room.open().values()
@@ -107,11 +109,12 @@ def test_rollouts_are_counted_by_state_and_their_boards_by_step(store: FleetStor
 
 
 def test_a_store_that_cannot_be_read_is_a_metric_and_logged_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("fleet.metrics.store._KEPT_S", 0.0)
-    metrics = StoreMetrics(str(tmp_path / "none.sqlite"), device_metrics)
+    clock = TurnedClock()
+    metrics = StoreMetrics(str(tmp_path / "none.sqlite"), device_metrics, clock)
     for _ in range(3):
+        clock.turn(10.0)
         assert [(each.name, each.samples[0].value) for each in metrics.collect()] == [("tared_fleet_store_up", 0.0)]
     assert caplog.text.count("store=unreadable") == 1
 
@@ -125,10 +128,12 @@ def test_a_reading_of_the_store_is_shared_by_scrapes(where: str) -> None:
         read.append(opened)
         return device_metrics(opened)
 
-    metrics = StoreMetrics(where, once)
-    for _ in range(3):
+    clock = TurnedClock()
+    metrics = StoreMetrics(where, once, clock)
+    for readings in (1, 1, 2):
         assert values(list(metrics.collect()), "tared_fleet_store_up") == {(): 1.0}
-    assert len(read) == 1
+        assert len(read) == readings
+        clock.turn(5.0)
 
 
 def test_a_controller_counts_what_it_has_ended() -> None:

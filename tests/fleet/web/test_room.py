@@ -19,6 +19,7 @@ from checked_page import Checked
 from databases import postgres as postgres
 from databases import where as where
 from stored import Reports
+from turned_clock import TurnedClock
 from web_bench import Board, Site, serving
 
 from agent.contract.messages import Birth, Status
@@ -31,7 +32,8 @@ from fleet.rollout import rows
 from fleet.rollout.register import RolloutRegister
 from fleet.rollout.rows import RolloutState
 from fleet.rollout.spec import RolloutSpec
-from fleet.store.opening import open_store
+from fleet.store import sqlite
+from fleet.store.opening import open_existing, open_store
 from fleet.store.transaction import FleetStore
 from fleet.web import room as room_module
 
@@ -155,20 +157,20 @@ def test_a_rollout_is_shown_before_it_is_created_and_created_once(any_broker: Re
 
 
 def test_the_page_says_when_no_controller_is_at_work(any_broker: RealBroker, tmp_path: Path) -> None:
-    where = str(tmp_path / "db")
-    with open_store(where) as store, serving(any_broker.endpoint, db=where) as site:
+    where, clock = str(tmp_path / "db"), TurnedClock(wall_s=time.time())
+    with open_store(where) as store, serving(any_broker.endpoint, db=where, clock=clock) as site:
         stores_boards(store, "gate")
         plain, signed = create(site), create(site, signed="1")
         assert "No controller" not in words(site, plain)  # one may be about to find it
-        with store.transaction() as transaction:
-            transaction.execute("UPDATE rollouts SET created = created - 60.0")
+        clock.turn(60.0)
         eventually(lambda: "No controller is at work on it: start 'tared fleet rollout run'." in words(site, plain))
         assert "start 'tared fleet rollout run --sign KEY'." in words(site, signed)
         assert "signed commands alone" in words(site, signed)
         assert "no controller" in words(site, "/rollouts")
         with store.transaction() as transaction:
-            free = rows.free_rollouts(transaction, "owner", time.time())
-            rows.lease(transaction, free, "owner", time.time() + 60.0)
+            now = clock.wall_s()
+            rows.lease(transaction, rows.free_rollouts(transaction, "owner", now), "owner", now + 60.0)
+        clock.turn(10.0)
         eventually(lambda: "No controller" not in words(site, plain))
 
 
@@ -300,49 +302,53 @@ def test_names_tags_and_words_of_strangers_are_text(any_broker: RealBroker, wher
 
 
 def test_a_store_that_is_away_or_of_a_newer_tared_is_said_and_the_rest_goes_on(
-    any_broker: RealBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    any_broker: RealBroker, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(room_module, "_REST", 0.0)
-    where = tmp_path / "db"
-    with serving(any_broker.endpoint, db=str(where)) as site, Board(any_broker.endpoint, "gate") as board:
+    where, clock = tmp_path / "db", TurnedClock(wall_s=time.time())
+    with serving(any_broker.endpoint, db=str(where), clock=clock) as site, Board(any_broker.endpoint, "gate") as board:
         assert "The fleet's store cannot be read: no file" in words(site, "/devices")
         assert post(site, "/rollouts/new", do="create", **PLAN)[0] == 400
         board.report(0.5)
         eventually(lambda: "0.500" in words(site, "/"))
         with open_store(where) as store:
             stores_boards(store, "gate")
-        eventually(lambda: "1 devices" in words(site, "/devices"), 30.0)
+        clock.turn(10.0)
+        assert "1 devices" in words(site, "/devices")
         with closing(sqlite3.connect(where)) as db:
             db.execute("PRAGMA user_version = 99")
-        eventually(lambda: "schema 99" in words(site, "/devices"), 30.0)
+        clock.turn(10.0)
         shown = words(site, "/devices")
+        assert "schema 99" in shown
         assert "run the tared that wrote it" in shown
         assert "What is shown is what was read before." in shown
         assert "gate online" in shown
 
 
-@pytest.mark.slow
-def test_a_store_that_another_holds_stops_its_own_form_alone(any_broker: RealBroker, tmp_path: Path) -> None:
-    where = tmp_path / "db"
+def test_a_store_that_another_holds_stops_its_own_form_alone(
+    any_broker: RealBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where, answers = tmp_path / "db", list[tuple[int, str, str]]()
     with open_store(where) as store:
         stores_boards(store, "gate")
     with serving(any_broker.endpoint, db=str(where)) as site, closing(sqlite3.connect(where)) as db:
-        assert "1 devices" in words(site, "/devices")
-        answers: list[tuple[int, str, str]] = []
         db.execute("BEGIN IMMEDIATE")
+        monkeypatch.setattr(sqlite, "_PATIENCE_S", 0.05)
+        status, _, text = post(site, "/rollouts/new", do="create", **PLAN)
+        assert (status, "locked" in text) == (400, True)
+        monkeypatch.setattr(sqlite, "_PATIENCE_S", 60.0)
+        opened = list[str]()
+        monkeypatch.setattr(room_module, "open_existing", lambda *at: opened.append(at[0]) or open_existing(*at))
+        assert "1 devices" in words(site, "/devices")
+        opened.clear()
         thread = threading.Thread(target=lambda: answers.append(post(site, "/rollouts/new", do="create", **PLAN)))
         thread.start()
-        slowest_s = 0.0
-        while thread.is_alive():
-            begun_s = time.monotonic()
-            site.page("/")
-            slowest_s = max(slowest_s, time.monotonic() - begun_s)
-            thread.join(0.1)
-        ((status, _, text),) = answers
-        assert (status, "locked" in text) == (400, True)
-        assert slowest_s < 2.0  # SQLite's own patience are five
+        eventually(lambda: bool(opened))
+        assert "1 devices" in words(site, "/devices")
+        site.page("/")
+        assert answers == []
         db.execute("ROLLBACK")
-        create(site)
+        thread.join()
+    assert answers[0][0] == 303
 
 
 def test_a_postgresql_that_only_reads_is_said(any_broker: RealBroker, postgres: Postgres) -> None:
