@@ -1,12 +1,17 @@
-"""A preview of answers that a test makes up, and viewers that speak HTTP with it over real sockets."""
+"""A preview of answers that a test makes up, and viewers that speak HTTP with it over real sockets.
+
+Where a test turns the preview's clock, the requests turn it until their answer comes.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
+import select
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,9 +20,11 @@ import cv2
 import numpy as np
 from brokers import eventually
 from results_bench import CONFIG
+from turned_clock import TurnedClock
 
 from agent.camera.capture import Frame
 from agent.camera.config import CameraConfig
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.config import Config
 from agent.results.preview import Preview
 from agent.vision.decode import Prediction
@@ -73,9 +80,11 @@ def preview_config(address: str = "127.0.0.1:0", names: tuple[str, ...] = ("stre
 
 
 @contextlib.contextmanager
-def previewed(config: Config, cameras: Cameras, changes: list[TaredError | None] | None = None) -> Iterator[Preview]:
-    """The preview, permitted and open. changes: collects what it reports."""
-    with Preview(config) as preview:
+def previewed(
+    config: Config, cameras: Cameras, changes: list[TaredError | None] | None = None, clock: Clock = SYSTEM_CLOCK
+) -> Iterator[Preview]:
+    """The preview, permitted and open. changes: collects its reports."""
+    with Preview(config, clock) as preview:
         cameras.preview = preview
         preview.show(cameras.newest, (changes if changes is not None else []).append)
         preview.permit(True)
@@ -96,19 +105,23 @@ def connect(address: str) -> socket.socket:
 
 
 @contextlib.contextmanager
-def asked(address: str, path: str, method: str = "GET", **headers: str) -> Iterator[http.client.HTTPResponse]:
-    """The response to a request, its body not read yet."""
+def asked(
+    address: str, path: str, method: str = "GET", clock: TurnedClock | None = None, **headers: str
+) -> Iterator[http.client.HTTPResponse]:
+    """The response to a request, its body not read yet. clock: is turned until the response comes."""
     connection = http.client.HTTPConnection("localhost")
     connection.sock = connect(address)
     with contextlib.closing(connection):
         connection.request(method, path, headers=headers)
+        if clock is not None:
+            clock.turn_until(lambda: bool(select.select([connection.sock], [], [], 0.0)[0]))
         with connection.getresponse() as response:
             yield response
 
 
-def get(address: str, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes]:
+def get(address: str, path: str, clock: TurnedClock | None = None, **headers: str) -> tuple[int, bytes]:
     """Status and body."""
-    with asked(address, path, method, **headers) as response:
+    with asked(address, path, clock=clock, **headers) as response:
         return response.status, response.read()
 
 
@@ -136,6 +149,14 @@ def parts(response: http.client.HTTPResponse) -> Iterator[Part]:
         line = response.readline()
 
 
+def next_part(shown: Iterator[Part], clock: TurnedClock) -> Part:
+    """The next part of a stream; the clock is turned until it comes."""
+    with ThreadPoolExecutor(1) as pool:
+        part = pool.submit(next, shown)
+        clock.turn_until(part.done)
+        return part.result()
+
+
 def brightness(jpeg: bytes) -> float:
     image = cv2.imdecode(np.frombuffer(jpeg, np.uint8), cv2.IMREAD_COLOR)
     assert image is not None
@@ -161,5 +182,5 @@ def descriptors(process: str = "self") -> int:
     return len(list(Path(f"/proc/{process}/fd").iterdir()))
 
 
-def wait_for_viewers(preview: Preview, count: int, settled: Callable[[], bool] = lambda: True) -> None:
-    eventually(lambda: preview.as_dict()["viewers"] == count and settled())
+def wait_for_viewers(preview: Preview, count: int) -> None:
+    eventually(lambda: preview.as_dict()["viewers"] == count)

@@ -1,15 +1,16 @@
-"""The preview: annotated frames for people, made only while somebody looks, and never at the video's cost."""
+"""The preview shows annotated frames to people, draws only while somebody looks, and costs the video nothing."""
 
 from __future__ import annotations
 
 import contextlib
+import http.client
+import itertools
 import os
 import resource
+import selectors
 import socket
 import stat
 import threading
-import time
-from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -26,6 +27,7 @@ from preview_bench import (
     descriptors,
     get,
     gone,
+    next_part,
     parts,
     preview_config,
     previewed,
@@ -33,6 +35,7 @@ from preview_bench import (
     wait_for_viewers,
 )
 from results_bench import SPEC, detections
+from turned_clock import TurnedClock
 
 from agent.common.errors import ConfigError
 from agent.common.schema import validate
@@ -49,13 +52,18 @@ DARK, BRIGHT = (np.full((90, 160, 3), value, np.uint8) for value in (20, 220))
 NOISE = np.random.default_rng(0).integers(0, 255, (720, 1280, 3), dtype=np.uint8)
 
 
-def test_a_stream_shows_each_new_frame_and_every_part_has_its_length() -> None:
+@pytest.fixture
+def clock() -> TurnedClock:
+    return TurnedClock()
+
+
+def test_a_stream_shows_each_new_frame_and_every_part_has_its_length(clock: TurnedClock) -> None:
     cameras = Cameras("street")
-    with previewed(preview_config(per_s=30.0), cameras) as preview:
+    with previewed(preview_config(per_s=30.0), cameras, clock=clock) as preview:
         cameras.answer("street", 1, DARK)
         with asked(preview.address, "/stream.mjpeg?camera=street") as response:
             shown = parts(response)
-            headers, first = next(shown)
+            headers, first = next_part(shown, clock)
             assert headers == {
                 "Content-Type": "image/jpeg",
                 "Content-Length": str(len(first)),
@@ -63,7 +71,7 @@ def test_a_stream_shows_each_new_frame_and_every_part_has_its_length() -> None:
                 "X-Timestamp": "0.100000",
             }
             cameras.answer("street", 2, BRIGHT)
-            later, second = next(shown)
+            later, second = next_part(shown, clock)
             assert later["X-Frame"] == "2"
         assert brightness(first) == pytest.approx(20, abs=3)
         assert brightness(second) == pytest.approx(220, abs=3)
@@ -71,7 +79,7 @@ def test_a_stream_shows_each_new_frame_and_every_part_has_its_length() -> None:
         assert "Access-Control-Allow-Origin" not in response.headers
 
 
-def test_ffmpeg_plays_it() -> None:
+def test_ffmpeg_plays_the_stream() -> None:
     cameras = Cameras("street")
     with previewed(preview_config(per_s=30.0), cameras) as preview, cameras.running(BRIGHT):
         video = cv2.VideoCapture(f"{preview.address}/stream.mjpeg")
@@ -81,12 +89,19 @@ def test_ffmpeg_plays_it() -> None:
     assert image.mean() == pytest.approx(220, abs=3)
 
 
-def test_a_picture_that_stays_is_sent_again_so_that_browsers_show_it() -> None:
+def test_a_picture_that_stays_is_sent_again_after_a_second_so_that_browsers_show_it(clock: TurnedClock) -> None:
     cameras = Cameras("street")
     cameras.answer("street", 1, DARK)
-    with previewed(preview_config(), cameras) as preview, asked(preview.address, "/stream.mjpeg") as response:
-        numbers = [headers["X-Frame"] for headers, _ in islice(parts(response), 2)]
-    assert numbers == ["1", "1"]
+    with (
+        previewed(preview_config(), cameras, clock=clock) as preview,
+        asked(preview.address, "/stream.mjpeg") as response,
+    ):
+        shown = parts(response)
+        first, _ = next_part(shown, clock)
+        sent_s = clock.monotonic_s()
+        again, _ = next_part(shown, clock)
+        assert clock.monotonic_s() >= sent_s + 0.9  # the first may have come a step of the clock before
+    assert (first["X-Frame"], again["X-Frame"]) == ("1", "1")
 
 
 @pytest.fixture
@@ -102,53 +117,69 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return threads
 
 
-def test_nothing_is_drawn_while_nobody_looks(drawn: list[str]) -> None:
-    cameras = Cameras("street")
-    with previewed(preview_config(per_s=20.0), cameras) as preview, cameras.running(DARK):
-        assert preview.native_id is not None
-        woken = wakes(preview.native_id)
-        time.sleep(0.5)
-        assert (drawn, wakes(preview.native_id)) == ([], woken)
+class WatchedClock(TurnedClock):
+    """Notes for how long each wait for sockets may last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.limits_s: list[float | None] = []
+
+    def select(
+        self, selector: selectors.BaseSelector, timeout_s: float | None = None
+    ) -> list[tuple[selectors.SelectorKey, int]]:
+        self.limits_s.append(timeout_s)
+        return super().select(selector, timeout_s)
+
+
+def test_the_thread_sleeps_without_a_limit_while_nobody_looks(drawn: list[str]) -> None:
+    cameras, clock = Cameras("street"), WatchedClock()
+
+    def rests() -> None:
+        """Answers wake the thread no more, and it has no time to wake at."""
+        eventually(lambda: clock.limits_s[-1] is None)
+        before = len(drawn), len(clock.limits_s)
+        for number in range(100):
+            cameras.answer("street", number, DARK)
+            clock.turn(1.0)
+        assert (len(drawn), len(clock.limits_s)) == before
+
+    with previewed(preview_config(per_s=20.0), cameras, clock=clock) as preview:
+        rests()
+        assert drawn == []
         with asked(preview.address, "/stream.mjpeg") as response:
-            next(parts(response))
+            next_part(parts(response), clock)
         wait_for_viewers(preview, 0)
-        time.sleep(0.1)  # what it was about is done
         assert set(drawn) == {"preview"}
-        before = len(drawn), wakes(preview.native_id)
-        time.sleep(0.5)
-        assert (len(drawn), wakes(preview.native_id)) == before
+        rests()
 
 
-def wakes(thread: int) -> int:
-    """How often a thread of this process has given the processor away of its own accord."""
-    status = Path(f"/proc/self/task/{thread}/status").read_text()
-    return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
-
-
-def test_so_many_pictures_a_second_at_most_however_they_are_asked_for(drawn: list[str]) -> None:
+def test_pictures_are_drawn_at_the_configured_rate_for_any_number_of_viewers(
+    drawn: list[str], clock: TurnedClock
+) -> None:
     cameras = Cameras("street")
-    with previewed(preview_config(per_s=10.0), cameras) as preview, cameras.running(DARK, 200.0):
-        began_s = time.monotonic()
-        with asked(preview.address, "/stream.mjpeg") as one, asked(preview.address, "/stream.mjpeg") as other:
-            streams = parts(one), parts(other)
-            seen: set[str] = set()
-            while time.monotonic() < began_s + 1.0:
-                seen |= {next(stream)[0]["X-Frame"] for stream in streams}
-                for _ in range(3):
-                    get(preview.address, "/frame.jpg")
-        lasted_s = time.monotonic() - began_s
-    assert 5 <= len(drawn) <= 10.0 * lasted_s + 2.0
-    assert len(seen) <= len(drawn)
+    with previewed(preview_config(per_s=10.0), cameras, clock=clock) as preview, contextlib.ExitStack() as stack:
+        for path in ("/stream.mjpeg", "/stream.mjpeg", "/frame.jpg"):
+            viewer = stack.enter_context(contextlib.closing(connect(preview.address)))
+            viewer.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        wait_for_viewers(preview, 3)
+        began_s, numbers = clock.monotonic_s(), itertools.count()
+
+        def are_drawn() -> bool:
+            cameras.answer("street", next(numbers), DARK)
+            return len(drawn) >= 21
+
+        clock.turn_until(are_drawn, 0.01)
+        assert clock.monotonic_s() >= began_s + 1.9  # twenty tenths, the first of which may be half as long
 
 
-def test_one_picture() -> None:
+def test_a_single_picture_is_of_the_latest_answer(clock: TurnedClock) -> None:
     cameras = Cameras("street")
-    with previewed(preview_config(width=64), cameras) as preview:
-        status, text = get(preview.address, "/frame.jpg")
+    with previewed(preview_config(width=64), cameras, clock=clock) as preview:
+        status, text = get(preview.address, "/frame.jpg", clock)
         assert (status, text) == (503, b"no frame yet, or none that could be drawn\n")
         cameras.answer("street", 7, BRIGHT)
-        eventually(lambda: get(preview.address, "/frame.jpg")[0] == 200)
-        with asked(preview.address, "/frame.jpg") as response:
+        clock.turn(1.0)  # the next picture is due
+        with asked(preview.address, "/frame.jpg", clock=clock) as response:
             assert response.headers["X-Frame"] == "7"
             assert response.headers["Content-Type"] == "image/jpeg"
             assert size(response.read()) == (36, 64)
@@ -168,43 +199,43 @@ def test_a_frame_that_is_scaled_down_has_its_boxes_where_they_were() -> None:
 
 
 @pytest.mark.parametrize("far", [1e30, -1e30, np.inf, np.nan])
-def test_a_box_from_beyond_is_no_trouble(far: float) -> None:
+def test_a_box_with_any_corners_is_drawn(far: float) -> None:
     result = detections(0.5)
     result.boxes[0, 2:] = far
-    cameras = Cameras("street")
-    cameras.answer("street", 1, DARK, result)
-    with previewed(preview_config(), cameras) as preview:
-        assert get(preview.address, "/frame.jpg")[0] == 200
+    draw_prediction(DARK, result, None, SPEC, 1.0)
 
 
-def test_a_frame_that_cannot_be_drawn_is_reported_once_and_the_next_is_shown() -> None:
+def test_a_frame_that_cannot_be_drawn_is_reported_once_and_the_next_is_shown(
+    clock: TurnedClock, caplog: pytest.LogCaptureFixture
+) -> None:
     cameras, changes = Cameras("street"), list[TaredError | None]()
-    with previewed(preview_config(per_s=30.0), cameras, changes) as preview:
+    with previewed(preview_config(per_s=30.0), cameras, changes, clock) as preview:
         with asked(preview.address, "/stream.mjpeg") as response:
             for number in (1, 2):
                 cameras.answer("street", number, np.zeros((4, 4, 7), np.uint8))
-                eventually(lambda: preview.as_dict()["error"] == "preview.draw")
+                clock.turn_until(lambda: preview.as_dict()["error"] == "preview.draw")
             cameras.answer("street", 3, BRIGHT)
-            headers, _ = next(parts(response))
+            headers, _ = next_part(parts(response), clock)
         assert headers["X-Frame"] == "3"
         eventually(lambda: preview.as_dict()["error"] is None)
     codes = [change.code if change is not None else None for change in changes]
     assert codes == [None, "preview.draw", None]
+    assert caplog.text.count("Traceback") == 1
 
 
 NAMES = ("gate", "<script>alert(1)</script>", "a b&camera=gate", "Hof ü 門", "x\r\nSet-Cookie: a=b", "%2e/../\x00", "")
 
 
-def test_every_camera_is_found_by_its_name_however_odd() -> None:
+def test_every_camera_is_found_by_its_name_however_odd(clock: TurnedClock) -> None:
     cameras = Cameras(*NAMES)
-    with previewed(preview_config(names=NAMES, per_s=30.0), cameras) as preview:
+    with previewed(preview_config(names=NAMES, per_s=30.0), cameras, clock=clock) as preview:
         for number, name in enumerate(NAMES):
             cameras.answer(name, number, DARK)
         for number, name in enumerate(NAMES):
-            with asked(preview.address, f"/frame.jpg?camera={quote(name, safe='')}") as response:
+            with asked(preview.address, f"/frame.jpg?camera={quote(name, safe='')}", clock=clock) as response:
                 assert (response.status, response.headers["X-Frame"]) == (200, str(number))
                 assert response.headers["Set-Cookie"] is None
-        with asked(preview.address, "/frame.jpg") as response:
+        with asked(preview.address, "/frame.jpg", clock=clock) as response:
             assert response.headers["X-Frame"] == "0"
         status, text = get(preview.address, "/frame.jpg?camera=other")
         assert status == 404
@@ -212,17 +243,6 @@ def test_every_camera_is_found_by_its_name_however_odd() -> None:
         assert [line for line in text.decode().splitlines() if "frame.jpg" in line] == [
             f"/frame.jpg?camera={quote(name, safe='')}" for name in NAMES
         ]
-
-
-def test_a_viewer_may_switch_cameras() -> None:
-    cameras = Cameras("dark", "bright")
-    cameras.answer("dark", 1, DARK)
-    cameras.answer("bright", 1, BRIGHT)
-    with previewed(preview_config(names=cameras.names, viewers=1), cameras) as preview:
-        for name, light in (("dark", 20), ("bright", 220), ("dark", 20)):
-            with asked(preview.address, f"/stream.mjpeg?camera={name}") as response:
-                assert brightness(next(parts(response))[1]) == pytest.approx(light, abs=3)
-            wait_for_viewers(preview, 0)
 
 
 @pytest.mark.parametrize(
@@ -246,12 +266,14 @@ def test_a_viewer_may_switch_cameras() -> None:
         ("GET", "/frame.jpg?" + "a&" * 100, {}, 400),
     ],
 )
-def test_what_is_answered(method: str, path: str, headers: dict[str, str], status: int) -> None:
+def test_a_request_gets_the_status_that_its_method_host_and_path_deserve(
+    clock: TurnedClock, method: str, path: str, headers: dict[str, str], status: int
+) -> None:
     cameras = Cameras("street")
     cameras.answer("street", 1, DARK)
     with (
-        previewed(preview_config(), cameras) as preview,
-        asked(preview.address, path, method, **headers) as response,
+        previewed(preview_config(), cameras, clock=clock) as preview,
+        asked(preview.address, path, method, clock, **headers) as response,
     ):
         assert response.status == status
         assert response.headers["Connection"] == "close"
@@ -270,10 +292,12 @@ def test_what_is_answered(method: str, path: str, headers: dict[str, str], statu
         b"\xff\x00 \xff HTTP/1.1\r\nHost: \xff\r\n\r\n",
     ],
 )
-def test_what_is_no_request_is_refused_and_the_next_viewer_served(content: bytes) -> None:
+def test_bytes_that_are_no_request_are_refused_and_the_next_viewer_is_served(
+    clock: TurnedClock, content: bytes
+) -> None:
     cameras = Cameras("street")
     cameras.answer("street", 1, DARK)
-    with previewed(preview_config(), cameras) as preview:
+    with previewed(preview_config(), cameras, clock=clock) as preview:
         with contextlib.closing(connect(preview.address)) as connection:
             connection.sendall(content)
             answer = b""
@@ -283,10 +307,10 @@ def test_what_is_no_request_is_refused_and_the_next_viewer_served(content: bytes
         with contextlib.closing(connect(preview.address)) as connection, contextlib.suppress(ConnectionError):
             connection.sendall(b"GET /" + b"a" * 100_000)
             assert gone(connection)
-        assert get(preview.address, "/frame.jpg")[0] == 200
+        assert get(preview.address, "/frame.jpg", clock)[0] == 200
 
 
-def test_only_so_many_viewers_and_one_that_goes_makes_room() -> None:
+def test_the_number_of_viewers_is_limited_and_one_that_goes_makes_room() -> None:
     cameras = Cameras("street")
     with (
         previewed(preview_config(viewers=2), cameras) as preview,
@@ -302,11 +326,10 @@ def test_only_so_many_viewers_and_one_that_goes_makes_room() -> None:
             next(parts(response))
 
 
-def test_a_viewer_that_does_not_read_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.common.http.reception._STALLED_S", 1.0)
+def test_a_viewer_that_does_not_read_is_ended_and_costs_the_others_nothing(clock: TurnedClock) -> None:
     cameras = Cameras("street")
     with (
-        previewed(preview_config(per_s=30.0, width=1280), cameras) as preview,
+        previewed(preview_config(per_s=30.0, width=1280), cameras, clock=clock) as preview,
         cameras.running(NOISE),
         contextlib.closing(connect(preview.address)) as stuck,
         asked(preview.address, "/stream.mjpeg") as response,
@@ -314,38 +337,38 @@ def test_a_viewer_that_does_not_read_costs_the_others_nothing(monkeypatch: pytes
         stuck.sendall(b"GET /stream.mjpeg HTTP/1.1\r\nHost: localhost\r\n\r\n")
         wait_for_viewers(preview, 2)
         shown = parts(response)
-        numbers = [int(next(shown)[0]["X-Frame"]) for _ in range(40)]
+        numbers = []
+        for _ in range(12):
+            clock.turn(0.05)
+            numbers.append(int(next(shown)[0]["X-Frame"]))
         assert numbers == sorted(set(numbers))  # none is repeated, and none is late
-        eventually(lambda: bool(next(shown)) and preview.as_dict()["viewers"] == 1)
+        clock.turn(30.0)
+        wait_for_viewers(preview, 1)
         assert gone(stuck)
 
 
-def test_a_slow_viewer_gets_fewer_frames_and_soon_a_new_one() -> None:
+def test_a_slow_viewer_gets_fewer_frames_and_then_the_newest(clock: TurnedClock) -> None:
     cameras = Cameras("street")
     with (
-        previewed(preview_config(per_s=30.0, width=1280), cameras) as preview,
-        cameras.running(NOISE, 30.0),
-        asked(preview.address, "/stream.mjpeg") as response,
+        previewed(preview_config(per_s=30.0, width=1280), cameras, clock=clock) as preview,
+        asked(preview.address, "/stream.mjpeg") as slow,
+        asked(preview.address, "/stream.mjpeg") as quick,
     ):
-        shown = parts(response)
-        next(shown)
-        began_s, numbers = time.monotonic(), list[int]()
-        while time.monotonic() < began_s + 3.0:
+        pictures, seen = parts(quick), list[str]()
+        with cameras.running(NOISE):
+            for _ in range(12):
+                clock.turn(0.05)
+                seen.append(next(pictures)[0]["X-Frame"])
+        shown, numbers = parts(slow), list[int]()
+        while numbers[-1:] != [int(seen[-1])]:
             numbers.append(int(next(shown)[0]["X-Frame"]))
-            time.sleep(0.3)
-        newest = cameras.newest("street")
-        assert newest is not None
-        gaps = np.diff(numbers)
-        assert gaps.max() > 1  # frames are left out
-        assert newest.frame.id - numbers[-1] < 150  # no more wait than the kernels' buffers hold
+    assert numbers == sorted(set(numbers))
+    assert len(numbers) < 12, "the kernels' buffers hold fewer"
 
 
-def test_a_thousand_requests_that_never_end_take_no_threads_and_few_descriptors() -> None:
-    cameras = Cameras("street")
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+def test_requests_that_never_end_take_no_threads_and_few_descriptors() -> None:
+    cameras, count = Cameras("street"), 200
     with contextlib.ExitStack() as stack:
-        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         preview = stack.enter_context(previewed(preview_config(), cameras))
         stack.enter_context(cameras.running(DARK))
         threads = threading.active_count()
@@ -353,30 +376,32 @@ def test_a_thousand_requests_that_never_end_take_no_threads_and_few_descriptors(
             shown = parts(response)
             next(shown)
             before = descriptors()
-            idle = [stack.enter_context(contextlib.closing(connect(preview.address))) for _ in range(1000)]
-            for number, connection in enumerate(idle):
+            for number in range(count):
+                connection = stack.enter_context(contextlib.closing(connect(preview.address)))
                 if number % 2:
                     with contextlib.suppress(ConnectionError):
                         connection.sendall(b"GET /stream.mjpeg HTTP/1.1\r\nHo")
             assert threading.active_count() == threads
-            began_s = time.monotonic()
             assert get(preview.address, "/frame.jpg")[0] == 200
-            assert time.monotonic() - began_s < 5.0
             for _ in range(5):
                 next(shown)
-            eventually(lambda: descriptors() - before - len(idle) <= 16)
+            eventually(lambda: descriptors() - before - count <= 16)
 
 
-def test_a_request_that_does_not_come_in_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.common.http.reception._REQUEST_S", 0.2)
+def test_a_request_that_is_not_complete_in_time_is_given_up(clock: TurnedClock) -> None:
     with (
-        previewed(preview_config(), Cameras("street")) as preview,
+        previewed(preview_config(), Cameras("street"), clock=clock) as preview,
         contextlib.closing(connect(preview.address)) as idle,
     ):
-        with contextlib.suppress(ConnectionError):
-            for _ in range(100):  # each byte is progress, and does not put off the end
-                idle.sendall(b"G")
-                time.sleep(0.01)
+        clock.until_waiting()
+        for _ in range(4):  # each byte is progress, and does not put off the end
+            clock.turn(1.0)
+            idle.sendall(b"G")
+        idle.settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            idle.recv(1)
+        idle.settimeout(10.0)
+        clock.turn(1.0)
         assert gone(idle)
 
 
@@ -415,17 +440,16 @@ def test_a_viewer_that_resets_its_connection_is_forgotten() -> None:
     cameras = Cameras("street")
     cameras.answer("street", 0, NOISE)
     with previewed(preview_config(per_s=30.0), cameras) as preview, cameras.running(NOISE):
-        for _ in range(5):
-            connection = connect(preview.address)
-            connection.sendall(b"GET /stream.mjpeg HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            connection.recv(1000)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-            connection.close()
+        connection = connect(preview.address)
+        connection.sendall(b"GET /stream.mjpeg HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        connection.recv(1000)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        connection.close()
         wait_for_viewers(preview, 0)
         assert get(preview.address, "/frame.jpg")[0] == 200
 
 
-def test_without_leave_it_does_not_listen_and_a_leave_withdrawn_ends_it_at_once() -> None:
+def test_a_preview_without_permission_does_not_listen_and_ends_when_the_permission_is_withdrawn() -> None:
     cameras, changes = Cameras("street"), list[TaredError | None]()
     port = free_port()
     with Preview(preview_config(f"127.0.0.1:{port}")) as preview, cameras.running(DARK):
@@ -451,68 +475,70 @@ def test_without_leave_it_does_not_listen_and_a_leave_withdrawn_ends_it_at_once(
     assert "privacy.preview is false" in str(changes[0])
 
 
-def parts_left(response: object) -> list[bytes]:
-    """What still comes, up to the end of the connection."""
+def parts_left(response: http.client.HTTPResponse) -> list[bytes]:
+    """The rest of the response, up to the end of the connection."""
     left: list[bytes] = []
     with contextlib.suppress(ConnectionError):
-        while content := response.read1(1 << 20):  # type: ignore[attr-defined]
+        while content := response.read1(1 << 20):
             left.append(content)
     return left
 
 
-def test_an_address_in_use_is_reported_and_taken_once_it_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.results.preview._RETRY_S", (0.05, 0.1))
+def test_an_address_in_use_is_reported_and_taken_once_it_is_free(clock: TurnedClock) -> None:
     cameras, changes = Cameras("street"), list[TaredError | None]()
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
-        with Preview(preview_config(address)) as preview:
+        with Preview(preview_config(address), clock) as preview:
             preview.show(cameras.newest, changes.append)
             preview.permit(True)
             eventually(lambda: preview.as_dict()["error"] == "preview.address")
             other.close()
-            eventually(lambda: preview.address == f"http://{address}")
+            clock.turn_until(lambda: preview.address == f"http://{address}")
     codes = [change.code if change is not None else None for change in changes]
     assert codes == ["preview.address", None]
     with contextlib.closing(socket.create_server(("127.0.0.1", int(address.rpartition(":")[2])))):
         pass  # it is free again
 
 
-def test_a_unix_socket_is_for_its_user_alone_and_goes_with_the_preview(tmp_path: Path) -> None:
+def test_a_unix_socket_is_for_its_user_alone_and_goes_with_the_preview(tmp_path: Path, clock: TurnedClock) -> None:
     path = tmp_path / "run" / "preview.sock"
     path.parent.mkdir()
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as killed:
         killed.bind(str(path))
     cameras, changes = Cameras("street"), list[TaredError | None]()
     cameras.answer("street", 1, DARK)
-    with previewed(preview_config(str(path)), cameras) as preview:
+    with previewed(preview_config(str(path)), cameras, clock=clock) as preview:
         assert preview.address == f"unix:{path}"
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        assert get(preview.address, "/frame.jpg", Host="board.example.com")[0] == 200  # no browser gets here
+        assert get(preview.address, "/frame.jpg", clock, Host="board.example.com")[0] == 200  # no browser gets here
         with Preview(preview_config(str(path))) as second:
             second.show(cameras.newest, changes.append)
             second.permit(True)
             eventually(lambda: second.as_dict()["error"] == "preview.address")
-        assert get(preview.address, "/frame.jpg")[0] == 200
+        assert get(preview.address, "/frame.jpg", clock)[0] == 200
     assert not path.exists()
     assert "in use" in str(changes[0])
 
 
-def test_a_fault_of_its_own_ends_no_more_than_its_viewers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.results.preview._RETRY_S", (0.05, 0.1))
+def test_a_fault_of_the_preview_ends_only_its_viewers_and_its_traceback_is_logged(
+    monkeypatch: pytest.MonkeyPatch, clock: TurnedClock, caplog: pytest.LogCaptureFixture
+) -> None:
     changes = list[TaredError | None]()
     cameras = Cameras("street")
-    with previewed(preview_config(), cameras, changes) as preview:
+    with previewed(preview_config(), cameras, changes, clock) as preview:
         with monkeypatch.context() as faulty:
             faulty.setattr(cameras, "newest", lambda _camera: 1 / 0)
             preview.show(cameras.newest, changes.append)
             with contextlib.suppress(OSError):
-                get(preview.address, "/frame.jpg")
+                get(preview.address, "/frame.jpg", clock)
             eventually(lambda: len(changes) >= 2)
         preview.show(cameras.newest, changes.append)
         cameras.answer("street", 1, DARK)
-        eventually(lambda: bool(preview.address) and get(preview.address, "/frame.jpg")[0] == 200)
+        clock.turn_until(lambda: bool(preview.address))
+        assert get(preview.address, "/frame.jpg", clock)[0] == 200
     codes = [change.code if change is not None else None for change in changes]
     assert codes == [None, "preview.failed", None]
+    assert "ZeroDivisionError" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -524,12 +550,12 @@ def test_an_address_that_others_reach_is_refused_with_the_remedy(address: str) -
 
 
 @pytest.mark.parametrize("address", ["preview.sock", "127.0.0.1", "127.0.0.1:", "127.0.0.1:70000", "localhost:http"])
-def test_what_is_no_address_is_refused(address: str) -> None:
+def test_a_malformed_address_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match=r"address: expected a loopback address such as"):
         validate(PreviewConfig, {"address": address}, "config.yaml")
 
 
-def test_where_an_address_is(tmp_path: Path) -> None:
+def test_an_address_is_a_loopback_port_or_a_path(tmp_path: Path) -> None:
     places = {
         "127.0.0.1:0": ("127.0.0.1", 0),
         "localhost:8090": ("127.0.0.1", 8090),
