@@ -135,7 +135,8 @@ def _timed(contents: Sequence[bytes], read: Callable[[bytes], object]) -> float:
 def _planes(histogram: AbsHistogram) -> bytes:
     differences = np.diff(histogram.counts, prepend=0)
     zigzag: NDArray[np.uint64] = ((differences << 1) ^ (differences >> 63)).astype("<u8")
-    return zigzag.view(np.uint8).reshape(-1, 8).T.tobytes()
+    planes: NDArray[np.uint8] = zigzag.view(np.uint8).reshape(-1, 8).T
+    return planes.tobytes()
 
 
 def _from_planes(planes: bytes) -> NDArray[np.int64]:

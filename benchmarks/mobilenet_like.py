@@ -7,6 +7,7 @@ do it, so that activations have the ranges and the zeros that real ones have: 52
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -62,7 +63,8 @@ def picture(number: int) -> NDArray[np.uint8]:
 def network_input(image: NDArray[np.uint8]) -> Array:
     """What SPEC says, in NumPy: (3, height, width)."""
     scaled: Array = image[:, :, ::-1].transpose(2, 0, 1).astype(np.float32) * np.float32(2.0 / 255.0)
-    return scaled - np.float32(1.0)
+    centred: Array = scaled - np.float32(1.0)
+    return centred
 
 
 class _Network:

@@ -106,11 +106,11 @@ def archive(rng: Random) -> tuple[str, bytes]:
                     opened.addfile(member, io.BytesIO(image))
             return "a tar", target.getvalue()
         case 5:
-            content = bytearray(zipped(images))
-            directory = content.rindex(b"PK\x01\x02")
+            archive = bytearray(zipped(images))
+            directory = archive.rindex(b"PK\x01\x02")
             at = directory + rng.choice((8, 10, 16, 20, 24, 28, 42))  # flags, method, checksum, sizes, name, place
-            content[at : at + 4] = rng.choice((b"\xff\xff\xff\xff", b"\x01\x00\x01\x00", b"\x00\x00\x00\x80"))
-            return "a directory that lies", bytes(content)
+            archive[at : at + 4] = rng.choice((b"\xff\xff\xff\xff", b"\x01\x00\x01\x00", b"\x00\x00\x00\x80"))
+            return "a directory that lies", bytes(archive)
         case 6:
             return "many members", zipped([(f"{n}.png", b"") for n in range(20_000)])
         case 7:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import get_args
+from typing import cast, get_args
 
 from places import ROOT, TEST_PATH
 
@@ -80,7 +80,7 @@ def _worker(kind: str, seeds: Iterator[int], until_s: float, tally: Tally, folde
                     if "begins" in line:
                         name, number = f"case {number}, {line['begins']}", number + 1
                     else:
-                        tally.add(line["verdict"], f"seed {seed}, {name}: {line['why']}")
+                        tally.add(cast(Verdict, line["verdict"]), f"seed {seed}, {name}: {line['why']}")
             return False
         finally:
             worker.kill()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import cycle, islice, pairwise
 from pathlib import Path
+from typing import cast
 
 from model_families import CLASSIFIERS, DETECTORS, OTHERS, family
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
@@ -140,9 +141,12 @@ def absurd_constants(rng: random.Random, model: ModelProto) -> bytes:
 
 def wrong_types(rng: random.Random, model: ModelProto) -> bytes:
     kinds = (*range(24), 99, -1)
-    target: TensorProto | ValueInfoProto = rng.choice(
-        (*model.graph.initializer, *model.graph.input, *model.graph.output)
-    )
+    targets: list[TensorProto | ValueInfoProto] = [
+        *model.graph.initializer,
+        *model.graph.input,
+        *model.graph.output,
+    ]
+    target = rng.choice(targets)
     if isinstance(target, TensorProto):
         target.data_type = rng.choice(kinds)
     elif rng.random() < 0.6:
