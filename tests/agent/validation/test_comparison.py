@@ -159,13 +159,14 @@ def test_an_open_dimension_may_differ_where_it_is_declared() -> None:
 
 
 def shaken(output: Array) -> Array:
-    changed = output.copy()
+    changed: Array = output.copy()
     changed[1:, 0] = np.nextafter(changed[1:, 0], np.float32(np.inf))
     return changed
 
 
 def reversed_rows(output: Array) -> Array:
-    return output[::-1].copy()
+    turned: Array = output[::-1].copy()
+    return turned
 
 
 @pytest.mark.parametrize(
