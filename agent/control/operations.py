@@ -466,7 +466,7 @@ class Operations:
         """
         if not self._idle:
             found, remedy = "a job or a swap under way", "wait for its end, then send the command again"
-            raise CommandError("command.busy", found, "no job and no swap under way", remedy)
+            raise CommandError("command.busy", found, "one job or swap at a time", remedy)
         tracker = self._registry.start("command", {"op": "calibration", "file": staged.path.stem}, staged.progress)
         self.jobs.start(Job(tracker, merged=staged.path))
         self.pipeline.observer.collection.restart(hurried=True)

@@ -178,7 +178,7 @@ def _log_outage(error: TaredError | None) -> None:
         log.warning("board=unreadable error=%r", str(error))
 
 
-# Of the whole process: its threads log an outage together, once. It has ended after several whole readings.
+# Shared by the process's threads, which log an outage once. It has ended after several whole readings.
 _outage = RetryState(_log_outage, Backoff(), 50)
 
 
@@ -189,7 +189,7 @@ def _read(read: Callable[[], T], unknown: T) -> T:
     except (OSError, RuntimeError, psutil.Error) as error:
         found = f"{type(error).__name__}: {error}"
         remedy = "check what else uses descriptors or memory on this board"
-        _outage.note_failure(AgentError("board.unreadable", found, "sensors that can be read", remedy))
+        _outage.note_failure(AgentError("board.unreadable", found, "files of sensors, which any user may read", remedy))
         return unknown
     _outage.note_success()
     return reading

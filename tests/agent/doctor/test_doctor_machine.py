@@ -169,12 +169,12 @@ def silent_server() -> Iterator[int]:
 
 @pytest.mark.slow
 def test_a_silent_stream_is_given_up_and_its_password_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(configured_doctor, "_FRAME_S", 3.0)
+    monkeypatch.setattr(configured_doctor, "_FRAME_S", 2.0)
     with silent_server() as port:
         source = f"rtsp://user:secret@127.0.0.1:{port}/stream"
         found = around(configured(tmp_path, camera={"source": source}))["camera"]
     assert (found.ok, found.needed) == (False, True)
-    assert "no frame within 3 s" in found.found
+    assert "no frame within 2 s" in found.found
     assert "secret" not in found.found
 
 
@@ -185,7 +185,7 @@ def test_the_doctor_connects_to_the_broker(any_broker: RealBroker) -> None:
 
 
 def test_a_missing_broker_and_a_silent_one_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(configured_doctor, "_BROKER_S", 1.0)
+    monkeypatch.setattr(configured_doctor, "_BROKER_S", 2.0)
     gone = broker_of(host="127.0.0.1", port=free_port())
     assert (gone.ok, gone.needed) == (False, True)
     assert "Connection refused" in gone.found

@@ -17,6 +17,7 @@ from candidate_bench import backend as backend
 from candidate_bench import collected, frames, observed, request, run_child
 from candidate_bench import model as model
 from raising_world import collapsing_net
+from turned_clock import TurnedClock
 from unexpected import unexpected
 from worlds import SPEC
 
@@ -54,7 +55,7 @@ class Blinded:
 def test_an_engine_that_answers_nan_has_no_fidelity(model: Model, backend: Backend) -> None:
     with (
         closing(backend.load(backend.build(model.reference).engine)) as engine,
-        closing(Deadline(unexpected)) as limit,
+        closing(Deadline(unexpected, TurnedClock())) as limit,
     ):
         whole, blind = (
             decide(compare(model, backend, each, None, frames(6), limit), VerdictLimits(0.1, 1.25))

@@ -68,7 +68,7 @@ class Bench:
     ) -> tuple[Comparison, Changed]:
         engine = Changed(self.backend.load(self.serving.read_engine()), change)
         path, timed = str(self.serving.path) if serving else None, self.load_float if in_float else None
-        with closing(Deadline(unexpected)) as deadline, closing(engine):
+        with closing(Deadline(unexpected, TurnedClock())) as deadline, closing(engine):
             seen = compare(self.model, self.backend, engine, path, self.frames, deadline, load_float=timed)
             return seen, engine
 
