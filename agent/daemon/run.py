@@ -270,7 +270,7 @@ def _open_link(config: Config, birth: Birth, authority: Authority, pages: Pages)
             recognition = CommandRecognition(authority)
             made = MqttLink(endpoint, topics, birth, outbox, discovery=discovery, recognise=recognition)
             link = stack.enter_context(made)
-        except (OSError, RuntimeError) as error:  # a thread or a descriptor is refused
+        except OSError as error:  # a descriptor is refused
             say(f"no MQTT: {error}")
             link = None
         yield link
@@ -313,7 +313,7 @@ def _open_preview(config: Config) -> AbstractContextManager[Preview | None]:
 
 @contextmanager
 def _going_without(name: str, part: Callable[[], AbstractContextManager[T]]) -> Iterator[T | None]:
-    """Yield a part that only reports; None, after a warning, where the system has no thread or descriptor for it."""
+    """Yield a part that only reports; None, after a warning, where the system has no port or descriptor for it."""
     with ExitStack() as stack:
         entered: T | None = None
         try:

@@ -17,6 +17,7 @@ import pytest
 from brokers import eventually
 
 from agent.common.errors import AgentError
+from agent.jobs import child_process
 from agent.jobs.child_process import JobOutcome, JobProcess
 
 _STARTED = """echo '{"step": "BUILDING", "percent": 50}'"""
@@ -104,7 +105,8 @@ def test_a_death_without_a_word_is_an_outcome(script: Script, text: str, words: 
     assert words in str(error)
 
 
-def test_a_child_that_does_not_listen_is_killed(script: Script) -> None:
+def test_a_child_that_ignores_sigterm_is_killed(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_process, "_END_S", 0.2)
     process = script.start(f"trap '' TERM; {_STARTED}; while :; do sleep 0.1; done")
     script.process()
     process.end()
