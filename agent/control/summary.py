@@ -139,7 +139,7 @@ class RunSummary:
     last_ts: float = 0.0
     loop: LoopSample | None = None
     alarms: list[Alarm] = field(default_factory=list)
-    swaps: list[Swap] = field(default_factory=list)  # of candidates that were kept
+    swaps: list[Swap] = field(default_factory=list)  # swaps to candidates that were kept
     rollbacks: list[Rollback] = field(default_factory=list)
     fidelity: Interval | None = None
     fidelity_since: float = 0.0

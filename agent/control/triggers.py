@@ -102,7 +102,9 @@ class Triggers:
     is_reference_new: bool = field(default=False, init=False)
     held_back: Hindrance | None = field(default=None, init=False)
     _is_cap_reported: bool = field(default=False, init=False)
-    _troubles: dict[str, str] = field(default_factory=dict, init=False)  # of each camera's view, at the last poll
+    _troubles: dict[str, str] = field(
+        default_factory=dict, init=False
+    )  # the view's trouble at the last poll, by camera
 
     def next_due(self, states: CameraStates, idle: bool) -> Trigger | None:
         """Return the trigger that is due now; None if there is none, or the daemon is not idle."""
@@ -214,7 +216,7 @@ class Triggers:
         changed = {
             camera: trouble
             for camera, trouble in troubles.items()
-            if trouble not in (self._troubles.get(camera, ""), FROZEN)  # of a frozen one nothing is collected
+            if trouble not in (self._troubles.get(camera, ""), FROZEN)  # a frozen view adds nothing to the collection
         }
         if not changed:
             return True

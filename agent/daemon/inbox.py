@@ -27,7 +27,7 @@ from agent.uplink.reporter import Reporter
 
 log = logging.getLogger(__package__)
 
-_MESSAGES_PER_TICK = 20  # of each kind: a flood of them must not hold up the watchdog
+_MESSAGES_PER_TICK = 20  # messages of each kind: a flood must not hold up the watchdog
 _CHUNKS_PER_TICK = 100
 _RESULTS_PER_TICK = 100
 # After these errors `desired` is refused and tried again: it is retained, and would else come with the next connection

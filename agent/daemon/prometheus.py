@@ -181,7 +181,7 @@ def _view(states: CameraStates) -> Iterator[Metric]:
     for camera, state in states.items():
         up.add_metric([camera], float(not state.outage))
     yield up
-    shares = [state.spending.share for state in states.values()]  # of all cameras together, in each state
+    shares = [state.spending.share for state in states.values()]  # each state has that of all cameras together
     share = "Time spent on observing, relative to the time of inference, since the start."
     yield GaugeMetricFamily("tared_observing_time_ratio", share, value=max(shares, default=0.0))
 

@@ -28,7 +28,7 @@ from engines.interface import Backend
 from engines.store.artefact import Artefact
 from engines.store.files import read_text
 
-_MOST_BYTES = 1 << 30  # of the labels of a recording
+_MOST_BYTES = 1 << 30  # largest file of labels
 
 REFERENCE = "reference"
 FRAMES_PER_PERIOD = 120

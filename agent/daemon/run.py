@@ -56,8 +56,8 @@ from engines.store.signing import find_key
 
 log = logging.getLogger(__package__)
 
-_COLLECTED_WITHIN = 0.25  # of a recording; the rest shows the engine that comes of it
-_SAFELY = 0.8  # of the frames that a recording has for a calibration: on a busy machine fewer are observed
+_COLLECTED_WITHIN = 0.25  # share of a recording; the rest shows the new engine
+_SAFELY = 0.8  # share of the frames that a recording has for a calibration: a busy machine observes fewer
 _OWNER_ONLY = 0o077  # umask
 _FEWEST = (HELD_OUT_EVERY - 1) * MIN_INFORMATIVE  # frames, before which too few are held out for a verdict
 
@@ -80,7 +80,7 @@ def run_daemon(config: Config, frame_limit: int = 0, pages: Pages | None = None)
     }
     for camera in config.every_camera:
         check_gstreamer(camera.to_source())
-    os.umask(_OWNER_ONLY)  # as the service's unit has it: held-out frames, say, are nobody else's from the first byte
+    os.umask(_OWNER_ONLY)  # as the service's unit has it: held-out frames, say, are private from the first byte
     with ending_in_time(), lock_state_dir(config.state_dir):
         return _run(config, frame_limit, labels, pages or (lambda _endpoint: nullcontext()))
 
@@ -265,12 +265,12 @@ def _open_link(config: Config, birth: Birth, authority: Authority, pages: Pages)
                 birth,
                 config.state_dir / "home_assistant",
                 mqtt.home_assistant,
-                button=authority.allows_unsigned,  # nobody signs for Home Assistant
+                button=authority.allows_unsigned,  # Home Assistant signs nothing
             )
             recognition = CommandRecognition(authority)
             made = MqttLink(endpoint, topics, birth, outbox, discovery=discovery, recognise=recognition)
             link = stack.enter_context(made)
-        except (OSError, RuntimeError) as error:  # a thread or a descriptor is refused
+        except OSError as error:  # a descriptor is refused
             say(f"no MQTT: {error}")
             link = None
         yield link
@@ -313,7 +313,7 @@ def _open_preview(config: Config) -> AbstractContextManager[Preview | None]:
 
 @contextmanager
 def _going_without(name: str, part: Callable[[], AbstractContextManager[T]]) -> Iterator[T | None]:
-    """Yield a part that only reports; None, after a warning, where the system has no thread or descriptor for it."""
+    """Yield a part that only reports; None, after a warning, where the system has no port or descriptor for it."""
     with ExitStack() as stack:
         entered: T | None = None
         try:

@@ -25,7 +25,7 @@ from agent.results.writer import ResultsWriter
 from agent.serving.pipeline import Feed
 from calibrate.statistics.evidence import Interval
 
-# Of DriftState, in telemetry: serving_db is the gain over the served engine, gain_db that over the best regime.
+# Fields of DriftState in telemetry: serving_db is the gain over the served engine, gain_db that over the best regime.
 _DRIFT_KEYS = ("state", "e_value", "gain_db", "serving_db", "clipping_share")
 
 

@@ -148,11 +148,17 @@ class Supervisor:
             set_log_level(settings.config.log_level)
         self._config = config = settings.config
         self._reporting = TurnStep(
-            "report.failed", Exception, "a report at each turn", partial(self._on_part, "report")
+            "report.failed", Exception, "a report at each turn", lambda error: self._on_part("report", error)
         )
-        self._receiving = TurnStep("commands.failed", OSError, "commands received", partial(self._on_part, "commands"))
+        self._receiving = TurnStep(
+            "commands.failed", OSError, "commands received", lambda error: self._on_part("commands", error)
+        )
         self._deciding = TurnStep(
-            "control.failed", OSError, "jobs and swaps moved on", partial(self._on_part, "control"), self._fail_job
+            "control.failed",
+            OSError,
+            "jobs and swaps moved on",
+            lambda error: self._on_part("control", error),
+            self._fail_job,
         )
         self._telemetry = PeriodicTimer(config.mqtt.telemetry_period_s, self._clock.monotonic_s())
         past = CrashRecovery(config.state_dir, reporter)
@@ -162,7 +168,7 @@ class Supervisor:
             engine = self._service.start(past.on_start_error, show_engine, not past.rebuild_interrupted)
         past.engine_started(self._service.serving.id, self._service.is_degraded)
         self._pinged: tuple[int, int] | None = None
-        self._built_percent = 0  # of the reference; the observer's thread counts it up
+        self._built_percent = 0  # progress of the reference's build; set in the observer's thread
         self._pipeline = Pipeline(
             config,
             sources,

@@ -31,14 +31,14 @@ def main() -> None:
     Refusals of the kernel are ignored: a container may forbid any of these calls, and the work can be done without.
     """
     nice, parent, module = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    # The signal also ends a process that is stopped, which could never notice that nobody reads its pipe any more.
+    # The signal also ends a process that is stopped, which could not notice that its pipe has no reader any more.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_GO, encoding="ascii")
     with contextlib.suppress(OSError):
         nice = max(nice, os.getpriority(os.PRIO_PROCESS, 0))
         os.setpriority(os.PRIO_PROCESS, 0, nice)
-    if os.getsid(0) == os.getpid():  # else it would lower the session of whoever started this process by hand
+    if os.getsid(0) == os.getpid():  # else it would lower the session of a person who started this process by hand
         _lower_session(nice)
     with contextlib.suppress(OSError, psutil.Error):
         psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)

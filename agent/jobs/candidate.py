@@ -47,7 +47,7 @@ from engines.registry import open_backend, open_simulator, options_for
 from engines.store.artefact import Artefact, Store, read_artefact
 from engines.store.signing import find_key
 
-_TRIED_EVERY = 4  # of the held-out frames one tries repairs and plans, and does not judge the candidate
+_TRIED_EVERY = 4  # one held-out frame in so many tries repairs and plans, and does not judge the candidate
 
 
 def run_job(directory: Path, emit: Emit) -> JobOutcome:

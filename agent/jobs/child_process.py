@@ -50,8 +50,7 @@ class JobOutcome:
         """Return the child's last line."""
         verdict = self.verdict.as_dict() if self.verdict else None
         if self.error is not None:
-            words = {key: getattr(self.error, key) for key in ("code", "found", "expected", "remedy")}
-            return {"error": words, "verdict": verdict}
+            return {"error": self.error.as_dict(), "verdict": verdict}
         return {"artefact": str(self.artefact), "verdict": verdict}
 
     @classmethod

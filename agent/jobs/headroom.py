@@ -16,7 +16,7 @@ from agent.system.board import BoardReading, BoardState
 _READ_EVERY_S = 1.0  # rails are measured over I2C; callers may call more often
 _HYSTERESIS_C = 5.0
 _CALM_S = 10.0  # without a reason, before a paused process goes on
-_LOW_MEMORY = 0.25  # of what must be free at the start: below this the process is paused
+_LOW_MEMORY = 0.25  # share of the memory that must be free at the start: below this the process is paused
 _ENOUGH_MEMORY = 0.5  # from here on it goes on
 
 

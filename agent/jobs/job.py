@@ -201,7 +201,7 @@ class JobJournal:
 
         Raises AgentError (`journal.write`), and ValueError if this state cannot follow the present one.
         """
-        error_fields = {key: getattr(error, key) for key in ("code", "found", "expected", "remedy")} if error else None
+        error_fields = error.as_dict() if error else None
         row = (state.value, artefact, _json(error_fields), _json(result), time.time(), job)
         update = (
             "UPDATE jobs SET state = ?, artefact = coalesce(?, artefact), error = ?, result = ?, updated_wall = ? "

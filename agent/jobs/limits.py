@@ -63,7 +63,9 @@ class AutomationLimits:
         self._jobs_s: deque[float] = deque(maxlen=self.per_day)  # monotonic times, as all below
         self._rollbacks_s: deque[float] = deque(maxlen=self.rollbacks_per_day)
         self._failed_s = self._switched_s = -math.inf
-        self._ahead_s = self.clock.wall_s() - self.clock.monotonic_s()  # of the wall clock, when it was last compared
+        self._ahead_s = (
+            self.clock.wall_s() - self.clock.monotonic_s()
+        )  # the wall clock's lead over the monotonic one, when last compared
         if self._file.read(self._restore) is not None:
             self._write()  # times from the future would hold again at every start
         if self.in_rollback_loop:
@@ -147,7 +149,7 @@ class AutomationLimits:
         failed_s, switched_s = (
             -math.inf if document[key] is None else self._as_monotonic(document[key]) for key in ("failed", "switched")
         )
-        self._jobs_s.extend(jobs_s)  # of more than are allowed now the newest count
+        self._jobs_s.extend(jobs_s)  # where more are kept than are allowed now, the newest count
         self._rollbacks_s.extend(rollbacks_s)
         self._failed_s, self._switched_s = failed_s, switched_s
         return True

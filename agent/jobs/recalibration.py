@@ -114,8 +114,8 @@ class CollectionWait:
 
 CHANGED = "model.changed"  # error of a new model that cannot be served
 _OF_THE_BOARD = ("recalibration.memory", "store.room", "store.write")  # errors that say nothing of a new model
-_PLANNED_WITHIN = 1.0 / 3.0  # of the child's time limit, to measure plans: builds and verdicts follow
-_COLLECTED_PERCENT = 40  # of the whole job; the child reports the rest
+_PLANNED_WITHIN = 1.0 / 3.0  # share of the child's time limit, to measure plans: builds and verdicts follow
+_COLLECTED_PERCENT = 40  # share of the whole job; the child reports the rest
 
 
 @dataclass
@@ -141,9 +141,9 @@ class Recalibration:
 
     def __post_init__(self) -> None:
         self._board = BoardState()
-        self._headroom = Headroom(self.config.recalibration.headroom, self._board, self.clock)  # of this job
+        self._headroom = Headroom(self.config.recalibration.headroom, self._board, self.clock)  # this job's
         self._child: SupervisedChild | None = None
-        self._collecting = CollectionWait(0, 0.0, self.clock)  # of this job
+        self._collecting = CollectionWait(0, 0.0, self.clock)  # this job's
         self.job: Job | None = None
 
     @property
@@ -169,7 +169,7 @@ class Recalibration:
         self._headroom = Headroom(self.config.recalibration.headroom, self._board, self.clock)
         self._collecting = CollectionWait(job.frames, self.config.recalibration.timeout_s, self.clock)
         try:
-            self.make_room()  # minutes of collecting for a disk that is full anyway help nobody
+            self.make_room()  # before minutes of collecting, which a full disk would waste
             if job.tracker.trigger != MODEL:
                 job.tracker.progress(JobState.COLLECTING.value, 0)
         except TaredError as error:

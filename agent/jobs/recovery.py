@@ -79,7 +79,7 @@ class CrashRecovery:
         self._left_probation = any(record.artefact != self.current for record in on_probation)
         self._rebuild: JobTracker | None = None
         self._start_error: TaredError | None = None
-        self._refusal: AgentError | None = None  # of the journal, at the rebuild's first step
+        self._refusal: AgentError | None = None  # the journal's, at the rebuild's first step
 
     @property
     def command_results(self) -> list[CommandResult]:

@@ -125,7 +125,7 @@ class RefusalMemory:
         """
         if error.code not in REFUSED or attempt.settings != self.settings:
             return False
-        words = {key: str(getattr(error, key)) for key in ("code", "found", "expected", "remedy")}
+        words = error.as_dict()
         self._latest = Refusal(attempt, AgentError(**words))
         self._file.write({**asdict(attempt), "error": words})
         return True

@@ -177,7 +177,7 @@ def _log_outage(error: TaredError | None) -> None:
         log.warning("board=unreadable error=%r", str(error))
 
 
-# Of the whole process: its threads log an outage together, once. It has ended after several whole readings.
+# Shared by the process's threads, which log an outage once. It has ended after several whole readings.
 _outage = RetryState(_log_outage, Backoff(), 50)
 
 

@@ -142,7 +142,7 @@ class _PairedRun:
         self._reference_ms: list[float] = []
         self._float_ms: list[float] = []
         self._differing: list[Difference] = []
-        self._slowest_ms = 0.0  # of the reference, the first inference included
+        self._slowest_ms = 0.0  # the reference's slowest inference, the first one included
 
     def run(self, held_out: HeldOut) -> Comparison:
         try:

@@ -19,7 +19,7 @@ from calibrate.statistics.confusion import Pair, confused_pairs
 # 0.1, which such pairs kept from ending: a candidate that misreads 40 % of a class of 10 % was refused for a limit of
 # 20 % in 65 of them (15 otherwise). One that misreads 10 % was never refused, and kept from ending in 7.
 _SUSPECT = 2
-_ERROR = 0.05  # of `newly_confused`: the probability that a pair is named by chance
+_ERROR = 0.05  # probability that `newly_confused` names a pair by chance
 
 
 @dataclass(frozen=True)

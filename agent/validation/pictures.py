@@ -13,7 +13,7 @@ from agent.vision.detections import Detections
 from agent.vision.drawing import draw_prediction, input_picture
 from agent.vision.spec import ModelSpec
 
-_WIDTH_PX = 280  # of each half: what float saw, and what the candidate saw
+_WIDTH_PX = 280  # width of each half: the view of float, and that of the candidate
 _MOST_BYTES = 100_000
 
 

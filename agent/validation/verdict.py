@@ -30,14 +30,14 @@ from engines.store.signing import find_key
 log = logging.getLogger(__package__)
 
 MIN_INFORMATIVE = 4  # held-out frames with something on them, without which nothing speaks for a candidate
-NO_WORSE = 0.01  # of fidelity: a candidate may be this much below the engine in service, by chance
-# Of fidelity, for a candidate of raised precision: a few frames easy for both do not speak for layers left float.
+NO_WORSE = 0.01  # fidelity by which a candidate may be below the engine in service, by chance
+# Gain in fidelity for raised precision: a few frames easy for both do not speak for layers left float.
 RAISED_GAIN = 0.01
 # Times the latency of the engine in service, for a candidate with more layers float: its fidelity is the point. INT8
 # has twice the peak rate of FP16, so that layers left float make no engine slower than this.
 MORE_FLOAT_SLOWDOWN = 2.0
 
-_MAX_CONFUSION = 0.1  # of the frames with a class, as `tared plan` has it; a larger configured max_loss raises it
+_MAX_CONFUSION = 0.1  # share of the frames with a class, as in `tared plan`; a larger configured max_loss raises it
 _TAIL_FROM = 100  # inferences: of fewer the 99th percentile is the slowest one, which depends on the machine's load
 _TAIL_CHANCE = 0.001  # probability that so many more slow inferences are the candidate's, if neither engine is slower
 _MOST_CLASSES = 100  # that a verdict lists

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]  # its stubs are not installed
 import pytest
 import yaml
 from hypothesis import given
@@ -21,7 +21,8 @@ from agent.cli.configuration import config_schema, model_example, model_schema
 from agent.common.errors import ConfigError
 from agent.common.schema import validate
 from agent.config import Config, load_config
-from agent.mqtt.endpoint import MqttConfig, TlsFiles
+from agent.mqtt.config import MqttConfig
+from agent.mqtt.endpoint import TlsFiles
 from fleet.cli.main import main
 
 REFERENCE = (ROOT / "config.yaml").read_text(encoding="utf-8")

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -60,8 +61,8 @@ def collected(
     return Collected(len(calibrating), seen.histograms, list(held_out), list(calibrating[:8]), seen.extremes)
 
 
-def request(model: Model, folder: Path, serving: Path | None = None, **changes: object) -> JobRequest:
-    keys: dict[str, object] = {
+def request(model: Model, folder: Path, serving: Path | None = None, **changes: Any) -> JobRequest:
+    keys: dict[str, Any] = {
         "spec": model.spec.model_dump(mode="json"),
         "model_sha256": model.sha256,
         "backend": RUNTIME,
@@ -73,11 +74,11 @@ def request(model: Model, folder: Path, serving: Path | None = None, **changes: 
         "serving": str(serving) if serving else None,
         "max_loss": 0.5,
     }
-    return JobRequest(**{**keys, **changes})  # type: ignore[arg-type]  # a dict of all fields
+    return JobRequest(**{**keys, **changes})
 
 
-def run_child(directory: Path) -> list[dict[str, object]]:
-    """`python -m agent.jobs.candidate`: all that it says."""
+def run_child(directory: Path) -> list[dict[str, Any]]:
+    """Run `python -m agent.jobs.candidate`; return all its messages."""
     child = TalkingProcess([str(directory)], "import runpy; runpy.run_module('agent.jobs.candidate', None, '__main__')")
     output, errors = child.communicate(timeout=60.0)
     assert child.wait() == 0, errors

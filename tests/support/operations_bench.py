@@ -178,10 +178,10 @@ def ask(at: Desk, command: str, frames: int | None = None) -> bool:
     return at.operations.recalibrate(CommandProgress(command, at.results.append), RecalibrateArgs(frames=frames))
 
 
-def refuse_journal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No job can be begun."""
+def refuse_journal(monkeypatch: pytest.MonkeyPatch, write: str = "start") -> None:
+    """Let no job be journaled, or with `enter` no state of one."""
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise AgentError("journal.write", "a full disk", "", "")
 
-    monkeypatch.setattr(JobJournal, "start", refuse)
+    monkeypatch.setattr(JobJournal, write, refuse)

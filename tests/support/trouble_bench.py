@@ -27,7 +27,7 @@ from agent.monitoring.view import ViewState
 from agent.uplink.reporter import Reporter
 from engines.store.artefact import Artefact
 
-TROUBLES = ["blind", "moved", "blurred", "frozen"]
+TROUBLES = ["moved", "frozen"]
 
 
 @dataclass

@@ -11,12 +11,14 @@ import json
 import shutil
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from brokers import RealBroker
 from daemon_life import TOPICS, Life, living
+from unexpected import unexpected
 from worlds import World, make_world
 
 from agent.monitoring.estimates import FidelityRecord
@@ -36,9 +38,10 @@ class Remembered:
 
 def remembered(world: World, engine: str) -> Remembered:
     """Return the evidence that a next process would go on with; the file stays as it is."""
-    copy = shutil.copy(world.state_dir / "evidence.jsonl", world.folder / "copy.jsonl")
+    copy = world.folder / "copy.jsonl"
+    shutil.copy(world.state_dir / "evidence.jsonl", copy)
     record = FidelityRecord()
-    memory = EvidenceFile(copy, "rtsp://camera", lambda error: pytest.fail(str(error)))
+    memory = EvidenceFile(copy, "rtsp://camera", unexpected)
     recalled = memory.start(engine, 0.0, recall=True, mean=record)
     assert recalled is not None
     return Remembered(recalled, record.since_start.estimate.interval.n)
@@ -58,12 +61,17 @@ class Place:
         self.scene.write_text(str(self.clips[light]) if light is not None else "")
 
     def living(self, name: str, **observe: float) -> AbstractContextManager[Life]:
-        return living(self.world, self.scene, self.broker, name, **observe)
+        self.world.config["observe"].update(observe)
+        return living(self.world, self.scene, self.broker, name)
+
+
+def _light(light: float, _ts: float) -> float:
+    return light
 
 
 @pytest.fixture
 def place(tmp_path: Path, any_broker: RealBroker) -> Place:
-    worlds = {light: make_world(tmp_path / str(light), lambda _, light=light: light, 20.0) for light in (NIGHT, DAY)}
+    worlds = {light: make_world(tmp_path / str(light), partial(_light, light), 20.0) for light in (NIGHT, DAY)}
     world, clips = worlds[NIGHT], {light: each.folder / "clip.avi" for light, each in worlds.items()}
     world.change(
         camera={"source": "rtsp://camera"},

@@ -12,7 +12,6 @@ from job_bench import JobDeskBench, ScriptedChild, job_desk, two_engines
 from unexpected import unexpected
 
 from agent.common.errors import AgentError
-from agent.control.operations import Operations
 from agent.control.reasons import explain
 from agent.jobs.child_process import JobOutcome
 from agent.jobs.job import JobState
@@ -49,9 +48,7 @@ class Board:
                 "recalibration": before.config.recalibration.model_copy(update=recalibration),
             }
         )
-        self.operations = Operations(
-            config, before.service, before.pipeline, before.reporter, before.run_in_main_thread, before.journal
-        )
+        self.operations = replace(before, config=config)
         self.operations.start(0)
 
     def job(self, error: AgentError) -> str:
@@ -166,17 +163,8 @@ def test_while_an_engine_serves_nothing_is_read(board: Board, monkeypatch: pytes
 
 
 def test_a_plan_that_is_not_used_is_reported_and_named_while_the_reference_serves(board: Board) -> None:
-    before = board.operations
     unused = AgentError("plan.node", "plan: p.json is not used: node 'x'", "nodes", "plan again")
-    board.operations = Operations(
-        before.config,
-        before.service,
-        before.pipeline,
-        before.reporter,
-        before.run_in_main_thread,
-        before.journal,
-        unused,
-    )
+    board.operations = replace(board.operations, unused_plan=unused)
     board.operations.start(0)
     assert board.errors == [str(unused)]
     assert "; plan: p.json is not used: node 'x'; plan again" in board.degraded

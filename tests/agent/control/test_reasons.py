@@ -13,7 +13,6 @@ from agent.collection.collection import SharedCollection
 from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import AgentError
 from agent.contract.commands import CommandResult, StatusArgs
-from agent.control.operations import Operations
 from agent.control.reasons import Reasons, explain
 from agent.daemon.handlers import engine_handlers
 from agent.daemon.prometheus import DaemonMetrics
@@ -91,16 +90,7 @@ def test_a_pause_names_the_error_that_it_follows(board: Board, restarts: bool) -
     board.degrade()
     board.end_job(FULL)
     if restarts:
-        before = board.operations
-        board.operations = Operations(
-            before.config,
-            before.service,
-            before.pipeline,
-            before.reporter,
-            before.run_in_main_thread,
-            before.journal,
-            clock=board.at.clock,
-        )
+        board.operations = replace(board.operations)
     reasons = board.look()
     assert reasons.code == "recalibration.cooldown"
     assert "a job failed less than 600 s ago: a full disk; free some; wait" in reasons.degraded

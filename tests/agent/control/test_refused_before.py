@@ -68,16 +68,7 @@ class Board:
 
     def reboot(self) -> None:
         """The same board with a new process."""
-        before = self.operations
-        self.at.operations = Operations(
-            before.config,
-            before.service,
-            before.pipeline,
-            before.reporter,
-            before.run_in_main_thread,
-            before.journal,
-            clock=self.at.clock,
-        )
+        self.at.operations = replace(self.operations)
         self.operations.start(0)
 
     def _restart(self, *_: object, **__: object) -> None:

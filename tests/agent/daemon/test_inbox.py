@@ -14,12 +14,13 @@ from device import TOPICS, Device, payload
 from turned_clock import TurnedClock
 from unexpected import unexpected
 
+from agent.camera.config import CameraConfig
 from agent.commands.authority import Authority, Releases
 from agent.commands.deliveries import FileReceiver, ModelAdmission
 from agent.commands.labels import LabelsInbox
 from agent.commands.log import CommandLog
 from agent.commands.settings import Settings
-from agent.config import CameraConfig, CommandsConfig, Config
+from agent.config import CommandsConfig, Config
 from agent.contract.commands import CommandResult, Reported
 from agent.contract.messages import Birth
 from agent.contract.signing import Signer, new_key

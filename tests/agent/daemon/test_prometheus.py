@@ -66,7 +66,7 @@ def test_a_running_daemon_is_scraped(scraped: World) -> None:
     assert next(sample.value for sample in latency if sample.name.endswith("_sum")) > 0.0
 
 
-@pytest.mark.slow
+@pytest.mark.trial
 @pytest.mark.broker
 def test_without_a_port_nothing_listens(calibrated_world: World, any_broker: RealBroker) -> None:
     calibrated_world.change(metrics={"port": None}, mqtt={"host": any_broker.host, "port": any_broker.port})

@@ -9,15 +9,18 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from boards import AGX_XAVIER, LAPTOP, ORIN_NANO, lay_down
 from brokers import RealBroker, free_port
 from doctor_findings import by_name, configured
 from mjpeg_server import MjpegServer
+from worlds import SPEC
 
-from agent.config import load_config
-from agent.doctor import configured as surroundings
+from agent.common.schema import validate
+from agent.config import Config, load_config
+from agent.doctor import configured as configured_doctor
 from agent.doctor import machine
 from agent.doctor.configured import examine_configured, examine_unconfigured
 from agent.doctor.examine import Finding, examine, healthy
@@ -111,6 +114,12 @@ def around(path: Path) -> dict[str, Finding]:
     return by_name(examine_configured(load_config(path)))
 
 
+def broker_of(**mqtt: Any) -> Finding:
+    """Examine the broker alone, without a camera."""
+    content = {"model": SPEC, "camera": {"source": "clip.avi"}, "mqtt": mqtt}
+    return configured_doctor._broker(validate(Config, content, "test"), False)
+
+
 def test_the_cameras_first_frame_is_read(tmp_path: Path) -> None:
     found = around(configured(tmp_path))["camera"]
     assert found.ok
@@ -140,7 +149,7 @@ def test_a_file_that_is_no_video(tmp_path: Path) -> None:
 
 @contextmanager
 def silent_server() -> Iterator[int]:
-    """Takes every connection, and never says a word."""
+    """Accepts every connection, and sends nothing."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken: list[socket.socket] = []
 
@@ -159,37 +168,34 @@ def silent_server() -> Iterator[int]:
 
 
 @pytest.mark.slow
-def test_a_stream_that_says_nothing_is_given_up_and_its_password_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(surroundings, "_FRAME_S", 3.0)
+def test_a_silent_stream_is_given_up_and_its_password_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(configured_doctor, "_FRAME_S", 2.0)
     with silent_server() as port:
         source = f"rtsp://user:secret@127.0.0.1:{port}/stream"
         found = around(configured(tmp_path, camera={"source": source}))["camera"]
     assert (found.ok, found.needed) == (False, True)
-    assert "no frame within 3 s" in found.found
+    assert "no frame within 2 s" in found.found
     assert "secret" not in found.found
 
 
 @pytest.mark.broker
-def test_the_broker_is_asked(tmp_path: Path, any_broker: RealBroker) -> None:
-    mqtt = {"host": any_broker.host, "port": any_broker.port}
-    assert around(configured(tmp_path, mqtt=mqtt))["broker"].found == f"127.0.0.1 port {any_broker.port}: connected"
+def test_the_doctor_connects_to_the_broker(any_broker: RealBroker) -> None:
+    finding = broker_of(host=any_broker.host, port=any_broker.port)
+    assert finding.found == f"127.0.0.1 port {any_broker.port}: connected"
 
 
-def test_a_broker_that_is_not_there_and_one_that_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surroundings, "_BROKER_S", 1.0)
-    gone = around(configured(tmp_path, mqtt={"host": "127.0.0.1", "port": free_port()}))["broker"]
+def test_a_missing_broker_and_a_silent_one_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(configured_doctor, "_BROKER_S", 2.0)
+    gone = broker_of(host="127.0.0.1", port=free_port())
     assert (gone.ok, gone.needed) == (False, True)
     assert "Connection refused" in gone.found
     with silent_server() as port:
-        mute = around(configured(tmp_path, mqtt={"host": "127.0.0.1", "port": port}))["broker"]
+        mute = broker_of(host="127.0.0.1", port=port)
     assert mute.found.endswith("no answer to CONNECT")
 
 
-def test_a_password_file_that_is_gone(tmp_path: Path) -> None:
-    mqtt = {"host": "127.0.0.1", "username": "me", "password_file": "gone"}
-    assert "No such file" in around(configured(tmp_path, mqtt=mqtt))["broker"].found
+def test_a_password_file_that_is_gone() -> None:
+    assert "No such file" in broker_of(host="127.0.0.1", username="me", password_file="gone").found
 
 
 def test_without_a_configuration_the_cameras_are_listed(tmp_path: Path) -> None:

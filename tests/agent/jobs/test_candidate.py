@@ -17,6 +17,7 @@ from candidate_bench import backend as backend
 from candidate_bench import collected, frames, observed, request, run_child
 from candidate_bench import model as model
 from raising_world import collapsing_net
+from turned_clock import TurnedClock
 from unexpected import unexpected
 from worlds import SPEC
 
@@ -28,6 +29,7 @@ from agent.models.model import Model, calibrate, open_model
 from agent.validation.comparison import Deadline, compare
 from agent.validation.verdict import VerdictLimits, decide
 from agent.vision.spec import ModelSpec
+from calibrate.errors import TaredError
 from calibrate.plan import PrecisionPlan
 from engines.calibration import load_calibration
 from engines.interface import Array, Backend, Engine, TensorSpec
@@ -54,7 +56,7 @@ class Blinded:
 def test_an_engine_that_answers_nan_has_no_fidelity(model: Model, backend: Backend) -> None:
     with (
         closing(backend.load(backend.build(model.reference).engine)) as engine,
-        closing(Deadline(unexpected)) as limit,
+        closing(Deadline(unexpected, TurnedClock())) as limit,
     ):
         whole, blind = (
             decide(compare(model, backend, each, None, frames(6), limit), VerdictLimits(0.1, 1.25))
@@ -151,11 +153,11 @@ def test_a_failed_job_reports_the_parts_of_its_error_and_leaves_no_artefact(
     seen = collected(model, backend, tensors[:16], tensors[16:])
     for number, (job, code) in enumerate(broken_requests(model, tmp_path)):
         write_job(tmp_path / str(number), job, seen)
-        outcome = run_child(tmp_path / str(number))[-1]
-        error = outcome["error"]
-        assert isinstance(error, dict)
-        assert error["code"] == code
-        assert set(error) == {"code", "found", "expected", "remedy"}
+        with pytest.raises(TaredError) as caught:
+            run_job(tmp_path / str(number), lambda _: None)
+        assert caught.value.code == code
+    error = run_child(tmp_path / "0")[-1]["error"]
+    assert set(error) == {"code", "found", "expected", "remedy"}
     assert list((tmp_path / "state").glob("artefacts/*")) == []
 
 

@@ -80,11 +80,7 @@ def test_a_step_that_cannot_be_journaled_ends_the_job(
     desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at = desk()
-
-    def refuse(*_: object, **__: object) -> None:
-        raise AgentError("journal.write", "a full disk", "", "")
-
-    monkeypatch.setattr(JobJournal, "enter", refuse)
+    refuse_journal(monkeypatch, "enter")
     assert ask(at, "c1")
     assert at.results[-1].error is not None
     assert at.results[-1].error.code == "journal.write"
@@ -249,3 +245,16 @@ def test_a_command_that_an_earlier_process_carried_out_is_answered_and_not_repea
     desk.receive(payload(id="c2"), NOW, retained=True)
     assert published == [news, known, news]
     assert device.status_calls == 0
+
+
+@pytest.mark.parametrize(("refuses", "end"), [(True, JobState.FAILED), (False, JobState.COMMITTED)])
+def test_the_job_of_a_rebuild_ends_though_its_first_step_cannot_be_journaled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: bool, end: JobState
+) -> None:
+    past = CrashRecovery(tmp_path, Reporter(None, Birth(agent_version="0")))
+    with monkeypatch.context() as patched:
+        if refuses:
+            refuse_journal(patched, "enter")
+        past.on_start_error(AgentError("artefact.runtime", "another", "this one", ""))
+    past.engine_started("0123", degraded=False)
+    assert [record.state for record in past.journal.records()] == [end]

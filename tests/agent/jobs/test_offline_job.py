@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from candidate_bench import backend as backend
@@ -37,7 +38,7 @@ def built(model: Model, backend: Backend, calibration: Calibration, tmp_path: Pa
     return build_artefact(planned, backend, place, silent, calibration=calibration, planned_from="another board")
 
 
-def run(model: Model, backend: Backend, folder: Path, setting: str, path: Path, **changes: object) -> Artefact:
+def run(model: Model, backend: Backend, folder: Path, setting: str, path: Path, **changes: Any) -> Artefact:
     """The artefact that a job stores which begins with this."""
     tensors = frames(24)
     offline = {"setting": setting, "path": str(path)}

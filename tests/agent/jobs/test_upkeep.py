@@ -18,9 +18,9 @@ from agent.uplink.reporter import Reporter
 from engines.errors import EngineError
 from engines.store import files as staging
 from engines.store import retention as upkeep
-from engines.store.artefact import Artefact, Store, read_manifest, write_artefact
+from engines.store.artefact import Artefact, Store, write_artefact
 from engines.store.retention import StoreCleaner, size
-from engines.store.signing import MANIFEST, SCHEMA, seal
+from engines.store.signing import MANIFEST, SCHEMA, read_manifest, seal
 
 BYTES = 1000  # size of an engine
 

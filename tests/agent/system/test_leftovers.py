@@ -74,7 +74,7 @@ def test_a_child_that_outlived_its_daemon_is_ended_with_its_own_children(tmp_pat
             assert process.stdout is not None
             grandchildren[name] = psutil.Process(int(process.stdout.readline()))
         remove_leftovers(tmp_path / "state")
-        grandchildren["state"].wait(10.0)
+        grandchildren["state"].wait(60.0)
         assert not psutil.pid_exists(running["state"].pid)
         assert running["other"].poll() is None, "another daemon's"
         assert grandchildren["other"].is_running()

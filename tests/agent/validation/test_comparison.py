@@ -68,7 +68,7 @@ class Bench:
     ) -> tuple[Comparison, Changed]:
         engine = Changed(self.backend.load(self.serving.read_engine()), change)
         path, timed = str(self.serving.path) if serving else None, self.load_float if in_float else None
-        with closing(Deadline(unexpected)) as deadline, closing(engine):
+        with closing(Deadline(unexpected, TurnedClock())) as deadline, closing(engine):
             seen = compare(self.model, self.backend, engine, path, self.frames, deadline, load_float=timed)
             return seen, engine
 
@@ -159,13 +159,14 @@ def test_an_open_dimension_may_differ_where_it_is_declared() -> None:
 
 
 def shaken(output: Array) -> Array:
-    changed = output.copy()
+    changed: Array = output.copy()
     changed[1:, 0] = np.nextafter(changed[1:, 0], np.float32(np.inf))
     return changed
 
 
 def reversed_rows(output: Array) -> Array:
-    return output[::-1].copy()
+    turned: Array = output[::-1].copy()
+    return turned
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def refusals(folder: Path) -> list[Mapping[str, Any]]:
 
 
 def test_a_sound_one_is_accepted(board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    outcome = run_with("", board.write(board.request(tmp_path), tmp_path), monkeypatch)
+    outcome = run_with("", board.write(board.request(tmp_path, max_slowdown=100.0), tmp_path), monkeypatch)
     assert outcome.verdict is not None
     assert outcome.verdict.accepted
     assert outcome.verdict.failed == ()
@@ -220,7 +220,7 @@ def outcomes(board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> A
         monkeypatch.setattr(sys, "executable", str(script))
         job = board.write(board.request(tmp_path), tmp_path)
         JobProcess(job, lambda step, _: steps.append(step), found.put)
-        return found.get(timeout=60.0), steps[-1]
+        return found.get(timeout=120.0), steps[-1]
 
     return run
 
