@@ -77,7 +77,7 @@ def _require_fuse() -> None:
     asked = [_PYTHON, "-I", "-c", "import fuse"]
     missing = not Path("/dev/fuse").exists() or subprocess.run(asked, capture_output=True, check=False).returncode
     if not missing and not os.path.ismount(_CONTROL):
-        mounting = ["mount", "-t", "fusectl", "none", _CONTROL]
+        mounting: list[str | Path] = ["mount", "-t", "fusectl", "none", _CONTROL]
         missing = subprocess.run(mounting, capture_output=True, check=False).returncode
     if missing:
         why = "FUSE is not to be had: apt-get install fuse3 python3-fuse, and /dev/fuse"

@@ -96,7 +96,7 @@ def test_a_link_in_an_artefact_is_refused_whatever_it_leads_to(bench: Bench, nam
 @pytest.mark.parametrize(
     ("name", "code"), [("nowhere", "config.missing"), (".", "artefact.missing"), ("clip.avi", "config.unreadable")]
 )
-def test_what_is_no_artefact_is_refused(bench: Bench, name: str, code: str) -> None:
+def test_files_that_are_no_artefact_are_refused(bench: Bench, name: str, code: str) -> None:
     for command in (
         ["infer", bench / name, "--frames", bench / "clip.avi"],
         ["evaluate", bench / name, "--dataset", "x"],

@@ -41,7 +41,7 @@ def test_a_file_that_is_no_model_is_named(bench: Bench, content: bytes) -> None:
     assert re.match(r"model\.unreadable: .*/text\.onnx", bench.refuses(*build(bench, spec)))
 
 
-def test_what_the_onnx_checker_refuses_is_one_line(bench: Bench) -> None:
+def test_an_error_of_the_onnx_checker_is_one_line(bench: Bench) -> None:
     model = residual_net()
     model.graph.node[1].input[0] = "nowhere"
     said = bench.refuses(*calibrate(bench, bench.spec("loose", model)))
@@ -136,7 +136,7 @@ def test_a_weight_that_is_no_number_is_named(bench: Bench) -> None:
     gemm.CopyFrom(onnx.numpy_helper.from_array(np.full((5, 4), np.nan, np.float32), gemm.name))
     spec = bench.spec("nan", model)
     assert main([str(part) for part in [*calibrate(bench, spec)[:-1], bench / "nan.json"]]) == 0
-    bench.heard()
+    bench.captured()
     said = bench.refuses("build", spec, "--calibration", bench / "nan.json", "-o", bench / "new")
     assert said.startswith(f"scale.amax: amax nan for tensor '{gemm.name}'")
 

@@ -94,7 +94,7 @@ def test_wherever_the_disk_fills_up_what_was_there_stays_and_nothing_is_added(be
         while True:
             before = contents(disk)
             code = main([str(argument) for argument in command(bench, disk / name)])
-            output, errors = bench.heard()
+            output, errors = bench.captured()
             if code == 0:
                 break
             said = bench.error(code, output, errors)

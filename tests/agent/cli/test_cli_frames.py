@@ -1,4 +1,4 @@
-"""What --frames takes: a video, a folder, a zip, all of it or fewer, at the size of the model's profile."""
+"""Sources of --frames: a video, a folder, a zip, all of it or fewer, at the size of the model's profile."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def test_frames_may_be_a_video_a_folder_or_a_zip(bench: Bench, pictures: Path) -
     amax = {}
     for source, count in ((bench / "clip.avi", CLIP_FRAMES), (pictures, 10), (packed, 10)):
         output = bench / "of.json"
-        told = bench.json("calibrate", bench / "model.yaml", "--frames", source, "-o", output)
-        assert told["frames"] == count
+        printed = bench.json("calibrate", bench / "model.yaml", "--frames", source, "-o", output)
+        assert printed["frames"] == count
         amax[source] = load_calibration(output).amax
     assert amax[pictures] == amax[packed] != amax[bench / "clip.avi"]
 
@@ -44,8 +44,8 @@ def test_fewer_frames_than_there_are_come_from_all_of_the_source(
     bench: Bench, pictures: Path, count: int, taken: range
 ) -> None:
     output = bench / "of.json"
-    told = bench.json("calibrate", bench / "model.yaml", "--frames", pictures, "--count", count, "-o", output)
-    assert told["frames"] == len(taken)
+    printed = bench.json("calibrate", bench / "model.yaml", "--frames", pictures, "--count", count, "-o", output)
+    assert printed["frames"] == len(taken)
     histogram = load_calibration(output).histograms["image"]
     seen = {round((bin_ + 0.5) * histogram.bin_width * 255) for bin_ in np.flatnonzero(histogram.counts)}
     assert seen == set(taken)
