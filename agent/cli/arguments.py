@@ -17,7 +17,7 @@ from agent.common.errors import AgentError
 if TYPE_CHECKING:
     from rich.console import Console
 
-_PIPED_COLUMNS = 240  # of a table that is piped on
+_PIPED_COLUMNS = 240  # width of a table that is piped on
 _SAYS_DEFAULT = "(default: "
 _CHOICE = re.compile(r"invalid choice: '([^']*)'")
 

@@ -20,11 +20,11 @@ from agent.common.errors import AgentError
 if TYPE_CHECKING:
     from engines.interface import Backend
 
-EXPORT_FORMATS = (  # of agent.models.export.command, which loads ONNX
+EXPORT_FORMATS = (  # as agent.models.export.command has them, which loads ONNX
     *("onnx", "trtexec", "tensorrt-cache", "onnxruntime", "openvino"),
     *("deepstream", "triton", "tvm", "ppq"),
 )
-SHOWN_DIFFERENCES = 20  # of a calibration from another tool's cache
+SHOWN_DIFFERENCES = 20  # most differences listed for a calibration from another tool's cache
 MAX_LOSS = "the loss that you accept: 1 - mean fidelity, a share from 0 to 1"
 MAX_CONFUSION = "the share of a class that may be confused with one other class, 0 to 1"
 SOURCES = "a video file, a folder or zip of images, v4l2:/dev/video0, csi:0, rtsp://..., http://..."

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import resource
 import shlex
@@ -49,6 +50,8 @@ from engines.calibration import Calibration, check_destination, load_calibration
 from engines.interface import Array, Backend, Engine, Progress
 from engines.registry import open_backend
 from engines.store.artefact import Artefact, check_runtime, fingerprint, read_artefact
+
+log = logging.getLogger(__package__)
 
 
 def run_calibrate(
@@ -267,7 +270,10 @@ def _checked(make: Callable[[Progress], QuickCheck], frames: str, command: str) 
         with stage("checking") as show:
             check = make(show)
     except Exception as error:  # the work is done and written: a check must not make a failure of it
-        reason = str(error) if isinstance(error, TaredError) else f"{type(error).__name__}: {error}"
+        reason = str(error)
+        if not isinstance(error, TaredError):
+            reason = f"{type(error).__name__}: {error}"
+            log.warning("check=failed", exc_info=error)
         say(f"check: not made: {reason}")
         return None
     remedy = f"; low: '{command}' finds a plan that loses less" if check.is_low else ""

@@ -197,7 +197,10 @@ class Releases:
         if not release.issued <= release.expires or now >= release.expires:
             found = f"a release that expired {now - release.expires:.0f} s ago"
             raise CommandError(
-                "command.release", found, "a valid release", "sign the release again with 'tared release'"
+                "command.release",
+                found,
+                "a release whose expiry lies ahead",
+                "sign the release again with 'tared release'",
             )
         trusted = self._authority.releases.ids
         highest = max((version for known, version in self._versions.items() if known in trusted), default=0)

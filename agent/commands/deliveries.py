@@ -123,7 +123,9 @@ class StagedModel:
         Raises AgentError (`command.model`) if it cannot be written there, or would take from the reserve.
         """
         try:
-            for leftover in self._destination.parent.glob(f".{self._destination.name}.*.new"):  # of a killed process
+            for leftover in self._destination.parent.glob(
+                f".{self._destination.name}.*.new"
+            ):  # a killed process left it
                 remove(leftover)
             self._folder.mkdir()
             try:
@@ -356,7 +358,7 @@ class FileReceiver(Generic[S]):
         if self._transfer is None or self._transfer.is_finished:
             return False
         remedy = "send the command again under a new id: the transfer continues where it ended"
-        self._transfer.fail(AgentError(CANCELLED, reason, "a delivery that may run to its end", remedy))
+        self._transfer.fail(AgentError(CANCELLED, reason, "the whole file", remedy))
         return True
 
 

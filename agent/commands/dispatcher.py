@@ -230,7 +230,7 @@ class CommandDispatcher:
                 raise CommandRefused(error, command.id) from None
             publish = self._send_durably
         log.info("command=%s id=%s key=%s status=ACCEPTED", command.op, command.id, received.key or "none")
-        self._replies.pop(command.id, None)  # of a forgotten command that had the same id
+        self._replies.pop(command.id, None)  # a forgotten command may have had the same id
         self._remember_reply(command.id, reply)
         progress = CommandProgress(command.id, publish, Authorisation(command.version, received.key))
         self._remember(received.digest, progress)
@@ -352,7 +352,7 @@ def _check_times(command: Command, now: float) -> None:
     if now >= command.expires:
         late_s = now - command.expires
         remedy = "send the command again, or set the clocks of device and sender"
-        _refuse("expired", f"expired {late_s:.1f} s ago by this clock", "a valid command", remedy)
+        _refuse("expired", f"expired {late_s:.1f} s ago by this clock", "a command whose expiry lies ahead", remedy)
     valid_s = command.expires - min(command.issued, now)
     if valid_s > MEMORY_S:
         expected = f"at most {MEMORY_S / 86_400.0:.0f} days, the time for which a board remembers a command"

@@ -91,7 +91,7 @@ class PartialFile:
         """Return the error for the sender that stands for what a disk or a server raised."""
         if isinstance(error, AgentError):
             return error
-        return self.error(f"{type(error).__name__}: {error}", "a file that can be fetched and written")
+        return self.error(f"{type(error).__name__}: {error}", "a server that answers, and a folder with room")
 
     def _truncate(self, size: int) -> None:
         with self.part.open("ab") as file:
@@ -100,7 +100,7 @@ class PartialFile:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise self.error("a delivery that was ended", "a delivery that goes on")
+            raise self.error("a delivery that was ended", "a delivery under way")
 
 
 class HttpDownload:

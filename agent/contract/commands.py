@@ -35,7 +35,7 @@ HISTOGRAM_CHUNK_BYTES = 32 * 1024  # each but the last one of an upload
 MAX_HISTOGRAM_CHUNKS = 512
 
 CommandStatus = Literal["ACCEPTED", "IN_PROGRESS", "SUCCEEDED", "FAILED", "REJECTED", "EXPIRED"]
-_Share = Annotated[float, Field(ge=0.0, le=1.0)]  # of the picture's width or height
+_Share = Annotated[float, Field(ge=0.0, le=1.0)]  # share of the picture's width or height
 _Corner = Annotated[list[_Share], Field(min_length=2, max_length=2)]
 Masks = Annotated[list[Annotated[list[_Corner], Field(min_length=3, max_length=64)]], Field(max_length=16)]
 Name = Annotated[str, AfterValidator(check_name)]

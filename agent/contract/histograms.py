@@ -23,13 +23,13 @@ from calibrate.errors import CalibrationError
 from calibrate.histogram import AbsHistogram, from_bytes, to_bytes
 
 MAX_UPLOAD_BYTES = MAX_HISTOGRAM_CHUNKS * HISTOGRAM_CHUNK_BYTES  # 16 MiB; a thousand tensors take about two
-MAX_COUNTS_BYTES = 256 << 20  # of all histograms together: eight thousand tensors of 4096 bins
+MAX_COUNTS_BYTES = 256 << 20  # all histograms together: eight thousand tensors of 4096 bins
 MAX_FACTS_BYTES = 4 << 20
 _MAGIC = b"tHU1"
 _LENGTH = struct.Struct("<I")
 _HEAD = len(_MAGIC) + _LENGTH.size
-_NAME_DIGITS = 16  # of an upload's hash in its topics
-_MOST_HEAD_BYTES = 512  # of a chunk
+_NAME_DIGITS = 16  # digits of an upload's hash in its topics
+_MOST_HEAD_BYTES = 512  # longest head of a chunk
 _RECORD = struct.Struct("<HI")  # lengths of the tensor's name and of its histogram
 
 Digest = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[0-9a-f]+$")]

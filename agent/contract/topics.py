@@ -11,7 +11,7 @@ from agent.common.errors import ConfigError
 
 MAX_NAME_BYTES = 64
 HOME_ASSISTANT_PREFIX = "homeassistant"  # the default prefix of Home Assistant's discovery
-MAX_TOPIC_BYTES = 256  # of a topic that a sender names
+MAX_TOPIC_BYTES = 256  # longest topic that a sender may name
 
 
 def check_name(name: str) -> str:

@@ -25,7 +25,7 @@ from agent.vision.fidelity import MATCH_IOU
 from calibrate.statistics.evidence import Interval
 from calibrate.statistics.sampling import STRATA, Ratio, SampledTotals
 
-_COUNTS = 5  # of each engine: score, frames with a score, true positives, false positives, false negatives
+_COUNTS = 5  # numbers of each engine: score, frames with a score, true positives, false positives, false negatives
 _DOUBT_ERROR = 1e-3  # the probability that sound labels are ever doubted, about
 _MOST_SKIPPED, _FEWEST_PASSED = 0.05, 20  # share of the frames, of so many at least
 _DOUBT_TIGHTEST = 20.0  # frames at which a doubt arises soonest

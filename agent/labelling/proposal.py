@@ -29,7 +29,7 @@ MIN_FRAMES = 2 * MIN_LABELS  # labelled, of a regime
 _MOST_THRESHOLDS = 40
 _NEVER_RIGHT = 0.2  # the upper bound of a class's precision
 _ERROR = 0.05
-_F1: Ratio = (2.0, 0.0, 0.0), (2.0, 1.0, 1.0)  # of true positives, false positives and false negatives
+_F1: Ratio = (2.0, 0.0, 0.0), (2.0, 1.0, 1.0)  # weights of true positives, false positives and false negatives
 _PRECISION: Ratio = (1.0, 0.0, 0.0), (1.0, 1.0, 0.0)
 
 

@@ -33,7 +33,7 @@ _WARM_UP = 60  # observed frames by which the strata are parted
 _LONGEST_S = 600.0  # that one frame stands for: a slow reference observes one in minutes; of more nothing is known
 _KEPT_EVERY_S = 600.0  # what was counted is written to the disk
 _READ_EVERY_S = 30.0  # the labels are looked at
-_QUALITY = 95  # of the JPEG
+_QUALITY = 95  # JPEG quality, in %
 
 
 class FrameSampler:

@@ -15,7 +15,7 @@ from agent.vision.detections import NO_BOXES, LabelledBoxes
 Size = tuple[int, int]  # (height, width) in pixels
 _MOST_BOXES = 1000
 _FAR_PX = 1e9
-_MOST_CLASSES = 1 << 16  # of a model whose spec names none
+_MOST_CLASSES = 1 << 16  # for a model whose spec names no class
 _LISTED = 8  # names in a message
 
 

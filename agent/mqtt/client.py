@@ -118,6 +118,7 @@ class MqttSession(abc.ABC):
         self._leaving = False
         self._leave_by = math.inf  # monotonic
         self._failed = False  # the latest attempt failed, and nothing has worked since
+        self._broken_by: set[type[Exception]] = set()  # kinds of errors whose traceback is in the log
 
     def __enter__(self: SessionT) -> SessionT:
         self.start()
@@ -216,14 +217,11 @@ class MqttSession(abc.ABC):
         """Close the connection, return what it did not deliver, and note why it ended; raises nothing."""
         connection, self._connection = self._connection, None
         self._failed = True
+        reason = self._describe(error) if error is not None else ""
         if connection is None:  # the attempt failed before there was a connection
-            self.outcome = str(error)
+            self.outcome = reason
             return
-        if isinstance(error, (OSError, AgentError)):
-            connection.outcome = str(error)
-        elif error is not None:  # a broker may send anything, and paho raises anything
-            connection.outcome = f"{type(error).__name__}: {error}"
-            log.warning("mqtt=broken reason=%r", connection.outcome, exc_info=error)
+        connection.outcome = reason or connection.outcome
         connection.close()
         self._negotiation.learn(connection.version_reply, connection.admitted_at is not None)
         self.outcome, self.connected = connection.outcome, False
@@ -231,6 +229,16 @@ class MqttSession(abc.ABC):
             source.put_back(connection.in_flight.messages_from(source))
         if connection.admitted_at is not None and self._clock.monotonic_s() - connection.admitted_at >= STABLE_S:
             self._backoff.reset()
+
+    def _describe(self, error: Exception) -> str:
+        """Return why a connection has ended; log the traceback of an unexpected error, once for each kind."""
+        if isinstance(error, (OSError, AgentError)):
+            return str(error)
+        reason = f"{type(error).__name__}: {error}"  # a broker may send anything, and paho raises anything
+        is_new = type(error) not in self._broken_by
+        self._broken_by.add(type(error))
+        log.warning("mqtt=broken reason=%r", reason, exc_info=error if is_new else None)
+        return reason
 
     def _retry_s(self) -> float:
         """Return how many seconds to wait until the next attempt."""

@@ -312,7 +312,7 @@ class Connection:
             raise tls_error or error from None
         except ValueError as error:
             found = f"{endpoint.host!a} port {endpoint.port} ({error})"
-            raise ConfigError("mqtt.host", found, "a host that can be looked up", "correct mqtt.host") from None
+            raise ConfigError("mqtt.host", found, "the name or the address of a host", "correct mqtt.host") from None
 
     def turn(self, wait_s: float) -> None:
         """Wait for something to do, for at most `wait_s`, and do it.
@@ -341,9 +341,12 @@ class Connection:
             self._client.loop_write()
         self._client.loop_misc()  # pings the broker, or gives it up; has to be called every second or so
         if self._clock.monotonic_s() > min(self._answer_by, self.in_flight.answer_by):
-            found = self.outcome if self.admitted_at is None else f"{len(self.in_flight)} messages unacknowledged"
+            if self.admitted_at is None:
+                found, limit_s = self.outcome, CONNECT_TIMEOUT_S
+            else:
+                found, limit_s = f"{len(self.in_flight)} messages unacknowledged", ACKNOWLEDGE_TIMEOUT_S
             raise AgentError(
-                "broker.silent", found, "an acknowledgement within seconds", "see the broker's log, or restart it"
+                "broker.silent", found, f"an answer within {limit_s:g} s", "see the broker's log, or restart it"
             )
 
     def _read(self, sock: Any) -> None:

@@ -153,7 +153,9 @@ class Endpoint:
             return read_text(locate(self.password_file)).partition("\n")[0]
         except (OSError, UnicodeDecodeError) as error:
             remedy = "correct mqtt.password_file, or its permissions"
-            raise ConfigError("mqtt.password", str(error), "a readable text file", remedy) from error
+            raise ConfigError(
+                "mqtt.password", str(error), "a file in UTF-8 whose first line is the password", remedy
+            ) from error
 
 
 # TLS alerts about our certificate: the end of OpenSSL's reason -> the finding, and the remedy.

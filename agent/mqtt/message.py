@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from agent.contract.topics import MAX_TOPIC_BYTES
 
-_MAX_CORRELATION_BYTES = 256  # of the data that a sender wants back with each result
+_MAX_CORRELATION_BYTES = 256  # most data that a sender may want back with each result
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Mailbox(MessageSource):
         self._lock = threading.Lock()
         self._queue: deque[Message] = deque()
         self._state: dict[str, Message] = {}
-        self._due: dict[str, Message] = {}  # of the state, what this connection has not carried yet
+        self._due: dict[str, Message] = {}  # state that this connection has not carried yet
         self.dropped = 0
 
     def __len__(self) -> int:

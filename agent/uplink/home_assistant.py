@@ -24,9 +24,9 @@ from engines.store.files import read_regular, replace_files
 log = logging.getLogger(__package__)
 
 BORN = b"online"  # payload on its status topic when Home Assistant has started
-_EXPIRES_S = 300  # of a command; the clocks of Home Assistant and the board may differ by as much
+_EXPIRES_S = 300  # a command's validity; the clocks of Home Assistant and the board may differ by as much
 _MOST_NOTE_BYTES = 1 << 16
-# Of any prefix; a topic that nobody may publish to would end the connection each time.
+# For any prefix; a topic that nobody may publish to would end the connection each time.
 _ANNOUNCEMENT = re.compile(r"(?!\$)[^\x00-\x1f+#\ud800-\udfff]{1,255}/device/[a-zA-Z0-9_-]{1,255}/config")
 _HOTTEST = (
     "{% set hottest = namespace(c=none) %}{% for name, value in value_json.health.items() %}"
@@ -34,7 +34,7 @@ _HOTTEST = (
     "{% set hottest.c = value %}{% endif %}{% endfor %}{{ hottest.c }}"
 )
 _CAMERA = "CAMERA"
-_MOST_CHARACTERS = 255  # of a state; Home Assistant refuses a longer one
+_MOST_CHARACTERS = 255  # Home Assistant refuses a longer state
 
 
 def _number(name: str, unit: str, template: str, **more: str) -> dict[str, Any]:

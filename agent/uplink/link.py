@@ -298,7 +298,7 @@ class UploadSource(MessageSource):
 
     def _report(self, message: Message, refusal: str) -> None:
         with self._lock:
-            if message is not self._message:  # of an upload that has ended
+            if message is not self._message:  # the upload of this message has ended
                 return
             self._message = None
             if self._left:  # the upload goes on

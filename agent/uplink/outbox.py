@@ -14,6 +14,7 @@ A row that is dropped, refused or lost leaves a DroppedRange, which is sent in i
 
 from __future__ import annotations
 
+import logging
 import math
 import queue
 import threading
@@ -44,6 +45,8 @@ from agent.uplink.outbox_store import (
     PendingWrites,
 )
 from calibrate.errors import TaredError
+
+log = logging.getLogger(__package__)
 
 TELEMETRY = "telemetry"  # the kind of a sample; every other kind is an event's
 WINDOW = 200  # parcels that are due and in memory
@@ -258,6 +261,7 @@ class Outbox(MessageSource):
     def _run(self) -> None:
         failing = RetryState(lambda error: self.errors.put(error) if error is not None else None, Backoff(), 1)
         is_last = False
+        logged: set[type[Exception]] = set()
         while not is_last:
             with self._changed:
                 while not self.is_due and self._wait(self._due_at):
@@ -269,9 +273,13 @@ class Outbox(MessageSource):
             except AgentError as error:
                 self.error = error
                 return
-            except Exception as error:  # for want of memory, say; nothing is lost, and the video goes on
+            except Exception as error:  # nothing is lost, and the video goes on
+                if type(error) not in logged:
+                    logged.add(type(error))
+                    log.error("outbox=failed", exc_info=error)
                 found = f"{type(error).__name__}: {error}"
-                failure = AgentError("outbox.failed", found, "rows that are written", "check the log for other errors")
+                remedy = "see its traceback in the log; memory keeps the rows until the writing works again"
+                failure = AgentError("outbox.failed", found, "a commit of the outbox without an error", remedy)
                 pause_s = failing.note_failure(failure)
                 with self._changed:
                     self._clock.wait_for(self._changed, lambda: self._closing, pause_s)
@@ -359,7 +367,7 @@ class SendWindow:
         self.complete = False
         self._topics = topics
         self._loaded: deque[Parcel] = deque()
-        self._messages: deque[Message] = deque()  # of the parcel that is being popped, what is left
+        self._messages: deque[Message] = deque()  # those left of the parcel that is being popped
         self._sending: dict[int, _Sending] = {}  # by the id of their messages
 
     def __len__(self) -> int:

@@ -47,7 +47,7 @@ _DAY_S = 86400.0
 _AGED_EVERY_S = 3600.0
 _SETTLES_S = 3600.0  # after the start, and after the clock was set
 _CLOCK_JUMP_S = 60.0  # between two commits: somebody has set the clock
-_RANGE_BYTES = 30  # of a range in the file, without its counts
+_RANGE_BYTES = 30  # size of a range in the file, without its counts
 _DROPPED_AT_ONCE = 20  # rows, before the size is measured again
 _COLUMNS = {"rows": "epoch, seq, kind, rank, wall, sent, payload", "runs": "epoch, first, last, counts, sent"}
 # One fsync for a commit, and what is committed survives a power cut; the log stays small.

@@ -44,7 +44,7 @@ def strict(text: str) -> dict[str, Any]:
 
 
 def without_progress(errors: str) -> str:
-    """What a command has written on stderr but for lines of progress, which only a slow machine sees."""
+    """The stderr of a command without lines of progress, which only a slow machine prints."""
     return re.sub(r"^\w+: \d+/\d+.*\n", "", errors, flags=re.MULTILINE)
 
 
@@ -66,28 +66,28 @@ class Bench:
     def json_and_check(self, *arguments: object) -> tuple[dict[str, Any], str]:
         """The object that a command prints with --json, and its check; empty for commands without one."""
         assert main([*map(str, arguments), "--json"]) == 0
-        output, errors = self.heard()
+        output, errors = self.captured()
         check = without_progress(errors)
         assert re.fullmatch(r"(check: .+\n)?", check)
         return strict(output), check.rstrip("\n")
 
     def text(self, *arguments: object) -> str:
-        """What a command prints for people."""
+        """The text that a command prints for people."""
         assert main([str(argument) for argument in arguments]) == 0
-        return self.heard()[0]
+        return self.captured()[0]
 
     def refuses(self, *arguments: object, lines: int = 1) -> str:
         """Run a command that must fail as all must: the error's text. Every file is as it was, and none is new."""
         before = contents(self.folder)
         code = main([str(argument) for argument in arguments])
-        output, errors = self.heard()
+        output, errors = self.captured()
         assert contents(self.folder) == before
         return self.error(code, output, errors, lines)
 
-    def heard(self) -> tuple[str, str]:
-        """What was said on stdout and stderr since the last look."""
-        heard = self._capfd.readouterr()
-        return heard.out, heard.err
+    def captured(self) -> tuple[str, str]:
+        """The stdout and stderr since the last call."""
+        captured = self._capfd.readouterr()
+        return captured.out, captured.err
 
     @staticmethod
     def error(code: int, output: str, errors: str, lines: int = 1) -> str:

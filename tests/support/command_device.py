@@ -1,6 +1,6 @@
 """A device as a process that obeys commands and can be killed: `python command_device.py PORT FOLDER`.
 
-What a command does is one line more in FOLDER/done, on the disk before it is over. Commands wait for a tick, as in the
+A command adds a line to FOLDER/done, which is on the disk before its end. Commands wait for a tick, as in the
 daemon.
 """
 

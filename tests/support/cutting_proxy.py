@@ -16,7 +16,7 @@ class _Pair:
     client: socket.socket
     server: socket.socket
     carried: int = 0
-    halted: bool = False  # nothing passes any more, and nobody is told
+    halted: bool = False  # nothing passes any more, and neither end is closed
     cut_after: int | None = None  # bytes from now on, then the connection ends in the middle of a packet
     delay_s: float = 0.0
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -52,7 +52,7 @@ class CuttingProxy:
 
     def trouble(self, kind: str, rng: random.Random) -> None:
         """delay: what passes takes up to 0.3 s longer. cut: both ends are closed. half_open: nothing passes any
-        more, and neither end is told. truncate: it ends in the middle of a packet."""
+        more, and neither end is closed. truncate: it ends in the middle of a packet."""
         pair = self._pairs[-1]
         if kind == "delay":
             pair.delay_s = rng.uniform(0.05, 0.3)

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 
-import fuse
+import fuse  # type: ignore[import-not-found]  # a package of the system's Python alone
 
 fuse.fuse_python_api = (0, 2)
 SOURCE = sys.argv[1]
@@ -32,7 +32,7 @@ class File:
         os.ftruncate(self.descriptor, length)
 
 
-class Folder(fuse.Fuse):
+class Folder(fuse.Fuse):  # type: ignore[misc]  # as above: mypy sees no class
     def __init__(self) -> None:
         super().__init__()
         self.file_class = File

@@ -13,10 +13,10 @@ import onnx
 import yaml
 from zoo import residual_net
 
-from agent.labelling.store import Answer, Counted, Draw, LabelStore
+from agent.labelling.store import Answer, Counted, Draw, LabelStore, Truth
 from agent.models.model import open_model
 from agent.vision.decode import Classification
-from agent.vision.detections import Detections
+from agent.vision.detections import Detections, LabelledBoxes
 from agent.vision.spec import ModelSpec
 
 HEIGHT, WIDTH = 120, 160
@@ -53,16 +53,7 @@ class LabelBench:
 
     def labels(self) -> list[Any]:
         """The label of each frame, as JSON has it; "skipped" for one that was skipped."""
-        shown = []
-        for frame in self.store.frames():
-            label = frame.label
-            rows = label
-            if label is not None and not isinstance(label, int):
-                rows = [
-                    [number, *box] for number, box in zip(label.classes.tolist(), label.boxes.tolist(), strict=True)
-                ]
-            shown.append("skipped" if frame.skipped else rows)
-        return shown
+        return ["skipped" if frame.skipped else _rows(frame.label) for frame in self.store.frames()]
 
     def _answer(self, class_id: int) -> Answer:
         """An engine's: the white box as this class, and one object that both engines see."""
@@ -83,3 +74,10 @@ def coco(path: Path, images: dict[str, list[tuple[int, list[float]]]], /, **chan
     categories = [{"id": number, "name": name} for number, name in enumerate(CLASSES)]
     path.write_text(json.dumps({"images": listed, "annotations": annotations, "categories": categories, **changes}))
     return path
+
+
+def _rows(label: Truth | None) -> Any:
+    """Return a class as it is, and boxes as [class, x1, y1, x2, y2]."""
+    if not isinstance(label, LabelledBoxes):
+        return label
+    return [[number, *box] for number, box in zip(label.classes.tolist(), label.boxes.tolist(), strict=True)]

@@ -44,7 +44,7 @@ class Listening:
         self._keep(message.to_json())
 
     def reply(self, _reply: Any, _result: Any) -> None:
-        """Nobody here names a topic of his own."""
+        """Ignore it: no sender here names a topic of its own."""
 
     def answer_births(self) -> None:
         """There is no Home Assistant."""

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ _PERIOD_S = 0.002
 
 
 def document(epoch: int, seq: int, kind: str) -> bytes:
-    """Telemetry or an event that tells its own number by a hash, so that none can stand for another."""
+    """Telemetry or an event with a hash of its own number, so that none can replace another."""
     words = hashlib.sha256(f"{epoch} {seq}".encode()).hexdigest()
     fields: dict[str, Any] = {"epoch": epoch, "seq": seq, "ts": 0.0}
     fields |= {"cameras": {}, "health": {"words": words}} if kind == TELEMETRY else {"kind": kind, "words": words}
@@ -51,7 +52,7 @@ def device(endpoint: Endpoint, folder: Path) -> None:
             super().commit(work, last, again)
             os.write(log, f"{last[0]} {last[1]}\n".encode())
 
-    outbox_module.OutboxStore = Noted  # type: ignore[misc]  # the one that the outbox makes
+    vars(outbox_module)["OutboxStore"] = Noted  # the class that the outbox uses
     config = OutboxConfig(commit_s=0.05, backlog_per_s=10_000.0, confirm="collector")
     birth, backoff = Birth(agent_version="0"), Backoff(0.02, 0.2)
     with (
@@ -62,7 +63,7 @@ def device(endpoint: Endpoint, folder: Path) -> None:
         while True:
             if not (folder / QUIET).exists():
                 kind, rank = _KINDS[number % len(_KINDS)]
-                outbox.put(kind, rank, lambda epoch, seq, kind=kind: document(epoch, seq, kind))
+                outbox.put(kind, rank, partial(document, kind=kind))
                 number += 1
             try:
                 ack = Ack.from_json(link.acks.get_nowait().payload)

@@ -30,21 +30,29 @@ from fleet.operator import new_command, send
 
 TOPICS = Topics("default", "board")
 REFERENCE_ACCURACY = 0.9
+CLASSES: list[str] = [*SPEC["labels"]]
 
 
 @pytest.fixture(scope="module")
 def answers(calibrated_once: World, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What the engine of the calibrated world answers to the first frames of its clip."""
+    """The answers of the calibrated world's engine to the first frames of its clip."""
     folder = tmp_path_factory.mktemp("answers")
     write_clip(folder / "clip.avi", lambda _: 0.5, 400)
-    command = ["infer", calibrated_once.state_dir / "current", "--frames", folder / "clip.avi", "-o", folder / "told"]
+    command = [
+        "infer",
+        calibrated_once.state_dir / "current",
+        "--frames",
+        folder / "clip.avi",
+        "-o",
+        folder / "answers",
+    ]
     assert main([*map(str, command)]) == 0
-    return [json.loads(line)["label"] for line in (folder / "told").read_text().splitlines()]
+    return [json.loads(line)["label"] for line in (folder / "answers").read_text().splitlines()]
 
 
 def labelled(answers: list[str], frames: int) -> dict[int, str]:
     """The engine's own answers as labels; every fourth says something else."""
-    other = {name: SPEC["labels"][number - 1] for number, name in enumerate(SPEC["labels"])}
+    other = {name: CLASSES[number - 1] for number, name in enumerate(CLASSES)}
     return {frame: other[answers[frame]] if frame % 4 == 0 else answers[frame] for frame in range(frames)}
 
 
@@ -53,13 +61,13 @@ def mqtt(broker: RealBroker) -> dict[str, object]:
 
 
 def frames_served(broker: RealBroker) -> int:
-    result = list(send(broker.endpoint, TOPICS, new_command("status", {}, time.time()), silence_s=20.0))[-1].result
+    result = list(send(broker.endpoint, TOPICS, new_command("status", {}, time.time()), silence_s=60.0))[-1].result
     assert result is not None
     return cast(int, result["frames"])
 
 
 def camera(watcher: Watcher, *known: str) -> dict[str, Any]:
-    """The next telemetry of the camera that tells all of these."""
+    """The next telemetry of the camera that has all of these keys."""
     while True:
         sample: dict[str, Any] = watcher.expect(TOPICS.telemetry)["cameras"]["camera"]
         if set(known) <= sample.keys():
@@ -89,10 +97,10 @@ def test_labels_over_mqtt_give_the_accuracy_of_the_engine_in_service(
         assert sample["accuracy_lower_bound_if_reference_accuracy_holds"] == pytest.approx(max(0.0, bound))
         assert sample["fidelity_hour"]["n"] >= sample["fidelity"]["n"]
         eventually(lambda: frames_served(any_broker) >= 20)
-        assert labeller.wait_connected(10.0)
+        assert labeller.wait_connected(60.0)
         for frame, name in labelled(answers, 20).items():
             place = {"ts": frame / FPS} if frame % 2 else {"frame": frame}
-            label(labeller, **place, labels=name if frame % 3 else SPEC["labels"].index(name))
+            label(labeller, **place, labels=name if frame % 3 else CLASSES.index(name))
         while (accuracy := camera(watcher, "accuracy")["accuracy"])["n"] < 20:
             pass
         assert (accuracy["n"], accuracy["empty"]) == (20, 0)
@@ -102,7 +110,7 @@ def test_labels_over_mqtt_give_the_accuracy_of_the_engine_in_service(
 
 @pytest.mark.trial
 @pytest.mark.broker
-def test_bad_labels_are_told_once_and_the_video_goes_on(
+def test_bad_labels_are_reported_once_and_the_video_goes_on(
     tmp_path: Path, any_broker: RealBroker, calibrated_once: World, answers: list[str]
 ) -> None:
     world = calibrated_once.copy(tmp_path / "world", mqtt=mqtt(any_broker))
@@ -115,7 +123,7 @@ def test_bad_labels_are_told_once_and_the_video_goes_on(
         "message.invalid": {"frame": 0, "labels": {"a": 1}},
     }
     with MqttClient(any_broker.endpoint, "vandal") as vandal:
-        assert vandal.wait_connected(10.0)
+        assert vandal.wait_connected(60.0)
         label(vandal, retain=True, frame=0, labels=1)  # lies in wait for the daemon
         with Watcher(any_broker.endpoint) as watcher, world.running() as process:
             event = watcher.expect(TOPICS.event, kind="error", part="labels")
@@ -134,10 +142,10 @@ def test_bad_labels_are_told_once_and_the_video_goes_on(
             while "accuracy" not in camera(watcher):
                 label(vandal, frame=5, labels=answers[5])  # the flood may have pushed it out
             process.terminate()
-            _, errors = process.communicate(timeout=20.0)
+            _, errors = process.communicate(timeout=60.0)
         vandal.publish(Message(TOPICS.labels, b"", retain=True))
-    (told,) = [line for line in errors.splitlines() if "code=message.malformed" in line]
-    assert "count=1" in told
+    (line,) = [line for line in errors.splitlines() if "code=message.malformed" in line]
+    assert "count=1" in line
     assert errors.count("mqtt=inbox_full") < 10
 
 
@@ -146,8 +154,7 @@ def test_bad_labels_are_told_once_and_the_video_goes_on(
 def test_the_labels_file_of_a_recording_is_scored_frame_by_frame(
     tmp_path: Path, any_broker: RealBroker, calibrated_once: World, answers: list[str]
 ) -> None:
-    changes = {"mqtt": mqtt(any_broker), "camera": {"labels": "labels.jsonl"}}
-    world = calibrated_once.copy(tmp_path / "world", **changes)
+    world = calibrated_once.copy(tmp_path / "world", mqtt=mqtt(any_broker), camera={"labels": "labels.jsonl"})
     lines = [json.dumps({"frame": f, "labels": name}) for f, name in labelled(answers, 400).items()]
     (world.folder / "labels.jsonl").write_text("\n".join(lines))
     with Watcher(any_broker.endpoint) as watcher:
@@ -182,4 +189,5 @@ def test_a_detector_is_scored_in_frame_pixels_by_the_labels_of_its_recording(tmp
     summary = Supervisor(config, model, open_backend(RUNTIME), link, birth, 0, {"camera": labels}).run()
     assert summary.live_accuracy is not None
     interval = summary.live_accuracy.interval
-    assert (interval.n, interval.estimate) == (40, pytest.approx(0.5))
+    assert interval.n == 40
+    assert interval.estimate == pytest.approx(0.5)

@@ -110,7 +110,7 @@ DETAILS: Mapping[EventKind, dict[str, JsonValue]] = {
     "regime": {"artefact": _ENGINE, "known": 2},
     "policy": {"artefact": _ENGINE, "policy": {"score_threshold": 0.45}},
     "store": {"state": "tidied", "removed": [_ENGINE], "freed_bytes": 4812376},
-    "camera": {"camera": "street", "name": "street", "state": "back"},
+    "camera": {"camera": "street", "state": "back"},
     "preview": {"state": "open", "address": "127.0.0.1:8090"},
     "error": {
         "code": "camera.lost",

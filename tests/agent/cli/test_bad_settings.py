@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import pytest
 from bench import Bench, build, calibrate
 from warm_start import tared
 from worlds import SPEC
-
-from engines.trt import release
 
 DETECTOR = {"path": "model.onnx", "task": "detect", "decoder": "yolox"}
 CONFIG: dict[str, Any] = {"model": "model.yaml", "camera": {"source": "clip.avi"}, "state_dir": "state"}
@@ -25,7 +24,7 @@ def test_all_errors_of_a_model_spec_are_listed_at_once(bench: Bench) -> None:
     assert "  input.pad: expected integer, got 'grey'" in said
 
 
-def test_too_few_points_are_told_in_words(bench: Bench) -> None:
+def test_too_few_points_are_refused_in_words(bench: Bench) -> None:
     config = {"model": "model.yaml", "camera": {"source": "clip.avi", "masks": [[[0.0, 0.0], [1.0, 1.0]]]}}
     said = bench.refuses("run", "-c", bench.write("bad.yaml", config), lines=3)
     assert "camera.masks.0: expected at least 3 items, got" in said
@@ -76,14 +75,7 @@ def test_a_file_that_is_no_configuration_is_refused(bench: Bench, text: str, cod
     ("changes", "code"),
     [
         ({"camera": {"source": "gone.mp4"}}, "camera.missing"),
-        pytest.param({"camera": {"source": "model.yaml"}}, "camera.open", marks=pytest.mark.trial),
-        pytest.param(
-            {"model": DETECTOR, "camera": {"source": "clip.avi", "labels": "gone.jsonl"}},
-            "labels.unreadable",
-            marks=pytest.mark.trial,
-        ),
         ({"model": DETECTOR, "camera": {"source": "clip.avi", "labels": "model.yaml"}}, "labels.unreadable"),
-        ({"mqtt": {"host": "127.0.0.1", "password_file": "gone.txt"}}, "mqtt.password"),
         ({"state_dir": "model.yaml"}, "state.unwritable"),
         ({"backend": "magic"}, "backend.missing"),
     ],
@@ -104,7 +96,7 @@ def test_a_daemon_that_cannot_serve_says_why_and_ends(bench: Bench, changes: dic
 def test_a_missing_runtime_is_refused_by_every_command(
     bench: Bench, name: str, found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(release.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     commands: list[list[object]] = [
         calibrate(bench),
         build(bench),
@@ -113,11 +105,6 @@ def test_a_missing_runtime_is_refused_by_every_command(
     ]
     for command in commands:
         assert bench.refuses(*command, "--backend", name).startswith(f"backend.missing: {found}")
-
-
-def test_the_daemon_refuses_a_backend_that_nobody_knows(bench: Bench) -> None:
-    done = tared("run", "-c", bench.write("config.yaml", CONFIG), "--backend", "magic")
-    assert Bench.error(done.returncode, done.stdout, done.stderr).startswith("backend.missing: backend 'magic'; ")
 
 
 def test_a_precision_that_the_runtime_lacks_is_refused(bench: Bench) -> None:

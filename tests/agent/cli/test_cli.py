@@ -21,13 +21,13 @@ from engines.calibration import load_calibration
 from engines.store.artefact import read_artefact
 
 
-def test_calibrate_tells_what_it_observed(bench: Bench) -> None:
+def test_calibrate_prints_its_counts(bench: Bench) -> None:
     output = bench / "night" / "calibration.json"
-    told = bench.json("calibrate", bench / "model.yaml", "--frames", bench / "clip.avi", "-o", output)
-    assert told.keys() >= {"tensors", "frames", "seconds", "peak_rss_bytes", "output"}
-    assert (told["tensors"], told["frames"], told["output"]) == (4, CLIP_FRAMES, str(output))
-    assert 0 < told["seconds"] < 60
-    assert 10e6 < told["peak_rss_bytes"] < 10e9
+    printed = bench.json("calibrate", bench / "model.yaml", "--frames", bench / "clip.avi", "-o", output)
+    assert printed.keys() >= {"tensors", "frames", "seconds", "peak_rss_bytes", "output"}
+    assert (printed["tensors"], printed["frames"], printed["output"]) == (4, CLIP_FRAMES, str(output))
+    assert 0 < printed["seconds"] < 60
+    assert 10e6 < printed["peak_rss_bytes"] < 10e9
     calibration = load_calibration(output)
     assert (len(calibration.amax), calibration.frames, calibration.source) == (4, CLIP_FRAMES, "clip.avi")
 
@@ -57,31 +57,31 @@ def test_commands_take_the_runtime_of_an_artefact_unless_another_is_named(bench:
     assert bench.refuses(*infer, "--backend", other).startswith("artefact.runtime: ")
 
 
-def test_build_tells_what_it_built_and_finds_it_again(bench: Bench) -> None:
+def test_build_prints_its_artefact_and_finds_it_again(bench: Bench) -> None:
     build = ["build", bench / "model.yaml", "--calibration", bench / "calibration.json", "-o", bench / "new"]
-    told = bench.json(*build)
-    assert told.keys() >= {"artefact", "id", "int8_macs_share", "engine_bytes", "seconds"}
-    assert told["int8_macs_share"] == 1.0
-    assert told["engine_bytes"] == (bench / "new" / "engine.onnx").stat().st_size
-    assert told["id"] == read_artefact(bench / "new").id
+    printed = bench.json(*build)
+    assert printed.keys() >= {"artefact", "id", "int8_macs_share", "engine_bytes", "seconds"}
+    assert printed["int8_macs_share"] == 1.0
+    assert printed["engine_bytes"] == (bench / "new" / "engine.onnx").stat().st_size
+    assert printed["id"] == read_artefact(bench / "new").id
     again = bench.json(*build)
-    assert {**again, "seconds": 0} == {**told, "seconds": 0}
-    assert bench.json(*build[:-1], bench / "elsewhere")["id"] == told["id"]
+    assert {**again, "seconds": 0} == {**printed, "seconds": 0}
+    assert bench.json(*build[:-1], bench / "elsewhere")["id"] == printed["id"]
 
 
 def test_build_in_float_needs_no_calibration(bench: Bench) -> None:
-    told = bench.json("build", bench / "model.yaml", "--precision", "fp32", "-o", bench / "float")
-    assert told["int8_macs_share"] == 0.0
+    printed = bench.json("build", bench / "model.yaml", "--precision", "fp32", "-o", bench / "float")
+    assert printed["int8_macs_share"] == 0.0
     assert sorted(path.name for path in (bench / "float").iterdir()) == ["engine.onnx", "manifest.json"]
 
 
-def test_infer_tells_its_pace_and_writes_a_line_per_frame(bench: Bench) -> None:
+def test_infer_prints_its_pace_and_writes_a_line_per_frame(bench: Bench) -> None:
     results = bench / "new" / "results.jsonl"
-    told = bench.json("infer", bench / "artefact", "--frames", bench / "clip.avi", "-o", results)
-    assert told.keys() >= {"frames", "fps", "latency_ms"}
-    assert told["frames"] == CLIP_FRAMES
-    assert told["fps"] > 0
-    assert 0 < told["latency_ms"]["p50"] <= told["latency_ms"]["p99"]
+    printed = bench.json("infer", bench / "artefact", "--frames", bench / "clip.avi", "-o", results)
+    assert printed.keys() >= {"frames", "fps", "latency_ms"}
+    assert printed["frames"] == CLIP_FRAMES
+    assert printed["fps"] > 0
+    assert 0 < printed["latency_ms"]["p50"] <= printed["latency_ms"]["p99"]
     lines = [strict(line + "\n") for line in results.read_text().splitlines()]
     assert [line["frame"] for line in lines] == list(range(CLIP_FRAMES))
     assert [round(line["ts"], 3) for line in lines] == [number / 10 for number in range(CLIP_FRAMES)]
@@ -110,10 +110,10 @@ def test_evaluate_scores_artefacts_and_specs_alike(bench: Bench) -> None:
     for number, label in enumerate("abc"):
         bench.images(f"set/{label}", picture(40 * number), picture(50 * number))
     for target in ("artefact", "model.yaml"):
-        told = bench.json("evaluate", bench / target, "--dataset", bench / "set")
-        assert told.keys() >= {"task", "images", "top1"}
-        assert (told["task"], told["images"]) == ("classify", 6)
-        assert 0.0 <= told["top1"] <= 1.0
+        printed = bench.json("evaluate", bench / target, "--dataset", bench / "set")
+        assert printed.keys() >= {"task", "images", "top1"}
+        assert (printed["task"], printed["images"]) == ("classify", 6)
+        assert 0.0 <= printed["top1"] <= 1.0
 
 
 def test_evaluate_scores_detectors_by_average_precision(bench: Bench) -> None:
@@ -122,37 +122,37 @@ def test_evaluate_scores_detectors_by_average_precision(bench: Bench) -> None:
     spec = bench.spec("boxes", net.model(rows), task="detect", decoder="end2end", labels=["car"])
     folder = bench.images("set", picture(0), picture(99))
     (folder / "0.txt").write_text("0 .5 .5 .5 .5\n")
-    told = bench.json("evaluate", spec, "--dataset", folder)
-    assert told.keys() >= {"task", "images", "map", "map50"}
-    assert (told["task"], told["images"]) == ("detect", 2)
-    assert told["by_class"] == [{"class": 0, "label": "car", "objects": 1, "map": told["map"]}]
-    assert told["by_size"].keys() == {"small", "medium", "large"}
+    printed = bench.json("evaluate", spec, "--dataset", folder)
+    assert printed.keys() >= {"task", "images", "map", "map50"}
+    assert (printed["task"], printed["images"]) == ("detect", 2)
+    assert printed["by_class"] == [{"class": 0, "label": "car", "objects": 1, "map": printed["map"]}]
+    assert printed["by_size"].keys() == {"small", "medium", "large"}
     (folder / "classes.txt").write_text("car\ntree\n")
     assert bench.refuses("evaluate", spec, "--dataset", folder).startswith("dataset.label: class 'tree'")
-    assert {**bench.json("evaluate", spec, "--dataset", folder, "--classes", "car")} == told
+    assert {**bench.json("evaluate", spec, "--dataset", folder, "--classes", "car")} == printed
 
 
 def test_doctor_names_what_is_there_and_what_is_missing(bench: Bench) -> None:
-    told = bench.json("doctor")
-    assert told["ok"] is True
-    found = {finding["name"]: finding for finding in told["findings"]}
+    printed = bench.json("doctor")
+    assert printed["ok"] is True
+    found = {finding["name"]: finding for finding in printed["findings"]}
     assert found["onnxruntime"]["found"] == importlib.metadata.version("onnxruntime")
-    assert all(finding["ok"] or finding["remedy"] for finding in told["findings"])
+    assert all(finding["ok"] or finding["remedy"] for finding in printed["findings"])
     lines = bench.text("doctor").splitlines()
     assert len(lines) == len(found)
     assert any(re.match(r"ok +onnxruntime +\d", line) for line in lines)
 
 
-def test_run_tells_what_the_run_was(bench: Bench) -> None:
+def test_run_prints_a_summary(bench: Bench) -> None:
     bench.world.config["mqtt"] = {"host": "127.0.0.1", "port": free_port()}
     done = subprocess.run(bench.world.command(), capture_output=True, text=True, timeout=60, check=True)
-    told = strict(done.stdout)
-    assert told.keys() >= {
+    printed = strict(done.stdout)
+    assert printed.keys() >= {
         "frames", "dropped", "fps", "latency_ms", "alarms", "swaps", "fidelity", "accuracy", "artefact",
     }  # fmt: skip
-    assert (told["frames"], told["dropped"], told["alarms"], told["accuracy"]) == (CLIP_FRAMES, {}, [], {})
-    assert told["latency_ms"].keys() >= {"p50", "p99"}
-    assert read_artefact(Path(told["artefact"]))
+    assert (printed["frames"], printed["dropped"], printed["alarms"], printed["accuracy"]) == (CLIP_FRAMES, {}, [], {})
+    assert printed["latency_ms"].keys() >= {"p50", "p99"}
+    assert read_artefact(Path(printed["artefact"]))
     table = tared(*(word for word in bench.world.arguments("--frames", "5") if word != "--json")).stdout
     assert re.search(r"frames +\S* *5\b", table)
     assert "{" not in table
@@ -170,14 +170,14 @@ def test_send_follows_a_command_to_its_end(calibrated_world: World, any_broker: 
         watcher.expect(Topics("default", "board").telemetry)
         done = send("status", "--json")
         assert (done.returncode, done.stderr) == (0, "")
-        told = strict(done.stdout)
-        assert told["status"] == "SUCCEEDED"
-        assert told["result"]["engine"] == (world.state_dir / "current").resolve().name
+        printed = strict(done.stdout)
+        assert printed["status"] == "SUCCEEDED"
+        assert printed["result"]["engine"] == (world.state_dir / "current").resolve().name
 
         done = send("recalibrate", "frames=16", "method=max")
         assert done.returncode == 0, done.stdout
         statuses = [strict(line + "\n")["status"] for line in done.stdout.splitlines()]
-        assert statuses == ["ACCEPTED", "SUCCEEDED"]  # how far it is in between is told on stderr
+        assert statuses == ["ACCEPTED", "SUCCEEDED"]  # how far it is in between is printed on stderr
 
         done = send("recalibrate", "method=guess", "--json")
         assert done.returncode == 1

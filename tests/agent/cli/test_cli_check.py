@@ -20,16 +20,16 @@ from fleet.cli.main import main
 
 
 def test_calibrate_ends_with_a_check_that_build_repeats(bench: Bench) -> None:
-    told, check = bench.json_and_check(*calibrate(bench))
+    printed, check = bench.json_and_check(*calibrate(bench))
     assert re.match(r"check: on the calibration's own frames: fidelity to float \d\.\d+, 12 frames, simulated;", check)
-    assert told["check"].keys() == {
+    assert printed["check"].keys() == {
         *("frames", "informative", "fidelity", "worst_tensor", "worst_layer", "worst_db"),
     }  # fmt: skip
     kept = json.loads((bench / "calibration.json").read_text())["check"]
-    assert kept["result"] == told["check"]
+    assert kept["result"] == printed["check"]
     assert len(json.dumps(kept)) < 500  # figures, and no picture
     built, again = bench.json_and_check(*build(bench))
-    assert (built["check"], again) == (told["check"], check)
+    assert (built["check"], again) == (printed["check"], check)
 
 
 def low_remedy(said: str) -> str:
@@ -80,14 +80,14 @@ def test_a_check_that_fails_fails_nothing_else(bench: Bench, monkeypatch: pytest
         raise RuntimeError("planted")
 
     monkeypatch.setattr(offline_runs, "quick_check", broken)
-    told, check = bench.json_and_check(*calibrate(bench))
+    printed, check = bench.json_and_check(*calibrate(bench))
     assert check == "check: not made: RuntimeError: planted"
-    assert "check" not in told
+    assert "check" not in printed
     assert load_calibration(bench / "calibration.json").check == {}
-    told, check = bench.json_and_check(*build(bench, "model.yaml", "--frames", bench / "clip.avi"))
-    assert ("check" in told, check) == (False, "check: not made: RuntimeError: planted")
+    printed, check = bench.json_and_check(*build(bench, "model.yaml", "--frames", bench / "clip.avi"))
+    assert ("check" in printed, check) == (False, "check: not made: RuntimeError: planted")
     (bench / "cut.avi").write_bytes((bench / "clip.avi").read_bytes()[:200])
-    told, check = bench.json_and_check(*build(bench, "model.yaml", "--frames", bench / "cut.avi"))
+    printed, check = bench.json_and_check(*build(bench, "model.yaml", "--frames", bench / "cut.avi"))
     assert check.startswith("check: not made: camera.")
 
 
@@ -95,4 +95,4 @@ def test_frames_for_an_engine_without_int8_are_refused(bench: Bench) -> None:
     said = bench.refuses(*build(bench, "model.yaml", "--frames", bench / "clip.avi", "--precision", "fp32"))
     assert said.startswith("cli.arguments: --frames with precision fp32; expected")
     assert main([str(word) for word in build(bench, "model.yaml", "--precision", "fp32")]) == 0
-    assert "check" not in bench.heard()[1]
+    assert "check" not in bench.captured()[1]

@@ -1,8 +1,7 @@
-"""What --frames takes: a video, a folder, a zip, all of it or fewer, at the size of the model's profile."""
+"""Sources of --frames: a video, a folder, a zip, all of it or fewer, at the size of the model's profile."""
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -18,34 +17,18 @@ def pictures(bench: Bench) -> Path:
     return bench.images("pictures", *(picture(value) for value in range(10, 110, 10)))
 
 
-def test_frames_may_be_a_video_a_folder_or_a_zip(bench: Bench, pictures: Path) -> None:
-    packed = bench / "pictures.ZIP"
-    with zipfile.ZipFile(packed, "w") as archive:
-        for path in pictures.iterdir():
-            archive.write(path, f"nested/{path.name}")
-    amax = {}
-    for source, count in ((bench / "clip.avi", CLIP_FRAMES), (pictures, 10), (packed, 10)):
-        output = bench / "of.json"
-        told = bench.json("calibrate", bench / "model.yaml", "--frames", source, "-o", output)
-        assert told["frames"] == count
-        amax[source] = load_calibration(output).amax
-    assert amax[pictures] == amax[packed] != amax[bench / "clip.avi"]
-
-
 def test_frames_may_be_a_relative_path(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(bench.folder)
     assert bench.json("infer", "artefact", "--frames", "clip.avi")["frames"] == CLIP_FRAMES
 
 
-@pytest.mark.parametrize(
-    ("count", "taken"), [(5, range(10, 110, 20)), (3, (10, 50, 80)), (1, (10,)), (99, range(10, 110, 10))]
-)
+@pytest.mark.parametrize(("count", "taken"), [(3, (10, 50, 80)), (99, range(10, 110, 10))])
 def test_fewer_frames_than_there_are_come_from_all_of_the_source(
     bench: Bench, pictures: Path, count: int, taken: range
 ) -> None:
     output = bench / "of.json"
-    told = bench.json("calibrate", bench / "model.yaml", "--frames", pictures, "--count", count, "-o", output)
-    assert told["frames"] == len(taken)
+    printed = bench.json("calibrate", bench / "model.yaml", "--frames", pictures, "--count", count, "-o", output)
+    assert printed["frames"] == len(taken)
     histogram = load_calibration(output).histograms["image"]
     seen = {round((bin_ + 0.5) * histogram.bin_width * 255) for bin_ in np.flatnonzero(histogram.counts)}
     assert seen == set(taken)

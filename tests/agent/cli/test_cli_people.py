@@ -21,10 +21,10 @@ COMMANDS = ("run", "check", "calibrate", "build", "infer", "evaluate", "send", "
 
 
 def test_without_json_a_person_reads_names_and_values(bench: Bench) -> None:
-    told = bench.text("infer", bench / "artefact", "--frames", bench / "clip.avi")
-    assert re.fullmatch(r"frames +12\nfps +[\d.]+\nlatency_ms +.*\n", told)
-    told = bench.text("build", bench / "model.yaml", "--precision", "fp32", "-o", bench / "float")
-    assert re.search(rf"^artefact +{bench / 'float'}$", told, re.MULTILINE)
+    printed = bench.text("infer", bench / "artefact", "--frames", bench / "clip.avi")
+    assert re.fullmatch(r"frames +12\nfps +[\d.]+\nlatency_ms +.*\n", printed)
+    printed = bench.text("build", bench / "model.yaml", "--precision", "fp32", "-o", bench / "float")
+    assert re.search(rf"^artefact +{bench / 'float'}$", printed, re.MULTILINE)
 
 
 @pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)])
@@ -32,10 +32,10 @@ def test_help_is_there_for_every_command(command: tuple[str, ...], capfd: pytest
     with pytest.raises(SystemExit) as ended:
         main([*command, "--help"])
     assert ended.value.code == 0
-    told = capfd.readouterr().out
-    assert told.startswith(" ".join(("usage: tared", *command)))
+    printed = capfd.readouterr().out
+    assert printed.startswith(" ".join(("usage: tared", *command)))
     for name in COMMANDS if not command else ("--json",):
-        assert name in told
+        assert name in printed
 
 
 def test_the_version_is_the_packages(capfd: pytest.CaptureFixture[str]) -> None:

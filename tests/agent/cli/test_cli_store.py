@@ -51,15 +51,15 @@ class Desk:
     def tared(self, *arguments: str) -> tuple[int, str, str]:
         """Exit code, stdout, stderr of `tared store`."""
         code = main(["store", *arguments, "-c", str(self.folder / "config.yaml")])
-        heard = self._capfd.readouterr()
-        return code, heard.out, heard.err
+        captured = self._capfd.readouterr()
+        return code, captured.out, captured.err
 
     def json(self, *arguments: str, code: int = 0) -> dict[str, Any]:
         exit_code, output, errors = self.tared(*arguments, "--json")
         assert (exit_code, errors) == (code, "")
-        told = json.loads(output)
-        assert isinstance(told, dict)
-        return told
+        printed = json.loads(output)
+        assert isinstance(printed, dict)
+        return printed
 
     @contextmanager
     def daemon(self) -> Iterator[None]:
@@ -74,22 +74,22 @@ def desk(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Desk:
     return Desk(tmp_path, capfd)
 
 
-def test_list_tells_what_each_is_and_why_it_stays(desk: Desk) -> None:
+def test_list_shows_each_artefact_and_its_use(desk: Desk) -> None:
     (desk.made[1].path / "engine.onnx").unlink()
     os.utime(desk.made[1].path, (2, 2))
     (desk.state / "cache").mkdir()
     (desk.state / "cache" / "trt.timings").write_bytes(bytes(30))
     with desk.daemon():
-        told = desk.json("list")
-    rows = told["artefacts"]
+        printed = desk.json("list")
+    rows = printed["artefacts"]
     assert [row["id"] for row in rows] == [desk.reference.id, *(artefact.id for artefact in desk.made)]
     assert [row["roles"] for row in rows] == [["reference"], [], [], [], ["previous", "recent"], ["current", "recent"]]
     assert [row["trouble"] for row in rows] == [None, None, "artefact.damaged", None, None, None]
     last = {key: rows[-1][key] for key in ("precision", "fidelity", "method")}
     assert last == {"precision": "int8", "fidelity": 0.875, "method": "mse"}
     assert rows[-1]["bytes"] > 100
-    assert told["cached"] == {"cache/trt.timings": 30}
-    assert told["free_bytes"] > 0
+    assert printed["cached"] == {"cache/trt.timings": 30}
+    assert printed["free_bytes"] > 0
 
 
 def test_list_is_a_table_for_people(desk: Desk) -> None:
@@ -122,19 +122,19 @@ def test_verify_with_a_key_takes_what_it_has_not_signed_as_damaged(desk: Desk) -
     key = desk.folder / "key"
     key.write_bytes(KEY)
     key.chmod(0o600)
-    told = desk.json("verify", "--key", str(key), code=1)
-    assert {error["code"] for error in told["damaged"]} == {"artefact.signature"}
+    printed = desk.json("verify", "--key", str(key), code=1)
+    assert {error["code"] for error in printed["damaged"]} == {"artefact.signature"}
 
 
-def test_gc_removes_what_it_told_and_nothing_that_is_needed(desk: Desk) -> None:
+def test_gc_removes_the_artefacts_of_its_dry_run_alone(desk: Desk) -> None:
     regime = {"artefact": desk.made[0].id, "scales": {}, "weights": {}, "own": {}}
     (desk.state / "regimes.json").write_text(json.dumps({"schema": 2, "identity": "i", "regimes": [regime]}))
     dry = desk.json("gc", "--dry-run")
     assert dry["removed"] == [artefact.id for artefact in desk.made[1:3]]
     assert len(desk.store.places()) == 6
-    told = desk.json("gc")
-    assert told == {**dry, "dry_run": False}
-    assert told["freed_bytes"] > 200
+    printed = desk.json("gc")
+    assert printed == {**dry, "dry_run": False}
+    assert printed["freed_bytes"] > 200
     left = {path.name for path in desk.store.places()}
     assert left == {desk.reference.id, *(desk.made[index].id for index in (0, 3, 4))}
     code, output, _ = desk.tared("gc")
@@ -172,7 +172,7 @@ def test_gc_guesses_at_nothing(desk: Desk, spoil: Callable[[Desk], None], code: 
 def test_the_configuration_of_a_service_leads_to_its_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_installed: bool
 ) -> None:
-    """systemd names the directory to the daemon alone; whoever looks beside it finds it by the installed unit."""
+    """systemd names the directory to the daemon alone; `tared store` finds it by the installed unit."""
     monkeypatch.delenv("STATE_DIRECTORY", raising=False)
     path = tmp_path / "etc/tared/config.yaml"
     path.parent.mkdir(parents=True)

@@ -28,7 +28,7 @@ def init(folder: Path, camera: str | Path, *words: str) -> int:
     return main(["init", "--camera", str(camera), "-o", str(folder), "--json", *words])
 
 
-def test_it_writes_twenty_lines_that_the_daemon_runs(
+def test_init_writes_twenty_lines_that_the_daemon_runs(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "new"
@@ -74,8 +74,8 @@ def test_on_a_terminal_it_asks(world: World, tmp_path: Path) -> None:
         os.close(follower)
         os.write(leader, f"{world.folder / 'clip.avi'}\n{MODEL}\n\n".encode())
         assert job.stdout is not None
-        told = job.stdout.read().decode()
-        assert job.wait(60) == 0, told
+        printed = job.stdout.read().decode()
+        assert job.wait(60) == 0, printed
     os.close(leader)
     config = load_config(tmp_path / "new/config.yaml")
     assert config.mqtt.host is None

@@ -34,8 +34,10 @@ def strange_model() -> ModelProto:
     def renamed(name: str) -> str:
         return f"{name}{BAD}" if name else name
 
-    for each in (*graph.input, *graph.output, *graph.initializer):
-        each.name = renamed(each.name)
+    for value in (*graph.input, *graph.output):
+        value.name = renamed(value.name)
+    for tensor in graph.initializer:
+        tensor.name = renamed(tensor.name)
     for node in graph.node:
         node.name = renamed(node.name)
         node.input[:] = [renamed(name) for name in node.input]
@@ -103,10 +105,10 @@ def test_no_command_lets_a_name_steer_the_terminal(bench: Bench, monkeypatch: py
         (2, (absent,)),
         (2, ("plan", plan, "--explain", absent)),
     ):
-        assert main([str(argument) for argument in arguments]) == code, (arguments, bench.heard())
-        heard = "".join(bench.heard())
-        assert steering(heard) == set(), arguments
-        said += heard
+        assert main([str(argument) for argument in arguments]) == code, (arguments, bench.captured())
+        printed = "".join(bench.captured())
+        assert steering(printed) == set(), arguments
+        said += printed
     assert said.count(r"\u001b[2J") > 30
     assert r"\u009b31m\u202e\b" in said
 

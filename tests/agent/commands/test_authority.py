@@ -1,4 +1,4 @@
-"""Who may command a board: attacks with old, withheld, misdirected and stolen words."""
+"""Authority over a board: attacks with old, withheld, misdirected and stolen commands."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def test_another_key_is_not_and_a_release_key_is_another(board: Board, key: str)
     assert board.did == 0
 
 
-def test_what_waited_under_a_key_that_was_taken_out_does_nothing(board: Board, tmp_path: Path) -> None:
-    """A thief repeats commands as the board starts again without the key: new ones, and one that it has heard."""
-    heard, waiting = board.order("bob", id="c1"), board.order("bob", id="c2", version=2)
-    assert board.receive(heard) == ("SUCCEEDED", "")
-    config = {"operator_keys": [tmp_path / "ann.pub"], "release_keys": [tmp_path / "rel.pub"]}
-    board.authority = Authority(CommandsConfig(**config), TOPICS, False, lambda: True)
+def test_commands_of_a_key_that_was_removed_do_nothing(board: Board, tmp_path: Path) -> None:
+    """A thief repeats commands after the key was removed: new ones, and one that was carried out."""
+    seen, waiting = board.order("bob", id="c1"), board.order("bob", id="c2", version=2)
+    assert board.receive(seen) == ("SUCCEEDED", "")
+    config = CommandsConfig(operator_keys=(tmp_path / "ann.pub",), release_keys=(tmp_path / "rel.pub",))
+    board.authority = Authority(config, TOPICS, False, lambda: True)
     board.restart()
     assert board.receive(waiting) == ("REJECTED", "command.signature")
-    assert board.receive(heard) == ("SUCCEEDED", "")  # as the log has it
+    assert board.receive(seen) == ("SUCCEEDED", "")  # as the log has it
     assert board.receive(waiting) == ("REJECTED", "command.signature")
     assert board.did == 0
     assert board.receive(board.order("ann", id="c3", version=3)) == ("SUCCEEDED", "")
@@ -79,7 +79,7 @@ def test_a_command_for_another_board_is_none_for_this_one(board: Board) -> None:
 
 
 def test_a_command_that_was_withheld_has_expired(board: Board) -> None:
-    """The freeze attack: whoever holds the network lets an honest word through when it does harm."""
+    """The freeze attack: an attacker in the network delivers an honest command later."""
     assert board.receive(board.order(), NOW + 60.0) == ("EXPIRED", "command.expired")
     assert board.did == 0
 
@@ -101,8 +101,8 @@ def test_its_clock_is_good_enough_where_unsigned_counts_too_or_where_that_was_sa
     assert board.receive(board.order()) == ("SUCCEEDED", "")
 
 
-def test_a_loopback_broker_tells_no_time_to_a_board_with_keys(tmp_path: Path) -> None:
-    """What bridges to it may have kept a command back."""
+def test_a_loopback_broker_does_not_replace_a_clock_for_a_board_with_keys(tmp_path: Path) -> None:
+    """A bridge to the broker may have kept a command back."""
     board = Board(tmp_path, local=True)
     board.synchronised = False
     assert board.receive(board.order()) == ("REJECTED", "command.clock")
@@ -120,9 +120,7 @@ def test_a_replay_to_a_board_that_has_lost_its_log_does_nothing(board: Board) ->
 
 
 @pytest.mark.parametrize("bound", [None, b"damaged"])
-def test_where_nobody_knows_how_old_the_lost_log_was_it_is_as_old_as_this_start(
-    board: Board, bound: bytes | None
-) -> None:
+def test_without_its_guard_a_lost_log_is_as_old_as_this_start(board: Board, bound: bytes | None) -> None:
     order = board.order(expires=NOW + DAY_S)
     board.receive(order)
     (board.folder / "commands.sqlite").write_bytes(b"no database at all")
@@ -149,14 +147,14 @@ class Replies:
 
     def __init__(self, board: Board) -> None:
         self.board = board
-        self.heard: list[tuple[str, str, str]] = []
+        self.sent: list[tuple[str, str, str]] = []
         desk = CommandDispatcher(
             board.device.handlers(), board.results.append, authority=board.authority, reply=self._take
         )
         self.desk = desk
 
     def _take(self, reply: Reply, result: CommandResult) -> None:
-        self.heard.append((reply.topic, result.id, result.status))
+        self.sent.append((reply.topic, result.id, result.status))
 
     def receive(self, payload: bytes, topic: str, correlation: bytes = b"") -> None:
         self.desk.receive(payload, NOW, reply=Reply(topic, correlation))
@@ -169,19 +167,19 @@ def test_an_unsigned_message_takes_over_no_replies_and_is_answered_on_no_topic_o
         replies.receive(stranger, "thief")
     replies.receive(board.order("bob", op="rollback"), "bob")
     board.device.jobs[0][1].succeed()
-    assert replies.heard == [("ann", "c1", "ACCEPTED"), ("ann", "c1", "SUCCEEDED")]
+    assert replies.sent == [("ann", "c1", "ACCEPTED"), ("ann", "c1", "SUCCEEDED")]
     assert [result.id for result in board.results if result.status == "REJECTED"] == ["c9", "c1"], "told on its own"
     replies.receive(board.order(op="recalibrate"), "ann/2")
-    assert replies.heard[-1] == ("ann/2", "c1", "SUCCEEDED"), "the same command may ask for its answer elsewhere"
+    assert replies.sent[-1] == ("ann/2", "c1", "SUCCEEDED"), "the same command may ask for its answer elsewhere"
 
 
-def test_what_is_to_come_back_with_a_reply_is_short(board: Board) -> None:
+def test_a_long_reply_address_is_ignored(board: Board) -> None:
     replies = Replies(board)
     replies.receive(board.order(), "ann", b"x" * 257)
     replies.receive(board.order(id="c2"), "a" * 257)
-    assert replies.heard == []
+    assert replies.sent == []
     replies.receive(board.order(id="c3"), "ann", b"x" * 256)
-    assert [status for _, _, status in replies.heard] == ["ACCEPTED", "SUCCEEDED"]
+    assert [status for _, _, status in replies.sent] == ["ACCEPTED", "SUCCEEDED"]
 
 
 def test_the_kernel_is_asked_for_the_clock() -> None:
@@ -236,6 +234,6 @@ def test_which_broker_only_this_machine_reaches(host: str | None, loopback: bool
     assert is_loopback(host) is loopback
 
 
-def test_one_key_has_one_role(tmp_path: Path) -> None:
+def test_a_key_has_one_role(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"key\.roles"):
         Board(tmp_path, release_keys=[tmp_path / "ann.pub"])

@@ -42,7 +42,7 @@ def merged_by_a_fleet(of: Model, histograms: dict[str, AbsHistogram], **changes:
 
 @dataclass
 class Board:
-    """What is delivered comes to `tried`."""
+    """A delivered calibration is added to `tried`."""
 
     folder: Path
     model: Model
@@ -84,7 +84,7 @@ def board(tmp_path: Path, model: Model) -> Board:
     return Board(tmp_path, model)
 
 
-def test_what_fits_is_handed_to_a_job(board: Board, backend: Backend) -> None:
+def test_a_calibration_that_fits_goes_to_a_job(board: Board, backend: Backend) -> None:
     content = merged_by_a_fleet(board.model, observed(board.model, backend, frames(4)))
     assert board.deliver(content) == ""
     (staged,) = board.tried
@@ -92,7 +92,7 @@ def test_what_fits_is_handed_to_a_job(board: Board, backend: Backend) -> None:
     assert staged.facts().merged == {"boards": 4, "excluded": 1}
 
 
-def test_what_does_not_fit_is_refused_by_name(board: Board, backend: Backend) -> None:
+def test_a_calibration_that_does_not_fit_is_refused_by_name(board: Board, backend: Backend) -> None:
     histograms = observed(board.model, backend, frames(4))
     sound = merged_by_a_fleet(board.model, histograms)
     for content, code in (
@@ -107,7 +107,7 @@ def test_what_does_not_fit_is_refused_by_name(board: Board, backend: Backend) ->
     assert board.tried == []
 
 
-def test_one_at_a_time_with_room_and_until_it_is_cancelled(board: Board, tmp_path: Path) -> None:
+def test_calibrations_come_singly_need_room_and_can_be_cancelled(board: Board, tmp_path: Path) -> None:
     board.begin(b"first")
     with pytest.raises(CommandError, match=r"command\.busy"):
         board.begin(b"second")
@@ -117,7 +117,7 @@ def test_one_at_a_time_with_room_and_until_it_is_cancelled(board: Board, tmp_pat
         Board(tmp_path, board.model, reserve_bytes=2**60).begin(b"third")
 
 
-def test_what_goes_wrong_on_its_way_is_told_of_a_calibration_and_not_of_a_model(board: Board) -> None:
+def test_a_failed_transfer_of_a_calibration_names_the_calibration(board: Board) -> None:
     sha256 = board.begin(b"first")
     (board.folder / "incoming" / f"{sha256}.part").mkdir()
     board.delivery.receive(f"tared/v1/fleet/board/model/{sha256}/0", b"first")

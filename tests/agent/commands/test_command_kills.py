@@ -1,4 +1,4 @@
-"""Commands to a device that is killed at any moment: each is done once at the most, and its sender hears the truth."""
+"""Commands to a device that is killed at any moment: each is done at most once, and answered truly."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_a_command_that_was_carried_out_is_answered_by_the_next_process_and_not_
     assert not second.device.done_with
 
 
-def test_what_the_broker_has_is_not_told_again_at_the_start(path: Path) -> None:
+def test_results_that_the_broker_has_are_not_published_at_the_start(path: Path) -> None:
     first = Process(path)
     first.receive(payload(op="cancel"))
     first.journal.mark_delivered(["c1"])
@@ -66,10 +66,10 @@ def test_a_command_that_a_kill_interrupted_has_failed_and_is_not_begun_again(pat
     first = Process(path)
     assert first.receive(payload(op="recalibrate")) == ["ACCEPTED"]
     second = Process(path)
-    (told,) = second.results
-    assert (told.id, told.status) == ("c1", "FAILED")
-    assert told.error is not None
-    assert told.error.code == "command.interrupted"
+    (published,) = second.results
+    assert (published.id, published.status) == ("c1", "FAILED")
+    assert published.error is not None
+    assert published.error.code == "command.interrupted"
     assert second.receive(payload(op="recalibrate")) == ["FAILED"]
     assert second.device.jobs == []
 
@@ -133,7 +133,7 @@ def test_a_command_that_is_valid_for_longer_than_it_is_remembered_is_refused(pat
     assert process.receive(payload(op="cancel", expires=NOW + MEMORY_S)) == ["ACCEPTED", "SUCCEEDED"]
 
 
-def test_what_is_older_than_thirty_days_goes(path: Path) -> None:
+def test_commands_older_than_thirty_days_are_removed(path: Path) -> None:
     journal = opened(path)
     for number in range(3):
         journal.accept(f"c{number}", "", NOW + 60.0, NOW + number * DAY_S)
@@ -154,7 +154,7 @@ def test_beyond_the_most_rows_only_what_has_expired_is_forgotten(path: Path) -> 
     assert [journal.find(f"c{number}") is None for number in range(4)] == [True, False, False, False]
 
 
-def test_one_that_runs_is_never_forgotten(path: Path) -> None:
+def test_a_running_command_is_never_forgotten(path: Path) -> None:
     journal = opened(path, most_rows=2)
     journal.accept("runs", "", NOW + 60.0, NOW)
     for number in range(3):
@@ -182,7 +182,7 @@ def test_a_disk_that_refuses_refuses_what_changes_something_and_answers_the_rest
     assert process.receive(payload(op="cancel")) == ["ACCEPTED", "SUCCEEDED"], "refused is not carried out"
 
 
-def test_an_end_that_the_disk_refuses_is_told_and_written_later(path: Path) -> None:
+def test_a_result_that_the_disk_refuses_is_reported_and_written_later(path: Path) -> None:
     process = Process(path)
     process.receive(payload(op="recalibrate"))
     with closing(refusing(path)):

@@ -32,18 +32,18 @@ class Desk:
         spec = ModelSpec(path=Path("x.onnx"), task=task, decoder=decoder, labels=labels)  # type: ignore[arg-type]  # a task
         boxes = np.array([[10, 10, 30, 30]], np.float32)
         detected = Detections(boxes=boxes, classes=np.array([1]), scores=np.array([0.9], np.float32))
-        self.told: list[tuple[str, int, str]] = []
+        self.reported: list[tuple[str, int, str]] = []
         self.accuracy = LiveAccuracy(task)
         for frame in range(10):
             answer = Classification(1, 0.9) if task == "classify" else detected
             self.accuracy.add_answer(ServedFrame(Frame(frame, frame / 10, 0, IMAGE), "int8", answer, 0, 0.0))
-        self.desk = LabelsInbox({"north": self.accuracy}, spec, self._tell)
+        self.desk = LabelsInbox({"north": self.accuracy}, spec, self._report)
 
-    def _tell(self, error: TaredError, count: int) -> None:
+    def _report(self, error: TaredError, count: int) -> None:
         assert error.found
         assert error.expected
         assert error.remedy
-        self.told.append((error.code, count, str(error)))
+        self.reported.append((error.code, count, str(error)))
 
     def send(self, payload: bytes | None = None, now_s: float = 0.0, retained: bool = False, **fields: Any) -> None:
         message = {"camera": "north", **fields}
@@ -62,7 +62,7 @@ def test_classes_come_by_id_or_by_name_for_a_frame_or_a_capture_time() -> None:
     desk.send(ts=0.21, labels="cat")
     desk.send(ts=0.3, labels=1)
     assert desk.counted == (0.75, 4)
-    assert desk.told == []
+    assert desk.reported == []
 
 
 def test_boxes_come_in_frame_pixels_with_classes_by_id_or_by_name() -> None:
@@ -72,7 +72,7 @@ def test_boxes_come_in_frame_pixels_with_classes_by_id_or_by_name() -> None:
     desk.send(frame=2, labels=[{"class": "cat", "box": [10, 10, 30, 30]}])
     desk.send(frame=3, labels=[])
     assert desk.counted == (0.5, 4)
-    assert desk.told == []
+    assert desk.reported == []
 
 
 @pytest.mark.parametrize(
@@ -107,12 +107,12 @@ def test_boxes_come_in_frame_pixels_with_classes_by_id_or_by_name() -> None:
         ({"frame": 0, "labels": 1, "retained": True}, "labels.retained"),
     ],
 )
-def test_what_labels_no_frame_is_told_and_counts_for_nothing(fields: dict[str, Any], code: str) -> None:
+def test_labels_of_no_frame_are_reported_and_do_not_count(fields: dict[str, Any], code: str) -> None:
     desk = Desk()
     desk.send(**fields)
-    (told,) = desk.told
-    assert told[:2] == (code, 1)
-    assert len(told[2]) < 700
+    (reported,) = desk.reported
+    assert reported[:2] == (code, 1)
+    assert len(reported[2]) < 700
     assert desk.counted[1] == 0
 
 
@@ -132,17 +132,17 @@ def test_what_labels_no_frame_is_told_and_counts_for_nothing(fields: dict[str, A
         ([{"class": 0, "box": [0, 0, 1, 1]}] * 1001, "message.invalid"),
     ],
 )
-def test_boxes_that_are_none_are_told_and_count_for_nothing(labels: Any, code: str) -> None:
+def test_malformed_boxes_are_reported_and_do_not_count(labels: Any, code: str) -> None:
     desk = Desk("detect")
     desk.send(frame=0, labels=labels)
-    assert [told[:2] for told in desk.told] == [(code, 1)]
+    assert [reported[:2] for reported in desk.reported] == [(code, 1)]
     assert desk.counted[1] == 0
 
 
 def test_a_model_of_raw_outputs_has_no_labels() -> None:
     desk = Desk("raw")
     desk.send(frame=0, labels=1)
-    assert desk.told[0][0] == "labels.task"
+    assert desk.reported[0][0] == "labels.task"
 
 
 def test_without_names_in_the_spec_any_id_is_a_class_and_no_name_is() -> None:
@@ -150,7 +150,7 @@ def test_without_names_in_the_spec_any_id_is_a_class_and_no_name_is() -> None:
     desk.send(frame=0, labels=70_000)
     assert desk.counted == (0.0, 1)
     desk.send(frame=1, labels="dog")
-    assert [told[0] for told in desk.told] == ["labels.class"]
+    assert [reported[0] for reported in desk.reported] == ["labels.class"]
 
 
 def test_a_flood_is_measured_at_once_then_once_a_minute_with_its_number() -> None:
@@ -158,14 +158,14 @@ def test_a_flood_is_measured_at_once_then_once_a_minute_with_its_number() -> Non
     for number in range(1000):
         desk.send(b"nonsense", now_s=number / 100)
     desk.send(frame=99, labels=1, now_s=10.0)
-    assert [told[:2] for told in desk.told] == [("message.malformed", 1), ("labels.unknown", 1)]
+    assert [reported[:2] for reported in desk.reported] == [("message.malformed", 1), ("labels.unknown", 1)]
     desk.desk.tick(59.9)
-    assert len(desk.told) == 2
-    desk.desk.tick(60.0)  # nothing came since, and still it is told
+    assert len(desk.reported) == 2
+    desk.desk.tick(60.0)  # nothing came since, and still it is reported
     desk.desk.tick(1e6)
-    assert [told[:2] for told in desk.told[2:]] == [("message.malformed", 999)]
+    assert [reported[:2] for reported in desk.reported[2:]] == [("message.malformed", 999)]
     desk.send(b"nonsense", now_s=1e6)
-    assert desk.told[-1][:2] == ("message.malformed", 1)
+    assert desk.reported[-1][:2] == ("message.malformed", 1)
 
 
 json_values = st.recursive(
@@ -182,4 +182,4 @@ json_values = st.recursive(
 def test_no_document_brings_the_desk_down(document: dict[str, Any], task: str) -> None:
     desk = Desk(task)
     desk.send(json.dumps({"camera": "north", **document}).encode())
-    assert desk.counted[1] + len(desk.told) + desk.accuracy.estimate.empty >= 1
+    assert desk.counted[1] + len(desk.reported) + desk.accuracy.estimate.empty >= 1

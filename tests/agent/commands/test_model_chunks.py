@@ -26,7 +26,7 @@ def test_chunks_are_asked_for_and_taken_in_their_order(board: Board) -> None:
     assert board.model.read_bytes() == CONTENT
 
 
-def test_chunks_that_nobody_asked_for_are_passed_over(board: Board) -> None:
+def test_unrequested_chunks_are_ignored(board: Board) -> None:
     board.chunk(0)
     board.begin()
     board.chunk(0, sha="0" * 64)
@@ -92,7 +92,7 @@ def test_a_silent_sender_is_asked_again_and_then_given_up(board: Board) -> None:
     assert board.wanted == 1, "it goes on where it ended"
 
 
-def test_what_another_process_received_is_gone_on_with(tmp_path: Path, board: Board) -> None:
+def test_a_transfer_continues_in_another_process(tmp_path: Path, board: Board) -> None:
     board.begin()
     board.chunk(0)
     (path,) = board.incoming.iterdir()
@@ -112,13 +112,13 @@ def refusal(begin: Callable[[], None]) -> str:
     return caught.value.code
 
 
-def test_one_at_a_time_and_what_came_of_another_goes(board: Board) -> None:
+def test_a_second_transfer_is_refused(board: Board) -> None:
     board.begin()
     board.chunk(0)
     assert refusal(board.begin) == "command.busy"
 
 
-def test_what_came_of_another_model_is_removed(tmp_path: Path, board: Board) -> None:
+def test_the_part_of_another_model_is_removed(tmp_path: Path, board: Board) -> None:
     board.begin()
     board.chunk(0)
     later = Board(tmp_path)

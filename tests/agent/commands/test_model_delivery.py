@@ -89,7 +89,7 @@ def test_a_model_is_fetched_and_put_in_its_place(board: Board, url: str) -> None
     assert {each.step for each in board.results if each.step} == {"FETCHING"}, "as often as it comes in blocks"
 
 
-def test_what_a_server_cut_off_is_gone_on_with(board: Board, url: str) -> None:
+def test_a_download_that_was_cut_off_continues(board: Board, url: str) -> None:
     board.begin(f"{url}/cut")
     assert f"{len(CONTENT) // 2} of {len(CONTENT)} bytes" in board.end()
     assert board.model.read_bytes() == b"before"
@@ -158,7 +158,7 @@ def test_a_server_that_trickles_does_not_occupy_the_board(board: Board, url: str
     assert board.end() == "SUCCEEDED"
 
 
-def test_what_trickles_is_written_as_it_comes_and_ended_by_cancel(board: Board, url: str) -> None:
+def test_a_slow_download_is_written_as_it_comes_and_can_be_cancelled(board: Board, url: str) -> None:
     board.begin(f"{url}/trickle")
     eventually(lambda: board.kept > 0)
     assert board.delivery.end("the operator cancels it")
@@ -170,7 +170,7 @@ def test_what_trickles_is_written_as_it_comes_and_ended_by_cancel(board: Board, 
     assert Server.asked[-1] == ("/model.onnx", f"bytes={kept}-"), "nothing was written after the end"
 
 
-def test_what_a_killed_process_half_copied_goes(board: Board, url: str) -> None:
+def test_a_half_copied_model_of_a_killed_process_is_removed(board: Board, url: str) -> None:
     (board.model.parent / ".model.onnx.77.new").write_bytes(b"half")
     (board.model.parent / ".model.onnx.ab.78.new").mkdir()
     board.begin(f"{url}/model.onnx")

@@ -22,11 +22,11 @@ from fleet.operator import new_command
 ANSWERS = "operators/ann"
 
 
-def asked(broker: RealBroker, reply_to: str, listens: str) -> list[tuple[str, bytes | None]]:
+def answered(broker: RealBroker, reply_to: str, listens: str) -> list[tuple[str, bytes | None]]:
     """The statuses, with their correlation, that came on the topic `listens` until the end of a command."""
     command = new_command("status", {}, time.time())
     own = TOPICS.result(command.id)
-    heard: list[tuple[str, bytes | None]] = []
+    answers: list[tuple[str, bytes | None]] = []
     with (
         on_the_air(broker.endpoint, TOPICS, Birth(agent_version="0")) as link,
         MqttClient(broker.endpoint, "ann", SessionOptions(subscriptions=[listens.format(own=own), "end"])) as ann,
@@ -44,44 +44,44 @@ def asked(broker: RealBroker, reply_to: str, listens: str) -> list[tuple[str, by
         inbox = ann.inboxes[listens.format(own=own)]
         while not inbox.empty():
             message = inbox.get()
-            heard.append((CommandResult.from_json(message.payload).status, message.correlation))
-    return heard
+            answers.append((CommandResult.from_json(message.payload).status, message.correlation))
+    return answers
 
 
 @pytest.mark.broker
-def test_an_answer_comes_where_its_sender_wants_it_with_what_it_gave_along(mosquitto: RealBroker) -> None:
-    assert asked(mosquitto, ANSWERS, ANSWERS) == [("ACCEPTED", b"\x007"), ("SUCCEEDED", b"\x007")]
+def test_an_answer_goes_to_the_reply_topic_with_its_correlation(mosquitto: RealBroker) -> None:
+    assert answered(mosquitto, ANSWERS, ANSWERS) == [("ACCEPTED", b"\x007"), ("SUCCEEDED", b"\x007")]
 
 
 @pytest.mark.broker
-def test_on_the_commands_own_topic_too(mosquitto: RealBroker) -> None:
-    heard = asked(mosquitto, "{own}", "{own}")
-    assert ("SUCCEEDED", b"\x007") in heard
-    assert ("SUCCEEDED", None) in heard
+def test_a_reply_may_go_to_the_commands_own_topic(mosquitto: RealBroker) -> None:
+    answers = answered(mosquitto, "{own}", "{own}")
+    assert ("SUCCEEDED", b"\x007") in answers
+    assert ("SUCCEEDED", None) in answers
 
 
-def test_after_a_restart_too(tmp_path: Path) -> None:
+def test_a_command_that_a_kill_interrupted_is_answered_on_its_reply_topic(tmp_path: Path) -> None:
     """Of a command that was under way when the process was killed."""
-    first, heard = desk_of(tmp_path)
+    first, answers = desk_of(tmp_path)
     command = new_command("recalibrate", {}, NOW)
     first.receive(command.to_json(), NOW, reply=Reply(ANSWERS, b"7"))
-    assert [result.status for _, result in heard] == ["ACCEPTED"]
-    second, heard = desk_of(tmp_path)
+    assert [result.status for _, result in answers] == ["ACCEPTED"]
+    second, answers = desk_of(tmp_path)
     second.restore([], [])
-    assert [(reply, result.status) for reply, result in heard] == [(Reply(ANSWERS, b"7"), "FAILED")]
+    assert [(reply, result.status) for reply, result in answers] == [(Reply(ANSWERS, b"7"), "FAILED")]
 
 
 def desk_of(folder: Path) -> tuple[CommandDispatcher, list[tuple[Reply, CommandResult]]]:
     """A desk of a process of its own, and what it answers where its senders want it."""
-    heard: list[tuple[Reply, CommandResult]] = []
+    answers: list[tuple[Reply, CommandResult]] = []
     log = CommandLog(folder / "commands.sqlite", lambda error: pytest.fail(str(error)))
     desk = CommandDispatcher(
-        Device().handlers(), lambda _: None, command_log=log, reply=lambda *answered: heard.append(answered)
+        Device().handlers(), lambda _: None, command_log=log, reply=lambda *answered: answers.append(answered)
     )
-    return desk, heard
+    return desk, answers
 
 
-def test_a_house_of_another_name_is_written_to_by_nobody_else() -> None:
+def test_no_reply_goes_to_the_topics_of_home_assistant() -> None:
     results = CommandResults(TOPICS, "smart/house")
     for topic in ("smart/house/device/x/config", "homeassistant/device/x/config", "smart/houses"):
         results.add_reply(Reply(topic), CommandResult(id="c1", status="SUCCEEDED"))
@@ -92,5 +92,5 @@ def test_a_house_of_another_name_is_written_to_by_nobody_else() -> None:
 
 @pytest.mark.broker
 @pytest.mark.parametrize("topic", [Topics("fleet", "other").command, TOPICS.ack, "homeassistant/device/x/config"])
-def test_where_it_would_be_taken_for_something_else_it_does_not_come(mosquitto: RealBroker, topic: str) -> None:
-    assert asked(mosquitto, topic, topic) == []
+def test_no_reply_goes_to_a_topic_with_a_meaning(mosquitto: RealBroker, topic: str) -> None:
+    assert answered(mosquitto, topic, topic) == []

@@ -1,4 +1,4 @@
-"""What operators set at run time, the documents `desired` and `reported`."""
+"""Settings at run time, and the documents `desired` and `reported`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from device import NOW, TOPICS
 
+from agent.camera.config import CameraConfig
 from agent.commands.authority import Authority
 from agent.commands.dispatcher import Authorisation
 from agent.commands.settings import LIVE, Settings, admit_desired, check_expiry, parse_desired
@@ -24,7 +25,7 @@ Make = Callable[..., Settings]
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
     model = ModelSpec(path=tmp_path / "model.onnx", task="raw")
-    return Config(model=model, camera={"source": "v4l2:/dev/video0"}, state_dir=tmp_path)
+    return Config(model=model, camera=CameraConfig(source="v4l2:/dev/video0"), state_dir=tmp_path)
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def refusal(settings: Settings, values: dict[str, Any], version: int = 9) -> str
     return caught.value.code
 
 
-def test_what_is_set_holds_and_is_there_after_a_restart(make: Make) -> None:
+def test_settings_hold_after_a_restart(make: Make) -> None:
     changes: list[Config] = []
     settings = make(changes)
     settings.set({"recalibration.max_loss": 0.25, "mqtt.telemetry_period_s": 60}, Authorisation(3))
@@ -60,7 +61,7 @@ def test_what_is_set_holds_and_is_there_after_a_restart(make: Make) -> None:
         assert reported.values["recalibration.max_loss"] == 0.25
 
 
-def test_one_more_is_added_and_null_is_what_the_file_says(make: Make, config: Config) -> None:
+def test_further_settings_are_added_and_null_restores_the_file(make: Make, config: Config) -> None:
     settings = make()
     settings.set({"recalibration.max_loss": 0.25, "log_level": "debug"}, Authorisation(1))
     settings.set({"recalibration.automatic": False}, Authorisation(2))
@@ -99,7 +100,7 @@ def test_a_whole_document_leaves_nothing_else(make: Make, config: Config) -> Non
         {"recalibration.max_loss": 0.2, "state_dir": "/"},
     ],
 )
-def test_what_cannot_be_set_changes_nothing(make: Make, values: dict[str, Any]) -> None:
+def test_a_refused_setting_changes_nothing(make: Make, values: dict[str, Any]) -> None:
     assert refusal(make(), values) == "command.set"
     assert make().version == 0
 
@@ -122,7 +123,7 @@ def test_an_old_document_is_no_way_back(make: Make) -> None:
             assert refusal(each, {"recalibration.max_loss": 0.9}, version) == "command.version"
 
 
-def test_what_a_stolen_key_has_said_does_not_block_the_next(make: Make) -> None:
+def test_a_version_of_a_stolen_key_does_not_block_the_next(make: Make) -> None:
     make(trusts={"stolen", "new"}.__contains__).set({"log_level": "error"}, Authorisation(2**53 - 1, "stolen"))
     settings = make(trusts={"new"}.__contains__)
     assert settings.version == 0
@@ -130,7 +131,7 @@ def test_what_a_stolen_key_has_said_does_not_block_the_next(make: Make) -> None:
     assert settings.version == 1
 
 
-def test_what_a_key_has_set_goes_with_the_key_and_what_others_have_set_stays(make: Make, config: Config) -> None:
+def test_settings_of_a_revoked_key_go_and_those_of_others_stay(make: Make, config: Config) -> None:
     both = make(trusts={"honest", "stolen"}.__contains__)
     both.set({"log_level": "debug"}, Authorisation(5, "honest"))
     both.set({"recalibration.automatic": False}, Authorisation(9, "stolen"))
@@ -171,7 +172,7 @@ def test_a_damaged_file_leaves_those_of_the_configuration_and_is_reported(
     assert len(errors) == 1
 
 
-def test_a_value_that_does_not_fit_any_more_is_told_of_and_the_others_hold(
+def test_a_value_that_no_longer_fits_is_reported_and_the_others_hold(
     make: Make, config: Config, tmp_path: Path
 ) -> None:
     make().set({"recalibration.max_loss": 0.25, "log_level": "debug"}, Authorisation(1))
@@ -191,7 +192,7 @@ def test_the_file_of_a_newer_tared_is_left_alone(make: Make, tmp_path: Path) -> 
 class Signed:
     def __init__(self, folder: Path) -> None:
         self.signer = Signer(new_key(folder / "ann")[0])
-        self.authority = Authority(CommandsConfig(operator_keys=[folder / "ann.pub"]), TOPICS, False, lambda: True)
+        self.authority = Authority(CommandsConfig(operator_keys=(folder / "ann.pub",)), TOPICS, False, lambda: True)
 
     def parse(self, now: float = NOW, **document: Any) -> str:
         """The code of the refusal, empty where there is none."""
@@ -205,7 +206,7 @@ class Signed:
 
 def test_a_desired_document_is_signed_where_commands_are(tmp_path: Path) -> None:
     signed = Signed(tmp_path)
-    document = {"version": 1, "values": {"log_level": "debug"}, "to": "fleet/board"}
+    document: dict[str, Any] = {"version": 1, "values": {"log_level": "debug"}, "to": "fleet/board"}
     assert signed.parse(**document) == "command.unsigned"
     assert signed.parse(**signed.signer.sign(document)) == "message.invalid", "it does not say until when"
     document["expires"] = NOW + 1.0
@@ -217,6 +218,13 @@ def test_a_desired_document_is_signed_where_commands_are(tmp_path: Path) -> None
 
 def test_a_signed_command_is_no_desired_document(tmp_path: Path) -> None:
     signed = Signed(tmp_path)
-    command = {"id": "c", "op": "set", "args": {"values": {}}, "issued": NOW, "expires": NOW + 9, "version": 1}
+    command: dict[str, Any] = {
+        "id": "c",
+        "op": "set",
+        "args": {"values": {}},
+        "issued": NOW,
+        "expires": NOW + 9,
+        "version": 1,
+    }
     assert signed.parse(**signed.signer.sign({**command, "to": "fleet/board"})) == "message.invalid"
     assert signed.parse(**signed.signer.sign({**command, "values": {}, "to": "fleet/board"})) == "message.invalid"

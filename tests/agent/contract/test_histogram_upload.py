@@ -23,7 +23,7 @@ CONTENT = write_upload(FACTS, HISTOGRAMS)
 TOPICS = Topics("fleet", "board")
 
 
-def test_what_was_written_is_read_to_the_bit_and_equal_is_equal_bytes() -> None:
+def test_histograms_are_read_as_written_and_equal_ones_have_equal_bytes() -> None:
     assert read_facts(CONTENT) == FACTS
     assert dict(read_upload(CONTENT)) == HISTOGRAMS
     assert write_upload(FACTS, dict(HISTOGRAMS)) == CONTENT
@@ -39,7 +39,7 @@ def test_facts_may_be_longer_than_a_message_for_they_have_the_names_of_thousands
         read_facts(write_upload(endless, HISTOGRAMS))
 
 
-def test_it_tells_of_no_time_no_place_and_no_frame() -> None:
+def test_an_upload_contains_no_time_place_or_frame() -> None:
     assert set(json.loads(FACTS.to_json())) <= {
         "model", "observed", "method", "frames", "preprocessing", "shared", "merged"
     }  # fmt: skip
@@ -59,7 +59,7 @@ def test_foreign_and_damaged_content_is_refused(foreign: bytes, cut: int) -> Non
         assert isinstance(facts, Facts)
 
 
-def test_one_tensor_twice_and_none_at_all_are_refused() -> None:
+def test_a_repeated_tensor_and_no_tensor_are_refused() -> None:
     record = write_upload(FACTS, {"conv1": HISTOGRAMS["conv1"]})
     bare = write_upload(FACTS, {})
     for content, found in ((record + record[len(bare) :], "twice"), (bare, "no tensor")):
@@ -108,13 +108,13 @@ def test_an_upload_of_the_most_bytes_has_the_most_chunks() -> None:
 
 
 class Sending:
-    """A source at work, and what it tells."""
+    """A source at work, and its reports."""
 
     def __init__(self) -> None:
         self.source = UploadSource(TOPICS)
-        self.told: list[tuple[int, str]] = []
+        self.reported: list[tuple[int, str]] = []
         self.upload = Upload(bytes(3 * HISTOGRAM_CHUNK_BYTES))
-        self.source.start(self.upload, range(3), lambda left, refusal: self.told.append((left, refusal)))
+        self.source.start(self.upload, range(3), lambda left, refusal: self.reported.append((left, refusal)))
 
     def take(self, number: int) -> Message:
         message = self.source.pop()
@@ -123,41 +123,41 @@ class Sending:
         return message
 
 
-def test_one_chunk_is_on_its_way_at_a_time() -> None:
+def test_chunks_are_sent_singly() -> None:
     sending = Sending()
     for number in range(3):
         message = sending.take(number)
         assert sending.source.pop() is None, "telemetry never waits for two"
         sending.source.delivered(message)
     assert sending.source.pop() is None
-    assert sending.told == [(2, ""), (1, ""), (0, "")]
+    assert sending.reported == [(2, ""), (1, ""), (0, "")]
     assert len(sending.source) == 0
 
 
-def test_what_a_lost_connection_carried_goes_again() -> None:
+def test_the_chunk_of_a_lost_connection_is_sent_again() -> None:
     sending = Sending()
     lost = sending.take(0)
     sending.source.put_back([lost])
     sending.source.connection_started()
     sending.source.delivered(sending.take(0))
     sending.source.delivered(sending.take(1))
-    assert sending.told == [(2, ""), (1, "")]
+    assert sending.reported == [(2, ""), (1, "")]
 
 
-def test_what_the_broker_refuses_ends_it() -> None:
+def test_a_refused_chunk_ends_the_upload() -> None:
     for for_good, why in ((True, "its longest message"), (False, "its access rules")):
         sending = Sending()
         sending.source.refused(sending.take(0), for_good)
         assert sending.source.pop() is None
-        assert sending.told == [(0, why)]
+        assert sending.reported == [(0, why)]
 
 
 def test_a_chunk_of_an_upload_that_has_ended_is_no_news() -> None:
     sending = Sending()
     old = sending.take(0)
-    sending.source.start(sending.upload, [2], lambda left, refusal: sending.told.append((left, refusal)))
+    sending.source.start(sending.upload, [2], lambda left, refusal: sending.reported.append((left, refusal)))
     sending.source.delivered(old)
-    assert sending.told == []
+    assert sending.reported == []
     sending.source.end()
     assert sending.source.pop() is None
 

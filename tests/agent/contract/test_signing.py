@@ -130,7 +130,7 @@ def test_a_key_that_appears_twice_is_refused_before_anybody_asks_which(signer: S
 @pytest.mark.parametrize(
     "signature", [None, 7, "", "AAAA", "\u00e9", "=" * 88, base64.b64encode(bytes(64)).decode(), []]
 )
-def test_what_is_no_signature_is_none(keyring: Keyring, signature: object) -> None:
+def test_a_malformed_signature_is_none(keyring: Keyring, signature: object) -> None:
     assert keyring.signer_id({"op": "status", "signature": signature}) is None
 
 

@@ -28,10 +28,10 @@ IMAGE = np.full((24, 32, 3), 128, np.uint8)
 
 
 class Bench:
-    """A sampler over a store on the disk, which sees one frame a second; `told`: its reports."""
+    """A sampler over a store on the disk, which sees one frame a second; `reported`: its reports."""
 
     def __init__(self, folder: Path, per_s: float, most_waiting: int = 100_000) -> None:
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.store = LabelStore(folder, "model", "classify")
         self.config = LabellingConfig(per_week=per_s * WEEK_S, most_waiting=most_waiting)
         self.seconds = 0
@@ -40,10 +40,10 @@ class Bench:
 
     def start(self) -> None:
         """A new process."""
-        self.sampler = FrameSampler(self.store, self.config, ["a", "b"], 1, self._tell)
+        self.sampler = FrameSampler(self.store, self.config, ["a", "b"], 1, self._report)
 
-    def _tell(self, error: TaredError | None) -> None:
-        self.told.append(error.code if error is not None else "back")
+    def _report(self, error: TaredError | None) -> None:
+        self.reported.append(error.code if error is not None else "back")
 
     def watch(self, frames: int, engine: str = "int8") -> None:
         for _ in range(frames):
@@ -136,7 +136,7 @@ def test_a_disk_that_refuses_costs_frames_and_is_reported_once(tmp_path: Path) -
     bench.store.folder.unlink()
     shutil.move(kept, bench.store.folder)
     bench.watch(20)
-    assert bench.told == ["labelling.write", "back"]
+    assert bench.reported == ["labelling.write", "back"]
     assert drawn < len(bench.store.frames())
     bench.sampler.close()
     (counted,) = bench.store.counted().values()
@@ -185,7 +185,7 @@ def test_where_the_file_is_lost_counting_begins_anew_with_the_draws(tmp_path: Pa
     if is_damaged:
         (bench.store.folder / "labels.sqlite").write_bytes(b"no database" * 1000)
     bench.watch(sampling._WARM_UP + 100)
-    assert bench.told == (["labelling.damaged", "back"] if is_damaged else [])
+    assert bench.reported == (["labelling.damaged", "back"] if is_damaged else [])
     assert bench.store.strata() is not None
     assert sum(bench.store.frames()[0].seen) < 100  # seconds, all of them since
     for frame in bench.store.frames():
@@ -207,7 +207,7 @@ def test_a_damaged_row_is_an_error_of_the_store_alone(tmp_path: Path, damage: st
         db.execute(f"UPDATE {damage}")
     bench.start()
     bench.watch(2 * sampling._WARM_UP)
-    assert bench.told == ["labelling.damaged", "back"]
+    assert bench.reported == ["labelling.damaged", "back"]
 
 
 @pytest.mark.usefixtures("without_pauses")
@@ -224,7 +224,7 @@ def test_a_picture_that_cannot_be_removed_is_an_error_of_the_store_alone(
     bench.store.label(bench.store.frames()[0].id, 0)
     monkeypatch.setattr(store, "remove", refuse)
     bench.watch(5)
-    assert bench.told == ["labelling.write"]
+    assert bench.reported == ["labelling.write"]
     assert bench.sampler.measured is not None
 
 

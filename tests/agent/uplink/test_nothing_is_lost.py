@@ -101,8 +101,8 @@ def lasting(tmp_path: Path) -> Iterator[RealBroker]:
     broker.stop()
 
 
-def heard_by_the_collector(broker: RealBroker) -> None:
-    """From now on it is: it answers a board that comes online. What nobody hears a broker drops."""
+def until_the_collector_listens(broker: RealBroker) -> None:
+    """Wait until the collector answers a board that comes online. A broker drops messages without a subscriber."""
     board = Topics("fleet", "another")
     with MqttClient(broker.endpoint, "another", SessionOptions(subscriptions=[board.ack])) as client:
 
@@ -157,7 +157,7 @@ def test_whatever_the_network_does_nothing_is_lost(tmp_path: Path, lasting: Real
         board = Board(tmp_path, proxy.port, lasting.port)
         try:
             board.start("collector")
-            heard_by_the_collector(lasting)
+            until_the_collector_listens(lasting)
             board.start("device")
             for _ in range(5):
                 eventually(proxy.carries)

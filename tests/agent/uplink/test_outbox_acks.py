@@ -1,4 +1,4 @@
-"""What the outbox keeps until it has arrived: with a broker alone, and with a collector that acknowledges."""
+"""Rows of the outbox until they have arrived: with a broker alone, and with a collector that acknowledges."""
 
 from __future__ import annotations
 

@@ -15,16 +15,17 @@ from outbox_bench import opened, stored
 from turned_clock import TurnedClock
 
 from agent.common.errors import AgentError
+from agent.contract.events import EventKind
 from agent.contract.messages import Birth
 from agent.mqtt.config import OutboxConfig
 from agent.uplink.link import MqttLink
 from agent.uplink.outbox import Outbox
 from agent.uplink.reporter import Reporter
 
-NEWS = "job"
+NEWS: EventKind = "job"
 
 
-def left_of(folder: Path, kinds: list[str]) -> Counter[str]:
+def left_of(folder: Path, kinds: list[EventKind]) -> Counter[str]:
     """Return the rows by kind that a small outbox keeps of these kinds, and of far more news and samples after them."""
     path = folder / "outbox.sqlite"
     with Outbox(path, TOPICS, OutboxConfig(bytes=100_000, commit_s=0.05, confirm="collector")) as outbox:
@@ -42,7 +43,7 @@ def left_of(folder: Path, kinds: list[str]) -> Counter[str]:
 
 
 def test_alarms_outlive_a_flood_of_news_and_samples(tmp_path: Path) -> None:
-    alarms = ["alarm", "error", "fidelity", "view", "swap", "commit", "rollback"]
+    alarms: list[EventKind] = ["alarm", "error", "fidelity", "view", "swap", "commit", "rollback"]
     left = left_of(tmp_path, [*alarms, "regime"])
     assert [kind for kind in alarms if left[kind] != 1] == []
     assert left["regime"] == 0

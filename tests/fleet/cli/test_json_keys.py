@@ -218,7 +218,7 @@ def test_a_key_has_one_type(bench: Bench, plan_bench: Place) -> None:
         name = next(" ".join(words[:n]) for n in (3, 2, 1) if " ".join(words[:n]) in with_json)
         visited.add(name)
         exit_code = main([*words, "--json"])
-        output, errors = bench.heard()
+        output, errors = bench.captured()
         assert exit_code == code or code is None, errors
         document = json.loads(output)
         for each in keys(document, name):
