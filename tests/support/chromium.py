@@ -43,10 +43,10 @@ def require_chromium() -> None:
 
 
 def complaints(browser: webdriver.Chrome) -> list[str]:
-    """What the page's policy refuses, and errors of its scripts."""
+    """Return the refusals of the page's policy, and errors of its scripts."""
     return [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
 
 
 def text_of(browser: webdriver.Chrome) -> str:
-    """What can be read, with one space between two words; nothing while a page is being loaded."""
+    """Return the visible text, with one space between two words; empty while a page is being loaded."""
     return " ".join(browser.execute_script("return document.body?.innerText ?? ''").split())

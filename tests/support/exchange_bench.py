@@ -1,4 +1,4 @@
-"""An exchange of one engine for another, with all that it tells and asks kept in lists."""
+"""An exchange of one engine for another, with its reports and requests kept in lists."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ REFUSES = EngineError("store.write", "no space left", "a writable store", "check
 
 
 class Told(list[Any]):
-    """A JobTracker that keeps what it hears; `journal` is what it answers to a probation."""
+    """A JobTracker that keeps each call; `journal` is its answer to a probation."""
 
     journal: AgentError | None = None
     trigger = "alarm"
@@ -102,7 +102,7 @@ class Bench:
     frames: int = 0
 
     def start(self, trigger: str = "alarm", name: str = "new") -> TrialEvents | None:
-        """What the frame path would tell, None where it has no trial."""
+        """Return the frame path's trial, None without one."""
         artefact = SimpleNamespace(id=name, path=Path(name))
         engine = SimpleNamespace(close=lambda: self.closed.append(name))
         loaded = cast(LoadedEngine, SimpleNamespace(artefact=artefact, engine=engine))

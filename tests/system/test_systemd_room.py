@@ -114,7 +114,7 @@ class Room:
         assert self.machine.systemctl("daemon-reload").returncode == 0
 
     def tared(self, *words: str) -> dict[str, object]:
-        """What root types there."""
+        """Run a command as root there."""
         done = self.machine.run("env", f"PYTHONPATH={ROOT}", sys.executable, "-m", "fleet.cli", *words, "--json")
         assert done.returncode == 0, done.stderr
         found: dict[str, object] = json.loads(done.stdout)

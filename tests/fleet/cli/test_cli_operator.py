@@ -1,4 +1,4 @@
-"""What the operator types: keys, releases, commands with progress, and devices watched."""
+"""Commands of an operator: keys, releases, commands with progress, and watching devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a broker had kept of boards is no sign of life: one that is gone does not come alive with the collector."""
+"""Retained messages are no sign of life: a board that is gone does not come alive with the collector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several who write one store at once: nothing goes back, nobody is refused for another's sake."""
+"""Several writers of one store at once: no row goes back, and no writer is refused for another's sake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rollouts that go back, step by step: who is told to, who is left alone, and what is over then."""
+"""Rollouts that go back, step by step: boards that are sent back, and boards that are left alone."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_while_a_wave_goes_back_the_earlier_ones_can_join_it(store: FleetStore) 
     room.turn("all")
     room.step()
     assert room.open(CommandRole.UNDO).keys() == {"b0", "b1"}
-    assert room.open(CommandRole.UNDO)["b1"] == former  # who was told is not told again
+    assert room.open(CommandRole.UNDO)["b1"] == former  # a board with a command gets no other
     undo_all_that_is_asked(room)
     room.until(RolloutState.ABORTED)
     assert room.states() == [BoardStage.UNDONE, BoardStage.UNDONE, BoardStage.FAILED]
