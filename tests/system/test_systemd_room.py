@@ -236,4 +236,4 @@ def test_the_pages_are_served_to_who_knows_the_password_and_sign(room: Room) -> 
 
 def _status(process: psutil.Process, key: str) -> str:
     text = Path(f"/proc/{process.pid}/status").read_text()
-    return re.findall(rf"^{key}:\s*(\S+)$", text, re.MULTILINE)[0]
+    return str(re.findall(rf"^{key}:\s*(\S+)$", text, re.MULTILINE)[0])

@@ -22,7 +22,7 @@ from fleet.devices.devices import Device, Devices
 from fleet.devices.facts import facts
 from fleet.store.opening import open_store
 from fleet.views import watch
-from fleet.views.listing import ago
+from fleet.views.words import ago
 
 _TOPIC = b"tared/v1/fleet/board/"
 _BIRTH = Birth(agent_version="1")

@@ -200,7 +200,7 @@ def test_retention_keeps_what_is_young_enough_and_the_newest_start(store: FleetS
     for epoch, received in ((7, 0.0), (8, 0.0), (9, 40.0 * day_s)):
         stream = Stream(*NAME, epoch)
         with store.transaction() as transaction:
-            news = [report(1, stream), Gap(stream, 2, 3, "telemetry", 2)]
+            news: list[Report | Gap] = [report(1, stream), Gap(stream, 2, 3, "telemetry", 2)]
             reports.put(transaction, news, received)
             quarantine(transaction, [Refused(*NAME, "event", "c", str(epoch), b"")], received)
     with store.transaction() as transaction:

@@ -251,14 +251,15 @@ def test_strangers_chunks_do_not_count(any_broker: RealBroker, tmp_path: Path) -
     sender = board(any_broker.endpoint, "b", calibration_of(noisy(0)))
     with MqttClient(any_broker.endpoint, "stranger") as stranger, sender as there:
         assert stranger.wait_connected(10.0)
-        begin = there.link.send_histograms
+        link: Any = there.link
+        begin = link.send_histograms
 
         def beginning(*sending: Any) -> None:
             for number in range(20):
                 stranger.publish(Message(Topics(FLEET, "b").histogram_chunk(forged.name, number), forged.chunk(0)))
             begin(*sending)
 
-        there.link.send_histograms = beginning  # type: ignore[method-assign]  # chunks come once somebody is subscribed
+        link.send_histograms = beginning  # chunks come once somebody is subscribed
         exchange.gather(["b"], 0.0)
     assert set(exchange.inbox.complete) == {"b"}
     assert exchange.inbox.counts["quarantined"] == 0

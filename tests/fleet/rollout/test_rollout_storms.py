@@ -7,6 +7,7 @@ A client that may publish under a board's name can speak for it (SECURITY.md): t
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import threading
 import time
@@ -21,7 +22,6 @@ from simulator_bench import topics
 from warm_start import WarmProcess
 
 from agent.common.errors import AgentError
-from agent.contract.commands import CommandResult
 from agent.contract.messages import DeviceState, Status
 from agent.mqtt.client import MqttClient, SessionOptions
 from agent.mqtt.message import Message
@@ -67,7 +67,8 @@ class Storm(threading.Thread):
             self._publish_status(number, self._chance.choice(["online", "offline", "degraded", "stopping"]))
             name = uuid.uuid4().hex
             status = self._chance.choice(["SUCCEEDED", "FAILED", "ACCEPTED", "EXPIRED"])
-            self._client.publish(Message(board.result(name), CommandResult(id=name, status=status).to_json()))
+            document = json.dumps({"id": name, "status": status}).encode()
+            self._client.publish(Message(board.result(name), document))
             self._client.publish(Message(board.result(name), self._chance.randbytes(200)))
             while not self._client.inbox.empty():  # true answers, twice and three times
                 answer = self._client.inbox.get()
