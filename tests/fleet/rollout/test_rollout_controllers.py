@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-import random
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from brokers import RealBroker, eventually
 from databases import where as where
-from rollout_bench import Commands, a_fleet, begin, boards, controlling, ended, overview, swaps
+from rollout_bench import Commands, a_fleet, begin, controlling, ended
 from simulator_bench import FLEET, topics
-from warm_start import WarmProcess
 
 from agent.common.errors import AgentError
 from fleet.cli.main import main
 from fleet.rollout import rows
-from fleet.rollout.rows import BoardStage, RolloutState
+from fleet.rollout.rows import RolloutState
 from fleet.rollout.spec import RolloutSpec
-from fleet.simulator.options import BadEngines
 from fleet.store import sqlite
 from fleet.store.opening import open_store
 from fleet.store.transaction import Transaction
@@ -33,43 +28,8 @@ LEASE_S = 1.0
 IN_EACH = pytest.mark.parametrize("where", ["sqlite", pytest.param("postgres", marks=pytest.mark.trial)], indirect=True)
 
 
-@contextlib.contextmanager
-def a_process(broker: RealBroker, where: str) -> Iterator[WarmProcess]:
-    arguments = ["fleet", "rollout", "run", "--db", where, "--port", str(broker.port), "--lease", str(LEASE_S)]
-    process = WarmProcess(arguments)
-    try:
-        yield process
-    finally:
-        process.send_signal(signal.SIGCONT)
-        process.kill()
-        process.wait()
-
-
 def spec(**overrides: Any) -> RolloutSpec:
     return RolloutSpec("recalibrate", gates="latency_p99<=1.25x", soak_s=0.5, order="name", **overrides)
-
-
-@pytest.mark.trial
-@pytest.mark.timeout(600)
-def test_each_board_gets_one_command_however_often_the_controller_is_killed(mosquitto: RealBroker, where: str) -> None:
-    """The kills go through a good wave, a bad one, and its way back."""
-    rng, kills = random.Random(7), 0
-    with a_fleet(mosquitto, where, 12, bad=BadEngines(first=2, last=7), job_s=1.0), Commands(mosquitto) as commands:
-        identity = begin(where, spec(waves="2,8,100%", at_once=3))
-        while not overview(where, identity).rollout.state.is_finished:
-            with a_process(mosquitto, where) as process:
-                with contextlib.suppress(AssertionError):  # by then it has not come to its end
-                    ended(where, identity, rng.uniform(0.8, 4.0))
-                process.kill()
-                kills += 1
-        sent, back = commands.sent_ids("recalibrate"), commands.sent_ids("rollback")
-    assert kills >= 3
-    assert {device: len(ids) for device, ids in sent.items()} == {topics(each).device: 1 for each in range(8)}
-    undone = {topics(each).device for each in range(2, 8)}
-    assert {device: len(ids) for device, ids in back.items()} == dict.fromkeys(undone, 1)
-    assert boards(where, identity, BoardStage.UNDONE) == undone
-    assert boards(where, identity, BoardStage.WAITING) == {topics(each).device for each in range(8, 12)}
-    assert all(len(swaps(where, number)) == 1 + (topics(number).device in undone) for number in range(8))
 
 
 @IN_EACH
@@ -78,34 +38,6 @@ def test_each_board_gets_one_command_beside_another_controller(mosquitto: RealBr
         ids = [begin(where, spec(waves="100%", select=f"name=sim-00000{n}")) for n in range(6)]
         with controlling(mosquitto, where), controlling(mosquitto, where):
             assert {ended(where, each).rollout.state for each in ids} == {RolloutState.COMPLETED}
-            sent = commands.sent_ids("recalibrate")
-    assert {device: len(ids) for device, ids in sent.items()} == {topics(each).device: 1 for each in range(6)}
-
-
-def is_stopped(process: WarmProcess, where: str, owner: str | None) -> bool:
-    """Stop a controller between two transactions: within one it would go on holding its locks."""
-    process.send_signal(signal.SIGSTOP)
-    with contextlib.suppress(AgentError), open_store(where) as store, store.transaction("write") as transaction:
-        if rows.free_rollouts(transaction, owner or "", 0.0):
-            return True
-    process.send_signal(signal.SIGCONT)
-    return False
-
-
-@pytest.mark.trial
-def test_a_controller_that_stood_still_finds_its_rollout_taken_and_leaves_it(mosquitto: RealBroker, where: str) -> None:
-    with a_fleet(mosquitto, where, 6, job_s=1.0), Commands(mosquitto) as commands:
-        identity = begin(where, spec(waves="2,100%"))
-        with a_process(mosquitto, where) as process:
-            eventually(lambda: len(commands.sent_ids("recalibrate")) == 2, 30.0)
-            first = overview(where, identity).rollout.lease_owner
-            eventually(lambda: is_stopped(process, where, first), 30.0)
-            with controlling(mosquitto, where):
-                eventually(lambda: overview(where, identity).rollout.lease_owner != first, 30.0)
-                process.send_signal(signal.SIGCONT)
-                assert ended(where, identity).rollout.state is RolloutState.COMPLETED
-                assert overview(where, identity).rollout.lease_owner != first
-            assert process.poll() is None
             sent = commands.sent_ids("recalibrate")
     assert {device: len(ids) for device, ids in sent.items()} == {topics(each).device: 1 for each in range(6)}
 
@@ -141,20 +73,6 @@ def test_two_controllers_cannot_claim_one_rollout(where: str, monkeypatch: pytes
         with one.transaction("write") as transaction:
             assert rows.renew_lease(transaction, identity, "one", 42.0, 80.0) is None
     assert claimed == [identity]
-
-
-@pytest.mark.trial
-def test_a_result_that_came_while_there_was_no_controller_is_found(mosquitto: RealBroker, tmp_path: Path) -> None:
-    where = str(tmp_path / "db")
-    with a_fleet(mosquitto, where, 1, job_s=1.5) as simulation, Commands(mosquitto) as commands:
-        identity = begin(where, spec(waves="100%"))
-        with controlling(mosquitto, where):
-            eventually(lambda: len(commands.sent_ids("recalibrate")) == 1, 30.0)
-        eventually(lambda: simulation._boards[0].context.results["SUCCEEDED"] == 1, 20.0)
-        assert boards(where, identity, BoardStage.SENT) == {topics(0).device}
-        with controlling(mosquitto, where):
-            assert ended(where, identity).rollout.state is RolloutState.COMPLETED
-        assert len(swaps(where, 0)) == 1
 
 
 def test_a_rollout_of_a_file_sends_it(mosquitto: RealBroker, tmp_path: Path) -> None:

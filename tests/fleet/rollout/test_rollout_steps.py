@@ -13,6 +13,7 @@ import pytest
 from databases import store as store
 from databases import where as where
 from rollout_room import PERIOD, Room, accepted, done, failed, policy, reported, spec
+from stored import store_results
 from turned_clock import TurnedClock
 
 from agent.common.errors import AgentError
@@ -158,6 +159,36 @@ def test_each_board_waits_for_the_window_of_its_own_time_zone(store: FleetStore)
     clock.turn(15 * 3600.0)
     room.step()
     assert room.states()[1] is BoardStage.SENT
+
+
+def test_a_board_that_comes_back_gets_its_command(store: FleetStore) -> None:
+    room = Room(store, spec(), boards=1)
+    room.sender.report_presence("f", "b0", is_there=False)
+    room.step()
+    assert room.sent() == []
+    room.sender.report_presence("f", "b0", is_there=True)
+    assert room.sent() == [room.open()["b0"].payload.encode()]
+
+
+def test_a_busy_board_gets_another_command_after_a_pause(store: FleetStore) -> None:
+    room = Room(store, spec(), boards=1)
+    room.step()
+    first = room.open()["b0"]
+    room.step(failed(first, "command.busy"))
+    assert room.open() == {}
+    room.clock.turn(10.0)
+    room.step()
+    assert room.open()["b0"].id != first.id
+
+
+def test_a_result_that_only_a_collector_received_is_found(store: FleetStore) -> None:
+    room = Room(store, spec(), boards=1)
+    room.step()
+    with store.transaction() as transaction:
+        store_results(store, transaction, ("f", "b0"), done(room.open()["b0"]))
+    room.clock.turn(10.0)
+    room.step()
+    assert room.states() == [BoardStage.DONE]
 
 
 def test_a_board_may_take_so_long_from_when_it_has_begun() -> None:
