@@ -27,6 +27,7 @@ from pathlib import Path
 from queue import Empty
 
 import psutil
+from pydantic import JsonValue
 
 from agent.contract.messages import Ack, CameraTelemetry, FidelityReport, Latency, Status, Telemetry
 from agent.contract.topics import Topics
@@ -145,7 +146,7 @@ def write_rows(folder: Path, rows: int) -> int:
     for number in range(_PUBLISHERS):
         with (folder / f"{number}.jsonl").open("wb") as file:
             for seq in range(1, rows + 1):
-                health = {"memory_bytes": 812345344, "cpu": 0.42}
+                health: dict[str, JsonValue] = {"memory_bytes": 812345344, "cpu": 0.42}
                 row = Telemetry(epoch=_EPOCH, seq=seq, ts=_EPOCH + seq / 8, cameras={"street": camera}, health=health)
                 size = file.write(row.to_json() + b"\n") - 1
     return size

@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -116,10 +117,13 @@ def rollouts(
     endpoint = Endpoint("127.0.0.1", broker.port)
     tared = [sys.executable, "-m", "fleet.cli", "fleet"]
     at = ["--port", str(broker.port), "--db", where]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    collector = psutil.Popen([*tared, "collect", *at], **quiet)
+
+    def start(*command: str) -> psutil.Popen:
+        return psutil.Popen([*tared, *command, *at], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    collector = start("collect")
     wait_for_collector(broker, _FLEET)
-    controller = psutil.Popen([*tared, "rollout", "run", *at], **quiet)
+    controller = start("rollout", "run")
     first, last = round(0.05 * devices), round(0.25 * devices) - 1
     bad = BadEngines(_BAD_METHOD, first, last)
     wishes = SimulationOptions(
@@ -172,7 +176,7 @@ def main() -> None:
 
 def told(courses: list[Course]) -> Section:
     """What became of the boards of each wave."""
-    rows = [
+    rows: list[Sequence[str]] = [
         (name, str(number), ", ".join(f"{count} {state}" for state, count in sorted(wave.items())))
         for name, course in zip(("good", "third wave bad"), courses, strict=False)
         for number, wave in enumerate(course.waves, 1)

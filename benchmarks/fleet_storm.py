@@ -250,7 +250,7 @@ def constants(course: Course) -> Section:
     """What a board takes, here."""
     n, steady = course.outcome.devices, course.steady
     rows_s = max(steady.get("rows/s", 0.0), 1e-9)
-    rows = [
+    rows: list[Sequence[str]] = [
         (
             name,
             f"{steady.get(f'{name} bytes', 0) / n / 1024:.1f}",

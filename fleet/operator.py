@@ -40,7 +40,7 @@ from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
 from agent.mqtt.message import Message
 
 REPEAT_S = 2.0
-_MOST_EXPIRY_S = 2**32 - 1  # of an MQTT 5 message (section 3.3.2.3.3)
+_MOST_EXPIRY_S = 2**32 - 1  # the longest expiry of an MQTT 5 message (section 3.3.2.3.3)
 
 _DOUBTED_FOR = 3  # times REPEAT_S: how long to wait for another answer after a refusal that may be another command's
 FILES = ("model", "calibration")  # ops that deliver a file

@@ -8,7 +8,7 @@ from collections import Counter
 
 from agent.common.clock import SYSTEM_CLOCK, Clock
 
-_MOST_LINES = 10  # of a kind in a period
+_MOST_LINES = 10  # lines of a kind in a period
 _PERIOD_S = 60.0
 
 

@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ class Account:
     """Adds up, by part and thread."""
 
     def __init__(self) -> None:
-        self._spent_s: Counter[tuple[str, int]] = Counter()
+        self._spent_s: defaultdict[tuple[str, int], float] = defaultdict(float)
         self.decoders = set[int]()  # FFmpeg's own threads
         self._lock = threading.Lock()
 
@@ -60,13 +60,13 @@ class Account:
 
         return call
 
-    def now(self) -> Counter[str]:
+    def now(self) -> defaultdict[str, float]:
         """CPU seconds of this process by part, and beside them, named THREAD and so, of each thread as a whole."""
         with self._lock:
-            spent = Counter(self._spent_s)
-        found: Counter[str] = Counter()
+            spent = dict(self._spent_s)
+        found: defaultdict[str, float] = defaultdict(float)
         names = {thread.native_id: thread.name for thread in threading.enumerate()}
-        inside: Counter[int] = Counter()
+        inside: defaultdict[int, float] = defaultdict(float)
         for (part, thread), seconds in spent.items():
             found[part] += seconds
             inside[thread] += seconds
@@ -106,12 +106,14 @@ class Capture:
 
 def account_until_end(output: Path, warm: int, frames: int) -> None:
     """Time what is to be told apart, and end the daemon once so many frames are told of."""
-    OnnxRuntimeEngine.infer = account.timed("engine", OnnxRuntimeEngine.infer)
-    VisionTask.preprocess = account.timed("preprocessing", VisionTask.preprocess)
-    VisionTask.decode = account.timed("decoding the answer", VisionTask.decode)
+    engine: Any = OnnxRuntimeEngine
+    task: Any = VisionTask
+    engine.infer = account.timed("engine", engine.infer)
+    task.preprocess = account.timed("preprocessing", task.preprocess)
+    task.decode = account.timed("decoding the answer", task.decode)
     cv2.VideoCapture = Capture  # type: ignore[misc, assignment]  # it stands in for OpenCV's
-    inferred = OnnxRuntimeEngine.infer
-    count, before = 0, Counter[str]()
+    inferred = engine.infer
+    count, before = 0, defaultdict[str, float](float)
 
     def counted(*arguments: Any, **named: Any) -> Any:
         nonlocal count, before
@@ -124,7 +126,7 @@ def account_until_end(output: Path, warm: int, frames: int) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
         return inferred(*arguments, **named)
 
-    OnnxRuntimeEngine.infer = counted
+    engine.infer = counted
 
 
 account = Account()

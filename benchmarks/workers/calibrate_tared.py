@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from phases import Phases
@@ -17,9 +18,10 @@ def main() -> None:
     sys.path.insert(0, os.getcwd())
     with phases.phase("imports"):
         from agent.cli import main as cli
-        from agent.cli import offline_runs
+        from agent.cli import offline_runs as module
         from agent.vision import task as vision
         from engines import onnxruntime_backend as runtime
+    offline_runs: Any = module  # its functions are replaced
     results: list[dict[str, Any]] = []
     phases.wrap(offline_runs, "open_model", "model preparation")
     phases.wrap(runtime.OnnxRuntimeObserver, "__init__", "model preparation")
@@ -31,8 +33,8 @@ def main() -> None:
     phases.wrap(offline_runs, "save_calibration", "writing")
     read_images = offline_runs.read_images
 
-    def timed_images(source: object) -> object:
-        images = iter(read_images(source))
+    def timed_images(*arguments: Any) -> Iterator[Any]:
+        images = iter(read_images(*arguments))
         while True:
             with phases.phase("images"):
                 image = next(images, None)

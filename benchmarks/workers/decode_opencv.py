@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import cv2
+import numpy as np
 
 
 def version() -> str:
@@ -12,7 +15,8 @@ def version() -> str:
 def decode(path: str, threads: int) -> tuple[int, float]:
     """How many frames there are, and the mean of the last. threads: of the decoder; 0: as many as it likes."""
     capture = cv2.VideoCapture(path, cv2.CAP_FFMPEG, [cv2.CAP_PROP_N_THREADS, threads] if threads else [])
-    count, last = 0, None
+    count = 0
+    last: Any = np.zeros(0)
     while True:
         ok, image = capture.read()
         if not ok:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import av
+import numpy as np
 
 
 def version() -> str:
@@ -11,7 +12,7 @@ def version() -> str:
 
 def decode(path: str, threads: int) -> tuple[int, float]:
     """As decode_opencv's."""
-    count, last = 0, None
+    count, last = 0, np.zeros(0)
     with av.open(path) as container:
         _set_threads(container.streams.video[0], threads)
         for frame in container.decode(video=0):

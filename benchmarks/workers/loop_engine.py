@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import closing
 from itertools import islice
+from typing import Any
 
 from agent.camera.reader import read_images
 from agent.camera.source import parse_source
@@ -16,7 +17,7 @@ from engines.registry import open_backend
 _TENSORS = 32  # of frames spread over the clip: what it computes on is in no cache, as a camera's frames are not
 _APART = 40  # frames
 
-_state: dict[str, object] = {}
+_state: dict[str, Any] = {}
 
 
 def prepare(spec: dict[str, object], clip: str) -> None:
@@ -25,7 +26,8 @@ def prepare(spec: dict[str, object], clip: str) -> None:
     backend = open_backend("onnxruntime")
     engine = _state["engine"] = backend.load(backend.build(model.reference).engine)
     task = VisionTask(model.spec, engine.inputs, engine.outputs)
-    with closing(read_images(parse_source(clip))) as images:
+    frames: Any = read_images(parse_source(clip))  # a generator
+    with closing(frames) as images:
         chosen = islice(images, 0, _TENSORS * _APART, _APART)
         _state["tensors"] = [task.preprocess(image)[0].copy() for _, image in chosen]
     inferences_per_s(1.0)

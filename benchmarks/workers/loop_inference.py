@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from datetime import datetime
+from typing import Any
 
 os.environ |= {"TELEMETRY_OPT_OUT": "True", "DISABLE_VERSION_CHECK": "True"}  # a benchmark calls nobody
 
@@ -17,7 +18,7 @@ def run(name: str, path: str, source: str, warm_s: float, seconds: float) -> dic
     """Serve the source for so long; what was measured after the warm-up."""
     detector, tally = DETECTORS[name](path), Tally(warm_s, seconds)
 
-    def answered(answer: dict, frame: object) -> None:
+    def answered(answer: dict[str, int], frame: Any) -> None:
         latency = datetime.now(frame.frame_timestamp.tzinfo) - frame.frame_timestamp
         if not tally.add(latency.total_seconds(), answer["found"]):
             pipeline.terminate()

@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 import time
+from typing import IO
 
 
 def main() -> None:
@@ -37,7 +38,7 @@ def main() -> None:
         )
 
 
-def _last_line(file: object) -> str:
+def _last_line(file: IO[bytes]) -> str:
     file.seek(0)
     lines = file.read().decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else ""

@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import ModelProto
 
 from engines.errors import EngineError
@@ -22,7 +23,7 @@ from engines.quantise.integer_kernels import shift_concatenated
 from engines.registry import open_backend
 
 
-def outputs(backend: Backend, graph: bytes, images: Array) -> Array:
+def outputs(backend: Backend, graph: bytes, images: Array) -> NDArray[np.float64]:
     """Return all outputs of all images, flat."""
     with closing(backend.load(graph)) as engine:
         answers = [engine.infer(image) for image in images]
@@ -44,7 +45,8 @@ def main() -> None:
         eight_bits = ModelProto()
         eight_bits.CopyFrom(model)
         shift_concatenated(eight_bits)
-        ratios = {"built": ratio_db(built, images), "eight_bits": ratio_db(eight_bits.SerializeToString(), images)}
+        ratios: dict[str, float | str] = {"built": ratio_db(built, images)}
+        ratios["eight_bits"] = ratio_db(eight_bits.SerializeToString(), images)
     except EngineError as error:
         ratios = {"error": str(error)}
     print(json.dumps({"products": backend.describe()["products"], **ratios}))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -55,7 +55,7 @@ def shares(graph: bytes, images: Array) -> dict[str, float]:
         kernels = request.get_profiling_info()
         averages_ms.append({each.node_name: 1000.0 * each.real_time.total_seconds() for each in kernels})
     counted = undisturbed(runs_ms)
-    parts = Counter[str]()
+    parts: defaultdict[str, float] = defaultdict(float)
     kinds = {each.node_name: kind(each.node_type, each.exec_type) for each in kernels}
     for name, ms in kernel_times_ms(averages_ms, counted).items():
         parts[kinds[name]] += ms / mean(runs_ms[run] for run in counted)

@@ -26,6 +26,8 @@ class PictureReader:
         return self._read(0)
 
     def _read(self, number: int) -> dict[str, np.ndarray]:
-        image = cv2.imread(str(self._paths[number]))[:, :, ::-1].transpose(2, 0, 1)
-        tensor = np.multiply(image, np.float32(2.0 / 255.0), dtype=np.float32) - np.float32(1.0)
+        image = cv2.imread(str(self._paths[number]))
+        assert image is not None, f"no picture: {self._paths[number]}"
+        planes = image[:, :, ::-1].transpose(2, 0, 1)
+        tensor = np.multiply(planes, np.float32(2.0 / 255.0), dtype=np.float32) - np.float32(1.0)
         return {"input": tensor[np.newaxis]}

@@ -25,12 +25,16 @@ import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import version_converter
 
 MAX_DROP = 0.1  # recalibration.max_loss
+
+Tensors = dict[str, np.ndarray]  # by input
+Verdict = tuple[float, None]
 
 
 class TensorReader:
@@ -115,7 +119,7 @@ def with_nncf(tool: str, model: onnx.ModelProto, reader: TensorReader, output: s
     onnx.save(made, output)
 
 
-def fidelity_to(reference: onnx.ModelProto, spec: str) -> Callable[[onnx.ModelProto, Iterable], tuple[float, None]]:
+def fidelity_to(reference: onnx.ModelProto, spec: str) -> Callable[[onnx.ModelProto, Iterable[Tensors]], Verdict]:
     """The mean fidelity of a network's answers to the reference's, as tared's verdict has it."""
     sys.path.append(str(Path(__file__).resolve().parents[2]))
     from agent.vision.fidelity import fidelity
@@ -125,12 +129,12 @@ def fidelity_to(reference: onnx.ModelProto, spec: str) -> Callable[[onnx.ModelPr
 
     model_spec = load_model_spec(Path(spec))
 
-    def answers(model: onnx.ModelProto, images: Iterable[dict[str, np.ndarray]]) -> list:
+    def answers(model: onnx.ModelProto, images: Iterable[Tensors]) -> list[Any]:
         engine = open_backend("onnxruntime").load(model.SerializeToString())
         task = VisionTask(model_spec, engine.inputs, engine.outputs)
         return [task.decode(engine.infer(tensor), tensor.shape) for image in images for tensor in image.values()]
 
-    def validate(model: onnx.ModelProto, images: Iterable[dict[str, np.ndarray]]) -> tuple[float, None]:
+    def validate(model: onnx.ModelProto, images: Iterable[Tensors]) -> Verdict:
         shown = list(images)
         pairs = zip(answers(model, shown), answers(reference, shown), strict=True)
         agreements = [fidelity(answer, truth, model_spec.min_sqnr_db) for answer, truth in pairs]

@@ -28,7 +28,7 @@ _COLUMNS = "id, fleet, name, first_seen, last_seen, state, agent_version, model,
 _NEWEST = "FROM reports r WHERE r.device = d.id AND r.kind = 'telemetry' ORDER BY epoch DESC, seq DESC LIMIT 1"
 _AT_ONCE = 500
 FORGOTTEN = "forgotten devices"  # subject of the audit's entries
-_TABLES = ("reports", "dropped", "progress", "newest_events", "results", "tags")  # what is kept of a device, by its id
+_TABLES = ("reports", "dropped", "progress", "newest_events", "results", "tags")  # they have a device's rows, by its id
 _HEARD = "(SELECT max(heard) FROM progress p WHERE p.device = d.id)"
 
 

@@ -12,7 +12,7 @@ from fleet.store.transaction import FleetStore, Transaction
 from fleet.untrusted import printable
 
 _MOST_REFUSED = 10_000  # rows
-_MOST_BYTES = 4096  # of a refused payload
+_MOST_BYTES = 4096  # stored bytes of a refused payload
 _RESULT = ("device", "command", "status", "final", "received", "document")
 _STORE_RESULT = (
     f"INSERT INTO results ({', '.join(_RESULT)}) VALUES ({', '.join('?' * len(_RESULT))}) "

@@ -26,7 +26,7 @@ _CONDITION = re.compile(r"\s*([\w.-]+)\s*(?:(<=|>=|!=|=|<|>)\s*(.*?))?\s*")
 TAG = "tag."
 _NEW_TAG = re.compile(r"([\w.-]{1,64})(?:=([\w. /+-]{0,128}))?")
 _FACTS = (*WORDS, *FIGURES)
-_COLUMNS = {  # of the table devices, by the facts that they hold
+_COLUMNS = {  # columns of the table devices, by the facts that they hold
     "name": "name",
     "engine": "engine",
     "model": "model",

@@ -30,11 +30,11 @@ from fleet.untrusted import Warnings
 
 log = logging.getLogger(__package__)
 
-_QUEUE_BYTES = 16 << 20  # what comes faster waits at the broker
+_QUEUE_BYTES = 16 << 20  # more messages wait at the broker
 _BATCH_BYTES = 1 << 20
 _CONNECT_S = 10.0
 _MOST_S = 1800.0
-_TOPIC_BYTES = 200  # of a topic that are logged
+_TOPIC_BYTES = 200  # logged bytes of a topic
 _ROUNDS = 8  # commands to one board, for all or for what is missing
 _VALID_S = 60.0
 _TEMPORARY = ("command.busy", "command.interrupted")  # refusals after which a new command may succeed

@@ -27,7 +27,7 @@ from calibrate.noise import best_scales, network_noise, predicted_gain_db
 
 LEAST_LIMIT_DB = 3.0
 _SPREADS = 5.0
-_TO_SIGMA = 1.4826  # of a normal distribution, from its median absolute deviation
+_TO_SIGMA = 1.4826  # the standard deviation of a normal distribution, in median absolute deviations
 _MOST_VALUES = 16.0  # times the group's median: a board that counts for more is not one among many
 
 Scales = NDArray[np.float64]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # a process has imported its own part, and needs no other
     from fleet.rollout.controller import Controller
     from fleet.web.boards import LiveBoards
 
-_FINISHED = ("COMPLETED", "ROLLED_BACK", "ABORTED")  # of RolloutState
+_FINISHED = ("COMPLETED", "ROLLED_BACK", "ABORTED")  # values of RolloutState
 _STORED = ("report", "gap", "status", "birth", "result")
 
 

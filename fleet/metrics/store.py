@@ -32,7 +32,7 @@ log = logging.getLogger(__package__)
 
 _KEPT_S = 10.0  # for so long scrapes get the same reading: counting a million devices takes seconds
 _CACHE_KIB = 1024
-_MOST_GROUPS = 200  # of fleet and state, the largest
+_MOST_GROUPS = 200  # pairs of fleet and state, the largest ones
 _MOST_ROLLOUTS = 50  # that are under way, the newest
 
 

@@ -22,7 +22,7 @@ from fleet.rollout.spec import RolloutSpec, check_zone, order_devices, wave_size
 from fleet.store.transaction import FleetStore, Row
 
 ZONE_TAG = "tz"
-WAVE, ALL = "wave", "all"  # what an abort can undo
+WAVE, ALL = "wave", "all"  # the waves that an abort can undo
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ _KEY_REMEDY = (
 
 CommandsById = Mapping[str, CommandRow]  # by their ids
 ResultsById = Mapping[str, CommandResult]  # by the ids of their commands
-ReportedSettings = Mapping[tuple[str, str], Reported]  # what boards last reported, by fleet and device
+ReportedSettings = Mapping[tuple[str, str], Reported]  # the newest of each board, by fleet and device
 
 
 @dataclass(frozen=True)

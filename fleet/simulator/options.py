@@ -17,7 +17,7 @@ from agent.mqtt.message import Message
 from fleet.simulator.event_loop import Loop
 from fleet.simulator.scene import Drift, check_range
 
-_LONGEST_DELAY_S = 3.0  # of a message
+_LONGEST_DELAY_S = 3.0  # before a message is sent
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ class SimulatedScene:
         self._rng = rng
         step_s = drift.spread_s / max(1, drift.groups - 1)
         self._onset_s = drift.after_s + group * step_s + rng.uniform(0.0, 0.1 * step_s)
-        self._longitude = group / drift.groups + rng.uniform(0.0, 0.01)  # of a day
+        self._longitude = group / drift.groups + rng.uniform(0.0, 0.01)  # a share of the day
         self._p50_ms = rng.uniform(9.0, 16.0)
         self._fidelity = rng.uniform(0.97, 0.995)
 

@@ -15,7 +15,7 @@ from fleet.store.transaction import CONTENDED, FleetStore, ReportRow, Row, Trans
 # Acknowledged data survives a power cut. The log is copied into the file every 16 MB, less often than by default:
 # a page that many batches touch is then written once.
 _PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "wal_autocheckpoint = 4000")
-CACHE_KIB = 65_536  # of pages
+CACHE_KIB = 65_536  # pages of the file in memory
 _PATIENCE_S = 5.0  # with another collector, or an operator, that writes
 # SQLite releases the GIL for each statement, and waits for it afterwards: so many rows go in one statement.
 _ROWS = 500

@@ -94,7 +94,7 @@ class FleetRoom:
         if (task := kept.task) is not None:
             await asyncio.wait({task}, timeout=_PATIENCE_S)
             if task.done():
-                task.result()  # of an error that is nobody's but this program's
+                task.result()  # raises what is no TaredError: a bug
         return kept.reading
 
     async def write(self, act: Callable[[FleetStore], T]) -> T:

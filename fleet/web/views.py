@@ -17,8 +17,8 @@ _STATES = {"online": "good", "degraded": "warning", "stopping": "idle", "offline
 _DRIFT = {"calm": "good", "warning": "warning", "alarm": "bad"}
 _STEPS = ("COLLECTING", "CALIBRATING", "PLANNING", "BUILDING", "VALIDATING", "PROBATION", "COMMITTED")
 _SILENT_S = 600.0
-_GOOD = 0.9  # of fidelity: a loss of recalibration.max_loss
-# Of an event's detail, in this order: what stands before the value, and behind it.
+_GOOD = 0.9  # a fidelity that the default of recalibration.max_loss allows
+# The detail of an event has these values, in this order; each with the text before and behind it.
 _EVENT_WORDS = {
     "trigger": ("trigger ", ""),
     "step": ("", ""),
@@ -36,8 +36,8 @@ _EVENT_WORDS = {
     "address": ("", ""),
 }
 _MARKED = {"alarm": "bad", "swap": "c2", "rollback": "c3"}
-_MOST_TEXT, _MOST_WORD, _MOST_ROWS = 300, 40, 30  # of characters, and of events
-_HEALTH = ("temperature_", "power_w", "rss", "load", "cpu", "memory")  # of the figures in telemetry.health
+_MOST_TEXT, _MOST_WORD, _MOST_ROWS = 300, 40, 30  # characters, characters, events
+_HEALTH = ("temperature_", "power_w", "rss", "load", "cpu", "memory")  # beginnings of keys in telemetry.health
 _TITLES = {"rss_bytes": "memory of the daemon", "load_1min": "load of a minute"}
 _UNITS = {"_bytes": "", "_c": "°C", "_w": "W"}  # by the end of a figure's name
 _MOST_REGIMES = 16

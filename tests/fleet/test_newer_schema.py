@@ -1,4 +1,4 @@
-"""Boards whose tared is newer than the fleet's: what they say is refused, and nothing about them is guessed."""
+"""Boards whose tared is newer than the fleet's: their documents are refused, and nothing about them is guessed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def of_schema(version: object, path: str) -> Arrival:
 
 
 def keep(store: FleetStore, *arrivals: Arrival) -> dict[int, int]:
-    """What a collector does with these; up to which number it acknowledges, by epoch."""
+    """Store these as a collector does; return the acknowledged numbers, by epoch."""
     _, complete = BatchWriter(store, Warnings(logging.getLogger(), "test")).write(Reader().read(arrivals))
     return {stream.epoch: upto for stream, upto in complete.items()}
 

@@ -135,7 +135,7 @@ def test_a_device_that_was_away_gets_the_repeated_command(broker: RealBroker) ->
     with Watcher(broker.endpoint) as watcher:
         sender.start()
         watcher.expect(TOPICS.command, id=command.id)
-        watcher.expect(TOPICS.command, id=command.id)  # nobody heard the first
+        watcher.expect(TOPICS.command, id=command.id)  # the first went to no subscriber
         with Supervisor(broker.endpoint):
             sender.join()
     assert [result.status for result in results] == ["ACCEPTED", "SUCCEEDED"]

@@ -25,7 +25,7 @@ __all__ = ["quick_repeats"]  # the fixture
 
 
 class Stranger:
-    """Whoever may publish on the topics of results, in the device's place."""
+    """A client that publishes on the topics of results, in the device's place."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._client = MqttClient(
@@ -40,7 +40,7 @@ class Stranger:
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
-    def heard(self, within_s: float = 10.0) -> Message:
+    def received(self, within_s: float = 10.0) -> Message:
         return self._client.inboxes[TOPICS.command].get(timeout=within_s)
 
     def chunks(self) -> int:
@@ -57,7 +57,7 @@ def test_a_command_expires_at_the_broker_too_and_is_answered_on_its_own_topic(mo
     sender = threading.Thread(target=lambda: list(send(mosquitto.endpoint, command)))
     with Stranger(mosquitto.endpoint) as stranger:
         sender.start()
-        first, again = stranger.heard(), stranger.heard()
+        first, again = stranger.received(), stranger.received()
         stranger.say(command, CommandResult(id=command.id, status="SUCCEEDED").to_json())
         sender.join()
     for message in (first, again):
@@ -76,7 +76,7 @@ def test_a_strangers_message_ends_no_command(mosquitto: RealBroker, tmp_path: Pa
     sender = threading.Thread(target=lambda: results.extend(sending))
     with Stranger(mosquitto.endpoint) as stranger:
         sender.start()
-        stranger.heard()
+        stranger.received()
         stranger.say(command, b"no document")
         for first in (2**63, 10**30, -1, True, 0):
             receiving = {"id": command.id, "status": "IN_PROGRESS", "step": "RECEIVING", "result": {"next": first}}
@@ -106,15 +106,15 @@ def refused(command: Command, code: str) -> bytes:
 def test_a_refusal_that_anybody_can_provoke_ends_no_signed_command(
     mosquitto: RealBroker, tmp_path: Path, code: str
 ) -> None:
-    """Who publishes its id with other words has it refused, whether the device has seen the true one yet or not."""
+    """A forged command under its id is refused, before and after the device has seen the true one."""
     results: list[CommandResult] = []
     command, sender = signed(mosquitto.endpoint, tmp_path, results)
     with Stranger(mosquitto.endpoint) as stranger:
         sender.start()
-        stranger.heard()
+        stranger.received()
         for _ in range(3):
             stranger.say(command, refused(command, code))
-        stranger.heard()
+        stranger.received()
         stranger.say(command, CommandResult(id=command.id, status="SUCCEEDED").to_json())
         sender.join()
     assert [result.status for result in results] == ["SUCCEEDED"]
@@ -129,7 +129,7 @@ def test_a_device_that_knows_another_key_is_believed_in_the_end(mosquitto: RealB
         sender.start()
         while sender.is_alive():
             with suppress(queue.Empty):
-                stranger.heard(0.1)
+                stranger.received(0.1)
                 stranger.say(command, refused(command, "command.signature"))
         sender.join()
     (result,) = results

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from selenium import webdriver
@@ -31,7 +32,7 @@ def browser(one_browser: webdriver.Chrome) -> webdriver.Chrome:
     one_browser.switch_to.window(new)
     for forget in ("Network.clearBrowserCookies", "Network.clearBrowserCache"):
         one_browser.execute_cdp_cmd(forget, {})
-    one_browser.get_log("browser")
+    complaints(one_browser)
     return one_browser
 
 
@@ -43,10 +44,11 @@ def require_chromium() -> None:
 
 
 def complaints(browser: webdriver.Chrome) -> list[str]:
-    """What the page's policy refuses, and errors of its scripts."""
-    return [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+    """Return the refusals of the page's policy, and errors of its scripts."""
+    log: Any = browser.get_log  # selenium gives it no types
+    return [entry["message"] for entry in log("browser") if entry["level"] == "SEVERE"]
 
 
 def text_of(browser: webdriver.Chrome) -> str:
-    """What can be read, with one space between two words; nothing while a page is being loaded."""
+    """Return the visible text, with one space between two words; empty while a page is being loaded."""
     return " ".join(browser.execute_script("return document.body?.innerText ?? ''").split())

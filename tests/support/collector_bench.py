@@ -23,7 +23,7 @@ from fleet.store.opening import open_store
 
 STREAM = Stream("fleet", "board", 7)
 _THERE = Status(state="online", session="s", boot_id="b", ts=1.0)
-ONLINE = Message(TOPICS.status, _THERE.to_json(), retain=True)  # whoever hears it has heard of what was said before
+ONLINE = Message(TOPICS.status, _THERE.to_json(), retain=True)  # a client that gets it has got all before it
 
 
 def report(seq: int, stream: Stream = STREAM) -> Report:
@@ -35,25 +35,25 @@ def alarm(seq: int, **fields: Any) -> Message:
 
 
 def result(number: int) -> Message:
-    """Of the command of this number, `c1` and so on."""
+    """Return the result of the command of this number, `c1` and so on."""
     name = f"c{number}"
     return Message(f"{TOPICS.command}/{name}/result", CommandResult(id=name, status="SUCCEEDED").to_json())
 
 
 def stored(where: str) -> set[str]:
-    """Ids of the commands whose results are in the store."""
+    """Return the ids of the commands whose results are in the store."""
     with open_store(where) as store, store.transaction("read") as transaction:
         return {str(name) for (name,) in transaction.execute("SELECT command FROM results")}
 
 
-def hears(board: MqttClient, where: str, number: int = 0) -> bool:
-    """Whether a collector hears results: this one is said until it is there."""
+def stores_results(board: MqttClient, where: str, number: int = 0) -> bool:
+    """Publish this result; return True once a collector has stored it."""
     board.publish(result(number))
     return f"c{number}" in stored(where)
 
 
 def online(board: MqttClient, watcher: Watcher, times: int = 1) -> None:
-    """From here on so many collectors hear: each has answered."""
+    """Wait until so many collectors have acknowledged: from here on each is subscribed."""
     board.publish(ONLINE)
     for _ in range(times):
         watcher.expect(TOPICS.ack, epoch=0, upto=0)

@@ -38,7 +38,7 @@ FLEET = "fleet"
 
 
 def frames_of(seed: int, light: float = 1.0, values: int = 20_000) -> dict[str, NDArray[np.float32]]:
-    """What a board's tensors held: like any other's, in its own light."""
+    """Return the tensors of a board: like any other's, in its own light."""
     rng = np.random.default_rng(seed)
     return {tensor: (light * rng.normal(size=values) * (n + 1)).astype(np.float32) for n, tensor in enumerate(TENSORS)}
 

@@ -1,4 +1,4 @@
-"""Rollouts at a simulated fleet: a collector, a controller, and who listens in on what boards are told."""
+"""Rollouts at a simulated fleet: a collector, a controller, and a client that records all commands."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PATIENCE_S = 60.0
 
 @contextmanager
 def a_fleet(broker: RealBroker, where: str, devices: int, **overrides: Any) -> Iterator[Simulation]:
-    """Of which the store knows all, and how each is."""
+    """Simulate a fleet, once the store has telemetry of each board."""
     with collecting(broker, where):
         wait_for_collector(broker)
         with simulating(broker, devices, **overrides) as simulation:
@@ -43,7 +43,7 @@ def a_fleet(broker: RealBroker, where: str, devices: int, **overrides: Any) -> I
 
 @contextmanager
 def controlling(broker: RealBroker, where: str, signer: Signer | None = None) -> Iterator[Controller]:
-    """It looks for rollouts, and judges again, more often than a fleet of thousands could bear."""
+    """Run a controller that claims and judges more often than usual."""
     stopping = threading.Event()
     made = Controller(broker.endpoint, open_store(where), "controller", signer, lease_s=5.0)
     thread = threading.Thread(target=made.run, args=(stopping.is_set,), name="controller")
@@ -78,7 +78,7 @@ class Commands:
         self._client.close()
 
     def sent_ids(self, op: str) -> dict[str, set[str]]:
-        """By device, the ids of all commands of this op so far."""
+        """Return the ids of all commands of this op so far, by device."""
         for topic, payload, _ in self._intake.pop(1 << 30, 0.2, 0.0):
             document = json.loads(payload)
             self.ids[topic.decode().split("/")[3], document["op"]].add(document["id"])
@@ -86,7 +86,7 @@ class Commands:
 
 
 def begin(where: str, spec: RolloutSpec, why: str = "") -> str:
-    """Write a rollout down; its id."""
+    """Create a rollout; return its id."""
     with open_store(where) as store:
         register = RolloutRegister(store, "operator")
         return register.create(FLEET, spec, register.plan(FLEET, spec), why)
@@ -98,24 +98,24 @@ def overview(where: str, identity: str) -> Overview:
 
 
 def ended(where: str, identity: str, within_s: float = PATIENCE_S) -> Overview:
-    """Once it is over."""
+    """Return the rollout once it is over."""
     eventually(lambda: overview(where, identity).rollout.state.is_finished, within_s)
     return overview(where, identity)
 
 
 def boards(where: str, identity: str, *states: BoardStage) -> set[str]:
-    """The names of those in one of these states."""
+    """Return the names of the boards in these states."""
     with open_store(where) as store:
         return {each.name for each in RolloutRegister(store, "").show(identity)[1] if each.state in states}
 
 
 def names_of(*numbers: int) -> set[str]:
-    """The names of the boards of these numbers."""
+    """Return the names of the boards of these numbers."""
     return {topics(number).device for number in numbers}
 
 
 def swaps(where: str, number: int) -> list[str]:
-    """The engines that a board has gone to, in their order; with "rollback:" before those that it went back to."""
+    """Return the engines that a board has gone to, in order; "rollback:" precedes those that it went back to."""
     with open_store(where) as store:
         found = Reports(store).reports_of(FLEET, topics(number).device)
         sent = [(each.kind, json.loads(each.document)) for each in found if each.kind in ("swap", "rollback")]

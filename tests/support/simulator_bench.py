@@ -26,7 +26,7 @@ def topics(number: int) -> Topics:
 
 @contextmanager
 def simulating(broker: RealBroker, devices: int, **wishes: Any) -> Iterator[Simulation]:
-    """Once all are connected; ended with the block, after which the outcome is final."""
+    """Simulate boards, from when all are connected to the end of the block; the outcome is final then."""
     fast = {"period_s": 0.2, "job_s": 0.3, "failures": 0.0, "settle_s": 30.0, "commit_s": 0.1, **wishes}
     simulation = Simulation(broker.endpoint, SimulationOptions(devices, fleet=FLEET, **fast))
     stopping, failed = threading.Event(), list[BaseException]()
@@ -51,14 +51,14 @@ def simulating(broker: RealBroker, devices: int, **wishes: Any) -> Iterator[Simu
 
 
 def ask(broker: RealBroker, number: int, op: str, **arguments: Any) -> Any:
-    """The final result of a command to the board of this number."""
+    """Return the final result of a command to the board of this number."""
     command = new_command(op, arguments, time.time())
     *_, result = send(broker.endpoint, topics(number), command, silence_s=10.0)
     return result
 
 
 def wait_for_collector(broker: RealBroker) -> None:
-    """What is reported before there ever was one, the broker's word is enough for."""
+    """Wait until a collector is subscribed: without one, the broker's acknowledgement would be enough for a board."""
     probe = Topics(FLEET, "probe")
     with Watcher(broker.endpoint) as watcher:
         watcher._client.publish(Message(probe.status, b"{}", retain=True))

@@ -67,7 +67,7 @@ class Operator:
 
 
 def serving(world: World) -> Calibration | None:
-    """What has stood its probation there."""
+    """Return the calibration that has stood its probation there."""
     if not (world.state_dir / "current").exists():
         return None
     current = Store(world.state_dir).read("current")
@@ -76,7 +76,7 @@ def serving(world: World) -> Calibration | None:
 
 
 def dimmed(histograms: Mapping[str, AbsHistogram], octaves: int) -> dict[str, AbsHistogram]:
-    """What they would be had everything been so much smaller."""
+    """Return the histograms of an input that is so much smaller."""
     return {
         tensor: AbsHistogram(h.counts, h.range_exp - octaves, h.amax * 2.0**-octaves, h.zeros, h.nonfinite)
         for tensor, h in histograms.items()

@@ -114,7 +114,7 @@ class Room:
         assert self.machine.systemctl("daemon-reload").returncode == 0
 
     def tared(self, *words: str) -> dict[str, object]:
-        """What root types there."""
+        """Run a command as root there."""
         done = self.machine.run("env", f"PYTHONPATH={ROOT}", sys.executable, "-m", "fleet.cli", *words, "--json")
         assert done.returncode == 0, done.stderr
         found: dict[str, object] = json.loads(done.stdout)
@@ -236,4 +236,4 @@ def test_the_pages_are_served_to_who_knows_the_password_and_sign(room: Room) -> 
 
 def _status(process: psutil.Process, key: str) -> str:
     text = Path(f"/proc/{process.pid}/status").read_text()
-    return re.findall(rf"^{key}:\s*(\S+)$", text, re.MULTILINE)[0]
+    return str(re.findall(rf"^{key}:\s*(\S+)$", text, re.MULTILINE)[0])

@@ -28,7 +28,7 @@ def world_of(folder: Path, broker: RealBroker | None) -> World:
     return make_world(folder, lambda _: 0.5, 60.0, mqtt={**mqtt, **address}, **more)
 
 
-def told_address(lines: Iterator[str]) -> str:
+def printed_address(lines: Iterator[str]) -> str:
     for line in lines:
         if found := re.search(r"watch it in a browser: (http://127\.0\.0\.1:\d+)$", line.strip()):
             return found[1]
@@ -57,7 +57,7 @@ def test_a_page_beside_the_daemon_shows_the_board_and_ends_with_it(
     world = world_of(tmp_path, any_broker)
     with TalkingProcess(world.arguments("--web", "127.0.0.1:0")) as process:
         try:
-            url = told_address(iter(process.stderr))
+            url = printed_address(iter(process.stderr))
             eventually(lambda: ">gate</a>" in text_at(url), 60.0)
             eventually(lambda: "data-cameras='[[" in text_at(f"{url}/boards/gate"), 60.0)
             page = r"float, FP32|INT8, [\d.]+ %"  # before the first job has ended, and after it

@@ -1,4 +1,4 @@
-"""How a command of the operator is told which broker to use: by flags, by a configuration, by both."""
+"""Operators' commands take the broker from flags, from a configuration, or from both."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def test_without_options_it_is_the_broker_on_this_machine() -> None:
 
 
 def test_a_configuration_says_all(config: Path) -> None:
-    told = options("-c", str(config))
+    parsed = options("-c", str(config))
     folder = config.parent
-    assert fleet_from(told) == "north"
-    assert endpoint_from(told) == Endpoint(
+    assert fleet_from(parsed) == "north"
+    assert endpoint_from(parsed) == Endpoint(
         "broker.example",
         8883,
         username="me",
@@ -67,12 +67,12 @@ def test_a_configuration_says_all(config: Path) -> None:
 
 
 def test_options_go_before_the_configuration(config: Path) -> None:
-    told = options(
+    parsed = options(
         *("-c", str(config), "--host", "other", "--port", "1", "--fleet", "south", "--username", "you"),
         *("--password-file", "p", "--ca-file", "other.pem"),
     )
-    endpoint = endpoint_from(told)
-    assert (endpoint.host, endpoint.port, fleet_from(told)) == ("other", 1, "south")
+    endpoint = endpoint_from(parsed)
+    assert (endpoint.host, endpoint.port, fleet_from(parsed)) == ("other", 1, "south")
     assert (endpoint.username, endpoint.password_file) == ("you", Path("p"))
     assert endpoint.tls == TlsFiles(
         ca_file=Path("other.pem"), cert_file=config.parent / "me.pem", key_file=Path("credential:my-key")
@@ -87,7 +87,7 @@ def test_tls_by_an_option() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "warns"),
     [
         (("--host", "broker.example"), True),
         (("--host", "broker.example", "--tls"), False),
@@ -95,10 +95,10 @@ def test_tls_by_an_option() -> None:
     ],
 )
 def test_a_password_that_everybody_could_read_is_warned_of(
-    arguments: tuple[str, ...], told: bool, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...], warns: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     endpoint_from(options(*arguments, "--username", "me", "--password-file", "p"))
-    assert ("crosses the network unencrypted" in " ".join(capsys.readouterr().err.split())) == told
+    assert ("crosses the network unencrypted" in " ".join(capsys.readouterr().err.split())) == warns
 
 
 @pytest.mark.broker
@@ -121,7 +121,7 @@ def test_the_reader_of_a_watch_may_leave(any_broker: RealBroker) -> None:
 
 
 def send(port: int, *arguments: object) -> str:
-    """What `tared send` says of its failure; all of these fail, for no board answers."""
+    """Return the error of `tared send`; all of these fail, because no board answers."""
     done = tared("send", "board", "status", "--port", port, "--timeout", 2, *arguments)
     assert done.returncode == 2, done.stdout
     return done.stderr

@@ -1,4 +1,4 @@
-"""What the operator types: keys, releases, commands with progress, and devices watched."""
+"""Commands of an operator: keys, releases, commands with progress, and watching devices."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from agent.contract.commands import OPS, Release
 from agent.contract.messages import Birth
 from agent.contract.signing import Keyring
 from agent.mqtt.endpoint import Endpoint
+from agent.mqtt.receive_queue import Arrival
 from fleet.cli import operator as cli_fleet
 from fleet.cli.main import main
 from fleet.operator import new_command
@@ -136,7 +137,7 @@ def test_a_table_has_a_row_for_each_device_whatever_they_send() -> None:
         ("c", "telemetry", {"cameras": [1]}),
         ("c", "birth", {"engine": ["x"]}),
     ]:
-        message = watching.Arrival(f"tared/v1/fleet/{name}/{kind}".encode(), json.dumps(document).encode())
+        message = Arrival(f"tared/v1/fleet/{name}/{kind}".encode(), json.dumps(document).encode())
         watching._receive(message, "fleet", frozenset({"a", "b", "c"}), known, None)
     shown = Console(file=(text := io.StringIO()), width=200, force_terminal=False)
     shown.print(watching._table(known, 200))
@@ -150,7 +151,7 @@ def test_foreign_messages_are_passed_over() -> None:
     known: dict[str, watching.WatchedDevice] = {}
     for name, payload in (("a", b"no JSON"), ("other", b"{}")):
         watching._receive(
-            watching.Arrival(f"tared/v1/fleet/{name}/status".encode(), payload), "fleet", frozenset("a"), known, None
+            Arrival(f"tared/v1/fleet/{name}/status".encode(), payload), "fleet", frozenset("a"), known, None
         )
     assert known == {}
 

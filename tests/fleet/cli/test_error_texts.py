@@ -1,4 +1,4 @@
-"""What a message names exists: keys of config.yaml and of a model's spec, commands of `tared` and their options."""
+"""Names in messages exist: keys of config.yaml and of a model's spec, commands of `tared` and their options."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ TARED = Path(sys.executable).with_name("tared")
 
 
 def completed(shell: str, script: str, *words: str) -> set[str]:
-    """What the shell offers. script: reads the completion from stdin and prints the offers."""
+    """Return the shell's offers. script: reads the completion from stdin and prints the offers."""
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
     code = subprocess.run([TARED, "completion", shell], check=True, capture_output=True, timeout=60).stdout

@@ -179,7 +179,7 @@ def of_the_fleet(bench: Bench, run: Callable[..., Any]) -> None:
 
 
 def made_here(plan_bench: Place) -> Iterator[tuple[str, Any]]:
-    """What a run, a benchmark and a simulation print, with all that may be in it; a plan, and its evidence."""
+    """Return the output of a run, a benchmark and a simulation, with all possible keys; a plan, and its evidence."""
     yield "plan", plan_bench.plan()
     yield "plan --show", json.loads(plan_bench.says("plan", plan_bench / "plan.json", "--show", "--json")[0])
     entry = Entry("openvino", "int8", "why not", {"p50": 1.0, "p99": 2.0}, 0.5, 0.5, 0.5, 1, 1, 1, 0.5)

@@ -119,7 +119,7 @@ def test_nonsense_is_counted_and_nothing_else_suffers(any_broker: RealBroker, tm
         collecting(any_broker, tmp_path / "fleet.sqlite") as made,
     ):
         board.publish(ONLINE)
-        watcher.expect(TOPICS.ack, epoch=0)  # from here on it hears
+        watcher.expect(TOPICS.ack, epoch=0)  # from here on it is subscribed
         for payload in (b"", b"\xff\x00", b"[" * 60_000, b"{}", bytes(70_000)):
             board.publish(Message(TOPICS.event, payload))
         board.publish(alarm(1))

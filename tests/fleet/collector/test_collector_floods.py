@@ -1,4 +1,4 @@
-"""What no broker holds back, and what strangers send without end: bounded in memory, and in the log."""
+"""Floods of messages are bounded in memory and in the log."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from queue import Empty
 
 import pytest
 from brokers import RealBroker, Watcher, eventually, running_mosquitto
-from collector_bench import a_process, alarm, collecting, hears, online, result, stored
+from collector_bench import a_process, alarm, collecting, online, result, stored, stores_results
 from device import TOPICS
 from stored import Reports
 
@@ -24,7 +24,7 @@ from fleet.store.opening import open_store
 
 
 class Board:
-    """Sends what nobody has acknowledged, as a board's outbox does."""
+    """Sends unacknowledged reports again, as a board's outbox does."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._client = MqttClient(endpoint, "board", SessionOptions(subscriptions=[TOPICS.ack]))
@@ -42,8 +42,8 @@ class Board:
         for seq in range(self.acknowledged + 1, upto + 1):
             self._client.publish(alarm(seq))
 
-    def hear(self) -> int:
-        """Up to which number all is acknowledged."""
+    def read_acks(self) -> int:
+        """Return the number up to which all is acknowledged."""
         with contextlib.suppress(Empty):
             while True:
                 ack = Ack.from_json(self._client.inbox.get_nowait().payload)
@@ -64,16 +64,16 @@ def test_a_collector_that_is_killed_at_any_time_loses_nothing(mosquitto: RealBro
             return _sent_until_some(board, upto)
 
         with a_process(mosquitto, where):
-            eventually(lambda: hears(answering, where), 30.0)  # from now on the broker keeps them
+            eventually(lambda: stores_results(answering, where), 30.0)  # from now on the broker keeps them
         for life in range(1, 4):
             with a_process(mosquitto, where) as process:
                 eventually(lambda upto=life * per_life: sent_until_some(upto), 30.0)  # type: ignore[misc]  # a default
                 process.kill()
                 process.wait()
             with open_store(where) as store:
-                assert Reports(store).position("fleet", "board")[1] >= board.hear()
+                assert Reports(store).position("fleet", "board")[1] >= board.read_acks()
         with a_process(mosquitto, where):
-            eventually(lambda: _sent_until_some(board, 3 * per_life) and board.hear() == 3 * per_life, 30.0)
+            eventually(lambda: _sent_until_some(board, 3 * per_life) and board.read_acks() == 3 * per_life, 30.0)
             said = {f"c{number}" for number in range(next(numbers))}
             eventually(lambda: stored(where) == said, 30.0)
     with open_store(where) as store:
@@ -81,19 +81,19 @@ def test_a_collector_that_is_killed_at_any_time_loses_nothing(mosquitto: RealBro
 
 
 def _sent_until_all(board: Board, upto: int) -> bool:
-    """What nobody acknowledges within a moment is sent again."""
+    """Send again without a new acknowledgement; return True once all are acknowledged."""
     before = board.acknowledged
-    if board.hear() == before:
+    if board.read_acks() == before:
         board.send(upto)
         time.sleep(0.1)
     return board.acknowledged == upto
 
 
 def _sent_until_some(board: Board, upto: int) -> bool:
-    before = board.hear()
+    before = board.read_acks()
     if before < upto:
         board.send(min(upto, before + 100))
-    return board.hear() > before or before == upto
+    return board.read_acks() > before or before == upto
 
 
 @pytest.mark.trial
@@ -130,13 +130,13 @@ def test_while_the_database_is_down_nothing_is_acknowledged_and_then_all_is(
     ):
         online(state, watcher)
         board.send(10)
-        eventually(lambda: board.hear() == 10)
+        eventually(lambda: board.read_acks() == 10)
         server.stop()
         board.send(300)
         eventually(lambda: "collector=unreachable" in caplog.text)
-        assert board.hear() == 10
+        assert board.read_acks() == 10
         server.start()
-        eventually(lambda: board.hear() == 300)
+        eventually(lambda: board.read_acks() == 300)
 
 
 @pytest.mark.broker

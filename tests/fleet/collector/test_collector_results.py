@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from brokers import Mosquitto, RealBroker, Watcher, eventually, running_mosquitto
-from collector_bench import a_process, collecting, hears, result, stored
+from collector_bench import a_process, collecting, result, stored, stores_results
 from cutting_proxy import CuttingProxy
 
 from agent.mqtt.client import MqttClient
@@ -24,7 +24,7 @@ _UNDER_WAY = 20  # publications that mosquitto sends before the first of them is
 
 @contextmanager
 def unwritable(where: str) -> Iterator[None]:
-    """Nobody commits a result as long as this lasts."""
+    """Keep all others from committing results."""
     with open_store(where) as store, store.transaction("write") as transaction:
         if where.startswith("postgresql"):
             transaction.execute("LOCK TABLE results IN ACCESS EXCLUSIVE MODE")
@@ -32,7 +32,7 @@ def unwritable(where: str) -> Iterator[None]:
 
 
 class Log:
-    """What a mosquitto has noted of the collector's connection for results."""
+    """The log of a mosquitto about the collector's connection for results."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "mosquitto.log"
@@ -63,7 +63,7 @@ def logging_mosquitto(folder: Path) -> Iterator[tuple[Mosquitto, Log]]:
 
 
 def everything_was_read(port: int) -> bool:
-    """Whether nobody who is connected to this port of this machine has anything left to read (proc(5), net/tcp)."""
+    """Return True if no connection to this port of this machine has unread bytes (proc(5), net/tcp)."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]]
     return all(row[4].endswith(":00000000") for row in rows if row[2].endswith(f":{port:04X}"))
 
@@ -126,11 +126,11 @@ def test_the_broker_keeps_results_for_a_collector_that_returns_under_its_name(
     mosquitto.protocol = protocol
     with MqttClient(mosquitto.endpoint, "board") as board, Watcher(mosquitto.endpoint) as watcher:
         with collecting(mosquitto, where, client_id):
-            eventually(lambda: hears(board, where))
+            eventually(lambda: stores_results(board, where))
         board.publish(result(1))
         watcher.expect(result(1).topic)
         with collecting(mosquitto, where, client_id):
-            eventually(lambda: hears(board, where, 2))
+            eventually(lambda: stores_results(board, where, 2))
     assert ("c1" in stored(where)) == (client_id is not None)
 
 
@@ -140,7 +140,7 @@ def test_collectors_that_share_all_get_each_result_and_the_store_has_it_once(mos
     with ExitStack() as stack:
         board = stack.enter_context(MqttClient(mosquitto.endpoint, "board"))
         ours = [stack.enter_context(collecting(mosquitto, where, name, "group")) for name in ("one", None)]
-        eventually(lambda: hears(board, where) and min(each.counts["result"] for each in ours) > 0)
+        eventually(lambda: stores_results(board, where) and min(each.counts["result"] for each in ours) > 0)
         before = [each.counts["result"] for each in ours]
         for number in range(1, 31):
             board.publish(result(number))

@@ -1,4 +1,4 @@
-"""What a broker had kept of boards is no sign of life: one that is gone does not come alive with the collector."""
+"""Retained messages are no sign of life: a board that is gone does not come alive with the collector."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fleet.devices.devices import Device, Devices
 from fleet.devices.facts import facts
 from fleet.store.opening import open_store
 from fleet.views import watch
-from fleet.views.listing import ago
+from fleet.views.words import ago
 
 _TOPIC = b"tared/v1/fleet/board/"
 _BIRTH = Birth(agent_version="1")

@@ -81,7 +81,7 @@ def test_bytes_of_any_kind_are_read_or_refused(arrivals: list[tuple[bytes, bytes
 
 
 def test_documents_that_were_tampered_with_are_stored_or_refused_by_any_database(store: FleetStore) -> None:
-    """What passes for a document is one for the database too: one row that it refused would hold up all others."""
+    """The database takes each document that the reader takes: one refused row would hold up all others."""
     chance = random.Random(7)
     writer, reader = BatchWriter(store, Warnings(logging.getLogger(), "test")), Reader()
     for _ in range(60):
@@ -135,7 +135,7 @@ def test_a_start_that_goes_on_beside_a_later_one_is_a_twins(store: FleetStore) -
     assert twins(STREAM, 2, 60.0) == []  # from the disk, of before the later start
     assert twins(STREAM, 2, 120.0) == []  # the same number once more
     assert twins(STREAM, 3, 120.0) == [STREAM]
-    assert twins(STREAM, 4, 121.0) == []  # told once
+    assert twins(STREAM, 4, 121.0) == []  # logged once
     assert Reports(store).position("fleet", "board") == (100, 1)
 
 

@@ -1,4 +1,4 @@
-"""Several who write one store at once: nothing goes back, nobody is refused for another's sake."""
+"""Several writers of one store at once: no row goes back, and no writer is refused for another's sake."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ def test_a_late_writer_does_not_undo_a_newer_row(
 
 
 def _waits(database: str) -> bool:
-    """Whether anybody does for another's lock."""
+    """Return True if a writer waits for another's lock."""
     query = "SELECT count(*) FROM pg_locks WHERE NOT granted"
     with open_store(database) as store, store.transaction("read") as transaction:
-        return transaction.execute(query)[0][0] > 0
+        return bool(transaction.execute(query)[0][0])
 
 
 def test_two_writers_in_a_deadlock_both_succeed_in_the_end(database: str) -> None:

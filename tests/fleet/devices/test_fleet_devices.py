@@ -126,7 +126,7 @@ def test_a_selection_that_matches_no_device_is_an_error(store: FleetStore) -> No
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Of a file with two boards, of which one was not heard for an hour."""
+    """Return a store with two boards, of which one has been silent for an hour."""
     path, now = tmp_path / "fleet.sqlite", time.time()
     with open_store(path) as store:
         reports, devices = Reports(store), Devices(store)

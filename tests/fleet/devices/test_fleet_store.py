@@ -87,7 +87,7 @@ def test_an_error_within_a_transaction_undoes_it_and_its_remembered_ids(store: F
 
 
 def test_two_that_store_one_board_at_once_leave_no_hole(where: str) -> None:
-    """As two collectors do that share the load: whoever is last knows what both have."""
+    """Two collectors that share the load do that: the last one knows the reports of both."""
     per_turn, turns = 20, 15
     answers: list[int] = []
     open_store(where).close()
@@ -200,7 +200,7 @@ def test_retention_keeps_what_is_young_enough_and_the_newest_start(store: FleetS
     for epoch, received in ((7, 0.0), (8, 0.0), (9, 40.0 * day_s)):
         stream = Stream(*NAME, epoch)
         with store.transaction() as transaction:
-            news = [report(1, stream), Gap(stream, 2, 3, "telemetry", 2)]
+            news: list[Report | Gap] = [report(1, stream), Gap(stream, 2, 3, "telemetry", 2)]
             reports.put(transaction, news, received)
             quarantine(transaction, [Refused(*NAME, "event", "c", str(epoch), b"")], received)
     with store.transaction() as transaction:
@@ -320,7 +320,7 @@ WHERE = (
 
 @pytest.mark.parametrize("number", range(len(WHERE)))
 def test_the_database_selects_as_the_conditions_say(store: FleetStore, number: int) -> None:
-    """What it reads is no more than a first choice: the same devices as of a look at each."""
+    """The query and a look at each device choose the same."""
     reported(store, "a", "b", "c")
     devices = Devices(store)
     with store.transaction() as transaction:

@@ -64,9 +64,9 @@ def test_a_merge_equals_the_calibration_of_all_frames(
         stack.enter_context(board(any_broker.endpoint, "merged", merged_calibration(calibration_of(counted(data[0])))))
         to = ["--port", str(any_broker.port), "--fleet", FLEET, "--within", "2", "--method", "max", "--json"]
         assert main(["fleet", "merge", "-o", str(output), *to]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["board_count"], told["excluded"]) == (4, {})
-    assert {device: why.partition(":")[0] for device, why in told["silent"].items()} == {
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["board_count"], printed["excluded"]) == (4, {})
+    assert {device: why.partition(":")[0] for device, why in printed["silent"].items()} == {
         "private": "command.privacy",
         "young": "command.histograms",
         "merged": "command.histograms",
@@ -207,9 +207,9 @@ def test_a_disk_that_is_full_ends_it_with_the_remedy_and_leaves_nothing_half_wri
             stack.enter_context(board(any_broker.endpoint, name, calibration_of(noisy(1))))
         to = ["--port", str(any_broker.port), "--fleet", FLEET, *(["--uploads", str(disk / "sent")] if named else [])]
         assert main(["fleet", "merge", "b0", "b1", "-o", str(output), *to]) == 2
-        told = capsys.readouterr().err
+        printed = capsys.readouterr().err
         assert list(disk.glob("tared-merge-*")) == []
-    (error,) = [line for line in told.splitlines() if line.startswith("error:")]
+    (error,) = [line for line in printed.splitlines() if line.startswith("error:")]
     assert re.match(r"error: merge\.write: /\S+/b[01]\.part: No space left on device; expected a writable", error)
     assert "choose a folder on a larger disk with --uploads" in error
     assert list(tmp_path.glob("calibration*")) == []
@@ -220,9 +220,9 @@ def test_without_any_place_for_uploads_it_says_so(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     assert main(["fleet", "merge", "b0", "-o", str(tmp_path / "calibration.json")]) == 2
-    told = capsys.readouterr().err
-    assert "error: merge.write:" in told
-    assert "TMPDIR" in told
+    printed = capsys.readouterr().err
+    assert "error: merge.write:" in printed
+    assert "TMPDIR" in printed
 
 
 def test_a_board_that_answers_in_a_newer_schema_is_named_with_that_reason(
@@ -251,14 +251,15 @@ def test_strangers_chunks_do_not_count(any_broker: RealBroker, tmp_path: Path) -
     sender = board(any_broker.endpoint, "b", calibration_of(noisy(0)))
     with MqttClient(any_broker.endpoint, "stranger") as stranger, sender as there:
         assert stranger.wait_connected(10.0)
-        begin = there.link.send_histograms
+        link: Any = there.link
+        begin = link.send_histograms
 
         def beginning(*sending: Any) -> None:
             for number in range(20):
                 stranger.publish(Message(Topics(FLEET, "b").histogram_chunk(forged.name, number), forged.chunk(0)))
             begin(*sending)
 
-        there.link.send_histograms = beginning  # type: ignore[method-assign]  # chunks come once somebody hears them
+        link.send_histograms = beginning  # chunks come once somebody is subscribed
         exchange.gather(["b"], 0.0)
     assert set(exchange.inbox.complete) == {"b"}
     assert exchange.inbox.counts["quarantined"] == 0

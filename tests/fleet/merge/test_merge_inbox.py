@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from merge_bench import FACTS
+from pydantic import JsonValue
 
 from agent.common.errors import AgentError
 from agent.contract.histograms import MAX_UPLOAD_BYTES, Upload, write_upload
@@ -133,8 +134,8 @@ def test_a_foreign_upload_is_kept_apart_and_counted(
         {"bytes": "1"},
     ],
 )
-def test_an_announcement_that_no_board_would_make_is_refused(changes: dict[str, object]) -> None:
-    sound = {"sha256": "0" * 64, "total": 1, "bytes": 1}
+def test_an_announcement_that_no_board_would_make_is_refused(changes: dict[str, JsonValue]) -> None:
+    sound: dict[str, JsonValue] = {"sha256": "0" * 64, "total": 1, "bytes": 1}
     assert AnnouncedUpload.from_result(sound).total == 1
     with pytest.raises(MessageError, match=r"histograms\.announced"):
         AnnouncedUpload.from_result({**sound, **changes})

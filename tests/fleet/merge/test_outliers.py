@@ -1,4 +1,4 @@
-"""Boards that are unlike their group: told by what sharing a calibration would cost, and nobody else."""
+"""Boards unlike their group are found by the cost of sharing a calibration, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rollout is made of, each for itself: its waves, gates, windows, and what may be asked for."""
+"""The parts of a rollout, each for itself: its waves, gates, windows, and operations."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_the_order_is_random_by_name_or_by_a_tag() -> None:
         ("unreached<=10%", [standing(str(n), reached=n >= 2) for n in range(10)], False),
         ("fidelity>=0.9", [standing(fidelity=0.9)], True),
         ("fidelity>=0.9", [standing(fidelity=0.899)], False),
-        ("fidelity>=0.9", [standing()], False),  # it has told nothing since
+        ("fidelity>=0.9", [standing()], False),  # it has reported nothing since
         ("fidelity>=0.9", [standing(fps=30.0)], False),  # nor of this
         ("fidelity>=0.9", [standing(str(n), fidelity=0.8 + 0.1 * (n >= 1)) for n in range(20)], True),
         ("fidelity>=0.9", [standing(str(n), fidelity=0.8 + 0.1 * (n >= 2)) for n in range(20)], False),
@@ -93,11 +93,11 @@ def test_the_order_is_random_by_name_or_by_a_tag() -> None:
         ("fidelity>=0.9@50%", [standing(str(n), fidelity=0.8 + 0.1 * (n >= 10)) for n in range(20)], True),
         ("latency_p99<=1.2x", [standing(latency_p99=12.0)], True),
         ("latency_p99<=1.2x", [standing(latency_p99=12.1)], False),
-        ("fps>=0.9x", [standing(fps=30.0)], False),  # what it was before, nobody knows
+        ("fps>=0.9x", [standing(fps=30.0)], False),  # the value before is unknown
         # A board that failed counts for the failures, and nowhere else.
         ("failures<=50%,fidelity>=0.9", [standing(fidelity=1.0), standing("b", "broken", fidelity=0.1)], True),
-        ("failures<=100%,fidelity>=0.9", [standing("b", "broken", fidelity=1.0)], False),  # nobody to judge by
-        ("failures<=100%,unreached<=100%", [standing(reached=False)], False),  # nobody was there
+        ("failures<=100%,fidelity>=0.9", [standing("b", "broken", fidelity=1.0)], False),  # no board to judge by
+        ("failures<=100%,unreached<=100%", [standing(reached=False)], False),  # no board was there
     ],
 )
 def test_a_gate_passes_or_not(gate: str, wave: list[Standing], passes: bool) -> None:
@@ -163,7 +163,7 @@ def at(zone: str, text: str) -> float:
         ("01:00-05:00", "Europe/Berlin", "2026-10-25T01:30:00", "2026-10-25T05:00:00"),
         ("01:00-05:00", "Europe/Berlin", "2026-03-29T01:30:00", "2026-03-29T05:00:00"),
         ("01:00-05:00", "UTC", "2026-11-22T04:58:59", "2026-11-22T05:00:00"),
-        ("01:00-05:00", "UTC", "2026-11-22T04:59:30", None),  # hardly any time is left to tell anybody
+        ("01:00-05:00", "UTC", "2026-11-22T04:59:30", None),  # hardly any time is left for a command
     ],
 )
 def test_a_window_is_of_the_boards_own_clock(window: str, zone: str, now: str, closes: str | None) -> None:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
 from databases import store as store
 from databases import where as where
 from rollout_room import PERIOD, Room, accepted, done, failed, policy, reported, spec
+from stored import store_results
+from turned_clock import TurnedClock
 
 from agent.common.errors import AgentError
 from agent.contract.commands import CommandResult
+from fleet.cli.main import main
 from fleet.devices.devices import Device
+from fleet.operator import file_arguments_from
 from fleet.rollout.board_steps import MOST_ATTEMPTS, overdue_result
 from fleet.rollout.controller import LEASE_S
+from fleet.rollout.register import RolloutRegister
 from fleet.rollout.rows import BoardRow, BoardStage, CommandRole, CommandRow, RolloutState
 from fleet.rollout.stepper import judge_wave
 from fleet.store.transaction import FleetStore, Transaction
@@ -124,6 +132,65 @@ def test_a_board_that_was_away_for_a_whole_window_waits_for_the_next(store: Flee
     assert room.rows()[0].attempts == 1
 
 
+def test_a_pause_starts_no_other_board_and_a_resumption_goes_on_there(store: FleetStore) -> None:
+    room = Room(store, spec(waves="1,100%", soak_s=60.0), boards=2)
+    room.step()
+    register = RolloutRegister(store, "operator", room.clock)
+    register.pause(room.id, "lunch")
+    assert room.step(done(room.open()["b0"])) is RolloutState.PAUSED
+    room.clock.turn(1000.0)
+    room.step()
+    assert room.states() == [BoardStage.DONE, BoardStage.WAITING]
+    register.resume(room.id, "")
+    room.step()
+    room.clock.turn(61.0)
+    room.step()
+    room.step()
+    assert room.states() == [BoardStage.DONE, BoardStage.SENT]
+
+
+def test_each_board_waits_for_the_window_of_its_own_time_zone(store: FleetStore) -> None:
+    clock = TurnedClock(wall_s=datetime(2026, 11, 22, 2, tzinfo=timezone.utc).timestamp())
+    room = Room(store, spec(windows=("01:00-05:00",)), boards=2, clock=clock)
+    with store.transaction() as transaction:
+        transaction.execute("UPDATE rollout_targets SET zone = 'Asia/Tokyo' WHERE place = 1")
+    room.step()
+    assert room.states() == [BoardStage.SENT, BoardStage.WAITING]
+    clock.turn(15 * 3600.0)
+    room.step()
+    assert room.states()[1] is BoardStage.SENT
+
+
+def test_a_board_that_comes_back_gets_its_command(store: FleetStore) -> None:
+    room = Room(store, spec(), boards=1)
+    room.sender.report_presence("f", "b0", is_there=False)
+    room.step()
+    assert room.sent() == []
+    room.sender.report_presence("f", "b0", is_there=True)
+    assert room.sent() == [room.open()["b0"].payload.encode()]
+
+
+def test_a_busy_board_gets_another_command_after_a_pause(store: FleetStore) -> None:
+    room = Room(store, spec(), boards=1)
+    room.step()
+    first = room.open()["b0"]
+    room.step(failed(first, "command.busy"))
+    assert room.open() == {}
+    room.clock.turn(10.0)
+    room.step()
+    assert room.open()["b0"].id != first.id
+
+
+def test_a_result_that_only_a_collector_received_is_found(store: FleetStore) -> None:
+    room = Room(store, spec(), boards=1)
+    room.step()
+    with store.transaction() as transaction:
+        store_results(store, transaction, ("f", "b0"), done(room.open()["b0"]))
+    room.clock.turn(10.0)
+    room.step()
+    assert room.states() == [BoardStage.DONE]
+
+
 def test_a_board_may_take_so_long_from_when_it_has_begun() -> None:
     order = CommandRow("c", 1, "b", CommandRole.DO, "{}", sent=0.0, expires=86_400.0, accepted=86_000.0)
     assert overdue_result(order, 86_000.0 + 7_000.0, 7_200.0) is None
@@ -203,3 +270,39 @@ def test_a_relapse_after_success_counts_as_a_failure(
     findings = judge_wave(spec(gates="failures<=0%"), [board], {1: Device(**values)}, 1e6)
     assert findings is not None
     assert findings[0].words == (f"1 of 1, 100.0%; b: {words}" if words else "0 of 1, 0.0%")
+
+
+def test_a_rollout_of_a_newer_tared_is_left_alone(store: FleetStore, where: str, tmp_path: Path) -> None:
+    strange = Room(store, spec()).id
+    room = Room(store, spec())
+    with store.transaction() as transaction:
+        newer = json.dumps({**json.loads(spec().to_json()), "blue_green": True})
+        transaction.execute("UPDATE rollouts SET spec = ? WHERE id = ?", (newer, strange))
+    with room.controllers(where, None) as (controller,):
+        controller._claim()
+        assert controller.rollouts.keys() == {room.id}
+    seen = RolloutRegister(store, "").show(strange)[0]
+    assert seen.rollout.lease_until == 0.0, "it is released"
+    assert [record.what for record in seen.records] == ["created", "left to another controller"]
+    at = ["--db", where]
+    for words in (["list", "--fleet", "f"], ["show", strange], ["abort", strange]):
+        assert main(["fleet", "rollout", *words, *at]) == 0
+    assert main(["fleet", "report", "--fleet", "f", "-o", str(tmp_path / "report.html"), *at]) == 0
+
+
+@pytest.mark.parametrize("content", [b"another model", None])
+def test_a_rollout_without_its_file_waits_for_another_controller(
+    store: FleetStore, where: str, tmp_path: Path, content: bytes | None
+) -> None:
+    file = tmp_path / "model.onnx"
+    file.write_bytes(b"a model")
+    arguments, path = file_arguments_from({"file": str(file)})
+    room = Room(store, spec("model", arguments=arguments, file=str(path)), boards=1)
+    file.unlink() if content is None else file.write_bytes(content)
+    with room.controllers(where, None) as (controller,):
+        controller._claim()
+        assert controller.rollouts == {}
+        file.write_bytes(b"a model")
+        room.clock.turn(61.0)
+        controller._claim()
+        assert controller.rollouts.keys() == {room.id}

@@ -1,12 +1,13 @@
-"""A rollout in a storm: two controllers that are killed, boards that seem to flap, repeated and forged answers, a store
-that refuses for a while. No board beyond a failed wave gets a command, and none gets one twice.
+"""A rollout in a storm: controllers are killed, boards seem to flap, answers are repeated or forged, the store is held.
 
-Who may publish under a board's own name can speak for it (SECURITY.md): no answer to a true id is forged here.
+No board beyond a failed wave gets a command, and none gets one twice.
+A client that may publish under a board's name can speak for it (SECURITY.md): true ids are not forged here.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import threading
 import time
@@ -21,7 +22,6 @@ from simulator_bench import topics
 from warm_start import WarmProcess
 
 from agent.common.errors import AgentError
-from agent.contract.commands import CommandResult
 from agent.contract.messages import DeviceState, Status
 from agent.mqtt.client import MqttClient, SessionOptions
 from agent.mqtt.message import Message
@@ -38,15 +38,15 @@ pytestmark = [pytest.mark.broker, pytest.mark.trial, pytest.mark.timeout(600)]
 
 
 class Storm(threading.Thread):
-    """What strangers publish, and who else holds the store, until the end of the context."""
+    """Strangers that publish, and another process that holds the store, until the end of the context."""
 
     def __init__(self, broker: RealBroker, where: str) -> None:
         super().__init__(name="storm", daemon=True)
         self._where = where
         self._chance = random.Random(7)
         self._ending = threading.Event()
-        heard = SessionOptions(subscriptions=["tared/v1/+/+/cmd/+/result"])
-        self._client = MqttClient(broker.endpoint, "stranger", heard)
+        options = SessionOptions(subscriptions=["tared/v1/+/+/cmd/+/result"])
+        self._client = MqttClient(broker.endpoint, "stranger", options)
 
     def __enter__(self) -> Storm:
         self._client.start()
@@ -67,7 +67,8 @@ class Storm(threading.Thread):
             self._publish_status(number, self._chance.choice(["online", "offline", "degraded", "stopping"]))
             name = uuid.uuid4().hex
             status = self._chance.choice(["SUCCEEDED", "FAILED", "ACCEPTED", "EXPIRED"])
-            self._client.publish(Message(board.result(name), CommandResult(id=name, status=status).to_json()))
+            document = json.dumps({"id": name, "status": status}).encode()
+            self._client.publish(Message(board.result(name), document))
             self._client.publish(Message(board.result(name), self._chance.randbytes(200)))
             while not self._client.inbox.empty():  # true answers, twice and three times
                 answer = self._client.inbox.get()
@@ -119,9 +120,9 @@ def test_a_storm_commands_no_board_twice_and_none_beyond_a_failed_wave(mosquitto
         sent, back = commands.sent_ids("recalibrate"), commands.sent_ids("rollback")
     assert rollout.state is RolloutState.ROLLED_BACK
     assert kills >= 3
-    told = set(sent)
-    assert told <= {topics(each).device for each in range(8)}, "nobody beyond the bad wave"
+    commanded = set(sent)
+    assert commanded <= {topics(each).device for each in range(8)}, "no board beyond the bad wave"
     assert {len(ids) for ids in sent.values()} == {1}
     assert all(len(ids) == 1 for ids in back.values())
-    assert set(back) <= told
+    assert set(back) <= commanded
     assert boards(where, identity, BoardStage.WAITING) >= {topics(each).device for each in range(8, BOARDS)}

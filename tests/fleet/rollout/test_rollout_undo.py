@@ -1,4 +1,4 @@
-"""Rollouts that go back, step by step: who is told to, who is left alone, and what is over then."""
+"""Rollouts that go back, step by step: boards that are sent back, and boards that are left alone."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def test_a_board_that_was_done_too_late_goes_back_too(store: FleetStore) -> None
     room.until(RolloutState.ABORTED)
 
 
-def two_waves(store: FleetStore) -> Room:
-    """Return a room where b0 is done and serves e1, and in whose second wave b1 is done and b2 has failed."""
+def two_waves(store: FleetStore, is_failed: bool = True) -> Room:
+    """Return a room whose b0 serves e1, and in whose second wave b1 does and b2 has failed, or is at work."""
     room = Room(store, spec(waves="1,100%", gates="failures<=0%", soak_s=0.0), boards=3)
     for names in (("b0",), ("b1",)):
         while not room.open():
@@ -77,7 +77,8 @@ def two_waves(store: FleetStore) -> Room:
         orders = room.open()
         room.step(*(done(orders[name], artefact="e1") for name in names))
         room.serves(dict.fromkeys((int(name[1]) for name in names), "e1"))
-    room.step(failed(room.open()["b2"], "engine.build"))
+    if is_failed:
+        room.step(failed(room.open()["b2"], "engine.build"))
     return room
 
 
@@ -113,7 +114,7 @@ def test_while_a_wave_goes_back_the_earlier_ones_can_join_it(store: FleetStore) 
     room.turn("all")
     room.step()
     assert room.open(CommandRole.UNDO).keys() == {"b0", "b1"}
-    assert room.open(CommandRole.UNDO)["b1"] == former  # who was told is not told again
+    assert room.open(CommandRole.UNDO)["b1"] == former  # a board with a command gets no other
     undo_all_that_is_asked(room)
     room.until(RolloutState.ABORTED)
     assert room.states() == [BoardStage.UNDONE, BoardStage.UNDONE, BoardStage.FAILED]
@@ -152,6 +153,42 @@ def test_a_completed_rollout_is_undone_except_on_boards_that_changed_since(store
     room.turn("all")  # once more: there is nothing left
     room.until(RolloutState.ABORTED)
     assert room.states() == [BoardStage.UNDONE, BoardStage.KEPT, BoardStage.UNDONE]
+
+
+@pytest.mark.parametrize(("undo", "undone"), [(None, set[str]()), ("wave", {"b1"}), ("all", {"b0", "b1"})])
+def test_an_abort_cancels_running_jobs_and_undoes_the_named_waves(
+    store: FleetStore, undo: str | None, undone: set[str]
+) -> None:
+    room = two_waves(store, is_failed=False)
+    order = room.open()["b2"]
+    room.step(accepted(order))
+    room.turn(undo)
+    room.step()
+    assert room.open(CommandRole.CANCEL).keys() == {"b2"}
+    room.step(failed(order, "recalibration.cancelled"))
+    assert room.open(CommandRole.UNDO).keys() == undone
+    undo_all_that_is_asked(room)
+    room.until(RolloutState.ABORTED)
+    went_back = {each.name for each in room.rows() if each.state is BoardStage.UNDONE}
+    assert went_back == undone
+
+
+def test_a_regime_is_switched_to_and_back(store: FleetStore) -> None:
+    room = Room(store, spec("regime", arguments={"regime": "e1"}), boards=2)
+    room.serves({1: "e1"})
+    room.step()
+    assert [each.reason for each in room.rows()] == ["", "served it already"]
+    room.step(done(room.open()["b0"], artefact="e1"))
+    room.serves({0: "e1"})
+    room.turn()
+    room.step()
+    back = room.open(CommandRole.UNDO)
+    assert back.keys() == {"b0"}
+    assert '"op":"switch"' in back["b0"].payload
+    assert '"regime":"e0"' in back["b0"].payload
+    room.step(done(back["b0"], artefact="e0"))
+    room.until(RolloutState.ABORTED)
+    assert room.states() == [BoardStage.UNDONE, BoardStage.KEPT]
 
 
 @pytest.mark.parametrize("undo", [None, "wave"])

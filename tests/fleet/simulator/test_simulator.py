@@ -1,4 +1,4 @@
-"""Simulated boards at a real broker: what they report arrives, what they are told they do, what fails is back."""
+"""Simulated boards at a real broker: reports arrive, commands are carried out, and boards come back."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 
 def stored(database: Path, number: int) -> list[tuple[int, int]]:
-    """(epoch, seq) of all that a board has told."""
+    """Return (epoch, seq) of all reports of a board."""
     with open_store(database) as store:
         return [(each.stream.epoch, each.seq) for each in Reports(store).reports_of(FLEET, topics(number).device)]
 
@@ -119,7 +119,7 @@ def test_a_job_that_fails_says_so_and_one_that_is_cancelled_too(mosquitto: RealB
 
 @pytest.fixture(scope="module")
 def one_board(module_broker: RealBroker) -> Iterator[RealBroker]:
-    """A broker with a board that nobody has asked for anything yet."""
+    """A broker with a board that has got no command yet."""
     with simulating(module_broker, 1):
         yield module_broker
 
@@ -257,9 +257,9 @@ def test_more_boards_than_a_process_may_have_files_are_refused_before_any_connec
 
 def test_the_command_simulates_and_prints_the_outcome(mosquitto: RealBroker) -> None:
     wanted = ["--devices", 5, "--seconds", 2, "--period", 0.2, "--port", mosquitto.port]
-    told = json.loads(tared("fleet", "simulate", *wanted, "--json").stdout)
-    assert (told["device_count"], told["connected"], told["admitted"]) == (5, 5, 5)
-    assert told["made"] >= 20
+    printed = json.loads(tared("fleet", "simulate", *wanted, "--json").stdout)
+    assert (printed["device_count"], printed["connected"], printed["admitted"]) == (5, 5, 5)
+    assert printed["made"] >= 20
 
 
 @pytest.mark.parametrize("faults", ["crash=often", "meteor=1", "crash"])

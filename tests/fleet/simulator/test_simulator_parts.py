@@ -1,4 +1,4 @@
-"""What simulated boards are made of: the loop that waits for all of them, their scenes, what goes wrong with them."""
+"""The parts of simulated boards: the loop that waits for all of them, their scenes, and their faults."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def test_an_error_in_the_loop_ends_it_and_is_raised() -> None:
 
 
 def test_an_error_of_a_dial_reaches_the_loop() -> None:
-    told: list[tuple[str, bool]] = []
+    outcomes: list[tuple[str, bool]] = []
     own = threading.get_ident()
 
     def refuse() -> None:
-        raise ConnectionRefusedError("nobody is there")
+        raise ConnectionRefusedError("no server")
 
     with Loop() as loop:
-        loop.dial(refuse, lambda error: told.append((str(error), threading.get_ident() == own)))
-        loop.dial(lambda: None, lambda error: told.append((str(error), threading.get_ident() == own)))
-        loop.run_until(lambda: len(told) == 2)
-    assert sorted(told) == [("None", True), ("nobody is there", True)]
+        loop.dial(refuse, lambda error: outcomes.append((str(error), threading.get_ident() == own)))
+        loop.dial(lambda: None, lambda error: outcomes.append((str(error), threading.get_ident() == own)))
+        loop.run_until(lambda: len(outcomes) == 2)
+    assert sorted(outcomes) == [("None", True), ("no server", True)]
 
 
 def test_a_scene_drifts_group_by_group_and_a_new_engine_fits_it() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 import cv2
@@ -51,7 +51,7 @@ def untouched(browser: webdriver.Chrome) -> bool:
 
 
 @contextlib.contextmanager
-def gate(broker: RealBroker, *answers: dict[str, object]) -> Iterator[tuple[OwnSite, Board]]:
+def gate(broker: RealBroker, *answers: Mapping[str, object]) -> Iterator[tuple[OwnSite, Board]]:
     """Pages, and a board called gate that has reported."""
     with serving(broker.endpoint) as site, Board(broker.endpoint, "gate", *answers) as board:
         board.say("status", True, state="online", session="s", boot_id=BOOT_ID, ts=1.0)
@@ -240,7 +240,8 @@ def test_a_thousand_boards_are_filtered_and_sorted(any_broker: RealBroker, brows
         eventually(lambda: "degraded" in text_of(browser))
         assert len(browser.find_elements(By.CSS_SELECTOR, "#boards tbody tr:not([hidden])")) == 1
         browser.execute_script(FILTER, "")
-        names = [row.get_attribute("data-key") for row in browser.find_elements(By.CSS_SELECTOR, "#boards tbody tr")]
+        rows = browser.find_elements(By.CSS_SELECTOR, "#boards tbody tr")
+        names = [str(row.get_attribute("data-key")) for row in rows]
         assert names == sorted(names, reverse=True)  # a second press of the head that it was sorted by
         assert complaints(browser) == []
 

@@ -11,6 +11,7 @@ from base64 import b64encode
 from contextlib import closing
 from html import unescape
 from pathlib import Path
+from unittest.mock import Mock
 from urllib.parse import quote, urlencode
 
 import pytest
@@ -336,13 +337,12 @@ def test_a_store_that_another_holds_stops_its_own_form_alone(
         status, _, text = post(site, "/rollouts/new", do="create", **PLAN)
         assert (status, "locked" in text) == (400, True)
         monkeypatch.setattr(sqlite, "_PATIENCE_S", 60.0)
-        opened = list[str]()
-        monkeypatch.setattr(room_module, "open_existing", lambda *at: opened.append(at[0]) or open_existing(*at))
         assert "1 devices" in words(site, "/devices")
-        opened.clear()
+        opened = Mock(wraps=open_existing)
+        monkeypatch.setattr(room_module, "open_existing", opened)
         thread = threading.Thread(target=lambda: answers.append(post(site, "/rollouts/new", do="create", **PLAN)))
         thread.start()
-        eventually(lambda: bool(opened))
+        eventually(lambda: opened.called)
         assert "1 devices" in words(site, "/devices")
         site.page("/")
         assert answers == []
