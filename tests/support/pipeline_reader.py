@@ -39,16 +39,16 @@ def main() -> None:
 
 
 def on_frame(frame: Frame) -> None:
-    """As the frame path has it."""
-    tell({"frame": frame.id, "shape": frame.image.shape, "bgr": frame.image.mean(axis=(0, 1)).round().tolist()})
+    """Print a frame."""
+    show({"frame": frame.id, "shape": frame.image.shape, "bgr": frame.image.mean(axis=(0, 1)).round().tolist()})
 
 
 def on_change(error: CameraError | None) -> None:
-    """As the supervisor hears it."""
-    tell({"lost": error.code if error is not None else None})
+    """Print a loss or a return."""
+    show({"lost": error.code if error is not None else None})
 
 
-def tell(said: dict[str, object]) -> None:
-    """One line, whichever thread it is of."""
+def show(fields: dict[str, object]) -> None:
+    """Print one line, from any thread."""
     with _PRINTING:
-        print(json.dumps(said), flush=True)
+        print(json.dumps(fields), flush=True)
