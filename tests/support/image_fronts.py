@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
@@ -27,7 +28,7 @@ def fronted(
     graph = made.graph
     constants = {tensor.name for tensor in graph.initializer}
     image = next(value for value in graph.input if value.name not in constants)
-    steps: list[tuple[str, list[str], dict[str, object]]] = []
+    steps: list[tuple[str, list[str], dict[str, Any]]] = []
     if dtype == "uint8":
         steps.append(("Cast", [], {"to": TensorProto.FLOAT}))
     if layout == "NHWC":

@@ -11,9 +11,10 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from typing import cast
 
 from agent.camera.capture import CaptureThread, Frame, FrameSlot
-from agent.camera.source import CaptureSettings, parse_source
+from agent.camera.source import CaptureSettings, Transport, parse_source
 from agent.common.errors import CameraError
 
 _PRINTING = threading.Lock()
@@ -24,7 +25,9 @@ def main() -> None:
     text, frames, silence_s, *transport = sys.argv[1:]
     slot, source = FrameSlot(keep_every=True), parse_source(text)
     if transport:
-        source = replace(source, requested=CaptureSettings(transport=transport[0], decoder="gstreamer"))
+        source = replace(
+            source, requested=CaptureSettings(transport=cast(Transport, transport[0]), decoder="gstreamer")
+        )
     thread = CaptureThread(source, slot, 1.0, int(frames), on_change, float(silence_s))
     thread.start()
     while thread.is_alive() or slot.is_full:

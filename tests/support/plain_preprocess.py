@@ -1,4 +1,4 @@
-"""Preprocessing once more, as plainly as it can be said: every allowed size tried, every pixel put where it belongs."""
+"""Preprocessing once more, in its plainest form: every allowed size tried, every pixel put where it belongs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def letterboxed(frame: Size, size: Size) -> Size:
 
 
 def inner_size(spec: InputSpec, taken: NetworkInput, frame: Size, size: Size) -> Size:
-    """What becomes of the frame itself within a network input of this size."""
+    """Return the size of the frame itself within a network input of this size."""
     if spec.resize in ("letterbox", "rect"):
         return letterboxed(frame, taken.usual_size)
     return size if spec.resize in ("stretch", "nearest") else frame
@@ -58,7 +58,7 @@ def inner_size(spec: InputSpec, taken: NetworkInput, frame: Size, size: Size) ->
 
 def network_input_of(spec: InputSpec, taken: NetworkInput, frame: NDArray[np.uint8], size: Size) -> Array:
     """The network input of this size for a frame."""
-    inner_height, inner_width = inner_size(spec, taken, frame.shape[:2], size)  # type: ignore[arg-type]  # two of three
+    inner_height, inner_width = inner_size(spec, taken, frame.shape[:2], size)
     scaled = cv2.resize(frame, (inner_width, inner_height), interpolation=cv2.INTER_LINEAR)
     canvas = np.full((*size, 3), spec.pad, np.uint8)
     top, left = 0, 0
@@ -87,7 +87,7 @@ def numbers(spec: InputSpec) -> tuple[list[np.float32], list[np.float32]]:
 
 
 def bilinear(frame: NDArray[np.uint8], height: int, width: int) -> NDArray[np.float64]:
-    """What OpenCV's documentation says of INTER_LINEAR: pixel centres at halves, edges repeated, in float64."""
+    """Interpolate as OpenCV documents INTER_LINEAR: pixel centres at halves, edges repeated, in float64."""
     y, x = (
         ((np.arange(target) + 0.5) * source / target - 0.5).clip(0, source - 1)
         for target, source in ((height, frame.shape[0]), (width, frame.shape[1]))

@@ -60,7 +60,7 @@ def main() -> None:
         state[what] = not state[what]
         for element in elements:
             apply(element)
-        return GLib.SOURCE_CONTINUE
+        return True  # GLib.SOURCE_CONTINUE
 
     GLib.unix_signal_add(GLib.PRIORITY_HIGH, signal.SIGUSR1, toggle, "frozen")
     GLib.unix_signal_add(GLib.PRIORITY_HIGH, signal.SIGUSR2, toggle, "large")

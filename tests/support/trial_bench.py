@@ -1,4 +1,4 @@
-"""A certifier over a video of digits, with engines in NumPy that take the time they are told to."""
+"""A certifier over a video of digits, with engines in NumPy that take a given time."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from agent.common.state_files import Journal
 from agent.planning import certificate
 from agent.planning.certificate import Certifier, Terms, TrialResult
 from agent.planning.frames import RandomFrames
-from agent.vision.spec import ModelSpec
+from agent.vision.spec import InputSpec, ModelSpec
 from engines.interface import Array, TensorSpec
 
 CLASSES = 10
-INPUT = {"color": "bgr", "resize": "stretch", "scale": 1 / 255}
-DIGITS = ModelSpec(path=Path("digits.onnx"), task="classify", input=INPUT, labels=tuple("0123456789"))
+INPUT: dict[str, Any] = {"color": "bgr", "resize": "stretch", "scale": 1 / 255}
+DIGITS = ModelSpec(path=Path("digits.onnx"), task="classify", input=InputSpec(**INPUT), labels=tuple("0123456789"))
 WARM_UP, TIMED = 5, 50
 USUAL = Terms(max_loss=0.05, max_confusion=0.3, candidates=2)
 
@@ -75,7 +75,7 @@ def read_digits(batch: NDArray[np.float32]) -> Array:
 
 
 def misread(which: Callable[[int, bool], bool], as_digit: int) -> Compute:
-    """As `read_digits`, but for digits of which, with the image's mark, `which` holds."""
+    """Read as `read_digits`, but for digits for which, with the image's mark, `which` holds."""
 
     def compute(batch: NDArray[np.float32]) -> Array:
         marked = bool(batch[0, 2].mean() > 0.5)

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worlds import make_world
 
+from agent.camera.config import CameraConfig
 from agent.camera.reader import apply_mask_and_crop, read_images
 from agent.camera.source import WHOLE, Framing
 from agent.common.errors import ConfigError
-from agent.common.schema import validate
-from agent.config import Config, load_config
+from agent.config import load_config
 
 GREY = (114, 114, 114)
 LEFT_HALF = ((0.0, 0.0), (0.5, 0.0), (0.5, 1.0), (0.0, 1.0))
@@ -77,8 +77,7 @@ def test_a_frame_of_any_region_has_pixels(
 def test_every_reader_of_a_source_gets_the_frame(tmp_path: Path) -> None:
     for number in range(2):
         cv2.imwrite(str(tmp_path / f"{number}.png"), picture(number))
-    content = {"model": {"path": "m.onnx", "task": "raw"}, "camera": {"source": str(tmp_path), "masks": [LEFT_HALF]}}
-    camera = validate(Config, {**content, "camera": {**content["camera"], "region": [0, 0, 1, 0.5]}}, "test").camera
+    camera = CameraConfig(source=str(tmp_path), masks=(LEFT_HALF,), region=(0.0, 0.0, 1.0, 0.5))
     frames = [image for _, image in read_images(camera.to_source())]
     assert [image.shape for image in frames] == [(24, 64, 3)] * 2
     assert all((image[:, :32] == GREY).all() for image in frames)

@@ -96,7 +96,7 @@ def test_only_configured_settings_are_requested(driver: Driver) -> None:
 
 
 def test_a_device_that_cannot_be_opened_is_an_error_by_its_reason(tmp_path: Path) -> None:
-    """A directory, which nobody may open for writing, stands for a device that the system refuses."""
+    """A directory, which no user may open for writing, stands for a device that the system refuses."""
     (tmp_path / "file").touch()
     for name, reason in (("none", "No such file"), ("file", "gives no pictures"), (".", "Is a directory")):
         with pytest.raises(CameraError, match=rf"camera\.open: .*{reason}.*; expected a V4L2 camera"):

@@ -91,9 +91,9 @@ def test_a_camera_that_sends_no_good_picture_is_lost_and_opened_again(
 
 @pytest.mark.parametrize("answer", [b"X: ", CHUNKED], ids=["headers", "chunk"])
 def test_an_answer_that_comes_a_byte_at_a_time_is_cut_off(clock: TurnedClock, answer: bytes) -> None:
-    with trickling(b"HTTP/1.1 200 OK\r\n" + answer) as address:
-        with Watched(address, silence_s=0.3, clock=clock) as watched:
-            clock.turn_until(lambda: watched.lost and watched.thread.pulse > 1)
+    sent = b"HTTP/1.1 200 OK\r\n" + answer
+    with trickling(sent) as address, Watched(address, silence_s=0.3, clock=clock) as watched:
+        clock.turn_until(lambda: watched.lost and watched.thread.pulse > 1)
 
 
 @pytest.mark.parametrize("damage", [lambda _, content: content, SENT[0], SENT[1]], ids=["good", "damaged", "empty"])

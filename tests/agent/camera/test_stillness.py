@@ -42,7 +42,7 @@ def test_noise_is_enough_to_be_alive() -> None:
 
 
 def test_a_single_pixel_that_changes_is_enough() -> None:
-    """Also one that is not in the rows that are compared each time."""
+    """The pixel is not in the rows that are compared each time."""
 
     def pictures() -> Iterator[np.ndarray]:
         for number in range(100):

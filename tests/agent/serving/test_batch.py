@@ -51,7 +51,7 @@ class Counting:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    """Of open batch, up to MOST."""
+    """Open a model of open batch, up to MOST."""
     path = tmp_path_factory.mktemp("batch") / "model.onnx"
     net = residual_net((1, 3, 8, 8))
     for each in (*net.graph.input, *net.graph.output):
@@ -71,7 +71,7 @@ def engine(model: Model, tmp_path: Path) -> Iterator[Counting]:
 
 
 def answers(model: Model, engine: Engine, batch: BatchConfig) -> dict[tuple[str, int], Classification]:
-    """Of all frames, whose cameras all wait for their turn."""
+    """Return the answers to all frames; all cameras wait for their turn."""
     turns, served = RoundRobinScheduler([True] * CAMERAS), list[ServedFrame]()
     tasks = [VisionTask(model.spec, engine.inputs, engine.outputs) for _ in range(2)]
     loop = FrameLoop(turns, "a", engine, tasks, [served.append], batch)

@@ -102,7 +102,7 @@ def test_a_frame_under_way_is_answered_though_no_other_comes() -> None:
 
 
 def test_time_in_which_an_engine_computes_another_frame_is_not_counted_twice() -> None:
-    """As one on a GPU does: begun while the one before is computed, it waits for that."""
+    """An inference on a GPU that begins while the one before is computed waits for that."""
     times = iter([(0.0, 10.0), (2.0, 13.0)])
 
     class Computed:

@@ -38,7 +38,7 @@ WARM, FRAMES = 100, 300
 
 
 def test_a_frame_leaves_nothing_and_takes_no_buffer_of_its_own(tmp_path: Path) -> None:
-    """Neither its pixels nor its network input are allocated again, only the small objects that carry it."""
+    """Only the small objects that carry a frame are allocated anew, not its pixels and its network input."""
     onnx.save(residual_net((1, 3, SIDE, SIDE)), tmp_path / "model.onnx")
     model = open_model(ModelSpec.model_validate({**SPEC, "path": tmp_path / "model.onnx"}))
     backend = open_backend(RUNTIME)

@@ -37,7 +37,7 @@ NUMBER = 3
 
 
 def install(site: Path, name: str, entries: dict[str, str]) -> None:
-    """What pip leaves of a wheel with these entry points: a module and its .dist-info."""
+    """Write a module and its .dist-info, as pip does for a wheel with these entry points."""
     (site / f"{name}.py").write_text(SOURCE, encoding="utf-8")
     info = site / f"{name}-1.0.dist-info"
     info.mkdir()
@@ -128,10 +128,3 @@ def test_an_entry_point_that_leads_nowhere(site: Path, function: str, message: s
     with pytest.raises(ConfigError, match=message) as caught:
         found("mine")
     assert caught.value.code == "decoder.import"
-
-
-def test_the_deprecated_place_of_detections_still_works() -> None:
-    """For one release: decoders of users import it."""
-    from agent.detections import Detections as Deprecated
-
-    assert Deprecated is Detections
