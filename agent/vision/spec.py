@@ -44,6 +44,8 @@ def _rank_four(shape: tuple[int, ...]) -> tuple[int, ...]:
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Shape = Annotated[tuple[PositiveInt, ...], AfterValidator(_rank_four)]
 Suppression = Literal["per-class", "agnostic", "none"]
+Resize = Literal["letterbox", "stretch", "pad", "native", "nearest", "rect"]
+Anchor = Literal["top-left", "center"]
 _LABELS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}  # a file's name, or a list
 
 
@@ -63,8 +65,8 @@ class InputSpec(Strict):
     """
 
     color: Literal["bgr", "rgb", "gray"] = "bgr"
-    resize: Literal["letterbox", "stretch", "pad", "native", "nearest", "rect"] = "letterbox"
-    anchor: Literal["top-left", "center"] = "top-left"
+    resize: Resize = "letterbox"
+    anchor: Anchor = "top-left"
     pad: Annotated[int, Field(ge=0, le=255)] = 114
     multiple: PositiveInt = 1
     mean: tuple[Finite, ...] = (0.0,)

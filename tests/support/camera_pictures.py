@@ -1,4 +1,4 @@
-"""Pictures that tell their number."""
+"""Pictures whose brightness is their number."""
 
 from __future__ import annotations
 

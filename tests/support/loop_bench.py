@@ -1,16 +1,17 @@
-"""A frame loop over engines that answer with their own names, and what it served and told."""
+"""A frame loop over engines that answer with their own names; the bench records answers and events of trials."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
+from brokers import eventually
 from numpy.typing import NDArray
 
 from agent.camera.capture import Frame
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.serving.inference import FrameLoop, RoundRobinScheduler
 from agent.serving.trial import Trial, TrialEvents
@@ -19,13 +20,15 @@ from agent.vision.task import Outputs, PendingInference, ServedFrame, Submit, Vi
 from engines.interface import Array, Engine, TensorSpec
 
 IMAGE = np.zeros((4, 4, 3), np.uint8)
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 RECALL = AgentError("probation.recalled", "a test", "none", "none")
 
 
 class NamedEngine:
-    """Answers with its own name; `answers` may do something else first, for its nth frame: of one on trial, 0 is its
-    rehearsal."""
+    """Answers with its own name, to one thread at a time. `answers` is called first, with the number of the frame.
+
+    A candidate's frame 0 is its rehearsal.
+    """
 
     def __init__(self, name: str, answers: Callable[[int], None] = lambda _: None) -> None:
         self.name = name
@@ -34,14 +37,20 @@ class NamedEngine:
         self.outputs: list[TensorSpec] = []
         self._answers = answers
         self._count = 0
+        self._in_use = threading.Lock()
 
     def infer(self, batch: Array) -> dict[str, Array]:
         assert not self.closed.is_set()
-        self._answers(self._count)
-        self._count += 1
-        return {self.name: batch}
+        assert self._in_use.acquire(blocking=False), "two threads use the engine"
+        try:
+            self._answers(self._count)
+            self._count += 1
+            return {self.name: batch}
+        finally:
+            self._in_use.release()
 
     def close(self) -> None:
+        assert not self._in_use.locked(), "closed while it is in use"
         self.closed.set()
 
 
@@ -71,14 +80,16 @@ class PlainTask(VisionTask):
 
 
 class Bench:
-    """A loop, its slot, what it served, and what trials told."""
+    """A loop and its slot. `served` has its answers, `events` the events of trials."""
 
-    def __init__(self, engine: NamedEngine) -> None:
-        self.turns = RoundRobinScheduler([True])
+    def __init__(self, engine: NamedEngine, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self.turns = RoundRobinScheduler([True], clock)
         (self.slot,) = self.turns.slots
         self.served: list[tuple[int, str, str]] = []
-        self.told: list[tuple[str, Any]] = []
-        self.loop = FrameLoop(self.turns, engine.name, engine, [PlainTask(), PlainTask()], [self._keep])
+        self.events: list[tuple[str, Any]] = []
+        tasks = [PlainTask(), PlainTask()]
+        self.loop = FrameLoop(self.turns, engine.name, engine, tasks, [self._keep], clock=clock)
         self._next_id = 0
         self.loop.start()
 
@@ -87,11 +98,11 @@ class Bench:
 
     def try_out(self, engine: NamedEngine, deadline_s: float = LIMIT_S) -> Trial:
         events = TrialEvents(
-            lambda ts, skipped: self.told.append(("live", (ts, skipped))),
-            lambda error, ts, asked: self.told.append((error.code, (ts, asked))),
-            lambda: self.told.append(("ended", None)),
+            lambda ts, skipped: self.events.append(("live", (ts, skipped))),
+            lambda error, ts, was_waiting: self.events.append((error.code, (ts, was_waiting))),
+            lambda: self.events.append(("ended", None)),
         )
-        trial = Trial(engine.name, engine, PlainTask(), deadline_s, events)
+        trial = Trial(engine.name, engine, PlainTask(), deadline_s, events, clock=self._clock)
         self.loop.start_trial(trial)
         return trial
 
@@ -99,17 +110,21 @@ class Bench:
         """`try_out`, and one frame, which the previous engine answers; the rehearsal is over then."""
         trial = self.try_out(engine, deadline_s)
         self.feed(1)
-        until(lambda: not trial.is_busy)
+        eventually(lambda: not trial.is_busy)
         return trial
 
-    def feed(self, count: int, skip: int = 0) -> list[str]:
-        """So many frames, the first after a gap in their ids: who answered each."""
-        self._next_id += skip
-        first = len(self.served)
-        for number in range(self._next_id, self._next_id + count):
+    def put(self, count: int = 1, skip: int = 0) -> None:
+        """Put so many frames into the slot, the first after a gap in their ids."""
+        first = self._next_id + skip
+        self._next_id = first + count
+        for number in range(first, self._next_id):
             self.slot.put(Frame(number, float(number), 0, IMAGE))
-        self._next_id += count
-        until(lambda: len(self.served) == first + count or not self.loop.is_alive())
+
+    def feed(self, count: int, skip: int = 0) -> list[str]:
+        """`put`, and return the name of the engine that answered each."""
+        first = len(self.served)
+        self.put(count, skip)
+        eventually(lambda: len(self.served) == first + count or not self.loop.is_alive())
         assert all(engine_id == result for _, engine_id, result in self.served)
         return [engine_id for _, engine_id, _ in self.served[first:]]
 
@@ -117,10 +132,3 @@ class Bench:
         self.slot.close()
         self.loop.join(LIMIT_S)
         assert not self.loop.is_alive()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        threading.Event().wait(0.001)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 
@@ -22,14 +23,14 @@ class MjpegServer:
     """A context manager. fps: of each client.
 
     `silent` keeps the next frames back; `hang_up_after` ends each connection after so many; `picture` makes the frame
-    of a number; `damage` may spoil its JPEG; `lengths` are told or not; `accepts` judges what a client says of itself
-    in its header Authorization, for which `challenge` asks.
+    of a number; `damage` may spoil its JPEG; `lengths` are sent or not; `accepts` judges a client's header
+    Authorization, for which `challenge` asks. `clients` and `sent` count connections and pictures.
     """
 
     def __init__(self, fps: float = 50.0) -> None:
         self.silent = False
         self.hang_up_after = 0
-        self.clients = 0
+        self.clients = self.sent = 0
         self.picture: Callable[[int], np.ndarray] = grey
         self.damage: Callable[[int, bytes], bytes] = lambda _, content: content
         self.accepts: Callable[[str], bool] = lambda _: True
@@ -85,7 +86,32 @@ class MjpegServer:
                 length = b"Content-Length: %d\r\n" % len(content) if self.lengths else b""
                 client.wfile.write(_HEADER % length + content + b"\r\n")
                 number += 1
+                self.sent += 1
                 if number == self.hang_up_after:
                     return
-        except OSError:  # whoever watched has gone
+        except OSError:  # the client has gone
             pass
+
+
+@contextmanager
+def answering(content_type: str, content: bytes) -> Iterator[str]:
+    """Serve one answer over HTTP at this address, and end each connection after it."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", content_type)
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=lambda: server.serve_forever(0.05))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/content"
+        finally:
+            server.shutdown()
+            thread.join()

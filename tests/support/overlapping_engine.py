@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 import pytest
 from fiber_executor import COMPILER, FiberExecutor
 from numpy.typing import NDArray
 
-from engines.cuda.kernels import DevicePreprocess, KernelGeometry
+from engines.cuda.kernels import CudaExecutor, DevicePreprocess, KernelGeometry
 from engines.interface import Array, Engine, TensorSpec
 from engines.preprocessing import ImageTransform
 
@@ -20,7 +22,7 @@ class DeviceEngine:
             pytest.skip("no C++ compiler to build kernels.cu for the CPU: install g++, or set CXX")
         self._engine = engine
         self._executor = FiberExecutor(KernelGeometry(11, 2, 64))
-        self._preprocess = DevicePreprocess(self._executor)
+        self._preprocess = DevicePreprocess(cast(CudaExecutor, self._executor))
         self.inputs: list[TensorSpec] = list(engine.inputs)
         self.outputs: list[TensorSpec] = list(engine.outputs)
 

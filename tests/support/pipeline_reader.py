@@ -11,9 +11,10 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from typing import cast
 
 from agent.camera.capture import CaptureThread, Frame, FrameSlot
-from agent.camera.source import CaptureSettings, parse_source
+from agent.camera.source import CaptureSettings, Transport, parse_source
 from agent.common.errors import CameraError
 
 _PRINTING = threading.Lock()
@@ -24,7 +25,9 @@ def main() -> None:
     text, frames, silence_s, *transport = sys.argv[1:]
     slot, source = FrameSlot(keep_every=True), parse_source(text)
     if transport:
-        source = replace(source, requested=CaptureSettings(transport=transport[0], decoder="gstreamer"))
+        source = replace(
+            source, requested=CaptureSettings(transport=cast(Transport, transport[0]), decoder="gstreamer")
+        )
     thread = CaptureThread(source, slot, 1.0, int(frames), on_change, float(silence_s))
     thread.start()
     while thread.is_alive() or slot.is_full:
@@ -39,16 +42,16 @@ def main() -> None:
 
 
 def on_frame(frame: Frame) -> None:
-    """As the frame path has it."""
-    tell({"frame": frame.id, "shape": frame.image.shape, "bgr": frame.image.mean(axis=(0, 1)).round().tolist()})
+    """Print a frame."""
+    show({"frame": frame.id, "shape": frame.image.shape, "bgr": frame.image.mean(axis=(0, 1)).round().tolist()})
 
 
 def on_change(error: CameraError | None) -> None:
-    """As the supervisor hears it."""
-    tell({"lost": error.code if error is not None else None})
+    """Print a loss or a return."""
+    show({"lost": error.code if error is not None else None})
 
 
-def tell(said: dict[str, object]) -> None:
-    """One line, whichever thread it is of."""
+def show(fields: dict[str, object]) -> None:
+    """Print one line, from any thread."""
     with _PRINTING:
-        print(json.dumps(said), flush=True)
+        print(json.dumps(fields), flush=True)

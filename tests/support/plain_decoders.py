@@ -1,4 +1,4 @@
-"""The peers' decoders and suppression, in loops over floats: nothing of it is fast, and nothing shared."""
+"""The peers' decoders and suppression, in loops over floats, which share nothing with ours."""
 
 from __future__ import annotations
 
@@ -109,10 +109,9 @@ def suppressed(rows: Sequence[Row], threshold: float, nms: str) -> list[int]:
     return kept
 
 
-def same(rows: Sequence[Row], boxes: Array, classes: Array, scores: Array) -> bool:
-    """Whether detections are these rows, in this order, but for float32."""
+def assert_same(rows: Sequence[Row], boxes: Array, classes: Array, scores: Array) -> None:
+    """Compare detections with these rows, in this order, but for float32."""
     assert classes.tolist() == [label for _, label, _ in rows]
-    np.testing.assert_allclose(scores, [score for _, _, score in rows], rtol=2e-5)
+    assert np.allclose(scores, [score for _, _, score in rows], rtol=2e-5)
     expected = np.array([box for box, _, _ in rows], np.float64).reshape(-1, 4)
-    np.testing.assert_allclose(boxes, expected, rtol=1e-4, atol=1e-2)
-    return True
+    assert np.allclose(boxes, expected, rtol=1e-4, atol=1e-2)

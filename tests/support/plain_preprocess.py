@@ -1,4 +1,4 @@
-"""Preprocessing once more, as plainly as it can be said: every allowed size tried, every pixel put where it belongs."""
+"""Preprocessing once more, in its plainest form: every allowed size tried, every pixel put where it belongs."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def numbers(spec: InputSpec) -> tuple[list[np.float32], list[np.float32]]:
 
 
 def bilinear(frame: NDArray[np.uint8], height: int, width: int) -> NDArray[np.float64]:
-    """INTER_LINEAR by OpenCV's documentation: pixel centres at halves, edges repeated, in float64."""
+    """Interpolate as OpenCV documents INTER_LINEAR: pixel centres at halves, edges repeated, in float64."""
     y, x = (
         ((np.arange(target) + 0.5) * source / target - 0.5).clip(0, source - 1)
         for target, source in ((height, frame.shape[0]), (width, frame.shape[1]))

@@ -1,7 +1,7 @@
 """`python3 rtsp_server.py PORT CODEC [FPS MS]`: an RTSP camera on loopback, by GStreamer's own server, until killed.
 
 For the system's Python, which has GStreamer's bindings; nothing of the project is imported. CODEC: h264 or h265. FPS:
-pictures a second, 20 unless told. MS: it hangs up on a client so long after that has begun to play. With SIGUSR1 it
+pictures a second, 20 by default. MS: it hangs up on a client so long after that has begun to play. With SIGUSR1 it
 goes on with one picture, with the next one it is free again; with SIGUSR2 its pictures have twice the size.
 """
 
@@ -60,7 +60,7 @@ def main() -> None:
         state[what] = not state[what]
         for element in elements:
             apply(element)
-        return GLib.SOURCE_CONTINUE
+        return True  # GLib.SOURCE_CONTINUE
 
     GLib.unix_signal_add(GLib.PRIORITY_HIGH, signal.SIGUSR1, toggle, "frozen")
     GLib.unix_signal_add(GLib.PRIORITY_HIGH, signal.SIGUSR2, toggle, "large")

@@ -64,7 +64,7 @@ def read_digits(batch: NDArray[np.float32]) -> Array:
 
 
 def misread(which: Callable[[int, bool], bool], as_digit: int) -> Compute:
-    """As `read_digits`, but for digits of which, with the image's mark, `which` holds."""
+    """Read as `read_digits`, but for digits for which, with the image's mark, `which` holds."""
 
     def compute(batch: NDArray[np.float32]) -> Array:
         marked = bool(batch[0, 2].mean() > 0.5)

@@ -6,7 +6,7 @@ import cv2
 
 
 class V4l2Driver:
-    """Opens, takes every setting, and tells a steady camera's rate and times; `read` is each fake's own."""
+    """Opens, takes every setting, and has a steady camera's rate and times; `read` is each fake's own."""
 
     period_s = 0.01
 

@@ -1,4 +1,4 @@
-"""What of a camera's picture anybody gets to see: masks and a region, before anything else has the frame."""
+"""Masks and a region of a camera's picture are applied before anything else has the frame."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worlds import make_world
 
+from agent.camera.config import CameraConfig
 from agent.camera.reader import apply_mask_and_crop, read_images
 from agent.camera.source import WHOLE, Framing
 from agent.common.errors import ConfigError
-from agent.common.schema import validate
-from agent.config import Config, load_config
+from agent.config import load_config
 
 GREY = (114, 114, 114)
 LEFT_HALF = ((0.0, 0.0), (0.5, 0.0), (0.5, 1.0), (0.0, 1.0))
@@ -28,7 +28,7 @@ def noise(height: int, width: int) -> np.ndarray:
     return np.random.default_rng(7).integers(0, 100, (height, width, 3)).astype(np.uint8)
 
 
-def test_what_is_masked_nobody_sees() -> None:
+def test_masked_pixels_are_painted_over_in_place() -> None:
     image = noise(48, 64)
     before = image.copy()
     frame = apply_mask_and_crop(image, Framing(masks=[LEFT_HALF]))
@@ -52,7 +52,7 @@ def test_masks_are_of_the_whole_picture_and_the_region_is_cut_from_it() -> None:
     assert (frame[:, 17:] == before[24:, 33:]).all()
 
 
-def test_nothing_asked_nothing_done() -> None:
+def test_a_whole_framing_leaves_the_picture_as_it_is() -> None:
     image = noise(8, 8)
     assert apply_mask_and_crop(image, WHOLE) is image
 
@@ -65,7 +65,7 @@ shares = st.floats(0.0, 1.0)
     region=st.tuples(shares, shares, shares, shares).filter(lambda r: r[0] < r[2] and r[1] < r[3]),
     mask=st.lists(st.tuples(shares, shares), min_size=3, max_size=6),
 )
-def test_whatever_the_region_a_frame_has_pixels(
+def test_a_frame_of_any_region_has_pixels(
     size: tuple[int, int], region: tuple[float, float, float, float], mask: list[tuple[float, float]]
 ) -> None:
     frame = apply_mask_and_crop(noise(*size), Framing(region, [mask]))
@@ -77,8 +77,7 @@ def test_whatever_the_region_a_frame_has_pixels(
 def test_every_reader_of_a_source_gets_the_frame(tmp_path: Path) -> None:
     for number in range(2):
         cv2.imwrite(str(tmp_path / f"{number}.png"), picture(number))
-    content = {"model": {"path": "m.onnx", "task": "raw"}, "camera": {"source": str(tmp_path), "masks": [LEFT_HALF]}}
-    camera = validate(Config, {**content, "camera": {**content["camera"], "region": [0, 0, 1, 0.5]}}, "test").camera
+    camera = CameraConfig(source=str(tmp_path), masks=(LEFT_HALF,), region=(0.0, 0.0, 1.0, 0.5))
     frames = [image for _, image in read_images(camera.to_source())]
     assert [image.shape for image in frames] == [(24, 64, 3)] * 2
     assert all((image[:, :32] == GREY).all() for image in frames)
@@ -92,7 +91,9 @@ def test_every_reader_of_a_source_gets_the_frame(tmp_path: Path) -> None:
         ({"masks": [[[0, 0], [1, 1]]]}, r"camera\.masks\.0: .*at least 3"),
     ],
 )
-def test_what_is_no_part_of_a_picture_is_refused(tmp_path: Path, camera: dict[str, object], words: str) -> None:
+def test_regions_and_masks_beyond_the_picture_are_refused(
+    tmp_path: Path, camera: dict[str, object], words: str
+) -> None:
     world = make_world(tmp_path, lambda _: 0.5, 1.0)
     world.config["camera"].update(camera)
     world.command()
@@ -106,7 +107,7 @@ def test_a_configuration_is_read_without_opencv() -> None:
 
 
 @pytest.mark.slow
-def test_the_daemon_serves_what_is_left_of_the_picture(tmp_path: Path) -> None:
+def test_the_daemon_serves_the_region_without_the_masks(tmp_path: Path) -> None:
     world = make_world(tmp_path, lambda _: 0.5, 6.0)
     world.config["camera"].update(region=[0.0, 0.0, 0.5, 1.0], masks=[LEFT_HALF])
     summary, said = world.run("--frames", "30")

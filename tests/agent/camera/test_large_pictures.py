@@ -38,7 +38,7 @@ def bomb() -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["pixels", "chunk"])
-def test_one_costs_no_memory(tmp_path: Path, kind: str) -> None:
+def test_a_picture_of_too_many_pixels_costs_no_memory(tmp_path: Path, kind: str) -> None:
     """OpenCV alone would take 3 GB for the JPEG, whose pixels its own limit allows, and 2 GB for the PNG's chunk."""
     whole = small(".png")
     content = bomb() if kind == "pixels" else whole[:33] + b"\x7f\xff\xff\xff" + whole[37:]
@@ -55,7 +55,7 @@ def test_every_format_of_a_folder_says_its_size(suffix: str) -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_one_in_a_folder_or_zip_is_named(tmp_path: Path, packed: bool) -> None:
+def test_a_large_picture_in_a_folder_or_zip_is_named(tmp_path: Path, packed: bool) -> None:
     path = tmp_path / "pictures"
     if packed:
         with zipfile.ZipFile(path, "w") as archive:
@@ -67,7 +67,7 @@ def test_one_in_a_folder_or_zip_is_named(tmp_path: Path, packed: bool) -> None:
         ImageFiles(path).read("bomb.jpg")
 
 
-def test_one_in_a_stream_of_pictures_is_passed_over() -> None:
+def test_a_large_picture_in_a_stream_is_passed_over() -> None:
     dropped: Counter[str] = Counter()
     with MjpegServer() as camera:
         camera.damage = lambda number, content: bomb() if number % 3 == 1 else content

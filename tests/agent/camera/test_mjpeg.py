@@ -1,4 +1,4 @@
-"""MJPEG cameras over HTTP and what they send: pictures of other sizes, damaged ones, other boundaries, passwords."""
+"""MJPEG cameras over HTTP: pictures of other sizes, damaged ones, other boundaries, passwords."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from pathlib import Path
-from threading import Thread
 
 import cv2
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mjpeg_server import MjpegServer, grey
+from mjpeg_server import MjpegServer, answering, grey
 
 from agent.camera.mjpeg import JpegSplitter
 from agent.camera.reader import read_images
@@ -77,7 +75,7 @@ def test_a_thumbnail_in_a_header_is_no_picture() -> None:
     assert split(picture + picture, [700, 900]) == [picture, picture]
 
 
-def test_what_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_picture_that_never_ends_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent.camera.mjpeg._MOST_BYTES", 10_000)
     splitter = JpegSplitter()
     endless = JPEGS[0][:2000]
@@ -104,7 +102,7 @@ def test_damaged_pictures_are_counted_and_the_stream_goes_on(camera: MjpegServer
 
 
 def test_threads_of_a_decoder_are_refused_where_there_is_none(camera: MjpegServer) -> None:
-    """What else comes over HTTP FFmpeg decodes."""
+    """FFmpeg decodes all other streams over HTTP."""
     source = replace(parse_source(camera.url), requested=CaptureSettings(decode_threads=2))
     with pytest.raises(
         CameraError, match=r"camera\.option: camera\.decode_threads: 2 for .*, which sends MJPEG; .*FFmpeg"
@@ -119,64 +117,48 @@ def test_a_camera_that_wants_a_password_gets_it(camera: MjpegServer) -> None:
     assert next(read_images(parse_source(url)))[1].shape == grey(0).shape
 
 
-def test_a_password_is_not_said_aloud_where_the_camera_asks_so(camera: MjpegServer) -> None:
-    """Digest authentication, reckoned as RFC 2617 has it in 3.2.2."""
+def test_a_password_is_not_sent_where_the_camera_wants_a_digest(camera: MjpegServer) -> None:
+    """Digest authentication as in RFC 2617, section 3.2.2."""
 
     def md5(*parts: str) -> str:
         return hashlib.md5(":".join(parts).encode(), usedforsecurity=False).hexdigest()
 
-    heard: list[str] = []
+    headers: list[str] = []
 
     def digest(header: str) -> bool:
-        heard.append(header)
-        said = dict(re.findall(r'(\w+)="?([^",]*)"?', header))
-        return "response" in said and said["response"] == md5(
-            md5("admin", "camera", "secret"), "abc", said["nc"], said["cnonce"], "auth", md5("GET", said["uri"])
+        headers.append(header)
+        given = dict(re.findall(r'(\w+)="?([^",]*)"?', header))
+        return "response" in given and given["response"] == md5(
+            md5("admin", "camera", "secret"), "abc", given["nc"], given["cnonce"], "auth", md5("GET", given["uri"])
         )
 
     camera.challenge, camera.accepts = 'Digest realm="camera", nonce="abc", qop="auth"', digest
     assert next(read_images(parse_source(camera.url.replace("//", "//admin:secret@"))))[1].shape == grey(0).shape
-    assert len(heard) == 2
-    assert "secret" not in "".join(heard)
+    assert len(headers) == 2
+    assert "secret" not in "".join(headers)
 
 
-def test_one_that_is_not_given_it_says_so_without_what_it_got(camera: MjpegServer) -> None:
+def test_a_refused_password_is_reported_without_it(camera: MjpegServer) -> None:
     camera.accepts = lambda _: False
     with pytest.raises(CameraError, match=r"camera\.open: .*answers 401.*password in its address") as caught:
         next(read_images(parse_source(camera.url.replace("//", "//admin:secret@"))))
     assert "secret" not in str(caught.value)
 
 
-def test_a_camera_that_is_not_there_says_so() -> None:
+def test_a_camera_that_does_not_answer_is_reported() -> None:
     with pytest.raises(CameraError, match=r"camera\.open: http://127\.0\.0\.1:9/x does not answer") as caught:
         next(read_images(parse_source("http://a:secret@127.0.0.1:9/x")))
     assert "secret" not in repr(caught.value.__context__)
 
 
-def test_what_is_no_mjpeg_is_left_to_ffmpeg(tmp_path: Path) -> None:
+def test_a_stream_other_than_mjpeg_is_left_to_ffmpeg(tmp_path: Path) -> None:
     path = tmp_path / "clip.avi"
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 10.0, (64, 48))
     for number in range(12):
         writer.write(grey(number))
     writer.release()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "video/x-msvideo")
-            self.end_headers()
-            self.wfile.write(path.read_bytes())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = Thread(target=lambda: server.serve_forever(0.05))
-        thread.start()
-        frames = read_images(parse_source(f"http://127.0.0.1:{server.server_port}/clip.avi"))
-        try:
-            assert [image.shape for _, image in islice(frames, 12)] == [(48, 64, 3)] * 12
-        finally:
-            frames.close()  # type: ignore[attr-defined]  # it is a generator, which holds the connection
-            server.shutdown()
-            thread.join()
+    with answering("video/x-msvideo", path.read_bytes()) as address:
+        frames = read_images(parse_source(address))
+        assert [image.shape for _, image in islice(frames, 12)] == [(48, 64, 3)] * 12
+        frames.close()  # type: ignore[attr-defined]  # it is a generator, which holds the connection

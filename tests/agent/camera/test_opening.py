@@ -1,4 +1,4 @@
-"""What is requested of a camera's driver, what it grants, and what cannot be requested of a source.
+"""Settings that are requested of a camera's driver: granted, refused, or not for this kind of source.
 
 No camera is here: a fake driver answers as V4L2's do; a loopback device of the kernel's, where there is one, answers
 itself.
@@ -83,20 +83,20 @@ def v4l2(**requested: object) -> Source:
     return Source("v4l2", "/dev/video0", settings)
 
 
-def test_the_format_is_asked_for_before_its_sizes_and_rates(driver: Driver) -> None:
+def test_the_format_is_requested_before_its_sizes_and_rates(driver: Driver) -> None:
     open_capture(v4l2(pixel_format="mjpg", width=1280, height=720, fps=25.0), 2.0)
     requested = [cv2.CAP_PROP_FOURCC, cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT, cv2.CAP_PROP_FPS]
     assert driver.calls[:4] == requested
     assert driver.size == (1280, 720)
 
 
-def test_nothing_is_asked_that_was_not_said(driver: Driver) -> None:
+def test_only_configured_settings_are_requested(driver: Driver) -> None:
     open_capture(v4l2(), 2.0)
     assert driver.calls == [cv2.CAP_PROP_BUFFERSIZE]
 
 
 def test_a_device_that_cannot_be_opened_is_an_error_by_its_reason(tmp_path: Path) -> None:
-    """A directory, which nobody may open for writing, stands for a device that the system refuses."""
+    """A directory, which no user may open for writing, stands for a device that the system refuses."""
     (tmp_path / "file").touch()
     for name, reason in (("none", "No such file"), ("file", "gives no pictures"), (".", "Is a directory")):
         with pytest.raises(CameraError, match=rf"camera\.open: .*{reason}.*; expected a V4L2 camera"):
@@ -123,7 +123,7 @@ def test_a_format_that_is_not_granted_is_an_error(driver: Driver, monkeypatch: p
         open_capture(v4l2(pixel_format="mjpg"), 2.0)
 
 
-def test_a_rate_that_is_not_granted_is_told(driver: Driver, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rate_that_is_not_granted_is_logged(driver: Driver, caplog: pytest.LogCaptureFixture) -> None:
     open_capture(v4l2(fps=29.97), 2.0)
     assert not caplog.records
     open_capture(v4l2(fps=60.0), 2.0)
@@ -161,7 +161,7 @@ def test_rtsp_for_gstreamer_to_decode(monkeypatch: pytest.MonkeyPatch) -> None:
         (CaptureSettings(), None),
     ],
 )
-def test_who_decodes_rtsp_is_known_at_the_start(
+def test_a_missing_decoder_of_rtsp_is_reported_at_the_start(
     monkeypatch: pytest.MonkeyPatch, requested: CaptureSettings, said: str | None
 ) -> None:
     monkeypatch.setattr(gstreamer, "gstreamer_version", lambda: None)
@@ -181,10 +181,10 @@ def test_a_turned_sensor_gives_the_other_size() -> None:
 
 
 @pytest.mark.parametrize("source", ["csi:0", "gst:videotestsrc ! appsink"])
-def test_what_can_never_be_opened_here_is_refused_at_the_start(
+def test_a_pipeline_without_gstreamer_is_refused_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
-    """And not tried again for ever, as a camera is that may come back."""
+    """It is not tried again for ever, as a camera is that may come back."""
     monkeypatch.setattr("agent.camera.gstreamer.gstreamer_version", lambda: None)
     monkeypatch.setattr("agent.doctor.software.gstreamer_version", lambda: None)
     world = make_world(tmp_path, lambda _: 0.5, 1.0, camera={"source": source})
@@ -226,13 +226,13 @@ def test_what_can_never_be_opened_here_is_refused_at_the_start(
         ("csi:0", {"width": 640}, r"camera\.width: 640, camera\.height: None; .*both"),
     ],
 )
-def test_what_does_not_fit_a_source_is_refused(source: str, requested: dict[str, object], said: str) -> None:
+def test_a_key_that_does_not_fit_a_source_is_refused(source: str, requested: dict[str, object], said: str) -> None:
     with pytest.raises(CameraError, match=rf"camera\.option: {said}"):
         CameraConfig.model_validate({"source": source, **requested}).to_source()
 
 
 def test_a_key_that_has_its_default_fits_every_source() -> None:
-    """As config.yaml has them all."""
+    """A config.yaml may have all keys."""
     defaults = CameraConfig(source="csi:0").model_dump()
     for source in ("rtsp://a/b", "http://a/b", "csi:0", "gst:videotestsrc ! appsink", "/"):
         CameraConfig.model_validate({**defaults, "source": source}).to_source()
@@ -248,8 +248,8 @@ def test_a_picture_may_repeat_as_long_as_the_kind_of_source_lets_it() -> None:
     assert frozen_s("rtsp://a/b", frozen_s=None) is None
 
 
-def test_a_loss_is_told_before_the_alert_of_a_view_that_stands_still() -> None:
-    """One of them tells: the alert where the loss is switched off."""
+def test_a_loss_is_reported_before_the_alert_of_a_view_that_stands_still() -> None:
+    """The alert is for cameras whose loss is switched off."""
     for wrong in (_FROZEN_S, float("nan"), True, "never"):
         with pytest.raises(
             ConfigError, match=r"1 error in x:\n  frozen_s: expected auto, null, or seconds from 0\.5 to 9,"

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from brokers import eventually
 from gstreamer import FOLLOWS_SIZES, require_gstreamer
-from live_camera_bench import Watched, assert_nothing_more, held, silent_for
+from live_camera_bench import Watched, assert_nothing_more, held
 from rtsp_camera import RtspCamera
 
 from agent.camera.opencv import open_capture
@@ -29,7 +29,7 @@ def _server() -> None:
 
 
 def read(url: str, transport: Transport, count: int) -> tuple[int, int]:
-    """The height and width of the last of so many frames, read while the server comes up."""
+    """Read so many frames while the server comes up; return the height and width of the last."""
     source = replace(parse_source(url), requested=CaptureSettings(transport=transport))
     shapes: list[tuple[int, ...]] = []
 
@@ -37,26 +37,18 @@ def read(url: str, transport: Transport, count: int) -> tuple[int, int]:
         try:
             shapes.extend(image.shape for _, image in islice(read_images(source), count))
         except Exception:
-            time.sleep(0.1)
             return False
         return True
 
-    eventually(is_read, 30.0)
+    eventually(is_read, 60.0)
     return shapes[-1][0], shapes[-1][1]
 
 
-@pytest.mark.parametrize("codec", ["h264", "h265"])
-def test_both_codecs_are_read(codec: str) -> None:
+@pytest.mark.parametrize(("codec", "transport"), [("h264", "tcp"), ("h264", "udp"), ("h265", "tcp")])
+def test_both_codecs_and_both_transports_are_read(codec: str, transport: Transport) -> None:
     camera = RtspCamera(codec)
     with camera.running():
         assert read(camera.url, "tcp", 10) == (240, 320)
-
-
-@pytest.mark.parametrize("transport", ["tcp", "udp"])
-def test_it_comes_by_the_transport_that_is_asked_for(transport: Transport) -> None:
-    camera = RtspCamera()
-    with camera.running():
-        read(camera.url, "tcp", 1)
         frames = read_images(replace(parse_source(camera.url), requested=CaptureSettings(transport=transport)))
         for _ in islice(frames, 5):
             pass
@@ -64,23 +56,19 @@ def test_it_comes_by_the_transport_that_is_asked_for(transport: Transport) -> No
         frames.close()  # type: ignore[attr-defined]  # it is a generator, which holds the stream open
 
 
-def test_one_that_stalls_is_lost_within_two_seconds_and_one_that_died_is_back_five_after_its_return() -> None:
+def test_a_camera_that_stalls_is_lost_and_one_that_died_is_back_after_its_return() -> None:
     camera = RtspCamera()
-    with camera.running() as process, Watched(camera.url) as watched:
-        eventually(lambda: watched.turns.next_frame() is not None, 30.0)
-        eventually(lambda: not watched.lost, 10.0)
+    with camera.running() as process, Watched(camera.url, silence_s=0.8) as watched:
+        watched.frame()
+        eventually(lambda: not watched.lost)
         process.send_signal(signal.SIGSTOP)
-        eventually(lambda: watched.lost, 10.0)
-        assert silent_for(watched.changes[-1][1]) <= 2.0
+        eventually(lambda: watched.lost)
+        assert watched.codes[-1] == "camera.silent"
         process.kill()
         process.wait()
         with camera.running():
-            eventually(lambda: _listens(camera.port))
-            back_at = time.monotonic()
-            while (frame := watched.turns.next_frame()) is not None and frame.captured_ns < 1e9 * back_at:
-                pass
-            assert time.monotonic() - back_at < 5.0
-            eventually(lambda: not watched.lost, 15.0)
+            eventually(lambda: not watched.lost)
+            watched.frame()
 
 
 @pytest.mark.timeout(1500)
@@ -88,12 +76,14 @@ def test_one_that_stalls_is_lost_within_two_seconds_and_one_that_died_is_back_fi
     "reconnects", [pytest.param(300, marks=pytest.mark.trial), pytest.param(5000, marks=pytest.mark.soak)]
 )
 def test_reconnects_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch, reconnects: int) -> None:
-    """In OpenCV and FFmpeg: each has given frames, of a decoder of its own. So many pictures a second, for FFmpeg wants
-    to see a number of them before it gives the first."""
+    """Each connection of OpenCV and FFmpeg gives frames of a decoder of its own.
+
+    The camera has many pictures a second, since FFmpeg reads a number of them before it gives the first.
+    """
     monkeypatch.setattr(Backoff, "next_s", lambda _: 0.001)
     camera = RtspCamera("h264", "400", "80")
     with camera.running(), Watched(camera.url) as watched:
-        eventually(lambda: watched.turns.next_frame() is not None, 30.0)
+        watched.frame()
         began = watched.thread.pulse
         eventually(lambda: watched.thread.pulse > began + 50, 60.0)
         before, (frames, attempts) = held(), watched.thread.beat
@@ -104,24 +94,16 @@ def test_reconnects_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch, reconn
     assert_nothing_more(before, after)
 
 
-def test_one_whose_key_frames_repeat_is_frozen_and_back_with_the_next_picture() -> None:
+def test_a_camera_whose_key_frames_repeat_is_frozen_and_back_with_the_next_picture() -> None:
     camera = RtspCamera()
-    with camera.running() as process, Watched(camera.url) as watched:
-        eventually(lambda: watched.turns.next_frame() is not None, 30.0)
-        eventually(lambda: not watched.lost, 10.0)
+    with camera.running() as process, Watched(camera.url, frozen_s=0.8) as watched:
+        watched.frame()
+        eventually(lambda: not watched.lost)
         process.send_signal(signal.SIGUSR1)
-        frozen_at = time.monotonic()
-        eventually(lambda: watched.lost, 15.0)
-        lost_at, error = watched.changes[-1]
-        assert error is not None
-        assert error.code == "camera.frozen"
-        assert (
-            1.5 < lost_at - frozen_at < 5.0
-        )  # a second and a half, behind the key frame that began them: two a second
+        eventually(lambda: watched.lost)
+        assert watched.codes[-1] == "camera.frozen"
         process.send_signal(signal.SIGUSR1)
-        back_at = time.monotonic()
-        eventually(lambda: not watched.lost, 15.0)
-        assert watched.changes[-1][0] - back_at < 5.0
+        eventually(lambda: not watched.lost)
 
 
 @FOLLOWS_SIZES
@@ -143,9 +125,9 @@ def test_pictures_of_another_size_are_served_as_large_as_the_first() -> None:
 
 @pytest.mark.trial
 def test_each_thread_of_a_decoder_but_the_first_holds_a_frame_back() -> None:
-    """Which is why there is one; what is held comes at a timeout, when the camera sends nothing any more."""
+    """The frames that it holds come at a timeout, when the camera sends nothing any more."""
 
-    def held(threads: int) -> int:
+    def late_frames(threads: int) -> int:
         camera = RtspCamera()
         with camera.running() as process:
             read(camera.url, "tcp", 1)
@@ -157,13 +139,9 @@ def test_each_thread_of_a_decoder_but_the_first_holds_a_frame_back() -> None:
             process.send_signal(signal.SIGSTOP)
             late = 0
             while True:
-                began_s = time.monotonic()
+                begun_s = time.monotonic()
                 if not capture.read()[0]:
                     return late
-                late += time.monotonic() - began_s >= 0.4
+                late += time.monotonic() - begun_s >= 0.4  # FFmpeg's timeout is 0.5 s
 
-    assert held(1) < held(4)
-
-
-def _listens(port: int) -> bool:
-    return any(each.laddr.port == port and each.status == "LISTEN" for each in psutil.net_connections("tcp"))
+    assert late_frames(1) < late_frames(4)

@@ -56,7 +56,7 @@ def refused(world: World) -> str:
 
 
 def test_a_bad_picture_among_good_ones_is_passed_over_and_counted(tmp_path: Path) -> None:
-    """And keeps its number, by which labels are told."""
+    """Good pictures keep their numbers, by which labels are found."""
     folder_of(tmp_path / "pictures", 10, 2)
     world = world_of(tmp_path, "pictures")
     summary, said = world.run()
@@ -65,7 +65,7 @@ def test_a_bad_picture_among_good_ones_is_passed_over_and_counted(tmp_path: Path
     assert said.count("unreadable=") == 1
 
 
-def test_nobody_passes_one_over_who_does_not_count_it(tmp_path: Path) -> None:
+def test_a_reader_that_does_not_count_bad_pictures_fails_on_one(tmp_path: Path) -> None:
     source = parse_source(str(folder_of(tmp_path / "pictures", 3, 1)))
     with pytest.raises(CameraError, match=r"images\.unreadable: 000-bad\.jpg"):
         list(read_images(source))
@@ -74,8 +74,8 @@ def test_nobody_passes_one_over_who_does_not_count_it(tmp_path: Path) -> None:
     assert dropped == {"decode": 1}
 
 
-def test_labels_are_those_of_the_picture_also_behind_a_bad_one(tmp_path: Path) -> None:
-    """When engines are scored after the run."""
+def test_labels_belong_to_their_pictures_also_behind_a_bad_one(tmp_path: Path) -> None:
+    """Engines are scored after the run."""
     folder_of(tmp_path / "pictures", 10, 2)
     source = parse_source(str(tmp_path / "pictures"))
     boxes = [np.zeros((number, 4), np.float32) for number in range(12)]
@@ -85,7 +85,7 @@ def test_labels_are_those_of_the_picture_also_behind_a_bad_one(tmp_path: Path) -
     shown: list[int] = []
 
     class Panel:
-        """Scores no engine; it records whose labels it is shown."""
+        """Scores no engine; it records the labels of each picture."""
 
         def score(self, _: object, truth: LabelledBoxes) -> dict[str, Score]:
             shown.append(len(truth.boxes))
@@ -96,7 +96,7 @@ def test_labels_are_those_of_the_picture_also_behind_a_bad_one(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("code", ["images.unreadable", "images.zip", "camera.open"])
-def test_one_of_several_that_cannot_be_read_ends_alone(tmp_path: Path, code: str) -> None:
+def test_a_recording_that_cannot_be_read_ends_alone_beside_others(tmp_path: Path, code: str) -> None:
     world = world_of(tmp_path, "clip.avi", unreadable(tmp_path, code))
     summary, said = world.run()
     frames = {name: camera["frames"] for name, camera in summary["cameras"].items()}
@@ -106,14 +106,16 @@ def test_one_of_several_that_cannot_be_read_ends_alone(tmp_path: Path, code: str
 
 @pytest.mark.parametrize("code", ["images.unreadable", "images.zip", "camera.open"])
 @pytest.mark.parametrize("others", [(), pytest.param(("text.mp4",), marks=pytest.mark.trial)])
-def test_where_nothing_can_be_read_the_daemon_says_so(tmp_path: Path, code: str, others: tuple[str, ...]) -> None:
+def test_a_daemon_without_a_readable_recording_ends_with_its_error(
+    tmp_path: Path, code: str, others: tuple[str, ...]
+) -> None:
     (tmp_path / "text.mp4").write_text("this is no video\n" * 100)
     world = world_of(tmp_path, unreadable(tmp_path, code), *others)
     assert refused(world).startswith(f"error: {code}: ")
 
 
 def unreadable(folder: Path, code: str) -> str:
-    """The name of a recording that this is said of."""
+    """Return the name of a recording that has this error."""
     if code == "images.unreadable":
         return folder_of(folder / "broken", 0, 2).name
     path = folder / ("broken.zip" if code == "images.zip" else "broken.mp4")

@@ -40,7 +40,7 @@ def cut(path: Path, share: float) -> Path:
 
 
 def balls(images: list[np.ndarray]) -> list[int]:
-    """How many pixels the ball covers in each."""
+    """Return the number of pixels that the ball covers in each."""
     return [int((image[..., 1] > 128).sum()) for image in images]
 
 
@@ -53,7 +53,7 @@ def test_every_codec_is_read_whole(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["h264.mp4", "h264.mkv", "h264.ts", "h265.mkv", "mjpeg.mkv"])
-def test_a_file_that_was_cut_off_ends_with_what_there_is(
+def test_a_file_that_was_cut_off_ends_with_its_last_picture(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole = make_video(name.partition(".")[0], tmp_path / name)
@@ -70,7 +70,7 @@ def test_a_file_that_was_cut_off_ends_with_what_there_is(
 
 
 @pytest.mark.parametrize(("name", "size"), [("h264.mp4", 100), ("h264.mkv", 150), ("h264.mp4", 0)])
-def test_a_header_that_was_cut_off_is_said(tmp_path: Path, name: str, size: int) -> None:
+def test_a_header_that_was_cut_off_is_an_error(tmp_path: Path, name: str, size: int) -> None:
     path = make_video("h264", tmp_path / name)
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(CameraError, match=rf"camera\.open: .*{name} is not readable"):
@@ -90,10 +90,10 @@ def test_damage_in_the_middle_does_not_end_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["mjpeg.mkv", "h264.mkv"])
-def test_what_damage_costs_is_counted_and_no_more_is_lost(
+def test_damaged_pictures_are_counted_and_no_more_is_lost(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """To OpenCV a damaged picture looks like the end; a picture that only the times miss does not show at all."""
+    """OpenCV reports a damaged picture as it does the end; a picture that only the times miss does not show at all."""
     path = make_video(name.partition(".")[0], tmp_path / name)
     content = bytearray(path.read_bytes())
     middle = len(content) // 2
@@ -123,7 +123,7 @@ def test_times_are_the_files_own(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("degrees", [0, 90, 180, 270])
 def test_a_video_is_turned_as_its_container_says(tmp_path: Path, degrees: int) -> None:
-    """As telephones write it: the matrix of a track's header (ISO/IEC 14496-12, 8.3.2), clockwise."""
+    """Telephones write the matrix of a track's header (ISO/IEC 14496-12, 8.3.2), clockwise."""
     path = make_video("h264", tmp_path / "turned.mp4")
     content = bytearray(path.read_bytes())
     matrix = content.index(b"tkhd") + 4 + 40

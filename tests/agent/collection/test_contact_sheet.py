@@ -1,4 +1,4 @@
-"""What stays of a selection: counts that fit an event, and a picture for the owner of the board alone."""
+"""The report on a selection: counts that fit an event, and a picture for the owner of the board alone."""
 
 from __future__ import annotations
 
@@ -33,6 +33,10 @@ def report(sheet: list[Thumbnail] | None, classes: dict[int, int] | None = None)
     return SelectionReport(counts, 1, lambda known: f"class {known}", sheet)
 
 
+def unexpected(error: AgentError) -> None:
+    pytest.fail(str(error))
+
+
 def read(png: bytes) -> np.ndarray:
     return np.asarray(cv2.imdecode(np.frombuffer(png, np.uint8), cv2.IMREAD_COLOR))
 
@@ -63,10 +67,10 @@ def test_a_thumbnail_is_a_copy() -> None:
     assert not made.image.any()
 
 
-def test_nobody_but_the_daemons_user_may_see_the_frames(tmp_path: Path) -> None:
+def test_only_the_daemons_user_may_see_the_frames(tmp_path: Path) -> None:
     old = os.umask(0)
     try:
-        report(thumbnails(3)).write(tmp_path, pytest.fail)
+        report(thumbnails(3)).write(tmp_path, unexpected)
     finally:
         os.umask(old)
     assert stat.S_IMODE((tmp_path / "selection.png").stat().st_mode) == 0o600
@@ -75,10 +79,10 @@ def test_nobody_but_the_daemons_user_may_see_the_frames(tmp_path: Path) -> None:
 
 
 def test_where_the_owner_wants_no_sheet_an_old_one_goes(tmp_path: Path) -> None:
-    report(thumbnails(3)).write(tmp_path, pytest.fail)
-    report(None).write(tmp_path, pytest.fail)
+    report(thumbnails(3)).write(tmp_path, unexpected)
+    report(None).write(tmp_path, unexpected)
     assert [path.name for path in tmp_path.iterdir()] == ["selection.json"]
-    report(None).write(tmp_path, pytest.fail)  # and none needs to be there
+    report(None).write(tmp_path, unexpected)  # and none needs to be there
 
 
 def test_the_counts_are_an_events_detail(tmp_path: Path) -> None:
@@ -88,28 +92,30 @@ def test_the_counts_are_an_events_detail(tmp_path: Path) -> None:
         "considered": 9, "taken": 7, "duplicate": 2, "early": 0, "brightness": 0, "class": 0, "held_out": 1,
         "span_s": 12.346, "brightness_bins": [0, 0, 0, 7, 0, 0, 0, 0], "classes": {"class 0": 5, "nothing": 2},
     }  # fmt: skip
-    made.write(tmp_path, pytest.fail)
+    made.write(tmp_path, unexpected)
     assert json.loads((tmp_path / "selection.json").read_text()) == detail
 
 
-def test_of_many_classes_the_most_frequent_are_told() -> None:
+def test_the_most_frequent_classes_are_listed() -> None:
     classes = {number: 100 - number for number in range(40)} | {OTHERS: 1000}
-    told = report(None, classes).detail()["classes"]
-    assert list(told)[:2] == ["others", "class 0"]
-    assert len(told) <= 17
-    assert sum(told.values()) == sum(classes.values())
+    listed = report(None, classes).detail()["classes"]
+    assert list(listed)[:2] == ["others", "class 0"]
+    assert len(listed) <= 17
+    assert sum(listed.values()) == sum(classes.values())
 
 
-def test_a_disk_that_refuses_is_told_and_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    report(thumbnails(2)).write(tmp_path, pytest.fail)
+def test_a_disk_that_refuses_is_reported_and_keeps_the_old_sheet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report(thumbnails(2)).write(tmp_path, unexpected)
     before = (tmp_path / "selection.png").read_bytes()
 
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    told: list[AgentError] = []
+    errors: list[AgentError] = []
     monkeypatch.setattr(selection_report, "replace_files", refuse)
-    report(thumbnails(3)).write(tmp_path, told.append)
-    assert [error.code for error in told] == ["selection.write"]
-    assert "No space left" in told[0].found
+    report(thumbnails(3)).write(tmp_path, errors.append)
+    assert [error.code for error in errors] == ["selection.write"]
+    assert "No space left" in errors[0].found
     assert (tmp_path / "selection.png").read_bytes() == before

@@ -1,4 +1,4 @@
-"""Whether a frame shows anything new: noise is nothing new, and whatever a detector could find is."""
+"""A frame differs from another by anything that a detector could find, and not by noise."""
 
 from __future__ import annotations
 

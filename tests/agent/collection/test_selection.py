@@ -1,4 +1,4 @@
-"""Which frames make a calibration: filled in time whatever there is to see, and better than that where it can be."""
+"""The selection of frames fills a calibration in time, and with varied frames where there are any."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def lively(number: int) -> tuple[LumaGrid, Collection[int]]:
 
 
 def run(selection: FrameSelector, look: Look, seconds: float, hurried: bool = False, begin: float = 0.0) -> list[str]:
-    """What becomes of every frame at the alert pace."""
+    """Return the outcome of every frame at the alert pace."""
     count = round(seconds / ALERT_S)
     return [selection.consider(begin + n * ALERT_S, *look(n), hurried=hurried) for n in range(count)]
 
@@ -69,7 +69,7 @@ def fills_at(outcomes: list[str]) -> float:
 
 @pytest.mark.parametrize("look", [still, lively, identical], ids=["still", "lively", "identical"])
 @pytest.mark.parametrize("hurried", [False, True])
-def test_whatever_there_is_to_see_fills_a_calibration_in_time(look: Look, hurried: bool) -> None:
+def test_any_scene_fills_a_calibration_in_time(look: Look, hurried: bool) -> None:
     assert fills_at(run(FrameSelector(FRAMES, WITHIN_S), look, 70.0, hurried)) <= WITHIN_S + 1.0
 
 
@@ -169,7 +169,7 @@ def test_a_twin_of_a_frame_some_time_ago_is_no_news_either() -> None:
 
 
 def shares(show: Callable[[int], tuple[float, Collection[int]]], reason: str) -> tuple[FrameSelector, FrameSelector]:
-    """What is chosen of lively frames of which `show` says brightness and classes, and what comes in a hurry."""
+    """Select among lively frames of these brightnesses and classes, once with time and once in a hurry."""
     chosen, plain = FrameSelector(FRAMES, WITHIN_S), FrameSelector(FRAMES, WITHIN_S)
     for n in range(round(WITHIN_S / ALERT_S)):
         level, classes = show(n)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import onnx
 import pytest
 from overlapping_engine import OverlappingDeviceEngine
 from runtime_under_test import RUNTIME
+from turned_clock import TurnedClock
 from worlds import SPEC
 from zoo import residual_net
 
@@ -50,7 +51,7 @@ class Counting:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    """Of open batch, up to MOST."""
+    """Open a model of open batch, up to MOST."""
     path = tmp_path_factory.mktemp("batch") / "model.onnx"
     net = residual_net((1, 3, 8, 8))
     for each in (*net.graph.input, *net.graph.output):
@@ -70,7 +71,7 @@ def engine(model: Model, tmp_path: Path) -> Iterator[Counting]:
 
 
 def answers(model: Model, engine: Engine, batch: BatchConfig) -> dict[tuple[str, int], Classification]:
-    """Of all frames, whose cameras all wait for their turn."""
+    """Return the answers to all frames; all cameras wait for their turn."""
     turns, served = RoundRobinScheduler([True] * CAMERAS), list[ServedFrame]()
     tasks = [VisionTask(model.spec, engine.inputs, engine.outputs) for _ in range(2)]
     loop = FrameLoop(turns, "a", engine, tasks, [served.append], batch)
@@ -106,7 +107,7 @@ def test_each_frame_of_a_batch_gets_its_own_answer(model: Model, engine: Countin
     alone = answers(model, engine, BatchConfig())
     assert set(engine.sizes) == {1}
     engine.sizes.clear()
-    together = answers(model, engine, BatchConfig(frames=MOST, wait_s=0.2))
+    together = answers(model, engine, BatchConfig(frames=MOST, wait_s=1.0))
     assert max(engine.sizes) == MOST
     assert sum(engine.sizes) == CAMERAS * FRAMES
     assert_same(together, alone)
@@ -114,32 +115,50 @@ def test_each_frame_of_a_batch_gets_its_own_answer(model: Model, engine: Countin
 
 def test_an_engine_that_overlaps_takes_batches_too(model: Model, engine: Counting) -> None:
     overlapping = OverlappingDeviceEngine(engine)
-    together = answers(model, overlapping, BatchConfig(frames=MOST, wait_s=0.2))
+    together = answers(model, overlapping, BatchConfig(frames=MOST, wait_s=1.0))
     assert max(engine.sizes) == MOST
     assert_same(together, answers(model, engine, BatchConfig()))
 
 
+def put(turns: RoundRobinScheduler, camera: int, number: int = 0) -> None:
+    turns.slots[camera].put(Frame(number, 0.0, 0, IMAGES[0, 0], str(camera)))
+
+
 def test_a_frame_waits_for_others_no_longer_than_it_may() -> None:
-    turns = RoundRobinScheduler([False, False, False])
-    turns.slots[2].put(Frame(6, 0.0, 0, IMAGES[0, 0], "c"))  # nobody waits for a camera that delivers nothing
+    clock = TurnedClock()
+    turns = RoundRobinScheduler([False, False, False], clock)
+    put(turns, 2)
     assert turns.next_frame() is not None
-    turns.slots[1].put(Frame(0, 0.0, 0, IMAGES[0, 0], "b"))
-    first = turns.next_frame()
-    assert first is not None
+    put(turns, 1)
+    assert turns.next_frame() is not None
     assert turns.more_for_batch(2, 0.0) == []
-    late = threading.Timer(0.05, lambda: turns.slots[2].put(Frame(7, 0.0, 0, IMAGES[0, 0], "c")))
-    late.start()
-    turns.slots[1].put(Frame(1, 0.0, 0, IMAGES[0, 0], "b"))  # of the same camera: not in this batch
-    assert [frame.camera for frame in turns.more_for_batch(1, 20.0)] == ["c"]
+
+    def more(act: Callable[[], None]) -> list[str]:
+        """Return the cameras that are added to a batch, where this is done while the first frame waits."""
+        found: list[Frame] = []
+        waiting = threading.Thread(target=lambda: found.extend(turns.more_for_batch(1, 1.0)))
+        waiting.start()
+        clock.until_waiting()
+        act()
+        waiting.join(60.0)
+        return [frame.camera for frame in found]
+
+    put(turns, 1, 1)  # of the same camera: not in this batch
+    assert more(lambda: put(turns, 2)) == ["2"]
     following = turns.next_frame()
     assert following is not None
-    assert following.camera == "b"
+    assert following.camera == "1"
+    assert more(lambda: clock.turn(1.0)) == []
 
 
-def test_nobody_waits_for_cameras_that_have_ended() -> None:
-    turns = RoundRobinScheduler([True, True])
-    turns.slots[0].put(Frame(0, 0.0, 0, IMAGES[0, 0]))
-    turns.slots[1].close()
+def test_a_frame_does_not_wait_for_cameras_that_have_ended_or_deliver_nothing() -> None:
+    clock = TurnedClock()
+    turns = RoundRobinScheduler([True, False, False], clock)
+    put(turns, 1)
+    assert turns.next_frame() is not None
+    clock.turn(2.0)  # camera 1 counts as silent from now on
+    turns.slots[2].close()
+    put(turns, 0)
     assert turns.next_frame() is not None
     assert turns.more_for_batch(1, 3600.0) == []
 

@@ -1,4 +1,4 @@
-"""One camera of several: whether its thread hangs is told apart from a camera that is only away."""
+"""One camera of several: a thread that hangs, and a camera that is only away."""
 
 from __future__ import annotations
 
@@ -7,27 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from turned_clock import TurnedClock
 
 from agent.camera.capture import FrameSlot
 from agent.camera.config import CameraConfig
 from agent.camera.source import Source
 from agent.common.errors import CameraError
-from agent.serving import pipeline as feed_module
 from agent.serving.pipeline import Feed, total_frames
 
 
-class Clock:
-    now_s = 100.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(feed_module, "time", clock)
-    return clock
+def clock() -> TurnedClock:
+    return TurnedClock()
 
 
 class Reading(threading.Thread):
@@ -44,24 +35,26 @@ class Reading(threading.Thread):
     def check_silence(self) -> None: ...
 
 
-def watched(live: bool = True, on_change: Callable[[CameraError | None], None] = lambda _: None) -> tuple[Feed, Any]:
+def watched(
+    clock: TurnedClock, live: bool = True, on_change: Callable[[CameraError | None], None] = lambda _: None
+) -> tuple[Feed, Any]:
     source = Source("rtsp", "rtsp://127.0.0.1:1/x") if live else Source("video", "clip.avi")
-    feed = Feed(CameraConfig(source=source.location), source, FrameSlot(not live), "classify", 0, on_change)
+    feed = Feed(CameraConfig(source=source.location), source, FrameSlot(not live), "classify", 0, on_change, clock)
     reading: Any = Reading()
     feed.capture = reading
     reading.start()
     return feed, reading
 
 
-def pass_time(feed: Feed, clock: Clock, seconds: float, each: Callable[[], None] = lambda: None) -> None:
+def pass_time(feed: Feed, clock: TurnedClock, seconds: float, each: Callable[[], None] = lambda: None) -> None:
     for _ in range(round(seconds)):
-        clock.now_s += 1.0
+        clock.turn(1.0)
         each()
         feed.poll()
 
 
-def test_a_thread_that_does_nothing_at_all_hangs_and_one_that_tries_does_not(clock: Clock) -> None:
-    feed, reading = watched()
+def test_a_thread_that_does_nothing_at_all_hangs_and_one_that_tries_does_not(clock: TurnedClock) -> None:
+    feed, reading = watched(clock)
 
     def tries() -> None:
         reading.beat = reading.beat[0], reading.beat[1] + 1
@@ -78,9 +71,9 @@ def test_a_thread_that_does_nothing_at_all_hangs_and_one_that_tries_does_not(clo
     reading.let_go.set()
 
 
-def test_one_that_has_ended_and_a_recording_that_waits_do_not_hang(clock: Clock) -> None:
-    feed, reading = watched()
-    recording, waiting = watched(live=False)
+def test_a_camera_that_has_ended_and_a_recording_that_waits_do_not_hang(clock: TurnedClock) -> None:
+    feed, reading = watched(clock)
+    recording, waiting = watched(clock, live=False)
     reading.let_go.set()
     reading.join(30.0)
     for each in (feed, recording):
@@ -89,18 +82,18 @@ def test_one_that_has_ended_and_a_recording_that_waits_do_not_hang(clock: Clock)
     waiting.let_go.set()
 
 
-def test_a_camera_is_up_from_its_first_frame_until_it_is_lost_or_over() -> None:
-    heard: list[CameraError | None] = []
-    feed, reading = watched(on_change=heard.append)
+def test_a_camera_is_up_from_its_first_frame_until_it_is_lost_or_over(clock: TurnedClock) -> None:
+    changes: list[CameraError | None] = []
+    feed, reading = watched(clock, on_change=changes.append)
     assert (feed.is_up, feed.lost) == (False, "")
     error = CameraError("camera.silent", "nothing", "frames", "check it")
     feed._changed(error)
     assert (feed.is_up, feed.lost) == (False, "camera.silent")
     reading.beat = 1, 1
-    assert not feed.is_up, "not before it is told to be back"
+    assert not feed.is_up, "not before it is reported as back"
     feed._changed(None)
     assert (feed.is_up, feed.lost) == (True, "")
-    assert heard == [error, None]
+    assert changes == [error, None]
     reading.let_go.set()
     reading.join(30.0)
     assert not feed.is_up

@@ -1,4 +1,4 @@
-"""What speaks against a candidate: its latency and its fidelity beside those of the engine before."""
+"""A candidate is judged by its latency and its fidelity beside those of the previous engine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def code(error: AgentError | None) -> str:
     return error.code if error is not None else ""
 
 
-def test_it_lasts_for_frames_and_for_seconds() -> None:
+def test_a_probation_lasts_for_frames_and_for_seconds() -> None:
     watch, record = probation(frames=20, seconds=3.0)
     over = []
     for frame in range(200, 240):
@@ -81,7 +81,7 @@ def test_frames_that_the_old_engine_answers_meanwhile_do_not_count() -> None:
     assert not watch.is_finished
 
 
-def test_what_an_engine_answered_before_does_not_count_again() -> None:
+def test_earlier_answers_of_an_engine_do_not_count_again() -> None:
     record = AnswerRecord(live=False)
     for frame in range(50):
         answer(record, "new", frame=frame)
@@ -116,7 +116,7 @@ def test_latency_beyond_what_is_allowed_ends_it_early(slowdown: float, complaint
         assert watch.affected_frames(error, frame_was_waiting=False) == watch.late_frames == 100
 
 
-def test_what_the_engine_before_needs_itself_is_no_hang() -> None:
+def test_a_time_that_the_previous_engine_needs_itself_is_no_hang() -> None:
     config = ProbationConfig(deadline_s=2.0, max_slowdown=1.5)
     for slowest_s, limit_s in ((0.5, 2.0), (2.2, 3.3), (1000.0, 30.0)):
         record = AnswerRecord(live=False)
@@ -147,8 +147,8 @@ def test_a_tail_that_a_long_record_shows_is_slow() -> None:
     assert "p99" in str(error)
 
 
-def test_engines_of_one_speed_are_almost_never_told_apart() -> None:
-    """Heavy tails, and a look at every frame: what allows no slowdown at all errs seldom, what allows two never."""
+def test_a_candidate_as_fast_as_the_previous_engine_is_almost_never_refused() -> None:
+    """Times have heavy tails, and each tenth frame is judged: a limit of 1.0 errs seldom, one of 2.0 never."""
     rng = np.random.default_rng(0)
     wrong = {1.0: 0, 2.0: 0}
     for slowdown in wrong:
@@ -223,15 +223,15 @@ def test_a_candidate_as_good_as_the_engine_before_is_condemned_in_one_probation_
 
 def test_a_scene_that_is_hard_for_both_speaks_against_neither_and_one_that_only_one_reads_does() -> None:
     watch, _ = probation()
-    hard, empty, told = PairedFidelityGain(), PairedFidelityGain(), PairedFidelityGain()
+    hard, empty, worse = PairedFidelityGain(), PairedFidelityGain(), PairedFidelityGain()
     for second in range(60):
         hard.add(second, Fidelity(0.1), Fidelity(0.1))
         empty.add(second, Fidelity(1.0, is_empty=True), Fidelity(1.0, is_empty=True))
-        told.add(second, Fidelity(0.2), Fidelity(0.9))
+        worse.add(second, Fidelity(0.2), Fidelity(0.9))
     assert hard.gain.estimate == pytest.approx(0.0)
     assert empty.gain == UNKNOWN
-    assert [code(watch.objection([beside.gain])) for beside in (hard, empty, told)] == ["", "", "probation.fidelity"]
-    assert -0.9 < told.gain.low < -0.7 < told.gain.high < -0.3
+    assert [code(watch.objection([beside.gain])) for beside in (hard, empty, worse)] == ["", "", "probation.fidelity"]
+    assert -0.9 < worse.gain.low < -0.7 < worse.gain.high < -0.3
 
 
 @pytest.mark.parametrize("reason", ["error", "output", "hang"])

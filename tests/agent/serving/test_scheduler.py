@@ -1,4 +1,4 @@
-"""Cameras that share one engine: nobody starves, and who delivers less than an equal share loses nothing."""
+"""Cameras that share one engine: all get their share, and a slow camera loses no frame."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_shares_are_max_min_fair(rates_hz: list[float], capacity_hz: float, shar
     assert answered(rates_hz, capacity_hz) == pytest.approx(shares_hz, rel=0.1)
 
 
-def test_what_is_full_when_all_has_ended_is_still_given_out() -> None:
+def test_frames_in_the_slots_are_given_out_after_the_end() -> None:
     turns = RoundRobinScheduler([True, True, False])
     for number, slot in enumerate(turns.slots):
         slot.put(frame(number))
@@ -59,7 +59,7 @@ def test_what_is_full_when_all_has_ended_is_still_given_out() -> None:
     assert turns.next_frame() is None
 
 
-def test_one_that_has_ended_ends_nothing_for_the_others() -> None:
+def test_a_camera_that_has_ended_ends_nothing_for_the_others() -> None:
     turns = RoundRobinScheduler([True, True])
     turns.slots[0].close()
     assert not turns.is_finished
@@ -69,7 +69,7 @@ def test_one_that_has_ended_ends_nothing_for_the_others() -> None:
     assert taken.id == 5
 
 
-def test_whoever_waits_looks_again_when_told_to() -> None:
+def test_a_wake_lets_a_waiting_thread_look_again() -> None:
     turns, done, found = RoundRobinScheduler([False]), threading.Event(), list[Frame | None]()
     waiting = threading.Thread(target=lambda: found.append(turns.next_frame(None, done.is_set)))
     waiting.start()

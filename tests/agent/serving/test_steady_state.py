@@ -38,7 +38,7 @@ WARM, FRAMES = 100, 300
 
 
 def test_a_frame_leaves_nothing_and_takes_no_buffer_of_its_own(tmp_path: Path) -> None:
-    """But for the small objects that carry it: neither its pixels nor its network input are allocated again."""
+    """Only the small objects that carry a frame are allocated anew, not its pixels and its network input."""
     onnx.save(residual_net((1, 3, SIDE, SIDE)), tmp_path / "model.onnx")
     model = open_model(ModelSpec.model_validate({**SPEC, "path": tmp_path / "model.onnx"}))
     backend = open_backend(RUNTIME)
@@ -74,7 +74,7 @@ def test_a_frame_leaves_nothing_and_takes_no_buffer_of_its_own(tmp_path: Path) -
 
 
 class Heap:
-    """A sink of the frame path that sees what the heap of Python has gained between two frames, and its peak."""
+    """A sink of the frame path that measures the growth of Python's heap between two frames, and its peak."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -91,45 +91,33 @@ class Heap:
             tracemalloc.stop()
 
 
-def test_nor_do_a_camera_and_those_who_hear_of_every_answer_keep_any(tmp_path: Path) -> None:
-    """As the daemon has them. OpenCV makes each picture anew: some are on their way, and the others are gone."""
+def test_a_camera_and_the_outputs_keep_nothing_of_a_frame(tmp_path: Path) -> None:
+    """OpenCV makes each picture anew: some are on their way, and the others are gone."""
     onnx.save(residual_net((1, 3, 32, 32)), tmp_path / "model.onnx")
     picture_bytes = write_video(tmp_path / "clip.avi", WARM + FRAMES)
+    clip = str(tmp_path / "clip.avi")
     content = {
         "model": {**SPEC, "path": str(tmp_path / "model.onnx")},
         "state_dir": str(tmp_path / "state"),
         "backend": RUNTIME,
-        "camera": {"source": str(tmp_path / "clip.avi"), "speed": 0},
+        "camera": {"source": clip, "speed": 0},
         "observe": {"budget": None, "period_s": 1e9, "alert_period_s": 1e9},
     }
     config, heap = validate(Config, content, "test"), Heap()
-    model, backend, source = (
-        open_model(config.model),
-        open_backend(RUNTIME),
-        parse_source(content["camera"]["source"]),
-    )
+    model, backend, source = open_model(config.model), open_backend(RUNTIME), parse_source(clip)
     outputs = [ResultsFile(tmp_path / "results.jsonl"), ResultsSocket(tmp_path / "results.socket")]
     engine = backend.load(backend.build(model.reference).engine)
     with ResultsWriter(config, outputs) as writer:
-        sinks, told = [writer.offer, heap.add], list[TaredError | None]()
+        errors = list[TaredError | None]()
+        on_observer = on_sinks = errors.append
         pipeline = Pipeline(
-            config,
-            [source],
-            model,
-            "a",
-            engine,
-            0,
-            lambda *_: None,
-            told.append,
-            told.append,
-            silent,
-            lambda _: None,
-            sinks,
-        )
+            config, [source], model, "a", engine, 0, lambda *_: None, on_observer, on_sinks, silent, lambda _: None,
+            [writer.offer, heap.add],
+        )  # fmt: skip
         pipeline.start(lambda: False)
         pipeline.join()
         writer.flush()
-    assert not told
+    assert not errors
     assert pipeline.served == WARM + FRAMES
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == WARM + FRAMES
     assert heap.gained_bytes < 8 * picture_bytes
@@ -137,7 +125,7 @@ def test_nor_do_a_camera_and_those_who_hear_of_every_answer_keep_any(tmp_path: P
 
 
 def write_video(path: Path, frames: int) -> int:
-    """How many bytes one of its pictures takes."""
+    """Return the bytes of one of its pictures."""
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 10, (160, 120))
     picture = np.random.default_rng(0).integers(0, 256, (120, 160, 3), dtype=np.uint8)
     for _ in range(frames):

@@ -99,7 +99,7 @@ def test_damage_is_named_whatever_compresses(tmp_path: Path, method: int) -> Non
             ImageFiles(path).read("a.png")
 
 
-def test_a_zip_that_is_compressed_by_what_nobody_here_knows_is_refused(tmp_path: Path) -> None:
+def test_a_zip_of_an_unknown_compression_is_refused(tmp_path: Path) -> None:
     path = store(tmp_path / "a.zip", {"a.png": png()})
     whole = path.read_bytes()
     entry = whole.index(b"PK\x01\x02")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -42,18 +43,6 @@ def rows(found: Detections) -> list[tuple[list[float], int, float]]:
     ]
 
 
-def test_yolox_decodes_each_stride() -> None:
-    output = np.zeros((1, 126, 7), np.float32)
-    output[0, 12 * 2 + 3] = [0.5, 0.25, np.log(2), 0, 0.8, 0.1, 0.9]  # stride 8, column 3, row 2
-    output[0, 96 + 6 + 5] = [0, 0, 0, np.log(3), 0.9, 0.9, 0.1]  # stride 16, column 5, row 1
-    output[0, 96 + 24 + 4] = [0.5, 0.5, 0, 0, 1.0, 0.6, 0.0]  # stride 32, column 1, row 1
-    assert rows(decode(detector("yolox"), output=output)) == [
-        ([72.0, -8.0, 88.0, 40.0], 0, 0.81),
-        ([20.0, 14.0, 36.0, 22.0], 1, 0.72),
-        ([32.0, 32.0, 64.0, 64.0], 0, 0.6),
-    ]
-
-
 @pytest.mark.parametrize("count", [96, 96 + 24, 96 + 24 + 6, 96 + 24 + 6 + 2])
 def test_yolox_strides_follow_from_the_number_of_cells(count: int) -> None:
     output = np.zeros((1, count, 6), np.float32)
@@ -68,18 +57,6 @@ def test_yolox_refuses_a_number_of_cells_that_no_strides_give() -> None:
         decode(detector("yolox"), output=np.zeros((1, 127, 6), np.float32))
 
 
-def test_yolov8_reads_centres_and_sizes_in_pixels() -> None:
-    output = np.zeros((1, 6, 20), np.float16)
-    output[0, :, 7] = [30, 20, 10, 8, 0.25, 0.75]
-    assert rows(decode(detector("yolov8"), output0=output)) == [([25.0, 16.0, 35.0, 24.0], 1, 0.75)]
-
-
-def test_sigmoid_heads_report_every_class_above_the_threshold() -> None:
-    output = np.zeros((1, 6, 20), np.float32)
-    output[0, :, 7] = [30, 20, 10, 8, 0.75, 0.625]
-    assert [row[1:] for row in rows(decode(detector("yolov8"), output0=output))] == [(0, 0.75), (1, 0.625)]
-
-
 def test_end2end_is_not_suppressed_again() -> None:
     output = np.zeros((1, 4, 6), np.float32)
     output[0, :3] = [[1, 2, 30, 40, 0.9, 3], [1, 2, 30, 40, 0.8, 3], [1, 2, 30, 40, 0.5, 3]]
@@ -89,27 +66,12 @@ def test_end2end_is_not_suppressed_again() -> None:
     ]
 
 
-def test_ssd_scales_boxes_and_leaves_the_background_out() -> None:
-    boxes = np.array([[[0.25, 0.5, 0.5, 1.0], [0.1, 0.1, 0.2, 0.2]]], np.float32)
-    scores = np.array([[[0.1, 0.2, 0.7], [0.9, 0.05, 0.05]]], np.float32)
-    assert rows(decode(detector("ssd"), scores=scores, boxes=boxes)) == [([24.0, 32.0, 48.0, 64.0], 1, 0.7)]
-
-
-def test_ssd_with_three_classes_tells_boxes_by_name() -> None:
+def test_ssd_with_three_classes_finds_the_boxes_by_name() -> None:
     boxes = np.full((1, 2, 4), 0.5, np.float32)
     scores = np.array([[[0.1, 0.0, 0.0, 0.9], [1, 0, 0, 0]]], np.float32)
     assert [row[1:] for row in rows(decode(detector("ssd"), scores=scores, boxes=boxes))] == [(2, 0.9)]
     with pytest.raises(ConfigError, match="SSD outputs"):
         decode(detector("ssd"), first=scores, second=boxes)
-
-
-def test_fastestdet_scores_weigh_objectness_and_class() -> None:
-    output = np.zeros((1, 7, 2, 3), np.float32)
-    output[0, :, 1, 2] = [0.9, np.arctanh(0.5), np.arctanh(-0.5), 0.0, -np.log(3), 0.2, 0.8]
-    # Cells of 32 pixels: centre ((2 + .5) * 32, (1 - .5) * 32), size (sigmoid(0) * 96, sigmoid(-ln 3) * 64).
-    assert rows(decode(detector("fastestdet"), out=output)) == [
-        ([56.0, 8.0, 104.0, 24.0], 1, round(0.9**0.6 * 0.8**0.4, 4))
-    ]
 
 
 @pytest.mark.parametrize("name", ["yolox", "yolov8", "end2end", "ssd", "fastestdet"])
@@ -170,7 +132,7 @@ def test_an_engine_that_sees_objects_everywhere_keeps_the_best_only(nms: str) ->
     assert found.scores.min() > 0.6 + 0.3 * 7390 / 8400
 
 
-def classifier(task: str = "classify", labels: tuple[str, ...] = ()) -> ModelSpec:
+def classifier(task: Literal["classify", "raw"] = "classify", labels: tuple[str, ...] = ()) -> ModelSpec:
     return ModelSpec(path=Path("a.onnx"), task=task, labels=labels)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import cv2
@@ -16,7 +16,7 @@ from plain_decoders import around, cells
 from zoo import run
 
 from agent.common.errors import ConfigError
-from agent.vision.decode import open_decoder
+from agent.vision.decode import Decoder, open_decoder
 from agent.vision.decoders import BUILTIN_DECODERS
 from agent.vision.detections import Detections
 from agent.vision.spec import ModelSpec
@@ -31,7 +31,7 @@ def count(height: int, width: int, strides: tuple[int, ...]) -> int:
     return len(list(cells(height, width, strides)))
 
 
-def same(found: Detections, expected: list[Row]) -> None:
+def same(found: Detections, expected: Sequence[Row]) -> None:
     assert found.classes.tolist() == [class_id for _, class_id, _ in expected]
     assert np.allclose(found.scores, [score for _, _, score in expected], rtol=1e-5)
     assert np.allclose(found.boxes, np.array([box for box, _, _ in expected]).reshape(-1, 4), rtol=1e-4, atol=1e-2)
@@ -156,7 +156,7 @@ def nanodet_shapes(**changed: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     return shapes | changed
 
 
-def opened(name: str, shapes: dict[str, tuple[int, ...]]) -> Callable[..., object]:
+def opened(name: str, shapes: dict[str, tuple[int, ...]]) -> Decoder:
     spec = ModelSpec(path=Path("a.onnx"), task="detect", decoder=name)
     outputs = [TensorSpec(output, np.dtype(np.float32), shape) for output, shape in shapes.items()]
     return open_decoder(spec, (64, 64), outputs)
@@ -209,6 +209,7 @@ def test_a_broken_engine_yields_finite_boxes_and_no_warning(
     name: str, shapes: dict[str, tuple[int, ...]], value: float
 ) -> None:
     decode = opened(name, shapes)
-    (found,) = decode({output: np.full(shape, value, np.float32) for output, shape in shapes.items()})  # type: ignore[attr-defined]  # a list
+    (found,) = decode({output: np.full(shape, value, np.float32) for output, shape in shapes.items()})
+    assert isinstance(found, Detections)
     assert np.isfinite(found.boxes).all()
     assert np.isfinite(found.scores).all()

@@ -24,8 +24,8 @@ B = (100.0, 0.0, 120.0, 20.0)
 
 def test_iou_by_hand() -> None:
     boxes = np.array([[0, 0, 10, 10], [5, 0, 15, 10], [20, 20, 30, 30], [3, 3, 3, 3]], np.float32)
-    expected = [[1, 1 / 3, 0, 0], [1 / 3, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]
-    np.testing.assert_allclose(iou_matrix(boxes, boxes), expected)
+    expected = np.array([[1, 1 / 3, 0, 0], [1 / 3, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]])
+    assert np.allclose(iou_matrix(boxes, boxes), expected)
 
 
 def test_classify_compares_top_1_only() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 import onnx
 import pytest
 import yaml
+from brokers import eventually
 from lab import tared
 from numpy.typing import NDArray
 from zoo import Net
@@ -84,7 +84,8 @@ def network_input(frame: NDArray[np.uint8], height: int, width: int) -> NDArray[
     canvas = np.full((height, width, 3), 114, np.uint8)
     part = frame[:height, :width]
     canvas[: part.shape[0], : part.shape[1]] = part
-    return canvas.transpose(2, 0, 1)[np.newaxis] * np.float32(1 / 255)
+    scaled: NDArray[np.float32] = canvas.transpose(2, 0, 1)[np.newaxis] * np.float32(1 / 255)
+    return scaled
 
 
 def folder_of_frames(folder: Path) -> Path:
@@ -124,7 +125,7 @@ def test_boxes_lie_in_the_frame_at_any_size(spec_path: Path, tmp_path: Path) -> 
 
 
 def test_outputs_of_any_size_are_decoded_with_its_own_grid(model: Model) -> None:
-    """Also when frames of other sizes have been preprocessed since, as a candidate's judge has it."""
+    """Frames of other sizes have been preprocessed since, as when a candidate is judged."""
     backend = open_backend("onnxruntime")
     with closing(backend.load(backend.build(model.reference).engine)) as engine:
         task = VisionTask(model.spec, engine.inputs, engine.outputs)
@@ -150,7 +151,7 @@ def config_of(model: Model) -> Config:
 
 
 def observed_in_turn(model: Model, frames: int) -> Collected:
-    """What an ObserverThread has collected after so many frames of sizes that take turns."""
+    """Return the collection of an ObserverThread after so many frames of sizes that take turns."""
     reference = partial(open_backend("onnxruntime").observer, model.reference, model.placement.taps)
     thread = ObserverThread(reference, model.spec, config_of(model), lambda error: pytest.fail(f"{error}"))
     thread.start()
@@ -158,13 +159,14 @@ def observed_in_turn(model: Model, frames: int) -> Collected:
     for number in range(frames):
         before = thread.collection.counts
         served = ServedFrame(Frame(number, float(number), 0, frame_of(*sizes[number % len(sizes)])), "", {}, 0, 0.0)
-        deadline = time.monotonic() + 10.0
-        while thread.collection.counts == before:
+
+        def is_collected(served: ServedFrame = served, before: tuple[int, int] = before) -> bool:
             thread.offer(served)
-            assert time.monotonic() < deadline, thread.error
-            time.sleep(0.001)
+            return thread.collection.counts != before
+
+        eventually(is_collected)
     thread.stop()
-    thread.join(10.0)
+    thread.join(60.0)
     assert thread.error is None
     return thread.collection.collected()
 

@@ -3,9 +3,10 @@ from __future__ import annotations
 import json
 import math
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import cv2
@@ -51,7 +52,7 @@ def _spec(tensor: onnxruntime.NodeArg) -> TensorSpec:
     return TensorSpec(tensor.name, np.dtype(np.float32), shape)
 
 
-def found_at(boxes: list[tuple[float, ...]], classes: list[int], scores: list[float]) -> Detections:
+def found_at(boxes: Sequence[tuple[float, ...]], classes: list[int], scores: list[float]) -> Detections:
     return Detections(
         boxes=np.array(boxes, np.float32).reshape(-1, 4),
         classes=np.array(classes, np.int64),
@@ -98,7 +99,7 @@ def test_classes_that_never_occur_do_not_count_and_missed_ones_do() -> None:
 def random_set(folder: Path, generator: np.random.Generator) -> tuple[Path, Path]:
     """Write COCO's JSON and a detector's results, with crowds, empty images and more than 100 detections."""
     categories = [{"id": number, "name": name} for number, name in ((3, "a"), (7, "b"), (90, "c"))]
-    images, annotations, results = [], [], []
+    images, annotations, results = [], list[dict[str, Any]](), []
     for number in range(6):
         name = f"{number}.png"
         cv2.imwrite(str(folder / name), np.zeros((200, 300, 3), np.uint8))
@@ -208,7 +209,7 @@ def test_without_an_object_there_is_no_precision(tmp_path: Path, label: str) -> 
         evaluate(Blind(), spec, folder)
 
 
-FASTESTDET = {
+FASTESTDET: dict[str, Any] = {
     "task": "detect",
     "decoder": "fastestdet",
     "input": InputSpec(resize="stretch", scale=1 / 255),
@@ -237,7 +238,7 @@ def test_fastestdet_unclipped_has_the_published_baseline(shared_data: Path) -> N
         tensor, geometry = vision.preprocess(image)
         found = vision.decode(engine.infer(tensor))
         assert isinstance(found, Detections)
-        boxes = found.boxes / np.array([geometry.scale_x, geometry.scale_y] * 2, np.float32)
+        boxes = (found.boxes / np.array([geometry.scale_x, geometry.scale_y] * 2)).astype(np.float32)
         precision.add(Detections(boxes=boxes, classes=found.classes, scores=found.scores), truth)
     mean = precision.mean()
     assert mean is not None
@@ -271,7 +272,8 @@ def test_resnet20_on_cifar(shared_data: Path) -> None:
         profiles=({"input": ProfileShapes(min=CIFAR_SHAPE, opt=CIFAR_SHAPE, max=CIFAR_SHAPE)},),
     )
     result = evaluate(Reference(path), spec, shared_data / "img_cifar10_test_A_3000.zip")
-    assert (result.images, result.scores["top1"]) == (3000, pytest.approx(0.91, abs=1e-12))
+    assert result.images == 3000
+    assert result.scores["top1"] == pytest.approx(0.91, abs=1e-12)
 
 
 def faces(archive: Path) -> Iterator[tuple[str, LabelledBoxes]]:

@@ -1,4 +1,4 @@
-"""What a model takes for an image, by its input and by the spec."""
+"""The network input of a model follows from its tensor and from the spec."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engines.interface import TensorSpec
 from engines.preprocessing import Layout
 
 PROFILE = {"min": [1, 3, 320, 320], "opt": [1, 3, 416, 416], "max": [4, 3, 640, 640]}
-NATIVE = {"resize": "native", "multiple": 32}
+NATIVE: dict[str, Any] = {"resize": "native", "multiple": 32}
 
 
 def spec(profile: dict[str, list[int]] | None = None, name: str = "x", **given: Any) -> ModelSpec:
@@ -52,7 +52,7 @@ def test_a_profile_says_the_channels_that_the_model_leaves_open() -> None:
     assert network_input(spec(channels_last(PROFILE)), tensor(None, None, None, None)).layout == "NHWC"
 
 
-def test_what_the_profile_does_not_settle_is_refused() -> None:
+def test_dimensions_that_no_profile_settles_are_refused() -> None:
     with pytest.raises(ConfigError, match="without a profile") as caught:
         network_input(spec(), tensor(None, 3, None, None))
     assert caught.value.code == "model.profile"

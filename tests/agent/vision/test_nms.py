@@ -22,7 +22,7 @@ REALS = st.lists(st.tuples(REAL, REAL, LENGTH, LENGTH, st.integers(0, 90), st.in
 def detections(rows: list[tuple[float, float, float, float, int, int]]) -> Detections:
     table = np.array(rows, np.float32).reshape(-1, 6)
     boxes = np.hstack((table[:, :2], table[:, :2] + table[:, 2:4]))
-    return Detections(boxes=boxes, classes=table[:, 4].astype(np.int64), scores=table[:, 5] / 8)
+    return Detections(boxes=boxes, classes=table[:, 4].astype(np.int64), scores=table[:, 5] / np.float32(8))
 
 
 def as_rows(found: Detections) -> list[Row]:
@@ -39,14 +39,14 @@ def check(found: Detections, threshold: float, nms: str, most: int = 1000) -> No
 
 
 @given(INTEGERS, THRESHOLDS, st.sampled_from(["per-class", "agnostic"]), st.sampled_from([3, 1000]))
-def test_it_agrees_with_the_naive_one(
+def test_suppression_agrees_with_greedy_loops(
     rows: list[tuple[float, float, float, float, int, int]], threshold: float, nms: str, most: int
 ) -> None:
     check(detections(rows), threshold, nms, most)
 
 
 @given(REALS, st.floats(0.05, 0.95), st.sampled_from(["per-class", "agnostic"]))
-def test_it_agrees_on_boxes_of_any_size_and_place(
+def test_suppression_agrees_on_boxes_of_any_size_and_place(
     rows: list[tuple[float, float, float, float, int, int]], threshold: float, nms: str
 ) -> None:
     found = detections(rows)

@@ -37,7 +37,7 @@ NUMBER = 3
 
 
 def install(site: Path, name: str, entries: dict[str, str]) -> None:
-    """What pip leaves of a wheel with these entry points: a module and its .dist-info."""
+    """Write a module and its .dist-info, as pip does for a wheel with these entry points."""
     (site / f"{name}.py").write_text(SOURCE, encoding="utf-8")
     info = site / f"{name}-1.0.dist-info"
     info.mkdir()

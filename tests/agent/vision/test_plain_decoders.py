@@ -34,7 +34,7 @@ def found_by(name: str, size: tuple[int, int], least: float, **outputs: Array) -
 
 
 def check(found: Detections, rows: list[plain.Row]) -> None:
-    assert plain.same(rows, found.boxes, found.classes, found.scores)
+    plain.assert_same(rows, found.boxes, found.classes, found.scores)
 
 
 @given(SIDES, SIDES, st.integers(1, 5), SEEDS, LEAST)
@@ -85,15 +85,20 @@ def test_classify(classes: int, seed: int) -> None:
     assert found == Classification(top, pytest.approx(score))  # type: ignore[arg-type]  # equals a float
 
 
+def only(outputs: dict[str, Array]) -> Array:
+    (output,) = outputs.values()
+    return output
+
+
 REAL: dict[str, tuple[str, Callable[..., list[plain.Row]]]] = {
-    "fastestdet": (COCO, lambda outputs, size, least: plain.fastestdet(*outputs.values(), size, least)),
-    "yolox_nano": (COCO, lambda outputs, size, least: plain.yolox(*outputs.values(), size, least)),
+    "fastestdet": (COCO, lambda outputs, size, least: plain.fastestdet(only(outputs), size, least)),
+    "yolox_nano": (COCO, lambda outputs, size, least: plain.yolox(only(outputs), size, least)),
     "ultraface": (FACES, lambda outputs, size, least: plain.ssd(outputs["boxes"], outputs["scores"], size, least)),
 }
 
 
 def answers(name: str, frames: Path, least: float) -> Iterator[tuple[dict[str, Array], tuple[int, int], Prediction]]:
-    """Of a real model on a few images: its outputs, the size of its input, and what is made of them."""
+    """Yield the outputs of a real model on a few images, the size of its input, and its predictions."""
     data = {key: value for key, value in SPECS[name].items() if key != "labels"}
     spec = ModelSpec.model_validate({**data, "path": frames.parent / data["path"], "score_threshold": least})
     with closing(open_backend("onnxruntime").load(spec.path.read_bytes())) as engine:
@@ -105,7 +110,7 @@ def answers(name: str, frames: Path, least: float) -> Iterator[tuple[dict[str, A
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_what_real_detectors_put_out(name: str, shared_data: Path) -> None:
+def test_outputs_of_real_detectors_are_decoded_as_by_their_peers(name: str, shared_data: Path) -> None:
     """At a threshold so low that there is much to suppress."""
     frames, decode = REAL[name]
     threshold, least, seen = SPECS[name]["iou_threshold"], 0.1, 0
@@ -119,8 +124,9 @@ def test_what_real_detectors_put_out(name: str, shared_data: Path) -> None:
     assert seen > 50
 
 
-def test_what_a_real_classifier_puts_out(shared_data: Path) -> None:
+def test_outputs_of_a_real_classifier_are_decoded_as_by_softmax(shared_data: Path) -> None:
     for outputs, _, found in answers("resnet20", shared_data / CIFAR_TEST, 0.1):
         assert isinstance(found, Classification)
-        top, score = plain.softmax_top_1(*outputs.values())
-        assert (found.class_id, found.score) == (top, pytest.approx(score))
+        top, score = plain.softmax_top_1(only(outputs))
+        assert found.class_id == top
+        assert found.score == pytest.approx(score)

@@ -9,7 +9,7 @@ from network_inputs import of_size
 
 from agent.common.errors import CameraError
 from agent.vision.preprocess import NetworkInput, Preprocessor
-from agent.vision.spec import InputSpec
+from agent.vision.spec import Anchor, InputSpec, Resize
 
 SIDES = st.integers(1, 200)
 
@@ -46,7 +46,7 @@ def test_gray_has_one_channel() -> None:
 
 
 @pytest.mark.parametrize(("anchor", "top"), [("top-left", 0), ("center", 8)])
-def test_letterbox_keeps_the_aspect_and_pads(anchor: str, top: int) -> None:
+def test_letterbox_keeps_the_aspect_and_pads(anchor: Anchor, top: int) -> None:
     preprocess = Preprocessor(InputSpec(anchor=anchor, pad=9), of_size(32, 32))
     tensor, geometry = preprocess(np.full((50, 100, 3), 200, np.uint8))
     expected = np.full((32, 32), 9, np.float32)
@@ -83,7 +83,7 @@ def test_frames_may_be_views() -> None:
 @pytest.mark.parametrize("anchor", ["top-left", "center"])
 @given(width=SIDES, height=SIDES, left=st.floats(0, 1), top=st.floats(0, 1))
 def test_boxes_return_to_where_they_came_from(
-    resize: str, anchor: str, width: int, height: int, left: float, top: float
+    resize: Resize, anchor: Anchor, width: int, height: int, left: float, top: float
 ) -> None:
     _, geometry = Preprocessor(InputSpec(resize=resize, anchor=anchor), of_size(64, 96))(noise(height, width))
     box = np.array([[left * width, top * height, width, height]], np.float32)
@@ -101,7 +101,7 @@ def test_boxes_are_clipped_to_the_frame() -> None:
 
 
 @pytest.mark.parametrize(("anchor", "top", "left"), [("top-left", 0, 0), ("center", 1, -3)])
-def test_pad_keeps_the_pixels_and_cuts_what_lies_beyond(anchor: str, top: int, left: int) -> None:
+def test_pad_keeps_the_pixels_and_cuts_what_lies_beyond(anchor: Anchor, top: int, left: int) -> None:
     frame = noise(6, 13)
     tensor, geometry = Preprocessor(InputSpec(resize="pad", anchor=anchor, pad=9), of_size(8, 8))(frame)
     expected = np.full((8, 8, 3), 9, np.uint8)

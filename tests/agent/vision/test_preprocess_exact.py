@@ -16,7 +16,7 @@ from plain_preprocess import bilinear, inner_size, network_input_of, right_sizes
 
 from agent.vision.detections import Size
 from agent.vision.preprocess import NetworkInput, Preprocessor
-from agent.vision.spec import InputSpec
+from agent.vision.spec import InputSpec, Resize
 from engines.preprocessing import Layout, PixelType
 
 FIXED = ["letterbox", "stretch", "pad"]
@@ -98,7 +98,7 @@ def test_an_input_that_follows_the_frame(
         ("rect", (50, 500), (160, 416), (42, 416)),  # never less than the profile has
     ],
 )
-def test_sizes_that_are_chosen(resize: str, frame: Size, size: Size, inner: Size) -> None:
+def test_the_input_has_the_chosen_size(resize: Resize, frame: Size, size: Size, inner: Size) -> None:
     spec = InputSpec(resize=resize, multiple=32)
     taken = NetworkInput(3, (416, 416), (160, 160), (640, 640))
     transform, _ = Preprocessor(spec, taken).transform(np.zeros((*frame, 3), np.uint8))

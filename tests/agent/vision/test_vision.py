@@ -1,4 +1,4 @@
-"""From a frame to a prediction, whoever preprocesses."""
+"""A frame becomes the same prediction, on the host or on a device."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_an_engine_that_preprocesses_answers_the_same(engine: Engine, resize: st
 
 
 @pytest.mark.parametrize("engine", [ONE_SIZE], indirect=True)
-def test_what_an_engine_can_is_asked_once_per_engine(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_abilities_of_an_engine_are_checked_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[object] = []
 
     class Asking(type):
@@ -99,6 +99,7 @@ def test_frames_overlap_and_come_out_in_order(engine: Engine, count: int) -> Non
     assert len(found) == len(alone) == count
     for one, other in zip(found, alone, strict=True):
         assert isinstance(one, dict)
+        assert isinstance(other, dict)
         assert all(np.allclose(one[name], other[name], atol=1e-5) for name in one)
     assert overlapping.most == min(count, 2)
     assert overlapping.under_way == {}
