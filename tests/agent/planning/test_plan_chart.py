@@ -176,7 +176,7 @@ def test_equal_evidence_gives_equal_bytes_whatever_the_style_of_the_user(
 
 
 def test_without_matplotlib_there_is_a_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
+    for name in {"matplotlib", *(name for name in sys.modules if name.startswith("matplotlib."))}:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(AgentError, match=r"plan\.plot: no package matplotlib.*pip install '.\[plot\]'"):
         draw_chart(evidence(), tmp_path / "chart.png")
