@@ -35,7 +35,7 @@ def silent(_fraction: float, _doing: str) -> None:
 def closed_engine() -> EngineError:
     """Return the error of a call to an engine after its `close`."""
     return EngineError(
-        "engine.closed", "a call to a closed engine", "calls before `close` only", "load the engine again"
+        "engine.closed", "a call to a closed engine", "calls before its `close`", "load the engine again"
     )
 
 

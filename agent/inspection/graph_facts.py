@@ -153,7 +153,7 @@ def _inferred_shapes(model: ModelProto, path: Path) -> dict[str, tuple[int | Non
         types = tensor_types(model)
     except (ValueError, RuntimeError, onnx.checker.ValidationError) as error:  # no checker has seen the graph
         raise EngineError(
-            "model.invalid", f"{path}: {error}", "a graph that ONNX's checker accepts", "export the model again"
+            "model.invalid", f"{path}: {error}", "a graph that onnx accepts", "export the model again"
         ) from error
     return {value.name: _sizes(types[value.name].shape) for value in model.graph.output}
 

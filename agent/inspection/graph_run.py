@@ -23,7 +23,7 @@ from engines.interface import Array
 from engines.registry import open_backend
 from engines.trial import START_FOLDER
 
-_MOST_BYTES, _TIMES = 4 << 30, 8  # of memory beyond the libraries' own; and times the bytes of the graph
+_MOST_BYTES, _TIMES = 4 << 30, 8  # memory beyond the libraries' own, and times the bytes of the graph
 _MOST_S = 60.0
 _FEWEST_ROWS = 16  # with fewer, chance orders the corners of too many
 _SHARE = 0.95  # share of the rows; a network that sees noise may turn some boxes round

@@ -314,7 +314,7 @@ def check_calibration(model: Model, calibration: Calibration | None) -> None:
         if not model.needs_no_calibration:
             remedy = "make one with 'tared calibrate'"
             raise CalibrationError(
-                "calibration.missing", "precision int8 without a calibration", "the ranges of its tensors", remedy
+                "calibration.missing", "int8 without a calibration", "the ranges of its tensors", remedy
             )
         return
     missing = set(model.needed_taps) - known_amax(model.plan.repairs, calibration).keys()

@@ -22,7 +22,7 @@ from engines.errors import DeviceError
 DRIVER = "libcuda.so.1"
 _NVCC = "/usr/local/cuda/bin/nvcc"  # where JetPack has it; a service's PATH does not lead there
 _SEE_IT_RUN = "see whether `nvidia-smi` or `tegrastats` runs"
-_RESERVED_SHARED_BYTES = 1 << 10  # what the system uses of a block's, from compute capability 8 on
+_RESERVED_SHARED_BYTES = 1 << 10  # a block's part for the system, from compute capability 8 on
 _WARP, _REGISTERS_TOGETHER = 32, 256  # a warp's registers come in so many at once
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: does not wait for what others put on the default stream
 
@@ -115,7 +115,7 @@ class Gpu:
         Every thread needs its own; they nest. Raises DeviceError `cuda.device` (closed), or as `working`.
         """
         if self._context is None:
-            raise DeviceError("cuda.device", "a call to a closed Gpu", "calls before `close` only", "open another Gpu")
+            raise DeviceError("cuda.device", "a call to a closed Gpu", "calls before its `close`", "open another Gpu")
         with self.working("a context that can be used"):
             self._context.push()
         try:

@@ -51,9 +51,7 @@ def load_model(path: Path) -> ModelProto:
     try:
         onnx.checker.check_model(model)
     except (onnx.checker.ValidationError, ValueError) as error:
-        raise EngineError(
-            "model.invalid", f"{path}: {error}", "a graph that ONNX's checker accepts", _REEXPORT
-        ) from error
+        raise EngineError("model.invalid", f"{path}: {error}", "a graph that onnx accepts", _REEXPORT) from error
     _check_input(model)
     return model
 
@@ -172,7 +170,7 @@ def _check_types(model: ModelProto, path: Path) -> None:
         for name, kind in used:
             if kind not in TensorProto.DataType.values():
                 found = f"{path}: tensor '{name}' of {type_name(kind)}"
-                raise EngineError("model.invalid", found, "a graph that ONNX's checker accepts", _REEXPORT)
+                raise EngineError("model.invalid", found, "a graph that onnx accepts", _REEXPORT)
 
 
 def _domain(domain: str) -> str:

@@ -39,7 +39,7 @@ _MOVES = {"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten"}  # they mov
 
 MIN_OPSET = 13  # the first with per-channel Q/DQ
 MIN_IR_VERSION = 8  # initialisers need not be inputs (4), and every opset up to 17 may be declared
-TOLERANCE = 1e-4  # of an output's largest magnitude: folding changes the order of float32 sums
+TOLERANCE = 1e-4  # share of an output's largest magnitude: folding changes the order of float32 sums
 _REORDERING_OPS = {"TopK", "NonMaxSuppression", "ArgMax"}  # near ties may come out in another order
 
 Run = Callable[[ModelProto, Array], dict[str, Array]]

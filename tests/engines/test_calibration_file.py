@@ -63,7 +63,7 @@ names = st.text(min_size=1, max_size=12).filter(lambda name: not name.endswith("
 values = hnp.arrays(np.float32, st.integers(0, 60), elements=st.floats(width=32, allow_nan=False, allow_infinity=False))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
 @given(st.dictionaries(names, values, min_size=1, max_size=4), st.sampled_from(METHODS), st.integers(1, 2**40), names)
 def test_a_saved_calibration_is_loaded_bit_by_bit(
     tmp_path: Path, tensors: dict[str, np.ndarray], method: str, frames: int, source: str
@@ -74,7 +74,7 @@ def test_a_saved_calibration_is_loaded_bit_by_bit(
     assert equal(load_calibration(tmp_path / "c.json"), written)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 @given(st.dictionaries(names, hnp.arrays(np.float32, 20, elements=st.floats(width=32)), min_size=1, max_size=3))
 def test_histograms_come_back_whatever_they_counted(tmp_path: Path, tensors: dict[str, np.ndarray]) -> None:
     histograms = {name: abs_histogram(x) for name, x in tensors.items()}
@@ -213,7 +213,7 @@ def test_any_changed_byte_is_refused_or_changes_nothing(path: Path, suffix: str)
 
 
 @pytest.mark.parametrize("suffix", [".json", ".npz"])
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.98])
+@pytest.mark.parametrize("share", [0.0, 0.98])
 def test_a_file_cut_short_is_refused(path: Path, suffix: str, share: float) -> None:
     file = path.with_suffix(suffix)
     whole = file.read_bytes()

@@ -152,18 +152,3 @@ def test_close_is_idempotent_and_final(backend: Backend) -> None:
     assert code_of(lambda: engine.infer(image(residual_net()))) == "engine.closed"
     assert code_of(lambda: engine.layer_times_ms(image(residual_net()))) == "engine.closed"
     assert code_of(engine.layer_nodes) == "engine.closed"
-
-
-# ---- times
-
-
-def test_times_belong_to_nodes(backend: Backend) -> None:
-    model = residual_net()
-    engine = built(backend, model)
-    assert isinstance(engine, ProfiledEngine)
-    times, nodes = engine.layer_times_ms(image(model), runs=5), engine.layer_nodes()
-    assert sum(times.values()) > 0.0
-    assert all(nodes[kernel] for kernel in times if times[kernel] > 0.0)
-    covered = {name for kernel in times for name in nodes[kernel]}
-    assert {node.name for node in model.graph.node if node.op_type in {"Conv", "Gemm"}} <= covered
-    assert code_of(lambda: engine.layer_times_ms(np.zeros((2, 3, 8, 8), np.float32))) == "engine.batch"

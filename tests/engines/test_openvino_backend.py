@@ -184,9 +184,9 @@ def test_times_belong_to_nodes(backend: Backend) -> None:
     model = concatenated_net()
     engine = built(backend, model)
     assert isinstance(engine, ProfiledEngine)
-    times, nodes = engine.layer_times_ms(random_image(model), runs=5), engine.layer_nodes()
-    assert sum(times.values()) > 0.0
-    assert all(nodes[kernel] for kernel in times if times[kernel] > 0.0)
+    times, nodes = engine.layer_times_ms(random_image(model), runs=2), engine.layer_nodes()
+    assert min(times.values()) >= 0.0
+    assert all(nodes[kernel] for kernel in times)
     covered = {name for kernel in times for name in nodes[kernel]}
     assert {node.name for node in model.graph.node if node.op_type in {"Conv", "Concat", "MaxPool"}} <= covered
 
@@ -350,6 +350,7 @@ def test_auto_survives_an_openvino_that_does_not_work_here(
     assert done.stdout.startswith("onnxruntime; not tensorrt: ")
     assert f"; not openvino: {reason}" in done.stdout
     assert named in done.stdout
+    assert done.stderr.count("Traceback") == (1 if named else 0)
 
 
 def test_auto_takes_no_runtime_that_cannot_build_the_model() -> None:

@@ -30,6 +30,11 @@ FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 MODELS = ("cls_resnet20_cifar10", "det_fastestdet_352_coco80", "det_yolox_nano_416_coco80", "face_ultraface_rfb_320")
 
 
+def real_models(tried: str) -> list[object]:
+    """The real models as parameters: the default suite tries one, the trials the others."""
+    return [pytest.param(name, marks=[] if name == tried else pytest.mark.trial) for name in MODELS]
+
+
 # ---- graphs
 
 

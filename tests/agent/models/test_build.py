@@ -47,7 +47,6 @@ def test_a_plan_keeps_its_nodes_float(folder: Path) -> None:
     [
         ({"schema": 1, "floats": {"no such node": "x"}}, "plan.node"),
         ({"schema": 4, "floats": {}}, "plan.schema"),
-        ({"floats": {}}, "plan.format"),
         ([], "plan.format"),
     ],
 )

@@ -89,7 +89,6 @@ def test_an_artefact_that_cannot_be_begun_with(maker: Maker, make: Make, error: 
         (lambda _: None, "calibration.unreadable: "),
         (lambda maker: maker.file.write_text("[" * 100_000), "calibration.unreadable: "),
         (lambda maker: maker.change_document(frames=5), "calibration.unreadable: "),
-        (lambda maker: maker.change_document(schema=0), "calibration.unreadable: "),  # of an older tared
         (without_histograms, "calibration.unreadable: "),
         (lambda maker: maker.save(replace(maker.calibration, model_sha256="0" * 64)), "calibration.model: "),
         (of_another_input, "calibration.input: "),

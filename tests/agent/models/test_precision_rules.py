@@ -23,10 +23,6 @@ def refused(keep_float: tuple[str, ...] = (), force_int8: tuple[str, ...] = ()) 
     return str(error.value)
 
 
-def test_no_rules() -> None:
-    assert rules() == Rules({}, {})
-
-
 def test_a_rule_is_a_name_a_glob_or_an_operator_type() -> None:
     assert rules(("Conv_t0",)).floats == {"Conv_t0": "keep_float: Conv_t0"}
     assert rules(("Conv_t[02]",)).floats == dict.fromkeys(("Conv_t0", "Conv_t2"), "keep_float: Conv_t[02]")

@@ -41,11 +41,11 @@ class Shelf:
 
     def start(self, may_build: bool = True) -> tuple[EngineService, list[str]]:
         """A service as a daemon starts it, which serves a frame; the codes of the errors that it reported."""
-        reported: list[TaredError] = []
+        errors: list[TaredError] = []
         service = EngineService(self.model, self.backend, self.store)
-        with closing(service.start(reported.append, silent, may_build)) as engine:
+        with closing(service.start(errors.append, silent, may_build)) as engine:
             assert engine.infer(np.zeros((1, 3, 8, 8), np.float32))
-        return service, [error.code for error in reported]
+        return service, [error.code for error in errors]
 
 
 @pytest.fixture(scope="module")

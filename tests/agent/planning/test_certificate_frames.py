@@ -30,13 +30,6 @@ def test_too_few_frames_are_refused_before_an_engine_runs(trial_bench: MakeTrial
     check_frames(RandomFrames(digits_video, 0), 600, Terms(0.026, 0.3, 5))
 
 
-def test_the_fewest_frames_are_enough(digits_video: Source) -> None:
-    frames = RandomFrames(digits_video, 0)
-    check_frames(frames, 800 - USUAL.frames_needed, USUAL)
-    with pytest.raises(AgentError, match=f"{USUAL.frames_needed - 1} frames to measure on"):
-        check_frames(frames, 801 - USUAL.frames_needed, USUAL)
-
-
 @pytest.mark.parametrize("start", [800, 900])
 def test_without_frames_no_loss_is_suggested(digits_video: Source, start: int) -> None:
     with pytest.raises(AgentError, match=r"plan\.frames: 0 frames .*beside 800 .*; give more frames$"):

@@ -32,12 +32,6 @@ def approx(value: float) -> float:
     return cast("float", pytest.approx(value))
 
 
-def pixels(path: Path, color: str) -> int:
-    """How many pixels of the picture have exactly this colour."""
-    blue_green_red = np.array([int(color[at : at + 2], 16) for at in (5, 3, 1)])
-    return int((picture(path) == blue_green_red).all(axis=2).sum())
-
-
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[dict[str, Any]], Axes]:
     """The axes that `draw_chart` has drawn on, without a picture of them."""
@@ -88,12 +82,6 @@ def test_every_plan_has_a_picture(pictures: dict[str, Path]) -> None:
         assert 0.002 < float((image.min(axis=2) < 200).mean()) < 0.2  # ink: neither blank nor painted over
 
 
-def test_the_colours_say_what_was_accepted_and_refused(pictures: dict[str, Path]) -> None:
-    assert min(pixels(pictures["evidence"], color) for color in (GREEN, RED, BLUE)) > 100
-    assert pixels(pictures["all_float"], GREEN) == 0
-    assert pixels(pictures["all_float"], RED) > 100
-
-
 def test_points_lie_where_the_evidence_says(drawn: Callable[[dict[str, Any]], Axes]) -> None:
     axes = drawn(evidence())
     assert points(axes, BLUE) == [(4.0, 0.3), (5.2, 0.08), (approx(5.8), 0.015), (7.0, 0.0)]
@@ -128,7 +116,9 @@ def test_a_prediction_is_not_drawn_as_measured(drawn: Callable[[dict[str, Any]],
     assert mark.get_markerfacecolor() == "white"
     assert "the search measured no loss" in words(axes)
     assert "2 chosen: loss 0.015 predicted, not measured" in words(axes)
-    assert "no plan was accepted: all float" in words(drawn(all_float()))
+    refused = drawn(all_float())
+    assert (points(refused, GREEN), bool(points(refused, RED))) == ([], True)
+    assert "no plan was accepted: all float" in words(refused)
 
 
 @pytest.mark.parametrize(("upper", "max_loss"), [(1.0, 0.001), (0.00005, 0.0001), (0.19, 0.05), (0.2, 0.9)])
@@ -176,7 +166,7 @@ def test_equal_evidence_gives_equal_bytes_whatever_the_style_of_the_user(
 
 
 def test_without_matplotlib_there_is_a_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
+    for name in {"matplotlib", *(name for name in sys.modules if name.startswith("matplotlib."))}:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(AgentError, match=r"plan\.plot: no package matplotlib.*pip install '.\[plot\]'"):
         draw_chart(evidence(), tmp_path / "chart.png")

@@ -89,11 +89,6 @@ def test_costs_are_measured_by_default(plan_bench: Place) -> None:
     assert printed["costs"] == costs
 
 
-def test_how_many_frames_it_takes_is_said_before_the_work(plan_bench: Place) -> None:
-    _, said = plan_bench.says(*plan_bench.arguments())
-    assert said.startswith("24 frames to search with, 96 others to certify on: a plan that loses nothing is certified")
-
-
 def test_a_plan_for_tensorrt_is_measured_there(
     plan_bench: Place, fake: FakeTensorRt, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,33 +92,24 @@ def test_measured_costs_are_taken_and_remembered(
     assert again.costs.int8_ms.tolist() == [1.0, 1.0, 3.0]
 
 
-def test_costs_that_are_noise_are_not_gone_by(
-    builder: PlanBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (replace(macs_costs(GROUPS), doubt="cannot be distinguished"), "cannot be distinguished"),
+        (
+            measured([4.0, 4.0, 3.0], [2.0, 2.0, 3.0], [0.1, 0.1]),
+            "INT8 is not faster on this machine: 12.1 ms all INT8",
+        ),
+        (measured([1.9, 1.9, 3.0], [2.0, 2.0, 3.0], [1.0, 1.0]), "INT8 is not faster on this machine"),
+    ],
+    ids=["noise", "slower", "boundaries"],
+)
+def test_costs_that_speak_against_int8_are_not_gone_by(
+    builder: PlanBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: Costs, why: str
 ) -> None:
-    noise = replace(macs_costs(GROUPS), noise=0.4, builds=8, doubt="cannot be distinguished, measured 3 times")
-    reported = found_costs(builder, tmp_path, monkeypatch, noise)
-    assert reported.why == "cannot be distinguished, measured 3 times"
-    assert (reported.costs.source, reported.costs.noise, reported.costs.builds, reported.tolerance) == (
-        "macs",
-        0.4,
-        8,
-        0.05,
-    )
-
-
-def test_where_int8_is_slower_the_plan_is_for_a_machine_where_it_is_not(
-    builder: PlanBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reported = found_costs(builder, tmp_path, monkeypatch, measured([4.0, 4.0, 3.0], [2.0, 2.0, 3.0], [0.1, 0.1]))
-    assert reported.why.startswith("INT8 is not faster on this machine: 12.1 ms all INT8, 8 ms all float;")
-    assert (reported.costs.source, reported.costs.noise, reported.costs.builds) == ("macs", 0.02, 8)
-
-
-def test_boundaries_count_when_int8_is_compared(
-    builder: PlanBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reported = found_costs(builder, tmp_path, monkeypatch, measured([1.9, 1.9, 3.0], [2.0, 2.0, 3.0], [1.0, 1.0]))
-    assert "not faster" in reported.why
+    taken = found_costs(builder, tmp_path, monkeypatch, found)
+    assert taken.why.startswith(why)
+    assert (taken.costs.source, taken.tolerance) == ("macs", 0.05)
 
 
 def test_costs_by_macs_measure_nothing(builder: PlanBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,14 +21,12 @@ from worlds import FPS, write_clip
 from agent.camera.reader import read_images
 from agent.camera.source import parse_source
 from agent.cli.offline_runs import open_engine, run_calibrate
-from agent.models.build import build_artefact
 from agent.models.model import open_model
 from agent.vision.fidelity import fidelity
 from agent.vision.spec import load_model_spec
 from agent.vision.task import VisionTask
 from calibrate.plan import PrecisionPlan
 from engines.calibration import load_calibration, save_calibration
-from engines.interface import silent
 from engines.quantise.apply_plan import known_amax
 from engines.quantise.equalise import equalised_name
 from engines.registry import open_backend
@@ -130,37 +128,26 @@ def test_a_calibration_under_the_plan_has_histograms_of_what_it_divides(world: P
 def test_a_calibration_that_does_not_show_the_ranges_is_refused_by_name(
     world: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    path = older(world / "calibration.json")
+    path = merged(world / "calibration.json")
     before = contents(world)
     assert build(world, path) == 2
     error = capfd.readouterr().err.splitlines()[-1]
     assert ERROR.fullmatch(error)
     assert error.startswith("error: calibration.ranges: ")
     assert LAYER in error
-    assert "calibrate again with this tared" in error
+    assert "calibrate again (" in error
     assert contents(world) == before
 
 
-def test_an_artefact_of_the_tared_before_is_built_again_with_the_ranges_of_its_plan(world: Path) -> None:
-    """A daemon's start does that, for another runtime: what served goes on until the next job calibrates anew."""
-    model = open_model(load_model_spec(world / "model.yaml"), plan_of(world))
-    built = load_calibration(older(world / "calibration.json"))
-    artefact = build_artefact(
-        model, open_backend("onnxruntime"), lambda _: world / "artefact", silent, calibration=built
-    )
-    assert artefact.manifest["int8_macs_share"] == 1.0
-    assert loss(world, "bright.avi") <= MAX_LOSS
-
-
 def test_without_extremes_a_plan_divides_nothing_and_says_so(world: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    given = ["--calibration", older(world / "calibration.json"), "--frames", world / "dark.avi", "--costs", "macs"]
+    given = ["--calibration", merged(world / "calibration.json"), "--frames", world / "dark.avi", "--costs", "macs"]
     words = ["plan", world / "model.yaml", *given, "--max-loss", MAX_LOSS, "-o", world / "plan.json", *RUNTIME]
     assert main([str(word) for word in words]) == 0
     assert "warning: the calibration has no extremes" in capfd.readouterr().err
     assert not plan_of(world).repairs.divisors
 
 
-def older(path: Path) -> Path:
-    """A calibration as the tared before wrote it."""
+def merged(path: Path) -> Path:
+    """A calibration as a fleet merges it."""
     save_calibration(replace(load_calibration(path), extremes={}), path)
     return path

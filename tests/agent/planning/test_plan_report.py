@@ -91,12 +91,6 @@ def test_groups_come_by_noise_and_the_quiet_ones_are_counted() -> None:
     assert "The plan keeps 40.0 % of the noise that INT8 in all groups would add." in shown
 
 
-def test_all_groups_on_demand() -> None:
-    shown = printed(evidence(), all_groups=True)
-    assert row(shown, "tail_2").endswith("0.3 % predicted")
-    assert "more in INT8" not in shown
-
-
 @pytest.mark.parametrize("precision", ["float", "int8"])
 def test_a_large_network_is_not_printed_row_by_row(precision: str) -> None:
     found = evidence()

@@ -204,7 +204,7 @@ def test_a_closed_gpu_is_refused(pycuda: FakePycuda) -> None:
     gpu = Gpu()
     gpu.close()
     assert pycuda.detached == 1
-    with pytest.raises(DeviceError, match=r"cuda\.device: a GPU that was closed"), gpu.current():
+    with pytest.raises(DeviceError, match=r"cuda\.device: a call to a closed Gpu"), gpu.current():
         raise AssertionError
 
 

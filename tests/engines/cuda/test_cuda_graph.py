@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from contextlib import closing
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,20 +34,19 @@ def loaded(request: BuildRequest) -> TensorRtEngine:
     return backend.load(backend.build(request).engine)
 
 
-@pytest.fixture
-def slow_enqueue(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Queueing kernel by kernel costs the host something."""
-    real = TensorRtEngine._execute
+def plant_times(monkeypatch: pytest.MonkeyPatch, graph_s: float) -> None:
+    """Let a graph take so long where its work, queued kernel by kernel, takes 1 s."""
+    real = cuda_graph._timed
 
-    def execute(self: TensorRtEngine, slot: object) -> None:
-        time.sleep(0.002)
-        real(self, slot)  # type: ignore[arg-type]  # a Slot
+    def timed(stream: Any, work: Callable[[], object]) -> float:
+        real(stream, work)
+        return graph_s if isinstance(getattr(work, "__self__", None), cuda_graph.CudaGraph) else 1.0
 
-    monkeypatch.setattr(TensorRtEngine, "_execute", execute)
+    monkeypatch.setattr(cuda_graph, "_timed", timed)
 
 
-@pytest.mark.usefixtures("slow_enqueue")
-def test_a_faster_graph_serves(graphs: FakeCudaGraphs) -> None:
+def test_a_faster_graph_serves(graphs: FakeCudaGraphs, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant_times(monkeypatch, 0.5)
     with closing(loaded(BuildRequest(residual_net((1, 3, 8, 8))))) as engine:
         launched = graphs.launches
         for seed in range(4):
@@ -60,13 +60,7 @@ def test_a_faster_graph_serves(graphs: FakeCudaGraphs) -> None:
 
 
 def test_a_graph_that_is_no_faster_is_dropped(graphs: FakeCudaGraphs, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = cuda_graph.CudaGraph.launch
-
-    def launch(self: cuda_graph.CudaGraph) -> None:
-        time.sleep(0.005)
-        real(self)
-
-    monkeypatch.setattr(cuda_graph.CudaGraph, "launch", launch)
+    plant_times(monkeypatch, 1.0)
     with closing(loaded(BuildRequest(residual_net((1, 3, 8, 8))))) as engine:
         launched = graphs.launches
         assert launched > 0

@@ -12,11 +12,10 @@ import signal
 import subprocess
 import sys
 import tarfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from brokers import eventually
 from gpu import wheelhouse
 from gpu.check import FAILED, PASSED, TIMED_OUT, Step, gpu_tests, run_shown, run_steps
 from gpu.environment import DRIVER, ROOT, fits, require_compilers, unpack
@@ -149,7 +148,7 @@ def test_every_step_runs_and_one_failure_fails_the_check(tmp_path: Path) -> None
     assert run_steps([good, lacking], dict(os.environ), tmp_path) == PASSED
 
 
-HANGING = 'echo on; sleep 60 & echo $! > "$0"; wait'  # as compute-sanitizer does, in a child with the same output
+HANGING = 'echo on; sleep 600 & echo $! > "$0"; wait'  # as compute-sanitizer does, in a child with the same output
 
 
 def runs(pid: int) -> bool:
@@ -160,26 +159,17 @@ def runs(pid: int) -> bool:
         return False
 
 
-def wait_until(reached: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 20
-    while not reached() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return reached()
-
-
 def test_a_step_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
-    started = time.monotonic()
     command = ("sh", "-c", HANGING, str(tmp_path / "pid"))
-    assert run_shown(command, dict(os.environ), tmp_path / "log", limit_s=2.0) == TIMED_OUT
-    assert time.monotonic() - started < 30
+    assert run_shown(command, dict(os.environ), tmp_path / "log", limit_s=5.0) == TIMED_OUT
     assert (tmp_path / "log").read_text() == "on\n"
-    assert wait_until(lambda: not runs(int((tmp_path / "pid").read_text())))
+    eventually(lambda: not runs(int((tmp_path / "pid").read_text())))
 
 
 def test_processes_of_a_step_end_with_it(tmp_path: Path) -> None:
-    leaving = 'sleep 60 >/dev/null 2>&1 & echo $! > "$0"'
+    leaving = 'sleep 600 >/dev/null 2>&1 & echo $! > "$0"'
     assert run_shown(("sh", "-c", leaving, str(tmp_path / "pid")), dict(os.environ), tmp_path / "log", 30.0) == 0
-    assert wait_until(lambda: not runs(int((tmp_path / "pid").read_text())))
+    eventually(lambda: not runs(int((tmp_path / "pid").read_text())))
 
 
 CHECK = (
@@ -198,18 +188,18 @@ def checking(folder: Path, step: str) -> subprocess.Popen[bytes]:
 def test_ending_the_check_ends_its_step(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     with checking(tmp_path, HANGING) as check:
-        assert wait_until(lambda: pid.exists() and pid.read_text().endswith("\n"))
+        eventually(lambda: pid.exists() and pid.read_text().endswith("\n"))
         assert runs(int(pid.read_text()))
         check.send_signal(signal.SIGTERM)
-        assert check.wait(20) != 0
-    assert wait_until(lambda: not runs(int(pid.read_text())))
+        assert check.wait(60) != 0
+    eventually(lambda: not runs(int(pid.read_text())))
 
 
 def test_a_step_that_has_only_just_begun_is_ended_too(tmp_path: Path) -> None:
     """The signal comes while the check may still be starting it; it did not always end the step."""
     with checking(tmp_path, 'echo $$ > "$0"; kill -TERM $PPID; sleep 60') as check:
-        assert check.wait(20) != 0
-    assert wait_until(lambda: not runs(int((tmp_path / "pid").read_text())))
+        assert check.wait(60) != 0
+    eventually(lambda: not runs(int((tmp_path / "pid").read_text())))
 
 
 def test_the_gpu_tests_import_no_more_than_the_wheelhouse_brings() -> None:

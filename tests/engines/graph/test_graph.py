@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from half_zoo import real_models
 from onnx import ModelProto, TensorProto, helper
 from zoo import Net, assert_same_bits, by_name, image, residual_net, run
 
@@ -13,8 +14,6 @@ from engines.errors import EngineError
 from engines.graph.load import canonical_hash, image_input, load_model, trial_image
 from engines.graph.passes import PASSES, TOLERANCE, prepare
 from engines.interface import TensorSpec
-
-MODELS = ("cls_resnet20_cifar10", "det_fastestdet_352_coco80", "det_yolox_nano_416_coco80", "face_ultraface_rfb_320")
 
 
 def save(model: ModelProto, folder: Path) -> Path:
@@ -37,10 +36,6 @@ def operators(model: ModelProto) -> list[str]:
 # ---- loading
 
 
-def test_loads_a_model(tmp_path: Path) -> None:
-    assert len(load_model(save(residual_net(), tmp_path)).graph.node) == 10
-
-
 def test_refuses_files_that_are_no_model(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     assert refused(path) == "model.missing"
@@ -52,7 +47,7 @@ def test_refuses_files_that_are_no_model(tmp_path: Path) -> None:
     assert refused(path) == "model.unreadable"
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.999])
+@pytest.mark.parametrize("share", [0.1, 0.999])
 def test_refuses_a_truncated_file(share: float, tmp_path: Path) -> None:
     path = save(residual_net(), tmp_path)
     content = path.read_bytes()
@@ -109,13 +104,6 @@ def test_refuses_integer_operators(operator: str, domain: str, tmp_path: Path) -
     model.graph.node[1].op_type, model.graph.node[1].domain = operator, domain
     with pytest.raises(EngineError, match=rf"model\.quantised: operator \S*{operator} in node 'Relu_t1'.*Q/DQ format"):
         load_model(save(model, tmp_path))
-
-
-def test_loads_q_dq(tmp_path: Path) -> None:
-    net = Net()
-    scale, zero = net.constant(np.array(0.1, np.float32)), net.constant(np.array(0, np.int8))
-    model = net.model(net.node("DequantizeLinear", net.node("QuantizeLinear", "image", scale, zero), scale, zero))
-    assert load_model(save(model, tmp_path)) == model
 
 
 @pytest.mark.parametrize(
@@ -191,11 +179,7 @@ def test_prepare_leaves_its_input_alone_and_repeats_itself() -> None:
     first, second = prepare(model, run), prepare(model, run)
     assert model.SerializeToString() == before
     assert canonical_hash(first) == canonical_hash(second) != canonical_hash(model)
-
-
-def test_prepare_of_a_master_changes_nothing() -> None:
-    master = prepare(residual_net(), run)
-    assert canonical_hash(prepare(master, run)) == canonical_hash(master)
+    assert canonical_hash(prepare(first, run)) == canonical_hash(first)
 
 
 def test_hash_ignores_what_does_not_compute() -> None:
@@ -308,7 +292,7 @@ def test_refuses_a_pass_that_breaks_the_graph(monkeypatch: pytest.MonkeyPatch) -
         prepare(residual_net(), run)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", real_models("det_fastestdet_352_coco80"))
 def test_real_models_compute_the_same_after_preparation(name: str, shared_data: Path) -> None:
     model = load_model(shared_data / f"{name}_fp32.onnx")
     master = prepare(model, run)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from half_zoo import (
     HALF,
-    MODELS,
     NETS,
     assert_well_formed,
     batches_for,
@@ -18,6 +17,7 @@ from half_zoo import (
     noise_db,
     quantise,
     real_batches,
+    real_models,
     run,
 )
 from zoo import Net, by_name, residual_net
@@ -66,9 +66,7 @@ def test_with_qdq_it_loses_no_more_than_int8_itself(name: str) -> None:
     assert noise_db(run(graph, batches), run(form.model, batches)) < -25
 
 
-@pytest.mark.parametrize(
-    "model_name", [name if "resnet" in name else pytest.param(name, marks=pytest.mark.trial) for name in MODELS]
-)
+@pytest.mark.parametrize("model_name", real_models("cls_resnet20_cifar10"))
 def test_real_models(model_name: str, shared_data: Path) -> None:
     model = master(shared_data / f"{model_name}_fp32.onnx")
     batches = real_batches(model, model_name)

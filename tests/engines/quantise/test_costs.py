@@ -200,7 +200,7 @@ def test_hardly_a_group_is_slower_in_int8_for_a_disturbance_alone() -> None:
     assert slower <= 3  # of 240; 25 as each was measured
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_no_group_is_faster_in_int8_for_a_disturbance_alone(seed: int) -> None:
     """INT8 takes 30 % more everywhere: the few groups that look faster are no plan."""
     model = straight_net(12)

@@ -8,20 +8,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnxruntime as ort
 import pytest
-from numpy.typing import NDArray
 from onnx import ModelProto, helper
-from places import ROOT
 from trt_world import int8, net
 from zoo import Net, image, residual_net
 
-from agent.models.model import open_model
-from agent.vision.spec import load_model_spec
 from calibrate.plan import ALL_INT8, PrecisionPlan
-from engines import onnxruntime_backend
-from engines.errors import EngineError
 from engines.interface import Array, BuildRequest, ProfiledEngine
 from engines.onnxruntime_backend import kernel_times_ms, nodes_by_kernel
 from engines.quantise.apply_plan import insert_qdq
@@ -75,17 +68,6 @@ def test_nodes_that_onnxruntime_fuses_are_in_one_layer() -> None:
     assert ("Conv_t0", "Relu_t1") in nodes.values()
 
 
-def test_a_closed_engine_and_a_wrong_batch_are_refused() -> None:
-    engine = profiled(residual_net())
-    with pytest.raises(EngineError, match=r"engine\.batch"):
-        engine.layer_times_ms(np.zeros((1, 3, 9, 9), np.float32))
-    engine.close()
-    with pytest.raises(EngineError, match=r"engine\.closed"):
-        engine.layer_times_ms(image(residual_net()))
-    with pytest.raises(EngineError, match=r"engine\.closed"):
-        engine.layer_nodes()
-
-
 def test_an_interrupted_profile_leaves_no_files(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[Path] = []
     inference = ort.InferenceSession.run
@@ -134,44 +116,6 @@ def test_kernels_are_matched_by_their_tensors_or_their_names() -> None:
         "fused Conv_t3": ("Conv_t3",),
         "ReorderOutput_token_9": ("Conv_t3",),
     }
-
-
-@pytest.fixture
-def sample(monkeypatch: pytest.MonkeyPatch) -> Sample:
-    """The sample detector with its measured costs.
-
-    Other work of the machine adds to a layer's time; the least of the runs is the layer's own.
-    """
-    monkeypatch.setattr(onnxruntime_backend, "median", min)
-    model = open_model(load_model_spec(ROOT / "examples" / "street" / "model.yaml"))
-    grouping = fusion_groups(model.master, model.placement)
-    batch = np.zeros(model.input_shape, np.float32)
-
-    def build(plan: PrecisionPlan) -> ProfiledEngine:
-        return profiled(quantised(model.master, plan))
-
-    return grouping, build, measure_costs(grouping, build, batch, runs=RUNS), batch
-
-
-@pytest.mark.trial
-def test_an_unseen_plan_takes_what_the_costs_say(sample: Sample) -> None:
-    grouping, build, costs, batch = sample
-    assert costs.source == "measured"
-    assert costs.residual < 0.2
-    labels = np.random.default_rng(7).random(len(grouping.groups)) < 0.5
-    nothing = np.zeros_like(labels)
-
-    def engine(int8: NDArray[np.bool_]) -> ProfiledEngine:
-        return build(PrecisionPlan(grouping.plan(int8.tolist(), "planned")))
-
-    # Side by side: no clock is the same twice.
-    with closing(engine(labels)) as mixed, closing(engine(nothing)) as plain:
-        ratios = [
-            sum(mixed.layer_times_ms(batch, RUNS).values()) / sum(plain.layer_times_ms(batch, RUNS).values())
-            for _ in range(3)
-        ]
-    predicted = costs.total_ms(grouping, labels) / costs.total_ms(grouping, nothing)
-    assert predicted == pytest.approx(np.median(ratios), rel=0.25)
 
 
 # ---- TensorRT

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from equalise_cases import CENTRED, CHANNELS, PADDED, built, convolution, divisors_for
-from half_zoo import MODELS, master
+from half_zoo import master, real_models
 from zoo import Net, assert_close, assert_same_bits, by_name, residual_net
 
 from engines.errors import EngineError
@@ -95,7 +95,7 @@ def test_nothing_to_divide_is_the_model_itself() -> None:
     assert shift_biases(model, {}) is model
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", real_models("cls_resnet20_cifar10"))
 def test_real_models_compute_the_same_with_every_layer_divided(name: str, shared_data: Path) -> None:
     model = master(shared_data / f"{name}_fp32.onnx")
     topology, weights = Topology(model), place(model).weights

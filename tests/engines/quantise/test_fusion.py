@@ -203,10 +203,12 @@ def test_tensors_and_nodes_of_a_group_are_int8_exactly_when_it_is(int8: list[boo
 @pytest.mark.parametrize(
     ("name", "groups", "joined"),
     [
-        ("cls_resnet20_cifar10", 20, []),
+        pytest.param("cls_resnet20_cifar10", 20, [], marks=pytest.mark.trial),
         ("det_fastestdet_352_coco80", 58, [13]),  # ShuffleNet: what splits a concat feeds the next one
-        ("det_yolox_nano_416_coco80", 109, [2, 2, 2, 2]),  # the CSP blocks of the neck
-        ("face_ultraface_rfb_320", 52, []),
+        pytest.param(
+            "det_yolox_nano_416_coco80", 109, [2, 2, 2, 2], marks=pytest.mark.trial
+        ),  # the CSP blocks of the neck
+        pytest.param("face_ultraface_rfb_320", 52, [], marks=pytest.mark.trial),
     ],
 )
 def test_real_models(name: str, groups: int, joined: list[int], shared_data: Path) -> None:

@@ -53,8 +53,11 @@ def outputs_at_default_optimisation(model: ModelProto, batch: NDArray[np.float32
 
 def test_a_tensor_has_one_q_in_int8_with_an_explicit_zero_point() -> None:
     model = residual_net()
+    before = model.SerializeToString()
     quantised = quantise(model, [image(model)])
+    assert model.SerializeToString() == before
     constants = {tensor.name: tensor for tensor in quantised.graph.initializer}
+    assert not any(each.data_type == TensorProto.FLOAT and len(each.dims) > 1 for each in constants.values())
     written = [node for node in quantised.graph.node if node.op_type == "QuantizeLinear"]
     assert [node.input[0] for node in written] == ["image", "t1", "t3", "t7", "t8"]
     for node in quantised.graph.node:
@@ -126,20 +129,6 @@ def test_tensors_under_one_scale_are_unsigned_together() -> None:
     assert {types[node.input[2]] for node in quantised.graph.node if node.op_type == "QuantizeLinear"} == {
         TensorProto.INT8
     }
-
-
-def test_the_master_is_not_changed() -> None:
-    model = residual_net()
-    before = model.SerializeToString()
-    quantise(model, [image(model)])
-    assert model.SerializeToString() == before
-
-
-def test_float_weights_do_not_stay_behind() -> None:
-    model = residual_net()
-    quantised = quantise(model, [image(model)])
-    floats = [t.name for t in quantised.graph.initializer if t.data_type == TensorProto.FLOAT and len(t.dims) > 1]
-    assert floats == []
 
 
 def test_a_weight_that_two_layers_share_is_quantised_once() -> None:
@@ -272,9 +261,11 @@ def test_ultraface_boxes_survive(shared_data: Path) -> None:
     ("name", "floor_db"),
     [
         ("cls_resnet20_cifar10", 15),
-        ("det_fastestdet_352_coco80", 8),
-        ("det_yolox_nano_416_coco80", 0),  # one ill-conditioned layer ruins it; to find it is the plan's task
-        ("face_ultraface_rfb_320", 25),
+        pytest.param("det_fastestdet_352_coco80", 8, marks=pytest.mark.trial),
+        pytest.param(
+            "det_yolox_nano_416_coco80", 0, marks=pytest.mark.trial
+        ),  # one ill-conditioned layer ruins it; to find it is the plan's task
+        pytest.param("face_ultraface_rfb_320", 25, marks=pytest.mark.trial),
     ],
 )
 def test_real_models_build_and_run(name: str, floor_db: float, shared_data: Path) -> None:

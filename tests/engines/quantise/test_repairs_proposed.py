@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from half_zoo import MODELS, master, noise_db, real_batches
+from half_zoo import master, noise_db, real_batches, real_models
 from half_zoo import run as run_all
 from onnx import ModelProto
 from repair_flow import CLIPPING, Frames, calibrated, frames_for, observed, proposed, uneven_net
@@ -86,13 +86,6 @@ def test_only_the_kinds_asked_for_are_proposed(family: str) -> None:
         assert (
             family in found.keys() <= ({"divisors", "offsets", "ranges", "reach"} if family == "divisors" else {family})
         )
-
-
-def test_nothing_is_proposed_for_no_kind() -> None:
-    model = uneven_net()
-    proposal = proposed(model, frames_for(model), ())
-    assert not proposal.repairs
-    assert proposal.before == proposal.after
 
 
 def test_another_threshold_is_found_where_the_calibrations_clips_too_much() -> None:
@@ -219,9 +212,7 @@ def test_a_silent_layer_has_no_say_in_the_threshold_of_what_it_reads() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [name if "ultraface" in name else pytest.param(name, marks=pytest.mark.trial) for name in MODELS]
-)
+@pytest.mark.parametrize("name", real_models("face_ultraface_rfb_320"))
 def test_real_models_are_repaired(name: str, shared_data: Path) -> None:
     """On noise, which is all that their statistics and their outputs are compared on here."""
     model = master(shared_data / f"{name}_fp32.onnx")

@@ -281,10 +281,3 @@ def test_turning_back_to_an_older_signed_artefact_is_not_prevented(tmp_path: Pat
     (tmp_path / "current").unlink()
     (tmp_path / "current").symlink_to(f"artefacts/{old.id}")
     assert store.read("current") == old
-
-
-def test_the_manifest_is_for_people_too(tmp_path: Path) -> None:
-    artefact = write_artefact(tmp_path / "a", INPUTS, fill)
-    text = (artefact.path / MANIFEST).read_text()
-    assert text.count("\n") > 5
-    assert json.loads(text)["id"] == artefact.id
