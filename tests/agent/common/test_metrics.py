@@ -72,7 +72,7 @@ def test_the_address_at_which_one_arrived_is_known_where_all_are_listened_on() -
         connection.close()
 
 
-def test_what_cannot_be_read_is_a_refusal_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_collector_that_fails_is_a_refusal_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     collector = Fixed(*ONE.metrics)
     caplog.set_level(logging.INFO)
     with metrics_server(collector) as server:
@@ -150,13 +150,13 @@ def test_a_port_that_is_taken_is_logged_and_tried_again(
 
 
 @pytest.mark.parametrize("text", ["9755", ":9755", "127.0.0.1:", "127.0.0.1:99999", "localhost:http"])
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_a_malformed_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"metrics\.address.*such as 127\.0\.0\.1:9756"):
         MetricsAddress.parse(text)
     assert MetricsAddress.parse("[::1]:9755") == MetricsAddress("::1", 9755)
 
 
-def test_it_ends_while_strangers_hold_on() -> None:
+def test_the_server_ends_while_strangers_hold_on() -> None:
     port = free_port()
     server = MetricsServer(MetricsAddress("127.0.0.1", port), {}, ONE)
     with server, socket.create_connection(("127.0.0.1", port), 10.0) as stranger:

@@ -48,7 +48,7 @@ def test_they_are_run_in_their_order_and_what_they_put_as_well() -> None:
     assert ran == [1, 2, 3]
 
 
-def test_what_one_raises_is_raised_and_the_others_stay() -> None:
+def test_an_exception_is_raised_and_the_other_functions_stay() -> None:
     posted, ran = MainThreadQueue(), list[int]()
     posted.put(lambda: [][0])
     posted.put(lambda: ran.append(1))

@@ -1,4 +1,4 @@
-"""Results on a Unix socket: whole lines for every reader, and nobody waits for a slow one."""
+"""Results on a Unix socket: whole lines for every reader, and no other waits for a slow one."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_socket_of_another_daemon_is_left_alone(path: Path, output: ResultsSoc
         assert frames_of(read_lines(reader, 1))[-1] == 0
 
 
-def test_one_that_has_taken_its_place_is_not_removed(path: Path, output: ResultsSocket) -> None:
+def test_a_file_that_has_taken_the_place_of_the_socket_is_not_removed(path: Path, output: ResultsSocket) -> None:
     path.unlink()
     path.write_text("another")
     output.close()
@@ -156,7 +156,7 @@ def test_one_that_has_taken_its_place_is_not_removed(path: Path, output: Results
 
 
 @pytest.mark.parametrize("name", ["file", "x" * 200, "file/below"])
-def test_what_cannot_be_a_socket_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_path_that_cannot_be_a_socket_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("kept")
     with pytest.raises(ConfigError, match=r"^results\.socket: "):
         ResultsSocket(tmp_path / name)

@@ -79,7 +79,7 @@ def test_a_document_is_what_the_file_has() -> None:
     assert sent == [line(3, detections(0.5, 0.9)).encoded.rstrip()]
 
 
-def test_what_is_too_long_keeps_the_surest_and_tells_of_the_others() -> None:
+def test_a_document_that_is_too_long_keeps_the_surest_and_counts_the_others() -> None:
     scores = np.random.default_rng(0).permutation(5000) / 5000.0
     document = line(3, detections(*scores)).document
     cut = result_payload(document)
@@ -109,7 +109,7 @@ def test_raw_outputs_that_are_too_long_are_left_out() -> None:
 
 
 @pytest.mark.broker
-def test_a_broker_that_was_away_hears_of_nothing_old(any_broker: RealBroker) -> None:
+def test_a_broker_that_was_away_receives_no_old_results(any_broker: RealBroker) -> None:
     with (
         on_the_air(any_broker.endpoint, TOPICS, Birth(agent_version="0")) as link,
         ResultsWriter(CONFIG, [ResultsTopic(link.send_detections, 60.0)]) as writer,
@@ -132,7 +132,7 @@ def test_a_broker_that_was_away_hears_of_nothing_old(any_broker: RealBroker) -> 
             assert watcher.expect(TOPICS.detections)["frame"] == 50
 
 
-def test_what_waited_for_a_connection_is_gone_with_it() -> None:
+def test_a_result_that_waits_for_a_connection_is_gone_with_it() -> None:
     newest = Newest()
     newest.put(Message("detections", b"1", qos=0))
     newest.put(Message("detections", b"2", qos=0))

@@ -101,7 +101,7 @@ def test_a_fault_of_an_output_costs_it_that_line_alone(tmp_path: Path, error: Ex
     assert frames_of(tmp_path / "results.jsonl") == [*range(35)]
 
 
-def test_trouble_is_told_once_and_its_end(tmp_path: Path) -> None:
+def test_trouble_is_reported_once_and_its_end_too(tmp_path: Path) -> None:
     changes: list[tuple[str, str]] = []
     with small_file_system(tmp_path / "disk") as disk:
         path = disk / "results.jsonl"
@@ -129,7 +129,7 @@ def test_the_daemon_writes_a_line_for_each_frame(tmp_path: Path) -> None:
     assert all(0.0 < document["latency_ms"] < 10_000.0 for document in documents)
 
 
-def test_the_daemon_tells_of_a_full_disk_once_and_serves_on(tmp_path: Path) -> None:
+def test_the_daemon_reports_a_full_disk_once_and_serves_on(tmp_path: Path) -> None:
     world = make_world(tmp_path, lambda _: 0.5, 20.0, results={"file": "disk/results.jsonl"})
     with small_file_system(tmp_path / "disk") as disk:
         fill(disk / "ballast")
