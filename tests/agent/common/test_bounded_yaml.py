@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from typing import Any
 
 import pytest
@@ -43,10 +42,8 @@ def test_anchors_and_merged_keys_save_words() -> None:
 
 @pytest.mark.parametrize(("text", "said"), REFUSED)
 def test_a_refusal_names_the_place(text: str, said: str) -> None:
-    began_s = time.process_time()
     with pytest.raises(YamlError, match=re.escape(said)):
         load_yaml(text)
-    assert time.process_time() - began_s < 5.0
 
 
 PLAIN = st.recursive(

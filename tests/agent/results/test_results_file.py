@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from bench import fill, small_file_system
 from results_bench import detections, frames_of, line
+from turned_clock import TurnedClock
 
 from agent.results.file_output import ResultsFile
 
@@ -31,17 +32,16 @@ def test_lines_are_appended_over_restarts(path: Path) -> None:
     assert frames_of(path) == [0, 1, 2, 3]
 
 
-def test_a_line_waits_for_a_second_at_most(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s = 100.0
-    monkeypatch.setattr("agent.results.file_output.time.monotonic", lambda: now_s)
-    file = ResultsFile(path)
+def test_a_line_waits_for_a_second_at_most(path: Path) -> None:
+    clock = TurnedClock()
+    file = ResultsFile(path, clock)
     file.add(line(0))
     file.tick()
     assert frames_of(path) == [0]
     file.add(line(1))
     assert file.tick() == 1.0
     assert frames_of(path) == [0]
-    now_s += 1.0
+    clock.turn(1.0)
     file.tick()
     assert frames_of(path) == [0, 1]
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from brokers import eventually
 from results_bench import CONFIG, detections, frames_of, line, served
+from turned_clock import TurnedClock
 from worlds import World
 
 from agent.common.errors import ConfigError
@@ -167,9 +168,10 @@ def test_a_path_that_cannot_be_a_socket_is_refused(tmp_path: Path, name: str) ->
 def test_a_disk_that_refuses_the_socket_is_reported_and_asked_again(
     path: Path, monkeypatch: pytest.MonkeyPatch, refusal: int
 ) -> None:
+    clock = TurnedClock()
     with monkeypatch.context() as patched:
         patched.setattr(Path, "mkdir", raising(OSError(refusal, os.strerror(refusal))))
-        output = ResultsSocket(path)
+        output = ResultsSocket(path, clock)
         output.add(line(0))
         assert output.trouble is not None
         assert os.strerror(refusal) in output.trouble.found
@@ -177,7 +179,7 @@ def test_a_disk_that_refuses_the_socket_is_reported_and_asked_again(
         assert output.trouble is not None
     output.tick()
     assert output.trouble is not None, "not yet"
-    output._open_at_s = 0.0
+    clock.turn(60.0)
     output.tick()
     assert output.trouble is None
     with connected(path) as reader:
