@@ -42,7 +42,7 @@ def load() -> ctypes.CDLL | None:
         library = ctypes.CDLL(str(built[0]))
         if ctypes.c_int32.in_dll(library, "tared_count_version").value != _VERSION:
             return None
-    except (OSError, ValueError):  # of another machine, truncated, or without the symbol
+    except (OSError, ValueError):  # a library of another machine, truncated, or without the symbol
         return None
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
     library.tared_survey.argtypes = [pointer, size, pointer]

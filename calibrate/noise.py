@@ -33,7 +33,7 @@ _REFINED = np.exp2(np.linspace(-1.0 / 8.0, 1.0 / 8.0, 17))  # around the best of
 # least noise is still within 0.1 dB (tests/calibrate/test_noise.py).
 _NETWORK_HEAVY = 1.0 / 8.0
 _NETWORK_CANDIDATES = np.exp2(-np.arange(12 * 16) / 16.0) / QMAX  # scales over the range, 1/16 octave apart
-_POINT = 1e-9  # of the range: the width of a bin that begins at amax, which would otherwise be zero
+_POINT = 1e-9  # share of the range: the width of a bin that begins at amax, which would otherwise be zero
 
 Floats = NDArray[np.float64]
 

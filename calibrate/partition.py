@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 FREE, FLOAT, INT8 = -1, 0, 1  # the values of Problem.fixed
 
-_SCALE = 1e3  # of the objective: HiGHS stops within 1e-6 of the optimum
+_SCALE = 1e3  # factor of the objective: HiGHS stops within 1e-6 of the optimum
 _MOST_S = 20.0  # for one plan; the best until then is taken
 _MOST_CUTS = 32  # plans that are cut off because they exceed the budget by the solver's tolerance
-_TOLERANCE = 1e-6  # of HiGHS, for constraints
+_TOLERANCE = 1e-6  # tolerance of HiGHS for constraints
 _EQUAL = 1e-12  # relative difference of times that rounding explains
 _POINTS = 24  # plans of the frontier between its ends
 _NEAREST = 1.05  # two budgets of the frontier differ by this factor at least

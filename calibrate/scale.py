@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from calibrate.errors import CalibrationError
 
 QMAX = 127  # -128 is left out: symmetric, and a product of two INT8 values then fits 15 bits
-UNSIGNED_QMAX = 255  # of uint8
+UNSIGNED_QMAX = 255  # the largest value of uint8
 MIN_SCALE = 2.0**-17
 MAX_SCALE = 65504.0
 UNUSED_SCALE = 2.0**-7

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 _BLOCKS = 16  # blocks of the first round. More: each block is quieter, and fewer of `runs` are left for splitting.
-_QUIET = 0.01  # of all noise: a block of no more is not worth splitting
+_QUIET = 0.01  # share of all noise: a block of no more is not worth splitting
 
 
 @dataclass(frozen=True)

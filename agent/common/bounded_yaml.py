@@ -55,13 +55,13 @@ def load_yaml(text: str) -> Any:
         raise YamlError(f"more than {_MOST_DEEP} values inside each other") from None
     except yaml.MarkedYAMLError as error:
         raise _error(error.problem_mark or error.context_mark, error.problem or str(error)) from error
-    except (yaml.YAMLError, ValueError) as error:  # of an integer with thousands of digits, say
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: an integer with thousands of digits, say
         raise YamlError(" ".join(str(error).split())) from error
 
 
 def _check(root: yaml.Node) -> None:
     """Raise YamlError for what is no JSON, or would grow beyond the bounds."""
-    sizes: dict[int, int] = {}  # of nodes that are whole, with every alias written out
+    sizes: dict[int, int] = {}  # sizes of nodes that are whole, with every alias written out
 
     def size_of(node: yaml.Node, above: tuple[int, ...]) -> int:
         if id(node) in above:

@@ -59,7 +59,7 @@ class Database:
         """
         with self.translating_errors(access):
             if self.path.is_symlink() or (self.path.exists() and not self.path.is_file()):
-                raise self.set_aside("not a regular file")  # of which a pipe, for one, would block
+                raise self.set_aside("not a regular file")  # a pipe, for one, would block
             db = sqlite3.connect(
                 self.path, timeout=self.patience_s, isolation_level=None, check_same_thread=not any_thread
             )
@@ -99,7 +99,7 @@ class Database:
             if type(error) is sqlite3.DatabaseError:
                 raise self.set_aside(str(error)) from error
             raise self.access_error(access, str(error)) from error
-        except UnicodeDecodeError as error:  # of a name in a damaged schema, which SQLite's message quotes
+        except UnicodeDecodeError as error:  # SQLite's message quotes a name in a damaged schema
             raise self.set_aside("a name that is not UTF-8") from error
 
     def set_aside(self, found: str) -> AgentError:

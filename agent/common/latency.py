@@ -16,7 +16,7 @@ _BUCKETS_PER_OCTAVE = 32  # percentiles are exact to 2 %; more: finer, and more 
 _SMALLEST_NS = 1_000.0
 _OCTAVES = 34  # up to about 17 s
 _UNSORTED = 128  # durations that wait to be sorted, at most
-_REPORTED_OCTAVES = range(9, 23)  # of `cumulative_counts`: upper bounds from half a millisecond to four seconds
+_REPORTED_OCTAVES = range(9, 23)  # upper bounds of `cumulative_counts`, from half a millisecond to four seconds
 
 
 class LatencyHistogram:
@@ -27,7 +27,7 @@ class LatencyHistogram:
     """
 
     def __init__(self) -> None:
-        self.sum_ns = 0  # of all durations
+        self.sum_ns = 0  # sum of all durations
         self._sorted = np.zeros(_OCTAVES * _BUCKETS_PER_OCTAVE, np.int64)
         self._newest: list[int] = []
 

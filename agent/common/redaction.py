@@ -17,7 +17,7 @@ from typing import Any, TextIO
 # All of these look at each character a few times at most, whatever the text: strangers write some of it.
 _WORD = re.compile(r"\S+")
 _QUOTE = re.compile(r"['\"]")
-_NAME = re.compile(r"(?<![\w-])[\w-]+\s*=\s*")  # of a property
+_NAME = re.compile(r"(?<![\w-])[\w-]+\s*=\s*")  # the name of a property, and its equals sign
 _SECRET = re.compile(r"user|pw|pass|token|secret|cookie|header", re.I)
 _VALUE = re.compile(r"\"[^\"]*\"|'[^']*'|\S+")
 # Control characters but tab and line feed; what changes the direction of text, joins or hides nothing that is read, or

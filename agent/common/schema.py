@@ -34,7 +34,7 @@ class Strict(BaseModel):
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
 
-_MOST_BYTES = 1 << 20  # of a YAML file
+_MOST_BYTES = 1 << 20  # size of a YAML file
 _VERBATIM = "stated"
 
 # pydantic's message types, in the words of a config file; anything else keeps pydantic's own message.

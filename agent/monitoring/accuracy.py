@@ -29,7 +29,7 @@ from agent.vision.task import ServedFrame
 from calibrate.statistics.evidence import Interval
 
 MAX_BYTES = 4 * 2**20  # three minutes at 30 frames per second with ten detections each, nearly five with none
-_BASE_BYTES = 480  # of an answer and its places in the two indexes, beside its boxes
+_BASE_BYTES = 480  # size of an answer and its places in the two indexes, beside its boxes
 _INTERVALS = 31  # between frames, of which the median counts
 _ARRIVING = 600  # answers that wait for the supervisor, which reads them ten times a second; one that hangs loses some
 

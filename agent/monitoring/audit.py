@@ -45,7 +45,7 @@ from engines.onnxruntime_backend import OnnxRuntimeEngine, OnnxRuntimeObserver
 log = logging.getLogger(__package__)
 
 _NICE = 19
-_SHARE = 0.01  # of a core
+_SHARE = 0.01  # part of a core that audits may take
 _FALSE_ALARM_S = 10 * 365.25 * 86_400.0
 _SCHEMA = 1
 # Allowed noise over what rounding makes: hardware may cut bits off where the emulation rounds, and its sums are not

@@ -25,13 +25,13 @@ from agent.monitoring.view import FrameFeatures
 from calibrate.histogram import AbsHistogram, merge_into
 from calibrate.statistics.evidence import Interval
 
-_FRAMES = 24  # of which the median counts, then and now
+_FRAMES = 24  # frames whose median counts, then and now
 _RELIT_FRAMES = 4
 # Octaves from which on a change is one. Set on one clip of three (vehicles) so that each first severity of the
 # corruption ladder is beyond it where it can be seen at all; frames of the same light differ by a tenth of that.
 _CHANGES = {"light": 0.2, "contrast": 0.3, "noise": 0.2, "blur": 0.35}
 _LEAST = 1e-3
-_UNSURE = 0.8  # of the confidence that the float model had
+_UNSURE = 0.8  # fraction of the confidence that the float model had
 LIGHT, CONTENT = "light", "content"
 
 

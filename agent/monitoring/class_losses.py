@@ -25,7 +25,7 @@ from calibrate.statistics.evidence import LossDetector
 _MONTH_S = 30 * 86_400.0
 _PER_FRAME = 4  # classes of one frame that count, drawn at random where there are more
 _LEARNT = 100  # frames with a class, from which its usual loss is bounded; again at each doubling
-_ERROR = 1e-3  # of all bounds of one class together
+_ERROR = 1e-3  # probability that any bound of one class fails
 _MARGIN = 0.02  # beyond the usual loss
 _UNLIKE = 0.1  # beyond the loss of all classes together: a class that is worse than that was so from the beginning
 _MOST_TOLERATED = 0.9

@@ -28,10 +28,10 @@ from engines.calibration import Calibration
 
 _ENOUGH = 8  # frames, for scales that mean something
 _IN_A_ROW = 2  # suspicious blocks, after which more frames are observed
-_CLOSE_S = 60.0  # of more frames for a suspicion
+_CLOSE_S = 60.0  # how long a suspicion gets more frames
 _REST_S = 120.0, 1920.0  # from the start of one such time to the next: doubled while suspicion comes back
 _FORGIVEN_S = 600.0  # without suspicion
-_WARNED_S = 600.0  # of more frames for a warning: one that lasts must not use up the credit
+_WARNED_S = 600.0  # how long a warning gets more frames: one that lasts must not use up the credit
 _WARNING_ENDS = 10.0  # the e-value; it began at 100
 _YOUNG = 16  # blocks, in which a new process does not raise an alarm that its predecessor found not worth it
 _CALM_S = 120.0  # without drift, after which an alarm that nobody acted on ends
@@ -49,7 +49,7 @@ class Blocks:
     """
 
     def __init__(self, block_s: float) -> None:
-        self.started_ts = inf  # of the block of the latest observation
+        self.started_ts = inf  # when the block of the latest observation began
         self._block_s = block_s
         self._is_complete = True
         self._last_ts = inf
@@ -284,7 +284,7 @@ class DriftMonitor:
         self._evidence = RecalibrationEvidence(self._detector, self.config.tolerance_db, merged, self._best_scales)
         self._ahead = DriftDetector(_SWITCHES_PER_30D, self.switch_db, self.config.block_s)
         self._block: dict[str, AbsHistogram] = {}
-        self._frames = 0  # of the block
+        self._frames = 0  # frames in the block
         self._blocks = Blocks(self.config.block_s)
         self._gains_db: dict[str, float] = {}  # by artefact, in the latest block
         self._quietest = self.serving

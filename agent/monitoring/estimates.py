@@ -22,7 +22,7 @@ from agent.common.state_files import count, finite
 from calibrate.statistics.evidence import ConfidenceSequence, Interval
 
 _HOUR_S = 3600.0
-_ERROR = 0.05  # of every interval
+_ERROR = 0.05  # probability that an interval misses its mean
 _SLICE_S = 10.0
 _HISTORY = 10_000
 _HALVINGS = 40  # beyond what an estimate of three digits shows
@@ -92,7 +92,7 @@ class SinceStartBySecond(SinceStart):
     def start(self, since: float) -> None:
         super().start(since)
         self._frames = self._count = 0
-        self._second_ts, self._total = since, 0.0  # of the second that is not complete
+        self._second_ts, self._total = since, 0.0  # the second that is not complete, and its sum
 
     def add(self, ts: float, value: float | None) -> None:
         """Add a value as SinceStart.add does; frames may come in any order."""

@@ -22,7 +22,7 @@ from agent.common.timing import thinned
 from engines.store.files import read_regular, replace_files
 
 FILE = "history.jsonl"
-_SPACING_S = 5.0  # of capture time
+_SPACING_S = 5.0  # capture time between two rows
 _MOST_ROWS = 2000  # 400 kB
 _OWNER_ONLY = 0o600
 

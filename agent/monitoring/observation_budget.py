@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from agent.common.timing import RandomInterval
 
 _SAVED = 1.5  # observations that the normal pace may save up: after a pause it does not catch up
-_REPAID = 0.5  # of the earnings, while there is debt
+_REPAID = 0.5  # part of the earnings that repays, while there is debt
 _SLOW = 2.0  # usual observations: what one takes beyond that is paid on credit
 _RECENT = 0.1  # weight of the newest observation in the usual time
 _EXHAUSTED = 2.0  # bursts of debt: nothing is observed until some of it is repaid

@@ -41,7 +41,7 @@ from engines.trace import span
 
 log = logging.getLogger(__package__)
 
-_NICE = 10  # of the thread: the frame path goes first
+_NICE = 10  # niceness of the thread: the frame path goes first
 # Seconds between attempts to open it, at random up to so much: it never gives up, and costs a build each half hour.
 _OPENING_S = (30.0, 3600.0)
 _OBSERVING_S = (1.0, 30.0)  # the same between attempts to observe

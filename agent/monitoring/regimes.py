@@ -24,7 +24,7 @@ from agent.monitoring.drift import Regime
 from engines.calibration import Calibration
 
 _SCHEMA = 2
-_STEP_S = 30.0  # of capture time that counts at most between two calls, of which there are ten a second
+_STEP_S = 30.0  # most capture time that counts between two calls, which come ten times a second
 
 
 class RegimeStore:

@@ -24,20 +24,20 @@ from numpy.typing import NDArray
 from calibrate.statistics.evidence import EDetector
 
 _LEARNING = 24  # observed frames from which the usual view is learnt: a minute or more
-_ROWS, _COLUMNS = 9, 16  # of the layout
+_ROWS, _COLUMNS = 9, 16  # size of the layout
 _CROP = 512  # pixels a side, in the middle, in which sharpness is measured, at half the size
 # Pixels at half the size: the reach of fine detail; that of coarse detail, which blur hardly changes; the distance of
 # the lines that are compared, over which noise is not alike.
 _FINE, _COARSE, _APART = 1, 8, 2
 _NOISE_ERRORS = 3.0  # standard errors: noise alone hardly ever seems to have so much detail
-_DARK = 8.0  # of 255: mean of a covered lens, or of a night without a lamp
-_FLAT = 3.0  # of 255: standard deviation over the layout, below which there is nothing to see
-_BLURRED = 0.5  # of the sharpness that the view had
+_DARK = 8.0  # mean on a scale to 255: of a covered lens, or of a night without a lamp
+_FLAT = 3.0  # standard deviation on a scale to 255, over the layout, below which there is nothing to see
+_BLURRED = 0.5  # fraction of the sharpness that the view had
 _MOVED = 0.4  # correlation of the layouts
 _STEADY = 0.7  # correlation in the beginning, below which the camera turns, or nothing in its view stands still
 _RELIT = 0.3  # octaves of luminance: a lamp that goes on changes the layout too, and moves no camera
 _FOLLOWED = 0.05  # weight of the newest frame in the layout that is usual: dawn comes over many
-_TOLERATED = 0.25  # of observed frames that may be so without an alert
+_TOLERATED = 0.25  # share of observed frames that may be so without an alert
 _FALSE_ALERTS = 1e5  # observed frames per false alert, and per trouble that is declared over while it lasts
 # Observed frames, an hour at one in 7 s: longer than a lorry stands before a lens, and time to put a camera back.
 _SETTLED = 512
@@ -191,7 +191,7 @@ class ViewMonitor:
     """
 
     def __init__(self) -> None:
-        self.features: FrameFeatures | None = None  # of the newest frame
+        self.features: FrameFeatures | None = None  # features of the newest frame
         self._usual = _Baseline()
         self._new_viewpoint = _NewViewpoint()
         self._detectors = {name: TroubleDetector() for name in (BLIND, MOVED, BLURRED)}

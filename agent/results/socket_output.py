@@ -31,7 +31,7 @@ class _Reader:
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self._connection = connection
-        self.rest = b""  # of a line of which only a part was sent
+        self.rest = b""  # the end of a line whose beginning was sent
 
     @property
     def is_gone(self) -> bool:

@@ -347,7 +347,7 @@ class ConfidenceSequence:
         self.error = error
         self.refuted = False
         self._mean = _RunningMean()
-        self._log_capital = np.zeros((2, _MEANS.size))  # of the gambler on higher and on lower values
+        self._log_capital = np.zeros((2, _MEANS.size))  # log capital of the gamblers on higher and on lower values
         self._interval = Interval(0.0, 0.0, 1.0, 0)
 
     @property

@@ -129,7 +129,7 @@ class _Gamblers:
         self.side = side
         self.bets = bets
         self.goal = 1.0 / error
-        self.parts = np.repeat(weights[:, None], _MEANS.size, axis=1)  # of the capital, one per bet
+        self.parts = np.repeat(weights[:, None], _MEANS.size, axis=1)  # parts of the capital, one per bet
         self.capital: Floats = self.parts.sum(axis=0)
 
     def play(self, loss: float, n: int, total: float) -> None:

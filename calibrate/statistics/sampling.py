@@ -35,7 +35,7 @@ MIN_LABELS = 30  # with fewer, the normal approximation of the bounds does not h
 _UNIFORM = 0.2  # share of the draws that pays no regard to the strata: wrong guesses cost no more than this allows
 _PRIOR_SCORES = np.linspace(0.5, 0.97, STRATA)  # from the least sure stratum to the surest
 _PRIOR_LABELS = 1.0  # that the prior is worth, in each stratum
-_LEAST_VARIANCE = 0.01  # of a label in a stratum: some labels will differ, though none has yet
+_LEAST_VARIANCE = 0.01  # variance of a label in a stratum: some labels will differ, though none has yet
 _MISTAKEN = 3.0  # labels more, all mistaken: what variance cannot show while none, or one, of its kind has come
 # Number of labels at which the bounds are tightest, compared with those for one look at that number; a flat optimum.
 _TIGHTEST_LABELS = 20.0

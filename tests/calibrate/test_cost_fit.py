@@ -128,7 +128,7 @@ def test_recovers_planted_costs(noise: float, wrong: float) -> None:
     assert np.min(gains) > 0.95
 
 
-def test_boundaries_are_told_from_layers() -> None:
+def test_boundaries_are_distinguished_from_layers() -> None:
     planted = Planted.random(1)
     labels = designs(free(40), planted.edges)
     fit = fit_costs(labels, planted.observe(labels), planted.edges)

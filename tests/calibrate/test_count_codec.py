@@ -1,4 +1,4 @@
-"""Packed counts: exact, small, and closed to what nobody packed."""
+"""Packed counts: exact, small, and closed to foreign bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def unpacked(data: bytes, size: int) -> Counts:
 @example(np.array([(1 << 63) - 1, 0, (1 << 63) - 1, -1, -(1 << 63)], np.int64))
 @example(np.arange(1 << 16))
 @example(np.zeros(1 << 16, np.int64))
-def test_what_was_packed_comes_back(values: Counts) -> None:
+def test_packed_counts_come_back(values: Counts) -> None:
     assert np.array_equal(unpacked(pack(values), values.size), values)
 
 

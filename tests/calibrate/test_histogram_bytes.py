@@ -34,7 +34,7 @@ def resealed(body: bytes) -> bytes:
 
 @given(data, st.integers(0, 63), st.integers(0, 10))
 @example(np.array([np.inf], np.float32), 63, 0)
-def test_what_was_counted_comes_back(x: NDArray[np.float32], shift: int, wider: int) -> None:
+def test_a_histogram_comes_back_from_its_bytes(x: NDArray[np.float32], shift: int, wider: int) -> None:
     collected = abs_histogram(x, BITS)
     collected = collected.widened(min(collected.range_exp + wider, 128))
     shift = min(shift, 63 - max(collected.total, collected.nonfinite).bit_length())  # as far as a histogram may count

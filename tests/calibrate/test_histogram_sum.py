@@ -58,7 +58,7 @@ def test_counts_that_cannot_be_handed_on_as_they_are_are_added_too() -> None:
         assert np.array_equal(into[:8], counts[0::2] + counts[1::2])
 
 
-def test_what_was_given_stays_as_it_was() -> None:
+def test_the_summed_histograms_stay_as_they_were() -> None:
     first, second = abs_histogram(np.full(5, 0.5, np.float32)), abs_histogram(np.full(5, 8.5, np.float32))
     total = HistogramSum(first.bits)
     total.add(first)
@@ -68,7 +68,7 @@ def test_what_was_given_stays_as_it_was() -> None:
     assert first == abs_histogram(np.full(5, 0.5, np.float32))
 
 
-def test_what_cannot_be_added_changes_nothing() -> None:
+def test_a_refused_addition_changes_nothing() -> None:
     total = HistogramSum(BITS)
     huge = AbsHistogram(np.full(1 << BITS, 1 << 56), 0, float(np.float32(0.999)), 0, 0)
     total.add(huge)

@@ -46,7 +46,7 @@ def test_prediction_is_within_two_percent_of_the_measurement(kind: str, dtype: t
     assert noise_to_signal(histogram, scales) == pytest.approx(real / np.square(x, dtype=np.float64).mean(), rel=0.02)
 
 
-def test_rounding_and_clipping_are_told_apart() -> None:
+def test_rounding_and_clipping_are_distinguished() -> None:
     x = DATA["normal"].astype(np.float32)
     histogram = abs_histogram(x)
     rounding, clipping = noise_power(histogram, np.array([histogram.amax, 0.5]) / 127)
@@ -122,7 +122,7 @@ def test_the_least_is_never_more_than_a_given_set() -> None:
     assert predicted_gain_db(live, best) < 0.1
 
 
-def test_a_network_tells_wide_steps_from_clipping() -> None:
+def test_a_network_shows_wide_steps_and_clipping_apart() -> None:
     live = network()
     (wide, narrow), least = network_noise(live, [scales_of(live, 4.0), scales_of(live, 0.02)])
     assert wide.clipping == 0.0 < wide.rounding == wide.total

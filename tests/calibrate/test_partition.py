@@ -64,7 +64,7 @@ def optimum(times: np.ndarray, noises: np.ndarray, budget: float) -> float:
 
 
 def check(problem: Problem, plan: Partition) -> None:
-    """What holds of every plan."""
+    """Check the properties of every plan."""
     ruled = problem.fixed != FREE
     assert (plan.int8[ruled] == (problem.fixed[ruled] == INT8)).all()
     assert plan.time == problem.time(plan.int8)
@@ -326,7 +326,7 @@ def test_a_plan_without_int8_is_no_rung() -> None:
 
 
 def cpu_s(work: Callable[[], object]) -> float:
-    """What this thread computes: how long it waits for a core says nothing of the work."""
+    """Return the CPU time of this thread: how long it waits for a core says nothing of the work."""
     start = time.thread_time()
     work()
     return time.thread_time() - start

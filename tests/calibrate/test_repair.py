@@ -168,7 +168,7 @@ def test_divisors_are_powers_of_two_and_zero_is_on_the_grid(seed: int, channels:
 
 
 @pytest.mark.parametrize("centred", [False, True])
-def test_what_is_silent_is_divided_as_others_are(rng: np.random.Generator, centred: bool) -> None:
+def test_silent_channels_are_divided_as_others_are(rng: np.random.Generator, centred: bool) -> None:
     """It may wake up: blown up as if it were small, it would be clipped to nothing then."""
     samples = rng.normal(size=(5, 1000)) * np.array([[1.0], [8.0], [0.0], [8.0], [64.0]])
     found = equalised(rng.normal(size=(1, 3, 5, 1)), layer_input(samples), centred)

@@ -101,7 +101,7 @@ def test_no_prediction_splits_evenly() -> None:
     assert share_out(np.zeros(64), blocks) == pytest.approx(np.ones(64))
 
 
-def test_what_was_not_measured_gets_the_others_noise_per_prediction() -> None:
+def test_a_layer_without_a_measurement_gets_the_others_noise_per_prediction() -> None:
     predicted = np.array([1.0, 3.0, 2.0, 5.0])
     shares = share_out(predicted, [Block((0, 1), 8.0), Block((2,), 0.0)])
     assert shares.tolist() == [2.0, 6.0, 0.0, pytest.approx(5.0 * 8.0 / 6.0)]

@@ -75,7 +75,7 @@ def test_degenerate_histograms_have_an_answer(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["entropy", "entropy:onnxruntime", "mse", "max", "percentile:99.9"])
-def test_one_bin_is_kept(method: str) -> None:
+def test_a_histogram_of_a_single_bin_is_kept(method: str) -> None:
     one_bin = np.zeros(4096, np.int64)
     one_bin[700] = 12345
     assert find_amax(one_bin, 0.5, method) == pytest.approx(701 * 0.5, rel=0.15)
@@ -171,7 +171,7 @@ def test_no_scale_of_ppq_is_below_its_least() -> None:
     ],
 )
 @pytest.mark.parametrize("method", ["entropy", "max", "global:2"])
-def test_what_is_no_histogram_is_refused(counts: NDArray[np.generic], width: float, method: str) -> None:
+def test_a_malformed_histogram_is_refused(counts: NDArray[np.generic], width: float, method: str) -> None:
     with pytest.raises(CalibrationError, match=r"threshold\.counts"):
         find_amax(counts, width, method)
 

@@ -149,12 +149,15 @@ def parts(response: http.client.HTTPResponse) -> Iterator[Part]:
         line = response.readline()
 
 
-def next_part(shown: Iterator[Part], clock: TurnedClock) -> Part:
-    """The next part of a stream; the clock is turned until it comes."""
+def next_part(shown: Iterator[Part], clock: TurnedClock, frame: int | None = None) -> Part:
+    """The next part of a stream, or the next of this frame; the clock is turned until it comes."""
     with ThreadPoolExecutor(1) as pool:
-        part = pool.submit(next, shown)
-        clock.turn_until(part.done)
-        return part.result()
+        while True:
+            part = pool.submit(next, shown)
+            clock.turn_until(part.done)
+            headers, content = part.result()
+            if frame in (None, int(headers["X-Frame"])):
+                return headers, content
 
 
 def brightness(jpeg: bytes) -> float:

@@ -13,11 +13,12 @@ from brokers import free_port
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.metrics import MetricsAddress, MetricsServer
 
 
 class Fixed(Collector):
-    """Always the same metrics, unless told to fail."""
+    """Always the same metrics, unless `error` is set."""
 
     def __init__(self, *metrics: Metric) -> None:
         self.metrics = metrics
@@ -40,6 +41,8 @@ def promtool(*arguments: str | Path, content: str = "") -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def metrics_server(collector: Collector, host: str = "127.0.0.1", names: tuple[str, ...] = ()) -> MetricsServer:
+def metrics_server(
+    collector: Collector, host: str = "127.0.0.1", names: tuple[str, ...] = (), clock: Clock = SYSTEM_CLOCK
+) -> MetricsServer:
     """One on a free port, to be entered."""
-    return MetricsServer(MetricsAddress(host, free_port(), names), {"program": "test"}, collector)
+    return MetricsServer(MetricsAddress(host, free_port(), names), {"program": "test"}, collector, clock=clock)

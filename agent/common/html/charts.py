@@ -21,7 +21,7 @@ from agent.common.html.text import visible
 WIDTH, HEIGHT = 560, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 24, 34
 _PLOT_WIDTH, _PLOT_HEIGHT = WIDTH - _LEFT - _RIGHT, HEIGHT - _TOP - _BOTTOM
-_ROW, _NAMES, _COUNTS = 24, 150, 44  # of charts with a row for each name
+_ROW, _NAMES, _COUNTS = 24, 150, 44  # layout of charts with a row for each name, in pixels
 _DOT = 4
 _TICKS = 5
 _NAME_CHARACTERS = 18  # as many as fit, in the larger letters of a telephone

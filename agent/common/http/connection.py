@@ -6,7 +6,7 @@ import re
 import socket
 from contextlib import suppress
 
-_MOST_BYTES = 16384  # of a request's head, with whatever follows it
+_MOST_BYTES = 16384  # size of a request's head, with whatever follows it
 _BODY_BYTES = re.compile(rb"^content-length:[ \t]*(\d{1,9})[ \t]*\r$", re.I | re.M)
 
 

@@ -1,11 +1,11 @@
-"""What recurs, and what does not come in a burst."""
+"""Periods recur, and do not come in a burst."""
 
 from __future__ import annotations
 
 from agent.common.timing import PeriodicTimer
 
 
-def test_it_is_due_once_each_period() -> None:
+def test_a_timer_is_due_once_each_period() -> None:
     cadence = PeriodicTimer(5.0, 0.0)
     assert [now_s for now_s in range(21) if cadence.due(now_s)] == [5, 10, 15, 20]
 
@@ -16,7 +16,7 @@ def test_a_turn_that_came_late_does_not_put_the_next_off() -> None:
     assert cadence.due(10.0)
 
 
-def test_what_was_missed_is_not_made_up_for() -> None:
+def test_missed_periods_are_not_made_up_for() -> None:
     cadence = PeriodicTimer(5.0, 0.0)
     assert cadence.due(60.0)
     assert not cadence.due(64.9)

@@ -1,4 +1,4 @@
-"""What a chart draws is where its values are; text of strangers stays text."""
+"""Shapes of a chart are where its values are; text of strangers stays text."""
 
 from __future__ import annotations
 
@@ -88,5 +88,5 @@ def test_words_of_strangers_are_shown_and_not_obeyed() -> None:
 
 
 @pytest.mark.parametrize("hidden", ["\u202e", "\u200b", "\n", "\x1b", "\x00", "\u2066", "\ud800"])
-def test_what_hides_or_turns_text_becomes_visible(hidden: str) -> None:
+def test_characters_that_hide_or_turn_text_become_visible(hidden: str) -> None:
     assert visible(f"a{hidden}b") == "a\ufffdb"

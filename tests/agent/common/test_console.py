@@ -1,4 +1,4 @@
-"""What is said on stderr: with priorities and without progress in the journal, as ever elsewhere."""
+"""Lines on stderr: in the journal with priorities and without progress, elsewhere without and with."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_traceback_is_one_line_with_its_priority(tmp_path: Path) -> None:
     assert 'msg=it exception="Traceback ' in line
 
 
-def test_what_ends_the_program_is_an_error(tmp_path: Path) -> None:
+def test_the_error_that_ends_a_program_has_the_priority_of_errors(tmp_path: Path) -> None:
     command = ["run", "-c", str(tmp_path / "gone.yaml")]
     assert run(command, tmp_path / "log", connected=True).startswith("<3>error: config.missing: ")
     assert run(command, tmp_path / "log", connected=False).startswith("error: config.missing: ")

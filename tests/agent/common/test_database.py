@@ -60,7 +60,7 @@ def database(tmp_path: Path) -> Database:
     return Database(tmp_path / "db", "numbers", "numbers", "they lie there", (), ("journal_mode = WAL",))
 
 
-def test_what_only_the_log_has_goes_along_with_a_file_that_is_moved_aside(database: Database) -> None:
+def test_pages_in_the_log_go_along_with_a_file_that_is_moved_aside(database: Database) -> None:
     subprocess.run([sys.executable, "-c", _KILLED, str(database.path)], check=False)
     assert database.path.with_name("db-wal").stat().st_size > 0
     assert "db.damaged.1" in str(database.set_aside("a test"))

@@ -1,4 +1,4 @@
-"""What a job took of the heap goes back to the board, once after each job."""
+"""The heap that a job took goes back to the board, once after each job."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_threads_share_what_they_take_memory_from() -> None:
     assert arenas("shared") == 2
 
 
-def test_what_was_freed_below_what_is_kept_goes_back() -> None:
+def test_memory_freed_below_kept_memory_goes_back() -> None:
     process = psutil.Process()
     filled = [bytes([number % 256]) * BYTES for number in range(COUNT)]
     kept = filled[:: -COUNT // 10]  # the last one among them
@@ -56,7 +56,7 @@ def test_what_was_freed_below_what_is_kept_goes_back() -> None:
     assert len(kept) == 10
 
 
-def test_it_goes_back_once_after_each_job(job_desk: JobDeskBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_goes_back_once_after_each_job(job_desk: JobDeskBench, monkeypatch: pytest.MonkeyPatch) -> None:
     given_back: list[str] = []
     monkeypatch.setattr(desks, "release_free_memory", lambda: given_back.append(job_desk.service.serving.id))
     job_desk.operations.tick({"camera": job_desk.state})  # what the start took

@@ -81,7 +81,7 @@ DAMAGE = [
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_what_follows_a_damaged_line_is_dropped(tmp_path: Path, damage: bytes) -> None:
+def test_lines_after_a_damaged_one_are_dropped(tmp_path: Path, damage: bytes) -> None:
     path = tmp_path / "plan.journal"
     write(path)
     head, *lines = path.read_bytes().splitlines(keepends=True)
@@ -93,7 +93,7 @@ def test_what_follows_a_damaged_line_is_dropped(tmp_path: Path, damage: bytes) -
 @pytest.mark.parametrize(
     "content", [b"", b"no journal\n", b"\x89PNG\r\n\xff", b'{"schema": 2, "identity": "model x"}\n["a 0", 1]\n']
 )
-def test_what_is_no_journal_is_started_anew(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_no_journal_is_started_anew(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "plan.journal"
     path.write_bytes(content)
     assert read(path) == {}

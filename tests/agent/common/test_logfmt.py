@@ -71,7 +71,7 @@ def test_a_field_is_in_a_line_once() -> None:
 
 
 @pytest.mark.parametrize(("template", "values"), [("%s: %s", ("a=b", 1)), ("100 % of it", ()), ("x=%s and y", (1,))])
-def test_what_is_no_field_is_a_message(template: str, values: tuple[object, ...]) -> None:
+def test_text_without_fields_is_a_message(template: str, values: tuple[object, ...]) -> None:
     assert parsed(LogfmtFormatter().format(record(template, *values)))["msg"] == record(template, *values).getMessage()
 
 

@@ -6,6 +6,7 @@ import http.client
 import logging
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
@@ -13,6 +14,7 @@ from brokers import eventually, free_port
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_values import scrape, value
 from promtool import Fixed, metrics_server, promtool
+from turned_clock import TurnedClock
 
 from agent.common.errors import ConfigError
 from agent.common.metrics import MetricsAddress, MetricsServer
@@ -72,7 +74,7 @@ def test_the_address_at_which_one_arrived_is_known_where_all_are_listened_on() -
         connection.close()
 
 
-def test_what_cannot_be_read_is_a_refusal_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_collector_that_fails_is_a_refusal_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     collector = Fixed(*ONE.metrics)
     caplog.set_level(logging.INFO)
     with metrics_server(collector) as server:
@@ -85,14 +87,31 @@ def test_what_cannot_be_read_is_a_refusal_and_logged_once(caplog: pytest.LogCapt
     assert caplog.text.count("metrics=failing") == caplog.text.count("metrics=back") == 1
 
 
-def test_a_fault_of_the_server_ends_neither_it_nor_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.common.metrics._RETRY_S", (0.01, 0.02))
-    with metrics_server(ONE) as server:
+def test_a_fault_of_the_server_ends_neither_it_nor_the_process(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = TurnedClock()
+    with metrics_server(ONE, clock=clock) as server:
         with monkeypatch.context() as faulty:
             faulty.setattr(server, "_check", lambda *_: 1 / 0)
             with pytest.raises((OSError, http.client.HTTPException)):
                 ask(server)
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(ask, server)
+            clock.turn_until(answer.done)
+        assert answer.result()[0] == 200
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_scrapes_get_the_same_text_for_a_moment() -> None:
+    clock, collector = TurnedClock(), Fixed(*ONE.metrics)
+    with metrics_server(collector, clock=clock) as server:
         assert ask(server)[0] == 200
+        collector.error = OSError(24, "Too many open files")
+        clock.turn(0.2)
+        assert ask(server)[0] == 200
+        clock.turn(0.1)
+        assert ask(server)[0] == 503
 
 
 def test_strangers_keep_no_scrape_out_and_take_no_thread() -> None:
@@ -110,16 +129,6 @@ def test_strangers_keep_no_scrape_out_and_take_no_thread() -> None:
         assert taken < STRANGERS + 150
 
 
-def test_an_idle_connection_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.common.http.reception._REQUEST_S", 0.1)
-    with (
-        metrics_server(ONE) as server,
-        socket.create_connection(("127.0.0.1", server._address.port), 10.0) as stranger,
-    ):
-        stranger.sendall(b"GET /metrics HTTP/1.1\r\n")
-        assert stranger.recv(1) == b""
-
-
 def test_prometheus_gets_the_format_that_it_prefers() -> None:
     with metrics_server(ONE) as server:
         connection = http.client.HTTPConnection("127.0.0.1", server._address.port, timeout=10.0)
@@ -134,29 +143,29 @@ def test_prometheus_gets_the_format_that_it_prefers() -> None:
 
 
 def test_a_port_that_is_taken_is_logged_and_tried_again(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("agent.common.metrics._RETRY_S", (0.01, 0.01))
+    clock = TurnedClock()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        server = MetricsServer(MetricsAddress("127.0.0.1", port), {}, ONE)
+        server = MetricsServer(MetricsAddress("127.0.0.1", port), {}, ONE, clock=clock)
         with caplog.at_level(logging.INFO), server:
             eventually(lambda: "metrics.port" in caplog.text)
             assert "choose another" in caplog.text
             taken.close()
-            eventually(lambda: "metrics=back" in caplog.text)
+            clock.turn_until(lambda: "metrics=back" in caplog.text)
             assert value(port, "tared_things") == 1.0
     assert caplog.text.count("metrics.port") == 1
 
 
 @pytest.mark.parametrize("text", ["9755", ":9755", "127.0.0.1:", "127.0.0.1:99999", "localhost:http"])
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_a_malformed_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"metrics\.address.*such as 127\.0\.0\.1:9756"):
         MetricsAddress.parse(text)
     assert MetricsAddress.parse("[::1]:9755") == MetricsAddress("::1", 9755)
 
 
-def test_it_ends_while_strangers_hold_on() -> None:
+def test_the_server_ends_while_strangers_hold_on() -> None:
     port = free_port()
     server = MetricsServer(MetricsAddress("127.0.0.1", port), {}, ONE)
     with server, socket.create_connection(("127.0.0.1", port), 10.0) as stranger:

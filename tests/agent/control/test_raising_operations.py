@@ -129,6 +129,8 @@ def test_status_says_so_where_no_plan_helps_any_more(desk: Callable[..., Desk]) 
     assert reasons.code == "precision.exhausted"
     recalibration = at.operations.config.recalibration.model_copy(update={"max_loss": 0.2})
     at.operations.configure(at.operations.config.model_copy(update={"recalibration": recalibration}))
+    (monitor,) = at.operations.pipeline.observer.monitors.values()
+    assert monitor.config.recalibration.max_loss == 0.2, "what explains an alarm goes by the same limit"
     at.tick()
     assert at.rung == 1, "more is accepted"
     assert f"the precision of {at.int8.id} were tried, or taken back; retrain the layers" in reasons.held_back

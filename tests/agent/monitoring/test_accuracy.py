@@ -1,4 +1,4 @@
-"""What was answered is remembered, found again, and compared with labels that come later."""
+"""Answers are remembered, found again, and compared with labels that come later."""
 
 from __future__ import annotations
 
@@ -255,14 +255,14 @@ def test_memory_is_bounded_by_bytes_and_the_oldest_go_first() -> None:
         kept.at_ts(1.0)
 
 
-def test_one_answer_is_kept_even_if_it_is_too_large() -> None:
+def test_the_newest_answer_is_kept_even_if_it_is_too_large() -> None:
     kept = RecentAnswers(max_bytes=1)
     for frame in range(3):
         kept.add(RecentAnswer.from_served(served(frame, Classification(1, 1.0))))
     assert (len(kept), kept.at_frame(2).frame) == (1, 2)
 
 
-def test_what_was_detected_comes_back_as_it_was() -> None:
+def test_detections_come_back_as_they_were() -> None:
     result = found(BOX, (1.0, 2.0, 3.5, 4.0), classes=(7, 2))
     back = RecentAnswer.from_served(served(0, result)).found
     assert isinstance(back, Detections)

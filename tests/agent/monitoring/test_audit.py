@@ -7,17 +7,20 @@ import itertools
 import json
 import math
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from brokers import eventually
 from observer_bench import MANY, Bench, Faulty
 from onnx import numpy_helper
+from turned_clock import TurnedClock
 
 from agent.common.errors import AgentError
 from agent.common.schema import validate
@@ -167,8 +170,10 @@ def test_allowed_noise_raises_no_alarm_in_years() -> None:
         assert not detector.drift_detected
 
 
-def start(bench: Bench, spoil: Spoil, evidence: AuditEvidence, told: list[Mismatch]) -> ObserverThread:
-    """An observer on a reference of another runtime, each frame of which is audited."""
+def start(
+    bench: Bench, spoil: Spoil, evidence: AuditEvidence, found: list[Mismatch], clock: TurnedClock
+) -> ObserverThread:
+    """An observer on a reference of another runtime, whose audits go by a clock."""
     content = {
         "model": bench.model.spec.model_dump(mode="json"),
         "camera": {"source": "clip.avi"},
@@ -178,9 +183,10 @@ def start(bench: Bench, spoil: Spoil, evidence: AuditEvidence, told: list[Mismat
         lambda _: Tf32(bench.model, spoil),
         bench.model.spec,
         validate(Config, content, "test"),
-        bench.told.append,
+        bench.changes.append,
         open_checked=lambda _: bench.observer(),
-        audit=AuditedReference(bench.model, 1e-9, evidence, told.append),
+        audit=AuditedReference(bench.model, 1e-9, evidence, found.append, clock),
+        clock=bench.clock,
     )
     thread.start()
     bench.take(thread)
@@ -200,27 +206,24 @@ def proven(path: Path | None) -> AuditEvidence:
     return kept
 
 
-def test_a_wrong_reference_is_reported_and_replaced(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("agent.monitoring.audit._SHARE", 1e9)
-    kept, told = evidence(tmp_path / "audit.json"), list[Mismatch]()
-    thread = start(bench, lambda _, outputs: {name: -rows for name, rows in outputs.items()}, kept, told)
-    bench.feed(thread, lambda: bool(told))
-    assert (told[0].allowed_db > 30.0, told[0].sqnr_db < 0.0) == (True, True)
+def test_a_wrong_reference_is_reported_and_replaced(bench: Bench, tmp_path: Path) -> None:
+    kept, found = evidence(tmp_path / "audit.json"), list[Mismatch]()
+    thread = start(bench, lambda _, outputs: {name: -rows for name, rows in outputs.items()}, kept, found, bench.clock)
+    bench.feed(thread, lambda: bool(found))
+    assert (found[0].allowed_db > 30.0, found[0].sqnr_db < 0.0) == (True, True)
     bench.feed(thread, lambda: not thread.is_opening and next(iter(thread.states().values())).spending.audited is None)
-    assert bench.told == [], "observing did not fail"
+    assert bench.changes == [], "observing did not fail"
     again = evidence(tmp_path / "audit.json")
-    assert (again.mismatch, again.audited) == (told[0], kept.audited)
+    assert (again.mismatch, again.audited) == (found[0], kept.audited)
     assert evidence(tmp_path / "audit.json", identity="another runtime").mismatch is None
 
 
 def test_a_right_reference_is_audited_at_its_own_pace(bench: Bench, tmp_path: Path) -> None:
-    kept, told = evidence(tmp_path / "audit.json"), list[Mismatch]()
-    thread = start(bench, lambda _, outputs: outputs, kept, told)
+    kept, found = evidence(tmp_path / "audit.json"), list[Mismatch]()
+    thread = start(bench, lambda _, outputs: outputs, kept, found, TurnedClock())  # which stands still
     bench.feed(thread, (tmp_path / "audit.json").exists)
     audits = {each.name for each in threading.enumerate()} & {"audit"}
-    assert (audits, told) == ({"audit"}, [])
+    assert (audits, found) == ({"audit"}, [])
     state = json.loads((tmp_path / "audit.json").read_text())
     assert (state["audited"], state["mismatch"]) == (1, None)
     (spending,) = {each.spending.audited for each in thread.states().values()}
@@ -255,40 +258,46 @@ class CannotLocate(FrameAuditor):
 
 
 def test_the_frame_that_proves_the_fault_is_reported_also_where_its_tensor_cannot_be_found(bench: Bench) -> None:
-    told: list[Mismatch] = []
-    audit = ReferenceAudit(CannotLocate(bench.model, TF32), 1e-9, evidence(None), told.append)
+    found: list[Mismatch] = []
+    clock = TurnedClock()
+    audit = ReferenceAudit(CannotLocate(bench.model, TF32), 1e-9, evidence(None), found.append, clock)
     audit.start()
     frame, *_ = frames(Tf32(bench.model), 1)
     wrong = replace(frame, outputs={name: -rows for name, rows in frame.outputs.items()})
-    deadline = time.monotonic() + MANY
+
+    def is_due_or_over(ts: float) -> bool:
+        return not audit.is_alive() or audit.is_due(ts)
+
     for number in itertools.count():
-        while audit.is_alive() and not audit.is_due(float(number)):
-            assert time.monotonic() < deadline
-            audit._rested_s = 0.0
+        clock.turn_until(partial(is_due_or_over, float(number)), step_s=1.0)
         if not audit.is_alive():
             break
         audit.offer(replace(wrong, number=number))
-    (mismatch,) = told
+    (mismatch,) = found
     assert (mismatch.tensor, mismatch.noise > 10.0, mismatch.sqnr_db < 0.0) == ("", True, True)
 
 
-class SlowAuditor(FrameAuditor):
-    """As on a busy board."""
+def test_an_audit_that_is_stopped_ends_after_the_frame_in_hand(bench: Bench) -> None:
+    begun, stopped = threading.Event(), threading.Event()
 
-    def audit(self, frame: AuditedFrame) -> Mismatch:
-        time.sleep(0.3)
-        return super().audit(frame)
+    class SlowAuditor(FrameAuditor):
+        def audit(self, frame: AuditedFrame) -> Mismatch:
+            begun.set()
+            assert stopped.wait(MANY)
+            return super().audit(frame)
 
-
-def test_no_frame_is_in_hand_any_more_once_it_has_stopped(bench: Bench) -> None:
     audit = ReferenceAudit(SlowAuditor(bench.model, TF32), 1e-9, evidence(None), lambda _: None)
     audit.start()
     assert audit.is_due(0.0)
     (frame,) = frames(Tf32(bench.model), 1)
     audit.offer(frame)
-    while audit.is_due(1.0):
-        time.sleep(0.001)
-    audit.stop()
+    assert begun.wait(MANY)
+    assert not audit.is_due(1.0)
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(audit.stop)
+        eventually(lambda: audit._stopped)
+        stopped.set()
+        ended.result()
     assert not audit.is_alive()
     assert audit.audited == 0
 
@@ -352,7 +361,7 @@ def test_evidence_of_a_newer_tared_is_left_alone(tmp_path: Path) -> None:
         evidence(path)
 
 
-def test_what_follows_a_selection_has_no_noise(bench: Bench) -> None:
+def test_outputs_after_a_selection_have_no_noise(bench: Bench) -> None:
     model = onnx.ModelProto()
     model.CopyFrom(bench.model.observed)
     last = model.graph.output[0].name
@@ -362,7 +371,7 @@ def test_what_follows_a_selection_has_no_noise(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(("operator", "is_smooth"), [("Greater", False), ("Shape", True)])
-def test_what_follows_a_decision_has_no_noise_and_a_shape_decides_nothing(
+def test_outputs_after_a_decision_have_no_noise_and_a_shape_decides_nothing(
     bench: Bench, operator: str, is_smooth: bool
 ) -> None:
     model = onnx.ModelProto()

@@ -1,4 +1,4 @@
-"""What observed frames show: kept over a restart, nothing of a frozen camera, regimes only if proved sound."""
+"""Evidence of observed frames is kept over a restart; a frozen camera gives none; regimes are proved sound."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def known_of(monitor: CameraMonitor) -> tuple[Any, ...]:
     return state.drift, state.fidelity, state.fidelity_since
 
 
-def test_what_was_found_survives_the_process(config: Config, tmp_path: Path) -> None:
+def test_evidence_survives_the_process(config: Config, tmp_path: Path) -> None:
     memory = tmp_path / "evidence.jsonl"
     first = monitor_for(config, memory)
     first.watch(regime(), [], 0.0, recall=True)
@@ -152,7 +152,7 @@ def regimes_of(config: Config, folder: Path) -> tuple[CameraMonitor, Regimes, Re
 
 
 def dwell(monitor: CameraMonitor, regimes: Regimes, seconds: range, **how: Any) -> list[str]:
-    """What is learnt, second by second."""
+    """Return the regime learnt in each second, or an empty string."""
     learnt = []
     for second in seconds:
         feed(monitor, range(second, second + 1), **how)
@@ -180,7 +180,7 @@ def test_a_clock_that_is_set_ahead_is_no_time_that_was_seen(config: Config, tmp_
     assert not any(dwell(monitor, regimes, range(100_000, 100_005)))
 
 
-def test_what_the_operator_took_back_is_not_learnt(config: Config, tmp_path: Path) -> None:
+def test_a_regime_that_the_operator_took_back_is_not_learnt(config: Config, tmp_path: Path) -> None:
     monitor, regimes, store = regimes_of(config, tmp_path)
     dwell(monitor, regimes, range(90))
     assert len(store.known) == 1
@@ -265,7 +265,7 @@ def test_a_warning_begins_a_collection_unless_a_job_waits_for_the_one_there_is(c
     assert (state.collected > 30) is in_use
 
 
-def test_what_serves_gains_over_the_engine_before_on_the_frames_that_both_have_answered(config: Config) -> None:
+def test_the_gain_over_the_previous_engine_counts_frames_that_both_have_answered(config: Config) -> None:
     monitor = monitor_for(config)
     for begins, before in ((0, WRONG), (40, RIGHT)):
         monitor.watch(regime(), [], float(begins))
@@ -288,7 +288,7 @@ def quickly(monitor: CameraMonitor, seconds: range, light: float = 1.0) -> None:
         monitor.add(served, np.zeros((1, 3, 8, 8), np.float32), Observation({}, scene(light, tenth)), RIGHT)
 
 
-def test_of_a_scene_that_stands_still_frames_are_chosen_unless_somebody_waits(config: Config) -> None:
+def test_frames_of_a_still_scene_are_chosen_sparingly_unless_a_job_waits(config: Config) -> None:
     monitor = monitor_for(config)
     quickly(monitor, range(20))
     chosen = monitor.collection.selection_report().detail()
@@ -319,7 +319,7 @@ def test_from_a_warning_on_frames_are_taken_as_they_come(config: Config) -> None
     assert detail["taken"] == detail["considered"] > 50
 
 
-def test_what_the_reference_sees_is_what_a_frame_shows() -> None:
+def test_the_classes_of_a_frame_are_those_that_the_reference_sees() -> None:
     boxes = np.zeros((3, 4), np.float32)
     seen = Detections(boxes=boxes, classes=np.array([2, 0, 2]), scores=np.ones(3, np.float32))
     assert shown_classes(seen) == {0, 2}

@@ -99,7 +99,7 @@ def test_a_state_that_no_process_has_left_is_refused(state: dict[str, object]) -
     assert losses.values == 0
 
 
-def test_what_has_no_classes_is_ignored() -> None:
+def test_raw_outputs_are_ignored() -> None:
     losses = ClassLosses(1.0, 1.0)
     losses.add(0, 0.0, {"out": np.zeros(3)}, {"out": np.zeros(3)})
     assert (losses.values, losses.lost) == (0, ())

@@ -58,7 +58,7 @@ def test_clock_jumps_neither_alarm_nor_stall() -> None:
     assert monitor.update(1e9 + 12.0, scene(1.0, 1))
 
 
-def test_an_alarm_nobody_acted_on_ends_when_the_light_is_back() -> None:
+def test_an_alarm_without_a_job_ends_when_the_light_is_back() -> None:
     monitor = monitor_of(regime())
     changes = states(monitor, iter([4.0] * 80 + [1.0] * 200))
     assert [name for _, name in changes] == ["calm", "warning", "alarm", "calm"]
@@ -85,7 +85,7 @@ def test_regimes_that_are_nearly_as_good_do_not_take_turns() -> None:
     assert monitor.state.switch_to == ""
 
 
-def test_a_switch_that_nobody_made_in_time_is_not_made_later() -> None:
+def test_a_switch_that_was_not_made_in_time_is_not_made_later() -> None:
     monitor = monitor_of(regime(1.0), regime(1 / 16))
     states(monitor, iter([1 / 16] * 120))
     assert monitor.state.switch_to
@@ -169,7 +169,7 @@ def test_an_alarm_ends_even_if_the_clock_is_set_back_meanwhile() -> None:
     assert monitor.state.state == "calm"
 
 
-def test_time_that_nobody_saw_ends_no_alarm() -> None:
+def test_time_without_observations_ends_no_alarm() -> None:
     monitor = monitor_of(regime())
     states(monitor, iter([4.0] * 80))
     for second in range(10):
@@ -191,7 +191,7 @@ def test_a_regime_that_leaves_everything_float_hides_no_drift() -> None:
     assert states(monitor, iter([16.0] * 100))[-1][1] == "alarm"
 
 
-def test_what_fits_is_not_left_for_a_regime_with_less_in_int8() -> None:
+def test_a_regime_that_fits_is_kept_before_one_with_less_in_int8() -> None:
     made = calibration()
     serving = Regime.from_calibration("all INT8", made, made.scales, {"image": 1.0, "t1": 1.0})
     monitor = monitor_of(serving, Regime.from_calibration("half float", made, made.scales, {"image": 1.0}))
@@ -216,7 +216,7 @@ def test_gains_are_unknown_until_a_block_is_judged_and_stay_known_when_a_regime_
     [{"gains_db": []}, {"gains_db": {"lit 1": float("nan")}}, {"calm_s": 10**400}, {"onset_ts": "soon"},
      {"detector": None}, {"clipping_share": None}, {"warns": None, "calm_s": []}],
 )  # fmt: skip
-def test_memory_that_nobody_wrote_is_refused_and_changes_nothing(spoilt: dict[str, object]) -> None:
+def test_a_state_that_no_monitor_wrote_is_refused_and_changes_nothing(spoilt: dict[str, object]) -> None:
     first = monitor_of(regime())
     states(first, iter([4.0] * 40))
     monitor = monitor_of(regime())

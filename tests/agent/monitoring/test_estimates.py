@@ -1,4 +1,4 @@
-"""Means that are told with their intervals: since a start, by the second, and over the last hour."""
+"""Means and their intervals: since a start, by the second, and over the last hour."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_frames_in_any_order_leave_a_sound_interval(frames: list[tuple[float, fl
 # ---- the hour
 
 
-def test_what_is_older_than_an_hour_leaves() -> None:
+def test_values_older_than_an_hour_leave() -> None:
     hour = LastHour()
     for second in range(7200):
         hour.add(1000.0 + second, float(second >= 3600))

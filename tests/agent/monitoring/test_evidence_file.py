@@ -78,7 +78,7 @@ def test_a_kill_in_the_middle_of_a_line_costs_that_line(path: Path) -> None:
     assert Process(path).recalled == RecalledEvidence({"e": 1}, 0.0)
 
 
-def test_what_was_seen_of_another_scene_is_forgotten(path: Path) -> None:
+def test_frames_of_another_scene_are_forgotten(path: Path) -> None:
     first = Process(path)
     first.frame(1.0, 0.5)
     first.starts(1.5)
@@ -158,7 +158,7 @@ def test_a_kill_during_a_swap_leaves_no_engine_with_the_drift_of_another(
     assert recalled is None or recalled.drift is None
 
 
-def test_a_disk_that_refuses_is_told_of_once(tmp_path: Path) -> None:
+def test_a_disk_that_refuses_is_reported_once(tmp_path: Path) -> None:
     errors: list[AgentError] = []
     evidence, record = EvidenceFile(tmp_path / "no folder" / "evidence.jsonl", SOURCE, errors.append), FidelityRecord()
     assert evidence.start("day", 3.0, recall=True, mean=record) is None
@@ -170,7 +170,7 @@ def test_a_disk_that_refuses_is_told_of_once(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_full_for_a_while_leaves_nothing_half(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is on it then is old, and goes; the next engine is remembered, and the hour with it."""
+    """The old file goes; the next engine is remembered, and the hour with it."""
     errors: list[AgentError] = []
     process = Process(path)
     process.evidence._on_error = errors.append
@@ -210,7 +210,7 @@ def test_a_monitor_goes_on_where_its_last_block_ended() -> None:
 
 
 @pytest.mark.parametrize("saved", [{}, {"detector": 3}, {"onset_ts": "x"}, {"gains_db": None}])
-def test_what_is_no_saved_state_is_refused_and_changes_nothing(saved: dict[str, object]) -> None:
+def test_a_malformed_saved_state_is_refused_and_changes_nothing(saved: dict[str, object]) -> None:
     monitor = monitor_of(regime())
     kept = monitor.saved_state()
     with pytest.raises(CalibrationError) as refused:
@@ -234,7 +234,7 @@ def test_a_file_that_cannot_be_removed_ends_nothing(path: Path) -> None:
     assert [error.code for error in errors] == ["memory.write"]
 
 
-def test_what_was_seen_by_another_camera_says_nothing(path: Path) -> None:
+def test_evidence_from_another_camera_is_not_recalled(path: Path) -> None:
     first = Process(path)
     first.frame(1.0, 1.0)
     first.evidence.note_block({"e": 1})
@@ -244,7 +244,7 @@ def test_what_was_seen_by_another_camera_says_nothing(path: Path) -> None:
     assert elsewhere.record.hour.estimate.interval.n == 0
 
 
-def test_what_was_kept_of_other_cameras_is_removed(tmp_path: Path) -> None:
+def test_files_of_other_cameras_are_removed(tmp_path: Path) -> None:
     for name in ("evidence", "evidence-0123456789ab", "evidence-ba9876543210", "accuracy-0123456789ab"):
         (tmp_path / f"{name}.jsonl").touch()
     other = [tmp_path / name for name in ("evidence-of-a-theft.jsonl", "evidence-0123456789ab.json", "results.jsonl")]
@@ -255,7 +255,7 @@ def test_what_was_kept_of_other_cameras_is_removed(tmp_path: Path) -> None:
     assert set(tmp_path.iterdir()) == {kept, *other}
 
 
-def test_what_cannot_be_removed_is_told(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_removed_is_reported(tmp_path: Path) -> None:
     (tmp_path / "evidence.jsonl").mkdir()
     errors: list[AgentError] = []
     remove_other_files(tmp_path, ("evidence",), set(), errors.append)

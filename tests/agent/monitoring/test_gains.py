@@ -28,7 +28,7 @@ def taught(path: Path) -> GainRecord:
     return record
 
 
-def test_what_was_learnt_outlives_the_process_and_is_of_one_model(tmp_path: Path) -> None:
+def test_gains_outlive_the_process_and_belong_to_one_model(tmp_path: Path) -> None:
     path = tmp_path / "gains.json"
     found = expected(taught(path))
     assert found < 0.5 * expected(GainRecord())

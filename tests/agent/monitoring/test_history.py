@@ -55,7 +55,7 @@ def test_a_full_history_forgets_the_older_half_of_its_detail(tmp_path: Path) -> 
     assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
 
 
-def test_it_goes_on_after_a_start_and_begins_anew_where_a_recording_does(tmp_path: Path) -> None:
+def test_the_history_goes_on_after_a_start_and_begins_anew_where_a_recording_does(tmp_path: Path) -> None:
     filled(tmp_path, range(0, 50))
     filled(tmp_path, range(50, 100))
     assert len(read_history(tmp_path)) == 20

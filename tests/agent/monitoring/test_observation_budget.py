@@ -82,7 +82,7 @@ def test_debt_has_a_limit_from_which_on_the_pace_is_normal() -> None:
     assert budget.spent_share == pytest.approx(0.02, rel=0.05)
 
 
-def test_whoever_rests_saves_up_next_to_nothing() -> None:
+def test_an_observer_that_rests_saves_up_next_to_nothing() -> None:
     budget = made()
     watch(budget, FPS)
     for _ in range(HOUR):
@@ -106,7 +106,7 @@ def test_a_clock_that_jumps_back_does_not_stop_the_observing() -> None:
 
 
 @pytest.mark.parametrize("slow_s", [1.0, 20.0])
-def test_one_slow_observation_makes_nobody_blind(slow_s: float) -> None:
+def test_a_slow_observation_does_not_stop_the_others(slow_s: float) -> None:
     """The machine was busy, or the engine was warming up: it is owed, and the scene is looked at."""
     budget = made()
     assert budget.due(0.0)
@@ -143,7 +143,7 @@ def test_an_observer_that_fails_slowly_for_ever_takes_no_more_than_the_share(
 
 
 @pytest.mark.parametrize("slow_s", [1.0, 10.0])
-def test_one_slow_observation_in_ten_takes_no_more_than_the_share_either(slow_s: float) -> None:
+def test_a_slow_observation_in_ten_takes_no_more_than_the_share(slow_s: float) -> None:
     budget, tried = made(), 0
     for second in range(86400):
         budget.earn(INFERENCE_S * FPS)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from observer_bench import FAULT, FULL, MANY, Bench, Faulty
+from turned_clock import TurnedClock
 from worlds import SPEC
 
 import agent.monitoring.observer as observer_module
@@ -27,20 +26,17 @@ from engines.interface import Array, Observation, Observer, Progress
 
 
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    """Pauses are short here."""
-    for name in ("_OPENING_S", "_OBSERVING_S"):
-        monkeypatch.setattr(observer_module, name, (0.001, 0.01))
+def bench(tmp_path: Path) -> Iterator[Bench]:
     made = Bench(tmp_path)
     yield made
     made.end()
 
 
-def test_an_outage_is_told_once_at_its_beginning_and_once_at_its_end(bench: Bench) -> None:
+def test_an_outage_is_reported_once_at_its_beginning_and_once_at_its_end(bench: Bench) -> None:
     observer = bench.observer(FULL, FULL, FULL)
     thread = bench.start(lambda _: observer)
-    bench.feed(thread, lambda: len(bench.told) == 2)
-    assert bench.told == [FULL, None]
+    bench.feed(thread, lambda: len(bench.changes) == 2)
+    assert bench.changes == [FULL, None]
     assert thread.states()["camera"].outage == ""
     assert thread.error is None
     assert sum(thread.collection.counts) >= observer_module._WELL_AFTER
@@ -56,39 +52,37 @@ def test_the_state_says_what_is_wrong(bench: Bench) -> None:
     assert thread.collection.counts[0] == 0
 
 
-def test_what_fails_now_and_then_fills_no_log(bench: Bench) -> None:
+def test_an_observer_that_fails_now_and_then_fills_no_log(bench: Bench) -> None:
     observer = bench.observer(*[FULL, None] * 20)
     thread = bench.start(lambda _: observer)
     bench.feed(thread, lambda: not observer.faults)
-    assert bench.told == [FULL]
-    bench.feed(thread, lambda: len(bench.told) == 2)
-    assert bench.told == [FULL, None]
+    assert bench.changes == [FULL]
+    bench.feed(thread, lambda: len(bench.changes) == 2)
+    assert bench.changes == [FULL, None]
 
 
 def test_a_fault_that_takes_its_time_is_billed_without_the_pause_after_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a clock that stands still but for a minute in every fault, and an hour when one is told of."""
-    now_s, bills = 0.0, list[tuple[float, bool]]()
-    monkeypatch.setattr(observer_module, "time", SimpleNamespace(monotonic=lambda: now_s))
+    """The clock stands still but for a minute in every fault, and an hour in every report."""
+    monkeypatch.setattr(observer_module, "_OBSERVING_S", (0.0, 0.0))
+    clock, bills = TurnedClock(), list[tuple[float, bool]]()
     monkeypatch.setattr(ObservationBudget, "spend", lambda _, spent_s, failed: bills.append((spent_s, failed)))
 
     class Slow(Faulty):
         def observe(self, batch: Array) -> Observation:
-            nonlocal now_s
-            now_s += 60.0 if self.faults else 0.0
+            clock.turn(60.0 if self.faults else 0.0)
             return super().observe(batch)
 
-    class Telling(list[TaredError | None]):
+    class Reports(list[TaredError | None]):
         def append(self, error: TaredError | None) -> None:
-            nonlocal now_s
-            now_s += 3600.0
+            clock.turn(3600.0)
             super().append(error)
 
-    bench.told = Telling()
+    bench.changes = Reports()
     slow = Slow(bench.observer(), [FULL] * 5)
-    thread = bench.start(lambda _: slow)
-    bench.feed(thread, lambda: len(bench.told) == 2)
+    thread = bench.start(lambda _: slow, clock)
+    bench.feed(thread, lambda: len(bench.changes) == 2)
     assert bills[:7] == [*[(60.0, True)] * 5, *[(0.0, False)] * 2]
 
 
@@ -110,30 +104,33 @@ def test_a_lost_gpu_and_a_bug_end_the_thread(bench: Bench, fault: Exception) -> 
     thread.join(MANY)
     assert thread.error is fault
     assert observer.closed.is_set()
-    assert bench.told == []
+    assert bench.changes == []
 
 
 def test_frames_are_passed_over_until_the_reference_is_there(bench: Bench) -> None:
-    gate, opened_in = threading.Event(), list[threading.Thread]()
+    gate, opened_in, seen = threading.Event(), list[threading.Thread](), list[float]()
+
+    class Watched(Faulty):
+        def observe(self, batch: Array) -> Observation:
+            seen.append(float(batch.mean()))
+            return super().observe(batch)
 
     def slow(_progress: Progress) -> Observer:
         opened_in.append(threading.current_thread())
         gate.wait(MANY)
-        return bench.observer()
+        return Watched(bench.observer(), [])
 
     thread = bench.start(slow)
-    thread.wait_until_tried(0.01)
     assert thread.states()["camera"].outage == PREPARING
     for ts in range(100):
         thread.offer(ServedFrame(Frame(ts, float(ts), 0, np.zeros((8, 8, 3), np.uint8)), "", {}, 0, 0.0))
     gate.set()
     thread.wait_until_tried(MANY)
     assert thread.states()["camera"].outage == ""
-    time.sleep(0.02)
-    assert sum(thread.collection.counts) == 0  # none of the hundred was kept for later
-    bench.feed(thread, lambda: thread.collection.counts[0] > 0)
+    bench.feed(thread, lambda: len(seen) > 101)
+    assert len(set(seen)) == 1, "none of the hundred dark frames was kept for later"
     assert opened_in == [thread]
-    assert bench.told == []
+    assert bench.changes == []
 
 
 def test_a_reference_that_is_being_built_is_given_up_at_the_end(bench: Bench) -> None:
@@ -143,7 +140,6 @@ def test_a_reference_that_is_being_built_is_given_up_at_the_end(bench: Bench) ->
         while True:
             building.set()
             progress(0.5, "Timing graph nodes")
-            time.sleep(0.001)
 
     thread = bench.start(endless)
     assert building.wait(MANY)
@@ -168,21 +164,19 @@ def test_a_reference_that_cannot_be_opened_is_tried_again(bench: Bench) -> None:
     assert thread.states()["camera"].outage == "observer.mismatch"
     again.set()
     bench.feed(thread, lambda: thread.collection.counts[0] > 0)
-    assert bench.told == [mismatch, None]
+    assert bench.changes == [mismatch, None]
 
 
-def test_a_pause_ends_with_the_thread(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observer_module, "_OPENING_S", (3600.0, 3600.0))
-
+def test_a_pause_ends_with_the_thread(bench: Bench) -> None:
     def never(_progress: Progress) -> Observer:
         raise FULL
 
     thread = bench.start(never)
-    thread.wait_until_tried(MANY)
+    bench.clock.until_waiting()
     thread.stop()
     thread.join(MANY)
     assert not thread.is_alive()
-    assert (thread.error, bench.told) == (None, [FULL])
+    assert (thread.error, bench.changes) == (None, [FULL])
 
 
 def test_a_gpu_that_is_lost_while_the_reference_is_opened_ends_the_thread(bench: Bench) -> None:
@@ -192,14 +186,14 @@ def test_a_gpu_that_is_lost_while_the_reference_is_opened_ends_the_thread(bench:
     thread = bench.start(lost)
     thread.join(MANY)
     assert thread.error is FAULT
-    assert bench.told == []
+    assert bench.changes == []
 
 
 def test_the_default_budget_lets_a_day_of_calibrations_be_collected_in_time(bench: Bench) -> None:
     """30 frames a second that take 10 ms each, observations of 25 ms, and a scene in which nothing happens."""
     content = {"model": SPEC, "camera": {"source": "clip.avi"}, "recalibration": {"per_day": 2}}
     config = validate(Config, content, "test")
-    budget = ObserverThread(lambda _: bench.observer(), bench.model.spec, config, bench.told.append)._budget
+    budget = ObserverThread(lambda _: bench.observer(), bench.model.spec, config, bench.changes.append)._budget
     budget.set_pace(alert=True)
     needed, number = config.calibration.frames * 4 / 3, 0
     still = LumaGrid.from_image(np.full((8, 8, 3), 128, np.uint8))
@@ -223,7 +217,7 @@ def test_a_sheet_that_the_owner_does_not_want_any_more_goes_at_the_start(
     sheet.write_bytes(b"frames")
     content = {"model": SPEC, "camera": {"source": "clip.avi"}, "calibration": {"contact_sheet": wanted}}
     config = validate(Config, {**content, "state_dir": tmp_path}, "test")
-    thread = ObserverThread(lambda _: bench.observer(), bench.model.spec, config, bench.told.append)
+    thread = ObserverThread(lambda _: bench.observer(), bench.model.spec, config, bench.changes.append)
     thread.start()
     assert thread.wait_until_tried(MANY)
     thread.stop()

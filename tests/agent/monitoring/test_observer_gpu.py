@@ -10,16 +10,13 @@ from fake_pycuda import LogicError, MemoryError_
 from fake_tensorrt import FakeTensorRt
 from observer_bench import MANY, Bench
 
-import agent.monitoring.observer as observer_module
 from agent.monitoring.observer import ObserverThread
 from engines.trt.backend import TensorRtBackend
 
 
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeTensorRt) -> Bench:
+def bench(tmp_path: Path, fake: FakeTensorRt) -> Bench:
     assert fake.made == []
-    for name in ("_OPENING_S", "_OBSERVING_S"):
-        monkeypatch.setattr(observer_module, name, (0.001, 0.01))
     return Bench(tmp_path)
 
 
@@ -41,7 +38,7 @@ def test_memory_that_is_short_for_a_while(bench: Bench, fake: FakeTensorRt) -> N
         fake.pycuda.fail.clear()
         bench.feed(thread, lambda: not thread.states()["camera"].outage)
         bench.feed(thread, lambda collected=collected: thread.collection.counts[0] > collected)
-    assert [error and error.code for error in bench.told] == ["cuda.memory", None] * 2
+    assert [error and error.code for error in bench.changes] == ["cuda.memory", None] * 2
     bench.end()
     assert thread.error is None
 
@@ -54,7 +51,7 @@ def test_no_memory_for_the_reference_itself(bench: Bench, fake: FakeTensorRt) ->
     assert thread.states()["camera"].outage == "cuda.memory"
     fake.pycuda.fail.clear()
     bench.feed(thread, lambda: thread.collection.counts[0] > 0)
-    assert [error and error.code for error in bench.told] == ["cuda.memory", None]
+    assert [error and error.code for error in bench.changes] == ["cuda.memory", None]
     bench.end()
 
 
@@ -65,4 +62,4 @@ def test_a_gpu_that_is_lost(bench: Bench, fake: FakeTensorRt) -> None:
     bench.feed(thread, lambda: thread.error is not None)
     thread.join(MANY)
     assert "cuda.launch" in str(thread.error)
-    assert bench.told == []
+    assert bench.changes == []

@@ -1,4 +1,4 @@
-"""What counts as evidence for a recalibration: gains on frames that come after those it would be made of."""
+"""Gains count as evidence for a recalibration on frames that come after those it would be made of."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TOLERANCE_DB = 3.0
 
 
 def evidence() -> RecalibrationEvidence[float, float]:
-    """Of frames that are levels; they add up, and nobody looks at their scales."""
+    """Frames are levels here; they add up, and their scales do not matter."""
     return RecalibrationEvidence(
         DriftDetector(1.0, TOLERANCE_DB, 3.0), TOLERANCE_DB, lambda a, b: a + b, lambda seen: seen
     )
@@ -56,7 +56,7 @@ def test_blocks_of_several_frames_are_soon_enough() -> None:
     assert feed(evidence(), 6, 0.0, 0.0, frames=4) == 4
 
 
-def test_what_flatters_itself_is_no_evidence() -> None:
+def test_gains_over_own_scales_are_no_evidence() -> None:
     """Every block would gain 5 dB under scales of its own, and 2 under those of its neighbours."""
     judge = evidence()
     feed(judge, 20_000, 5.0, 2.0)
@@ -102,7 +102,7 @@ def test_a_suspicion_is_looked_at_closely_for_a_minute_and_then_more_and_more_ra
     assert sum(looks) == pytest.approx(60 * len(began), abs=5)
 
 
-def test_who_rested_is_looked_at_again_after_a_calm_while() -> None:
+def test_a_suspicion_gets_frames_again_after_a_calm_while() -> None:
     judge = evidence()
     for _ in range(3):
         feed(judge, 10, 4.0, 2.0)
@@ -138,7 +138,7 @@ def test_a_warning_ends_well_below_where_it_began() -> None:
     assert 0 < changes < 60
 
 
-def test_time_that_nobody_saw_is_no_rest() -> None:
+def test_time_without_observations_is_no_rest() -> None:
     judge = evidence()
     feed(judge, 10, 4.0, 2.0)
     judge.update(1.0, 1, 1e6, 4.0, 2.0)

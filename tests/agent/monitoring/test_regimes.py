@@ -29,7 +29,7 @@ def names(store: RegimeStore) -> list[str]:
     return [known.artefact for known in store.known]
 
 
-def test_what_is_learnt_is_known_after_a_restart(path: Path) -> None:
+def test_learnt_regimes_are_known_after_a_restart(path: Path) -> None:
     store = RegimeStore(path, "one model", 5)
     store.learn(regime("day"))
     store.learn(regime("night"))
@@ -45,7 +45,7 @@ def test_the_one_that_has_not_served_for_longest_makes_room(path: Path) -> None:
     assert names(RegimeStore(path, "one model", 2)) == ["dawn", "night"]
 
 
-def test_what_cannot_serve_is_forgotten(path: Path) -> None:
+def test_a_regime_that_cannot_serve_is_forgotten(path: Path) -> None:
     store = RegimeStore(path, "one model", 5)
     store.learn(regime("day"))
     store.forget("day")
@@ -124,7 +124,7 @@ def test_a_file_of_a_newer_tared_is_refused(path: Path) -> None:
     assert json.loads(path.read_text()) == {"schema": 3}
 
 
-def test_a_disk_that_refuses_is_told_and_the_regime_known_all_the_same(path: Path) -> None:
+def test_a_disk_that_refuses_is_reported_and_the_regime_known_all_the_same(path: Path) -> None:
     store = RegimeStore(path / "no folder" / "regimes.json", "one model", 5)
     with pytest.raises(AgentError) as refused:
         store.learn(regime("day"))

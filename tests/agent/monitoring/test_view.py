@@ -1,4 +1,4 @@
-"""The view: what no recalibration cures is told, by the figures that say so, and the light alone is no trouble."""
+"""Trouble that no recalibration cures is reported with its figures, and the light alone is no trouble."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_lamp_that_goes_on_moves_no_camera() -> None:
         (lambda number: camera(number, scene(5)), "moved"),
     ],
 )
-def test_trouble_is_told_with_its_figures(change: Callable[[int], Image], trouble: str) -> None:
+def test_trouble_is_reported_with_its_figures(change: Callable[[int], Image], trouble: str) -> None:
     view = watched(change)
     assert view.state.trouble == trouble
     figures = view.state.evidence
@@ -87,7 +87,7 @@ def test_a_trouble_is_not_over_for_one_good_frame_in_ten() -> None:
         assert view.state.trouble == "blurred"
 
 
-def test_what_cannot_be_seen_ends_no_trouble() -> None:
+def test_frames_that_do_not_show_the_change_end_no_trouble() -> None:
     """Neither does a night put a camera back, nor light that falls on it, nor is a lens clean for being elsewhere."""
     moved = watched(lambda number: camera(number, scene(5)), 40)
     for number in range(70, 170):
@@ -222,7 +222,7 @@ def test_where_a_lens_was_dirty_before_says_nothing_of_the_view_that_is_usual_no
     assert view.state.trouble == ""
 
 
-def test_who_passes_by_does_not_keep_a_view_from_standing_still() -> None:
+def test_a_passer_by_does_not_keep_a_view_from_standing_still() -> None:
     view = watched(lambda number: camera(number, scene(5 if number % 8 else 6)), SETTLED + 150)
     assert view.state.trouble == ""
 
@@ -243,7 +243,7 @@ def test_blur_does_not_become_usual_by_itself() -> None:
 
 
 def beliefs(shares: NDArray[np.float64], seed: int) -> list[bool]:
-    """What is believed after each frame, of frames that are in trouble with these chances."""
+    """Return the belief after each frame, where frames are in trouble with these chances."""
     belief, rng, after = TroubleDetector(), np.random.default_rng(seed), []
     for found in rng.uniform(size=shares.size) < shares:
         belief.update(bool(found))
@@ -253,7 +253,7 @@ def beliefs(shares: NDArray[np.float64], seed: int) -> list[bool]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_quarter_of_frames_in_trouble_is_none_and_more_is(seed: int) -> None:
-    """Once in 100000 frames at most it may be told for nothing."""
+    """Once in 100000 frames at most it may be reported for nothing."""
     assert not any(beliefs(np.full(10_000, 0.25), seed))
     assert all(beliefs(np.full(5000, 0.6), seed)[300:])
 

@@ -72,12 +72,12 @@ def test_a_folder_gets_a_picture_for_each_frame(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("name", "code"), [("out.gif", "save.format"), ("model.yaml/out.mp4", "save.write"), ("model.yaml/x", "save.write")]
 )
-def test_what_cannot_be_saved_is_refused(bench: Bench, name: str, code: str) -> None:
+def test_a_place_that_cannot_be_written_is_refused(bench: Bench, name: str, code: str) -> None:
     said = bench.refuses("infer", bench / "artefact", "--frames", bench / "clip.avi", "--save", bench / name)
     assert said.startswith(f"{code}: ")
 
 
-def test_of_a_raw_model_nothing_can_be_drawn(bench: Bench) -> None:
+def test_a_raw_model_has_nothing_to_draw(bench: Bench) -> None:
     raw = bench.write("raw.yaml", {"path": "model.onnx", "task": "raw"})
     said = bench.refuses("infer", raw, "--frames", bench / "clip.avi", "--save", bench / "out.mp4")
     assert said.startswith("save.nothing: ")

@@ -42,7 +42,7 @@ def test_a_class_is_written_into_the_corner() -> None:
     assert not found[30:, :].any()
 
 
-def test_of_raw_outputs_nothing_is_drawn() -> None:
+def test_raw_outputs_are_not_drawn() -> None:
     assert not drawn({"a": np.zeros(3, np.float32)}).any()
 
 

@@ -33,7 +33,7 @@ def test_a_class_with_its_label() -> None:
 
 
 @pytest.mark.parametrize("outputs", [{"y": np.array([[1.0, np.nan, -np.inf]], np.float32)}])
-def test_what_is_no_number_is_null(outputs: Prediction) -> None:
+def test_nan_and_infinity_are_null(outputs: Prediction) -> None:
     assert strict(line(7, outputs).encoded.decode())["outputs"] == {"y": [[1.0, None, None]]}
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from bench import fill, small_file_system
 from results_bench import detections, frames_of, line
+from turned_clock import TurnedClock
 
 from agent.results.file_output import ResultsFile
 
@@ -31,17 +32,16 @@ def test_lines_are_appended_over_restarts(path: Path) -> None:
     assert frames_of(path) == [0, 1, 2, 3]
 
 
-def test_a_line_waits_for_a_second_at_most(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s = 100.0
-    monkeypatch.setattr("agent.results.file_output.time.monotonic", lambda: now_s)
-    file = ResultsFile(path)
+def test_a_line_waits_for_a_second_at_most(path: Path) -> None:
+    clock = TurnedClock()
+    file = ResultsFile(path, clock)
     file.add(line(0))
     file.tick()
     assert frames_of(path) == [0]
     file.add(line(1))
     assert file.tick() == 1.0
     assert frames_of(path) == [0]
-    now_s += 1.0
+    clock.turn(1.0)
     file.tick()
     assert frames_of(path) == [0, 1]
 
@@ -89,7 +89,7 @@ def test_half_a_line_longer_than_what_is_read_at_once_is_cut_off(path: Path) -> 
     assert frames_of(path) == [0, 2]
 
 
-def test_what_is_not_ours_is_kept(path: Path) -> None:
+def test_text_of_other_programs_is_kept(path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(b"somebody's notes")
     write(ResultsFile(path), 2)
@@ -137,7 +137,7 @@ def test_with_room_again_what_was_kept_follows_and_the_trouble_is_over(tmp_path:
         assert file.dropped == 0
 
 
-def test_a_pipe_that_nobody_reads_is_refused_without_waiting(path: Path) -> None:
+def test_a_pipe_without_a_reader_is_refused_without_waiting(path: Path) -> None:
     path.parent.mkdir()
     os.mkfifo(path)
     file = ResultsFile(path)
@@ -148,7 +148,7 @@ def test_a_pipe_that_nobody_reads_is_refused_without_waiting(path: Path) -> None
     assert file.dropped == 1
 
 
-def test_a_folder_in_its_place_is_told(path: Path) -> None:
+def test_a_folder_in_the_place_of_the_file_is_reported(path: Path) -> None:
     path.mkdir(parents=True)
     file = ResultsFile(path)
     write(file, 0)

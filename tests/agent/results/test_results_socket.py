@@ -1,4 +1,4 @@
-"""Results on a Unix socket: whole lines for every reader, and nobody waits for a slow one."""
+"""Results on a Unix socket: whole lines for every reader, and no other waits for a slow one."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from brokers import eventually
 from results_bench import CONFIG, detections, frames_of, line, served
+from turned_clock import TurnedClock
 from worlds import World
 
 from agent.common.errors import ConfigError
@@ -148,7 +149,7 @@ def test_a_socket_of_another_daemon_is_left_alone(path: Path, output: ResultsSoc
         assert frames_of(read_lines(reader, 1))[-1] == 0
 
 
-def test_one_that_has_taken_its_place_is_not_removed(path: Path, output: ResultsSocket) -> None:
+def test_a_file_that_has_taken_the_place_of_the_socket_is_not_removed(path: Path, output: ResultsSocket) -> None:
     path.unlink()
     path.write_text("another")
     output.close()
@@ -156,7 +157,7 @@ def test_one_that_has_taken_its_place_is_not_removed(path: Path, output: Results
 
 
 @pytest.mark.parametrize("name", ["file", "x" * 200, "file/below"])
-def test_what_cannot_be_a_socket_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_path_that_cannot_be_a_socket_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("kept")
     with pytest.raises(ConfigError, match=r"^results\.socket: "):
         ResultsSocket(tmp_path / name)
@@ -167,9 +168,10 @@ def test_what_cannot_be_a_socket_is_refused(tmp_path: Path, name: str) -> None:
 def test_a_disk_that_refuses_the_socket_is_reported_and_asked_again(
     path: Path, monkeypatch: pytest.MonkeyPatch, refusal: int
 ) -> None:
+    clock = TurnedClock()
     with monkeypatch.context() as patched:
         patched.setattr(Path, "mkdir", raising(OSError(refusal, os.strerror(refusal))))
-        output = ResultsSocket(path)
+        output = ResultsSocket(path, clock)
         output.add(line(0))
         assert output.trouble is not None
         assert os.strerror(refusal) in output.trouble.found
@@ -177,7 +179,7 @@ def test_a_disk_that_refuses_the_socket_is_reported_and_asked_again(
         assert output.trouble is not None
     output.tick()
     assert output.trouble is not None, "not yet"
-    output._open_at_s = 0.0
+    clock.turn(60.0)
     output.tick()
     assert output.trouble is None
     with connected(path) as reader:

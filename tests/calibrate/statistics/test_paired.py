@@ -37,7 +37,7 @@ def test_the_mean_is_missed_no_more_often_than_promised(draw: Draw, mean: float,
 
 
 def test_the_bounds_would_be_found_out_if_they_were_narrower() -> None:
-    """What a normal approximation gives for the same samples: the check above can fail."""
+    """A normal approximation fails on the same samples, so the check above can fail."""
     rng = np.random.default_rng(32)
     missed = 0
     for _ in range(_SAMPLES):
@@ -72,7 +72,7 @@ def test_turned_round_the_bounds_are_turned_round() -> None:
     assert gain_bounds(-values) == pytest.approx((-high, -low))
 
 
-def test_what_it_does_not_take() -> None:
+def test_samples_of_other_shapes_are_refused() -> None:
     assert gain_bounds(np.empty(0)) == (-1.0, 1.0)
     for values in ([1.1], [np.nan], [-1.1, 0.0]):
         with pytest.raises(ValueError, match="lie in"):
