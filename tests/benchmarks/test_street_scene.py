@@ -90,12 +90,12 @@ def test_boxes_lie_on_what_moves(mornings: list[Frame]) -> None:
 
 @pytest.mark.trial
 def test_a_box_is_as_tight_as_the_silhouette(street: Street) -> None:
-    """What a lone pedestrian changes in the picture reaches every side of the box."""
-    nobody = Street(SEED, 0.0)
+    """The change that a lone pedestrian makes in the picture reaches every side of the box."""
+    without = Street(SEED, 0.0)
     frame = next(f for f in (street.frame(t / 4, MORNING) for t in range(400)) if _one_whole_pedestrian(f))
     (label,) = [label for label in frame.labels if label.class_id == CLASSES.index("pedestrian")]
     x1, y1, x2, y2 = map(int, label.box)
-    empty = nobody.frame(1e4, MORNING).image.astype(int)
+    empty = without.frame(1e4, MORNING).image.astype(int)
     changed = np.abs(frame.image.astype(int) - empty).max(axis=2)[y1:y2, x1:x2] > 25
     rows, columns = np.flatnonzero(changed.any(axis=1)), np.flatnonzero(changed.any(axis=0))
     assert max(rows[0], y2 - y1 - 1 - rows[-1]) <= 2
@@ -230,7 +230,7 @@ def _int8(backend: Backend, model: Model, frames: list[Frame]) -> onnx.ModelProt
 def test_scales_of_the_night_fail_in_the_morning_and_new_ones_cure_it(
     street: Street, backend: Backend, model: Model
 ) -> None:
-    """What the sample is for. The margins are wide: thirty frames decide a mean only to a few hundredths."""
+    """The purpose of the sample. The margins are wide: thirty frames decide a mean only to a few hundredths."""
     nights, mornings = (_frames(street, 0.3, 30, hour) for hour in (NIGHT, MORNING))
     of_night, of_morning = (_int8(backend, model, _frames(street, 60.0, 16, hour)) for hour in (NIGHT, MORNING))
 

@@ -44,7 +44,7 @@ def strict(text: str) -> dict[str, Any]:
 
 
 def without_progress(errors: str) -> str:
-    """What a command has written on stderr but for lines of progress, which only a slow machine sees."""
+    """Return stderr of a command without lines of progress, which only a slow machine sees."""
     return re.sub(r"^\w+: \d+/\d+.*\n", "", errors, flags=re.MULTILINE)
 
 
@@ -72,7 +72,7 @@ class Bench:
         return strict(output), check.rstrip("\n")
 
     def text(self, *arguments: object) -> str:
-        """What a command prints for people."""
+        """Run a command; return its text for people."""
         assert main([str(argument) for argument in arguments]) == 0
         return self.heard()[0]
 
@@ -85,7 +85,7 @@ class Bench:
         return self.error(code, output, errors, lines)
 
     def heard(self) -> tuple[str, str]:
-        """What was said on stdout and stderr since the last look."""
+        """Return stdout and stderr since the last call."""
         heard = self._capfd.readouterr()
         return heard.out, heard.err
 

@@ -16,7 +16,7 @@ NOW = 1_700_000_000.0
 
 
 class Device:
-    """Handlers as a supervisor has them: status answers at once, recalibrate when told, rollback fails."""
+    """Handlers as a supervisor has them: status answers at once, recalibrate when the test lets it, rollback fails."""
 
     def __init__(self) -> None:
         self.jobs: list[tuple[RecalibrateArgs, CommandProgress]] = []

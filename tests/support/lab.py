@@ -98,7 +98,7 @@ class Lab:
         return artefact
 
     def detections(self, target: Path, frames: Path) -> list[list[dict[str, Any]]]:
-        """What `tared infer` writes, frame by frame."""
+        """The detections that `tared infer` writes, by frame."""
         results = self.folder / "results.jsonl"
         told = tared("infer", target, "--frames", frames, "-o", results)
         lines = [json.loads(line)["detections"] for line in results.read_text().splitlines()]

@@ -48,7 +48,7 @@ _LIMIT_S = 120
 
 
 def run(source: str, sanitizer: str, seed: int) -> str:
-    """What this check finds wrong with the kernels of this text; empty when nothing."""
+    """The fault that this check finds in the kernels of this text; empty without one."""
     build(GEOMETRY, source, sanitizer)  # here, so that the compiler runs unsanitised
     environment = {**os.environ, **_OPTIONS}
     if sanitizer:

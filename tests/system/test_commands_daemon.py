@@ -34,7 +34,7 @@ def board_fixture(calibrated_world: World, mosquitto: RealBroker) -> World:
 
 @pytest.mark.slow
 @pytest.mark.broker
-def test_what_is_set_holds_at_once_and_after_a_restart_on_command(board: World, mosquitto: RealBroker) -> None:
+def test_a_setting_holds_at_once_and_after_a_restart_on_command(board: World, mosquitto: RealBroker) -> None:
     with Watcher(mosquitto.endpoint) as watcher:
         with board.running() as process:
             assert watcher.expect(TOPICS.reported)["version"] == 0

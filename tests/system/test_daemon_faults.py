@@ -106,7 +106,7 @@ def test_a_cancelled_job_gives_the_observer_its_pace_back(tmp_path: Path, any_br
 
 @pytest.mark.trial
 @pytest.mark.broker
-def test_what_the_operator_rolled_back_does_not_return_by_itself(tmp_path: Path, any_broker: RealBroker) -> None:
+def test_a_rollback_by_the_operator_is_not_undone_by_an_alarm(tmp_path: Path, any_broker: RealBroker) -> None:
     mqtt = {"host": any_broker.host, "port": any_broker.port, "telemetry_period_s": 0.5}
     camera = LiveCamera(tmp_path, mqtt=mqtt)
     with Watcher(any_broker.endpoint) as watcher, camera.running():

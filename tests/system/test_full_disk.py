@@ -102,7 +102,7 @@ def test_a_store_that_turns_read_only_costs_the_command_and_the_next_start_serve
 
 @contextmanager
 def mounted_read_only(disk: Path) -> Iterator[None]:
-    """The same files, read-only for whoever opens one from now on; what is open, as the daemon's lock, stays so."""
+    """Make the files read-only for each process that opens one from now on. The daemon's lock stays open."""
     mount(["--bind", str(disk), str(disk)])
     try:
         eventually(lambda: mount(["-o", "remount,bind,ro", str(disk)]), 30.0)  # refused while a file is being written

@@ -125,7 +125,7 @@ def test_systemd_waits_as_long_as_the_daemon_takes_to_end() -> None:
 
 
 def test_the_camera_daemons_socket_is_seen_in_the_private_tmp() -> None:
-    """What else it takes on a board nobody has tried; see systemd.exec(5) for the minus."""
+    """No board has tried more than that. See systemd.exec(5) for the minus."""
     assert read_unit()["DynamicUser"] == read_unit()["PrivateTmp"] == "yes"
     csi = DROP_INS / "csi.conf"
     assert read_unit("Service", csi)["BindPaths"] == "-/tmp/argus_socket"
