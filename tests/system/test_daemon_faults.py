@@ -39,12 +39,6 @@ def test_a_second_daemon_on_the_same_state_is_refused(tmp_path: Path) -> None:
     assert summary["frames"] == 10
 
 
-def test_a_state_dir_that_cannot_be_is_named(tmp_path: Path) -> None:
-    world = steady(tmp_path, 1.0)
-    world.state_dir.write_text("a file in the way")
-    assert "error: state.unwritable" in refused(world)
-
-
 def test_box_labels_for_a_classifier_are_refused_before_the_run(tmp_path: Path) -> None:
     (tmp_path / "labels.jsonl").write_text('{"frame": 0, "labels": []}\n')
     world = steady(tmp_path, 1.0, camera={"labels": "labels.jsonl"})

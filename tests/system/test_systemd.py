@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from places import ROOT
 from pydantic import ValidationError
 from systemd_unit import DROP_IN, DROP_INS, MAX_EXPOSURE, UNIT, read_unit
 from systemd_unit import systemd_analyze as systemd_analyze
@@ -90,16 +89,6 @@ def test_a_lost_camera_is_tried_again_well_within_the_watchdogs_time() -> None:
     # To wait, to open, and for a first picture that never comes.
     attempt_s = float(caps[0]) + opening._TIMEOUT_MS / 1000.0 + first_picture_s(_LONGEST_SILENCE_S)
     assert attempt_s < 2 / 3 * int(read_unit()["WatchdogSec"])
-
-
-def test_nothing_but_frame_progress_pings() -> None:
-    """And a model that has changed, once, for which the daemon begins anew."""
-    pinging = {path.name: path.read_text().count('"WATCHDOG=1"') for path in (ROOT / "agent").rglob("*.py")}
-    assert {name: count for name, count in pinging.items() if count} == {"supervisor.py": 1, "run.py": 1}
-    supervisor = (ROOT / "agent/daemon/supervisor.py").read_text()
-    assert re.search(
-        r'if self\._pipeline\.pulse != self\._pinged:\n.*\n +notify_service_manager\("WATCHDOG=1"\)', supervisor
-    )
 
 
 def test_every_credential_has_a_default() -> None:
