@@ -67,7 +67,7 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="session")
 def shared_vectors(shared_data: Path) -> dict[str, NDArray[Any]]:
-    """What the peers' calibrators answer on 38 histograms; see README.md beside the file."""
+    """The answers of the peers' calibrators on 38 histograms; see README.md beside the file."""
     with np.load(shared_data.parent / "vectors" / "thresholds.npz") as file:
         return {name: file[name] for name in file.files}
 
@@ -130,7 +130,7 @@ def _dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
 
 @pytest.fixture(autouse=True)
 def _log_as_it_was() -> Iterator[None]:
-    """What a command of the command line, called in this process, has made of the log is undone."""
+    """Undo the changes that a command, called in this process, has made to the log."""
     root = logging.getLogger()
     before = root.level, [each for each in root.handlers if isinstance(each, ConsoleHandler)]
     yield

@@ -1,4 +1,4 @@
-"""Archives and data sets that nobody packs: names that lead out, bombs, lies; labels that do not fit."""
+"""Archives and data sets of strangers: names that lead out, bombs, lies; labels that do not fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What strangers send by MQTT: to a board's topics, to a collector's, and uploads; and all that reads it."""
+"""Messages of strangers by MQTT: to a board's topics, to a collector's, and uploads; and all that reads it."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Board:
         report.succeed()
 
     def _take_ack(self, content: bytes) -> None:
-        """While rows come, and go to the broker: what nobody was ever sent nobody makes it forget."""
+        """An acknowledgement while rows come and go removes no row that was never sent."""
         ack = Ack.from_json(content)
         self.outbox.put("event", EVENT, lambda *_: b"{}")
         while (message := self.outbox.pop()) is not None:
@@ -236,7 +236,7 @@ def board_cases(rng: Random, folder: Path) -> Iterator[Case]:
 
 
 def collector_cases(rng: Random, _folder: Path) -> Iterator[Case]:
-    """What boards send, tampered with."""
+    """Tampered messages of boards."""
     for _ in range(60):
         yield Case(
             "documents for a collector", partial(_collected, [tampered(rng) for _ in range(rng.choice((1, 1, 8)))])

@@ -348,7 +348,7 @@ def broken_files(rng: random.Random, count: int) -> Iterator[tuple[str, bytes]]:
 
 
 def _inspect(content: bytes, path: Path) -> Outcome:
-    """What is guessed is a spec, and only of a graph that can be served."""
+    """Guess a spec, which is refused for a graph that cannot be served."""
     path.write_bytes(content)
     inspection = inspect_model(path)
     json.dumps(inspection.as_dict())

@@ -1,4 +1,4 @@
-"""What strangers send to the port of metrics, read as any port of a board: halves, floods of headers, noise."""
+"""Requests of strangers to the port of metrics, read as any port of a board: halves, floods of headers, noise."""
 
 from __future__ import annotations
 

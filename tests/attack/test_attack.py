@@ -18,7 +18,7 @@ from attack import campaign
 from attack.campaign import Tally, run, table
 from attack.case import MOST_KIB, Case, Kind, judge
 from attack.kinds import KINDS
-from attack.onnx_files import FAULTS, broken_files
+from attack.onnx_files import broken_files
 from fleet.cli.main import main
 
 SHORT_S = 12.0  # of the campaign, whose workers need some seconds more to end
@@ -42,7 +42,7 @@ def test_nothing_breaks_in_a_short_campaign(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "ONNX"])
-def test_one_seed_of_each_kind(kind: str, tmp_path: Path) -> None:
+def test_no_kind_of_input_breaks_anything_with_one_seed(kind: str, tmp_path: Path) -> None:
     for case in KINDS[kind](Random(7), tmp_path):
         verdict, why = judge(case)
         assert verdict != "BROKEN", (case.name, why)
@@ -67,16 +67,6 @@ def test_broken_models_end_in_an_error_with_a_code(
             assert all(error[part] for part in ("code", "found", "expected", "remedy")), (name, error)
             assert errors.startswith(f"error: {error['code']}: "), errors
     assert refused > COMMANDS // 3
-
-
-@pytest.mark.trial
-def test_three_hundred_broken_models(tmp_path: Path) -> None:
-    rounds = -(-300 // len(FAULTS))
-    tally = Tally()
-    run("ONNX", iter(range(rounds)), time.monotonic() + 600.0, tally, tmp_path)
-    assert tally.broken == []
-    assert tally.counts.total() == rounds * len(FAULTS)
-    assert tally.counts["refused cleanly"] > 150
 
 
 def _raise(error: Exception) -> None:

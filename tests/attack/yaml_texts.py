@@ -1,4 +1,4 @@
-"""YAML that nobody means: bombs, tags, deep nesting; configurations and specs with anything in the place of a value."""
+"""Malicious YAML: bombs, tags, deep nesting; configurations and specs with anything in the place of a value."""
 
 from __future__ import annotations
 

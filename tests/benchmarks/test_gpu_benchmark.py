@@ -204,7 +204,7 @@ def test_other_bins_leave_nothing_to_judge() -> None:
 
 
 @pytest.mark.parametrize(("bits", "code"), [(11, UNJUDGED), (12, MISSED)])
-def test_the_exit_code_tells_unjudged_from_reached(
+def test_the_exit_code_differs_for_unjudged_and_missed(
     bits: int, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(gpu_histogram, "cases", lambda bits, _: [replace(case("float32", "ReLU"), bits=bits[0])])

@@ -98,7 +98,7 @@ def test_the_worker_quantises_older_opsets_with_constants_among_the_inputs(tmp_p
     assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
 
 
-def test_nobody_has_seen_the_images_that_are_scored(shared_data: Path, tmp_path: Path) -> None:
+def test_the_scored_images_are_apart_from_the_calibrating_ones(shared_data: Path, tmp_path: Path) -> None:
     first, second = splits("yolox_nano", tmp_path)
     assert (first.calibrate, first.plan, first.score) == (second.score, second.score, second.calibrate)
     even, odd = (set(ImageFiles(path).names) for path in (first.calibrate, first.score))

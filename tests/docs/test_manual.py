@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import doctest
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from docs.tools import prose, site
-
-
-@pytest.mark.parametrize("module", [prose, site])
-def test_the_examples_of_its_tools_hold(module: ModuleType) -> None:
-    results = doctest.testmod(module)
-    assert results.attempted
-    assert not results.failed
 
 
 def test_links_lead_to_the_same_page_from_both_sides() -> None:

@@ -1,4 +1,4 @@
-"""What a daemon's process does before it starts, as Python source: kill itself or its child, fail, have its clock set.
+"""Python that a daemon's process runs before it starts: kill itself or its child, fail, have its clock set.
 
 Each is put before the program of `test_memory_daemon`. Nothing in the product knows of it.
 """
@@ -245,7 +245,7 @@ def in_child(source: str, first: bool) -> str:
 
 
 def child_killed(moment: str, step: str) -> str:
-    """Each child kills itself right before, or right after, it tells of a step; OUTCOME is its last line."""
+    """Each child kills itself right before, or right after, it reports a step; OUTCOME is its last line."""
     return in_child(_KILL_CHILD.format(moment=moment, step=step), first=False)
 
 
@@ -260,7 +260,7 @@ def write_refused(state: str) -> str:
 
 
 def other_runtime() -> str:
-    """What the engines in the store were built for is not what is here."""
+    """The runtime is another one than the engines in the store were built for."""
     return _OTHER_RUNTIME + in_child(_OTHER_RUNTIME, first=False)
 
 

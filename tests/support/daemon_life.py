@@ -70,7 +70,7 @@ def order(broker: RealBroker, op: str, version: int | None = None, **arguments: 
 
 
 def answer(broker: RealBroker, op: str, **arguments: Any) -> dict[str, Any]:
-    """What a command returns. Fails if it does not succeed."""
+    """The result of a command. Fails without one."""
     last = order(broker, op, **arguments)
     assert last.result is not None, last
     return last.result

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _TICK_S = 0.05
-# As systemd tells it, which the process cannot know beforehand.
+# systemd sets it; the process cannot know it beforehand.
 _WITH_OWN_PID = 'import os, sys; os.environ["WATCHDOG_PID"] = str(os.getpid()); os.execv(sys.argv[1], sys.argv[1:])'
 
 
@@ -66,7 +66,7 @@ class ServiceManager:
 
     @property
     def journal(self) -> str:
-        """What the service said on stderr, all lives together."""
+        """Stderr of the service, all lives together."""
         return (self._folder / "journal").read_text(errors="replace")
 
     @property
@@ -124,10 +124,10 @@ class ServiceManager:
         self._deadline_s = now_s + self._timeouts.start_s
 
     def _turn(self) -> None:
-        for sender, text in self._heard():
+        for sender, text in self._received():
             if sender == self.pid:
                 for line in text.splitlines():
-                    self._hear(line)
+                    self._take(line)
             else:
                 self.refused += 1
         assert self._process is not None
@@ -136,7 +136,7 @@ class ServiceManager:
         elif time.monotonic() > self._deadline_s:
             self._overdue(self._process)
 
-    def _heard(self) -> Iterator[tuple[int, str]]:
+    def _received(self) -> Iterator[tuple[int, str]]:
         with contextlib.suppress(TimeoutError):
             while True:
                 data, ancillary, _, _ = self._socket.recvmsg(4096, socket.CMSG_SPACE(struct.calcsize("3i")))
@@ -145,7 +145,7 @@ class ServiceManager:
                 self._socket.settimeout(0.001)
         self._socket.settimeout(_TICK_S)
 
-    def _hear(self, line: str) -> None:
+    def _take(self, line: str) -> None:
         life, now_s = self.life, time.monotonic()
         life.said.append(line)
         if life.reason:

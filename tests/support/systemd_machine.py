@@ -60,7 +60,7 @@ exec env -i "PATH=$PATH" container=test /usr/lib/systemd/systemd --system --unit
 
 
 def why_not() -> str:
-    """What keeps systemd from running here, empty if nothing does."""
+    """The reason why systemd cannot run here; empty if it can."""
     if os.geteuid() != 0:
         return "namespaces and mounts take root"
     for program in ("unshare", "nsenter", "systemctl"):
@@ -141,8 +141,10 @@ class Machine:
 
 
 def sandbox_of_this_interpreter() -> str:
-    """What a unit has to say so that the Python of the tests, and its environment, are seen under ProtectHome and
-    PrivateTmp, where they lie in a home or in /tmp."""
+    """The lines of a unit that show it the Python of the tests under ProtectHome and PrivateTmp.
+
+    It may lie in a home or in /tmp.
+    """
     places = {Path(sys.base_prefix).resolve(), Path(sys.prefix).resolve()}
     at_home = {place for place in places if place.is_relative_to("/root") or place.is_relative_to("/home")}
     hidden = at_home | {place for place in places if place.is_relative_to("/tmp")}

@@ -68,11 +68,11 @@ class Board:
             yield life
 
     def follow(self, op: str, **arguments: str) -> Iterator[CommandResult]:
-        """What a command is answered, as it comes."""
+        """The answers to a command, as they come."""
         yield from send(self.broker.endpoint, TOPICS, new_command(op, arguments, time.time()), silence_s=LIMIT_S)
 
     def order(self, op: str, **arguments: str) -> CommandResult:
-        """What came of a command in the end."""
+        """The final result of a command."""
         return list(self.follow(op, **arguments))[-1]
 
     def verify(self) -> subprocess.CompletedProcess[str]:
@@ -81,7 +81,7 @@ class Board:
         return subprocess.run(command, capture_output=True, text=True, timeout=60.0, check=False)
 
     def unfinished(self) -> list[Path]:
-        """What no process that has ended well leaves behind, and no start of one leaves lying."""
+        """Files that a process which ends well never leaves, and that each start removes."""
         folders = [self.state, *(self.state / name for name in ("artefacts", "cache", "refused"))]
         hidden = [path for folder in folders for path in folder.glob(".*") if path.suffix in (".new", ".gone")]
         return [*hidden, *(self.state / "jobs").glob("*"), *self.state.glob("*-journal")]
@@ -101,7 +101,7 @@ def stop(life: Life) -> None:
 
 
 def codes(life: Life) -> set[str]:
-    """Of all errors that were told."""
+    """The codes of all reported errors."""
     return set(life.said(r"event=error code=([\w.-]+)"))
 
 
@@ -148,7 +148,7 @@ def copied(board: Board, folder: Path, broker: RealBroker) -> Board:
 
 
 def check_artefacts(board: Board) -> None:
-    """What lies in the store is whole, and lies under its own name."""
+    """Each artefact of the store is whole, and lies under its own name."""
     done = board.verify()
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -1,8 +1,8 @@
 """Start `tared` from a process that has imported it already: in a short run the imports are most of the work.
 
-A template imports the daemon and the command line once, and forks for each start. What it forks is a process as any
-other: its environment, folder, signals and files are its own, and its interpreter ends as the exit code says. Where
-the start itself is the subject, as with a unit or an installed wheel, tests start `python -m fleet.cli`.
+A template imports the daemon and the command line once, and forks for each start. A fork is a process as any
+other: its environment, folder, signals and files are its own. Its interpreter ends as the exit code says. Where the
+start itself is the subject, as with a unit or an installed wheel, tests start `python -m fleet.cli`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MOST_BYTES = 1 << 17  # of a request: mostly the environment
 
 
 class _Start(NamedTuple):
-    """What the template is asked for. file_bytes: no file may grow beyond, as on a disk that is full."""
+    """A request to the template. file_bytes: no file may grow beyond, as on a disk that is full."""
 
     source: str
     arguments: list[str]
@@ -180,7 +180,7 @@ def _wait_to_be_forked(starts: socket.socket) -> str:
 
 
 def _report(pid: int, told: int, *others: int) -> None:
-    """Tell the process's id, and its exit code when it has ended."""
+    """Report the process's id, and its exit code when it has ended."""
     for descriptor in others:  # they end with the process
         os.close(descriptor)
     os.write(told, f"{pid}\n".encode())

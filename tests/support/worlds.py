@@ -86,8 +86,8 @@ class World:
     def run(self, *more: str, until: str = "", file_bytes: int | None = None) -> tuple[dict[str, Any], str]:
         """Run to the end, or until a line matches; the summary, and what was said on stderr.
 
-        What takes its time, as a swap does, is waited for with `until` and frames in plenty: how many pass meanwhile is
-        the machine's affair. Fails unless the exit code is 0.
+        To wait for an event, as a swap, give `until` and frames in plenty: the machine decides how many pass meanwhile.
+        Fails unless the exit code is 0.
         """
         return run_until(TalkingProcess(self.arguments(*more), file_bytes=file_bytes), until)
 
@@ -180,7 +180,7 @@ def calibrated_world(calibrated_once: World, tmp_path: Path) -> World:
 
 
 def write_clip(path: Path, light: Callable[[float], float], frames: int) -> None:
-    """What a camera sees under this light, as for `make_world`. Encoding is slow: clips are kept for all workers."""
+    """Write the picture of a camera under this light, as for `make_world`. Clips are kept for all workers."""
     lights = np.array([light(number / FPS) for number in range(frames)])
     name = hashlib.sha256(inspect.getsource(_encode).encode() + lights.tobytes()).hexdigest()
     kept = ROOT / "var" / "clips" / f"{name}.avi"

@@ -34,7 +34,7 @@ def board_fixture(calibrated_world: World, mosquitto: RealBroker) -> World:
 
 @pytest.mark.slow
 @pytest.mark.broker
-def test_what_is_set_holds_at_once_and_after_a_restart_on_command(board: World, mosquitto: RealBroker) -> None:
+def test_a_setting_holds_at_once_and_after_a_restart_on_command(board: World, mosquitto: RealBroker) -> None:
     with Watcher(mosquitto.endpoint) as watcher:
         with board.running() as process:
             assert watcher.expect(TOPICS.reported)["version"] == 0
@@ -123,20 +123,17 @@ def test_another_telemetry_period_counts_from_now_on(board: World, mosquitto: Re
 def test_send_saves_a_snapshot_where_the_owner_lets_it_go(board: World, mosquitto: RealBroker, tmp_path: Path) -> None:
     picture = tmp_path / "now.jpg"
     words = ["send", "board", "snapshot", "--host", mosquitto.host, "--port", mosquitto.port, "-o", picture]
-    with Watcher(mosquitto.endpoint) as watcher:
-        with board.running():
-            watcher.expect(TOPICS.telemetry)
-            refused = tared(*words)
-            assert (refused.returncode, "command.privacy" in refused.stdout) == (1, True), refused.stdout
-            assert not picture.exists()
-        board.change(privacy={"snapshot": True})
-        with board.running():
-            watcher.expect(TOPICS.telemetry)
-            eventually(lambda: tared(*words[:3], "annotated=true", *words[3:]).returncode == 0, LIMIT_S)
-            image = cv2.imread(str(picture))
-            assert image is not None
-            assert image.shape == (32, 32, 3)
-            assert [path.name for path in picture.parent.iterdir() if "now" in path.name] == ["now.jpg"]
+    board.change(privacy={"snapshot": True})
+    with Watcher(mosquitto.endpoint) as watcher, board.running():
+        watcher.expect(TOPICS.telemetry)
+        refused = tared(*words[:3], "camera=attic", *words[3:])
+        assert (refused.returncode, "command.camera" in refused.stdout) == (1, True), refused.stdout
+        assert not picture.exists()
+        eventually(lambda: tared(*words[:3], "annotated=true", *words[3:]).returncode == 0, LIMIT_S)
+        image = cv2.imread(str(picture))
+        assert image is not None
+        assert image.shape == (32, 32, 3)
+        assert [path.name for path in picture.parent.iterdir() if "now" in path.name] == ["now.jpg"]
 
 
 @pytest.mark.slow

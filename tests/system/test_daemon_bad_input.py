@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import resource
 import shutil
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import onnx
-import psutil
 import pytest
-from bench import Bench, classifier, contents, fill, small_file_system
-from brokers import RealBroker, Watcher, eventually, free_port
-from daemon_life import TOPICS, answer, code, order
+from bench import Bench, classifier, fill, small_file_system
+from brokers import RealBroker, Watcher, free_port
+from daemon_life import TOPICS, answer
 from warm_start import tared
 from worlds import OUTLASTS_S, World, make_world
 
@@ -32,18 +28,9 @@ def test_a_broker_that_is_not_there_is_an_error_for_the_operator() -> None:
     assert said.startswith(f"broker.unreachable: no connection to 127.0.0.1:{port}")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        (["board", "fly"], "command.unknown_op"),
-        (["board", "recalibrate", "frames=many"], "command.args"),
-        (["board", "recalibrate", "wings=2"], "command.args"),
-        (["bo/ard", "status"], "mqtt.name"),
-    ],
-)
-def test_a_command_that_no_device_would_take_is_not_sent(arguments: list[str], code: str) -> None:
-    done = tared("send", *arguments)
-    assert Bench.error(done.returncode, done.stdout, done.stderr).startswith(f"{code}: ")
+def test_a_command_that_no_device_would_take_is_not_sent() -> None:
+    done = tared("send", "board", "recalibrate", "wings=2")
+    assert Bench.error(done.returncode, done.stdout, done.stderr).startswith("command.args: ")
 
 
 @pytest.mark.broker
@@ -110,53 +97,6 @@ def test_activations_that_are_no_numbers_cost_the_job_and_not_the_video(tmp_path
 def current_id(world: World) -> str | None:
     artefact = Store(world.state_dir).read("current")
     return artefact.id if artefact else None
-
-
-def recalibrate_while_full(
-    world: World, broker: RealBroker, full: Callable[[], object], room: Callable[[], object]
-) -> None:
-    """A recalibration that finds the disk full fails; the video goes on, and with room again the next one succeeds."""
-    serving = world.wait_for_first_commit()
-    full()
-    before = contents(world.state_dir / "artefacts")
-    last = order(broker, "recalibrate", frames="16", method="max")
-    assert last.status == "FAILED"
-    assert code(last) in ("engine.write", "artefact.write", "calibration.write")
-    assert contents(world.state_dir / "artefacts") == before
-    assert current_id(world) == serving
-    served = frames_served(broker)
-    eventually(lambda: frames_served(broker) > served)
-    room()
-    last = order(broker, "recalibrate", frames="16", method="max")
-    assert last.status == "SUCCEEDED", last
-    assert current_id(world) != serving
-
-
-@pytest.mark.trial
-@pytest.mark.broker
-def test_a_child_that_finds_the_disk_full_costs_the_job_and_the_engine_serves_on(
-    tmp_path: Path, any_broker: RealBroker
-) -> None:
-    world = night(tmp_path, any_broker)
-    with world.running() as process, ThreadPoolExecutor(1) as pool:
-
-        def limit_child() -> None:
-            eventually(lambda: bool(psutil.Process(process.pid).children()), 30.0)
-            (child,) = psutil.Process(process.pid).children()
-            resource.prlimit(child.pid, resource.RLIMIT_FSIZE, (700, 700))
-
-        limits: list[Future[None]] = []
-        recalibrate_while_full(
-            world, any_broker, full=lambda: limits.append(pool.submit(limit_child)), room=lambda: limits[0].result(60.0)
-        )
-
-
-@pytest.mark.trial
-@pytest.mark.broker
-def test_a_full_file_system_costs_the_job_and_the_engine_serves_on(tmp_path: Path, any_broker: RealBroker) -> None:
-    world = night(tmp_path, any_broker)
-    with small_file_system(world.state_dir / "artefacts") as disk, world.running():
-        recalibrate_while_full(world, any_broker, full=lambda: fill(disk / "ballast"), room=(disk / "ballast").unlink)
 
 
 def test_a_daemon_that_starts_on_a_full_disk_serves_the_engine_that_was_current(calibrated_world: World) -> None:

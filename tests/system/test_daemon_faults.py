@@ -39,12 +39,6 @@ def test_a_second_daemon_on_the_same_state_is_refused(tmp_path: Path) -> None:
     assert summary["frames"] == 10
 
 
-def test_a_state_dir_that_cannot_be_is_named(tmp_path: Path) -> None:
-    world = steady(tmp_path, 1.0)
-    world.state_dir.write_text("a file in the way")
-    assert "error: state.unwritable" in refused(world)
-
-
 def test_box_labels_for_a_classifier_are_refused_before_the_run(tmp_path: Path) -> None:
     (tmp_path / "labels.jsonl").write_text('{"frame": 0, "labels": []}\n')
     world = steady(tmp_path, 1.0, camera={"labels": "labels.jsonl"})
@@ -106,7 +100,7 @@ def test_a_cancelled_job_gives_the_observer_its_pace_back(tmp_path: Path, any_br
 
 @pytest.mark.trial
 @pytest.mark.broker
-def test_what_the_operator_rolled_back_does_not_return_by_itself(tmp_path: Path, any_broker: RealBroker) -> None:
+def test_a_rollback_by_the_operator_is_not_undone_by_an_alarm(tmp_path: Path, any_broker: RealBroker) -> None:
     mqtt = {"host": any_broker.host, "port": any_broker.port, "telemetry_period_s": 0.5}
     camera = LiveCamera(tmp_path, mqtt=mqtt)
     with Watcher(any_broker.endpoint) as watcher, camera.running():

@@ -71,7 +71,7 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Daemon:
     return Daemon(tmp_path, monkeypatch)
 
 
-def test_an_observer_that_fails_for_a_while_is_told_and_the_video_goes_on(daemon: Daemon) -> None:
+def test_an_observer_that_fails_for_a_while_is_reported_and_the_video_goes_on(daemon: Daemon) -> None:
     heard = daemon.link
     heard.enough = lambda: heard.events("swap") and heard.events("observer") and "fidelity" in heard.cameras()[-1]
     summary = daemon.run(600.0, lambda observer, _: Faulty(observer, [*[None] * 60, *[FULL] * 10]))

@@ -1,4 +1,4 @@
-"""What a daemon finds damaged when it starts: as a process, it serves all the same, and says what it found."""
+"""A daemon that starts on a damaged state directory serves all the same, and reports the damage."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ ALL = ("engine.onnx", "calibration.json", "calibration.npz")
         pytest.param(ALL, ALL, "reference", marks=trial),
     ],
 )
-def test_what_serves_where_engines_are_damaged(
+def test_a_damaged_engine_is_replaced_by_the_next_best(
     calibrated: Board,
     any_broker: RealBroker,
     tmp_path: Path,

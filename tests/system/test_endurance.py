@@ -52,7 +52,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.timeout(1800)]
 
 @dataclass
 class Footprint:
-    """What a daemon takes; disk: of its state directory, as it is allocated."""
+    """The resources of a daemon; disk_bytes: size of its state directory."""
 
     rss_bytes: int
     descriptors: int

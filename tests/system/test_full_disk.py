@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from bench import fill, small_file_system
+from bench import small_file_system
 from brokers import RealBroker, eventually
 from daemon_life import LIMIT_S, answer, order
 from warm_start import TalkingProcess
@@ -62,21 +62,6 @@ def stopped(process: TalkingProcess) -> str:
 
 
 @pytest.mark.trial
-def test_a_full_disk_costs_the_command_and_with_room_again_the_next_one_succeeds(
-    tmp_path: Path, any_broker: RealBroker
-) -> None:
-    world = night(tmp_path, any_broker)
-    with small_file_system(world.state_dir, "4m") as disk, world.running() as process:
-        before = refused_while(world, any_broker, lambda: fill(disk / "ballast"), FULL)
-        (disk / "ballast").unlink()
-        last = order(any_broker, "recalibrate", frames="16", method="max")
-        assert last.status == "SUCCEEDED", last
-        assert current_id(world) != before
-        stopped(process)
-        assert not [path for path in disk.rglob(".*") if path.suffix in (".new", ".gone")]
-
-
-@pytest.mark.trial
 def test_a_store_that_turns_read_only_costs_the_command_and_the_next_start_serves_what_lies_there(
     tmp_path: Path, any_broker: RealBroker
 ) -> None:
@@ -102,7 +87,7 @@ def test_a_store_that_turns_read_only_costs_the_command_and_the_next_start_serve
 
 @contextmanager
 def mounted_read_only(disk: Path) -> Iterator[None]:
-    """The same files, read-only for whoever opens one from now on; what is open, as the daemon's lock, stays so."""
+    """Make the files read-only for each process that opens one from now on. The daemon's lock stays open."""
     mount(["--bind", str(disk), str(disk)])
     try:
         eventually(lambda: mount(["-o", "remount,bind,ro", str(disk)]), 30.0)  # refused while a file is being written

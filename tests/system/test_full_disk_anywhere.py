@@ -1,7 +1,7 @@
 """A disk that is full at one write after the other: the daemon serves on, says so, starts again, and leaves no half.
 
-A small file system is left with room for so many bytes, or so many files, before a job: each size refuses another write
-of it. By the number of files every write that makes one is refused in turn.
+A small file system has room for so many bytes, or so many files, before a job. Each size refuses another write of it.
+By the number of files every write that makes one is refused in turn.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Ordeal:
             self.told |= names(life.log)
 
     def filled_on_probation(self) -> None:
-        """A candidate that serves when the disk is full cannot become current; that is told, and it serves on."""
+        """A candidate that serves when the disk is full cannot become current. The daemon reports that."""
         board = self.board
         board.world.config["probation"]["seconds"] = 3.0
         with board.living("probation") as life:
@@ -138,7 +138,7 @@ def kept_full(disk: Path) -> Iterator[None]:
 
 
 def names(log: Path) -> set[str]:
-    """What of SITES a log tells."""
+    """The places of SITES that a log names."""
     text = log.read_text()
     return {name for name in SITES.values() if name in text}
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from places import ROOT
 
-CHAINS = {1, 2}  # apt's update and install; a clone, and going there
-
 
 def commands() -> list[str]:
     """The commands in order, without their numbers."""
@@ -18,13 +16,6 @@ def commands() -> list[str]:
     lines = [line.rpartition("#") for line in block.splitlines()]
     assert [number.strip() for _, _, number in lines] == [str(number) for number in range(1, len(lines) + 1)]
     return [command.strip() for command, _, _ in lines]
-
-
-def test_there_are_nine_commands_of_one_step_each() -> None:
-    assert len(commands()) == 9
-    for number, command in enumerate(commands(), 1):
-        steps = re.split(r"&&|;|\|", command)
-        assert len(steps) == (2 if number in CHAINS else 1), command
 
 
 def test_they_put_everything_where_the_unit_looks() -> None:

@@ -1,4 +1,4 @@
-"""Something fails once in a job of a whole daemon: what served serves on, the sender hears why, the next succeeds."""
+"""A job of a whole daemon fails once: the engine serves on, the sender gets the reason, the next job succeeds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agent.jobs.job import JobState
 
 pytestmark = [pytest.mark.trial, pytest.mark.broker, pytest.mark.usefixtures("quick_repeats")]
 
-# By what fails, see `daemon_drivers`: the code of the error that its sender hears.
+# By what fails, see `daemon_drivers`: the code of the error that its sender gets.
 CODES = {
     "write_job": "recalibration.disk",
     "popen": "recalibration.child",
@@ -29,14 +29,14 @@ CODES = {
 
 
 @pytest.mark.parametrize("name", CODES)
-def test_what_fails_costs_its_job_alone(case: Case, name: str) -> None:
+def test_a_failure_costs_its_job_alone(case: Case, name: str) -> None:
     check(case, failing(name), CODES[name], [JobState.FAILED, JobState.COMMITTED], serves_new=name == "promote")
 
 
 @pytest.mark.parametrize(
     "state", ["REQUESTED", "COLLECTING", "CALIBRATING", "PLANNING", "BUILDING", "VALIDATING", "PROBATION"]
 )
-def test_what_cannot_be_journaled_is_not_begun(case: Case, state: str) -> None:
+def test_a_step_that_cannot_be_journaled_is_not_begun(case: Case, state: str) -> None:
     ends = [JobState.FAILED, JobState.COMMITTED] if state != "REQUESTED" else [JobState.COMMITTED]
     check(case, write_refused(state), "journal.write", ends)
 

@@ -1,4 +1,4 @@
-"""A new model brought onto a board that serves, by whoever may, if it can be served."""
+"""A new model brought onto a board that serves, by an operator with the right to, if it can be served."""
 
 from __future__ import annotations
 

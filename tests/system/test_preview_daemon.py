@@ -128,8 +128,8 @@ def test_viewers_that_misbehave_cost_the_video_nothing(tmp_path: Path, any_broke
                 idle.sendall(b"GET /")
         half_open = [stack.enter_context(contextlib.closing(connect(address))) for _ in range(100)]
         for _ in range(5):
-            for each in pictures:
-                next(each)
+            for picture in pictures:
+                next(picture)
         served_before = served(watcher)
         eventually(lambda: served(watcher) > served_before + 20.0, LIMIT_S)
         eventually(lambda: descriptors(str(process.pid)) <= before + 4 + 16)

@@ -1,7 +1,7 @@
 """Candidates that passed their verdict and are wrong all the same, in a daemon as a process: the video goes on.
 
-In the daemon's process every engine that it loads from the store is put into a case that makes it wrong, in the order
-of the first argument. The child's verdict has seen it without.
+In the daemon's process a case makes every engine wrong that it loads from the store, in the order of the first
+argument. The child's verdict has seen the engine without it.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def test_a_slow_first_inference_is_forgiven_and_what_a_signal_ends_leaves_the_st
 
 
 @pytest.mark.trial
-def test_what_a_power_cut_ends_starts_with_the_calibrated_engine_before_and_counts(tmp_path: Path) -> None:
+def test_a_start_after_a_power_cut_serves_the_engine_before_and_counts_the_rollback(tmp_path: Path) -> None:
     camera = Camera(tmp_path, frames=40, seconds=1.0)
     said = []
     with camera.driven("none,kill") as process:

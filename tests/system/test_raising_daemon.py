@@ -29,7 +29,7 @@ RAISED = {COLLAPSES, "Gemm_t7"}  # the second has hardly any work, and is quiete
 
 @dataclass(frozen=True)
 class Story:
-    """What a run in which precision was raised left behind, and the store as it was before."""
+    """The world after a run that raised the precision, and the store as it was before."""
 
     world: World
     said: str
@@ -68,7 +68,7 @@ def built(state: Path) -> Sequence[str]:
     return sorted(path.name for path in (state / "artefacts").iterdir())
 
 
-def test_low_fidelity_is_told_once_and_raises_precision(story: Story) -> None:
+def test_low_fidelity_is_reported_once_and_raises_precision(story: Story) -> None:
     told = [line for line in story.said.splitlines() if "event=fidelity" in line]
     assert len(told) == 1
     assert "state=low" in told[0]
@@ -103,7 +103,7 @@ def test_a_restart_serves_it_and_a_recalibration_goes_on_under_its_plan(story: S
 
 
 @pytest.mark.parametrize("key", ["raise_precision", "automatic"])
-def test_where_the_owner_wants_no_answer_it_is_only_told(story: Story, tmp_path: Path, key: str) -> None:
+def test_low_fidelity_is_only_reported_where_the_owner_wants_no_more(story: Story, tmp_path: Path, key: str) -> None:
     world = story.copy(story.int8, tmp_path)
     world.config["recalibration"][key] = False
     summary, said = world.run(until="event=fidelity")
@@ -111,7 +111,7 @@ def test_where_the_owner_wants_no_answer_it_is_only_told(story: Story, tmp_path:
     assert summary["swaps"] == []
 
 
-def test_what_is_forced_into_int8_stays_so_and_that_nothing_helps_is_told_once(story: Story, tmp_path: Path) -> None:
+def test_forced_layers_stay_int8_and_that_nothing_helps_is_reported_once(story: Story, tmp_path: Path) -> None:
     world = story.copy(story.int8, tmp_path, precision={"force_int8": [COLLAPSES]})
     summary, said = world.run(until=r"precision\.exhausted")
     assert said.count("code=precision.exhausted") == said.count("event=fidelity") == 1
@@ -141,7 +141,7 @@ def state(story: Story, tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
-def test_what_serves_is_under_its_own_plan_and_the_owners_is_kept(story: Story, state: Path) -> None:
+def test_the_new_engine_has_a_plan_of_its_own_and_the_owners_is_kept(story: Story, state: Path) -> None:
     service, errors = start(state, model_under(story, PrecisionPlan()))
     assert not errors
     assert service.is_precision_raised

@@ -51,7 +51,7 @@ def test_resnet20_is_int8_as_a_whole_and_keeps_its_accuracy(lab: Lab) -> None:
 
 
 @pytest.mark.trial
-def test_ultraface_keeps_its_decoding_float_without_being_told(lab: Lab) -> None:
+def test_ultraface_keeps_its_decoding_float_by_itself(lab: Lab) -> None:
     frames = ASL.format("walk")
     evidence = planned(lab, "ultraface", frames, "--max-loss", 0.1, calibrated_on=ASL.format("again"), count=64)
     assert any(group["precision"] == "int8" for group in evidence["groups"])

@@ -1,4 +1,4 @@
-"""The bundled sample end to end, as `make run` runs it: the story must tell itself, also on its page."""
+"""The bundled sample end to end, as `make run` runs it: summary and page show the whole story."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ setInterval(() => {
 
 @dataclass(frozen=True)
 class Story:
-    """What `tared run --json` printed, what it said where to look, and what its page showed; None without a browser."""
+    """A run of the sample. summary: of `tared run --json`. url, page: Address and states of its page."""
 
     summary: dict[str, Any]
     url: str
     page: list[dict[str, Any]] | None
 
 
-def told(folder: Path) -> Story:
+def played(folder: Path) -> Story:
     """Render the video, run the daemon on it as `make run` does, and watch its page."""
     render = [sys.executable, "-m", "examples.street.render", "-o", str(folder)]
     subprocess.run(render, cwd=ROOT, check=True, capture_output=True, timeout=300)
@@ -77,7 +77,7 @@ def told(folder: Path) -> Story:
     with (folder / "said").open("wb") as said, (folder / "out").open("wb") as out:
         process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=said)
         try:
-            url = told_address(folder / "said")
+            url = page_address(folder / "said")
             page = watched(f"{url}/boards/street-sample", folder, process) if is_installed() else None
             assert process.wait(450.0) == 0, (folder / "said").read_text()
         finally:
@@ -86,7 +86,7 @@ def told(folder: Path) -> Story:
     return Story(json.loads((folder / "out").read_text()), url, page)
 
 
-def told_address(said: Path) -> str:
+def page_address(said: Path) -> str:
     """The address that the daemon says, before it serves the first frames."""
     found: list[str] = []
 
@@ -101,7 +101,7 @@ def told_address(said: Path) -> str:
 
 
 def watched(url: str, folder: Path, process: subprocess.Popen[bytes]) -> list[dict[str, Any]]:
-    """What the page shows until the daemon ends."""
+    """The states of the page until the daemon ends."""
 
     def is_served() -> bool:
         with contextlib.suppress(OSError), urlopen(url, timeout=10.0):
@@ -125,9 +125,9 @@ def in_order(values: Sequence[Any]) -> list[Any]:
 
 @pytest.mark.trial
 @pytest.mark.timeout(900)
-def test_the_sample_tells_its_story_and_its_page_shows_it(tmp_path: Path) -> None:
+def test_the_sample_recovers_in_the_morning_and_its_page_shows_it(tmp_path: Path) -> None:
     """One test: a run takes minutes, and each worker would make one for a test of its own."""
-    story = told(tmp_path)
+    story = played(tmp_path)
     check_that_recalibration_restores_the_accuracy(story.summary)
     with pytest.raises(OSError, match="refused"):
         urlopen(story.url, timeout=5.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -102,13 +101,3 @@ def test_a_start_that_stands_still_is_ended_and_tried_again(installed: Installed
         manager.wait(lambda: len(manager.lives) == 2 and manager.life.pings > 3)
         assert manager.stop() == 0
     assert manager.lives[0].ready_s is None
-
-
-@pytest.mark.slow
-def test_a_daemon_that_is_killed_is_started_again_and_one_that_is_stopped_is_not(installed: Installed) -> None:
-    with installed.keep(watchdog_s=60.0) as manager:
-        manager.wait(lambda: manager.life.pings > 3)
-        subprocess.run(["kill", "-KILL", str(manager.pid)], check=True)
-        manager.wait(lambda: len(manager.lives) == 2 and manager.life.pings > 3)
-        assert manager.stop() == 0
-    assert len(manager.lives) == 2

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from places import ROOT
 from pydantic import ValidationError
 from systemd_unit import DROP_IN, DROP_INS, MAX_EXPOSURE, UNIT, read_unit
 from systemd_unit import systemd_analyze as systemd_analyze
@@ -92,16 +91,6 @@ def test_a_lost_camera_is_tried_again_well_within_the_watchdogs_time() -> None:
     assert attempt_s < 2 / 3 * int(read_unit()["WatchdogSec"])
 
 
-def test_nothing_but_frame_progress_pings() -> None:
-    """And a model that has changed, once, for which the daemon begins anew."""
-    pinging = {path.name: path.read_text().count('"WATCHDOG=1"') for path in (ROOT / "agent").rglob("*.py")}
-    assert {name: count for name, count in pinging.items() if count} == {"supervisor.py": 1, "run.py": 1}
-    supervisor = (ROOT / "agent/daemon/supervisor.py").read_text()
-    assert re.search(
-        r'if self\._pipeline\.pulse != self\._pinged:\n.*\n +notify_service_manager\("WATCHDOG=1"\)', supervisor
-    )
-
-
 def test_every_credential_has_a_default() -> None:
     """systemd.exec(5): without one, a file that is not there keeps the service from starting."""
     lines = UNIT.read_text().splitlines()
@@ -125,7 +114,7 @@ def test_systemd_waits_as_long_as_the_daemon_takes_to_end() -> None:
 
 
 def test_the_camera_daemons_socket_is_seen_in_the_private_tmp() -> None:
-    """What else it takes on a board nobody has tried; see systemd.exec(5) for the minus."""
+    """No board has tried more than that. See systemd.exec(5) for the minus."""
     assert read_unit()["DynamicUser"] == read_unit()["PrivateTmp"] == "yes"
     csi = DROP_INS / "csi.conf"
     assert read_unit("Service", csi)["BindPaths"] == "-/tmp/argus_socket"

@@ -197,7 +197,7 @@ def service(request: pytest.FixtureRequest, tmp_path: Path, any_broker: RealBrok
 
 @pytest.mark.trial
 @pytest.mark.broker
-def test_it_serves_calibrates_hangs_and_serves_again(service: Service, any_broker: RealBroker) -> None:
+def test_the_service_serves_calibrates_hangs_and_serves_again(service: Service, any_broker: RealBroker) -> None:
     with Watcher(any_broker.endpoint) as watcher:
         started = service.machine.systemctl("start", "tared.service")
         assert started.returncode == 0, started.stderr + service.log.read_text()

@@ -17,7 +17,7 @@ from engines.store.artefact import Store
 
 @pytest.fixture
 def mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the processes of this test tell what they got wrong."""
+    """The folder in which the processes of this test record broken rules."""
     folder = tmp_path / "mistakes"
     folder.mkdir()
     monkeypatch.setenv("PYTHONPATH", FAKE_MACHINE_PATH)
