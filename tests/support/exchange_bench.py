@@ -9,14 +9,12 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from raising_world import config_in
 from turned_clock import TurnedClock
 from unexpected import unexpected
-from worlds import SPEC
 
 from agent.camera.capture import Frame
 from agent.common.errors import AgentError
-from agent.common.schema import validate
-from agent.config import Config
 from agent.contract.messages import Birth
 from agent.control.policies import Policies
 from agent.control.summary import RunSummary
@@ -83,13 +81,7 @@ class Bench:
     """A swap of engine `old` for engine `new`, with lists of what its parts were called with."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        content = {
-            "model": {**SPEC, "path": folder / "model.onnx"},
-            "camera": {"source": "clip.avi"},
-            "state_dir": folder,
-            "probation": {"frames": 20, "seconds": 1.0},
-        }
-        config = validate(Config, content, "test")
+        config = config_in(folder, state_dir=folder, probation={"frames": 20, "seconds": 1.0})
         self.loop, self.record, self.clock, self.report = Loop(), AnswerRecord(live=False), TurnedClock(), Calls()
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.served: list[tuple[str | None, float]] = []
