@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
+from raising_world import config_in
 from turned_clock import TurnedClock
-from worlds import SPEC
+from unexpected import unexpected
 
 from agent.camera.capture import Frame
 from agent.common.errors import AgentError
-from agent.common.schema import validate
-from agent.config import Config
 from agent.contract.messages import Birth
 from agent.control.policies import Policies
 from agent.control.summary import RunSummary
@@ -79,25 +77,61 @@ class Loop:
         return self.on_trial
 
 
-@dataclass
 class Bench:
-    """An exchange of engine `old` for engine `new`."""
+    """A swap of engine `old` for engine `new`, with lists of what its parts were called with."""
 
-    exchange: EngineSwap
-    record: AnswerRecord
-    pipeline: Any
-    loop: Loop
-    summary: RunSummary
-    events: list[tuple[str, dict[str, Any]]]
-    served: list[tuple[str | None, float]]
-    rolled_back: list[str]
-    rejected: list[tuple[str, str]]  # artefact, reason
-    committed: list[str]
-    disk: list[TaredError]  # its next refusals
-    clock: TurnedClock
-    closed: list[str] = field(default_factory=list)
-    report: Calls = field(default_factory=Calls)
-    frames: int = 0
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        config = config_in(folder, state_dir=folder, probation={"frames": 20, "seconds": 1.0})
+        self.loop, self.record, self.clock, self.report = Loop(), AnswerRecord(live=False), TurnedClock(), Calls()
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.served: list[tuple[str | None, float]] = []
+        self.rolled_back: list[str] = []
+        self.rejected: list[tuple[str, str]] = []  # artefact, reason
+        self.committed: list[str] = []
+        self.closed: list[str] = []
+        self.disk: list[TaredError] = []  # its next refusals
+        self.frames = 0
+        self.summary = RunSummary("old")
+        reporter = Reporter(None, Birth(agent_version="0"))
+        monkeypatch.setattr(reporter, "event", lambda kind, *_, **detail: self.events.append((kind, detail)))
+        state = SimpleNamespace(fidelity=UNKNOWN, gain=UNKNOWN, is_loss=False, drift=None)
+        self.pipeline: Any = SimpleNamespace(
+            loop=self.loop,
+            record=self.record,
+            error=None,
+            dropped=Counter(),
+            trial=None,
+            serving_since=lambda ts: {"camera": 7.0 if ts is None else ts},
+            observer=SimpleNamespace(measured=None, states=lambda: {"camera": state}),
+            start_trial=lambda _id, _engine, events, **_: setattr(self.pipeline, "trial", events),
+        )
+        service = SimpleNamespace(
+            serving=SimpleNamespace(id="old"), is_degraded=False, commit=self._commit, reject=self._reject
+        )
+        self.exchange = EngineSwap(
+            config,
+            cast(EngineService, service),
+            cast(Pipeline, self.pipeline),
+            reporter,
+            self.summary,
+            lambda function: function(),
+            lambda loaded, since: self.served.append((loaded.artefact.id if loaded else None, since["camera"])),
+            self.rolled_back.append,
+            Policies(config, unexpected),
+            self.clock,
+        )
+
+    def _commit(self, loaded: LoadedEngine) -> None:
+        if self.disk:
+            raise self.disk.pop(0)
+        self.committed.append(loaded.artefact.id)
+
+    def _reject(self, artefact: Any, rollback: dict[str, Any]) -> None:
+        assert self.report == [("probation", "new")] * (
+            rollback["reason"] != "journal.write"
+        )  # its end is not written yet
+        self.rejected.append((artefact.id, rollback["reason"]))
+        raise REFUSES
 
     def start(self, trigger: str = "alarm", name: str = "new") -> TrialEvents | None:
         """Return the events of the frame path; None where it has no trial."""
@@ -135,65 +169,4 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    content = {
-        "model": {**SPEC, "path": tmp_path / "model.onnx"},
-        "camera": {"source": "clip.avi"},
-        "state_dir": tmp_path,
-        "probation": {"frames": 20, "seconds": 1.0},
-    }
-    config = validate(Config, content, "test")
-    reporter = Reporter(None, Birth(agent_version="0"))
-    events: list[tuple[str, dict[str, Any]]] = []
-    monkeypatch.setattr(reporter, "event", lambda kind, *_, **detail: events.append((kind, detail)))
-    loop, record, committed, disk = Loop(), AnswerRecord(live=False), list[str](), list[TaredError]()
-    pipeline = SimpleNamespace(loop=loop, record=record, error=None, dropped=Counter(), trial=None)
-    pipeline.serving_since = lambda ts: {"camera": 7.0 if ts is None else ts}
-    pipeline.observer = SimpleNamespace(
-        measured=None,
-        states=lambda: {"camera": SimpleNamespace(fidelity=UNKNOWN, gain=UNKNOWN, is_loss=False, drift=None)},
-    )
-    pipeline.start_trial = lambda _id, _engine, events, **_: setattr(pipeline, "trial", events)
-    service = SimpleNamespace(serving=SimpleNamespace(id="old"), is_degraded=False)
-
-    def commit(loaded: LoadedEngine) -> None:
-        if disk:
-            raise disk.pop(0)
-        committed.append(loaded.artefact.id)
-
-    def reject(artefact: Any, rollback: dict[str, Any]) -> None:
-        assert report == [("probation", "new")] * (rollback["reason"] != "journal.write")  # its end is not written yet
-        rejected.append((artefact.id, rollback["reason"]))
-        raise REFUSES
-
-    service.commit, service.reject = commit, reject
-    summary, clock = RunSummary("old"), TurnedClock()
-    served: list[tuple[str | None, float]] = []
-    rolled_back: list[str] = []
-    rejected, report = list[tuple[str, str]](), Calls()
-    exchange = EngineSwap(
-        config,
-        cast(EngineService, service),
-        cast(Pipeline, pipeline),
-        reporter,
-        summary,
-        lambda function: function(),
-        lambda loaded, since: served.append((loaded.artefact.id if loaded else None, since["camera"])),
-        rolled_back.append,
-        Policies(config, lambda error: pytest.fail(str(error))),
-        clock,
-    )
-    return Bench(
-        exchange,
-        record,
-        pipeline,
-        loop,
-        summary,
-        events,
-        served,
-        rolled_back,
-        rejected,
-        committed,
-        disk,
-        clock,
-        report=report,
-    )
+    return Bench(tmp_path, monkeypatch)

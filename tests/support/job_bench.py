@@ -13,17 +13,14 @@ import numpy as np
 import onnx
 import pytest
 from operations_bench import operations_on, stored
-from raising_world import collapsing_net, observer_state, observing
+from raising_world import collapsing_net, config_in, observer_state, observing
 from runtime_under_test import RUNTIME
 from turned_clock import TurnedClock
 from unexpected import unexpected
-from worlds import SPEC
 
 from agent.collection.collection import Collected, SharedCollection
 from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import AgentError
-from agent.common.schema import validate
-from agent.config import Config
 from agent.contract.commands import CommandResult, RecalibrateArgs
 from agent.contract.messages import Birth
 from agent.control.operations import Operations
@@ -39,6 +36,12 @@ from calibrate.histogram import AbsHistogram
 from engines.interface import Array
 from engines.registry import open_backend
 from engines.store.artefact import Artefact, Store
+
+SETTINGS = {
+    "probation": {"frames": 1, "seconds": 0.0},
+    "recalibration": {"automatic": False},
+    "store": {"reserve_bytes": 0},
+}
 
 
 class ScriptedChild:
@@ -119,20 +122,8 @@ def two_engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model, and a state directory with two engines."""
     folder = tmp_path_factory.mktemp("store")
     onnx.save(collapsing_net(), folder / "model.onnx")
-    stored(config_in(folder))
+    stored(config_in(folder, **SETTINGS))
     return folder
-
-
-def config_in(folder: Path) -> Config:
-    content = {
-        "model": {**SPEC, "path": folder / "model.onnx"},
-        "camera": {"source": "rtsp://camera"},
-        "state_dir": folder / "state",
-        "probation": {"frames": 1, "seconds": 0.0},
-        "recalibration": {"automatic": False},
-        "store": {"reserve_bytes": 0},
-    }
-    return validate(Config, content, "test")
 
 
 @pytest.fixture
@@ -142,7 +133,7 @@ def job_desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_engines: Path)
     monkeypatch.setattr(recalibration, "JobProcess", ScriptedChild)
     monkeypatch.setattr(Headroom, "reason_to_wait", lambda _: "")  # what this machine has to spare is its own affair
     monkeypatch.setattr(Headroom, "reason_to_pause", lambda _: "")
-    config = config_in(tmp_path)
+    config = config_in(tmp_path, **SETTINGS)
     service = EngineService(open_model(config.model), open_backend(RUNTIME), Store(config.state_dir))
     service.start(unexpected).close()
     reporter = Reporter(None, Birth(agent_version="0"))

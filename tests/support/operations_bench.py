@@ -14,17 +14,15 @@ from typing import Any, cast
 import numpy as np
 import onnx
 import pytest
-from raising_world import COLLAPSES, collapsing_net, observer_state, observing
+from raising_world import COLLAPSES, collapsing_net, config_in, observer_state, observing
 from runtime_under_test import RUNTIME
 from turned_clock import TurnedClock
 from unexpected import unexpected
-from worlds import SPEC
 
 from agent.commands.dispatcher import CommandProgress
 from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.common.main_thread import RunInMainThread
-from agent.common.schema import validate
 from agent.config import Config
 from agent.contract.commands import CommandResult, RecalibrateArgs, RollbackArgs
 from agent.contract.messages import Birth
@@ -115,14 +113,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Desk]
     onnx.save(collapsing_net(), tmp_path / "model.onnx")
 
     def make(raised_serves: bool = False, live: bool = True, **recalibration: object) -> Desk:
-        content = {
-            "model": {**SPEC, "path": tmp_path / "model.onnx"},
-            "camera": {"source": "rtsp://camera"},
-            "state_dir": tmp_path / "state",
-            "recalibration": recalibration,
-            "probation": {"frames": 1, "seconds": 0.0},
-        }
-        config = validate(Config, content, "test")
+        config = config_in(tmp_path, recalibration=recalibration, probation={"frames": 1, "seconds": 0.0})
         service, artefacts = stored(config)
         if not raised_serves:
             service.store.promote(artefacts[0])

@@ -68,6 +68,16 @@ def raising_world(
     return world
 
 
+def config_in(folder: Path, **sections: object) -> Config:
+    """Return the configuration of a camera with its model and state in a folder."""
+    content = {
+        "model": {**SPEC, "path": folder / "model.onnx"},
+        "camera": {"source": "rtsp://camera"},
+        "state_dir": folder / "state",
+    }
+    return validate(Config, {**content, **sections}, "test")
+
+
 def config_of(**recalibration: object) -> Config:
     """Return the configuration of a camera, with defaults but for these settings."""
     content = {"model": SPEC, "camera": {"source": "rtsp://camera"}, "recalibration": recalibration}

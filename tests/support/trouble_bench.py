@@ -10,13 +10,10 @@ from typing import Any
 import onnx
 import pytest
 from operations_bench import operations_on, stored
-from raising_world import collapsing_net, observer_state, observing
-from worlds import SPEC
+from raising_world import collapsing_net, config_in, observer_state, observing
 
 from agent.collection.collection import SharedCollection
 from agent.commands.dispatcher import CommandProgress
-from agent.common.schema import validate
-from agent.config import Config
 from agent.contract.commands import CommandResult, RecalibrateArgs
 from agent.contract.messages import Birth
 from agent.control.operations import Operations
@@ -71,13 +68,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Desk]
     onnx.save(collapsing_net(), tmp_path / "model.onnx")
 
     def make(task: str = "classify", frames: int = 1) -> Desk:
-        content = {
-            "model": {**SPEC, "path": tmp_path / "model.onnx"},
-            "camera": {"source": "rtsp://camera"},
-            "state_dir": tmp_path / "state",
-            "probation": {"frames": frames, "seconds": 0.0},
-        }
-        config = validate(Config, content, "test")
+        config = config_in(tmp_path, probation={"frames": frames, "seconds": 0.0})
         service, artefacts = stored(config)
         reported: list[tuple[str, dict[str, Any]]] = []
         reporter = Reporter(None, Birth(agent_version="0"))

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,7 +20,7 @@ import agent.jobs.candidate
 import agent.validation.comparison
 from agent.jobs.child_process import run_child
 from engines.errors import EngineError
-from engines.interface import Array, Backend, BuildRequest, Built, Engine, Progress, silent
+from engines.interface import Array, Backend, BackendOptions, BuildRequest, Built, Engine, Progress, silent
 from engines.registry import open_backend
 
 Infer = Callable[[Engine, Array], dict[str, Array]]
@@ -101,7 +102,7 @@ class WrongBackend:
         self._fault = fault
         self._wrong: set[bytes] = set()
 
-    def __getattr__(self, name: str) -> object:
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._sound, name)
 
     def build(self, request: BuildRequest, progress: Progress = silent) -> Built:
@@ -122,7 +123,11 @@ class WrongBackend:
 
 if __name__ == "__main__":
     chosen = sys.argv.pop(1)
-    vars(agent.jobs.candidate)["open_backend"] = lambda *named: WrongBackend(open_backend(*named), chosen)
+
+    def open_wrong(name: str, options: BackendOptions | None = None) -> Backend:
+        return WrongBackend(open_backend(name, options), chosen)
+
+    vars(agent.jobs.candidate)["open_backend"] = open_wrong
     if chosen == "hang":
         agent.validation.comparison._LEAST_DEADLINE_S = 0.5
     raise SystemExit(run_child(agent.jobs.candidate.run_job))

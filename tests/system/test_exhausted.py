@@ -46,7 +46,7 @@ def test_strangers_and_a_lack_of_descriptors_do_not_end_the_video(
                 stranger = stack.enter_context(socket.create_connection(("127.0.0.1", port), 10.0))
                 if number % 2:
                     stranger.sendall(b"GET /metrics HTTP/1.1\r\nHost: 127")
-            assert len(os.listdir(f"/proc/{process.pid}/task")) <= threads + 1  # a child's follower may have begun
+            assert len(os.listdir(f"/proc/{process.pid}/task")) < threads + STRANGERS // 10
             promtool("check", "metrics", content=scrape(port))
         eventually(lambda: (value(port, "tared_frames_total") or 0.0) > 0.0)
         before = value(port, "tared_frames_total")
@@ -82,14 +82,15 @@ def test_a_job_that_lacks_descriptors_costs_itself_alone(tmp_path: Path) -> None
         _read_until(process, "step=COLLECTING")
         limits = _exhaust(process.pid)
         _read_until(process, "code=journal.write")
-        frames = _read_until(process, r"serving: (\d+)")
-        more = _read_until(process, r"serving: (\d+)")
+        frames = more = int(_read_until(process, r"serving: (\d+)")[1])
+        while more <= frames:
+            more = int(_read_until(process, r"serving: (\d+)")[1])
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limits)
         process.send_signal(signal.SIGTERM)
         output, errors = process.communicate(timeout=30.0)
     assert process.returncode == 0, errors
     assert "Traceback" not in errors
-    assert int(frames[1]) < int(more[1]) <= json.loads(output)["frames"]
+    assert more <= json.loads(output)["frames"]
 
 
 @pytest.mark.slow

@@ -18,7 +18,6 @@ from agent.jobs.child_process import JobOutcome
 from agent.jobs.job import JobTracker
 from agent.jobs.refusal import RefusalMemory, settings_id
 from agent.monitoring.camera_monitor import CameraState
-from calibrate.errors import TaredError
 
 __all__ = ["job_desk", "two_engines"]  # fixtures
 
@@ -217,11 +216,3 @@ def test_a_damaged_file_is_started_from_scratch(board: Board, text: str) -> None
     board.reboot()
     board.pass_s(DAY)
     assert len(board.jobs) == 2
-
-
-def test_a_file_of_a_newer_tared_is_refused_by_name(board: Board) -> None:
-    path = board.operations.config.state_dir / "refusal.json"
-    path.write_text('{"schema": 2}')
-    with pytest.raises(TaredError, match=r"refusal\.schema: .*refusal\.json of schema 2; expected schema 1"):
-        RefusalMemory(path, unexpected)
-    assert path.read_text() == '{"schema": 2}'

@@ -35,9 +35,7 @@ def story() -> RunSummary:
 
 
 def test_the_tables_show_the_run_in_order() -> None:
-    text = io.StringIO()
-    print_summary(story(), Console(file=text, width=120))
-    shown = text.getvalue()
+    shown = printed(story())
     places = [shown.index(part) for part in ("50.0 s  new engine", "185.0 s  alarm", "200.0 s  new engine")]
     assert places == sorted(places)
     assert "live 15 s of video after the alarm, 80 s after onset" in shown

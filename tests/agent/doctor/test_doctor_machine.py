@@ -137,11 +137,6 @@ def test_the_camera_is_looked_at_as_it_is_configured(tmp_path: Path) -> None:
     assert "secret" not in found.found
 
 
-def test_a_camera_that_is_not_there(tmp_path: Path) -> None:
-    found = around(configured(tmp_path, camera={"source": "v4l2:/dev/video99"}))["camera"]
-    assert found == Finding("camera", "no /dev/video99", False, True, "check the path or address of the source")
-
-
 def test_a_file_that_is_no_video(tmp_path: Path) -> None:
     (tmp_path / "x.mp4").write_text("no video")
     assert "not readable as video" in around(configured(tmp_path, camera={"source": "x.mp4"}))["camera"].found
@@ -225,14 +220,11 @@ def test_a_configuration_with_errors_is_a_finding(tmp_path: Path, capsys: pytest
     assert not finding["ok"]
 
 
-def test_a_camera_that_is_not_there_is_one_finding_of_many(tmp_path: Path) -> None:
-    found = by_name(examine(configured(tmp_path, camera={"source": "v4l2:/dev/video99"})))
-    assert found["camera"].found == "no /dev/video99"
-    assert "service" in found
-
-
-def test_a_backend_that_is_asked_for_is_needed(tmp_path: Path) -> None:
-    path = configured(tmp_path, backend="tensorrt")
-    found = by_name(examine(path))
+def test_a_missing_camera_and_a_configured_backend_are_findings_among_others(tmp_path: Path) -> None:
+    findings = examine(configured(tmp_path, camera={"source": "v4l2:/dev/video99"}, backend="tensorrt"))
+    found = by_name(findings)
+    missing = Finding("camera", "no /dev/video99", False, True, "check the path or address of the source")
+    assert found["camera"] == missing
     assert found["backend tensorrt"].needed
-    assert found["backend tensorrt"].ok or not healthy(examine(path))
+    assert "service" in found
+    assert not healthy(findings)

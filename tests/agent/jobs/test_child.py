@@ -180,23 +180,6 @@ def _is_gone(process: psutil.Process) -> bool:
         return True
 
 
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return times.user + times.system
-
-
-def test_a_paused_process_stops_and_goes_on(script: Script) -> None:
-    child = script.start(_BUSY)
-    process = script.process()
-    child.pause()
-    eventually(lambda: process.status() == psutil.STATUS_STOPPED)
-    before = _cpu_s(process)
-    child.resume()
-    eventually(lambda: _cpu_s(process) > before)
-    child.end()
-    assert "-15" in str(script.outcome().error)
-
-
 def test_the_childs_own_children_are_paused_too(script: Script) -> None:
     child = script.start(f"(while :; do :; done) & {_STARTED}; wait")
     (started,) = script.process().children()

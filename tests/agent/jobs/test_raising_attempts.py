@@ -96,20 +96,3 @@ def test_a_file_of_attempts_that_is_none_is_begun_anew(tmp_path: Path, text: str
     assert (attempts.next_rung("day"), attempts.next_rung("night")) == (1, 1)
     attempts.forbid("day")
     assert PrecisionAttempts(path, "a word", unexpected).next_rung("day") == 0
-
-
-def test_a_file_of_attempts_of_a_newer_tared_is_refused_and_left_alone(tmp_path: Path) -> None:
-    path, text = tmp_path / "attempts.json", json.dumps({**ATTEMPTS, "schema": 2})
-    path.write_text(text)
-    with pytest.raises(AgentError, match=r"attempts\.schema: .*attempts\.json of schema 2; expected schema 1"):
-        PrecisionAttempts(path, "a word", unexpected)
-    assert path.read_text() == text
-
-
-def test_a_full_disk_is_reported_once_and_the_process_remembers(tmp_path: Path) -> None:
-    errors: list[AgentError] = []
-    attempts = PrecisionAttempts(tmp_path / "no folder" / "attempts.json", "a word", errors.append)
-    attempts.note_failure("day", REFUSED)
-    attempts.forbid("night")
-    assert (attempts.next_rung("day"), attempts.next_rung("night")) == (2, 0)
-    assert [error.code for error in errors] == ["attempts.write"]

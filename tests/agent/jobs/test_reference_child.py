@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
+from raising_world import config_in
 from worlds import SPEC
 from zoo import image, residual_net
 
@@ -28,18 +29,13 @@ from engines.onnxruntime_backend import OnnxRuntimeBackend
 from engines.store.artefact import Store
 
 
-def config_in(folder: Path, **spec: object) -> Config:
+def with_model(folder: Path, **spec: object) -> Config:
     onnx.save(residual_net(), folder / "model.onnx")
-    content = {
-        "model": {**SPEC, "path": folder / "model.onnx", **spec},
-        "camera": {"source": "rtsp://camera"},
-        "state_dir": folder / "state",
-    }
-    return validate(Config, content, "test")
+    return config_in(folder, model={**SPEC, "path": folder / "model.onnx", **spec})
 
 
 def serving_in(folder: Path) -> Path:
-    """The artefact of today's model, in float."""
+    """Build the artefact of today's model, in float."""
     onnx.save(residual_net(), folder / "today.onnx")
     model = open_model(validate(ModelSpec, {**SPEC, "path": folder / "today.onnx"}, "test"))
     backend, store = OnnxRuntimeBackend(), Store(folder / "today")
@@ -66,14 +62,14 @@ def changed(folder: Path, change: Callable[[np.ndarray], np.ndarray]) -> None:
 
 
 def test_a_model_that_can_be_served_is_built(tmp_path: Path) -> None:
-    said = tried(tmp_path, config_in(tmp_path))
+    said = tried(tmp_path, with_model(tmp_path))
     assert said[0] == {"step": "BUILDING", "percent": 0}
     assert not any("warning" in each for each in said), "it answers as before"
 
 
 def test_a_model_that_answers_no_numbers_is_refused(tmp_path: Path) -> None:
     """Its first inference ends well, and so would every other."""
-    config = config_in(tmp_path)
+    config = with_model(tmp_path)
     changed(tmp_path, lambda weights: np.full_like(weights, np.nan))
     with pytest.raises(AgentError, match=r"NaN or infinite values in"):
         tried(tmp_path, config)
@@ -81,7 +77,7 @@ def test_a_model_that_answers_no_numbers_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("accepted", [False, True])
 def test_a_model_that_answers_otherwise_takes_the_owners_consent(tmp_path: Path, accepted: bool) -> None:
-    config = config_in(tmp_path)
+    config = with_model(tmp_path)
     changed(tmp_path, lambda weights: -weights)
     if accepted:
         warnings = [each["warning"] for each in tried(tmp_path, config, accepted=True) if "warning" in each]
@@ -93,7 +89,7 @@ def test_a_model_that_answers_otherwise_takes_the_owners_consent(tmp_path: Path,
 
 
 def test_a_model_that_there_are_too_few_frames_to_compare_is_taken_and_that_is_said(tmp_path: Path) -> None:
-    config = config_in(tmp_path)
+    config = with_model(tmp_path)
     changed(tmp_path, lambda weights: -weights)
     assert {"warning": "nothing is seen on the held-out frames: the new model's answers were not compared"} in tried(
         tmp_path, config, frames=0
@@ -101,7 +97,7 @@ def test_a_model_that_there_are_too_few_frames_to_compare_is_taken_and_that_is_s
 
 
 def test_a_model_of_another_input_size_gets_the_pictures(tmp_path: Path) -> None:
-    config = config_in(tmp_path)
+    config = with_model(tmp_path)
     onnx.save(residual_net((1, 3, 24, 24)), tmp_path / "model.onnx")
     tried(tmp_path, config, accepted=True)
 
@@ -109,14 +105,14 @@ def test_a_model_of_another_input_size_gets_the_pictures(tmp_path: Path) -> None
 @pytest.mark.parametrize("spec", [{"labels": ["a", "b"]}, {"task": "detect", "decoder": "yolox"}])
 def test_a_model_whose_answers_cannot_be_read_is_refused(tmp_path: Path, spec: Mapping[str, object]) -> None:
     """It builds; but every start with it would end at its decoder."""
-    config = config_in(tmp_path, **spec)
+    config = with_model(tmp_path, **spec)
     write_reference_job(tmp_path / "job", config, tmp_path / "model.onnx", serving_in(tmp_path), [])
     with pytest.raises(TaredError):
         build_reference(tmp_path / "job", lambda _: None)
 
 
 def test_a_model_that_vanishes_while_it_is_read_is_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = config_in(tmp_path)
+    config = with_model(tmp_path)
 
     def gone(*_: object) -> str:
         raise FileNotFoundError(2, "No such file or directory")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -20,7 +19,7 @@ from engines.store import files as staging
 from engines.store import retention as upkeep
 from engines.store.artefact import Artefact, Store, write_artefact
 from engines.store.retention import StoreCleaner, size
-from engines.store.signing import MANIFEST, SCHEMA, read_manifest, seal
+from engines.store.signing import read_manifest
 
 BYTES = 1000  # size of an engine
 
@@ -90,14 +89,6 @@ def test_a_damaged_engine_goes_though_it_is_new_unless_a_link_leads_to_it(store:
         (artefact.path / "engine.onnx").unlink()
     assert StoreCleaner(store, 3, 0).tidy({}).artefacts == (new.id,)
     assert ids(store) == {old.id, linked.id}
-
-
-def test_an_artefact_of_a_newer_tared_stays(store: Store) -> None:
-    newer, other = put(store, 1), put(store, 2)
-    document = json.loads((newer.path / MANIFEST).read_bytes())
-    del document["seal"]
-    (newer.path / MANIFEST).write_bytes(seal({**document, "schema": SCHEMA + 1}, None))
-    assert StoreCleaner(store, 0, 0).tidy({}).artefacts == (other.id,)
 
 
 def test_nothing_but_artefacts_goes_and_no_link_is_followed(store: Store, tmp_path: Path) -> None:
