@@ -137,14 +137,6 @@ def test_the_announcement_keeps_home_assistants_rules(button: bool) -> None:
     assert ("recalibrate" in document["components"]) == button
 
 
-@pytest.mark.parametrize("spoilt", ["unique_id", "state_topic", "platform"])
-def test_the_rules_notice_what_is_missing(spoilt: str) -> None:
-    document = describe(TOPICS, "id", [CAMERA], BIRTH, True)
-    del document["components"]["fps"][spoilt]
-    with pytest.raises(KeyError):
-        check_rules(document)
-
-
 def test_sensors_show_the_telemetry() -> None:
     drift = {"state": "warning", "gain_db": 3.5}
     fidelity = FidelityReport(estimate=0.75, low=0.5, high=1.0, n=9)
