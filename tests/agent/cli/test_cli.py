@@ -32,21 +32,6 @@ def test_calibrate_prints_its_counts(bench: Bench) -> None:
     assert (len(calibration.amax), calibration.frames, calibration.source) == (4, CLIP_FRAMES, "clip.avi")
 
 
-def test_calibrate_keeps_the_methods_name_and_the_same_histograms(bench: Bench) -> None:
-    amax = {}
-    for method in ("max", "percentile:99.9", "mse", "global:6.0"):
-        output = bench / f"{method}.json"
-        bench.json("calibrate", bench / "model.yaml", "--frames", bench / "clip.avi", "--method", method, "-o", output)
-        calibration = load_calibration(output)
-        assert calibration.method == method
-        amax[method] = calibration.amax["image"]
-        assert all(
-            histogram.amax == amax["max"] for name, histogram in calibration.histograms.items() if name == "image"
-        )
-    assert amax["global:6.0"] == 6.0
-    assert amax["percentile:99.9"] < amax["max"]
-
-
 @pytest.mark.parametrize("runtime", ["openvino", "onnxruntime"])
 def test_commands_take_the_runtime_of_an_artefact_unless_another_is_named(bench: Bench, runtime: str) -> None:
     build = ["build", bench / "model.yaml", "--calibration", bench / "calibration.json", "-o", bench / "new"]
