@@ -1,7 +1,7 @@
 """Announcements for Home Assistant, checked by its own published rules, with its templates rendered.
 
 The rules are those of Home Assistant's MQTT integration: `schemas.py` (DEVICE_DISCOVERY_SCHEMA, which refuses unknown
-keys), `sensor.py`, `binary_sensor.py`, `button.py` and the topic pattern of `discovery.py`, as documented at
+keys), `sensor.py`, `binary_sensor.py`, `button.py` and the topic pattern of `discovery.py`. They are documented at
 https://www.home-assistant.io/integrations/mqtt/#discovery-messages, /integrations/sensor.mqtt/, /binary_sensor.mqtt/
 and /button.mqtt/.
 """
