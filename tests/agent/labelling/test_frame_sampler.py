@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from turned_clock import TurnedClock
 
 from agent.camera.capture import Frame
 from agent.config import LabellingConfig
@@ -35,12 +36,13 @@ class Bench:
         self.store = LabelStore(folder, "model", "classify")
         self.config = LabellingConfig(per_week=per_s * WEEK_S, most_waiting=most_waiting)
         self.seconds = 0
+        self.clock = TurnedClock()
         self._random = random.Random(7)
         self.start()
 
     def start(self) -> None:
         """A new process."""
-        self.sampler = FrameSampler(self.store, self.config, ["a", "b"], 1, self._report)
+        self.sampler = FrameSampler(self.store, self.config, ["a", "b"], 1, self._report, self.clock)
 
     def _report(self, error: TaredError | None) -> None:
         self.reported.append(error.code if error is not None else "back")
@@ -81,7 +83,7 @@ def test_labels_are_measured_and_learnt_from(tmp_path: Path) -> None:
     assert bench.sampler.measured is None
     for frame in bench.store.frames():
         bench.store.label(frame.id, 0 if frame.stratum or frame.id % 2 else 1)
-    bench.sampler._read_at = 0.0
+    bench.clock.turn(sampling._READ_EVERY_S)
     bench.watch(1)
     measured = bench.sampler.measured
     assert measured is not None
