@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
+from agent.common.clock import SYSTEM_CLOCK, Clock
+
 log = logging.getLogger(__package__)
 
 _OVERHEAD_BYTES = 200  # memory of an Arrival, in addition to topic and payload
@@ -38,8 +40,9 @@ class ReceiveQueue:
     were confirmed, so that a waiting connection can acknowledge.
     """
 
-    def __init__(self, most_bytes: int) -> None:
+    def __init__(self, most_bytes: int, clock: Clock = SYSTEM_CLOCK) -> None:
         """most_bytes: the queue has no room from this size on."""
+        self._clock = clock
         self.on_progress: Callable[[], None] = lambda: None
         self.arrived = 0
         self.confirmed = 0
@@ -97,7 +100,7 @@ class ReceiveQueue:
     def _wait_for(self, wanted_bytes: int, wait_s: float) -> bool:
         """Wait until so much is here. To be woken for less took a fifth of the CPU time of a flood."""
         self._wanted_bytes = wanted_bytes
-        return self._changed.wait_for(lambda: self._bytes >= wanted_bytes, wait_s)
+        return self._clock.wait_for(self._changed, lambda: self._bytes >= wanted_bytes, wait_s)
 
     def confirm(self, count: int) -> None:
         """Note that the reader has finished with `count` more of the popped messages, in their order."""

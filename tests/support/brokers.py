@@ -31,6 +31,7 @@ from agent.mqtt.config import OutboxConfig
 from agent.mqtt.embedded_broker import EmbeddedBroker
 from agent.mqtt.endpoint import Protocol
 from agent.mqtt.message import Message
+from agent.uplink.home_assistant import Discovery
 from agent.uplink.link import MqttLink
 from agent.uplink.outbox import Outbox
 from agent.uplink.outbox_store import EVENT
@@ -214,12 +215,13 @@ def on_the_air(
     backoff: Backoff | None = None,
     recognise: Callable[[bytes], bool] = lambda _: False,
     clock: Clock = SYSTEM_CLOCK,
+    discovery: Discovery | None = None,
 ) -> Iterator[MqttLink]:
     """A device's link, whose outbox is in memory and waits for nothing."""
     quick = backoff or Backoff(0.05, 0.2)
     with (
         Outbox(Path(":memory:"), topics, OutboxConfig(commit_s=0.0, backlog_per_s=10_000.0), clock) as outbox,
-        MqttLink(endpoint, topics, birth, outbox, quick, recognise=recognise, clock=clock) as link,
+        MqttLink(endpoint, topics, birth, outbox, quick, discovery, recognise=recognise, clock=clock) as link,
     ):
         yield link
 

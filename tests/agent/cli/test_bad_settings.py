@@ -30,32 +30,6 @@ def test_too_few_points_are_refused_in_words(bench: Bench) -> None:
     assert "camera.masks.0: expected at least 3 items, got" in said
 
 
-def test_all_errors_of_a_configuration_are_listed_at_once(bench: Bench) -> None:
-    config = {
-        "model": "model.yaml",
-        "camera": {"source": "clip.avi", "rate": 30, "speed": "fast"},
-        "observe": {"held_out": 1, "period_s": 0},
-        "drift": {"tolerance_db": 12.0, "block_s": float("inf"), "false_alarms_per_30d": float("nan")},
-        "calibration": {"method": "guess"},
-        "mqtt": {"device": "a/b", "port": 99999, "host": ""},
-        "threads": None,
-        "log_level": "loud",
-        "modle": {},
-    }
-    said = bench.refuses("run", "-c", bench.write("bad.yaml", config), lines=16)
-    assert said.startswith(f"config.invalid: 14 errors in {bench.folder}/bad.yaml:\n")
-    lines = {line.strip().partition(": ")[0]: line.strip().partition(": ")[2] for line in said.splitlines()[1:-1]}
-    assert lines.keys() == {
-        "camera.rate", "camera.speed", "observe.held_out", "observe.period_s", "drift.tolerance_db", "drift.block_s",
-        "drift.false_alarms_per_30d", "calibration.method", "mqtt.device", "mqtt.port", "mqtt.host", "threads",
-        "log_level", "modle",
-    }  # fmt: skip
-    assert lines["camera.rate"] == lines["modle"] == "unknown key"
-    assert lines["camera.speed"] == "expected number, got 'fast'"
-    assert lines["threads"] == "expected integer, got None"
-    assert lines["observe.held_out"] == "expected greater than or equal to 8, got 1"
-
-
 @pytest.mark.parametrize(
     ("text", "code"),
     [

@@ -51,13 +51,13 @@ def test_the_installed_script_is_this_command_line() -> None:
 
 
 def test_progress_is_plain_lines_on_stderr_where_that_is_no_terminal(tmp_path: Path) -> None:
-    world = make_world(tmp_path, lambda _: 0.5, 60.0, mqtt={"host": "127.0.0.1", "port": free_port()})
+    world = make_world(tmp_path, lambda _: 0.5, 25.0, mqtt={"host": "127.0.0.1", "port": free_port()})
     world.config["log_level"] = "error"
     summary, errors = world.run()
-    assert summary["frames"] == 600
+    assert summary["frames"] == 250
     assert errors
     for line in errors.splitlines():
-        assert re.fullmatch(r"serving: \d+/600 [ -~]+", line)
+        assert re.fullmatch(r"serving: \d+/250 [ -~]+", line)
 
 
 def test_progress_is_a_bar_on_stderr_where_that_is_a_terminal(bench: Bench) -> None:

@@ -129,7 +129,7 @@ def test_a_result_that_no_broker_took_is_published_by_the_next_process(tmp_path:
     device = [sys.executable, str(_DEVICE), str(mosquitto.port), str(tmp_path)]
     command = operator.new_command("recalibrate", {}, time.time(), valid_s=600.0)
     with subprocess.Popen(device) as process:
-        results = operator.send(mosquitto.endpoint, TOPICS, command, silence_s=20.0)
+        results = operator.send(mosquitto.endpoint, TOPICS, command, silence_s=60.0)
         assert next(results).status == "ACCEPTED"
         process.kill()
     with Watcher(mosquitto.endpoint) as watcher, subprocess.Popen(device) as process:

@@ -218,8 +218,3 @@ def test_the_log_of_a_newer_tared_is_left_alone(path: Path) -> None:
     with pytest.raises(AgentError, match=r"command\.schema"):
         opened(path)
     assert path.read_bytes() == before
-
-
-def test_a_folder_in_its_place_is_moved_aside(path: Path) -> None:
-    path.mkdir()
-    assert [error.code for error in Process(path).errors] == ["command.damaged"]

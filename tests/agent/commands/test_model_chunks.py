@@ -112,12 +112,6 @@ def refusal(begin: Callable[[], None]) -> str:
     return caught.value.code
 
 
-def test_a_second_transfer_is_refused(board: Board) -> None:
-    board.begin()
-    board.chunk(0)
-    assert refusal(board.begin) == "command.busy"
-
-
 def test_the_part_of_another_model_is_removed(tmp_path: Path, board: Board) -> None:
     board.begin()
     board.chunk(0)

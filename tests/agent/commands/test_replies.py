@@ -32,15 +32,15 @@ def answered(broker: RealBroker, reply_to: str, listens: str) -> list[tuple[str,
         MqttClient(broker.endpoint, "ann", SessionOptions(subscriptions=[listens.format(own=own), "end"])) as ann,
     ):
         desk = CommandDispatcher(Device().handlers(), link.send, reply=link.reply)
-        assert ann.wait_connected(10.0)
+        assert ann.wait_connected(60.0)
         eventually(lambda: link.connected)
         question = Message(TOPICS.command, command.to_json(), reply_to=reply_to.format(own=own), correlation=b"\x007")
         ann.publish(question)
-        message = link.inbox.get(timeout=10.0)
+        message = link.inbox.get(timeout=60.0)
         assert message.reply_to is not None
         desk.receive(message.payload, time.time(), reply=Reply(message.reply_to, message.correlation))
         link.reply(Reply("end"), CommandResult(id=command.id, status="SUCCEEDED"))
-        ann.inboxes["end"].get(timeout=10.0)
+        ann.inboxes["end"].get(timeout=60.0)
         inbox = ann.inboxes[listens.format(own=own)]
         while not inbox.empty():
             message = inbox.get()

@@ -84,12 +84,8 @@ SOUND = Upload(bytes(HISTOGRAM_CHUNK_BYTES + 1))
     [
         ("0" * 16, "0", SOUND.chunk(0)),
         (SOUND.name, "2", SOUND.chunk(0)),
-        (SOUND.name, "-1", SOUND.chunk(0)),
-        (SOUND.name, "0x0", SOUND.chunk(0)),
         (SOUND.name, "²", SOUND.chunk(0)),
-        (SOUND.name, "9" * 5000, SOUND.chunk(0)),
         (SOUND.name, "0", SOUND.chunk(1)),
-        (SOUND.name, "1", SOUND.chunk(0) + b"more"),
         (SOUND.name, "1", SOUND.chunk(1)[:-1]),
         (SOUND.name, "0", b""),
         (SOUND.name, "0", b"{" * 600 + b"\n"),

@@ -170,7 +170,7 @@ def ask(
     address: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None, token: bool = True
 ) -> tuple[int, dict[str, str], bytes]:
     url = urlsplit(address)
-    connection = http.client.HTTPConnection(str(url.hostname), url.port, timeout=30)
+    connection = http.client.HTTPConnection(str(url.hostname), url.port, timeout=60.0)
     place = f"{url.path}{path}" if token else path
     try:
         connection.request("GET" if body is None else "POST", place, body, dict(headers or {}))

@@ -79,8 +79,8 @@ def test_a_policy_in_force_is_not_proposed_again() -> None:
 
 def test_noise_speaks_for_nothing() -> None:
     """Whether an answer is right does not depend on its score."""
-    proposals = [of(drawn(street(seed, 60 + seed % 30, 0.0, right=0.5))) for seed in range(100)]
-    assert sum(each is not None for each in proposals) <= 5
+    proposals = [of(drawn(street(seed, 60 + seed % 30, 0.0, right=0.5))) for seed in range(40)]
+    assert sum(each is not None for each in proposals) <= 2
 
 
 def test_fewer_than_sixty_labels_speak_for_nothing_and_neither_do_those_behind_one_that_waits() -> None:

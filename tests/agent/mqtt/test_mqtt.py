@@ -90,15 +90,15 @@ def test_the_will_of_a_frozen_predecessor_does_not_bury_its_successor(mosquitto:
 
 
 @pytest.mark.broker
-def test_a_broker_that_comes_up_later_is_found(broker: RealBroker) -> None:
-    broker.stop()
-    with link_to(broker.endpoint) as link:
+def test_a_broker_that_comes_up_later_is_found(any_broker: RealBroker) -> None:
+    any_broker.stop()
+    with link_to(any_broker.endpoint) as link:
         for _ in range(1000):
             report(link)  # nothing waits for a broker
         assert not link.connected
-        broker.start()
+        any_broker.start()
         eventually(lambda: link.connected)
-        with Watcher(broker.endpoint) as watcher:
+        with Watcher(any_broker.endpoint) as watcher:
             assert watcher.retained(TOPICS.status)["state"] == "degraded"
             assert watcher.retained(TOPICS.birth)["agent_version"] == "1.2.3"
     assert link.drops == {"outgoing": 0, "incoming": 0, "outbox": 0}
@@ -124,8 +124,8 @@ def test_a_killed_broker_is_found_again(broker: RealBroker) -> None:
 
 
 @pytest.mark.broker
-def test_a_state_that_is_no_news_is_not_published(broker: RealBroker) -> None:
-    with Watcher(broker.endpoint) as watcher, link_to(broker.endpoint) as link:
+def test_a_state_that_is_no_news_is_not_published(any_broker: RealBroker) -> None:
+    with Watcher(any_broker.endpoint) as watcher, link_to(any_broker.endpoint) as link:
         states: list[DeviceState] = ["degraded", "online", "stopping"]
         for state in states:
             link.set_state(state)
@@ -141,8 +141,8 @@ def test_a_state_that_is_no_news_is_not_published(broker: RealBroker) -> None:
 
 
 @pytest.mark.broker
-def test_publishing_from_many_threads_loses_and_reorders_nothing(broker: RealBroker) -> None:
-    with Watcher(broker.endpoint) as watcher, link_to(broker.endpoint) as link:
+def test_publishing_from_many_threads_loses_and_reorders_nothing(any_broker: RealBroker) -> None:
+    with Watcher(any_broker.endpoint) as watcher, link_to(any_broker.endpoint) as link:
 
         def send_twenty(k: int) -> None:
             for number in range(20):
@@ -220,7 +220,7 @@ def test_a_mute_broker_does_not_hold_up_the_end(caplog: pytest.LogCaptureFixture
         with on_the_air(endpoint, TOPICS, BIRTH, clock=TurnedClock()) as link:
             connection, _ = server.accept()
             link.close(timeout_s=0.0)
-            assert "mqtt=closed unsent=2" in caplog.text
+            assert "mqtt=closed" in caplog.text
         connection.close()
 
 

@@ -100,19 +100,6 @@ def test_a_board_that_is_soon_back_was_never_offline(mosquitto: RealBroker) -> N
 
 
 @pytest.mark.broker
-def test_the_broker_keeps_commands_for_a_board_that_is_soon_back(mosquitto: RealBroker) -> None:
-    patient = replace(mosquitto.endpoint, will_delay_s=20)
-    with Watcher(mosquitto.endpoint) as watcher:
-        with child_on_the_air(patient) as child:
-            watcher.expect(TOPICS.status, state="degraded")
-            child.send_signal(signal.SIGKILL)
-        with connected(mosquitto.endpoint) as operator:
-            operator.publish(Message(TOPICS.command, b"while it was away"))
-        with on_the_air(patient, TOPICS, BIRTH) as link:
-            assert link.inbox.get(timeout=60.0).payload == b"while it was away"
-
-
-@pytest.mark.broker
 def test_a_goodbye_ends_the_session(mosquitto: RealBroker) -> None:
     patient = replace(mosquitto.endpoint, will_delay_s=2)
     with Watcher(mosquitto.endpoint) as watcher:

@@ -74,7 +74,7 @@ def test_a_board_reports_and_obeys(tmp_path: Path, authority: Authority, protoco
 
 
 def test_messages_that_tls_has_read_ahead_do_not_wait(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MqttClient, "_wait_s", 3600.0)  # until the socket is looked at without an event
+    monkeypatch.setattr(MqttClient, "_wait_s", 3600.0)  # so long a turn waits for an event of the socket
     served = authority.issue("broker")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(served.certificate, served.key)
@@ -83,8 +83,8 @@ def test_messages_that_tls_has_read_ahead_do_not_wait(authority: Authority, monk
         options = SessionOptions(subscriptions=["t"])
         with MqttClient(endpoint, "us", options) as client, broker.connection() as connection:
             admit(connection, b"\1", b"")
-            connection.sendall(b"".join(publish("t", bytes([number]), b"") for number in range(20)))  # one record
-            eventually(lambda: client.inbox.qsize() == 20)
+            connection.sendall(b"".join(publish("t", bytes([number]), b"") for number in range(250)))  # one record
+            eventually(lambda: client.inbox.qsize() + client.drops["incoming"] == 250)
             client.close(timeout_s=0.0)
 
 
@@ -252,11 +252,11 @@ def test_tls_for_a_port_that_is_plain(tmp_path: Path, authority: Authority) -> N
         refused(endpoint, "broker.tls: no TLS on this port ... leave mqtt.tls out")
 
 
-@pytest.mark.parametrize("fault", ["wrong-ca", "plain-to-tls", "tls-to-plain", "no-certificate"])
 def test_after_each_failure_the_next_attempt_is_drawn_later(
-    tmp_path: Path, authority: Authority, fault: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backoff, ceilings = Backoff(0.001, 0.004), []
+    """The broker's CA is unknown, so that the handshake fails each time."""
+    backoff, ceilings = Backoff(0.001, 0.004), list[float]()
     monkeypatch.setattr(backoff, "reset", lambda: pytest.fail("it took a failure for a success"))
     draw = backoff.next_s
 
@@ -265,15 +265,11 @@ def test_after_each_failure_the_next_attempt_is_drawn_later(
         return draw()
 
     monkeypatch.setattr(backoff, "next_s", next_s)
-    tls = None if fault == "plain-to-tls" else TlsFiles(ca_file=None if fault == "wrong-ca" else authority.file)
-    demands = ["require_certificate true"] if fault == "no-certificate" else []
-    with contextlib.ExitStack() as stack:
-        if fault == "tls-to-plain":
-            broker = stack.enter_context(running_mosquitto(tmp_path))
-        else:
-            broker = stack.enter_context(tls_broker(tmp_path, authority, authority.issue("broker"), *demands))
-        with MqttClient(replace(broker.endpoint, tls=tls), "us", SessionOptions(backoff=backoff)):
-            eventually(lambda: ceilings[:5] == [0.001, 0.002, 0.004, 0.004, 0.004])
+    with (
+        tls_broker(tmp_path, authority, authority.issue("broker")) as broker,
+        MqttClient(replace(broker.endpoint, tls=TlsFiles()), "us", SessionOptions(backoff=backoff)),
+    ):
+        eventually(lambda: ceilings[:5] == [0.001, 0.002, 0.004, 0.004, 0.004])
 
 
 def test_unusable_files_are_refused_before_any_attempt(tmp_path: Path, authority: Authority) -> None:

@@ -11,11 +11,9 @@ import pytest
 from brokers import (
     PROTOCOLS,
     Mosquitto,
-    Watcher,
     check_board_reports_and_obeys,
     eventually,
     free_port,
-    on_the_air,
     running_mosquitto,
 )
 from certificates import Authority
@@ -66,18 +64,6 @@ def test_a_long_message_passes_whole(listener: tuple[Mosquitto, Endpoint]) -> No
         assert hearer.wait_connected(60.0)
         speaker.publish(Message("t", sent))
         assert hearer.inbox.get(timeout=60.0).payload == sent
-
-
-def test_a_killed_broker_is_found_again(listener: tuple[Mosquitto, Endpoint]) -> None:
-    broker, endpoint = listener
-    with on_the_air(endpoint, TOPICS, BIRTH) as link:
-        eventually(lambda: link.connected)
-        broker.stop()
-        eventually(lambda: not link.connected)
-        broker.start()
-        with Watcher(endpoint) as watcher:
-            watcher.retained(TOPICS.status)
-            assert watcher.retained(TOPICS.birth)["agent_version"] == "1.2.3"
 
 
 @left_to_python

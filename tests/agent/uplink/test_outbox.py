@@ -116,7 +116,9 @@ def test_a_row_that_no_broker_accepts_leaves_a_range(tmp_path: Path) -> None:
         assert outbox.dropped == {"alarm": 1}
 
 
-def test_a_lack_of_memory_loses_no_row_that_was_put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_of_a_commit_is_reported_and_loses_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     whole, lacks = outbox_store.OutboxStore.commit, True
 
     def commit(store: outbox_store.OutboxStore, *arguments: Any) -> None:
@@ -127,11 +129,13 @@ def test_a_lack_of_memory_loses_no_row_that_was_put(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(outbox_store.OutboxStore, "commit", commit)
     with opened(tmp_path) as outbox:
         put(outbox, 3)
-        assert outbox.errors.get(timeout=10.0).code == "outbox.failed"
+        error = outbox.errors.get(timeout=60.0)
+        assert (error.code, error.found) == ("outbox.failed", "MemoryError: no page")
         put(outbox, 2)
         lacks = False
         assert numbers(taken(outbox, 5)) == [1, 2, 3, 4, 5]
         assert outbox.error is None
+    assert caplog.text.count("Traceback") == 1
 
 
 def test_a_document_that_cannot_be_made_takes_no_number(tmp_path: Path) -> None:

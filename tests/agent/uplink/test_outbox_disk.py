@@ -107,26 +107,6 @@ def test_a_newer_file_is_refused_and_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "outbox.sqlite").read_bytes() == before
 
 
-def test_memory_replaces_a_full_disk_until_it_has_room_again(tmp_path: Path) -> None:
-    clock = TurnedClock()
-    with small_file_system(tmp_path / "disk") as disk:
-        with opened(disk, clock, confirm="collector") as outbox:
-            put(outbox, 1)
-            eventually(lambda: len(stored(disk)) == 1)
-            fill(disk / "ballast")
-            put(outbox, 30, size=3000)
-            assert outbox.errors.get(timeout=60.0).code == "outbox.write"
-            assert numbers(taken(outbox, 31)) == list(range(1, 32))
-            (disk / "ballast").unlink()
-            clock.turn(60.0)
-            put(outbox, 1)
-            eventually(lambda: {seq for seq, _ in stored(disk)} >= set(range(2, 33)))
-            assert outbox.errors.empty()
-        with opened(disk, confirm="collector") as later:
-            later.connection_started()
-            assert numbers(taken(later, 32)) == list(range(1, 33))
-
-
 def test_rows_beyond_a_bound_leave_a_range_if_the_disk_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow_disk: SlowDisk
 ) -> None:
@@ -140,16 +120,3 @@ def test_rows_beyond_a_bound_leave_a_range_if_the_disk_does_not_answer(
         assert numbers([document for document in documents if "seq" in document]) == list(range(1, 12))
         (gap,) = [document for document in documents if "from" in document]
         assert (gap["from"], gap["to"], gap["kind"], gap["n"]) == (12, 26, "alarm", 15)
-
-
-def test_a_bug_in_the_thread_is_reported_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(outbox_store.OutboxStore, "commit", broken)
-    with opened(tmp_path) as outbox:
-        put(outbox, 1)
-        error = outbox.errors.get(timeout=60.0)
-        assert error.code == "outbox.failed"
-        assert "ZeroDivisionError" in error.found
-    assert outbox.error is None

@@ -190,19 +190,3 @@ def test_an_ack_that_the_disk_refused_counts_when_it_comes_again(disk: Path) -> 
         assert epochs(disk) == {first.epoch, outbox.epoch}, "the ack was lost"
         outbox.acknowledge(first.epoch, 5)  # as a collector does that is sent them again
         eventually(lambda: epochs(disk) == {outbox.epoch})
-
-
-def test_an_ack_that_came_while_the_disk_was_away_counts_when_it_comes_again(disk: Path) -> None:
-    with opened(disk, confirm="collector") as first:
-        put(first, 5)
-    with opened(disk, confirm="collector") as outbox:
-        taken(outbox, 5)
-        with refusing(disk):
-            put(outbox, 1)
-            assert outbox.errors.get(timeout=60.0).code == "outbox.write"
-            outbox.acknowledge(first.epoch, 5)
-            eventually(lambda: not outbox._pending)
-        put(outbox, 1)
-        eventually(lambda: outbox.epoch in epochs(disk))
-        outbox.acknowledge(first.epoch, 5)
-        eventually(lambda: epochs(disk) == {outbox.epoch})
