@@ -73,7 +73,9 @@ def merge_calibration(
     excluded |= others
     if not boards:
         why = next(iter(excluded.values()), "no board has sent any")
-        raise AgentError("merge.empty", f"no histograms to merge: {why}", "the upload of at least one board", "check the boards")
+        raise AgentError(
+            "merge.empty", f"no histograms to merge: {why}", "the upload of at least one board", "check the boards"
+        )
     content = next(iter(boards.values())).path.read_bytes()
     facts, tensors = read_facts(content), sorted(tensor for tensor, _ in read_upload(content))
     group = Group(tensors, [board.sketch for board in boards.values()])

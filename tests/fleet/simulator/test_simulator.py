@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from brokers import Mosquitto, RealBroker, Watcher, eventually
+from brokers import RealBroker, Watcher, eventually
 from collector_bench import collecting
 from simulator_bench import FLEET, ask, simulating, topics, wait_for_collector
 from stored import Reports
@@ -53,25 +53,6 @@ def test_all_that_boards_make_arrives_once(mosquitto: RealBroker, tmp_path: Path
     for number in range(20):
         epoch, last = simulation.made[topics(number).device]
         assert stored(tmp_path / "db", number) == [(epoch, seq) for seq in range(1, last + 1)]
-
-
-@pytest.mark.trial
-def test_a_broker_that_is_killed_loses_nothing_of_theirs(tmp_path: Path) -> None:
-    broker = Mosquitto(tmp_path, persistent=True)
-    broker.start()
-    try:
-        with collecting(broker, tmp_path / "db"):
-            wait_for_collector(broker)
-            with simulating(broker, 15) as simulation:
-                eventually(lambda: simulation.outcome.confirmed >= 60, 30.0)
-                broker.stop()
-                eventually(lambda: simulation.outcome.connected == 0, 10.0)
-                broker.start()
-                eventually(lambda: simulation.outcome.connected == 15, 30.0)
-            assert simulation.outcome.made == simulation.outcome.confirmed
-        assert all(len(stored(tmp_path / "db", n)) == simulation.made[topics(n).device][1] for n in range(15))
-    finally:
-        broker.stop()
 
 
 def test_a_storm_brings_all_back_and_not_at_once(mosquitto: RealBroker, caplog: pytest.LogCaptureFixture) -> None:
