@@ -295,9 +295,7 @@ def newer_schemas(transaction: Transaction, ids: Iterable[int]) -> dict[int, int
 
 
 def _schema(birth: Mapping[str, Any]) -> int:
-    """Return the version of a birth; an older tared may have stored it unchecked."""
-    version = birth.get("schema_version", SCHEMA_VERSION)
-    return version if isinstance(version, int) else SCHEMA_VERSION
+    return int(birth.get("schema_version", SCHEMA_VERSION))
 
 
 def _lookup_ids(transaction: Transaction, names: Set[Name]) -> dict[Name, int]:

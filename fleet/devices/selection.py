@@ -88,7 +88,9 @@ def select(
     matching = list(islice((each for each in everybody if matches(each, conditions, now, silent_s)), most))
     if not matching and not after and (where or devices.count(fleet)):
         found = f"none of the {devices.count(fleet)} devices of {fleet!a} is {where!a}"
-        raise CommandError("fleet.nobody", found, "at least one", "see 'tared fleet devices', and correct --where")
+        raise CommandError(
+            "fleet.nobody", found, "a condition that a device meets", "see 'tared fleet devices', and correct --where"
+        )
     return matching
 
 

@@ -73,7 +73,9 @@ def merge_calibration(
     excluded |= others
     if not boards:
         why = next(iter(excluded.values()), "no board has sent any")
-        raise AgentError("merge.empty", f"no histograms to merge: {why}", "a board's upload", "check the boards")
+        raise AgentError(
+            "merge.empty", f"no histograms to merge: {why}", "the upload of at least one board", "check the boards"
+        )
     content = next(iter(boards.values())).path.read_bytes()
     facts, tensors = read_facts(content), sorted(tensor for tensor, _ in read_upload(content))
     group = Group(tensors, [board.sketch for board in boards.values()])
@@ -186,7 +188,7 @@ def write_bundle(calibration: Calibration, path: Path) -> None:
         replace_files({path.with_suffix(BUNDLE): bundle(calibration)})
     except OSError as error:
         found, remedy = f"{path.with_suffix(BUNDLE)}: {error.strerror}", "free some space, or choose another -o"
-        raise AgentError("merge.write", found, "a writable place", remedy) from error
+        raise AgentError("merge.write", found, "a folder that you may write to", remedy) from error
 
 
 def bundle(calibration: Calibration) -> bytes:

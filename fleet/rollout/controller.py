@@ -184,7 +184,9 @@ class Controller:
             file = None if rollout.state is RolloutState.UNDOING else spec.file
             if file is not None and file_arguments(Path(file))["sha256"] != spec.arguments["sha256"]:
                 remedy = "restore the file, or create another rollout"
-                raise CommandError("rollout.file", f"changed content in {file}", "the file of the rollout", remedy)
+                raise CommandError(
+                    "rollout.file", f"changed content in {file}", "the SHA-256 that the rollout names", remedy
+                )
         except CommandError as error:
             is_new, self._unable[identity] = identity not in self._unable, self._clock.monotonic_s() + _UNABLE_S
             with self._store.transaction("write") as transaction:

@@ -55,7 +55,7 @@ class RolloutRegister:
         devices = select(Devices(self._store), fleet, spec.select, spec.silent_s, clock=self._clock)
         if not devices:
             remedy = "let 'tared fleet collect' run until devices have reported"
-            raise CommandError("fleet.nobody", f"no device of {fleet!a}", "at least one", remedy)
+            raise CommandError("fleet.nobody", f"no device of {fleet!a}", "a fleet whose devices have reported", remedy)
         if newer := [each for each in devices if each.is_newer]:
             found = f"{len(newer)} of {len(devices)} boards speak a newer schema, the first {newer[0].name!a}"
             others = ",".join(f"schema!={each}" for each in sorted({each.schema for each in newer if each.schema}))

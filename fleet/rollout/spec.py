@@ -107,10 +107,7 @@ class RolloutSpec:
         return cls(**{**document, "windows": tuple(document["windows"])})
 
     def to_json(self) -> str:
-        document = asdict(self)
-        if not self.signed:  # an older tared, which does not know the field, can carry this rollout out
-            del document["signed"]
-        return json.dumps(document, sort_keys=True)
+        return json.dumps(asdict(self), sort_keys=True)
 
     @cached_property
     def args(self) -> Strict:

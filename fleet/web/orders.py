@@ -84,7 +84,7 @@ class Orders:
         with self._lock:
             if sum(not each.is_over for each in self._orders) >= _MOST_AT_ONCE:
                 found, remedy = f"{_MOST_AT_ONCE} commands under way", "wait for the answers of the boards"
-                raise AgentError("web.busy", found, "fewer", remedy)
+                raise AgentError("web.busy", found, f"fewer than {_MOST_AT_ONCE} at a time", remedy)
             self._orders.appendleft(order)
             self.version += 1
         arguments_of_thread = (order, topics, command)

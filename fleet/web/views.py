@@ -127,7 +127,7 @@ def _reason(board: LiveBoard) -> str:
 def _tiles(board: LiveBoard, telemetry: Mapping[str, Any]) -> Iterator[Tile]:
     birth = board.documents.get("birth", {})
     yield Tile("engine", visible(birth.get("engine") or "none yet", 16), _precision(birth))
-    yield _regime_tile(birth, _newest(board, "regime"))
+    yield _regime_tile(birth)
     if isinstance(policy := value_at(birth, "policies", str(birth.get("engine"))), Mapping):
         yield _policy_tile(policy)
     runtime, version = (value_at(birth, "runtimes", key) for key in ("runtime", "version"))
@@ -169,10 +169,10 @@ def _precision(birth: Mapping[str, Any]) -> str:
     return f"INT8, {show_share(share)} of multiply-accumulates" if share is not None else "INT8"
 
 
-def _regime_tile(birth: Mapping[str, Any], learnt: Mapping[str, Any]) -> Tile:
-    """Say whether the engine in service is kept for a light; learnt: the newest event `regime`, of older boards."""
+def _regime_tile(birth: Mapping[str, Any]) -> Tile:
+    """Say whether the engine in service is kept for a light."""
     engine, known = birth.get("engine"), birth.get("regimes")
-    known = known if isinstance(known, list) else [learnt["artefact"]] if "artefact" in learnt else []
+    known = known if isinstance(known, list) else []
     kept = f"{len(known)} kept" if known else ""
     if engine is not None and engine in known:
         return Tile("regime", "known", f"the engine is kept for this light; {kept}", "good")
@@ -207,10 +207,6 @@ def _regimes(birth: Mapping[str, Any]) -> list[str]:
     known = birth.get("regimes")
     names = [visible(each, 64) for each in known if each != birth.get("engine")] if isinstance(known, list) else []
     return names[:_MOST_REGIMES]
-
-
-def _newest(board: LiveBoard, kind: str) -> Mapping[str, Any]:
-    return next((event for _, event in board.events if event.get("kind") == kind), {})
 
 
 def _camera_tiles(camera: Any) -> Iterator[Tile]:

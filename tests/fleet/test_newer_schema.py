@@ -120,14 +120,6 @@ def test_a_board_with_a_newer_birth_counts_as_there_and_is_not_read(store: Fleet
     assert (sent["schema"], sent["engine"], sent["fps"]) == (1.0, "e", 9.0)
 
 
-def test_a_birth_that_an_older_tared_has_taken_for_one_is_not_read_either(store: FleetStore) -> None:
-    birth = Birth(schema_version=3, agent_version="9", engine="e")
-    with store.transaction() as transaction:
-        Devices(store).apply_births(transaction, {("fleet", "board"): (birth, birth.to_json().decode())}, 1.0)
-    sent = facts(the_board(store), time.time())
-    assert (sent["schema"], sent["engine"], sent["agent"]) == (3.0, None, None)
-
-
 def test_devices_and_report_name_those_boards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, page = tmp_path / "fleet.sqlite", tmp_path / "report.html"
     other = Arrival(b"tared/v1/fleet/other/birth", _OURS["birth"])

@@ -8,14 +8,13 @@ import time
 
 import pytest
 from brokers import RealBroker, Watcher, free_port, on_the_air
-from device import NOW, TOPICS, Device, payload
+from device import NOW, TOPICS, Device
 from operator_bench import send
 
 from agent.commands.dispatcher import CommandDispatcher, CommandProgress
 from agent.common.errors import AgentError, CommandError
 from agent.contract.commands import CommandResult, RecalibrateArgs
 from agent.contract.messages import Birth
-from agent.contract.wire import MAX_PAYLOAD_BYTES
 from agent.mqtt.client import Endpoint, MqttClient
 from agent.mqtt.message import Message
 from agent.uplink.link import MqttLink
@@ -142,31 +141,6 @@ def test_a_device_that_was_away_gets_the_repeated_command(broker: RealBroker) ->
 
 
 @pytest.mark.broker
-def test_bad_commands_are_answered_over_the_wire(broker: RealBroker) -> None:
-    expired = operator.new_command("status", {}, time.time() - 3600)
-    bad = {
-        "c1": b'{"id": "c1", "op": "status", ',
-        "c2": payload(id="c2", op="dance"),
-        "c3": b'{"id": "c3", "args": ' + b"[" * 60_000,
-        "c4": b'{"id": "c4", "pad": "' + b"x" * MAX_PAYLOAD_BYTES + b'"}',
-    }
-    with (
-        Supervisor(broker.endpoint) as supervisor,
-        Watcher(broker.endpoint) as watcher,
-        MqttClient(broker.endpoint, "sender") as sender,
-    ):
-        watcher.retained(TOPICS.status)
-        for command_id, command in bad.items():
-            sender.publish(Message(TOPICS.command, command))
-            watcher.expect(TOPICS.result(command_id), status="REJECTED")
-        (result,) = send(broker.endpoint, expired)
-        assert result.status == "EXPIRED"
-        (result,) = send(broker.endpoint, operator.new_command("status", {}, time.time(), valid_s=0.0))
-        assert result.status == "EXPIRED"
-    assert supervisor.device.status_calls == 0
-
-
-@pytest.mark.broker
 @pytest.mark.usefixtures("quick_repeats")
 def test_a_silent_device_is_named(any_broker: RealBroker) -> None:
     command = operator.new_command("status", {}, time.time())
@@ -180,18 +154,3 @@ def test_a_command_without_a_broker_fails_with_the_reason() -> None:
     command = operator.new_command("status", {}, time.time())
     with pytest.raises(AgentError, match=r"broker\.unreachable: .*refused"):
         list(send(endpoint, command, silence_s=0.3))
-
-
-@pytest.mark.broker
-def test_a_retained_command_is_rejected_as_stale(any_broker: RealBroker) -> None:
-    command = operator.new_command("status", {}, time.time())
-    with (
-        Watcher(any_broker.endpoint) as watcher,
-        MqttClient(any_broker.endpoint, "sender") as sender,
-    ):
-        sender.publish(Message(TOPICS.command, command.to_json(), retain=True))
-        watcher.expect(TOPICS.command, id=command.id)
-        with Supervisor(any_broker.endpoint) as supervisor:
-            result = watcher.expect(TOPICS.result(command.id), status="REJECTED")
-            assert result["error"]["code"] == "command.retained"
-    assert supervisor.device.status_calls == 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +13,10 @@ from typing import Any
 import pytest
 from brokers import RealBroker, eventually, on_the_air, report, running_mosquitto
 from certificates import Authority
+from device import Device
 from warm_start import TalkingProcess, tared
 
+from agent.commands.dispatcher import CommandDispatcher
 from agent.common.errors import ConfigError
 from agent.contract.messages import Birth
 from agent.contract.topics import Topics
@@ -120,13 +124,6 @@ def test_the_reader_of_a_watch_may_leave(any_broker: RealBroker) -> None:
         assert watching.returncode == 141
 
 
-def send(port: int, *arguments: object) -> str:
-    """Return the error of `tared send`; all of these fail, because no board answers."""
-    done = tared("send", "board", "status", "--port", port, "--timeout", 2, *arguments)
-    assert done.returncode == 2, done.stdout
-    return done.stderr
-
-
 @pytest.mark.broker
 def test_send_over_mutual_tls(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
@@ -139,19 +136,16 @@ def test_send_over_mutual_tls(tmp_path: Path) -> None:
             tls=TlsFiles(ca_file=authority.file, cert_file=mine.certificate, key_file=mine.key),
         )
         files = "--ca-file", authority.file, "--cert-file", mine.certificate, "--key-file", mine.key
-        with on_the_air(board, Topics("default", "board"), Birth(agent_version="0")) as link:
-            assert "command.no_answer" in send(broker.port, *files)
-            assert b'"op":"status"' in link.inbox.get(timeout=10.0).payload
-        assert "the broker requires a client certificate" in send(broker.port, *files[:2])
-
-
-@pytest.mark.broker
-def test_send_prints_why_the_broker_refuses_it(tmp_path: Path) -> None:
-    authority, other = Authority(tmp_path), Authority(tmp_path, "another CA")
-    served = authority.issue("broker")
-    with running_mosquitto(tmp_path, f"certfile {served.certificate}", f"keyfile {served.key}") as broker:
-        assert "a port for TLS wants mqtt.tls" in send(broker.port)
-        assert "set mqtt.tls.ca_file to the CA that signed it" in send(broker.port, "--ca-file", other.file)
+        send = "send", "board", "status", "--port", broker.port
+        topics = Topics("default", "board")
+        with on_the_air(board, topics, Birth(agent_version="0")) as link, ThreadPoolExecutor(1) as pool:
+            sent = pool.submit(tared, *send, *files)
+            message = link.inbox.get(timeout=60.0)
+            CommandDispatcher(Device().handlers(), link.send).receive(message.payload, time.time(), message.retain)
+            assert sent.result().returncode == 0
+        refused = tared(*send, "--timeout", 5, *files[:2])
+        assert refused.returncode == 2
+        assert "the broker requires a client certificate" in refused.stderr
 
 
 def test_a_merge_says_for_people_what_it_has_made(capsys: pytest.CaptureFixture[str]) -> None:

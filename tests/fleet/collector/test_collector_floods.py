@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import threading
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from brokers import RealBroker, Watcher, eventually
@@ -22,7 +20,6 @@ from benchmarks.postgres import Postgres
 from fleet.collector import collector as collector_module
 from fleet.collector.batch import Reader
 from fleet.collector.collector import Collector
-from fleet.devices.records import quarantined
 from fleet.store.opening import open_store
 from fleet.untrusted import Warnings
 
@@ -100,35 +97,6 @@ def test_warnings_that_do_not_end_are_counted(caplog: pytest.LogCaptureFixture) 
     clock.turn(61.0)
     warnings.tick()
     assert caplog.records == []
-
-
-@pytest.mark.trial
-@pytest.mark.broker
-def test_a_flood_of_rubbish_does_not_fill_the_log(
-    mosquitto: RealBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    stopping = threading.Event()
-    collector = Collector(mosquitto.endpoint, open_store(tmp_path / "db"))
-    with (
-        ThreadPoolExecutor(1) as threads,
-        Watcher(mosquitto.endpoint) as watcher,
-        MqttClient(mosquitto.endpoint, "board") as board,
-    ):
-        ended = threads.submit(collector.run, stopping.is_set)
-        try:
-            online(board, watcher)
-            board.publish(alarm(1))
-            for number in range(60):
-                board.publish(Message(TOPICS.event, b"\xff"))
-                board.publish(alarm(1, words=f"another {number}"))
-                eventually(lambda number=number: collector.counts["refused"] > number)  # type: ignore[misc]  # a default
-        finally:
-            stopping.set()
-        ended.result(10.0)
-    lines = [each for each in caplog.text.splitlines() if "collector=" in each]
-    assert len(lines) == 20
-    with open_store(tmp_path / "db") as store:
-        assert len(quarantined(store, 1000)) == 120
 
 
 @pytest.mark.broker

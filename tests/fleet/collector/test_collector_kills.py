@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from itertools import count
 from pathlib import Path
 from queue import Empty
@@ -80,39 +79,11 @@ def test_a_collector_that_is_killed_at_any_time_loses_nothing(mosquitto: RealBro
         assert [each.seq for each in Reports(store).reports_of("fleet", "board")] == list(range(1, 3 * per_life + 1))
 
 
-def _sent_until_all(board: Board, upto: int) -> bool:
-    """Send again without a new acknowledgement; return True once all are acknowledged."""
-    before = board.acknowledged
-    if board.read_acks() == before:
-        board.send(upto)
-        time.sleep(0.1)
-    return board.acknowledged == upto
-
-
 def _sent_until_some(board: Board, upto: int) -> bool:
     before = board.read_acks()
     if before < upto:
         board.send(min(upto, before + 100))
     return board.read_acks() > before or before == upto
-
-
-@pytest.mark.trial
-@pytest.mark.broker
-def test_two_collectors_share_the_load(mosquitto: RealBroker, where: str) -> None:
-    open_store(where).close()
-    with (
-        Board(mosquitto.endpoint) as board,
-        Watcher(mosquitto.endpoint) as watcher,
-        MqttClient(mosquitto.endpoint, "state") as state,
-        collecting(mosquitto, where, "one", share="group") as one,
-        collecting(mosquitto, where, "two", share="group") as two,
-    ):
-        online(state, watcher, times=2)
-        eventually(lambda: _sent_until_all(board, 600), 30.0)
-        eventually(lambda: min(one.counts["report"], two.counts["report"]) > 50)
-        with open_store(where) as store:  # as of the last acknowledgement, not of the collectors' end
-            found = [(each.seq, each.document) for each in Reports(store).reports_of("fleet", "board")]
-    assert found == [(seq, alarm(seq).payload.decode()) for seq in range(1, 601)]
 
 
 @pytest.mark.broker

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from attack.documents import DEVICE_TOPIC, HONEST, tampered
-from brokers import Watcher, eventually, running_mosquitto
-from collector_bench import STREAM, alarm, collecting, online, report
+from brokers import Watcher, running_mosquitto
+from collector_bench import STREAM, alarm, report
 from hypothesis import given
 from hypothesis import strategies as st
 from places import ROOT
@@ -29,7 +29,6 @@ from fleet.collector.writer import BatchWriter
 from fleet.devices.devices import Devices
 from fleet.devices.records import quarantined
 from fleet.devices.reports import Report, Stream
-from fleet.store.opening import open_store
 from fleet.store.transaction import FleetStore
 from fleet.untrusted import Warnings
 
@@ -220,22 +219,3 @@ def test_with_that_acl_a_board_that_is_named_announces_itself_to_home_assistant_
             house.publish(Message(topics.command, b"recalibrate"))
             assert board.inboxes["homeassistant/status"].get(timeout=10.0).payload == b"online"
             assert board.inboxes[topics.command].get(timeout=10.0).payload == b"recalibrate"
-
-
-@pytest.mark.broker
-def test_refused_messages_lie_in_quarantine_and_the_collector_goes_on(tmp_path: Path) -> None:
-    with (
-        running_mosquitto(tmp_path) as broker,
-        Watcher(broker.endpoint) as watcher,
-        MqttClient(broker.endpoint, "board") as board,
-        collecting(broker, tmp_path / "fleet.sqlite") as made,
-    ):
-        online(board, watcher)
-        board.publish(Message("tared/v1/fleet/board/event", b"\x00\xff{"))
-        board.publish(Message("tared/v1/fleet/board/birth", b"[]"))
-        board.publish(alarm(1))
-        watcher.expect("tared/v1/fleet/board/ack", upto=1)
-        eventually(lambda: made.counts["refused"] == 2)
-    with open_store(str(tmp_path / "fleet.sqlite")) as store:
-        assert {each.code for each in quarantined(store)} == {"message.malformed", "message.not_object"}
-        assert {each.payload for each in quarantined(store)} == {b"\x00\xff{", b"[]"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 from bench import small_file_system
-from brokers import RealBroker, free_port, on_the_air
+from brokers import RealBroker, eventually, free_port, on_the_air
 from merge_bench import FLEET, board, calibration_of, counted, frames_of, merged_calibration
+from turned_clock import TurnedClock
 
 from agent.common.errors import AgentError
 from agent.contract.histograms import Upload
@@ -32,6 +34,7 @@ from fleet.merge.exchange import MergeExchange
 from fleet.store.opening import open_store
 
 pytestmark = pytest.mark.broker
+LONG_S = 1e4
 
 
 @pytest.fixture(autouse=True)
@@ -40,8 +43,8 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleet.operator.REPEAT_S", 0.2)
 
 
-def exchange_with(endpoint: Endpoint, folder: Path, silence_s: float = 10.0) -> MergeExchange:
-    return MergeExchange(endpoint, FLEET, folder / "uploads", 8, silence_s)
+def exchange_with(endpoint: Endpoint, folder: Path) -> MergeExchange:
+    return MergeExchange(endpoint, FLEET, folder / "uploads", 8, 60.0)
 
 
 def noisy(seed: int) -> dict[str, AbsHistogram]:
@@ -170,9 +173,13 @@ def test_liars_and_the_silent_are_given_up_and_named(
         return payload[:-1] + bytes([payload[-1] ^ 1])
 
     monkeypatch.setattr(Upload, "chunk", forged)
-    exchange = exchange_with(any_broker.endpoint, tmp_path, silence_s=3.0)
-    with board(any_broker.endpoint, "liar", calibration_of(noisy(0))):
-        exchange.gather(["liar", "nobody", "no/name"], 0.0)
+    clock = TurnedClock(wall_s=time.time())
+    exchange = MergeExchange(any_broker.endpoint, FLEET, tmp_path / "uploads", 8, LONG_S, clock=clock)
+    with board(any_broker.endpoint, "liar", calibration_of(noisy(0))), ThreadPoolExecutor(1) as pool:
+        gathered = pool.submit(exchange.gather, ["liar", "nobody", "no/name"], 0.0)
+        clock.turn_until(lambda: "liar" in exchange.failed, step_s=0.005)
+        clock.turn(LONG_S)
+        clock.turn_until(gathered.done)
     assert "another SHA-256" in exchange.failed["liar"]
     assert "silent" in exchange.failed["nobody"]
     assert "mqtt.name" in exchange.failed["no/name"]
@@ -266,10 +273,15 @@ def test_strangers_chunks_do_not_count(any_broker: RealBroker, tmp_path: Path) -
 
 
 def test_a_board_that_only_says_that_it_is_at_it_is_given_up_too(any_broker: RealBroker, tmp_path: Path) -> None:
-    exchange = MergeExchange(any_broker.endpoint, FLEET, tmp_path / "uploads", 1, 10.0, most_s=2.0)
-    talking = board(any_broker.endpoint, "talking", calibration_of(noisy(0)))
-    with talking as there, board(any_broker.endpoint, "honest", calibration_of(noisy(0))):
+    clock = TurnedClock(wall_s=time.time())
+    exchange = MergeExchange(any_broker.endpoint, FLEET, tmp_path / "uploads", 1, 2.0 * LONG_S, None, LONG_S, clock)
+    talking = board(any_broker.endpoint, "a-talker", calibration_of(noisy(0)))
+    honest = board(any_broker.endpoint, "honest", calibration_of(noisy(0)))
+    with talking as there, honest, ThreadPoolExecutor(1) as pool:
         there.link.send_histograms = lambda *_: None  # type: ignore[method-assign]  # each repetition is still answered
-        exchange.gather(["talking", "honest"], 0.0)
-    assert "though the board was not silent" in exchange.failed["talking"]
+        gathered = pool.submit(exchange.gather, ["a-talker", "honest"], 0.0)
+        eventually(lambda: "a-talker" in exchange._pending)
+        clock.turn(LONG_S + 1.0)
+        clock.turn_until(gathered.done, step_s=0.005)
+    assert "though the board was not silent" in exchange.failed["a-talker"]
     assert set(exchange.inbox.complete) == {"honest"}

@@ -197,17 +197,15 @@ def test_a_time_zone_that_is_none_is_refused(name: str) -> None:
 
 def test_a_rollout_comes_back_from_the_store_as_it_was() -> None:
     spec = RolloutSpec(
-        "policy", {"recalibration.max_loss": 0.1, "log_level": "info"}, windows=("01:00-05:00",), soak_s=60.0
+        "policy",
+        {"recalibration.max_loss": 0.1, "log_level": "info"},
+        windows=("01:00-05:00",),
+        soak_s=60.0,
+        signed=True,
     )
     assert RolloutSpec.from_json(spec.to_json()) == spec
     values = spec.args.model_dump()["values"]
     assert values == {"recalibration.max_loss": 0.1, "log_level": "info"}
-
-
-def test_only_a_rollout_that_demands_signatures_says_so_to_an_older_tared() -> None:
-    assert "signed" not in json.loads(RolloutSpec("recalibrate").to_json())
-    assert json.loads(RolloutSpec("recalibrate", signed=True).to_json())["signed"] is True
-    assert RolloutSpec.from_json(RolloutSpec("recalibrate", signed=True).to_json()).signed
 
 
 def test_a_rollout_of_a_newer_tared_is_not_guessed_at() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from brokers import Mosquitto, RealBroker, Watcher, eventually
+from brokers import RealBroker, Watcher, eventually
 from collector_bench import collecting
 from simulator_bench import FLEET, ask, simulating, topics, wait_for_collector
 from stored import Reports
@@ -18,10 +18,9 @@ from warm_start import tared
 
 from agent.common.errors import ConfigError
 from agent.contract.messages import Birth, Event, Telemetry
-from agent.uplink.outbox_store import NO_CLOCK_S
 from fleet.cli.main import main
 from fleet.operator import new_command, send
-from fleet.simulator.options import BadEngines, Faults
+from fleet.simulator.options import Faults
 from fleet.simulator.scene import Drift
 from fleet.simulator.simulation import allow_files
 from fleet.store.opening import open_store
@@ -53,25 +52,6 @@ def test_all_that_boards_make_arrives_once(mosquitto: RealBroker, tmp_path: Path
     for number in range(20):
         epoch, last = simulation.made[topics(number).device]
         assert stored(tmp_path / "db", number) == [(epoch, seq) for seq in range(1, last + 1)]
-
-
-@pytest.mark.trial
-def test_a_broker_that_is_killed_loses_nothing_of_theirs(tmp_path: Path) -> None:
-    broker = Mosquitto(tmp_path, persistent=True)
-    broker.start()
-    try:
-        with collecting(broker, tmp_path / "db"):
-            wait_for_collector(broker)
-            with simulating(broker, 15) as simulation:
-                eventually(lambda: simulation.outcome.confirmed >= 60, 30.0)
-                broker.stop()
-                eventually(lambda: simulation.outcome.connected == 0, 10.0)
-                broker.start()
-                eventually(lambda: simulation.outcome.connected == 15, 30.0)
-            assert simulation.outcome.made == simulation.outcome.confirmed
-        assert all(len(stored(tmp_path / "db", n)) == simulation.made[topics(n).device][1] for n in range(15))
-    finally:
-        broker.stop()
 
 
 def test_a_storm_brings_all_back_and_not_at_once(mosquitto: RealBroker, caplog: pytest.LogCaptureFixture) -> None:
@@ -154,20 +134,6 @@ def test_a_setting_holds_and_a_restart_begins_another_epoch(mosquitto: RealBroke
         assert watcher.retained(topics(0).reported)["values"]
 
 
-def test_a_wave_that_is_bad_shows_in_fidelity_and_latency(mosquitto: RealBroker) -> None:
-    def camera(number: int) -> Any:
-        document = watcher.expect(topics(number).telemetry)
-        return Telemetry.from_json(json.dumps(document).encode()).cameras["camera"]
-
-    with Watcher(mosquitto.endpoint) as watcher, simulating(mosquitto, 3, bad=BadEngines(named="max")):
-        before = camera(1)
-        for number, method, expected in ((0, "mse", True), (1, "max", False)):
-            ask(mosquitto, number, "recalibrate", method=method)
-            fidelity = ask(mosquitto, number, "status").result["fidelity"]["estimate"]
-            assert (fidelity > 0.8) == expected, (number, fidelity)
-        eventually(lambda: camera(1).latency_ms.p99 > 1.2 * before.latency_ms.p99)
-
-
 def test_drift_comes_to_one_group_after_the_other_and_is_answered(mosquitto: RealBroker) -> None:
     drift = Drift(db=6.0, after_s=0.5, spread_s=2.0, ramp_s=0.01, groups=2)
     with Watcher(mosquitto.endpoint) as watcher, simulating(mosquitto, 2, drift=drift):
@@ -200,18 +166,6 @@ def test_a_command_that_a_power_cut_interrupts_has_failed(mosquitto: RealBroker)
     with simulating(mosquitto, 1, faults=faults, down_s=(0.1, 0.2), job_s=600.0):
         result = ask(mosquitto, 0, "recalibrate")
         assert (result.status, result.error.code) == ("FAILED", "command.interrupted")
-
-
-@pytest.mark.trial
-def test_epochs_show_boards_without_a_clock_or_from_a_backup(mosquitto: RealBroker, tmp_path: Path) -> None:
-    faults = Faults(restore=1.0, no_clock=1.0, every_s=0.7)
-    with collecting(mosquitto, tmp_path / "db"):
-        wait_for_collector(mosquitto)
-        with simulating(mosquitto, 3, faults=faults, down_s=(0.05, 0.1), period_s=0.05) as simulation:
-            eventually(lambda: simulation.outcome.starts >= 15, 60.0)
-    epochs = [epoch for number in range(3) for epoch, _ in stored(tmp_path / "db", number)]
-    assert epochs
-    assert max(epochs) < NO_CLOCK_S
 
 
 @pytest.mark.trial

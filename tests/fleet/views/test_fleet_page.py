@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from checked_page import Checked
 from stored import Reports
 
 from agent.contract.messages import Status
@@ -20,35 +20,6 @@ from fleet.rollout.register import RolloutRegister
 from fleet.rollout.spec import RolloutSpec
 from fleet.store.opening import open_store
 from fleet.store.transaction import FleetStore
-
-_VOID = {"meta", "input"}
-
-
-class Checked(HTMLParser):
-    """Every tag that is opened is closed, and what is named of elsewhere."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: set[str] = set()
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        links = {value for name, value in attrs if name in ("src", "href")}
-        assert all(link and link.startswith("#") for link in links)
-        assert not {name for name, _ in attrs if name.startswith("on")}
-        if tag not in _VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        if tag not in _VOID:
-            self.handle_endtag(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
 
 
 def fill(store: FleetStore, evil: str) -> None:
@@ -82,7 +53,7 @@ def test_the_command_writes_one_file_in_which_nothing_runs(tmp_path: Path, capsy
     assert main(["fleet", "report", "--db", str(tmp_path / "db"), "-o", str(output), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"device_count": 2, "output": str(output)}
     text = output.read_text()
-    found = Checked(text)
+    found = Checked(text, is_file=True)
     assert text.count("<script>") == 1  # the page's own, which its policy names by its hash
     assert "svg" in found.tags
     assert "http:" not in text
@@ -105,6 +76,6 @@ def test_a_fleet_of_which_nothing_is_known_has_a_page_too(tmp_path: Path, capsys
     open_store(tmp_path / "db").close()
     output = tmp_path / "report.html"
     assert main(["fleet", "report", "--db", str(tmp_path / "db"), "-o", str(output)]) == 0
-    Checked(output.read_text())
+    Checked(output.read_text(), is_file=True)
     assert main(["fleet", "report", "--db", str(tmp_path / "db"), "-o", str(tmp_path)]) == 2
     assert "fleet.report" in capsys.readouterr().err
