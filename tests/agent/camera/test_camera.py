@@ -13,7 +13,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from camera_pictures import picture
+from camera_pictures import picture, write_video
 from turned_clock import TurnedClock
 
 from agent.camera.capture import CaptureThread, Frame
@@ -29,10 +29,7 @@ COUNT = 12
 @pytest.fixture
 def video(tmp_path: Path) -> Path:
     path = tmp_path / "clip.avi"
-    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 10.0, (64, 48))
-    for number in range(COUNT):
-        writer.write(picture(number))
-    writer.release()
+    write_video(path, map(picture, range(COUNT)))
     return path
 
 

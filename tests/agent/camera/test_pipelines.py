@@ -144,7 +144,7 @@ def test_a_pipeline_that_cannot_be_opened_is_reported_as_such() -> None:
         assert reader.frames == []
 
 
-@pytest.mark.parametrize("transport", ["tcp", "udp"])
+@pytest.mark.parametrize("transport", ["tcp", pytest.param("udp", marks=pytest.mark.trial)])
 def test_rtsp_is_decoded_by_the_systems_decoder_of_its_codec(transport: str) -> None:
     """H.264: the decoder that Debian has for H.265, libde265's, corrupts memory."""
     require_gstreamer("GstRtspServer")
@@ -189,6 +189,7 @@ def test_each_source_that_cannot_be_opened_has_the_pipelines_own_message() -> No
     assert "of-the-gate" not in done.stdout + done.stderr
 
 
+@pytest.mark.trial
 def test_rtsp_that_dies_and_comes_back_is_served_again() -> None:
     require_gstreamer("GstRtspServer")
     camera = RtspCamera()

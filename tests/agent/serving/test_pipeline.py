@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-import cv2
 import numpy as np
 import onnx
 import pytest
+from camera_pictures import write_video
 from runtime_under_test import RUNTIME
 from worlds import SPEC
 from zoo import residual_net
@@ -37,6 +37,7 @@ from engines.registry import open_backend
 
 SIDE = 160  # of the network input, 300 KiB as float32
 WARM, FRAMES, SERVED = 100, 300, 100
+PICTURE = np.random.default_rng(0).integers(0, 256, (120, 160, 3), dtype=np.uint8)
 
 
 def test_a_frame_leaves_nothing_and_takes_no_buffer_of_its_own(tmp_path: Path) -> None:
@@ -127,20 +128,21 @@ def play(folder: Path, sinks: Sequence[Sink], outputs: Sequence[Output] = ()) ->
 
 def test_a_camera_and_the_outputs_keep_nothing_of_a_frame(tmp_path: Path) -> None:
     """OpenCV makes each picture anew: some are on their way, and the others are gone."""
-    heap, picture_bytes = Heap(), write_video(tmp_path / "clip.avi", WARM + FRAMES)
+    heap = Heap()
+    write_video(tmp_path / "clip.avi", [PICTURE] * (WARM + FRAMES))
     outputs = [ResultsFile(tmp_path / "results.jsonl"), ResultsSocket(tmp_path / "results.socket")]
     pipeline, errors = play(tmp_path, [heap.add], outputs)
     assert not errors
     assert pipeline.served == WARM + FRAMES
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == WARM + FRAMES
-    assert heap.gained_bytes < 8 * picture_bytes
-    assert heap.peak_bytes < 16 * picture_bytes
+    assert heap.gained_bytes < 8 * PICTURE.nbytes
+    assert heap.peak_bytes < 16 * PICTURE.nbytes
 
 
 def test_a_sink_that_fails_is_named_with_one_traceback_for_each_kind_of_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write_video(tmp_path / "clip.avi", 60)
+    write_video(tmp_path / "clip.avi", [PICTURE] * 60)
     served: list[int] = []
 
     def picky(answer: ServedFrame) -> None:
@@ -156,13 +158,3 @@ def test_a_sink_that_fails_is_named_with_one_traceback_for_each_kind_of_error(
     ]
     logged = [record for record in caplog.records if record.exc_info and f"sink={picky.__qualname__}" in record.message]
     assert [record.exc_info[0] for record in logged if record.exc_info] == [ZeroDivisionError, KeyError]
-
-
-def write_video(path: Path, frames: int) -> int:
-    """Return the bytes of one of its pictures."""
-    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 10, (160, 120))
-    picture = np.random.default_rng(0).integers(0, 256, (120, 160, 3), dtype=np.uint8)
-    for _ in range(frames):
-        writer.write(picture)
-    writer.release()
-    return picture.nbytes
