@@ -72,7 +72,7 @@ class GstPipeline:
             camera.open  the pipeline failed or ended before the first picture
             camera.mode  the camera does not have the requested mode
             camera.lost  it failed or ended later
-        camera.pixels  its pictures are too large
+            camera.pixels  its pictures are too large
         """
         sample = self._sink.emit("try-pull-sample", round(wait_s * self._gst.SECOND))
         if sample is None:
@@ -112,7 +112,7 @@ class GstPipeline:
         if not self._delivered:
             return self._open_error(said or "the pipeline ends without a picture")
         found = f"{self._source.shown} stopped" + (f": {redact(said)}" if said else "")
-        return CameraError("camera.lost", found, "a camera that keeps sending", "check the camera and its cable")
+        return CameraError("camera.lost", found, "a stream without an end", "check the camera and its cable")
 
     def _open_error(self, said: str) -> CameraError:
         found = f"{self._source.shown} is not readable as {self._source.kind}: {redact(said)}"

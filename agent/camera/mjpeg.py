@@ -45,9 +45,7 @@ def open_mjpeg(source: Source, connection: StreamConnection) -> Any:
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         found = f"{source.shown} does not answer ({type(reason).__name__})"
-        raise CameraError(
-            "camera.open", found, "an MJPEG stream over HTTP", "check its address and the network"
-        ) from None
+        raise CameraError("camera.open", found, "an answer over HTTP", "check its address and the network") from None
     content_type = answer.headers.get_content_type()
     if content_type == "multipart/x-mixed-replace":
         return answer
@@ -58,7 +56,8 @@ def open_mjpeg(source: Source, connection: StreamConnection) -> Any:
         remedy = "give the address of the camera's stream, not that of a snapshot"
         raise CameraError("camera.open", found, "MJPEG: multipart/x-mixed-replace", remedy)
     if connection.was_cut:  # within the headers
-        raise CameraError("camera.open", f"{source.shown} does not answer in time", "a camera", "restart the camera")
+        found = f"{source.shown} does not answer in time"
+        raise CameraError("camera.open", found, f"its headers within {OPEN_S:g} s", "restart the camera")
     return None
 
 
@@ -75,7 +74,8 @@ def read_mjpeg(source: Source, answer: Any) -> Iterator[list[bytes | None]]:
         yield []  # the reader knows how long there was nothing
     except (OSError, http.client.HTTPException):
         pass  # whatever the error: the camera is gone
-    raise CameraError("camera.lost", f"{source.shown} stopped", "a camera that keeps sending", "check its network")
+    found, remedy = f"{source.shown} stopped", "check the camera and its network"
+    raise CameraError("camera.lost", found, "a stream without an end", remedy)
 
 
 class JpegSplitter:

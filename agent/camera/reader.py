@@ -175,7 +175,7 @@ def _read_capture(
                 failed_at_once = failed_at_once + 1 if took_s < _AT_ONCE_S else 0
                 if failed_at_once >= _LIVE_FAILED_AT_END:
                     found, remedy = f"{source.shown} stopped", "check the camera and its cable"
-                    raise CameraError("camera.lost", found, "a camera that keeps sending", remedy)
+                    raise CameraError("camera.lost", found, "a stream without an end", remedy)
                 timeout.check()
                 continue
             is_key = not source.reports_key_frames or capture.get(cv2.CAP_PROP_LRF_HAS_KEY_FRAME) != 0.0

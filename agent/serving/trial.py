@@ -222,16 +222,9 @@ class Probation:
                     return AgentError("probation.latency", found, f"at most {1e3 * at_most_s:.2f} ms", remedy)
         for gain in gains:
             if gain.n and gain.high < -self._may_lose:
-                loss = f"fidelity lower by at least {-gain.high:.3f}"
-                found = f"{loss} than that of the previous engine, on the same {gain.n} frames"
-                remedy = "the previous engine serves; a recalibration from other frames may do better"
-                return AgentError("probation.fidelity", found, f"at most {self._may_lose:g} lower", remedy)
+                return _less_faithful(f"at least {-gain.high:.3f}", gain.n, f"at most {self._may_lose:g} lower")
         for lost in losses if not self.first else ():
-            found = (
-                f"fidelity lower by {-lost.estimate:.3f} than that of the previous engine, on the same {lost.n} frames"
-            )
-            remedy = "the previous engine serves; a recalibration from other frames may do better"
-            return AgentError("probation.fidelity", found, "no loss that is more than chance", remedy)
+            return _less_faithful(f"{-lost.estimate:.3f}", lost.n, "no loss that is more than chance")
         return None
 
     def affected_frames(self, error: AgentError, frame_was_waiting: bool) -> int:
@@ -242,6 +235,12 @@ class Probation:
             frame_was_waiting: Whether a frame waited for its answer then.
         """
         return self.frames if error.code == "probation.fidelity" else self.late_frames + frame_was_waiting
+
+
+def _less_faithful(loss: str, frames: int, expected: str) -> AgentError:
+    found = f"fidelity lower by {loss} than that of the previous engine, on the same {frames} frames"
+    remedy = "the previous engine serves; a recalibration from other frames may do better"
+    return AgentError("probation.fidelity", found, expected, remedy)
 
 
 class NonFiniteRecorder(VisionTask):

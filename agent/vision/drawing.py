@@ -30,7 +30,6 @@ COLORS: tuple[Color, ...] = (
     (0, 94, 213),
     (167, 121, 204),
 )
-_FAR = 2.0**14  # pixels; OpenCV takes no coordinate of more than 31 bits, and is slow long before
 _DARK, _LIGHT = (0, 0, 0), (255, 255, 255)
 _FAR = 2.0**14  # pixels; OpenCV takes no coordinate of more than 31 bits, and is slow long before
 

@@ -67,19 +67,15 @@ def check_batch(frames: int, engine: Engine, spec: ModelSpec) -> None:
     most = largest_batch(engine, spec)
     if frames > most:
         found = f"batch.frames: {frames}, and a model that takes {most} at once"
-        remedy = (
-            "export the model with an open batch and give its first profile a max of that many, "
-            "or set batch.frames to 1"
-        )
-        raise ConfigError("batch.frames", found, "a model that takes that many at once", remedy)
+        remedy = "export the model with an open batch and a profile whose max has that many, or set batch.frames to 1"
+        raise ConfigError("batch.frames", found, f"at most {most}", remedy)
     if spec.input.follows_frames:
         found = f"batch.frames: {frames}, and input.resize '{spec.input.resize}'"
-        raise ConfigError(
-            "batch.frames",
-            found,
-            "frames that all become inputs of one size",
+        expected, remedy = (
+            "frames that become inputs of one size",
             "set input.resize to letterbox, or batch.frames to 1",
         )
+        raise ConfigError("batch.frames", found, expected, remedy)
 
 
 def row_faults(infer: Callable[[Array], Mapping[str, Array]], frames: Sequence[Array], most: int) -> list[str]:

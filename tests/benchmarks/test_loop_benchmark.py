@@ -1,4 +1,4 @@
-"""The loop's benchmark: what it counts, what it takes for fair, and the bar of memory, which is held here."""
+"""The loop's benchmark: its counts, its fair shares, and the limit of memory, which is tested here."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from agent.mqtt.client import Endpoint
 from benchmarks.loop_cameras import camera, fair_shares
 from benchmarks.loop_daemon import endless
 from benchmarks.loop_memory import MIB, MOST_MIB, null_daemon
-from benchmarks.workers.accounted_daemon import Account
+from benchmarks.workers.accounted_daemon import THREAD, Account
 from benchmarks.workers.tally import Tally
 
 pytestmark = pytest.mark.usefixtures("shared_data")
 
 
 def spend(seconds: float) -> None:
-    """CPU time of the thread that calls."""
+    """Use so much CPU time of this thread."""
     end_s = time.thread_time() + seconds
     while time.thread_time() < end_s:
         pass
@@ -31,12 +31,12 @@ def spend(seconds: float) -> None:
 
 def test_cpu_time_counts_to_its_part_and_else_to_its_thread() -> None:
     account = Account()
-    timed = account.timed("engine", lambda: spend(0.2))
+    timed = account.timed("engine", lambda: spend(0.05))
     done, seen = threading.Event(), threading.Event()
 
     def work() -> None:
         timed()
-        spend(0.1)
+        spend(0.02)
         done.set()
         seen.wait()
 
@@ -48,14 +48,16 @@ def test_cpu_time_counts_to_its_part_and_else_to_its_thread() -> None:
     seen.set()
     thread.join()
     spent = {part: after[part] - before[part] for part in after}
-    assert spent["engine"] == pytest.approx(0.2, abs=0.02)
-    assert spent["the rest of thread inference"] == pytest.approx(0.1, abs=0.02)
+    engine_s, rest_s = spent["engine"], spent["the rest of thread inference"]
+    assert engine_s >= 0.05
+    assert rest_s >= 0.01  # the kernel counts a running thread with a delay of some milliseconds
+    assert engine_s + rest_s == pytest.approx(spent[f"{THREAD}inference"])
 
 
 def test_the_clip_plays_without_an_end(tmp_path: Path) -> None:
     frames = read_images(parse_source(str(endless(tmp_path, "vid_vehicle_surveillance_640x352.mp4"))))
-    times = [ts for _, (ts, _) in zip(range(600), frames, strict=False)]  # of 265
-    assert len(times) == 600
+    times = [ts for _, (ts, _) in zip(range(280), frames, strict=False)]  # of 265
+    assert len(times) == 280
     assert all(later > earlier for earlier, later in itertools.pairwise(times))
 
 
@@ -86,6 +88,6 @@ def test_fair_is_max_min_fair(asked: dict[str, float], total: float, shares: dic
 
 @pytest.mark.trial
 def test_the_daemon_with_a_null_engine_is_small(tmp_path: Path, mosquitto: RealBroker) -> None:
-    """All it can give away is on: results in a file, on a socket and by MQTT, and metrics."""
+    """All its outputs are on: results in a file, on a socket and by MQTT, and metrics."""
     with camera(640, 480, 10.0) as url, null_daemon(tmp_path, Endpoint("127.0.0.1", mosquitto.port), url) as daemon:
         assert daemon.rss_bytes() / MIB <= MOST_MIB

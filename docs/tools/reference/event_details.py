@@ -114,7 +114,7 @@ DETAILS: Mapping[EventKind, dict[str, JsonValue]] = {
     "preview": {"state": "open", "address": "127.0.0.1:8090"},
     "error": {
         "code": "camera.lost",
-        "message": "camera.lost: no picture for 1.5 s; expected pictures; check the camera and its cable",
+        "message": "camera.lost: rtsp://cam/1 stopped; expected a stream without an end; check the camera",
         "camera": "street",
     },
     "observer": _BACK,

@@ -12,10 +12,15 @@ from agent.camera.stream_health import FrameLossCounter
 PERIOD_S = 0.04
 
 
-def counted(stamps: list[float], kept_s: float = 0.0) -> Counter[str]:
+def counting(silence_s: float = 10.0) -> tuple[Counter[str], FrameLossCounter]:
     dropped: Counter[str] = Counter()
     losses = FrameLossCounter(dropped)
-    losses.start_stream()
+    losses.start_stream(silence_s)
+    return dropped, losses
+
+
+def counted(stamps: list[float], kept_s: float = 0.0) -> Counter[str]:
+    dropped, losses = counting()
     for stamp_s in stamps:
         losses.frame_arrived(stamp_s, kept_s)
     return +dropped
@@ -59,27 +64,21 @@ def test_streams_without_times_have_none() -> None:
 def test_frames_that_a_slow_reader_missed_are_not_counted() -> None:
     """It may have been too slow from the beginning, or only for a while."""
     assert counted(times(list(range(0, 300, 3))), kept_s=0.1) == {}
-    dropped: Counter[str] = Counter()
-    losses = FrameLossCounter(dropped)
-    losses.start_stream()
+    dropped, losses = counting()
     for number in [*range(40), *range(42, 90, 3), *range(90, 120)]:
         losses.frame_arrived(number * PERIOD_S, kept_s=0.1 if 42 <= number <= 90 else 0.0)
     assert not dropped
 
 
 def test_damaged_frames_do_not_count_as_missing_besides() -> None:
-    dropped: Counter[str] = Counter()
-    losses = FrameLossCounter(dropped)
-    losses.start_stream()
+    dropped, losses = counting()
     for number in [*range(20), *range(23, 40)]:  # of the three between two could be read, and were none
         losses.frame_arrived(number * PERIOD_S, damaged=2 if number == 23 else 0)
     assert dropped == {"decode": 3}
 
 
 def test_a_gap_as_long_as_silence_is_no_loss_of_frames() -> None:
-    dropped: Counter[str] = Counter()
-    losses = FrameLossCounter(dropped)
-    losses.start_stream(silence_s=1.5)
+    dropped, losses = counting(silence_s=1.5)
     for number in [*range(50), *range(100, 150)]:
         losses.frame_arrived(number * PERIOD_S)
     assert not dropped

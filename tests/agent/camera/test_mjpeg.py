@@ -14,6 +14,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from camera_pictures import write_video
 from hypothesis import given
 from hypothesis import strategies as st
 from mjpeg_server import MjpegServer, answering, grey
@@ -153,10 +154,7 @@ def test_a_camera_that_does_not_answer_is_reported() -> None:
 
 def test_a_stream_other_than_mjpeg_is_left_to_ffmpeg(tmp_path: Path) -> None:
     path = tmp_path / "clip.avi"
-    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 10.0, (64, 48))
-    for number in range(12):
-        writer.write(grey(number))
-    writer.release()
+    write_video(path, map(grey, range(12)))
 
     with answering("video/x-msvideo", path.read_bytes()) as address:
         frames = read_images(parse_source(address))

@@ -103,16 +103,9 @@ def test_a_device_that_cannot_be_opened_is_an_error_by_its_reason(tmp_path: Path
             open_capture(Source("v4l2", str(tmp_path / name), CaptureSettings()), 2.0)
 
 
-@pytest.mark.parametrize(
-    ("requested", "said"),
-    [
-        ({"width": 1280, "height": 720}, "gives 640 x 480; .*1280 x 720"),
-        ({"width": 1280, "height": 720, "pixel_format": "yuyv"}, "gives 640 x 480"),
-    ],
-)
-def test_a_size_that_is_not_granted_is_an_error(driver: Driver, requested: dict[str, object], said: str) -> None:
-    with pytest.raises(CameraError, match=rf"camera\.mode: /dev/video0 {said}") as caught:
-        open_capture(v4l2(**requested), 2.0)
+def test_a_size_that_is_not_granted_is_an_error(driver: Driver) -> None:
+    with pytest.raises(CameraError, match=r"camera\.mode: /dev/video0 gives 640 x 480; .*1280 x 720") as caught:
+        open_capture(v4l2(width=1280, height=720), 2.0)
     assert "--list-formats-ext" in caught.value.remedy
     assert driver.released
 
@@ -204,23 +197,13 @@ def test_a_pipeline_without_gstreamer_is_refused_at_the_start(
             {"width": 640, "height": 480},
             r"camera\.width: 640 for a source of kind rtsp, rtsp://a/b; .*v4l2 or csi",
         ),
-        ("csi:0", {"pixel_format": "mjpg"}, r"camera\.pixel_format: mjpg for a source of kind csi, 0; .*v4l2"),
         (
             "http://u:p@a/b",
             {"flip": "vertical"},
             r"camera\.flip: vertical for a source of kind http, http://a/b; .*csi",
         ),
-        ("http://a/b", {"transport": "udp"}, r"camera\.transport: udp for a source of kind http, .*rtsp"),
-        ("csi:0", {"decode_threads": 2}, r"camera\.decode_threads: 2 for a source of kind csi,"),
-        ("http://a/b", {"decoder": "gstreamer"}, r"camera\.decoder: gstreamer for a source of kind http, .*rtsp"),
         ("rtsp://a/b", {"decoder": "gstreamer", "decode_threads": 2}, r"camera\.decode_threads: 2 beside camera"),
         ("csi:0", {"loop": True}, r"camera\.loop: True for .*kind csi, 0; .*video or images"),
-        ("csi:0", {"speed": 0}, r"camera\.speed: 0\.0 for .*kind csi, 0; .*video or images"),
-        (
-            "rtsp://a/b",
-            {"labels": "x.jsonl"},
-            r"camera\.labels: x\.jsonl for .*kind rtsp, rtsp://a/b; .*video or images",
-        ),
         ("/", {"silence_s": 3.0}, r"camera\.silence_s: 3\.0 for a source of kind images, /; .*rtsp or http or v4l2"),
         ("/", {"frozen_s": None}, r"camera\.frozen_s: None for .*kind images, /; .*rtsp"),
         ("csi:0", {"width": 640}, r"camera\.width: 640, camera\.height: None; .*both"),

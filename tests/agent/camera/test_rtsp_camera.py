@@ -106,6 +106,7 @@ def test_a_camera_whose_key_frames_repeat_is_frozen_and_back_with_the_next_pictu
         eventually(lambda: not watched.lost)
 
 
+@pytest.mark.trial
 @FOLLOWS_SIZES
 def test_pictures_of_another_size_are_served_as_large_as_the_first() -> None:
     """By OpenCV from 4.13 on; an older one repeats the last picture of the size before, which is found as frozen."""

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from turned_clock import TurnedClock
 
 from agent.camera.capture import Frame
-from agent.serving.inference import FrameLoop, InFlightFrames, RoundRobinScheduler
+from agent.common.clock import SYSTEM_CLOCK
+from agent.serving.inference import FrameLoop, InferenceThread, InFlightFrames, RoundRobinScheduler
 from agent.vision.task import POLL_S, DeviceInference, PendingInference, ServedFrame, Submit
 from engines.interface import Array, Engine, OverlappingEngine
 from engines.preprocessing import ImageTransform
@@ -125,6 +126,18 @@ def test_time_in_which_an_engine_computes_another_frame_is_not_counted_twice() -
     assert [lanes.collect()[0].inferred_s, lanes.collect()[0].inferred_s] == pytest.approx([10.0, 3.0])
     assert lanes.is_empty
     lanes.close()
+
+
+def test_an_inference_in_a_thread_can_be_waited_for_with_a_limit() -> None:
+    released, thread = threading.Event(), InferenceThread(lambda: None, SYSTEM_CLOCK)
+    inference = thread.submit(lambda: {"released": np.array(released.wait(LIMIT_S))})
+    thread.start()
+    inference.wait(0.001)
+    assert not inference.is_done
+    released.set()
+    inference.wait(LIMIT_S)
+    assert inference.is_done
+    thread.stop()
 
 
 class CameraClock(TurnedClock):

@@ -173,6 +173,7 @@ def test_published_layouts_open() -> None:
 @pytest.mark.parametrize(
     ("name", "shapes"),
     [
+        *((name, {"logits": (1, 10)}) for name in BUILTIN_DECODERS),
         ("yolov5", {"output": (1, 252, 5)}),
         ("yolov5", {"first": (1, 252, 85), "second": (1, 252, 85)}),
         ("nanodet", {"output": (1, 84, 32)}),
@@ -199,6 +200,10 @@ def test_outputs_of_other_shapes_are_refused(name: str, shapes: dict[str, tuple[
 @pytest.mark.parametrize(
     ("name", "shapes"),
     [
+        ("yolox", {"output": (1, 84, 7)}),
+        ("yolov8", {"output": (1, 6, 20)}),
+        ("end2end", {"output": (1, 9, 6)}),
+        ("fastestdet", {"output": (1, 7, 2, 3)}),
         ("yolov5", {"output": (1, 252, 85)}),
         ("nanodet", {"output": (1, 84, 112)}),
         ("nanodet-plus", {"output": (1, 85, 112)}),

@@ -117,6 +117,7 @@ def test_an_artefact_needs_the_package_of_its_decoder(site: Path, bench: Bench) 
     ("function", "message"),
     [
         ("absent_module_of_mine:decode", "ModuleNotFoundError"),
+        ("broken_decoder:decode", "nothing_of_that_name"),
         ("my_decoder:absent", "no function 'absent'"),
         ("my_decoder:Head.absent", "no function 'Head.absent'"),
         ("my_decoder:NUMBER", "no function 'NUMBER'"),
@@ -125,6 +126,7 @@ def test_an_artefact_needs_the_package_of_its_decoder(site: Path, bench: Bench) 
 )
 def test_an_entry_point_that_leads_nowhere(site: Path, function: str, message: str) -> None:
     install(site, "my_decoder", {"mine": function})
+    (site / "broken_decoder.py").write_text("import nothing_of_that_name\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=message) as caught:
         found("mine")
     assert caught.value.code == "decoder.import"

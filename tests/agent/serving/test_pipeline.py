@@ -1,0 +1,160 @@
+"""The frame path keeps nothing of a frame, and goes on when a sink fails."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import tracemalloc
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from camera_pictures import write_video
+from runtime_under_test import RUNTIME
+from worlds import SPEC
+from zoo import residual_net
+
+from agent.camera.capture import Frame
+from agent.camera.source import parse_source
+from agent.common.schema import validate
+from agent.config import Config
+from agent.models.build import build_artefact
+from agent.models.model import open_model
+from agent.results.file_output import ResultsFile
+from agent.results.socket_output import ResultsSocket
+from agent.results.writer import Output, ResultsWriter
+from agent.serving.inference import FrameLoop, RoundRobinScheduler, Sink
+from agent.serving.pipeline import Pipeline
+from agent.vision.spec import ModelSpec
+from agent.vision.task import ServedFrame, VisionTask
+from calibrate.errors import TaredError
+from engines.interface import silent
+from engines.registry import open_backend
+
+SIDE = 160  # of the network input, 300 KiB as float32
+WARM, FRAMES, SERVED = 100, 300, 100
+PICTURE = np.random.default_rng(0).integers(0, 256, (120, 160, 3), dtype=np.uint8)
+
+
+def test_a_frame_leaves_nothing_and_takes_no_buffer_of_its_own(tmp_path: Path) -> None:
+    """Only the small objects that carry a frame are allocated anew, not its pixels and its network input."""
+    onnx.save(residual_net((1, 3, SIDE, SIDE)), tmp_path / "model.onnx")
+    model = open_model(ModelSpec.model_validate({**SPEC, "path": tmp_path / "model.onnx"}))
+    backend = open_backend(RUNTIME)
+    artefact = build_artefact(model, backend, lambda _id: tmp_path / "a", silent, calibration=None, precision="fp32")
+    turns, answered = RoundRobinScheduler([True]), threading.Semaphore(0)
+    with closing(backend.load(artefact.read_engine())) as engine:
+        tasks = [VisionTask(model.spec, engine.inputs, engine.outputs) for _ in range(2)]
+        loop = FrameLoop(turns, "a", engine, tasks, [lambda _: answered.release()])
+        loop.start()
+        image = np.random.default_rng(0).integers(0, 255, (432, 768, 3), dtype=np.uint8)
+
+        def serve(first: int, count: int) -> None:
+            for number in range(first, first + count):
+                turns.slots[0].put(Frame(number, number / 10, time.monotonic_ns(), image))
+            for _ in range(count):
+                assert answered.acquire(timeout=60.0)
+
+        serve(0, WARM)
+        tries: list[tuple[int, int]] = []
+        for number in range(3):  # other threads of this process allocate now and then, and not at every try
+            gc.collect()
+            tracemalloc.start()
+            try:
+                before, _ = tracemalloc.get_traced_memory()
+                serve(WARM + number * SERVED, SERVED)
+                gc.collect()
+                after, peak = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+            tries.append((after - before, peak - before))
+        turns.close()
+        loop.join(60.0)
+    assert loop.error is None
+    # ONNX Runtime may hold some bytes of each answer for a while.
+    assert any(left < 128 * SERVED and most < 128 * 1024 for left, most in tries), tries
+
+
+class Heap:
+    """A sink of the frame path that measures the growth of Python's heap between two frames, and its peak."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self.gained_bytes = self.peak_bytes = 0
+
+    def add(self, _served: ServedFrame) -> None:
+        self._count += 1
+        if self._count == WARM:
+            gc.collect()
+            tracemalloc.start()
+        elif self._count == WARM + FRAMES:
+            gc.collect()
+            self.gained_bytes, self.peak_bytes = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+
+
+def play(folder: Path, sinks: Sequence[Sink], outputs: Sequence[Output] = ()) -> tuple[Pipeline, list[str]]:
+    """Serve `clip.avi` to its end, as the daemon does; return the pipeline, and the codes of errors and returns."""
+    onnx.save(residual_net((1, 3, 32, 32)), folder / "model.onnx")
+    clip = str(folder / "clip.avi")
+    content = {
+        "model": {**SPEC, "path": str(folder / "model.onnx")},
+        "state_dir": str(folder / "state"),
+        "backend": RUNTIME,
+        "camera": {"source": clip, "speed": 0},
+        "observe": {"budget": None, "period_s": 1e9, "alert_period_s": 1e9},
+    }
+    config, errors = validate(Config, content, "test"), list[str]()
+    model, backend = open_model(config.model), open_backend(RUNTIME)
+    engine = backend.load(backend.build(model.reference).engine)
+
+    def note(error: TaredError | None) -> None:
+        errors.append(str(error or "back"))
+
+    with ResultsWriter(config, outputs) as writer:
+        pipeline = Pipeline(
+            config, [parse_source(clip)], model, "a", engine, 0, lambda *_: None, note, note, silent, lambda _: None,
+            [writer.offer, *sinks],
+        )  # fmt: skip
+        pipeline.start(lambda: False)
+        pipeline.join()
+        writer.flush()
+    return pipeline, errors
+
+
+def test_a_camera_and_the_outputs_keep_nothing_of_a_frame(tmp_path: Path) -> None:
+    """OpenCV makes each picture anew: some are on their way, and the others are gone."""
+    heap = Heap()
+    write_video(tmp_path / "clip.avi", [PICTURE] * (WARM + FRAMES))
+    outputs = [ResultsFile(tmp_path / "results.jsonl"), ResultsSocket(tmp_path / "results.socket")]
+    pipeline, errors = play(tmp_path, [heap.add], outputs)
+    assert not errors
+    assert pipeline.served == WARM + FRAMES
+    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == WARM + FRAMES
+    assert heap.gained_bytes < 8 * PICTURE.nbytes
+    assert heap.peak_bytes < 16 * PICTURE.nbytes
+
+
+def test_a_sink_that_fails_is_named_with_one_traceback_for_each_kind_of_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_video(tmp_path / "clip.avi", [PICTURE] * 60)
+    served: list[int] = []
+
+    def picky(answer: ServedFrame) -> None:
+        if answer.frame.id < 10:
+            raise (KeyError if answer.frame.id % 2 else ZeroDivisionError)(answer.frame.id)
+
+    pipeline, errors = play(tmp_path, [picky, lambda answer: served.append(answer.frame.id)])
+    assert served == list(range(60)), "other sinks get every answer"
+    assert pipeline.served == 60
+    assert [error.partition(";")[0] for error in errors] == [
+        f"serving.sinks: {picky.__qualname__} raised ZeroDivisionError: 0",
+        "back",
+    ]
+    logged = [record for record in caplog.records if record.exc_info and f"sink={picky.__qualname__}" in record.message]
+    assert [record.exc_info[0] for record in logged if record.exc_info] == [ZeroDivisionError, KeyError]
