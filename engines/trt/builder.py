@@ -170,7 +170,9 @@ def _config(
             raise EngineError("engine.dla", found, "a release with DLA support", "build for the GPU")
         if options.dla >= builder.num_DLA_cores:
             found = f"DLA core {options.dla} on a board with {builder.num_DLA_cores}"
-            raise EngineError("engine.dla", found, "a core from 0 on", "choose another core, or build for the GPU")
+            raise EngineError(
+                "engine.dla", found, "one of its cores, counted from 0", "choose another core, or build for the GPU"
+            )
         config.default_device_type = trt.DeviceType.DLA
         config.DLA_core = options.dla
         config.set_flag(trt.BuilderFlag.GPU_FALLBACK)
