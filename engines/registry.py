@@ -46,15 +46,15 @@ def _missing(name: str, remedy: str, error: Exception) -> EngineError:
     """Return the error of a package that is missing, or that is there and fails when it is imported."""
     if isinstance(error, ImportError):
         return EngineError("backend.missing", f"no usable {name} package: {error}", f"an installed {name}", remedy)
-    _log_traceback(name, type(error))
+    _log_traceback(name, type(error).__name__)
     found = f"no usable {name} package: {type(error).__name__}: {error}"
     return EngineError("backend.missing", found, "an import without an error", "see its traceback in the log")
 
 
 @lru_cache
-def _log_traceback(name: str, kind: type[Exception]) -> None:
+def _log_traceback(name: str, kind: str) -> None:
     """Log the exception that is being handled, once for each package and kind."""
-    log.warning("event=import package=%s error=%s", name, kind.__name__, exc_info=True)
+    log.warning("event=import package=%s error=%s", name, kind, exc_info=True)
 
 
 BACKENDS: Mapping[str, Callable[[BackendOptions], Backend]] = {  # the fastest first

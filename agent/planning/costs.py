@@ -168,7 +168,7 @@ def _measured(
         if not isinstance(engine, ProfiledEngine):
             engine.close()
             found = "an engine without layer times"
-            raise EngineError("engine.profile", found, "an engine with layer times", "use --costs macs")
+            raise EngineError("engine.profile", found, "a runtime that times its kernels", "use --costs macs")
         return engine
 
     def measured() -> dict[str, Any]:

@@ -171,7 +171,7 @@ def _config(
         if options.dla >= builder.num_DLA_cores:
             found = f"DLA core {options.dla} on a board with {builder.num_DLA_cores}"
             raise EngineError(
-                "engine.dla", found, "a DLA core of the board", "choose another core, or build for the GPU"
+                "engine.dla", found, "one of its cores, counted from 0", "choose another core, or build for the GPU"
             )
         config.default_device_type = trt.DeviceType.DLA
         config.DLA_core = options.dla

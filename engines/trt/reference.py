@@ -130,7 +130,7 @@ class ListeningProbe(OutputProbe):
             raise EngineError(
                 "observer.listener",
                 "a debug listener that TensorRT refused",
-                "a debug listener that it takes",
+                "set_debug_listener to return True",
                 "report this release of TensorRT",
             )
 

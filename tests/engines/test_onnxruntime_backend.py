@@ -33,20 +33,6 @@ def test_no_telemetry_leaves_the_machine(tmp_path: Path) -> None:
     assert list(tmp_path.rglob("*")) == []
 
 
-# ---- building
-
-
-# ---- loading and inferring
-
-
-def test_open_batches_are_one_image_after_another(backend: Backend) -> None:
-    engine = built(backend, residual_net(OPEN))
-    assert engine.inputs[0].shape == (None, 3, 8, 8)
-    batch = np.concatenate([image(residual_net(), seed) for seed in range(3)])
-    singles = [engine.infer(batch[i : i + 1])["t9"] for i in range(3)]
-    np.testing.assert_allclose(engine.infer(batch)["t9"], np.concatenate(singles), rtol=1e-4, atol=1e-5)
-
-
 # ---- observing
 
 

@@ -29,7 +29,6 @@ from engines.registry import choose_backend, open_backend
 from engines.store.kept_file import read_kept, write_kept
 
 OPEN = ("batch", 3, 8, 8)
-AS_WRITTEN_DB = 60.0  # of one layer: what is left is the order of float additions
 
 
 @pytest.fixture

@@ -147,7 +147,7 @@ class Monitor:
                 raise answer
             return answer
 
-        class Told(fake.module.IProgressMonitor):  # type: ignore[misc, name-defined]  # known only at run time
+        class Watch(fake.module.IProgressMonitor):  # type: ignore[misc, name-defined]  # known only at run time
             def phase_start(self, phase: str, parent: str | None, steps: int) -> None:
                 note("start", phase, parent, steps)
 
@@ -157,7 +157,7 @@ class Monitor:
             def phase_finish(self, phase: str) -> None:
                 note("finish", phase)
 
-        self.monitor = Told()
+        self.monitor = Watch()
 
 
 def tensor(network: Any, name: str) -> Any:

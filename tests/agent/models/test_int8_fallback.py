@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from candidate_bench import observed
 from fake_tensorrt import FakeTensorRt
 from numpy.typing import NDArray
 from worlds import SPEC
@@ -23,7 +23,6 @@ from agent.jobs.request import JobRequest, write_job
 from agent.models.build import build_artefact
 from agent.models.model import Model, calibrate, open_model
 from agent.vision.spec import ModelSpec
-from calibrate.histogram import AbsHistogram, merge
 from engines.interface import BuildRequest, Built, Progress, silent
 from engines.registry import open_backend, options_for
 from engines.store.artefact import Artefact, Store, read_artefact
@@ -42,11 +41,7 @@ class Bench:
         self.model: Model = open_model(ModelSpec.model_validate({**SPEC, "path": folder / "model.onnx"}))
         rng = np.random.default_rng(0)
         self.frames: list[NDArray[np.float32]] = [rng.random((1, 3, 8, 8), np.float32) for _ in range(16)]
-        self.histograms: dict[str, AbsHistogram] = {}
-        with closing(open_backend("onnxruntime").observer(self.model.reference, self.model.placement.taps)) as observer:
-            for frame in self.frames[:8]:
-                for name, found in observer.observe(frame).histograms.items():
-                    self.histograms[name] = merge(self.histograms[name], found) if name in self.histograms else found
+        self.histograms = observed(self.model, open_backend("onnxruntime"), self.frames[:8])
         self.builds = 0
         build = TensorRtBackend.build
 

@@ -49,7 +49,8 @@ class Watched:
 
 
 @pytest.fixture
-def watched(tmp_path: Path) -> Iterator[Watched]:
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    monkeypatch.setattr("agent.models.model_watch._files", lambda path, *_: [path])  # else a process reads each content
     made = Watched(tmp_path)
     made.watch.start()
     assert made.poll() == []

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 from lab import CIFAR_TRAIN, COCO, FACES, Lab
-from places import ROOT
 from worlds import make_world
 
 from engines.store.artefact import read_artefact
-from examples.street.render import render_video
 from fleet.cli.main import main
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for x86-64 only")
@@ -43,17 +41,6 @@ def test_real_models_build(
     computing = [layer for layer in layers if layer["kind"] in ("correlation", "gemm") and layer["nodes"]]
     assert computing
     assert all("Int8" in (*layer["inputs"], *layer["constants"]) for layer in computing)
-
-
-@pytest.mark.trial
-def test_the_sample_builds(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    spec = ROOT / "examples/street/model.yaml"
-    frames = render_video(tmp_path / "street.avi", 8)
-    capsys.readouterr()
-    command(capsys, "calibrate", spec, "--frames", frames, "-o", "calibration.json")
-    built = command(capsys, "build", spec, *OFFLINE, "--calibration", "calibration.json", "-o", "sample")
-    assert (built["precision"], built["int8_macs_share"]) == ("int8", 1.0)
 
 
 def test_an_engine_is_built_for_the_named_target(

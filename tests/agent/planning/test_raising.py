@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from candidate_bench import observed
 from raising_world import COLLAPSES, collapsing_net, config_of, count_macs, observer_state
 from worlds import SPEC
 from zoo import residual_net
@@ -21,7 +21,6 @@ from agent.models.model import Model, calibrate, open_model, tap_weights
 from agent.planning.ladder import REFUSED, Ladder, LadderOptions, Scene
 from agent.planning.raising import EXHAUSTED, PrecisionRaise
 from agent.vision.spec import ModelSpec
-from calibrate.histogram import AbsHistogram, merge_into
 from calibrate.plan import PrecisionPlan, Repairs
 from engines.interface import silent
 from engines.registry import open_backend
@@ -41,10 +40,7 @@ def scene_of(model: Model) -> Scene:
     rng = np.random.default_rng(0)
     images = [rng.uniform(size=(1, 3, 8, 8)) * (0.2 if n % 2 else 0.5) for n in range(24)]
     frames = [image.astype(np.float32) for image in images]
-    histograms: dict[str, AbsHistogram] = {}
-    with closing(open_backend("onnxruntime").observer(model.reference, model.placement.taps)) as observer:
-        for frame in frames[:16]:
-            merge_into(histograms, observer.observe(frame).histograms)
+    histograms = observed(model, open_backend("onnxruntime"), frames[:16])
     return Scene(calibrate(model, histograms, "max", 16, "test"), frames[:8], frames[16:])
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from candidate_bench import observed
 from numpy.typing import NDArray
 from plan_world import LOUD, QUIET, RAW, two_branches
 from zoo import Net
@@ -16,7 +17,6 @@ from agent.models.model import Model, calibrate, open_model
 from agent.planning.what_if import Sighting, WhatIf, outputs_divergence, sightings_divergence
 from agent.vision.detections import Detections
 from agent.vision.spec import ModelSpec
-from calibrate.histogram import AbsHistogram, merge
 from calibrate.plan import PrecisionPlan
 from engines.calibration import Calibration
 from engines.registry import open_backend
@@ -94,15 +94,7 @@ def test_the_divergence_of_outputs_is_their_mean() -> None:
 
 
 def seen(model: Model, frames: Sequence[NDArray[np.float32]]) -> Calibration:
-    histograms: dict[str, AbsHistogram] = {}
-    runtime = open_backend("onnxruntime")
-    observer = runtime.observer(model.reference, model.placement.taps)
-    try:
-        for frame in frames:
-            for name, found in observer.observe(frame).histograms.items():
-                histograms[name] = merge(histograms[name], found) if name in histograms else found
-    finally:
-        observer.close()
+    histograms = observed(model, open_backend("onnxruntime"), list(frames))
     return calibrate(model, histograms, "entropy", len(frames), "test")
 
 

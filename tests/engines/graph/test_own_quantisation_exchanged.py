@@ -29,7 +29,6 @@ from engines.half.convert import half_precision
 from engines.interface import BackendOptions, BuildRequest
 from engines.onnxruntime_backend import OnnxRuntimeBackend
 from engines.quantise.apply_plan import insert_qdq
-from engines.quantise.fusion import int8_macs_share
 from engines.quantise.placement import place
 from engines.trt.backend import TensorRtBackend
 from engines.trt.layers import LAYERS_FILE, layers_from_json
@@ -96,23 +95,6 @@ def test_asymmetric_models_of_onnxruntime_are_refused(tmp_path: Path) -> None:
     model = load_model(by_onnxruntime(residual_net(), tmp_path, per_channel=False, floats=(), symmetric=False))
     with pytest.raises(EngineError, match=r"model\.quantised.*with zero point -?\d+.*ActivationSymmetric"):
         prepare(model, run)
-
-
-@pytest.mark.trial
-@pytest.mark.parametrize("per_channel", [True, False])
-def test_resnet20_quantised_by_onnxruntime(per_channel: bool, shared_data: Path, tmp_path: Path) -> None:
-    whole = onnx.load(shared_data / "cls_resnet20_cifar10_fp32.onnx")
-    layers = [node.name for node in whole.graph.node if node.op_type == "Conv"]
-    for floats in ((), tuple(layers[1::2])):
-        model = load_model(by_onnxruntime(whole, tmp_path, per_channel, floats))
-        master = prepare(model, run)
-        check_kept(model, master)
-        placement = place(master)
-        assert len(placement.own) == 20 - len(floats)
-        assert placement.quantised == floats
-        assert int8_macs_share(master, placement) == 1.0
-        expected = run(whole, image(model, 9))["logits"]
-        assert sqnr_db(expected, run(quantised(master), image(model, 9))["logits"]) > 20
 
 
 # ---- the whole way

@@ -120,8 +120,7 @@ def test_both_profiles_of_an_open_graph_are_built_as_written(name: str, precisio
     assert len(computing_layers(two)) == 2 * len(computing_layers(one))  # every profile has kernels of its own
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_three_types_in_one_graph(target: str) -> None:
+def test_three_types_in_one_graph() -> None:
     """INT8; a convolution that the plan leaves float; and two that float16 cannot hold."""
     net = Net((1, 4, 8, 8))
     calm = net.node("Relu", net.conv("image", 4, 4))
@@ -132,17 +131,16 @@ def test_three_types_in_one_graph(target: str) -> None:
     placement = place(model, floats)
     amax = measure(model, batches_for(model), [*placement.taps, calm, loud])
     graph = insert_qdq(model, placement, amax)
-    found = assert_built_as_written(graph, build(graph, "int8", amax, target))
+    found = assert_built_as_written(graph, build(graph, "int8", amax))
     assert found == {"Conv_t0": "Int8", "Conv_t2": "Int8", "Conv_t3": "Half", "Conv_t5": "Float", "Conv_t7": "Float"}
 
 
-@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_map_beyond_float16_is_computed_in_float32(precision: str, target: str) -> None:
+def test_a_map_beyond_float16_is_computed_in_float32(precision: str) -> None:
     model = loud_net()
     quantised, amax = quantise(model, batches_for(model))
     graph = quantised if precision == "int8" else model
-    built = build(graph, precision, amax, target)
+    built = build(graph, precision, amax)
     assert built.facts["float32"].keys() == {"Conv_t0", "Relu_t1", "Conv_t2"}
     calm = {"Conv_t0": "Float", "Conv_t2": "Float", "Conv_t3": "Half"}
     expected = calm if precision == "fp16" else dict.fromkeys(calm, "Int8")

@@ -20,7 +20,6 @@ from engines.quantise.placement import place
 
 Images = NDArray[np.float32]
 SHAPE = (1, 4, 6, 6)
-ONES = np.ones(4, np.float32)
 
 
 def _tensor_bounds(model: ModelProto, amax: Mapping[str, float]) -> dict[str, float]:

@@ -15,21 +15,17 @@ from trt_world import int8, net
 from zoo import Net, image, residual_net
 
 from calibrate.plan import ALL_INT8, PrecisionPlan
-from engines.interface import Array, BuildRequest, ProfiledEngine
+from engines.interface import BuildRequest, ProfiledEngine
 from engines.onnxruntime_backend import kernel_times_ms, nodes_by_kernel
 from engines.quantise.apply_plan import insert_qdq
-from engines.quantise.costs import Costs, measure_costs
-from engines.quantise.fusion import Grouping, fusion_groups
+from engines.quantise.costs import measure_costs
+from engines.quantise.fusion import fusion_groups
 from engines.quantise.placement import place
 from engines.registry import open_backend
 from engines.trt.backend import TensorRtBackend
 from engines.trt.layers import Layer, nodes_by_layer
 
 # ---- ONNX Runtime
-
-
-RUNS = 4  # of an engine, in each profile
-Sample = tuple[Grouping, Callable[[PrecisionPlan], ProfiledEngine], Costs, Array]
 
 
 def quantised(model: ModelProto, plan: PrecisionPlan = ALL_INT8) -> ModelProto:

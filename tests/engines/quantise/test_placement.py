@@ -190,25 +190,6 @@ def test_a_single_calibration_serves_every_plan(floats: set[str]) -> None:
     assert not set(layers) & set(placement.quantised)
 
 
-@pytest.mark.parametrize(
-    ("name", "layers", "residuals"),
-    [
-        pytest.param("cls_resnet20_cifar10", 20, 9, marks=pytest.mark.trial),
-        ("det_fastestdet_352_coco80", 70, 1),
-        pytest.param("det_yolox_nano_416_coco80", 113, 7, marks=pytest.mark.trial),
-        pytest.param("face_ultraface_rfb_320", 52, 1, marks=pytest.mark.trial),
-    ],
-)
-def test_real_models(name: str, layers: int, residuals: int, shared_data: Path) -> None:
-    master = prepare(load_model(shared_data / f"{name}_fp32.onnx"), run)
-    placement = place(master)
-    check_invariants(master, placement)
-    found = quantised_ops(master, placement)
-    assert found["Conv"] + found["Gemm"] == layers
-    assert found["Add"] == residuals
-    assert not {"Sigmoid", "Softmax", "Exp", "Mul", "Div", "Sub"} & set(found)
-
-
 def test_box_decoding_inside_ultraface_stays_float(shared_data: Path) -> None:
     master = prepare(load_model(shared_data / "face_ultraface_rfb_320_fp32.onnx"), run)
     reads = place(master).reads

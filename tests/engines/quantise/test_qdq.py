@@ -255,24 +255,3 @@ def test_ultraface_boxes_survive(shared_data: Path) -> None:
         expected, found = run(model, photo), run(quantised, photo)
         assert sqnr_db(expected["boxes"], found["boxes"]) > 40
         assert sqnr_db(expected["scores"], found["scores"]) > 30
-
-
-@pytest.mark.parametrize(
-    ("name", "floor_db"),
-    [
-        ("cls_resnet20_cifar10", 15),
-        pytest.param("det_fastestdet_352_coco80", 8, marks=pytest.mark.trial),
-        pytest.param(
-            "det_yolox_nano_416_coco80", 0, marks=pytest.mark.trial
-        ),  # one ill-conditioned layer ruins it; to find it is the plan's task
-        pytest.param("face_ultraface_rfb_320", 25, marks=pytest.mark.trial),
-    ],
-)
-def test_real_models_build_and_run(name: str, floor_db: float, shared_data: Path) -> None:
-    model = prepare(load_model(shared_data / f"{name}_fp32.onnx"), run)
-    batch = np.abs(image(model))
-    quantised = quantise(model, [batch])
-    backend = OnnxRuntimeBackend()
-    found = backend.load(backend.build(BuildRequest(quantised)).engine).infer(batch)
-    for output, expected in run(model, batch).items():
-        assert sqnr_db(expected, found[output]) > floor_db

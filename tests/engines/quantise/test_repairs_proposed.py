@@ -212,7 +212,7 @@ def test_a_silent_layer_has_no_say_in_the_threshold_of_what_it_reads() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", real_models("face_ultraface_rfb_320"))
+@pytest.mark.parametrize("name", real_models("cls_resnet20_cifar10"))
 def test_real_models_are_repaired(name: str, shared_data: Path) -> None:
     """On noise, which is all that their statistics and their outputs are compared on here."""
     model = master(shared_data / f"{name}_fp32.onnx")

@@ -93,22 +93,6 @@ def test_extremes_are_those_of_onnx_runtime(fake: FakeTensorRt, spoilt: bool) ->
             assert set(found.outputs) == set(observer.infer(batch)) == {"t4"}
 
 
-def test_any_size_may_be_observed() -> None:
-    """TensorRT's own calibrators, since 8.5, took frames of the profile's opt shape and no other."""
-    model = wide_net()
-    taps = taps_of(model)
-    request = BuildRequest(model, profiles=PROFILE)
-    reference = OnnxRuntimeBackend().observer(request, taps)
-    rng = np.random.default_rng(0)
-    with closing(TensorRtBackend().observer(request, taps)) as observer:
-        for shape in SIZES:
-            batch = rng.normal(size=shape).astype(np.float32)
-            assert near(observer.observe(batch).histograms, reference.observe(batch).histograms)
-        several = rng.normal(size=(3, 3, 8, 8)).astype(np.float32)
-        assert near(observer.observe(several).histograms, reference.observe(several).histograms)
-        assert observer.observe(several).outputs["t4"].shape == (3, 2, 8, 8)
-
-
 def test_outputs_alone_do_not_listen(fake: FakeTensorRt) -> None:
     model, taps = net(), taps_of(net())
     with closing(TensorRtBackend().observer(BuildRequest(model), taps)) as observer:

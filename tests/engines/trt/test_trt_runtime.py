@@ -9,6 +9,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from engine_bench import built
 from fake_pycuda import ORIN
 from fake_tensorrt import FakeTensorRt, install
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from trt_world import PC, int8, net
 from zoo import Net, image, run
 
 import engines.trt.backend as tensorrt_backend
-from engines.errors import DeviceError, EngineError
+from engines.errors import EngineError
 from engines.interface import BackendOptions, BuildRequest, ImageEngine, OverlappingEngine, ProfiledEngine, ShapeRange
 from engines.preprocessing import ImageTransform
 from engines.trt.backend import TensorRtBackend
@@ -43,26 +44,18 @@ PROFILES = (
 )
 
 
-def code_of(error: EngineError | DeviceError) -> str:
-    assert all((error.found, error.expected, error.remedy))
-    return error.code
-
-
 # ---- engines
 
 
 def test_an_engine_gives_what_the_graph_gives() -> None:
-    backend = TensorRtBackend()
-    built = backend.build(BuildRequest(net()))
-    with closing(backend.load(built.engine)) as engine:
+    with closing(built(TensorRtBackend(), net())) as engine:
         for seed in range(3):
             found = engine.infer(image(net(), seed))
             np.testing.assert_allclose(found["t9"], run(net(), image(net(), seed))["t9"], rtol=1e-4, atol=1e-5)
 
 
 def test_outputs_are_the_callers_own() -> None:
-    backend = TensorRtBackend()
-    with closing(backend.load(backend.build(BuildRequest(net())).engine)) as engine:
+    with closing(built(TensorRtBackend(), net())) as engine:
         first = engine.infer(image(net(), 0))["t9"]
         kept = first.copy()
         for seed in range(1, 4):
@@ -71,8 +64,8 @@ def test_outputs_are_the_callers_own() -> None:
 
 
 def test_two_batches_may_be_under_way_and_no_third() -> None:
-    backend = TensorRtBackend()
-    with closing(backend.load(backend.build(BuildRequest(net())).engine)) as engine:
+    with closing(built(TensorRtBackend(), net())) as engine:
+        assert isinstance(engine, OverlappingEngine)
         tickets = [engine.start(image(net(), seed)) for seed in range(2)]
         with pytest.raises(RuntimeError, match="2 batches under way"):
             engine.start(image(net(), 2))
@@ -95,10 +88,8 @@ def test_the_half_form_comes_near_the_graph_it_was_made_from() -> None:
 
 
 def test_any_shape_of_any_profile_and_no_other() -> None:
-    backend = TensorRtBackend()
-    built = backend.build(BuildRequest(wide_net(), profiles=PROFILES))
     rng = np.random.default_rng(0)
-    with closing(backend.load(built.engine)) as engine:
+    with closing(built(TensorRtBackend(), wide_net(), profiles=PROFILES)) as engine:
         assert engine.inputs[0].shape == (None, 3, None, None)
         for shape in ((1, 3, 8, 8), (2, 3, 24, 32), (1, 3, 64, 40), (1, 3, 16, 9), (1, 3, 16, 9), (1, 3, 40, 40)):
             batch = rng.normal(size=shape).astype(np.float32)
@@ -113,9 +104,7 @@ def test_any_shape_of_any_profile_and_no_other() -> None:
 
 
 def test_nothing_is_allocated_for_a_frame(fake: FakeTensorRt) -> None:
-    backend = TensorRtBackend()
-    built = backend.build(BuildRequest(wide_net(), profiles=PROFILES))
-    with closing(backend.load(built.engine)) as engine:
+    with closing(built(TensorRtBackend(), wide_net(), profiles=PROFILES)) as engine:
         shapes = ((1, 3, 8, 8), (1, 3, 64, 64), (2, 3, 24, 32)) * 3
         before = fake.pycuda.names()
         for shape in shapes:
@@ -208,9 +197,7 @@ def test_the_layers_are_the_engines_own() -> None:
 
 
 def test_layer_times() -> None:
-    backend = TensorRtBackend()
-    built = backend.build(BuildRequest(net()))
-    with closing(backend.load(built.engine)) as engine:
+    with closing(built(TensorRtBackend(), net())) as engine:
         assert isinstance(engine, ProfiledEngine)
         times = engine.layer_times_ms(image(net()), runs=5)
         assert times

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from engine_bench import built
 from fake_pycuda import H200, CompileError, FakePycuda, MemoryError_
 from fake_tensorrt import FakeTensorRt, install
 from fake_tensorrt_network import INetworkDefinition
@@ -67,8 +68,7 @@ def test_loading_that_fails_says_why(fake: FakeTensorRt, step: str, said: str, c
 
 
 def test_an_inference_that_fails_is_an_error_and_no_hang(fake: FakeTensorRt) -> None:
-    backend = TensorRtBackend()
-    with closing(backend.load(backend.build(BuildRequest(net())).engine)) as engine:
+    with closing(built(TensorRtBackend(), net())) as engine:
         fake.fail["execute"] = "Cuda Runtime (an illegal memory access was encountered)"
         with pytest.raises(EngineError, match=r"engine\.run.*illegal memory access.*restart the process"):
             engine.infer(image(net()))
