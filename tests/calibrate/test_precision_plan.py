@@ -103,9 +103,7 @@ def test_layers_that_stay_float_need_no_repairs() -> None:
 
 def test_repairs_are_true_where_there_are_any() -> None:
     assert not Repairs()
-    assert all(
-        Repairs(**{name: {"x": value}}) for name, value in [("methods", "mse"), ("ranges", 1.0), ("clips", (1.0,))]
-    )
+    assert all((Repairs(methods={"x": "mse"}), Repairs(ranges={"x": 1.0}), Repairs(clips={"x": (1.0,)})))
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,13 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from brokers import eventually
+from numpy.typing import NDArray
 from observer_bench import MANY, Bench, Faulty
 from onnx import numpy_helper
 from turned_clock import TurnedClock
@@ -45,7 +47,8 @@ from engines.registry import open_backend
 
 TF32 = 11
 YEARS = 1e6  # frames
-Spoil = Callable[[int, Mapping[str, Array]], Mapping[str, Array]]
+Rows = NDArray[np.float32]
+Spoil = Callable[[int, Mapping[str, Rows]], Mapping[str, Rows]]
 
 
 class Tf32(Faulty):
@@ -66,7 +69,7 @@ class Tf32(Faulty):
     def infer(self, batch: Array) -> dict[str, Array]:
         return dict(self._spoiled(super().infer(batch)))
 
-    def _spoiled(self, outputs: Mapping[str, Array]) -> Mapping[str, Array]:
+    def _spoiled(self, outputs: Mapping[str, Any]) -> Mapping[str, Any]:
         self._runs += 1
         return self._spoil(self._runs, outputs)
 
@@ -81,7 +84,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 def frames(reference: Tf32, count: int, batch: bool = False) -> Iterator[AuditedFrame]:
     chance = np.random.default_rng(1)
     for number in range(count):
-        tensor = chance.random((1, *reference.inputs[0].shape[1:]), np.float32)
+        tensor = chance.random((1, 3, 8, 8), np.float32)
         seen = reference.observe(tensor)
         in_batch = {name: rows[1:] for name, rows in reference.infer(np.concatenate([tensor, tensor])).items()}
         yield AuditedFrame("front", number, 1.0, tensor, seen.outputs, seen.histograms, in_batch if batch else {})
@@ -138,7 +141,7 @@ def test_a_wrong_kernel_is_found_and_its_tensor_is_named(bench: Bench, layer: in
 
 
 def test_a_fault_in_one_row_of_a_batch_is_found(bench: Bench) -> None:
-    def second_row(_: int, outputs: Mapping[str, Array]) -> Mapping[str, Array]:
+    def second_row(_: int, outputs: Mapping[str, Rows]) -> Mapping[str, Rows]:
         return {name: np.concatenate([rows[:1], 1.2 * rows[1:]]) for name, rows in outputs.items()}
 
     auditor = FrameAuditor(bench.model, TF32)
@@ -263,7 +266,7 @@ def test_the_frame_that_proves_the_fault_is_reported_also_where_its_tensor_canno
     audit = ReferenceAudit(CannotLocate(bench.model, TF32), 1e-9, evidence(None), found.append, clock)
     audit.start()
     frame, *_ = frames(Tf32(bench.model), 1)
-    wrong = replace(frame, outputs={name: -rows for name, rows in frame.outputs.items()})
+    wrong = replace(frame, outputs={name: np.negative(rows) for name, rows in frame.outputs.items()})
 
     def is_due_or_over(ts: float) -> bool:
         return not audit.is_alive() or audit.is_due(ts)

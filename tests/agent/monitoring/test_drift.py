@@ -17,7 +17,7 @@ from engines.calibration import calibrate_histograms
 
 
 def states(monitor: DriftMonitor, light: Iterator[float]) -> list[tuple[float, str]]:
-    found = []
+    found: list[tuple[float, str]] = []
     for second, brightness in enumerate(light):
         monitor.update(float(second), scene(brightness, second))
         if not found or found[-1][1] != monitor.state.state:

@@ -241,7 +241,7 @@ def test_the_interval_of_one_hour_misses_its_mean_in_at_most_five_percent(mean: 
 def test_the_interval_is_the_published_one() -> None:
     """Hoeffding's bound for a mean that is 1 is m^n, and for 1/2 it is (4 m (1 - m))^(n / 2)."""
     interval = mean_interval(40.0, 40)
-    assert (interval.low, interval.high) == (pytest.approx((0.05 / 2) ** (1 / 40)), 1.0)
+    assert (interval.low, interval.high) == pytest.approx(((0.05 / 2) ** (1 / 40), 1.0))
     half = mean_interval(20.0, 40)
     assert half.high == pytest.approx(0.5 + math.sqrt(1.0 - (0.05 / 2) ** (2 / 40)) / 2)
     assert half.low == pytest.approx(1.0 - half.high)

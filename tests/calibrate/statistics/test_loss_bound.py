@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from itertools import combinations_with_replacement
+from typing import cast
 
 import numpy as np
 import pytest
@@ -227,6 +228,6 @@ def test_losses_that_no_number_of_frames_certifies_are_refused(max_loss: float) 
 def test_numpy_values_leave_no_trace() -> None:
     bound = LossBound(np.float64(0.5))
     for loss in (np.float32(0.5), np.float64(0.25), np.bool_(True)):
-        bound.update(loss)
+        bound.update(cast(float, loss))
     assert {type(value) for value in (bound.mean, bound.upper, bound.lower)} == {float}
     assert type(frames_needed(np.float64(0.05), np.float64(0.01))) is int
