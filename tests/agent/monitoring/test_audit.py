@@ -364,16 +364,7 @@ def test_evidence_of_a_newer_tared_is_left_alone(tmp_path: Path) -> None:
         evidence(path)
 
 
-def test_outputs_after_a_selection_have_no_noise(bench: Bench) -> None:
-    model = onnx.ModelProto()
-    model.CopyFrom(bench.model.observed)
-    last = model.graph.output[0].name
-    model.graph.node.append(onnx.helper.make_node("Round", [last], ["chosen"]))
-    model.graph.output.append(onnx.helper.make_tensor_value_info("chosen", onnx.TensorProto.FLOAT, None))
-    assert smooth_outputs(model) == [last]
-
-
-@pytest.mark.parametrize(("operator", "is_smooth"), [("Greater", False), ("Shape", True)])
+@pytest.mark.parametrize(("operator", "is_smooth"), [("Round", False), ("Greater", False), ("Shape", True)])
 def test_outputs_after_a_decision_have_no_noise_and_a_shape_decides_nothing(
     bench: Bench, operator: str, is_smooth: bool
 ) -> None:

@@ -47,6 +47,7 @@ def test_memory_that_is_short_for_a_while(bench: Bench, fake: FakeTensorRt) -> N
     assert thread.error is None
 
 
+@pytest.mark.trial
 def test_no_memory_for_the_reference_itself(bench: Bench, fake: FakeTensorRt) -> None:
     fake.pycuda.fail["mem_alloc"] = MemoryError_("cuMemAlloc failed: out of memory")
     fake.pycuda.fail["pagelocked_empty"] = MemoryError_("cuMemHostAlloc failed: out of memory")

@@ -280,13 +280,6 @@ def test_the_next_trouble_needs_as_much_evidence_as_the_first() -> None:
     assert taken == [9, 39] * 3
 
 
-def test_a_lens_that_was_covered_from_the_start_is_dark() -> None:
-    view = ViewMonitor()
-    for number in range(40):
-        view.update(float(number), camera(number, scene(), light=0.0))
-    assert view.state.trouble == "blind"
-
-
 def test_a_camera_that_repeats_a_frame_is_frozen_until_the_next() -> None:
     view = ViewMonitor()
     frame = camera(0, scene())

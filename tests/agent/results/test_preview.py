@@ -197,13 +197,6 @@ def test_a_frame_that_is_scaled_down_has_its_boxes_where_they_were() -> None:
     assert not found[52:89, 52:89].any()
 
 
-@pytest.mark.parametrize("far", [1e30, -1e30, np.inf, np.nan])
-def test_a_box_with_any_corners_is_drawn(far: float) -> None:
-    result = detections(0.5)
-    result.boxes[0, 2:] = far
-    draw_prediction(DARK, result, None, SPEC, 1.0)
-
-
 def test_a_frame_that_cannot_be_drawn_is_reported_once_and_the_next_is_shown(
     clock: TurnedClock, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -155,13 +155,6 @@ def test_the_grid_brackets_the_published_interval_from_outside(mean: float) -> N
     assert sequence.interval.high - 1.4e-3 <= high <= sequence.interval.high
 
 
-def test_thirty_equal_answers_say_something_already() -> None:
-    sequence = ConfidenceSequence()
-    for _ in range(30):
-        sequence.update(1.0)
-    assert sequence.interval.low > 0.78
-
-
 def test_both_go_on_after_a_restart_where_they_were() -> None:
     values = np.random.default_rng(3).random(60)
     sequence, detector = ConfidenceSequence(error=0.1), EDetector(TOLERANCE, 1e9, 1e3)

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibrate.statistics.evidence import ConfidenceSequence
 from calibrate.statistics.loss_bound import _MEANS, LossBound, frames_needed
 
 Losses = Callable[[np.random.Generator], np.ndarray]
@@ -185,24 +184,6 @@ def test_a_single_loss_does_not_ruin_it() -> None:
     losses = np.zeros(200)
     losses[40] = 1.0
     assert frames_until(LossBound(0.01), losses, 0.05) <= 171
-
-
-@pytest.mark.parametrize(("rate", "times"), [(0.0, 1.7), (0.5, 1.1)])
-def test_a_confidence_sequence_needs_more_frames(rate: float, times: float) -> None:
-    """For the same certificate: with no losses, and with those of F1 at half of max_loss, 0.05."""
-    rng = np.random.default_rng(2)
-    ours = theirs = 0
-    for _ in range(10):
-        losses = np.concatenate([fractions(rng) for _ in range(4)]) * (rng.random(1000) < rate)
-        sequence = ConfidenceSequence(error=0.02)  # of both sides
-        for loss in losses:
-            sequence.update(loss)
-            if sequence.interval.high <= 0.05:
-                break
-        assert sequence.interval.high <= 0.05
-        theirs += sequence.interval.n
-        ours += frames_until(LossBound(0.01), losses, 0.05)
-    assert theirs >= times * ours
 
 
 @pytest.mark.parametrize("loss", [-0.1, 1.1, float("nan")])
