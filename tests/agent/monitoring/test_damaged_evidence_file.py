@@ -25,19 +25,8 @@ def path(tmp_path: Path) -> Path:
     [
         *("", "no JSON", '{"schema": 1}', '["mean", null]', '["mean", {}]', '["mean", {"engine": "day", "next": "x"}]'),
         *('["mean", {"engine": "day", "next": 0, "since": 0.0, "state": {}}]', '["mean", []]'),
-        *(
-            '["row 0", ["x", 1.0]]',
-            '["row 0", [1.0, 7.0]]',
-            '["row 0", []]',
-            '["row 0", null]',
-            '["row x", [1.0, 1.0]]',
-            '["row ", [1.0, 1.0]]',
-            f'["row {"9" * 4300}", [1.0, 1.0]]',
-            '["row 0", [NaN, 1.0]]',
-            '["row 0", [1e400, 1.0]]',
-            '["row 0", [1.0, NaN]]',
-            '["row 0", {"0": 1.0}]',
-        ),
+        *('["row 0", ["x", 1.0]]', '["row 0", [1.0, 7.0]]', '["row x", [1.0, 1.0]]', '["row 0", [NaN, 1.0]]'),
+        f'["row {"9" * 4300}", [1.0, 1.0]]',
     ],
 )
 def test_a_file_of_another_version_or_that_cannot_be_read_is_begun_anew(path: Path, line: str) -> None:
