@@ -199,4 +199,4 @@ def check_expiry(desired: Desired, now: float, authority: Authority | None) -> N
             authority.check_clock()
         if now >= desired.expires:
             found = f"expired {now - desired.expires:.1f} s ago by this clock"
-            raise CommandError("command.expired", found, "a document before its time of expiry", "publish it again")
+            raise CommandError("command.expired", found, "a valid document", "publish it again")

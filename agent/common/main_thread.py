@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 
 _BEGINS_S = 5.0  # longer than a thread takes to begin on a busy board
@@ -26,14 +25,10 @@ RunInMainThread = Callable[[Callable[[], None]], None]  # runs a function in the
 class MainThreadQueue(queue.Queue[Callable[[], None]]):
     """Any thread may `put`, but no signal handler: the main thread may hold the queue's lock just then."""
 
-    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
-        super().__init__()
-        self._clock = clock
-
     def run(self, wait_s: float) -> None:
         """Run the functions that are queued; if there are none, wait up to `wait_s` for the first."""
         with suppress(queue.Empty):
-            function = self._clock.get(self, wait_s)
+            function = self.get(timeout=wait_s)
             while True:
                 function()
                 function = self.get_nowait()

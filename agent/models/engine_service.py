@@ -342,5 +342,5 @@ def _finding_room(artefact: Artefact) -> Iterator[None]:
     except MemoryError as error:
         remedy = "free memory; the engine in service keeps serving"
         raise EngineError(
-            "engine.room", f"no memory for {artefact.id}", "room beside the engine in service", remedy
+            "engine.room", f"no memory for {artefact.id}", "memory for one more engine", remedy
         ) from error

@@ -313,9 +313,7 @@ def check_calibration(model: Model, calibration: Calibration | None) -> None:
     if calibration is None:
         if not model.needs_no_calibration:
             remedy = "make one with 'tared calibrate'"
-            raise CalibrationError(
-                "calibration.missing", "INT8 without a calibration", "the ranges of its tensors", remedy
-            )
+            raise CalibrationError("calibration.missing", "no calibration", "a calibration, for int8", remedy)
         return
     missing = set(model.needed_taps) - known_amax(model.plan.repairs, calibration).keys()
     if missing and calibration.model_sha256 == model.sha256:

@@ -338,9 +338,7 @@ class Connection:
         self._client.loop_misc()  # pings the broker, or gives it up; has to be called every second or so
         if time.monotonic() > min(self._answer_by, self.in_flight.answer_by):
             found = self.outcome if self.admitted_at is None else f"{len(self.in_flight)} messages unacknowledged"
-            raise AgentError(
-                "broker.silent", found, "an acknowledgement within seconds", "see the broker's log, or restart it"
-            )
+            raise AgentError("broker.silent", found, "answers in time", "see the broker's log, or restart it")
 
     def _read(self, sock: Any) -> None:
         if self.version_reply == "silence" and isinstance(sock, socket.socket) and self._endpoint.tls is None:
