@@ -225,6 +225,8 @@ def test_a_right_reference_is_audited_at_its_own_pace(bench: Bench, tmp_path: Pa
     kept, found = evidence(tmp_path / "audit.json"), list[Mismatch]()
     thread = start(bench, lambda _, outputs: outputs, kept, found, TurnedClock())  # which stands still
     bench.feed(thread, (tmp_path / "audit.json").exists)
+    looks = itertools.count()
+    bench.feed(thread, lambda: next(looks) > 200)
     audits = {each.name for each in threading.enumerate()} & {"audit"}
     assert (audits, found) == ({"audit"}, [])
     state = json.loads((tmp_path / "audit.json").read_text())

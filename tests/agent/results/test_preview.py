@@ -130,17 +130,19 @@ class WatchedClock(TurnedClock):
         return super().select(selector, timeout_s)
 
 
-def test_the_thread_sleeps_without_a_limit_while_no_viewer_looks(drawn: list[str]) -> None:
+def test_the_thread_sleeps_without_a_limit_while_no_viewer_looks(
+    drawn: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     cameras, clock = Cameras("street"), WatchedClock()
 
     def rests() -> None:
-        """Answers wake the thread no more, and it has no time to wake at."""
+        """Answers do not wake the thread, and it waits without a limit."""
         eventually(lambda: clock.limits_s[-1] is None)
-        before = len(drawn), len(clock.limits_s)
-        for number in range(100):
-            cameras.answer("street", number, DARK)
-            clock.turn(1.0)
-        assert (len(drawn), len(clock.limits_s)) == before
+        with monkeypatch.context() as patch:
+            patch.setattr(preview, "_notify", lambda: pytest.fail("an answer wakes the thread"))
+            for number in range(100):
+                cameras.answer("street", number, DARK)
+                clock.turn(1.0)
 
     with previewed(preview_config(per_s=20.0), cameras, clock=clock) as preview:
         rests()
@@ -148,8 +150,10 @@ def test_the_thread_sleeps_without_a_limit_while_no_viewer_looks(drawn: list[str
         with asked(preview.address, "/stream.mjpeg") as response:
             next_part(parts(response), clock)
         wait_for_viewers(preview, 0)
+        before = len(drawn)
         assert set(drawn) == {"preview"}
         rests()
+        assert len(drawn) == before
 
 
 def test_pictures_are_drawn_at_the_configured_rate_for_any_number_of_viewers(
