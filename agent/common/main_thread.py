@@ -6,8 +6,6 @@ import queue
 from collections.abc import Callable
 from contextlib import suppress
 
-from agent.common.clock import SYSTEM_CLOCK, Clock
-
 RunInMainThread = Callable[[Callable[[], None]], None]  # runs a function in the supervisor's thread
 
 
@@ -16,14 +14,10 @@ RunInMainThread = Callable[[Callable[[], None]], None]  # runs a function in the
 class MainThreadQueue(queue.Queue[Callable[[], None]]):
     """Any thread may `put`, but no signal handler: the main thread may hold the queue's lock just then."""
 
-    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
-        super().__init__()
-        self._clock = clock
-
     def run(self, wait_s: float) -> None:
         """Run the functions that are queued; if there are none, wait up to `wait_s` for the first."""
         with suppress(queue.Empty):
-            function = self._clock.get(self, wait_s)
+            function = self.get(timeout=wait_s)
             while True:
                 function()
                 function = self.get_nowait()

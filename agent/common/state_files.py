@@ -132,7 +132,7 @@ class StateFile:
             raise AgentError(
                 self.code.replace(".write", ".schema"),
                 f"{path} of schema {schema}",
-                f"schema {self.schema} or an older one",
+                f"schema {self.schema}",
                 "run the tared that wrote it, or remove the file: a new one is then started",
             )
         return parse_or_none(lambda: parse(document)) if schema == self.schema else None

@@ -419,9 +419,10 @@ class Operations:
         if self.pipeline.mismatch is not None:
             observe = config.observe.model_copy(update={"reference": "onnxruntime"})
             config = config.model_copy(update={"observe": observe})
-        monitors = self.pipeline.observer.monitors.values()
-        for each in (self, self._triggers, self.jobs, self.swap, self._changes, *monitors):
+        for each in (self, self._triggers, self.jobs, self.swap, self._changes):
             each.config = config
+        for monitor in self.pipeline.observer.monitors.values():
+            monitor.config = config
         self._attempts.renew(raising_id(config, self.service))
         self._settings_changed()
 

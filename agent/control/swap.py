@@ -228,13 +228,7 @@ class EngineSwap:
         if self.pipeline.error is not None:
             self._swap = None
             self._fail(
-                swap,
-                AgentError(
-                    "swap.stopped",
-                    "the frame path has failed",
-                    "frames until probation ends",
-                    "see the log for the cause",
-                ),
+                swap, AgentError("swap.stopped", "the frame path has failed", "frames", "see the log for the cause")
             )
             self._answer_recall(swap)
             return

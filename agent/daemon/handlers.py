@@ -129,9 +129,7 @@ def _recalibrate(operations: Operations, args: RecalibrateArgs, progress: Comman
     if not operations.recalibrate(progress, args):
         _check_not_stuck(operations)
         found = f"a job at {job.description}" if (job := operations.job) is not None else "a swap under way"
-        raise CommandError(
-            "command.busy", found, "one job or swap at a time", "wait for its end, then send the command again"
-        )
+        raise CommandError("command.busy", found, "no running job", "wait for its end, then send the command again")
 
 
 def _roll_back(operations: Operations, _args: RollbackArgs, progress: CommandProgress) -> None:
@@ -142,7 +140,7 @@ def _roll_back(operations: Operations, _args: RollbackArgs, progress: CommandPro
     previous = operations.service.store.read("previous")
     if previous is None:
         raise CommandError(
-            "command.rollback", "no previous engine", "an engine that served before this one", "recalibrate instead"
+            "command.rollback", "no previous engine", "a previous engine to return to", "recalibrate instead"
         )
     operations.go_back(operations.service.load(previous), progress)
 
@@ -155,9 +153,7 @@ def _cancel(
         progress.succeed()
     elif not operations.recall(progress):
         _check_not_swapping(operations)
-        raise CommandError(
-            "command.nothing", "no running job", "a job, a delivery or a probation", "ask for the status first"
-        )
+        raise CommandError("command.nothing", "no running job", "a running job to cancel", "ask for the status first")
 
 
 def _switch(operations: Operations, args: SwitchArgs, progress: CommandProgress) -> None:
@@ -188,14 +184,14 @@ def _policy(operations: Operations, args: PolicyArgs, progress: CommandProgress)
 def _check_not_swapping(operations: Operations) -> None:
     if operations.swap.is_active:
         raise CommandError(
-            "command.busy", "a swap under way", "one swap at a time", "send the command again in a moment"
+            "command.busy", "a swap under way", "no swap under way", "send the command again in a moment"
         )
 
 
 def _check_not_stuck(operations: Operations) -> None:
     if operations.pipeline.loop.is_stuck:
         found = "a candidate that still hangs and holds its memory"
-        raise CommandError("command.busy", found, "one candidate at a time", "wait for its end, or restart the daemon")
+        raise CommandError("command.busy", found, "no candidate that hangs", "wait for its end, or restart the daemon")
 
 
 @dataclass
@@ -246,9 +242,7 @@ class BoardHandlers:
             raise CommandError("command.camera", found, expected, "send the command again with one of these cameras")
         served, now_s = self.pipeline.feeds[camera].newest, self.clock.monotonic_s()
         if served is None:
-            raise CommandError(
-                "command.snapshot", "no frame yet", "a camera that sends", "send the command again in a moment"
-            )
+            raise CommandError("command.snapshot", "no frame yet", "a frame", "send the command again in a moment")
         if now_s < self._next_snapshot_s:
             raise CommandError(
                 "command.busy",
@@ -293,7 +287,7 @@ class HistogramUpload:
             raise CommandError("command.privacy", found, "permission to send histograms", remedy)
         if self._progress is not None and not self._progress.latest.final:
             found, remedy = "an upload under way", "wait for its end, then request the missing histograms"
-            raise CommandError("command.busy", found, "one upload at a time", remedy)
+            raise CommandError("command.busy", found, "no upload under way", remedy)
         upload = self._current_upload(self.service.calibration)
         requested = args.missing if args.upload == upload.sha256 else None
         numbers = [number for number in range(upload.total) if requested is None or number in requested]

@@ -138,7 +138,7 @@ class Supervisor:
         """
         self._link = link
         self._clock = clock
-        self._main_thread = MainThreadQueue(clock)
+        self._main_thread = MainThreadQueue()
         self._stop_reason = ""
         sources = [camera.to_source() for camera in config.every_camera]
         reporter = self._reporter = Reporter(link, birth)

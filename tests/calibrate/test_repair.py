@@ -46,7 +46,7 @@ def quantised_weights(matrix: Floats, clips: Floats | float = 1.0) -> Floats:
 def outputs(matrix: Floats, samples: Floats) -> Floats:
     """(groups * outputs, n) of a layer without taps."""
     grouped = samples.reshape(matrix.shape[0], matrix.shape[2], -1)
-    return np.einsum("goi,gin->gon", matrix[..., 0], grouped).reshape(-1, samples.shape[1])
+    return np.asarray(np.einsum("goi,gin->gon", matrix[..., 0], grouped)).reshape(-1, samples.shape[1])
 
 
 def noise_with(matrix: Floats, samples: Floats, found: Equalisation) -> float:

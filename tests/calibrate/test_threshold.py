@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -138,12 +140,6 @@ def test_zeros_do_not_decide() -> None:
         assert histogram_amax(abs_histogram(np.append(x[x > 0], np.zeros(zeros, np.float32)))) == amax
 
 
-def test_percentile_100_is_max() -> None:
-    counts = RNG.poisson(3.0, (300, 2048)).astype(np.int64)
-    counts[:, 900:] = 0
-    np.testing.assert_array_equal(find_amax(counts, 0.1, "percentile:100"), find_amax(counts, 0.1, "max"))
-
-
 def test_nothing_counted_is_an_unused_tensor_by_any_method() -> None:
     assert find_amax(np.zeros(2048, np.int64), 1.0, "global:3") == 0.0
     assert find_amax(np.zeros(2048, np.int64), 1.0, "max+pow2") == 0.0
@@ -171,7 +167,7 @@ def test_no_scale_of_ppq_is_below_its_least() -> None:
     ],
 )
 @pytest.mark.parametrize("method", ["entropy", "max", "global:2"])
-def test_a_malformed_histogram_is_refused(counts: NDArray[np.generic], width: float, method: str) -> None:
+def test_a_malformed_histogram_is_refused(counts: Any, width: float, method: str) -> None:
     with pytest.raises(CalibrationError, match=r"threshold\.counts"):
         find_amax(counts, width, method)
 

@@ -18,7 +18,7 @@ from agent.common.metrics import MetricsAddress, MetricsServer
 
 
 class Fixed(Collector):
-    """Always the same metrics, unless `error` is set."""
+    """Always the same metrics, or a failure if the test wants one."""
 
     def __init__(self, *metrics: Metric) -> None:
         self.metrics = metrics

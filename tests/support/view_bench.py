@@ -23,13 +23,14 @@ def scene(seed: int = 0, rows: int = 8, columns: int = 12) -> Scene:
     """Something to see: patches of other brightness with edges between them, (HEIGHT, WIDTH)."""
     rng = np.random.default_rng(seed)
     patches = cv2.resize(rng.uniform(30.0, 220.0, (rows, columns)), (WIDTH, HEIGHT), interpolation=cv2.INTER_NEAREST)
-    return (patches + cv2.resize(rng.uniform(-20.0, 20.0, (9, 16)), (WIDTH, HEIGHT))).astype(np.float32)
+    return np.asarray(patches + cv2.resize(rng.uniform(-20.0, 20.0, (9, 16)), (WIDTH, HEIGHT)), np.float32)
 
 
 def camera(number: int, of: Scene, light: float = 1.0, blur: float = 0.0) -> Image:
     """A frame of a scene, with noise that its neighbours do not have."""
     seen = cv2.GaussianBlur(of, (0, 0), blur) if blur else of
-    return (seen[..., np.newaxis] * np.float32(light) + NOISE[number % len(NOISE)]).clip(0, 255).astype(np.uint8)
+    lit = seen[..., np.newaxis] * np.float32(light) + NOISE[number % len(NOISE)]
+    return np.asarray(lit.clip(0, 255), np.uint8)
 
 
 def watched(change: Callable[[int], Image], frames: int = 60) -> ViewMonitor:
@@ -72,7 +73,7 @@ def _lit(picture: Image, conditions: Conditions) -> NDArray[np.float32]:
     seen = picture.astype(np.float32) / np.float32(255.0)
     if conditions.blur:
         seen = cv2.GaussianBlur(seen, (0, 0), conditions.blur)
-    return np.float32(conditions.light) * seen**conditions.gamma
+    return np.asarray(conditions.light * seen**conditions.gamma, np.float32)
 
 
 def _sensed(seen: NDArray[np.float32], conditions: Conditions, number: int) -> Image:
@@ -81,7 +82,7 @@ def _sensed(seen: NDArray[np.float32], conditions: Conditions, number: int) -> I
         top, left = number * 37 % (640 - height), number * 53 % (960 - width)
         noise = _GRAIN[top : top + height, left : left + width] * np.float32(conditions.noise)
         seen = seen + noise * (np.sqrt(2.0 * seen) if conditions.shot else np.float32(1.0))
-    return np.rint(np.clip(seen, 0.0, 1.0) * np.float32(255.0)).astype(np.uint8)
+    return np.asarray(np.rint(np.clip(seen, 0.0, 1.0) * np.float32(255.0)), np.uint8)
 
 
 def troubles(pictures: Sequence[Image], *periods: Conditions) -> list[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import queue
+import selectors
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -23,6 +25,9 @@ def test_a_wait_ends_early_for_what_is_there(clock: Clock) -> None:
     with condition:
         assert clock.wait_for(condition, lambda: True, 1e6)
     assert clock.get(items, 1e6) == 1
+    with selectors.DefaultSelector() as selector, socket.socket() as unconnected:
+        selector.register(unconnected, selectors.EVENT_WRITE)
+        assert clock.select(selector, 1e6)
 
 
 @BOTH
@@ -33,6 +38,8 @@ def test_a_wait_without_time_returns_at_once(clock: Clock) -> None:
         assert not clock.wait_for(condition, lambda: False, 0.0)
     with pytest.raises(queue.Empty):
         clock.get(queue.Queue[int](), 0.0)
+    with selectors.DefaultSelector() as selector:
+        assert not clock.select(selector, 0.0)
 
 
 def test_a_wait_on_the_turned_clock_lasts_until_it_is_turned() -> None:

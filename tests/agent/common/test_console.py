@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 from brokers import eventually
+from turned_clock import TurnedClock
 from warm_start import TARED, WarmProcess
 from worlds import OUTLASTS_S, World, make_world
 
 from agent.common import console
-from agent.common.console import ConsoleHandler, say
+from agent.common.console import ConsoleHandler, Task, say
 
 SAYING = (
     "import logging; from agent.common.console import set_up_logging; "
@@ -58,12 +59,19 @@ def test_a_daemon_in_the_journal_says_lines_with_priorities_and_no_progress(worl
     assert not re.search(r"serving: |[^T]\d\d:\d\d:\d\d", said)
 
 
-@pytest.mark.slow
-def test_elsewhere_it_says_what_it_always_has(world: World, tmp_path: Path) -> None:
-    said = run(world.arguments(), tmp_path / "log", connected=False, until=("event=swap", "serving: "))
-    assert re.search(r"^serving: \d+/12000 ", said, re.MULTILINE)
-    assert re.search(r"^time=\S+ level=INFO at=agent.uplink event=swap ", said, re.MULTILINE)
-    assert not re.search(r"^<", said, re.MULTILINE)
+def test_plain_progress_is_a_line_every_two_seconds_and_none_in_the_journal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for in_journal, lines in ((False, "serving: 3/100 of a clip\n"), (True, "")):
+        monkeypatch.setattr(console, "goes_to_journal", lambda in_journal=in_journal: in_journal)
+        clock = TurnedClock()
+        task = Task("serving", 100, None, clock)
+        task.update(1)
+        clock.turn(1.9)
+        task.update(2)
+        clock.turn(0.2)
+        task.update(3, "of a clip")
+        assert capsys.readouterr().err == lines
 
 
 @pytest.mark.parametrize(

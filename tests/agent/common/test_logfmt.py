@@ -80,7 +80,7 @@ def templates() -> Iterator[tuple[str, str]]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("log."):
                 text = node.args[1 if ast.unparse(node.func) == "log.log" else 0]
-                if isinstance(text, ast.Constant):
+                if isinstance(text, ast.Constant) and isinstance(text.value, str):
                     yield f"{path.relative_to(ROOT)}:{node.lineno}", text.value
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import cv2
 import numpy as np
@@ -36,9 +37,9 @@ def changed(image: Image, cause: str, number: int) -> Image:
     elif cause == "contrast":
         light = (light - light.mean()) * 0.5 + light.mean()
     elif cause == "noise":
-        light += np.random.default_rng(100 + number).normal(0.0, 25.0, light.shape)
+        light += np.random.default_rng(100 + number).normal(0.0, 25.0, light.shape).astype(np.float32)
     elif cause == "blur":
-        light = cv2.GaussianBlur(light, (0, 0), 3.0)
+        light = np.asarray(cv2.GaussianBlur(light, (0, 0), 3.0), np.float32)
     return np.clip(light, 0, 255).astype(np.uint8)
 
 
@@ -80,6 +81,7 @@ def test_the_first_looks_outlive_the_process() -> None:
 @pytest.mark.parametrize("key", ["luminance", "contrast", "noise", "sharpness", "confidence"])
 def test_first_looks_that_are_damaged_are_refused(key: str) -> None:
     state, kept = history("dark").state(), AppearanceHistory()
+    damaged: Any
     for damaged in ({}, [], state[:1], [{key: 1.0}] * len(state), [*state[:-1], {**state[-1], key: "1"}]):
         with pytest.raises((TypeError, ValueError)):
             kept.restore(damaged)

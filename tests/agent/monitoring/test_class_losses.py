@@ -39,7 +39,7 @@ def eights_for_sixes(frame: int, class_id: int) -> int:
 
 def test_a_class_that_is_lost_while_serving_is_named_with_what_stands_in_its_place() -> None:
     losses = watch(ClassLosses(1.0, 1.0), flicker, 0, 40_000)
-    assert losses.lost == ()
+    assert not losses.lost
     watch(losses, eights_for_sixes, 40_000, 2000)
     (lost,) = losses.lost
     assert (lost.class_id, lost.instead) == (6, 8)

@@ -25,19 +25,8 @@ def path(tmp_path: Path) -> Path:
     [
         *("", "no JSON", '{"schema": 1}', '["mean", null]', '["mean", {}]', '["mean", {"engine": "day", "next": "x"}]'),
         *('["mean", {"engine": "day", "next": 0, "since": 0.0, "state": {}}]', '["mean", []]'),
-        *(
-            '["row 0", ["x", 1.0]]',
-            '["row 0", [1.0, 7.0]]',
-            '["row 0", []]',
-            '["row 0", null]',
-            '["row x", [1.0, 1.0]]',
-            '["row ", [1.0, 1.0]]',
-            f'["row {"9" * 4300}", [1.0, 1.0]]',
-            '["row 0", [NaN, 1.0]]',
-            '["row 0", [1e400, 1.0]]',
-            '["row 0", [1.0, NaN]]',
-            '["row 0", {"0": 1.0}]',
-        ),
+        *('["row 0", ["x", 1.0]]', '["row 0", [1.0, 7.0]]', '["row x", [1.0, 1.0]]', '["row 0", [NaN, 1.0]]'),
+        f'["row {"9" * 4300}", [1.0, 1.0]]',
     ],
 )
 def test_a_file_of_another_version_or_that_cannot_be_read_is_begun_anew(path: Path, line: str) -> None:
@@ -55,7 +44,9 @@ def test_a_file_of_another_version_or_that_cannot_be_read_is_begun_anew(path: Pa
 @given(data=st.data())
 def test_whatever_is_in_the_file_the_daemon_starts_and_remembers(path: Path, data: st.DataObject) -> None:
     """The files of fidelity and of accuracy, some of their lines spoilt: what is taken up can be gone on with."""
-    mean = data.draw(st.sampled_from((FidelityRecord, SinceStartBySecond)))()
+    kinds: list[type[FidelityRecord] | type[SinceStartBySecond]] = [FidelityRecord, SinceStartBySecond]
+    kind = data.draw(st.sampled_from(kinds))
+    mean = kind()
     path.unlink(missing_ok=True)
     evidence = EvidenceFile(path, SOURCE, unexpected)
     evidence.start("day", 0.0, recall=True, mean=mean)
@@ -71,7 +62,7 @@ def test_whatever_is_in_the_file_the_daemon_starts_and_remembers(path: Path, dat
     rows = rows if isinstance(rows, list) else [rows]
     path.write_bytes(b"".join(line + b"\n" for line in [header, *map(as_bytes, rows)]))
 
-    again = type(mean)()
+    again = kind()
     evidence = EvidenceFile(path, SOURCE, unexpected)
     evidence.start("day", 10.0, recall=True, mean=again)
     for ts in (10.0, 12.0, 14.0):
@@ -80,6 +71,6 @@ def test_whatever_is_in_the_file_the_daemon_starts_and_remembers(path: Path, dat
     evidence.note_block({"e": 2})
     for part in (again.since_start, again.hour) if isinstance(again, FidelityRecord) else (again,):
         assert 0.0 <= part.estimate.interval.low <= part.estimate.interval.high <= 1.0
-    third = type(mean)()
+    third = kind()
     assert EvidenceFile(path, SOURCE, unexpected).start("day", 20.0, recall=True, mean=third) is not None
     assert third.state() == again.state()

@@ -17,7 +17,7 @@ from engines.calibration import calibrate_histograms
 
 
 def states(monitor: DriftMonitor, light: Iterator[float]) -> list[tuple[float, str]]:
-    found = []
+    found: list[tuple[float, str]] = []
     for second, brightness in enumerate(light):
         monitor.update(float(second), scene(brightness, second))
         if not found or found[-1][1] != monitor.state.state:
@@ -214,14 +214,15 @@ def test_gains_are_unknown_until_a_block_is_judged_and_stay_known_when_a_regime_
 @pytest.mark.parametrize(
     "spoilt",
     [{"gains_db": []}, {"gains_db": {"lit 1": float("nan")}}, {"calm_s": 10**400}, {"onset_ts": "soon"},
-     {"detector": None}, {"clipping_share": None}, {"warns": None, "calm_s": []}],
+     {"detector": None}, {"clipping_share": None}, {"warns": None, "calm_s": []}, {"gains_db": None}, {"detector": 3}],
 )  # fmt: skip
 def test_a_state_that_no_monitor_wrote_is_refused_and_changes_nothing(spoilt: dict[str, object]) -> None:
     first = monitor_of(regime())
     states(first, iter([4.0] * 40))
     monitor = monitor_of(regime())
-    with pytest.raises(CalibrationError):
-        monitor.restore({**first.saved_state(), **spoilt})
+    for state in ({}, {**first.saved_state(), **spoilt}):
+        with pytest.raises(CalibrationError, match=r"evidence\.state"):
+            monitor.restore(state)
     assert monitor.state == monitor_of(regime()).state
 
 

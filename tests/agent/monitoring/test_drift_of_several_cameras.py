@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import pytest
 from drift_bench import CONFIG, scene
@@ -30,7 +31,7 @@ def two_cameras(know_each_other: bool = True) -> tuple[DriftMonitor, DriftMonito
         return [monitors[other].recent] if know_each_other and monitors[other].recent else []
 
     regime = shared()
-    monitors += [DriftMonitor(CONFIG, 1.5, regime, (), lambda other=other: recent_of(other)) for other in (1, 0)]
+    monitors += [DriftMonitor(CONFIG, 1.5, regime, (), partial(recent_of, other)) for other in (1, 0)]
     return monitors[0], monitors[1]
 
 

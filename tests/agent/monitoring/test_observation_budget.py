@@ -142,17 +142,6 @@ def test_an_observer_that_fails_slowly_for_ever_takes_no_more_than_the_share(
     assert tried * slow_s > 0.9 * 0.02 * 86400 * INFERENCE_S * FPS
 
 
-@pytest.mark.parametrize("slow_s", [1.0, 10.0])
-def test_a_slow_observation_in_ten_takes_no_more_than_the_share(slow_s: float) -> None:
-    budget, tried = made(), 0
-    for second in range(86400):
-        budget.earn(INFERENCE_S * FPS)
-        if budget.due(float(second)):
-            tried += 1
-            budget.spend(slow_s if tried % 10 == 0 else OBSERVATION_S)
-    assert budget.spent_share == pytest.approx(0.02, rel=0.05)
-
-
 def test_after_an_end_of_slow_failures_the_scene_is_looked_at_as_before() -> None:
     budget = made()
     normal = len(watch(budget, HOUR))

@@ -68,9 +68,11 @@ def test_when_the_scene_changes_what_was_seen_before_is_dropped() -> None:
     judge = evidence()
     feed(judge, 20, 0.0, 0.0)
     feed(judge, 1, 6.0, 0.0)
-    assert judge.recent.scales is not None  # one block alone may be a passing car
+    recent = [judge.recent.scales]  # one block alone may be a passing car
     feed(judge, 1, 6.0, 0.0)
-    assert (judge.recent.scales, judge.recent.merged) == (None, 1.0)
+    recent.append(judge.recent.scales)
+    assert [scales is None for scales in recent] == [False, True]
+    assert judge.recent.merged == 1.0
     assert feed(judge, 20, 6.0, 6.0) == 13
 
 
@@ -143,20 +145,3 @@ def test_time_without_observations_is_no_rest() -> None:
     feed(judge, 10, 4.0, 2.0)
     judge.update(1.0, 1, 1e6, 4.0, 2.0)
     assert judge.wants_more_frames
-
-
-def test_alarms_stay_within_the_budget_where_blocks_vary_and_gains_are_tolerable() -> None:
-    """The gain over scales of frames before, of scenes that wander, is 2.5 dB in the mean; a block's own is 4."""
-    alarms = 0
-    for seed in range(4):
-        rng, judge = np.random.default_rng(seed), evidence()
-        wander = np.cumsum(rng.normal(0.0, 0.05, 40_000))
-        wander -= np.linspace(0.0, wander[-1], wander.size)
-        gains_db = 2.5 + 0.3 * np.tanh(wander) + rng.normal(0.0, 0.7, wander.size)
-        own_db = gains_db + np.abs(rng.normal(1.5, 0.5, wander.size))
-        for own, gain in zip(own_db.tolist(), gains_db.tolist(), strict=True):
-            judge.update(1.0, 1, 3.0, own, gain if judge.recent.scales is not None else None)
-            if judge.detector.drift_detected:
-                alarms += 1
-                judge.detector.reset()
-    assert alarms == 0  # in 5.5 device-days, where one is allowed in 30

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agent.common.errors import AgentError
 from agent.monitoring.drift import Regime
-from agent.monitoring.regimes import RegimeStore, regime_artefacts
+from agent.monitoring.regimes import RegimeStore
 
 
 def regime(name: str) -> Regime:
@@ -68,14 +68,6 @@ def file_of(**changed: object) -> str:
 def test_the_row_that_is_spoilt_below_is_one_that_is_read(path: Path) -> None:
     path.write_text(file_of())
     assert names(RegimeStore(path, "one model", 5)) == ["a"]
-
-
-def test_a_file_as_it_was_written_before_state_files_is_read(path: Path) -> None:
-    """Indented by one, with the schema first."""
-    path.write_text(json.dumps(json.loads(file_of()), indent=1) + "\n")
-    (known,) = RegimeStore(path, "one model", 5).known
-    assert known == Regime("a", {"x": 0.5}, {"x": 1.0}, {"x": (0.25, 0.125)})
-    assert regime_artefacts(path) == ["a"]
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,13 @@ def test_raw_outputs_are_not_drawn() -> None:
     assert not drawn({"a": np.zeros(3, np.float32)}).any()
 
 
-@pytest.mark.parametrize("box", [[-50.0, -50.0, 500.0, 500.0], [150.0, 0.0, 159.0, 5.0], [0.0, 119.0, 0.0, 119.0]])
+@pytest.mark.parametrize(
+    "box",
+    [
+        *([-50.0, -50.0, 500.0, 500.0], [150.0, 0.0, 159.0, 5.0], [0.0, 119.0, 0.0, 119.0]),
+        *([10.0, 30.0, far, far] for far in (1e30, -1e30, np.inf, np.nan)),
+    ],
+)
 def test_a_box_at_the_edge_or_beyond_is_no_trouble(box: list[float]) -> None:
     result = detections(0.5)
     result.boxes[0] = box

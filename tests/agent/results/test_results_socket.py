@@ -14,14 +14,12 @@ from pathlib import Path
 
 import pytest
 from brokers import eventually
-from results_bench import CONFIG, detections, frames_of, line, served
+from results_bench import detections, frames_of, line
 from turned_clock import TurnedClock
 from worlds import World
 
 from agent.common.errors import ConfigError
-from agent.results.file_output import ResultsFile
 from agent.results.socket_output import MAX_READERS, ResultsSocket
-from agent.results.writer import ResultsWriter
 
 
 @pytest.fixture
@@ -195,26 +193,7 @@ def raising(error: Exception) -> Callable[..., None]:
     return fail
 
 
-@pytest.mark.usefixtures("no_thread_left")
-def test_a_reader_that_hangs_costs_the_others_nothing(tmp_path: Path, path: Path) -> None:
-    results = tmp_path / "results.jsonl"
-    socket_output = ResultsSocket(path)
-    with (
-        ResultsWriter(CONFIG, [ResultsFile(results), socket_output]) as writer,
-        connected(path),
-        connected(path) as fine,
-    ):
-        seen = b""
-        for number in range(3000):
-            writer.offer(served(number))
-            seen += read_lines(fine, 1)
-        writer.flush()
-        assert frames_of(seen) == frames_of(results) == list(range(3000))
-        assert writer.dropped["file"] == 0
-        assert writer.dropped["socket"] > 0
-
-
-@pytest.mark.slow
+@pytest.mark.trial  # test_a_slow_reader_loses_whole_lines_of_its_own is its case in the default suite
 def test_the_daemon_serves_on_while_a_reader_hangs_and_removes_its_socket(calibrated_world: World) -> None:
     folder = calibrated_world.folder
     path, lines = folder / "results.sock", folder / "results.jsonl"

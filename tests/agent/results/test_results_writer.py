@@ -15,6 +15,7 @@ from worlds import make_world
 
 from agent.results.file_output import ResultsFile
 from agent.results.writer import Output, ResultLine, ResultsWriter
+from calibrate.errors import TaredError
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
 
@@ -70,10 +71,10 @@ def test_an_output_that_hangs_keeps_no_frame_and_the_oldest_answers_go() -> None
 def test_a_fault_of_an_output_costs_it_that_line_alone(
     tmp_path: Path, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    output, changes = Hanging(error), list[str]()
+    output, changes = Hanging(error), list[tuple[str, TaredError | None]]()
     output.go_on.set()
     with ResultsWriter(CONFIG, [output, ResultsFile(tmp_path / "results.jsonl")]) as writer:
-        writer.on_change = lambda name, error: changes.append(f"{name} {error.code if error is not None else 'back'}")
+        writer.on_change = lambda name, error: changes.append((name, error))
         for number in range(5):
             writer.offer(served(number))
         writer.flush()
@@ -83,7 +84,10 @@ def test_a_fault_of_an_output_costs_it_that_line_alone(
             writer.offer(served(number))
             writer.flush()
         assert output.frames == [*range(5, 35)]
-    assert changes == ["hanging results.failed", "hanging back"]
+    (name, failure), end = changes
+    assert failure is not None
+    assert (name, failure.code, end) == ("hanging", "results.failed", ("hanging", None))
+    assert ("report it" in failure.remedy) is isinstance(error, ZeroDivisionError)
     assert caplog.text.count("Traceback") == 1
     assert frames_of(tmp_path / "results.jsonl") == [*range(35)]
 

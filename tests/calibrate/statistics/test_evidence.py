@@ -116,17 +116,6 @@ def test_intervals_miss_the_mean_at_any_time_in_at_most_five_percent_of_runs(mea
     assert max(misses, refuted) <= 5
 
 
-def test_intervals_narrow_and_hold_the_estimate() -> None:
-    sequence = ConfidenceSequence()
-    assert (sequence.interval.low, sequence.interval.high, sequence.interval.n) == (0.0, 1.0, 0)
-    for _ in range(500):
-        sequence.update(0.9)
-    interval = sequence.interval
-    assert interval.low <= interval.estimate <= interval.high
-    assert interval.high - interval.low < 0.1
-    assert interval.n == 500
-
-
 def exact_bounds(values: np.ndarray, error: float, means: np.ndarray) -> tuple[float, float]:
     """The lowest and highest of `means` that no gambler has ruled out at any time, by the process as published."""
     alive = np.ones(means.size, bool)
@@ -153,13 +142,6 @@ def test_the_grid_brackets_the_published_interval_from_outside(mean: float) -> N
     low, high = exact_bounds(values, 0.1, np.linspace(1e-9, 1.0 - 1e-9, 3001))
     assert sequence.interval.low <= low <= sequence.interval.low + 1.4e-3  # a step of the grid, and one of the means
     assert sequence.interval.high - 1.4e-3 <= high <= sequence.interval.high
-
-
-def test_thirty_equal_answers_say_something_already() -> None:
-    sequence = ConfidenceSequence()
-    for _ in range(30):
-        sequence.update(1.0)
-    assert sequence.interval.low > 0.78
 
 
 def test_both_go_on_after_a_restart_where_they_were() -> None:
@@ -247,13 +229,6 @@ def test_gains_are_counted_on_a_scale_that_ends_at_12_db() -> None:
             count += 1
             detector.reset()
     assert 0 < count <= blocks / 864.0
-
-
-def test_a_gain_within_the_tolerance_never_alarms() -> None:
-    detector = DriftDetector()
-    for _ in range(2000):
-        detector.update(3.0)
-    assert not detector.drift_detected
 
 
 def test_a_warning_comes_before_the_alarm_and_both_before_long() -> None:

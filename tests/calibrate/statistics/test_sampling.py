@@ -67,18 +67,6 @@ def test_strata_make_the_interval_narrower() -> None:
     assert drawn < 0.9 * even
 
 
-def test_draws_that_pick_the_right_answers_lead_astray_which_known_probabilities_do_not() -> None:
-    """The planted fault of this file: a test of coverage that could not fail would pass it."""
-    strata, scores = stream(1, later=1.0)
-    draws = np.random.default_rng(5).random(len(scores))
-    totals, seen = SampledTotals(1, 2), np.zeros(STRATA)
-    for frame, stratum in enumerate(strata):
-        seen[stratum] += 1.0
-        if draws[frame] < RATE * (2.0 if scores[frame] else 0.1):
-            totals.add(stratum, 1.0, RATE, seen.tolist(), [[scores[frame], 1.0]])
-    assert totals.ratio(0, *ACCURACY).low > scores.mean()
-
-
 def test_few_labels_bound_nothing() -> None:
     totals = SampledTotals(1, 2)
     for number in range(1, MIN_LABELS):
