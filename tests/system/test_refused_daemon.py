@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -12,7 +13,7 @@ from raising_world import collapsing_net
 from worlds import FIRST_COMMIT, FPS, SPEC, World, make_world, run_until, write_clip
 
 BRIGHT, DIM = 0.5, 0.15
-SETTINGS = {"calibration": {"method": "max"}, "recalibration": {"max_loss": 0.02, "cooldown_s": 0.0}}
+SETTINGS: dict[str, Any] = {"calibration": {"method": "max"}, "recalibration": {"max_loss": 0.02, "cooldown_s": 0.0}}
 
 
 def unsuited(world: World, clip: Path, light: float) -> None:
