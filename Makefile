@@ -1,6 +1,6 @@
 # make run         sets itself up, runs the main job on the bundled sample, with a page for browsers
 # make test        sets itself up, runs the whole test suite
-# make check       format, lint, types, import rules; the manual's links and prose
+# make check       format, lint, types, import rules; the manual's links and prose; the words of tests and comments
 # make trials      killed at every line of a job, and what else takes minutes; .ci/run runs them
 # make openvino    the tests of engines, plans, jobs, probation and the store, served by OpenVINO
 # make soak        the longer trials (see benchmarks/RESULTS.md); the property tests with examples drawn anew
@@ -50,6 +50,7 @@ check: $(VENV)/.test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	@$(BIN)/python -m docs.tools.prose
+	@$(BIN)/python -m docs.tools.words
 	@$(MAKE) --no-print-directory site
 
 # Strict: a link to nothing, a missing anchor, a page outside the tree is an error.

@@ -24,8 +24,8 @@ from engines.quantise.fusion import FusionGroup, Grouping
 Floats = NDArray[np.float64]
 
 _GROUPS = 40
-_MACHINES = 8  # of each row
-_WORTH_IT = 0.99  # of the float time, as agent/planning/costs.py has it
+_MACHINES = 8  # machines of each row
+_WORTH_IT = 0.99  # share of the float time, as agent/planning/costs.py has it
 _DISTURBANCES = (0.02, 0.1, 0.3, 0.5)
 _INT8_PER_FLOAT: Mapping[str, Callable[[np.random.Generator], Floats]] = {
     "0.45 to 0.75": lambda rng: rng.uniform(0.45, 0.75, _GROUPS),

@@ -52,7 +52,7 @@ from calibrate.plan import ALL_INT8
 from engines.interface import Array, BackendOptions, silent
 from engines.registry import open_backend
 
-_FRAMES = 128  # of each scene: half calibrate, half measure
+_FRAMES = 128  # frames of each scene: half calibrate, half measure
 _MAX_LOSS = 0.1
 
 
@@ -81,7 +81,7 @@ _SHARES = {  # kinds of kernels, as the worker has them
     "conversions": "conversions", "call": "the call",
 }  # fmt: skip
 _POINTS, _FIDELITY = 0.3, 0.01  # allowed between a graph on OpenVINO and as it is written
-_CHANCE, _FIDELITY_CHANCE = 0.007, 0.01  # of mAP on 128 photos (benchmarks/RESULTS.md), of fidelity on 64 frames
+_CHANCE, _FIDELITY_CHANCE = 0.007, 0.01  # mAP on 128 photos (benchmarks/RESULTS.md), fidelity on 64 frames
 # Tools of benchmarks/workers/quantise.py, the environment of each, and the runtimes that serve what it makes.
 _PEERS = {
     "NNCF symmetric": ("nncf", NNCF, ("openvino",)),

@@ -38,7 +38,7 @@ from engines.registry import open_backend
 
 _CLIP = "vid_one_by_one_person_768x432.mp4"  # for a model whose scene is a set of photos: the worker plays a video
 _MEMORY_BYTES = 2**31  # recalibration.memory_bytes, as half of a board's 4 GB is by default
-_PACED_SHARE = 0.5  # of the float engine's time
+_PACED_SHARE = 0.5  # share of the float engine's time
 _PACED_FRAMES = 40  # to measure it
 _SETTLED_NS = 10 * 10**9  # from the job's start to when latencies count
 _PLANNED = r"step=BUILDING|" + JOB_ENDED

@@ -45,10 +45,10 @@ MODELS = ("yolox_nano", "fastestdet")
 
 _LIGHT, _GAMMA, _NOISE = 0.25, 2.2, 0.02
 _FPS = 10.0
-_FRAMES = 150  # of the night's clip, and of the day's
+_FRAMES = 150  # frames of the night's clip, and of the day's
 _MAX_LOSS = 0.1  # recalibration.max_loss
 _LEAST_MACS = 0.85
-_WITHIN = 0.05  # of the fidelity of a fresh calibration
+_WITHIN = 0.05  # distance to the fidelity of a fresh calibration
 _ALARM_LIMIT_S = 600.0
 _SETTINGS: Mapping[str, Any] = {
     "observe": {"budget": None, "period_s": 0.5},

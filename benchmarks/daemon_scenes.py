@@ -58,15 +58,15 @@ _PEOPLE = {
 }
 _OBJECTS = {"cifar-train": CIFAR_TRAIN, "cifar-test": CIFAR_TEST}
 SCENES = {"resnet20": _OBJECTS, "fastestdet": _PEOPLE, "ultraface": _PEOPLE, "yolox_nano": _PEOPLE}
-_DETECTORS = ("fastestdet", "yolox_nano")  # of COCO's classes
+_DETECTORS = ("fastestdet", "yolox_nano")  # detectors of COCO's classes
 
 _HELD_OUT = ObserveConfig().held_out
-_SCORED_FRAMES, _SCORED_PHOTOS = 192, 128  # of a scene; of 48 frames chance moves a loss by 0.03
-_LEAST_SEEN = 8  # of them with something on them: fewer say nothing of a loss
+_SCORED_FRAMES, _SCORED_PHOTOS = 192, 128  # per scene; on 48 frames chance moves a loss by 0.03
+_LEAST_SEEN = 8  # frames with something on them: fewer say nothing of a loss
 _MAX_LOSS = RecalibrationConfig().max_loss
 _MARGIN = 0.02  # beyond max_loss, or beyond plain INT8's loss where that is larger
-_POINTS = 1.0  # of mAP, below FP32
-_SAMPLES = 200  # of the bootstrap: photos are drawn with replacement, the same for an engine and for FP32
+_POINTS = 1.0  # points of mAP below FP32
+_SAMPLES = 200  # samples of the bootstrap: photos are drawn with replacement, the same for an engine and for FP32
 
 
 @dataclass(frozen=True)

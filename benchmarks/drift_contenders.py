@@ -16,8 +16,9 @@ from benchmarks.peers import Worker
 from calibrate.statistics.evidence import DriftDetector
 
 TOLERANCE_DB, BLOCK_S, FALSE_ALARMS = 3.0, 3, 1.0  # the defaults of config.yaml
-FPS, COST = 30.0, 2.0  # of the budgeted run: the reference takes twice as long as the engine
-SHARE = 0.01  # of inference, half of what config.yaml allows: one frame in 100 * COST, as when taps cost as much again
+FPS, COST = 30.0, 2.0  # in the budgeted run: the reference takes twice as long as the engine
+# Of the time of inference, half of what config.yaml allows: one frame in 100 * COST, as when taps cost as much again.
+SHARE = 0.01
 
 Alarms = NDArray[np.float64]  # times in s
 Power = tuple[float, int]  # summed over frames, and how many

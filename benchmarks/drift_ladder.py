@@ -52,7 +52,7 @@ from benchmarks.report import Bar, Section, add_output_option, at_least, at_most
 
 EXPECTED, STRICT, HALF = "expected gain", "expected gain, model left out", "half of the compared frames"
 OTHERS = ("PSI", "JS distance")
-GAIN = 0.05  # of fidelity, that is worth a recalibration; a clip of 72 frames can hardly show less than this
+GAIN = 0.05  # gain in fidelity that is worth a recalibration; a clip of 72 frames can hardly show less than this
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ _CHECKED = 5  # tensors of a frame compared with NumPy
 class Case:
     name: str
     frames: int
-    tensors: int  # of a frame
-    elements: int  # of a tensor
+    tensors: int  # tensors per frame
+    elements: int  # elements per tensor
     dtype: np.dtype[np.generic]
     data: str
     bits: int

@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.gpu_timing import Speed
 
-COPY_SHARE_BAR = 0.85  # of the copy bandwidth, at 4096 bins of float32
+COPY_SHARE_BAR = 0.85  # share of the copy bandwidth, at 4096 bins of float32
 SEARCH_BAR_MS = 1.0  # for 200 tensors of 4096 bins on a data-centre GPU
 BAR_BITS = 12
 NOTES = """

@@ -11,7 +11,7 @@ import numpy as np
 
 Run = Callable[[int], object]  # given its number within a sample
 
-_BUDGET_MS = 1000.0  # of each contender in each case, once it has had its first sample
+_BUDGET_MS = 1000.0  # time of each contender in each case, once it has had its first sample
 _LONGEST_GATE = 32  # copies; some 30 ms on an H200, in which a host queues a thousand calls
 
 

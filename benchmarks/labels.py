@@ -36,7 +36,7 @@ _IMAGES = {"resnet20": "img_cifar10_test_A_3000.zip", "yolox_nano": "img_coco_tr
 _CONDITIONS = (("clean", 0), ("dark", 3), ("noise", 2), ("contrast", 3), ("blur", 1), ("night", 2))
 _STREAMS, _RATE, _LABELS, _LOOKS = 500, 0.1, 800, (100, 200, 400, 800)
 _WARM_UP = 60
-_COUNTS = 10  # of both engines, as count_frame has five of each
+_COUNTS = 10  # counts of both engines, as count_frame has five of each
 _INT8 = tuple(np.eye(_COUNTS)[each].tolist() for each in (0, 1))
 _FLOAT = tuple(np.eye(_COUNTS)[each].tolist() for each in (5, 6))
 

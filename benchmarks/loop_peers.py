@@ -27,10 +27,10 @@ OURS: dict[str, Mapping[str, Any]] = {"tared run": UNOBSERVED, "tared run, obser
 _WARM_S = 3.0
 _SECONDS = 8.0
 _CAMERA = (768, 432, 25.0)
-_ROUNDS_EACH = 3  # of `--rounds` one here: each takes a minute and a half
+_ROUNDS_EACH = 3  # one round for so many of `--rounds`: each takes a minute and a half
 
 Figures = dict[str, float]  # fps, p50_ms, p99_ms, cpu_ms of all threads per frame, found: objects per frame
-Contender = Callable[[str, bool], Figures]  # of a source, and whether it is a camera
+Contender = Callable[[str, bool], Figures]  # arguments: a source, and whether it is a camera
 
 
 def beside_peers(

@@ -39,7 +39,7 @@ _CLOSED, _PAGE = "nobody", "the page"
 _STATES = {_CLOSED: 0, "1 viewer": 1, "2 viewers": 2, _PAGE: 0}  # viewers of the stream
 _MOST = 1.1
 _WARM_S, _START_S, _SETTLE_S, _TURN_S = 5.0, 60.0, 0.5, 4.0
-_QUIET = 0.15  # of the machine, for others
+_QUIET = 0.15  # share of the machine that others may take
 _LIMIT_S = 20.0  # for each round, on average
 _BETWEEN_S, _AGAIN_S = 0.2, 3.0  # after a picture, and after a failure, as the page's script has it
 _READ_BYTES, _HEADER = 1 << 16, b"X-Frame: "
@@ -66,7 +66,7 @@ class Looking:
         self._stream.close()
 
     def _read(self) -> None:
-        end = b""  # of what was read before, in which a header may have begun
+        end = b""  # the last bytes read before, in which a header may have begun
         while not self._ended and (content := self._stream.read1(_READ_BYTES)):
             self.pictures += (end + content).count(_HEADER)
             end = content[-len(_HEADER) + 1 :]

@@ -20,7 +20,7 @@ _SLICE_S = 4.0
 _WARM_S = 5.0
 _SETTLE_S = 0.5  # after a pause: what is in flight, and what the broker has to say
 _WARM_FRAMES = 300
-_TOLD = 0.002  # of the engine's time, at least
+_TOLD = 0.002  # least share of the engine's time
 _FRAMES = 1500  # whose time is accounted for
 
 

@@ -40,11 +40,11 @@ from fleet.operator import new_command, send
 
 CLIP = "vid_one_by_one_person_768x432.mp4"
 _TOPICS = Topics("default", "board")
-_FRAMES = 128  # of a job's calibration
+_FRAMES = 128  # frames of a job's calibration
 _QUIET_S = 20.0
 _LIMIT_S = 300.0
 _PHASES = {"COLLECTING": "collecting", "PROBATION": "probation"}  # every other step is the child's
-_PACED_SHARE = 0.5  # of the engine's time, at the frame rate of the latency trial
+_PACED_SHARE = 0.5  # share of the engine's time, at the frame rate of the latency trial
 
 
 @dataclass(frozen=True)

@@ -42,11 +42,11 @@ from examples.street.render import render_video
 
 _SAMPLE = Path(__file__).resolve().parents[1] / "examples/street/model.yaml"
 _SAMPLE_FRAMES = 2800
-_WIDTH = 200  # of the table
+_WIDTH = 200  # width of the table
 _COCO, _CIFAR = "img_coco_train2017_first128_labelled.zip", "img_cifar10_test_A_3000.zip"
 _CARS, _PEOPLE = "vid_vehicle_surveillance_640x352.mp4", "vid_one_by_one_person_768x432.mp4"
 _FACE, _FACES = "vid_face_asl_walk_640x480.mkv", "img_faces_dlib_9_labelled.zip"
-_SEED = 3  # of the sample's video
+_SEED = 3  # seed of the sample's video
 SOURCES: Mapping[str, tuple[str, ...]] = {
     "yolox_nano": (_COCO, _CARS, _PEOPLE),
     "fastestdet": (_COCO, _CARS, _PEOPLE),

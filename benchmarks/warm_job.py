@@ -77,7 +77,7 @@ def _daemon(folder: Path, name: str, endpoint: Endpoint, tree: Path) -> Iterator
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     clip = _film(DATA / _SCENES[name], folder)
-    module = "fleet.cli" if (tree / "fleet" / "cli").is_dir() else "agent.cli"  # of trees before the move
+    module = "fleet.cli" if (tree / "fleet" / "cli").is_dir() else "agent.cli"  # the second in trees before the move
     command = [sys.executable, str(WORKERS / "clip_camera.py"), str(clip), str(_FPS), module]
     command += ["run", "-c", str(folder / "config.yaml"), "--json"]
     environment = {**os.environ, "PYTHONPATH": str(tree)}

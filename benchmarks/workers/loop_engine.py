@@ -14,7 +14,7 @@ from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
 from engines.registry import open_backend
 
-_TENSORS = 32  # of frames spread over the clip: what it computes on is in no cache, as a camera's frames are not
+_TENSORS = 32  # frames spread over the clip: the engine finds none in a cache, as with a camera
 _APART = 40  # frames
 
 _state: dict[str, Any] = {}

@@ -26,7 +26,7 @@ from engines.openvino_backend import SETTINGS, OpenVinoBackend, kernel_times_ms,
 from engines.registry import open_backend
 
 KINDS = ("int8", "float", "others", "copies", "conversions")
-_ROUNDS = 25  # of all images
+_ROUNDS = 25  # rounds over all images
 _MULTIPLY = ("Convolution", "GroupConvolution", "FullyConnected", "MatMul")
 _MOVE = ("Concat", "Split", "VariadicSplit", "Pad", "Slice", "StridedSlice", "Transpose", "Gather", "Reshape")
 _CONVERT = ("Reorder", "Convert", "FakeQuantize")

@@ -58,7 +58,7 @@ class Page:
         """Yield what is beyond a limit, one line each."""
         for number, complaint in self.complaints:
             yield f"{self.path}:{number}: {complaint}"
-        if len(self.words) >= 10:  # of fewer sentences neither figure says much
+        if len(self.words) >= 10:  # with fewer sentences neither figure says much
             if self.median > MEDIAN:
                 yield f"{self.path}: the median sentence has {self.median:g} words; at most {MEDIAN}"
             if self.ninetieth > NINETIETH:

@@ -21,7 +21,7 @@ from pathlib import Path
 from docs.tools.prose import sentences
 from docs.tools.site import ROOT
 
-PRODUCT = ("agent", "calibrate", "engines", "fleet")
+PRODUCT = ("agent", "calibrate", "engines", "fleet", "benchmarks", "docs/tools", "examples")
 LONGEST = 25  # words a sentence of a test's docstring
 _WORDS = r"told|tell|tells|heard|hears|nobody|whoever"
 _FIRST = re.compile(r"^test_(?:what|who|whose|whoever|it|one|nor|neither|of|that|so|no_one|nobody)_")

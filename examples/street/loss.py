@@ -10,7 +10,9 @@ from examples.street.net import STRIDES
 
 # Longest side in input pixels of the objects each stride answers for; between the limits both do.
 _SIDES_PX = {8: (0.0, 46.0), 16: (30.0, 1e9)}
-_CENTRE_RADIUS = 0.85  # of the stride: a cell answers if its centre is this close to the object's in both directions
+_CENTRE_RADIUS = (
+    0.85  # share of the stride: a cell answers if its centre is this close to the object's in both directions
+)
 _BOX_WEIGHT = 5.0
 
 

@@ -49,7 +49,7 @@ class Sprite:
 
     kind: int | None  # VEHICLE, PEDESTRIAN, or None for street furniture
     distance: float  # Z in metres: farther sprites are painted first
-    corners: view.Array  # of all polygons, (n, 2) in pixels
+    corners: view.Array  # corners of all polygons, (n, 2) in pixels
     starts: list[int]  # the row of each polygon's first corner; a polygon ends where the next one starts
     colours: Image  # (polygons, 3) code values
     # Its shadows on the ground: where no sky light comes through under it, and where it keeps the sun off.

@@ -16,7 +16,7 @@ from zoo import Net, by_name, residual_net, run
 
 from agent.camera.images import ImageFiles
 from benchmarks.peers import WORKERS
-from benchmarks.precision import MAX_LOSS, Comparison, bars, compare, section
+from benchmarks.precision import Comparison, bars, section
 from benchmarks.precision_contest import COCO, Result, splits
 from benchmarks.precision_peers import FP32, PLANNED, Int8Part, Made, int8_part
 from calibrate.plan import PrecisionPlan
@@ -143,13 +143,3 @@ def test_a_contender_that_is_missing_has_a_row_with_its_reason() -> None:
     assert {len(row) for row in table.rows} == {len(table.columns)}
     assert table.rows[-1][:2] == ("modelopt.onnx", "not installed: no network")
     assert table.rows[1][:4] == (PLANNED, "30.20", "-0.80", "-0.80")
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", MAX_LOSS)
-def test_our_plan_keeps_the_bars(shared_data: Path, name: str) -> None:
-    assert shared_data.is_dir()
-    kept = bars(compare(name, MAX_LOSS[name], 5, [PLANNED]))
-    assert kept
-    assert [bar for bar in kept if not bar.passed] == []

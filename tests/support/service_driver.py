@@ -17,7 +17,8 @@ from engines.registry import ChosenBackend, choose_backend
 
 switches = Path(sys.argv.pop(1))
 clip = sys.argv.pop(1)
-agent.camera.capture.Backoff = lambda first_s, cap_s: Backoff(first_s / 10, cap_s / 10)  # as WatchdogSec is scaled, too
+# As WatchdogSec is scaled, too.
+agent.camera.capture.Backoff = lambda first_s, cap_s, **more: Backoff(first_s / 10, cap_s / 10, **more)
 opened = cv2.VideoCapture
 
 

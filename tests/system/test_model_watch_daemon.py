@@ -9,10 +9,9 @@ import numpy as np
 import onnx
 import pytest
 from brokers import RealBroker, Watcher
-from daemon_life import TOPICS
-from job_kills import Case, copied, put_other_model
+from daemon_life import TOPICS, LiveCamera
+from job_kills import Case, put_other_model
 from onnx import numpy_helper
-from worlds import make_world
 
 from agent.jobs.job import JobState
 
@@ -30,18 +29,12 @@ def put_model_with_nan(path: Path, content: bytes) -> None:
 @pytest.mark.slow
 @pytest.mark.broker
 def test_a_new_model_is_taken_up_by_the_same_process(tmp_path: Path, any_broker: RealBroker) -> None:
-    made = make_world(
-        tmp_path / "made",
-        lambda _: 1.0,
-        20.0,
-        camera={"source": "rtsp://camera"},
-        observe={"period_s": 0.05, "alert_period_s": 0.05},
-    )
-    (made.folder / "scene").write_text(str(made.folder / "clip.avi"))
-    world = copied(made, tmp_path / "world", any_broker)
+    camera = LiveCamera(tmp_path, mqtt={"host": any_broker.host, "port": any_broker.port})
+    camera.show("day")
+    world = camera.world
     path = world.folder / "model.onnx"
     with Watcher(any_broker.endpoint) as watcher, ExitStack() as stack:
-        case = Case(world, world.folder / "scene", any_broker, stack)
+        case = Case(world, camera.scene, any_broker, stack)
         with case.living("life") as life:
             life.wait(lambda: life.said("event=swap .*trigger=first-start"))
             served, model = life.status()["engine"], watcher.retained(TOPICS.birth)["model"]

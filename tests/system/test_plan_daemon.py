@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from places import FAKE_MACHINE_PATH
 from plan_world import MACS, journal, plan_world, planner
 from worlds import ALARM_COMMIT, FIRST_COMMIT, OUTLASTS_S, SPEC, World, make_world
 from zoo import residual_net
@@ -64,29 +63,6 @@ def test_a_plan_survives_recalibration_and_rollback(tmp_path: Path, plan: Precis
     assert current.id != previous.id
     for artefact in (current, previous):  # a rollback serves the second one
         check_under(artefact, plan)
-
-
-@pytest.fixture
-def fake_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Processes of this test find the fakes as TensorRT and PyCUDA."""
-    (tmp_path / "mistakes").mkdir()
-    monkeypatch.setenv("PYTHONPATH", FAKE_MACHINE_PATH)
-    monkeypatch.setenv("FAKE_MISTAKES", str(tmp_path / "mistakes"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return monkeypatch
-
-
-@pytest.mark.trial
-def test_a_plan_survives_a_new_runtime(tmp_path: Path, plan: PrecisionPlan, fake_board: pytest.MonkeyPatch) -> None:
-    world = world_under(tmp_path / "world", plan)
-    world.config["backend"] = "tensorrt"
-    first, _ = world.run(until=FIRST_COMMIT)
-    check_under(Store(world.state_dir).read("current"), plan)
-    fake_board.setenv("FAKE_VERSION", "10.13.3.9")
-    updated, said = world.run("--frames", "20")
-    assert "artefact.runtime" in said
-    assert updated["artefact"] != first["artefact"]
-    check_under(Store(world.state_dir).read("current"), plan)
 
 
 def test_a_plan_of_another_model_is_reported_and_stops_no_start(tmp_path: Path, plan: PrecisionPlan) -> None:

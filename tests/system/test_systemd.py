@@ -82,7 +82,7 @@ def test_a_camera_that_is_away_for_a_day_does_not_use_up_the_starts() -> None:
 
 
 def test_a_lost_camera_is_tried_again_well_within_the_watchdogs_time() -> None:
-    caps = re.findall(r"Backoff\(first_s=[\d.]+, cap_s=([\d.]+)\)", inspect.getsource(capture.CaptureThread))
+    caps = re.findall(r"Backoff\(first_s=[\d.]+, cap_s=([\d.]+)", inspect.getsource(capture.CaptureThread))
     assert len(caps) == 1
     with pytest.raises(ValidationError):
         CameraConfig(source="csi:0", silence_s=_LONGEST_SILENCE_S + 0.1)

@@ -148,7 +148,7 @@ class Service:
     def said(self, pattern: str) -> list[str]:
         return re.findall(pattern, self.log.read_text()) if self.log.exists() else []
 
-    def wait(self, holds: object, limit_s: float = 90.0) -> None:
+    def wait(self, holds: object, limit_s: float = 240.0) -> None:
         assert callable(holds)
         self.machine.eventually(holds, limit_s, self.log)
 

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from daemon_life import LIMIT_S
 from places import FAKE_MACHINE_PATH
 from warm_start import TalkingProcess
 from worlds import ALARM_COMMIT, FIRST_COMMIT, OUTLASTS_S, World, make_world
@@ -99,7 +100,7 @@ def test_the_commands_without_a_daemon(tmp_path: Path, mistakes: Path, monkeypat
         "inspect engine --layers --time",
     ]
     process = TalkingProcess(commands, _COMMANDS)
-    output, errors = process.communicate(timeout=60.0)
+    output, errors = process.communicate(timeout=LIMIT_S)
     assert process.wait() == 0, errors
     calibrated, built, inferred, inspected = map(json.loads, output.splitlines())
     assert (calibrated["frames"], built["int8_macs_share"], inferred["frames"]) == (20, 1.0, 20)

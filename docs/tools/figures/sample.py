@@ -21,8 +21,8 @@ from docs.tools.figures.street_run import StreetRun
 _HEIGHT_PX = 680
 _GAP_PX, _TITLE_PX, _PANELS = 8, 36, 3
 _LEFT_PX, _RIGHT_PX, _BELOW_PX, _MARKS_PX = 104, 20, 84, 46  # around the curve
-_DAWN_S = 100.0, 135.0  # of the recording, see examples/street/render.py
-_MEAN_S, _FEWEST = 4.0, 5  # of a point of the curve: its time, and its frames at least
+_DAWN_S = 100.0, 135.0  # from and to, in s of the recording; see examples/street/render.py
+_MEAN_S, _FEWEST = 4.0, 5  # a point of the curve: its time in s, and its frames at least
 _NEAR = 0.1  # an F1 that is typical is at most so far from that of the period
 _LABELS = 4  # on the frame that is shown, at least
 
