@@ -92,14 +92,14 @@ class CudaDevice:
 
 
 def _cupy(views: list[View], bins: int, top: float) -> Run:
-    import cupy  # type: ignore[import-not-found]  # only on a machine with a GPU
+    import cupy  # only on a machine with a GPU
 
     arrays = [cupy.asarray(view) for view in views]
     return lambda _: [cupy.histogram(cupy.abs(array), bins=bins, range=(0.0, top)) for array in arrays]
 
 
 def _torch(views: list[View], bins: int, top: float) -> Run:
-    import torch  # type: ignore[import-not-found]  # only on a machine with a GPU
+    import torch  # only on a machine with a GPU
 
     tensors = [torch.as_tensor(view, device="cuda") for view in views]
     return lambda _: [torch.histc(tensor.abs(), bins=bins, min=0.0, max=top) for tensor in tensors]

@@ -313,7 +313,7 @@ def find_output(outputs: Outputs, expected: str, fits: Callable[[tuple[int, ...]
     fitting = [output for output in outputs.values() if fits(output.shape)]
     if len(fitting) != 1:
         raise no_fit(outputs, expected)
-    return fitting[0]  # type: ignore[return-value]  # an engine's detections are floats
+    return fitting[0]  # an engine's detections are floats
 
 
 def no_fit(outputs: Outputs, expected: str) -> ConfigError:

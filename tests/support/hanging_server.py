@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 
-import fuse  # type: ignore[import-not-found]  # a package of the system's Python alone
+import fuse  # a package of the system's Python alone
 
 fuse.fuse_python_api = (0, 2)
 SOURCE = sys.argv[1]

@@ -72,7 +72,7 @@ def test_infer_prints_its_pace_and_writes_a_line_per_frame(bench: Bench) -> None
     assert [round(line["ts"], 3) for line in lines] == [number / 10 for number in range(CLIP_FRAMES)]
     for line in lines:
         assert line.keys() == {"frame", "ts", "class", "label", "score"}
-        assert SPEC["labels"][line["class"]] == line["label"]  # type: ignore[index]  # SPEC is a plain dict
+        assert SPEC["labels"][line["class"]] == line["label"]
 
 
 def test_infer_writes_boxes_in_frame_pixels_and_raw_outputs_as_they_are(bench: Bench) -> None:

@@ -167,6 +167,6 @@ def test_a_model_that_takes_fewer_is_refused(model: Model, engine: Counting) -> 
     check_batch(MOST, engine, model.spec)
     with pytest.raises(ConfigError, match=r"batch\.frames: batch\.frames: 4, and a model that takes 3 at once"):
         check_batch(MOST + 1, engine, model.spec)
-    spec = ModelSpec.model_validate({**model.spec.model_dump(), "input": {**SPEC["input"], "resize": "native"}})  # type: ignore[dict-item]  # SPEC's values are of several types
+    spec = ModelSpec.model_validate({**model.spec.model_dump(), "input": {**SPEC["input"], "resize": "native"}})
     with pytest.raises(ConfigError, match=r"inputs of one size"):
         check_batch(MOST, engine, spec)

@@ -82,7 +82,7 @@ def test_nvinfer_prepares_frames_as_the_spec_does(bench: Bench) -> None:
     ],
 )
 def test_a_spec_beyond_nvinfer_is_refused(bench: Bench, changes: dict[str, Any], found: str) -> None:
-    source = artefact(bench, "other", input={**SPEC["input"], **changes})  # type: ignore[dict-item]  # a plain dict
+    source = artefact(bench, "other", input={**SPEC["input"], **changes})
     refusal = bench.refuses("export", source, "--to", "deepstream", "-o", bench / "out")
     assert refusal.startswith(f"export.input: {found}")
 
