@@ -52,6 +52,10 @@ class Board:
         handlers = Device().handlers()
         self.inbox = CommandInbox(link, handlers, self.settings, (delivery,), labels, authority, reporter, self.clock)
 
+    def document(self, version: int, **values: Any) -> dict[str, Any]:
+        """Return a document `desired` that expires in a minute."""
+        return {"version": version, "values": values, "to": "fleet/board", "expires": self.clock.wall_s() + 60.0}
+
 
 @pytest.fixture
 def link(mosquitto: RealBroker) -> Iterator[MqttLink]:
@@ -67,7 +71,7 @@ def test_a_document_that_is_not_admitted_leaves_the_retained_report_alone(
     monkeypatch.setattr(link, "send", sent.append)  # the broker keeps only the newest of retained messages
 
     def desired(version: int, signed: bool, **values: Any) -> Message:
-        document = {"version": version, "values": values, "to": "fleet/board", "expires": board.clock.wall_s() + 60.0}
+        document = board.document(version, **values)
         return Message(TOPICS.desired, json.dumps(board.signer.sign(document) if signed else document).encode())
 
     for message in (
@@ -88,12 +92,7 @@ def test_a_document_that_holds_has_not_expired(
 ) -> None:
     """It is retained, and comes again with every connection."""
     board = Board(tmp_path, link, keys=True)
-    document = {
-        "version": 1,
-        "values": {"log_level": "debug"},
-        "to": "fleet/board",
-        "expires": board.clock.wall_s() + 60.0,
-    }
+    document = board.document(1, log_level="debug")
     link.desired.put(Message(TOPICS.desired, json.dumps(board.signer.sign(document)).encode()))
     board.inbox.tick()
     late = board.signer.sign({**document, "expires": board.clock.wall_s() - 1.0})
@@ -147,12 +146,7 @@ def test_a_document_that_came_before_the_board_knew_the_time_is_taken_once_it_do
     board, sent = Board(tmp_path, link, keys=True), list[Reported]()
     monkeypatch.setattr(link, "send", sent.append)
     board.synchronised = False
-    document = {
-        "version": 1,
-        "values": {"log_level": "debug"},
-        "to": "fleet/board",
-        "expires": board.clock.wall_s() + 60.0,
-    }
+    document = board.document(1, log_level="debug")
     link.desired.put(Message(TOPICS.desired, json.dumps(board.signer.sign(document)).encode(), retain=True))
     board.inbox.tick()
     board.clock.turn(5.0)
