@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -122,7 +121,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Desk]
         reporter = Reporter(None, Birth(agent_version="0"))
         monkeypatch.setattr(reporter, "event", lambda kind, *_, **detail: events.append(f"{kind} {detail}"))
         state = observer_state(config)
-        clock = TurnedClock(wall_s=time.time())
+        clock = TurnedClock()
         operations = operations_on(config, service, observing(config, state), reporter, live, clock)
         int8, raised = artefacts
         return Desk(operations, service, int8, raised, events, state, clock)

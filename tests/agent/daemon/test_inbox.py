@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ class Board:
     """The board's end of the link, as the supervisor has it. keys: whether it has an operator's key."""
 
     def __init__(self, folder: Path, link: MqttLink, keys: bool) -> None:
-        self.synchronised, self.clock = True, TurnedClock(wall_s=time.time())
+        self.synchronised, self.clock = True, TurnedClock()
         private, public, _ = new_key(folder / "ann")
         self.signer = Signer(private)
         commands = CommandsConfig(operator_keys=(public,) if keys else ())
@@ -53,6 +52,10 @@ class Board:
         handlers = Device().handlers()
         self.inbox = CommandInbox(link, handlers, self.settings, (delivery,), labels, authority, reporter, self.clock)
 
+    def document(self, version: int, **values: Any) -> dict[str, Any]:
+        """Return a document `desired` that expires in a minute."""
+        return {"version": version, "values": values, "to": "fleet/board", "expires": self.clock.wall_s() + 60.0}
+
 
 @pytest.fixture
 def link(mosquitto: RealBroker) -> Iterator[MqttLink]:
@@ -68,7 +71,7 @@ def test_a_document_that_is_not_admitted_leaves_the_retained_report_alone(
     monkeypatch.setattr(link, "send", sent.append)  # the broker keeps only the newest of retained messages
 
     def desired(version: int, signed: bool, **values: Any) -> Message:
-        document = {"version": version, "values": values, "to": "fleet/board", "expires": time.time() + 60.0}
+        document = board.document(version, **values)
         return Message(TOPICS.desired, json.dumps(board.signer.sign(document) if signed else document).encode())
 
     for message in (
@@ -89,10 +92,10 @@ def test_a_document_that_holds_has_not_expired(
 ) -> None:
     """It is retained, and comes again with every connection."""
     board = Board(tmp_path, link, keys=True)
-    document = {"version": 1, "values": {"log_level": "debug"}, "to": "fleet/board", "expires": time.time() + 60.0}
+    document = board.document(1, log_level="debug")
     link.desired.put(Message(TOPICS.desired, json.dumps(board.signer.sign(document)).encode()))
     board.inbox.tick()
-    late = board.signer.sign({**document, "expires": time.time() - 1.0})
+    late = board.signer.sign({**document, "expires": board.clock.wall_s() - 1.0})
     link.desired.put(Message(TOPICS.desired, json.dumps(late).encode(), retain=True))
     board.inbox.tick()
     assert board.settings.version == 1
@@ -123,7 +126,7 @@ def test_delivered_results_are_written_in_batches(
 def test_a_delivered_result_is_not_sent_again(tmp_path: Path, link: MqttLink) -> None:
     board = Board(tmp_path, link, keys=False)
     log = CommandLog(tmp_path / "commands.sqlite", unexpected)
-    now = time.time()
+    now = board.clock.wall_s()
     log.accept("c0", "digest", now + 60.0, now)
     log.end(CommandResult(id="c0", status="SUCCEEDED"))
     link.inbox.put(Message(TOPICS.command, payload(op="cancel", issued=now, expires=now + 60.0)))
@@ -143,7 +146,7 @@ def test_a_document_that_came_before_the_board_knew_the_time_is_taken_once_it_do
     board, sent = Board(tmp_path, link, keys=True), list[Reported]()
     monkeypatch.setattr(link, "send", sent.append)
     board.synchronised = False
-    document = {"version": 1, "values": {"log_level": "debug"}, "to": "fleet/board", "expires": time.time() + 60.0}
+    document = board.document(1, log_level="debug")
     link.desired.put(Message(TOPICS.desired, json.dumps(board.signer.sign(document)).encode(), retain=True))
     board.inbox.tick()
     board.clock.turn(5.0)

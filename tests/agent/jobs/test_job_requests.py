@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 from device import NOW, Device, payload
 from operations_bench import Desk, ask, desk, refuse_journal
+from turned_clock import TurnedClock
 from unexpected import unexpected
 
 from agent.commands.dispatcher import CommandDispatcher
@@ -131,7 +132,7 @@ def test_a_step_that_cannot_follow_ends_the_job_alone(desk: Callable[..., Desk],
 
 
 def test_the_clock_starts_a_job_once(desk: Callable[..., Desk]) -> None:
-    now = time.strftime("%H:%M")
+    now = time.strftime("%H:%M", time.localtime(TurnedClock().wall_s()))
     at = desk(schedule=[now], cooldown_s=0.0, raise_precision=False)
     at.tick()
     job = at.operations.job

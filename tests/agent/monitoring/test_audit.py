@@ -256,10 +256,10 @@ def test_a_mismatch_that_is_damaged_proves_nothing(tmp_path: Path, key: str, val
 
 
 class CannotLocate(FrameAuditor):
-    """Has no memory for more than the comparison."""
+    """Lacks a descriptor for more than the comparison."""
 
     def locate(self, frame: AuditedFrame) -> str:
-        raise MemoryError(str(frame.number))
+        raise OSError(str(frame.number))
 
 
 def test_the_frame_that_proves_the_fault_is_reported_also_where_its_tensor_cannot_be_found(bench: Bench) -> None:
