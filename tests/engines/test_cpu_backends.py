@@ -49,8 +49,9 @@ def test_an_operator_that_it_does_not_have(backend: Backend) -> None:
     model = residual_net()
     model.graph.node[1].op_type, model.graph.node[1].domain = "Frobnicate", "acme"
     model.opset_import.append(helper.make_opsetid("acme", 1))
-    with pytest.raises(EngineError, match="Frobnicate"):
+    with pytest.raises(EngineError, match="Frobnicate") as refused:
         backend.build(BuildRequest(model))
+    assert refused.value.code == ("engine.unsupported" if backend.name == "openvino" else "engine.graph")
 
 
 def test_a_graph_that_does_not_run(backend: Backend) -> None:

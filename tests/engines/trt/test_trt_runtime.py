@@ -19,7 +19,7 @@ from zoo import Net, image, run
 
 import engines.trt.backend as tensorrt_backend
 from engines.errors import EngineError
-from engines.interface import BackendOptions, BuildRequest, ImageEngine, OverlappingEngine, ProfiledEngine, ShapeRange
+from engines.interface import BackendOptions, BuildRequest, ImageEngine, OverlappingEngine, ShapeRange
 from engines.preprocessing import ImageTransform
 from engines.trt.backend import TensorRtBackend
 from engines.trt.layers import layers_from_json
@@ -73,18 +73,6 @@ def test_two_batches_may_be_under_way_and_no_third() -> None:
             np.testing.assert_allclose(
                 engine.finish(ticket)["t9"], run(net(), image(net(), seed))["t9"], rtol=1e-4, atol=1e-5
             )
-
-
-def test_the_half_form_comes_near_the_graph_it_was_made_from() -> None:
-    backend, request = TensorRtBackend(), int8(net())
-    batch = image(net())
-    for precision, graph in (("int8", request.graph), ("fp16", net())):
-        built = backend.build(BuildRequest(graph, precision, amax=request.amax))
-        reference = run(graph, batch)["t9"]
-        with closing(backend.load(built.engine)) as engine:
-            assert engine.outputs[0].dtype == np.float32
-            error = np.abs(engine.infer(batch)["t9"] - reference).max() / np.abs(reference).max()
-            assert 0.0 < error < 0.02
 
 
 def test_any_shape_of_any_profile_and_no_other() -> None:
@@ -194,15 +182,6 @@ def test_the_layers_are_the_engines_own() -> None:
     layers = layers_from_json(backend.build(request).files["layers.json"])
     read = {node: layer.precision for layer in layers for node in layer.nodes}
     assert all(read[node.name] == "Int8" for node in request.graph.graph.node if node.op_type == "Conv")
-
-
-def test_layer_times() -> None:
-    with closing(built(TensorRtBackend(), net())) as engine:
-        assert isinstance(engine, ProfiledEngine)
-        times = engine.layer_times_ms(image(net()), runs=5)
-        assert times
-        assert all(value >= 0.0 for value in times.values())
-        assert engine.infer(image(net()))  # and serves on
 
 
 def test_best_times_the_layers_it_has_chosen() -> None:
