@@ -120,7 +120,7 @@ class GstPipeline:
         if not self._delivered:
             return self._open_error(said or "the pipeline ends without a picture")
         found = f"{self._source.shown} stopped" + (f": {redact(said)}" if said else "")
-        return CameraError("camera.lost", found, "a camera that keeps sending", "check the camera and its cable")
+        return CameraError("camera.lost", found, "frames", "check the camera and its cable")
 
     def _open_error(self, said: str) -> CameraError:
         found = f"{self._source.shown} is not readable as {self._source.kind}: {redact(said)}"

@@ -45,9 +45,7 @@ def open_mjpeg(source: Source, connection: StreamConnection) -> Any:
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         found = f"{source.shown} does not answer ({type(reason).__name__})"
-        raise CameraError(
-            "camera.open", found, "an MJPEG stream over HTTP", "check its address and the network"
-        ) from None
+        raise CameraError("camera.open", found, "a camera", "check its address and the network") from None
     content_type = answer.headers.get_content_type()
     if content_type == "multipart/x-mixed-replace":
         return answer
@@ -75,7 +73,7 @@ def read_mjpeg(source: Source, answer: Any) -> Iterator[list[bytes | None]]:
         yield []  # the reader knows how long there was nothing
     except (OSError, http.client.HTTPException):
         pass  # whatever the error: the camera is gone
-    raise CameraError("camera.lost", f"{source.shown} stopped", "a camera that keeps sending", "check its network")
+    raise CameraError("camera.lost", f"{source.shown} stopped", "frames", "check the camera and its network")
 
 
 class JpegSplitter:

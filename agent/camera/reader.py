@@ -170,7 +170,7 @@ def _read_capture(source: Source, silence_s: float, reading: StreamState) -> Ite
                 failed_at_once = failed_at_once + 1 if took_s < _AT_ONCE_S else 0
                 if failed_at_once >= _LIVE_FAILED_AT_END:
                     found, remedy = f"{source.shown} stopped", "check the camera and its cable"
-                    raise CameraError("camera.lost", found, "a camera that keeps sending", remedy)
+                    raise CameraError("camera.lost", found, "frames", remedy)
                 timeout.check()
                 continue
             is_key = not source.reports_key_frames or capture.get(cv2.CAP_PROP_LRF_HAS_KEY_FRAME) != 0.0

@@ -36,9 +36,7 @@ def first_picture_s(silence_s: float) -> float:
 def silent_error(source: Source, seconds: float) -> CameraError:
     """Return the error of a camera that has given no picture for so long."""
     found = f"no picture from {source.shown} for {seconds:.1f} s"
-    return CameraError(
-        "camera.silent", found, "a camera that keeps sending", "check the camera, its cable and its network"
-    )
+    return CameraError("camera.silent", found, "pictures", "check the camera, its cable and its network")
 
 
 class PictureTimeout:

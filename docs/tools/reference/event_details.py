@@ -114,7 +114,7 @@ DETAILS: Mapping[EventKind, dict[str, JsonValue]] = {
     "preview": {"state": "open", "address": "127.0.0.1:8090"},
     "error": {
         "code": "camera.lost",
-        "message": "camera.lost: no picture for 1.5 s; expected a camera that keeps sending; see its cable",
+        "message": "camera.lost: no picture for 1.5 s; expected frames; see the camera and its cable",
         "camera": "street",
     },
     "observer": _BACK,
