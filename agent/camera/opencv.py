@@ -83,7 +83,7 @@ def _v4l2_error(source: Source) -> CameraError:
             errno.EACCES: "add the user to the group: 'sudo usermod -aG video USER', and log in again",
             errno.EBUSY: f"end the program that uses it: 'fuser -v {source.location}' names it",
         }.get(error.errno or 0, "see the kernel's log: 'dmesg'")
-    return CameraError("camera.open", f"{source.shown}: {reason}", "a V4L2 device for this program alone", remedy)
+    return CameraError("camera.open", f"{source.shown}: {reason}", "a V4L2 camera that no other program uses", remedy)
 
 
 def _open_v4l2(source: Source) -> Any:

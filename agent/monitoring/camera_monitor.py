@@ -155,6 +155,7 @@ class CameraMonitor:
     """Collect what the observed frames of one camera show. One thread adds frames; any thread may read.
 
     Args:
+        config: May be replaced at any time.
         collection: Shared by all cameras of the model.
         other_cameras: Returns the histograms of the newest frames of each other camera.
 

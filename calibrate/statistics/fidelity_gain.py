@@ -181,5 +181,9 @@ def isotonic(values: Floats, weights: Floats) -> Floats:
 
 
 def spread(places: Floats) -> Floats:
-    """Return how far gains lie about the map, up to a factor that is the same everywhere."""
+    """Return how far gains lie about the map, up to a factor that is the same everywhere.
+
+    >>> spread(np.array([0.0, 0.3])).tolist()
+    [0.02, 0.32]
+    """
     return _LEAST_SPREAD + places

@@ -73,12 +73,6 @@ def test_a_known_regime_is_no_news_and_is_switched_to() -> None:
     assert monitor.state.switch_to == "lit 0.0625"
 
 
-def test_the_regime_in_service_is_not_switched_to() -> None:
-    monitor = monitor_of(regime(1.0), regime(1 / 16))
-    states(monitor, iter([1.0] * 120))
-    assert monitor.state.switch_to == ""
-
-
 def test_regimes_that_are_nearly_as_good_do_not_take_turns() -> None:
     monitor = monitor_of(regime(1.0), regime(1.05))
     states(monitor, iter([1.03] * 240))

@@ -133,10 +133,10 @@ def test_the_daemon_writes_a_line_for_each_frame(tmp_path: Path) -> None:
 
 
 def test_the_daemon_reports_a_full_disk_once_and_serves_on(tmp_path: Path) -> None:
-    world = make_world(tmp_path, lambda _: 0.5, 20.0, results={"file": "disk/results.jsonl"})
+    world = make_world(tmp_path, lambda _: 0.5, 6.0, results={"file": "disk/results.jsonl"})
     with small_file_system(tmp_path / "disk") as disk:
         fill(disk / "ballast")
         summary, errors = world.run()
-        assert summary["frames"] == 200
+        assert summary["frames"] == 60
         assert errors.count("code=results.write") == 1, errors
         assert frames_of(disk / "results.jsonl") == []
