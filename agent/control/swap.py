@@ -228,7 +228,13 @@ class EngineSwap:
         if self.pipeline.error is not None:
             self._swap = None
             self._fail(
-                swap, AgentError("swap.stopped", "the frame path has failed", "frames", "see the log for the cause")
+                swap,
+                AgentError(
+                    "swap.stopped",
+                    "the frame path has failed",
+                    "frames until the probation has ended",
+                    "see the log for the cause",
+                ),
             )
             self._answer_recall(swap)
             return

@@ -129,7 +129,7 @@ def _recalibrate(operations: Operations, args: RecalibrateArgs, progress: Comman
     if not operations.recalibrate(progress, args):
         _check_not_stuck(operations)
         found = f"a job at {job.description}" if (job := operations.job) is not None else "a swap under way"
-        raise CommandError("command.busy", found, "no running job", "wait for its end, then send the command again")
+        raise CommandError("command.busy", found, "one job at a time", "wait for its end, then send the command again")
 
 
 def _roll_back(operations: Operations, _args: RollbackArgs, progress: CommandProgress) -> None:
@@ -140,7 +140,10 @@ def _roll_back(operations: Operations, _args: RollbackArgs, progress: CommandPro
     previous = operations.service.store.read("previous")
     if previous is None:
         raise CommandError(
-            "command.rollback", "no previous engine", "a previous engine to return to", "recalibrate instead"
+            "command.rollback",
+            "no previous engine",
+            "an engine that served before the present one",
+            "recalibrate instead",
         )
     operations.go_back(operations.service.load(previous), progress)
 
@@ -153,7 +156,9 @@ def _cancel(
         progress.succeed()
     elif not operations.recall(progress):
         _check_not_swapping(operations)
-        raise CommandError("command.nothing", "no running job", "a running job to cancel", "ask for the status first")
+        raise CommandError(
+            "command.nothing", "no running job", "a job, a delivery or a probation", "ask for the status first"
+        )
 
 
 def _switch(operations: Operations, args: SwitchArgs, progress: CommandProgress) -> None:
@@ -184,14 +189,14 @@ def _policy(operations: Operations, args: PolicyArgs, progress: CommandProgress)
 def _check_not_swapping(operations: Operations) -> None:
     if operations.swap.is_active:
         raise CommandError(
-            "command.busy", "a swap under way", "no swap under way", "send the command again in a moment"
+            "command.busy", "a swap under way", "one swap at a time", "send the command again in a moment"
         )
 
 
 def _check_not_stuck(operations: Operations) -> None:
     if operations.pipeline.loop.is_stuck:
         found = "a candidate that still hangs and holds its memory"
-        raise CommandError("command.busy", found, "no candidate that hangs", "wait for its end, or restart the daemon")
+        raise CommandError("command.busy", found, "one candidate at a time", "wait for its end, or restart the daemon")
 
 
 @dataclass
@@ -287,7 +292,7 @@ class HistogramUpload:
             raise CommandError("command.privacy", found, "permission to send histograms", remedy)
         if self._progress is not None and not self._progress.latest.final:
             found, remedy = "an upload under way", "wait for its end, then request the missing histograms"
-            raise CommandError("command.busy", found, "no upload under way", remedy)
+            raise CommandError("command.busy", found, "one upload at a time", remedy)
         upload = self._current_upload(self.service.calibration)
         requested = args.missing if args.upload == upload.sha256 else None
         numbers = [number for number in range(upload.total) if requested is None or number in requested]

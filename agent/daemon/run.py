@@ -214,7 +214,7 @@ def _open_model(config: Config) -> tuple[str, Model, AgentError | None]:
     except OSError as error:
         found = f"{path}: {error.strerror}"
         raise ConfigError(
-            "model.unreadable", found, "a model's file that can be read", "put the model's file there"
+            "model.unreadable", found, "an ONNX file that the daemon's user may read", "put the model's file there"
         ) from error
     if config.plan is None:
         return content, open_model(config.model), None

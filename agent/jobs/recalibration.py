@@ -216,7 +216,12 @@ class Recalibration:
             self.abandon(reason)
         else:
             self.give_up(
-                AgentError("swap.stopped", f"the frame path has failed: {error}", "frames", "see the log for the cause")
+                AgentError(
+                    "swap.stopped",
+                    f"the frame path has failed: {error}",
+                    "frames until the job has ended",
+                    "see the log for the cause",
+                )
             )
 
     def _move(self, job: Job) -> None:

@@ -188,7 +188,7 @@ def _read(read: Callable[[], T], unknown: T) -> T:
     except (OSError, RuntimeError, psutil.Error) as error:
         found = f"{type(error).__name__}: {error}"
         remedy = "check what else uses descriptors or memory on this board"
-        _outage.note_failure(AgentError("board.unreadable", found, "sensors that can be read", remedy))
+        _outage.note_failure(AgentError("board.unreadable", found, "files of sensors, which any user may read", remedy))
         return unknown
     _outage.note_success()
     return reading
