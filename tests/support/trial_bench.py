@@ -20,8 +20,8 @@ from agent.vision.spec import InputSpec, ModelSpec
 from engines.interface import Array, TensorSpec
 
 CLASSES = 10
-INPUT: dict[str, Any] = {"color": "bgr", "resize": "stretch", "scale": 1 / 255}
-DIGITS = ModelSpec(path=Path("digits.onnx"), task="classify", input=InputSpec(**INPUT), labels=tuple("0123456789"))
+INPUT = InputSpec(color="bgr", resize="stretch", scale=1 / 255)
+DIGITS = ModelSpec(path=Path("digits.onnx"), task="classify", input=INPUT, labels=tuple("0123456789"))
 WARM_UP, TIMED = 5, 50
 USUAL = Terms(max_loss=0.05, max_confusion=0.3, candidates=2)
 

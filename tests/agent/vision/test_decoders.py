@@ -47,7 +47,7 @@ def test_yolov5_passes_over_the_maps_of_older_exports() -> None:
     output[1] = [50, 40, 20, 10, 0.5, 0.25, 0.75]
     maps = {f"map{side}": np.ones((3, side, side, 7), np.float32) for side in (4, 2, 1)}
     assert_same(
-        BUILTIN_DECODERS["yolov5"]({"output": output, **maps}, (32, 32), 0.3), [([40.0, 35.0, 60.0, 45.0], 1, 0.375)]
+        BUILTIN_DECODERS["yolov5"]({"output": output, **maps}, (32, 32), 0.3), [((40.0, 35.0, 60.0, 45.0), 1, 0.375)]
     )
 
 
