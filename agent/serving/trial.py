@@ -323,9 +323,13 @@ def _wrong(found: str, expected: str) -> AgentError:
 
 
 def as_failure(error: Exception) -> AgentError:
-    """Return why a candidate is withdrawn, as a `probation.*` error; any other becomes `probation.error`."""
+    """Return why a candidate is withdrawn, as a `probation.*` error.
+
+    Any other becomes `probation.error`, and its traceback is logged: once for each trial, which it ends.
+    """
     if isinstance(error, AgentError) and error.code.startswith("probation."):
         return error
+    log.error("event=trial error=%s", type(error).__name__, exc_info=error)
     found = f"{type(error).__name__}: {error}"
     return AgentError("probation.error", found, "an answer to every frame", _SERVED_ON)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from agent.vision.detections import Detections
 from engines.interface import Array
 
 Box = tuple[float, float, float, float]
@@ -109,9 +110,9 @@ def suppressed(rows: Sequence[Row], threshold: float, nms: str) -> list[int]:
     return kept
 
 
-def assert_same(rows: Sequence[Row], boxes: Array, classes: Array, scores: Array) -> None:
+def assert_same(found: Detections, rows: Sequence[Row]) -> None:
     """Compare detections with these rows, in this order, but for float32."""
-    assert classes.tolist() == [label for _, label, _ in rows]
-    assert np.allclose(scores, [score for _, _, score in rows], rtol=2e-5)
+    assert found.classes.tolist() == [label for _, label, _ in rows]
+    assert np.allclose(found.scores, [score for _, _, score in rows], rtol=2e-5)
     expected = np.array([box for box, _, _ in rows], np.float64).reshape(-1, 4)
-    assert np.allclose(boxes, expected, rtol=1e-4, atol=1e-2)
+    assert np.allclose(found.boxes, expected, rtol=1e-4, atol=1e-2)

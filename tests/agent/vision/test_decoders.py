@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 import cv2
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from model_families import family, yunet
-from plain_decoders import around, cells
+from plain_decoders import Row, around, assert_same, cells
 from zoo import run
 
 from agent.common.errors import ConfigError
@@ -24,17 +23,10 @@ from engines.interface import TensorSpec
 
 SIDES = st.integers(17, 130)  # odd ones too; below, two strides have maps of one cell
 STRIDES = (8, 16, 32, 64)
-Row = tuple[Sequence[float], int, float]  # box, class, score
 
 
 def count(height: int, width: int, strides: tuple[int, ...]) -> int:
     return len(list(cells(height, width, strides)))
-
-
-def same(found: Detections, expected: Sequence[Row]) -> None:
-    assert found.classes.tolist() == [class_id for _, class_id, _ in expected]
-    assert np.allclose(found.scores, [score for _, _, score in expected], rtol=1e-5)
-    assert np.allclose(found.boxes, np.array([box for box, _, _ in expected]).reshape(-1, 4), rtol=1e-4, atol=1e-2)
 
 
 @given(st.integers(1, 40), st.integers(1, 5), st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.3, 0.95]))
@@ -47,14 +39,16 @@ def test_yolov5(rows: int, classes: int, seed: int, threshold: float) -> None:
         for index in range(classes)
         if row[4] * row[5 + index] > threshold
     ]
-    same(BUILTIN_DECODERS["yolov5"]({"output": output}, (320, 320), threshold), expected)
+    assert_same(BUILTIN_DECODERS["yolov5"]({"output": output}, (320, 320), threshold), expected)
 
 
 def test_yolov5_passes_over_the_maps_of_older_exports() -> None:
     output = np.zeros((3, 7), np.float32)
     output[1] = [50, 40, 20, 10, 0.5, 0.25, 0.75]
     maps = {f"map{side}": np.ones((3, side, side, 7), np.float32) for side in (4, 2, 1)}
-    same(BUILTIN_DECODERS["yolov5"]({"output": output, **maps}, (32, 32), 0.3), [([40.0, 35.0, 60.0, 45.0], 1, 0.375)])
+    assert_same(
+        BUILTIN_DECODERS["yolov5"]({"output": output, **maps}, (32, 32), 0.3), [((40.0, 35.0, 60.0, 45.0), 1, 0.375)]
+    )
 
 
 def naive_nanodet(
@@ -70,8 +64,8 @@ def naive_nanodet(
             powers = [math.exp(logit) for logit in side]
             distances.append(stride * sum(bin_ * power for bin_, power in enumerate(powers)) / sum(powers))
         left, top, right, bottom = distances
-        box = [max(x - left, 0), max(y - top, 0), min(x + right, width), min(y + bottom, height)]
-        box = [min(box[0], width), min(box[1], height), max(box[2], 0), max(box[3], 0)]
+        x1, y1 = min(max(x - left, 0), width), min(max(y - top, 0), height)
+        box = x1, y1, max(min(x + right, width), 0), max(min(y + bottom, height), 0)
         found += [(box, label, float(score)) for label, score in enumerate(scores[index]) if score > least]
     return found
 
@@ -102,7 +96,7 @@ def test_nanodet(
         outputs = {f"cls_pred_stride_{s}": part for s, part in zip(strides, np.split(scores, ends), strict=True)}
         outputs |= {f"dis_pred_stride_{s}": part for s, part in zip(strides, np.split(logits, ends), strict=True)}
     expected = naive_nanodet(scores, logits, (height, width), strides, offset, 0.6)
-    same(BUILTIN_DECODERS[name](outputs, (height, width), 0.6), expected)
+    assert_same(BUILTIN_DECODERS[name](outputs, (height, width), 0.6), expected)
 
 
 @given(SIDES, SIDES, st.integers(0, 2**32 - 1), st.permutations(["cls", "obj", "bbox", "kps"]))
@@ -123,7 +117,7 @@ def test_yunet(height: int, width: int, seed: int, order: list[str]) -> None:
         if math.sqrt(cls * obj) > 0.6:
             box = around((column + x) * stride, (row + y) * stride, math.exp(w) * stride, math.exp(h) * stride)
             expected.append((box, 0, math.sqrt(cls * obj)))
-    same(BUILTIN_DECODERS["yunet"](outputs, (height, width), 0.6), expected)
+    assert_same(BUILTIN_DECODERS["yunet"](outputs, (height, width), 0.6), expected)
 
 
 @pytest.mark.parametrize("size", [(64, 96), (96, 64), (160, 160)])

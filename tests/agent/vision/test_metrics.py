@@ -22,11 +22,9 @@ from agent.vision.detections import Detections, LabelledBoxes
 from agent.vision.evaluation import AveragePrecision, evaluate
 from agent.vision.fidelity import MatchCounts, count_matches
 from agent.vision.labelled_images import LabelledObjects, detection_images
-from agent.vision.spec import InputSpec, ModelSpec, ProfileShapes
+from agent.vision.spec import InputSpec, ModelSpec
 from agent.vision.task import VisionTask
 from engines.interface import Array, TensorSpec
-
-CIFAR_SHAPE = (1, 3, 32, 32)
 
 
 class Reference:
@@ -246,26 +244,6 @@ def test_yolox_on_coco(shared_data: Path) -> None:
     assert result.images == 128
     assert result.scores["map50"] == pytest.approx(0.5195, abs=5e-3)
     assert result.scores["map"] == pytest.approx(0.3339, abs=5e-3)
-
-
-@pytest.mark.trial
-def test_resnet20_on_cifar(shared_data: Path) -> None:
-    path = shared_data / "cls_resnet20_cifar10_fp32.onnx"
-    spec = ModelSpec(
-        path=path,
-        task="classify",
-        input=InputSpec(
-            color="rgb",
-            resize="stretch",
-            scale=1 / 255,
-            mean=(0.485, 0.456, 0.406),
-            std=(0.229, 0.224, 0.225),
-        ),
-        profiles=({"input": ProfileShapes(min=CIFAR_SHAPE, opt=CIFAR_SHAPE, max=CIFAR_SHAPE)},),
-    )
-    result = evaluate(Reference(path), spec, shared_data / "img_cifar10_test_A_3000.zip")
-    assert result.images == 3000
-    assert result.scores["top1"] == pytest.approx(0.91, abs=1e-12)
 
 
 def faces(archive: Path) -> Iterator[tuple[str, LabelledBoxes]]:

@@ -33,24 +33,20 @@ def found_by(name: str, size: tuple[int, int], least: float, **outputs: Array) -
     return BUILTIN_DECODERS[name](outputs, size, least)
 
 
-def check(found: Detections, rows: list[plain.Row]) -> None:
-    plain.assert_same(rows, found.boxes, found.classes, found.scores)
-
-
 @given(SIDES, SIDES, st.integers(1, 5), SEEDS, LEAST)
 def test_yolox(height: int, width: int, classes: int, seed: int, least: float) -> None:
     random, size = np.random.default_rng(seed), (height, width)
     count = len(list(plain.cells(height, width, (8, 16, 32))))
     output = random.normal(0, 1.5, (count, 5 + classes)).astype(np.float32)
     output[:, 4:] = random.random((count, 1 + classes))
-    check(found_by("yolox", size, least, output=output), plain.yolox(output, size, least))
+    plain.assert_same(found_by("yolox", size, least, output=output), plain.yolox(output, size, least))
 
 
 @given(st.integers(1, 5), st.integers(1, 60), SEEDS, LEAST)
 def test_yolov8(classes: int, more: int, seed: int, least: float) -> None:
     output = np.random.default_rng(seed).random((4 + classes, 4 + classes + more), np.float32)
     output[:4] *= 300
-    check(found_by("yolov8", (320, 320), least, output0=output), plain.yolov8(output, (320, 320), least))
+    plain.assert_same(found_by("yolov8", (320, 320), least, output0=output), plain.yolov8(output, (320, 320), least))
 
 
 @given(st.integers(1, 50), SEEDS, LEAST)
@@ -58,14 +54,14 @@ def test_end2end(count: int, seed: int, least: float) -> None:
     random = np.random.default_rng(seed)
     output = random.random((count, 6), np.float32) * np.array([300, 300, 300, 300, 1, 0], np.float32)
     output[:, 5] = random.integers(0, 80, count)
-    check(found_by("end2end", (320, 320), least, out=output), plain.end2end(output, (320, 320), least))
+    plain.assert_same(found_by("end2end", (320, 320), least, out=output), plain.end2end(output, (320, 320), least))
 
 
 @given(SIDES, SIDES, st.integers(1, 5), st.integers(1, 50), SEEDS, LEAST)
 def test_ssd(height: int, width: int, classes: int, count: int, seed: int, least: float) -> None:
     random, size = np.random.default_rng(seed), (height, width)
     boxes, scores = random.random((count, 4), np.float32), random.random((count, 1 + classes), np.float32)
-    check(found_by("ssd", size, least, boxes=boxes, scores=scores), plain.ssd(boxes, scores, size, least))
+    plain.assert_same(found_by("ssd", size, least, boxes=boxes, scores=scores), plain.ssd(boxes, scores, size, least))
 
 
 @given(SIDES, SIDES, st.integers(1, 5), st.integers(1, 9), st.integers(1, 9), SEEDS, LEAST)
@@ -73,7 +69,7 @@ def test_fastestdet(height: int, width: int, classes: int, rows: int, columns: i
     random, size = np.random.default_rng(seed), (height, width)
     output = random.normal(0, 2, (5 + classes, rows, columns)).astype(np.float32)
     output[0], output[5:] = random.random((rows, columns)), random.random((classes, rows, columns))
-    check(found_by("fastestdet", size, least, out=output), plain.fastestdet(output, size, least))
+    plain.assert_same(found_by("fastestdet", size, least, out=output), plain.fastestdet(output, size, least))
 
 
 @given(st.integers(2, 9), SEEDS)
@@ -118,7 +114,7 @@ def test_outputs_of_real_detectors_are_decoded_as_by_their_peers(name: str, shar
         rows = decode(outputs, size, least)
         kept = [rows[index] for index in plain.suppressed(rows, threshold, "per-class")]
         assert isinstance(found, Detections)
-        check(found, kept)
+        plain.assert_same(found, kept)
         seen += len(rows)
         assert len(kept) < len(rows)
     assert seen > 50
