@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import traceback
 
 from calibrate.errors import TaredError
 
@@ -41,17 +42,24 @@ class FaultLog:
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
-        self._logged: set[tuple[str, type[Exception]]] = set()
+        self._logged: set[tuple[object, ...]] = set()
 
-    def note(self, place: str, error: Exception) -> None:
-        """Log an exception that was caught at this place, unless one of its kind was before."""
-        if (place, type(error)) not in self._logged:
-            self._logged.add((place, type(error)))
-            self._log.error("event=fault place=%s", place, exc_info=error)
+    def note(self, caught: str, error: Exception) -> None:
+        """Log an exception, unless one of its kind was raised at the same line and caught there before.
+
+        caught: a name of the place that caught it.
+        """
+        raised = traceback.extract_tb(error.__traceback__)[-1:]
+        fault = caught, type(error), *((each.filename, each.lineno) for each in raised)
+        if fault not in self._logged:
+            self._logged.add(fault)
+            self._log.error("event=fault place=%s", caught, exc_info=error)
 
 
 def fault_remedy(error: Exception) -> str:
-    """Return the remedy for an exception that nobody expected: room in this machine, or a report to the authors."""
+    """Return the remedy for an exception that nobody expected: room, the disk, or a report to the authors."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _NO_ROOM):
         return "check what else uses memory, descriptors or threads on this machine"
+    if isinstance(error, OSError):
+        return "check the disk and the rights to its files"
     return "report it, with the traceback from the log"

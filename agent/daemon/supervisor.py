@@ -8,7 +8,6 @@ Operations decide, and reports the state.
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from agent.commands.labels import LabelsInbox
 from agent.commands.settings import Settings
 from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.console import Task, progress
-from agent.common.errors import AgentError, CameraError
+from agent.common.errors import AgentError, CameraError, FaultLog, fault_remedy
 from agent.common.main_thread import MainThreadQueue, RunInMainThread
 from agent.common.timing import Backoff, PeriodicTimer, RetryState
 from agent.config import Config
@@ -141,7 +140,7 @@ class Supervisor:
         self._main_thread = MainThreadQueue()
         self._stop_reason = ""
         sources = [camera.to_source() for camera in config.every_camera]
-        reporter = self._reporter = Reporter(link, birth)
+        reporter = self._reporter = Reporter(link, birth, clock)
         trusts = authority.trusts if authority is not None else lambda _key: True
         settings = Settings(config, config.state_dir / "settings.json", trusts, self._configure, reporter.error)
         if settings.config.log_level != config.log_level:
@@ -182,6 +181,7 @@ class Supervisor:
             StartupProgress("reference", reporter, self._on_building, self._main_thread.put, clock),
             lambda mismatch: self._main_thread.put(lambda: self.operations.distrust_reference(mismatch)),
             [part.offer for part in (results, preview) if part is not None],
+            clock,
         )
         self._draw_for_labels(model)
         self._results = results
@@ -464,30 +464,21 @@ class TurnStep:
 
     def __post_init__(self) -> None:
         self._outage = RetryState(self.on_change, Backoff(), _WELL_AFTER)
-        self._logged: set[tuple[type[Exception], str, int]] = set()  # kinds, with the file and line that raised them
+        self._faults = FaultLog(log)
 
     @contextmanager
     def may_fail(self) -> Iterator[None]:
-        """Let the block fail; the traceback is logged once for each line and kind of exception."""
+        """Let the block fail; its traceback is logged once for each cause."""
         try:
             yield
         except Exception as error:
             if not isinstance(error, self.survived):
                 raise
             with suppress(OSError):
-                failure = self._failure(error)
+                self._faults.note(self.code, error)
+                found = f"{type(error).__name__}: {error}"
+                failure = AgentError(self.code, found, self.expected, fault_remedy(error))
                 self._outage.note_failure(failure)
                 self.then(failure)
         else:
             self._outage.note_success()
-
-    def _failure(self, error: Exception) -> AgentError:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        kind = type(error), place.filename, place.lineno or 0
-        if kind not in self._logged:
-            self._logged.add(kind)
-            log.error("event=failed code=%s", self.code, exc_info=error)
-        remedy = "report the traceback in the log, a fault of tared"
-        if isinstance(error, OSError):
-            remedy = "check the disk, and what else uses descriptors on this machine"
-        return AgentError(self.code, f"{type(error).__name__}: {error}", self.expected, remedy)

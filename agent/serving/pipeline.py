@@ -18,7 +18,7 @@ from agent.camera.config import CameraConfig
 from agent.camera.reader import source_length
 from agent.camera.source import Source
 from agent.common.clock import SYSTEM_CLOCK, Clock
-from agent.common.errors import AgentError, CameraError
+from agent.common.errors import AgentError, CameraError, FaultLog, fault_remedy
 from agent.common.latency import LoopMeter
 from agent.common.timing import Backoff, RetryState
 from agent.config import Config
@@ -84,8 +84,8 @@ class Feed:
         self.name = camera.name
         self.is_live = source.live
         self.location = camera.source
-        self.meter = LoopMeter(lambda: slot.dropped)
-        self.run_meter = LoopMeter(lambda: slot.dropped)
+        self.meter = LoopMeter(lambda: slot.dropped, clock)
+        self.run_meter = LoopMeter(lambda: slot.dropped, clock)
         self.accuracy = LiveAccuracy(task)
         self.newest: ServedFrame | None = None
         self.lost = ""
@@ -199,7 +199,7 @@ class Pipeline:
             )
             for camera, source, slot in rows
         }
-        self.run_meter = LoopMeter(lambda: self.dropped)
+        self.run_meter = LoopMeter(lambda: self.dropped, clock)
         self.served = 0
         self._pulse = 0, 0
         # One thread: the observer's own, whose low priority then holds for all of its work.
@@ -211,7 +211,9 @@ class Pipeline:
         if self.mismatch is not None:
             reference = checked
         period_s = config.observe.audit_period_s
-        audit = AuditedReference(model, period_s, self._evidence, on_mismatch) if period_s is not None else None
+        audit = (
+            AuditedReference(model, period_s, self._evidence, on_mismatch, clock) if period_s is not None else None
+        )
         observer_task = VisionTask(model.spec, engine.inputs, engine.outputs, clock)  # for the observer's own buffers
         self.observer = ObserverThread(
             reference,
@@ -222,6 +224,7 @@ class Pipeline:
             lambda served: self.loop.previous_prediction(served, observer_task),
             checked,
             audit,
+            clock,
         )
         task = self._task = NonFiniteRecorder(model.spec, engine.inputs, engine.outputs, clock)
         self._spec, self._tensors = model.spec, (engine.inputs, engine.outputs)
@@ -229,7 +232,7 @@ class Pipeline:
         self.record = AnswerRecord(self.is_live or len(cameras) > 1)
         self._on_observer = on_observer
         self._handing = RetryState(on_sinks, Backoff(), _WELL_AFTER)
-        self._logged: set[tuple[str, str]] = set()  # sinks and kinds of their errors whose traceback is in the log
+        self._faults = FaultLog(log)
         hand_on = partial(self._hand_on, [self._count, self.record.add, self.observer.offer, *sinks])
         tasks = [task, VisionTask(model.spec, engine.inputs, engine.outputs, clock)]
         check_batch(config.batch.frames, engine, model.spec)
@@ -381,19 +384,12 @@ class Pipeline:
                 sink(served)
             except Exception as error:  # noqa: PERF203  (each costs itself alone)
                 failed = True
-                self._note_refusal(getattr(sink, "__qualname__", repr(sink)), error)
+                name = getattr(sink, "__qualname__", repr(sink))
+                self._faults.note(name, error)
+                found, expected = f"{name} raised {type(error).__name__}: {error}", "a sink that takes every answer"
+                self._handing.note_failure(AgentError("serving.sinks", found, expected, fault_remedy(error)))
         if not failed:
             self._handing.note_success()
-
-    def _note_refusal(self, sink: str, error: Exception) -> None:
-        """Report the error of a sink, and log its traceback once for each sink and kind of error."""
-        kind = type(error).__name__
-        if (sink, kind) not in self._logged:
-            self._logged.add((sink, kind))
-            log.error("event=sink sink=%s error=%s", sink, kind, exc_info=error)
-        found, expected = f"{sink} raised {kind}: {error}", "a sink that takes every answer"
-        remedy = "report it with the traceback, which the log has once: frames are served, this sink misses answers"
-        self._handing.note_failure(AgentError("serving.sinks", found, expected, remedy))
 
     def _count(self, served: ServedFrame) -> None:
         self.served += 1
