@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _TICK_S = 0.05
+_LIMIT_S = 240.0  # time limit of each wait: two cores may serve six workers
 # systemd sets it; the process cannot know it beforehand.
 _WITH_OWN_PID = 'import os, sys; os.environ["WATCHDOG_PID"] = str(os.getpid()); os.execv(sys.argv[1], sys.argv[1:])'
 
@@ -92,7 +93,7 @@ class ServiceManager:
             self._process.wait()
         self._socket.close()
 
-    def wait(self, until: Callable[[], object], limit_s: float = 240.0) -> None:
+    def wait(self, until: Callable[[], object], limit_s: float = _LIMIT_S) -> None:
         """Keep the service until something holds. Fails when it does not within the limit."""
         give_up_s = time.monotonic() + limit_s
         while not until():
@@ -104,7 +105,7 @@ class ServiceManager:
         assert self._process is not None
         self._stopping = True
         self._process.terminate()
-        return self._process.wait(self._timeouts.stop_s)
+        return self._process.wait(_LIMIT_S)
 
     def _start(self) -> None:
         environment = {
