@@ -36,7 +36,7 @@ _MOST_ROLLOUTS = 50  # that are under way, the newest
 
 
 class StoreMetrics(Collector):
-    """The metrics that `read` takes from the store at `db`, given Unix time in s; called in the metrics' server's thread."""
+    """The metrics that `read` takes from the store at `db`, at a Unix time in s; called in the metrics' thread."""
 
     def __init__(self, db: str, read: Callable[[FleetStore, float], list[Metric]], clock: Clock = SYSTEM_CLOCK) -> None:
         self._db, self._read, self._clock = db, read, clock
