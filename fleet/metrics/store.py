@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -37,9 +36,9 @@ _MOST_ROLLOUTS = 50  # that are under way, the newest
 
 
 class StoreMetrics(Collector):
-    """The metrics that one function reads from the store at `db`; called in the thread of the metrics' server."""
+    """The metrics that `read` takes from the store at `db`, at a Unix time in s; called in the metrics' thread."""
 
-    def __init__(self, db: str, read: Callable[[FleetStore], list[Metric]], clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, db: str, read: Callable[[FleetStore, float], list[Metric]], clock: Clock = SYSTEM_CLOCK) -> None:
         self._db, self._read, self._clock = db, read, clock
         self._reading = RetryState(_report, Backoff(), 1)
         self._kept: list[Metric] = []
@@ -50,7 +49,7 @@ class StoreMetrics(Collector):
         if self._clock.monotonic_s() >= self._next_s:
             try:
                 with open_existing(self._db, _CACHE_KIB) as store:
-                    self._kept = self._read(store)
+                    self._kept = self._read(store, self._clock.wall_s())
                 self._reading.note_success()
             except TaredError as error:
                 self._kept = []
@@ -61,21 +60,20 @@ class StoreMetrics(Collector):
         yield from self._kept
 
 
-def device_metrics(store: FleetStore) -> list[Metric]:
-    """Count the devices. Raises AgentError as the store does."""
+def device_metrics(store: FleetStore, now: float) -> list[Metric]:
+    """Count the devices. now: Unix time in s. Raises AgentError as the store does."""
     text = "Devices by the state that they last reported."
     devices = GaugeMetricFamily("tared_fleet_devices", text, labels=["fleet", "state"])
     text = f"Devices from which a message has arrived within {SILENT_S:.0f} s."
     heard = GaugeMetricFamily("tared_fleet_heard_devices", text, labels=["fleet", "state"])
-    for fleet, state, count, recent in Devices(store).census(time.time() - SILENT_S, _MOST_GROUPS):
+    for fleet, state, count, recent in Devices(store).census(now - SILENT_S, _MOST_GROUPS):
         devices.add_metric([fleet, state], count)
         heard.add_metric([fleet, state], recent)
     return [devices, heard]
 
 
-def rollout_metrics(store: FleetStore) -> list[Metric]:
+def rollout_metrics(store: FleetStore, now: float) -> list[Metric]:
     """Count the rollouts, and the boards of those under way. Raises AgentError as the store does."""
-    now = time.time()
     with store.transaction("read") as transaction:
         counts = rows.rollout_counts(transaction)
         under_way = rows.unfinished_rollouts(transaction, _MOST_ROLLOUTS)

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from brokers import RealBroker, Watcher, eventually
-from collector_bench import STREAM, alarm, collecting, online
+from brokers import RealBroker, eventually
+from collector_bench import STREAM, alarm, collected
 from databases import store as store
 from databases import where as where
 from device import TOPICS
@@ -142,12 +142,7 @@ def test_devices_and_report_name_those_boards(tmp_path: Path, capsys: pytest.Cap
 
 @pytest.mark.broker
 def test_a_collector_counts_what_is_too_new_for_it_and_goes_on(mosquitto: RealBroker, where: str) -> None:
-    with (
-        Watcher(mosquitto.endpoint) as watcher,
-        MqttClient(mosquitto.endpoint, "board") as board,
-        collecting(mosquitto, where) as made,
-    ):
-        online(board, watcher)
+    with collected(mosquitto, where) as (board, watcher, made):
         board.publish(alarm(1))
         watcher.expect(TOPICS.ack, epoch=7, upto=1)
         for path in _OURS:

@@ -85,3 +85,15 @@ def collecting(
         stopping.set()
         thread.join(10.0)
         assert not thread.is_alive()
+
+
+@contextmanager
+def collected(broker: RealBroker, where: str | Path) -> Iterator[tuple[MqttClient, Watcher, Collector]]:
+    """Run a collector, once it has acknowledged the status of a board; yield the board's client, a watcher, and it."""
+    with (
+        Watcher(broker.endpoint) as watcher,
+        MqttClient(broker.endpoint, "board") as board,
+        collecting(broker, where) as made,
+    ):
+        online(board, watcher)
+        yield board, watcher, made

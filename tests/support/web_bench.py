@@ -170,3 +170,14 @@ class Board:
                 for answer in self._answers:
                     document = json.dumps({"id": command["id"], **answer}).encode()
                     self._client.publish(Message(self.topics.result(command["id"]), document))
+
+
+@contextlib.contextmanager
+def serving_gate(
+    endpoint: Endpoint, *answers: Mapping[str, Any], signer: Signer | None = None
+) -> Iterator[tuple[OwnSite, Board]]:
+    """Serve pages, once a board called gate has reported a fidelity of 0.5."""
+    with serving(endpoint, signer) as site, Board(endpoint, "gate", *answers) as board:
+        board.report(0.5)
+        eventually(lambda: site.boards.get("gate") is not None)
+        yield site, board

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from bench import fill, small_file_system
 from brokers import RealBroker, Watcher, eventually
-from collector_bench import ONLINE, STREAM, alarm, collecting, report
+from collector_bench import ONLINE, STREAM, alarm, collected, collecting, report
 from device import TOPICS
 from stored import Reports
 from warm_start import TalkingProcess
@@ -113,13 +113,7 @@ def test_stored_reports_are_acknowledged_and_a_board_that_comes_online_gets_the_
 
 @pytest.mark.broker
 def test_nonsense_is_counted_and_nothing_else_suffers(any_broker: RealBroker, tmp_path: Path) -> None:
-    with (
-        Watcher(any_broker.endpoint) as watcher,
-        MqttClient(any_broker.endpoint, "board") as board,
-        collecting(any_broker, tmp_path / "fleet.sqlite") as made,
-    ):
-        board.publish(ONLINE)
-        watcher.expect(TOPICS.ack, epoch=0)  # from here on it is subscribed
+    with collected(any_broker, tmp_path / "fleet.sqlite") as (board, watcher, made):
         for payload in (b"", b"\xff\x00", b"[" * 60_000, b"{}", bytes(70_000)):
             board.publish(Message(TOPICS.event, payload))
         board.publish(alarm(1))
@@ -129,13 +123,7 @@ def test_nonsense_is_counted_and_nothing_else_suffers(any_broker: RealBroker, tm
 
 @pytest.mark.broker
 def test_a_document_that_cannot_be_read_holds_up_nothing_after_it(any_broker: RealBroker, tmp_path: Path) -> None:
-    with (
-        Watcher(any_broker.endpoint) as watcher,
-        MqttClient(any_broker.endpoint, "board") as board,
-        collecting(any_broker, tmp_path / "fleet.sqlite"),
-    ):
-        board.publish(ONLINE)
-        watcher.expect(TOPICS.ack, epoch=0)
+    with collected(any_broker, tmp_path / "fleet.sqlite") as (board, watcher, _):
         board.publish(alarm(1))
         board.publish(alarm(2, words="x" * 70_000))
         board.publish(Message(TOPICS.event, b'{"epoch":7,"seq":3,"ts":"yesterday"}'))

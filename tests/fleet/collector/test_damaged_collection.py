@@ -8,13 +8,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from brokers import RealBroker, Watcher, eventually
-from collector_bench import ONLINE, STREAM, alarm, collecting, report
+from brokers import RealBroker, eventually
+from collector_bench import STREAM, alarm, collected, report
 from device import TOPICS
 from stored import Reports
 
 from agent.common.errors import AgentError
-from agent.mqtt.client import MqttClient
 from agent.mqtt.message import Message
 from fleet.collector import collector as collector_module
 from fleet.devices.reports import Gap, Stream
@@ -81,13 +80,7 @@ def test_the_collector_says_what_it_is_and_goes_on(
     any_broker: RealBroker, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(collector_module, "_RETRY_S", 0.05)
-    with (
-        Watcher(any_broker.endpoint) as watcher,
-        MqttClient(any_broker.endpoint, "board") as board,
-        collecting(any_broker, path) as made,
-    ):
-        board.publish(ONLINE)
-        watcher.expect(TOPICS.ack, epoch=0)
+    with collected(any_broker, path) as (board, watcher, made):
         for seq in (1, 2):
             board.publish(alarm(seq))
         gap = {"epoch": 7, "from": 3, "to": 4, "kind": "telemetry", "n": 2}

@@ -74,24 +74,24 @@ def test_a_controller_serves_its_metrics(tmp_path: Path, any_broker: RealBroker)
 
 
 def test_devices_are_counted_by_fleet_and_state(store: FleetStore) -> None:
-    room = Room(store, RolloutSpec(op="recalibrate"), boards=3, clock=TurnedClock(wall_s=time.time()))
+    room = Room(store, RolloutSpec(op="recalibrate"), boards=3)
     room.serves({7: "e0"})
     with store.transaction("write") as transaction:
-        transaction.execute("UPDATE devices SET last_seen = ? WHERE name = 'b7'", (time.time() - 3600.0,))
+        transaction.execute("UPDATE devices SET last_seen = ? WHERE name = 'b7'", (room.clock.wall_s() - 3600.0,))
         transaction.execute("INSERT INTO devices (fleet, name, first_seen, last_seen) VALUES ('g', 'x', 1.0, 0.0)")
-    families = device_metrics(store)
+    families = device_metrics(store, room.clock.wall_s())
     assert values(families, "tared_fleet_devices") == {("f", "online"): 4.0, ("g", "unknown"): 1.0}
     assert values(families, "tared_fleet_heard_devices") == {("f", "online"): 3.0, ("g", "unknown"): 0.0}
 
 
 def test_rollouts_are_counted_by_state_and_their_boards_by_step(store: FleetStore) -> None:
     spec = RolloutSpec(op="recalibrate", waves="1,100%", gates="failures<=2%", soak_s=0.0)
-    room = Room(store, spec, boards=3, clock=TurnedClock(wall_s=time.time()))
+    room = Room(store, spec, boards=3)
     room.step()
     room.step()
     (order,) = room.open().values()
     room.step(accepted(order))
-    families = rollout_metrics(store)
+    families = rollout_metrics(store, room.clock.wall_s())
     assert values(families, "tared_rollouts")["RUNNING",] == 1.0
     assert values(families, "tared_rollouts")["ROLLED_BACK",] == 0.0
     assert values(families, "tared_rollout_wave") == {("f", room.id, "recalibrate"): 1.0}
@@ -102,7 +102,7 @@ def test_rollouts_are_counted_by_state_and_their_boards_by_step(store: FleetStor
     assert values(families, "tared_rollouts_unheld") == {(): 0.0}
     room.step(failed(order, "recalibration.refused"))
     room.until(RolloutState.ROLLED_BACK)
-    families = rollout_metrics(store)
+    families = rollout_metrics(store, room.clock.wall_s())
     assert values(families, "tared_rollout_gate_failures_total") == {(): 1.0}
     assert values(families, "tared_rollouts")["ROLLED_BACK",] == 1.0
     assert values(families, "tared_rollout_boards") == {}
@@ -124,9 +124,9 @@ def test_a_reading_of_the_store_is_shared_by_scrapes(where: str) -> None:
         pass  # it exists
     read = list[FleetStore]()
 
-    def once(opened: FleetStore) -> list[Metric]:
+    def once(opened: FleetStore, now: float) -> list[Metric]:
         read.append(opened)
-        return device_metrics(opened)
+        return device_metrics(opened, now)
 
     clock = TurnedClock()
     metrics = StoreMetrics(where, once, clock)

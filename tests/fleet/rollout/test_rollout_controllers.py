@@ -70,6 +70,7 @@ def test_two_controllers_cannot_claim_one_rollout(where: str, monkeypatch: pytes
             assert claim(transaction, "other", 39.0, 70.0) == {}
             assert claim(transaction, "other", 41.0, 70.0) == {identity: "one"}
             assert claim(transaction, "other", 42.0, 71.0) == {identity: "other"}
+            assert rows.renew_lease(transaction, identity, "other", 72.0, 80.0) is None, "it has ended"
         with one.transaction("write") as transaction:
             assert rows.renew_lease(transaction, identity, "one", 42.0, 80.0) is None
     assert claimed == [identity]

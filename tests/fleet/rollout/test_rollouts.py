@@ -32,23 +32,6 @@ def quick(op: str = "recalibrate", **overrides: Any) -> RolloutSpec:
 IN_EACH = pytest.mark.parametrize("where", ["sqlite", pytest.param("postgres", marks=pytest.mark.trial)], indirect=True)
 
 
-@pytest.mark.trial
-def test_each_wave_is_commanded_judged_and_followed_by_the_next(mosquitto: RealBroker, where: str) -> None:
-    with a_fleet(mosquitto, where, 10), Commands(mosquitto) as commands, controlling(mosquitto, where):
-        identity = begin(where, quick(), "a new season")
-        seen = ended(where, identity)
-        sent = commands.sent_ids("recalibrate")
-    assert seen.rollout.state is RolloutState.COMPLETED
-    assert [dict(seen.counts[wave]) for wave in range(3)] == [{BoardStage.DONE: count} for count in (1, 3, 6)]
-    assert {device: len(ids) for device, ids in sent.items()} == dict.fromkeys(names(*range(10)), 1)
-    assert [len(swaps(where, number)) for number in range(10)] == [1] * 10
-    steps = [each.what for each in seen.records]
-    assert steps == ["created", *["soaking", "gate passed"] * 3, "COMPLETED"]
-    assert (seen.records[0].who, seen.records[0].why, seen.records[1].who) == ("operator", "a new season", "controller")
-    judged = [json.loads(each.document) for each in seen.records if each.what == "gate passed"]
-    assert [(each["wave"], len(each["gates"])) for each in judged] == [(1, 3), (2, 3), (3, 3)]
-
-
 @IN_EACH
 def test_a_bad_wave_goes_back_and_no_board_beyond_it_gets_a_command(mosquitto: RealBroker, where: str) -> None:
     bad = BadEngines(first=1, last=3)

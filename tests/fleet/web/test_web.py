@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 import pytest
 from brokers import RealBroker, eventually
 from checked_page import Checked
-from web_bench import Board, Site, serving
+from web_bench import Board, Site, serving, serving_gate
 
 from agent.common.errors import AgentError, ConfigError
 from agent.contract.signing import Signer, new_key
@@ -50,9 +50,7 @@ def test_a_board_is_shown_as_it_reports(any_broker: RealBroker) -> None:
 
 
 def test_a_change_is_sent_to_an_open_page(any_broker: RealBroker) -> None:
-    with serving(any_broker.endpoint) as site, Board(any_broker.endpoint, "gate") as board:
-        board.report(0.5)
-        eventually(lambda: site.boards.get("gate") is not None)
+    with serving_gate(any_broker.endpoint) as (site, board):
         parts = site.parts("/live/gate")
         assert "0.500" in next(parts)
         board.report(0.875)
@@ -61,17 +59,13 @@ def test_a_change_is_sent_to_an_open_page(any_broker: RealBroker) -> None:
 
 
 def test_a_button_ends_in_the_answer_of_the_board(any_broker: RealBroker) -> None:
-    with serving(any_broker.endpoint) as site, Board(any_broker.endpoint, "gate", *DONE) as board:
-        board.report(0.5)
-        eventually(lambda: site.boards.get("gate") is not None)
+    with serving_gate(any_broker.endpoint, *DONE) as (site, board):
         assert site.order("gate", op="recalibrate") == 303
         eventually(lambda: shows(site, "/boards/gate", "recalibrate", "SUCCEEDED"))
         assert [command["op"] for command in board.commands] == ["recalibrate"]
         assert "sig" not in json.dumps(board.commands)
     refusal = {"status": "FAILED", "error": {"code": "store.no_previous", "message": f"nothing to go back to {EVIL}"}}
-    with serving(any_broker.endpoint) as site, Board(any_broker.endpoint, "gate", refusal) as board:
-        board.report(0.5)
-        eventually(lambda: site.boards.get("gate") is not None)
+    with serving_gate(any_broker.endpoint, refusal) as (site, board):
         assert site.order("gate", op="rollback") == 303
         eventually(lambda: shows(site, "/boards/gate", "rollback", "FAILED", "nothing to go back to"))
 
@@ -79,9 +73,7 @@ def test_a_button_ends_in_the_answer_of_the_board(any_broker: RealBroker) -> Non
 def test_commands_are_signed_with_the_operators_key(any_broker: RealBroker, tmp_path: Path) -> None:
     private, _, _ = new_key(tmp_path / "ann")
     signer = Signer(private)
-    with serving(any_broker.endpoint, signer) as site, Board(any_broker.endpoint, "gate", *DONE) as board:
-        board.report(0.5)
-        eventually(lambda: site.boards.get("gate") is not None)
+    with serving_gate(any_broker.endpoint, *DONE, signer=signer) as (site, board):
         assert site.order("gate", op="switch", regime="0123456789abcdef") == 303
         eventually(lambda: bool(board.commands))
         (command,) = board.commands[:1]
@@ -91,9 +83,7 @@ def test_commands_are_signed_with_the_operators_key(any_broker: RealBroker, tmp_
 
 
 def test_a_command_of_another_page_is_refused(any_broker: RealBroker) -> None:
-    with serving(any_broker.endpoint) as site, Board(any_broker.endpoint, "gate", *DONE) as board:
-        board.report(0.5)
-        eventually(lambda: site.boards.get("gate") is not None)
+    with serving_gate(any_broker.endpoint, *DONE) as (site, board):
         path, token = "/boards/gate/orders", site.token("gate")
 
         def post(path: str, **fields: str) -> int:
