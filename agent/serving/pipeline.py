@@ -211,9 +211,7 @@ class Pipeline:
         if self.mismatch is not None:
             reference = checked
         period_s = config.observe.audit_period_s
-        audit = (
-            AuditedReference(model, period_s, self._evidence, on_mismatch, clock) if period_s is not None else None
-        )
+        audit = AuditedReference(model, period_s, self._evidence, on_mismatch, clock) if period_s is not None else None
         observer_task = VisionTask(model.spec, engine.inputs, engine.outputs, clock)  # for the observer's own buffers
         self.observer = ObserverThread(
             reference,

@@ -27,8 +27,8 @@ def allocate(nbytes: int) -> Array:
 class Allocation:
     """pycuda.driver.DeviceAllocation: freed by `free`, or when it is dropped.
 
-    The finalizer hangs on an array, which the garbage collector does not track. It would call that of a tracked object
-    before the object's owner in the same garbage has had its `__del__`, which may keep the object after all.
+    The finalizer hangs on an array, which the garbage collector does not track. A tracked object would be finalised
+    before the `__del__` of its owner in the same garbage, and the owner may still keep it.
     """
 
     def __init__(self, fake: FakePycuda, nbytes: int) -> None:

@@ -76,9 +76,13 @@ class RuntimeError_(Error):
 class FakePycuda:
     """The package's modules; `fail` makes the call of that name raise, `calls` has every call's name and stream.
 
-    depth: contexts pushed by the calling thread. alive: device memory by address; mapped: page-locked memory that the
-    device sees too; pagelocked: what it does not. mistakes: what was dropped while no context was current, which PyCUDA
-    cannot free on most threads. chatter: what nvcc says although it has nothing to complain of.
+    Attributes:
+        depth: Contexts pushed by the calling thread.
+        alive: Device memory by address.
+        mapped: Page-locked memory that the device sees too.
+        pagelocked: Page-locked memory that it does not see.
+        mistakes: Objects dropped while no context was current. PyCUDA cannot free them on most threads.
+        chatter: Output of nvcc that is no complaint.
     """
 
     def __init__(self, devices: int = 1, board: dict[str, int] = ORIN) -> None:

@@ -1,8 +1,8 @@
 """CUDA's order of things on the CPU: what is queued on a stream happens when somebody waits for it, and no earlier.
 
-A GPU may be that late. Code that reads a result without waiting, or changes what a queued copy still has to read, gets
-wrong values here every time, and not once a month. Copies are late for memory that is not page-locked, too, which is
-more than CUDA promises and never less.
+A GPU may be that late. Code may read a result without waiting, or change what a queued copy has to read. Here it gets
+wrong values every time, and not once a month. Copies of memory that is not page-locked are late, too. CUDA never
+promises less.
 """
 
 from __future__ import annotations

@@ -41,14 +41,19 @@ _DIFFERENT_LOGGER = (
 class FakeTensorRt:
     """One TensorRT with its GPU.
 
-    How it can be made to fail: fail["build" | "deserialize" | "context" | "profile" | "execute"] is the error to log.
-    unsupported: operators that the parser refuses. without_kernel: nodes that the builder has no INT8 kernel for, and
-    nothing else either; without_int8: nodes that it runs in float although they are quantised. spoil: by debug tensor,
-    what the listener gets instead of its value; None, and it is not called. build_s: what a build takes at least.
-    wrong_from: once this file exists, every second inference of a reference is wrong, without an error; None: never.
+    Attributes that make it fail:
+        fail: The error to log, by step: "build", "deserialize", "context", "profile" or "execute".
+        unsupported: Operators that the parser refuses.
+        without_kernel: Nodes for which the builder has no kernel at all.
+        without_int8: Quantised nodes that it runs in float.
+        spoil: By debug tensor, the value that the listener gets in its place; None, and it is not called.
+        build_s: Seconds that a build takes at least.
+        wrong_from: Once this file exists, every second inference of a reference is wrong, without an error.
 
-    What it has seen: timed, the layers whose kernels the last build timed, so not those in its timing cache; freed,
-    which of "context", "engine" and "runtime" were freed, in order; mistakes, the broken rules.
+    Attributes that record:
+        timed: Layers whose kernels the last build timed, without those in its timing cache.
+        freed: Which of "context", "engine" and "runtime" were freed, in order.
+        mistakes: The broken rules.
     """
 
     def __init__(

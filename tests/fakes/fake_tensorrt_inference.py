@@ -28,8 +28,11 @@ _capsule.restype, _capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes
 class Inference:
     """Everything about one inference, at the moment when it was enqueued.
 
-    pending: per stream, up to where its work has to be done before the execution context may be freed. scratch: memory
-    of the debug tensors. listener: None without a listener. layers: the names that the profiler receives.
+    Args:
+        pending: Per stream, the place up to which work must be done before the context may be freed.
+        scratch: Memory of the debug tensors.
+        listener: None without a listener.
+        layers: The names that the profiler receives.
     """
 
     world: FakeTensorRt

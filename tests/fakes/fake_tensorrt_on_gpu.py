@@ -1,9 +1,14 @@
 """The fake TensorRT on a true GPU, for machines whose GPU no TensorRT here supports, or that have none installed.
 
 Memory, streams, events, kernels and captured graphs are CUDA's own; only an engine's numbers come from ONNX Runtime. An
-inference is three kinds of work on its stream: copies of the inputs to the host, a host function that runs the graph,
-copies of the results to the device. CUDA comes to them in their order, also when it launches a captured graph, so code
-that reads too early, frees too early or writes over a batch under way is caught by a real device here.
+inference is three kinds of work on its stream:
+
+1. Copies of the inputs to the host.
+2. A host function that runs the graph.
+3. Copies of the results to the device.
+
+CUDA comes to them in their order, also when it launches a captured graph. So a real device catches code that reads too
+early, frees too early, or writes over a batch under way.
 """
 
 from __future__ import annotations
@@ -40,7 +45,7 @@ class _Room:
 class TrueGpu:
     """The driver, called as FakePycuda is. Its context must be current when this is made and closed.
 
-    Freeing memory waits for the GPU while it holds Python's lock, which the host functions need: nothing may be under
+    Freeing memory waits for the GPU while it holds Python's lock, which the host functions need. Nothing may be under
     way when rooms are given back.
     """
 

@@ -27,10 +27,16 @@ _VALUE_DEPENDENT_OPS = {"NonZero", "NonMaxSuppression", "Unique", "Compress"}  #
 
 @dataclass(frozen=True)
 class Plan:
-    """home: module and version that built it. capability: of the GPU it is for, 87, and gpu its name.
+    """A built plan.
 
-    profiles: by input name the smallest, best and largest shape. debug, outputs: the marked tensors. without_int8: the
-    nodes that run in float although they are quantised.
+    Args:
+        home: Module and version that built it.
+        capability: Compute capability of its GPU, as 87.
+        gpu: Name of that GPU.
+        profiles: By input name, the smallest, best and largest shape.
+        debug: The tensors marked as debug tensors.
+        outputs: The tensors marked as outputs.
+        without_int8: Quantised nodes that run in float.
     """
 
     home: tuple[str, str]

@@ -48,9 +48,11 @@ class _Launch(ctypes.Structure):
 class FiberExecutor:
     """A CudaExecutor on one CPU thread; everything is done when the call returns.
 
-    source: the text of kernels.cu, or of a version with a planted bug. seed: 0 runs threads and blocks in order,
-    anything else in an order of its own. sanitizer: "thread" or "address"; the process must have that one preloaded.
-    resident: what `resident_blocks` says of every kernel.
+    Args:
+        source: The text of kernels.cu, or of a version with a planted bug.
+        seed: 0 runs threads and blocks in order; any other number gives an order of its own.
+        sanitizer: "thread" or "address"; the process must have preloaded it.
+        resident: The answer of `resident_blocks` for every kernel.
     """
 
     def __init__(

@@ -1,14 +1,15 @@
 """Everything that needs a GPU, in one command.
 
-The kernels' tests, compute-sanitizer over a part of them, the benchmark, and the TensorRT backend: build, observe,
-infer, swap, against ONNX Runtime; once with a fake TensorRT, which shows that the backend's own CUDA calls are right,
-and once on whatever TensorRT is installed.
+- The kernels' tests, and compute-sanitizer over a part of them.
+- The benchmark.
+- The TensorRT backend against ONNX Runtime: build, observe, infer, swap. A fake TensorRT shows that the backend's own
+  CUDA calls are right. Then follows the TensorRT that is installed.
 
     make gpu-check [PYTHON=python3] [STEPS="tests memcheck racecheck benchmark backend tensorrt"] [OUT=var/gpu-check]
 
 Needs an NVIDIA GPU with its driver, nvcc, g++, and Python 3.10 or later with numpy. PyCUDA and pytest come from
-wheelhouse/ (`make wheelhouse` fills it on another machine; then neither network nor pip nor venv is used here), else
-from this Python, else from the package index through pip. compute-sanitizer, CuPy and PyTorch are used where they are.
+wheelhouse/, else from this Python, else from the package index through pip. `make wheelhouse` fills wheelhouse/ on
+another machine; then neither network nor pip nor venv is used here. compute-sanitizer, CuPy and PyTorch are optional.
 Without make: PYTHONPATH=tests python3 -m gpu.check. Each step's output goes to the terminal and to OUT/<step>.txt.
 Exit code: 0 when every step passed, 1 when one failed, 2 when the check could not start.
 """

@@ -51,8 +51,13 @@ class CuttingProxy:
         return bool(self._pairs) and self._pairs[-1].client.fileno() >= 0 and self._pairs[-1].carried > 0
 
     def trouble(self, kind: str, rng: random.Random) -> None:
-        """delay: what passes takes up to 0.3 s longer. cut: both ends are closed. half_open: nothing passes any
-        more, and neither end is closed. truncate: it ends in the middle of a packet."""
+        """Disturb the newest connection.
+
+        - delay: bytes take up to 0.3 s longer.
+        - cut: both ends are closed.
+        - half_open: nothing passes any more, and neither end is closed.
+        - truncate: the stream ends in the middle of a packet.
+        """
         pair = self._pairs[-1]
         if kind == "delay":
             pair.delay_s = rng.uniform(0.05, 0.3)

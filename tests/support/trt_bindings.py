@@ -1,7 +1,7 @@
 """NVIDIA's own Python bindings of TensorRT, imported without TensorRT: what do their classes have?
 
-`tensorrt-cu12-bindings` on PyPI holds them, 1.2 MB a release, and they import where the libraries that they are linked
-against are replaced by libraries of empty functions. Nothing executes; names and signatures are the true ones.
+`tensorrt-cu12-bindings` on PyPI holds them, 1.2 MB a release. They import if libraries of empty functions replace the
+libraries that they are linked against. Nothing executes; names and signatures are the true ones.
 
     make bindings       fetches the releases below into var/bindings, once
 """
