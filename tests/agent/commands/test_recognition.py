@@ -14,6 +14,7 @@ from turned_clock import TurnedClock
 
 from agent.commands.recognition import CommandRecognition
 from agent.common.timing import Backoff
+from agent.contract.commands import CommandResult
 from agent.contract.messages import Birth
 from agent.mqtt.client import INBOX_SIZE, MqttClient
 from agent.mqtt.message import Message
@@ -99,8 +100,10 @@ def test_a_command_comes_again_on_the_next_connection_until_it_is_confirmed(mosq
             first.confirm()  # of a connection that has ended
             for held in again[:2]:
                 held.confirm()
-            for number in (3, 4):  # the acknowledgements are sent in the turn that reads the first one, or before
+            for number in (3, 4):
                 sender.publish(Message(TOPICS.command, b"%d" % number))
                 link.recognised.get(timeout=60.0)
+            link.send(CommandResult(id="c1", status="SUCCEEDED"))  # goes out after the acknowledgements
+            assert link.delivered_results.get(timeout=60.0) == "c1"
             with killed_later(mosquitto) as last:
                 assert [last.recognised.get(timeout=60.0).payload for _ in range(3)] == [b"2", b"3", b"4"]

@@ -102,7 +102,8 @@ def test_a_broker_that_refuses_us_by_mqtt_5_is_not_asked_again_by_3(caplog: pyte
     with FakeBroker("auto") as broker, impatient(broker.endpoint) as client, broker.connection() as connection:
         reason = b"\x1f\x00\x04no\x07!"  # a reason string, with what a terminal rings at
         connection.sendall(bytes([0x20, 3 + len(reason), 0, 0x87, len(reason)]) + reason)
-        eventually(lambda: client.outcome == r"refused: Not authorized ('no\x07!')")
+        eventually(lambda: logged(caplog, "mqtt=down"))
+        assert client.outcome == r"refused: Not authorized ('no\x07!')"
     assert len(logged(caplog, "mqtt=down")) == 1
 
 
