@@ -25,7 +25,7 @@ from enum import Enum
 from pathlib import Path
 
 from agent.common.clock import SYSTEM_CLOCK, Clock
-from agent.common.errors import AgentError
+from agent.common.errors import AgentError, FaultLog
 from agent.common.timing import Backoff, RetryState
 from agent.contract.messages import Dropped
 from agent.contract.topics import Topics
@@ -261,7 +261,7 @@ class Outbox(MessageSource):
     def _run(self) -> None:
         failing = RetryState(lambda error: self.errors.put(error) if error is not None else None, Backoff(), 1)
         is_last = False
-        logged: set[type[Exception]] = set()
+        faults = FaultLog(log)
         while not is_last:
             with self._changed:
                 while not self.is_due and self._wait(self._due_at):
@@ -274,9 +274,7 @@ class Outbox(MessageSource):
                 self.error = error
                 return
             except Exception as error:  # nothing is lost, and the video goes on
-                if type(error) not in logged:
-                    logged.add(type(error))
-                    log.error("outbox=failed", exc_info=error)
+                faults.note("outbox", error)
                 found = f"{type(error).__name__}: {error}"
                 remedy = "see its traceback in the log; memory keeps the rows until the writing works again"
                 failure = AgentError("outbox.failed", found, "a commit of the outbox without an error", remedy)
