@@ -131,7 +131,7 @@ def test_a_lost_camera_is_named_everywhere_and_the_others_go_on(tmp_path: Path, 
 
             shaky.silent = False
             eventually(lambda: up() == {"steady": True, "shaky": True, "never": False}, LIMIT_S)
-            eventually(lambda: events(name="shaky") != [], LIMIT_S)
+            eventually(lambda: events(kind="camera", camera="shaky") != [], LIMIT_S)
 
 
 @pytest.mark.broker
