@@ -144,12 +144,7 @@ class ListeningProbe(OutputProbe):
         self._sight, self._error = Sight(copied), None
         ticket = self.start(image)
         self._sight.outputs = self.finish(ticket)
-        error = self._error
-        if isinstance(error, TaredError) or not isinstance(error, Exception | None):
-            raise error
-        if error is not None:
-            found = f"{type(error).__name__} while the taps were counted: {error}"
-            raise EngineError("observer.listener", found, "a histogram of every tap", "report it") from error
+        self._raise_what_was_kept()
         self._count_visible(self._sight, ticket)
         return self._sight
 
@@ -161,6 +156,17 @@ class ListeningProbe(OutputProbe):
         """Free everything, idempotent."""
         self._listener = None  # it holds this
         super().close()
+
+    def _raise_what_was_kept(self) -> None:
+        error, self._error = self._error, None
+        try:
+            if isinstance(error, TaredError) or not isinstance(error, Exception | None):
+                raise error
+            if error is not None:
+                found = f"{type(error).__name__} while the taps were counted: {error}"
+                raise EngineError("observer.listener", found, "a histogram of every tap", "report it") from error
+        finally:
+            del error  # it holds this frame, which holds the engine: in a cycle it would be freed without a context
 
     def _listen(self, on: bool) -> None:
         if on != self._listening:
@@ -182,7 +188,8 @@ class ListeningProbe(OutputProbe):
                 self._count(self._sight, name, address, tuple(shape))
         except BaseException as error:
             log.debug("event=listener", exc_info=error)
-            self._error = self._error or error.with_traceback(None)  # its frames would keep the engine alive
+            without_frames = error.with_traceback(None)  # they would keep the engine alive
+            self._error = self._error or without_frames
         return True
 
 
