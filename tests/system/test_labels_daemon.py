@@ -110,47 +110,6 @@ def test_labels_over_mqtt_give_the_accuracy_of_the_engine_in_service(
 
 @pytest.mark.trial
 @pytest.mark.broker
-def test_bad_labels_are_reported_once_and_the_video_goes_on(
-    tmp_path: Path, any_broker: RealBroker, calibrated_once: World, answers: list[str]
-) -> None:
-    world = calibrated_once.copy(tmp_path / "world", mqtt=mqtt(any_broker))
-    bad: dict[str, dict[str, Any]] = {
-        "labels.camera": {"camera": "south", "frame": 0, "labels": 1},
-        "labels.unknown": {"frame": 10**9, "labels": 1},
-        "labels.late": {"ts": -3600.0, "labels": 1},
-        "labels.class": {"frame": 0, "labels": "zebra"},
-        "labels.task": {"frame": 0, "labels": [{"class": 0, "box": [0, 0, 1, 1]}]},
-        "message.invalid": {"frame": 0, "labels": {"a": 1}},
-    }
-    with MqttClient(any_broker.endpoint, "vandal") as vandal:
-        assert vandal.wait_connected(60.0)
-        label(vandal, retain=True, frame=0, labels=1)  # lies in wait for the daemon
-        with Watcher(any_broker.endpoint) as watcher, world.running() as process:
-            event = watcher.expect(TOPICS.event, kind="error", part="labels")
-            assert (event["code"], event["count"]) == ("labels.retained", 1)
-            eventually(lambda: frames_served(any_broker) >= 20)
-            for code, fields in bad.items():
-                label(vandal, **fields)
-                event = watcher.expect(TOPICS.event, kind="error", part="labels")
-                assert (event["code"], event["count"]) == (code, 1)
-                assert "; expected " in event["message"]
-            for _ in range(300):
-                vandal.publish(Message(TOPICS.labels, b"\xff nonsense"))
-            label(vandal, frame=5, labels=answers[5])
-            served = frames_served(any_broker)
-            eventually(lambda: frames_served(any_broker) > served)
-            while "accuracy" not in camera(watcher):
-                label(vandal, frame=5, labels=answers[5])  # the flood may have pushed it out
-            process.terminate()
-            _, errors = process.communicate(timeout=60.0)
-        vandal.publish(Message(TOPICS.labels, b"", retain=True))
-    (line,) = [line for line in errors.splitlines() if "code=message.malformed" in line]
-    assert "count=1" in line
-    assert errors.count("mqtt=inbox_full") < 10
-
-
-@pytest.mark.trial
-@pytest.mark.broker
 def test_the_labels_file_of_a_recording_is_scored_frame_by_frame(
     tmp_path: Path, any_broker: RealBroker, calibrated_once: World, answers: list[str]
 ) -> None:
