@@ -1,6 +1,6 @@
-"""Python that a daemon's process runs before it starts: kill itself or its child, fail, have its clock set.
+"""Python that a daemon's process runs before it starts: kill itself or its child, or another runtime.
 
-Each is put before the program of `test_memory_daemon`. Nothing in the product knows of it.
+Each is put before `PLAYER` of `daemon_life`. Nothing in the product knows of it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def around_writes(around):
 _AT_WRITE = """
 import os, signal
 
-from agent.models.model_watch import ModelWatch
+from agent.models import model_watch
 
-ModelWatch.__init__.__defaults__ = (0.2,)  # seconds between two looks
+model_watch.POLL_S = 0.2
 
 
 def dying(state, trigger, write):
