@@ -58,8 +58,6 @@ from agent.jobs import child_process as children
 
 def start(command, **more):
     python, *rest = command
-    if {first}:
-        children.subprocess = subprocess
     return subprocess.Popen([python, "-c", {source!r}, *rest], **more)
 
 
@@ -117,16 +115,16 @@ def at_write(moment: str, state: str, trigger: str, number: int = signal.SIGKILL
     return _AROUND_WRITES + _AT_WRITE.format(moment=moment, state=state, trigger=trigger, number=int(number))
 
 
-def in_child(source: str, first: bool) -> str:
-    """Each child runs this before it begins, or the first one alone."""
-    return _IN_CHILD.format(source=source + _GO_ON, first=first)
+def in_child(source: str) -> str:
+    """Each child runs this before it begins."""
+    return _IN_CHILD.format(source=source + _GO_ON)
 
 
 def child_killed(moment: str, step: str) -> str:
     """Each child kills itself right before, or right after, it reports a step; OUTCOME is its last line."""
-    return in_child(_KILL_CHILD.format(moment=moment, step=step), first=False)
+    return in_child(_KILL_CHILD.format(moment=moment, step=step))
 
 
 def other_runtime() -> str:
     """The runtime is another one than the engines in the store were built for."""
-    return _OTHER_RUNTIME + in_child(_OTHER_RUNTIME, first=False)
+    return _OTHER_RUNTIME + in_child(_OTHER_RUNTIME)

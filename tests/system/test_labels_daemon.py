@@ -108,26 +108,6 @@ def test_labels_over_mqtt_give_the_accuracy_of_the_engine_in_service(
         assert accuracy["low"] <= 0.75 <= accuracy["high"]
 
 
-@pytest.mark.trial
-@pytest.mark.broker
-def test_the_labels_file_of_a_recording_is_scored_frame_by_frame(
-    tmp_path: Path, any_broker: RealBroker, calibrated_once: World, answers: list[str]
-) -> None:
-    world = calibrated_once.copy(tmp_path / "world", mqtt=mqtt(any_broker), camera={"labels": "labels.jsonl"})
-    lines = [json.dumps({"frame": f, "labels": name}) for f, name in labelled(answers, 400).items()]
-    (world.folder / "labels.jsonl").write_text("\n".join(lines))
-    with Watcher(any_broker.endpoint) as watcher:
-        summary, errors = world.run("--frames", "600")
-        live = camera(watcher, "accuracy")
-    accuracy = summary["live_accuracy"]
-    assert (accuracy["n"], accuracy["estimate"]) == (400, pytest.approx(0.75, abs=0.01))
-    assert 0.0 < accuracy["low"] < 0.75 < accuracy["high"] < 1.0
-    assert summary["swaps"] == []
-    assert 0 < live["accuracy"]["n"] <= 400
-    assert not any(name.startswith("accuracy_lower_bound") for name in live)
-    assert "part=labels" not in errors
-
-
 def one_box(_outputs: object, _size: object, _score_threshold: float) -> Detections:
     """A decoder that finds the same in every frame, in network pixels of 8 x 8."""
     boxes = np.array([[2.0, 2.0, 6.0, 6.0]], np.float32)

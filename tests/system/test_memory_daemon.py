@@ -23,8 +23,6 @@ from agent.monitoring.evidence_file import EvidenceFile, RecalledEvidence
 from agent.mqtt.client import MqttClient
 from agent.mqtt.message import Message
 
-SELDOM = {"period_s": 3600.0, "alert_period_s": 3600.0}
-
 
 def remembered(world: World, engine: str) -> tuple[RecalledEvidence, int]:
     """Return the evidence that a next process would go on with, and the frames in it; the file stays as it is."""
@@ -67,7 +65,7 @@ def test_the_evidence_of_a_killed_daemon_goes_on(tmp_path: Path, any_broker: Rea
     assert before["drift"]["state"] == "alarm"
     assert before["job"]["state"] == "COLLECTING"
 
-    with life("third", **SELDOM) as third:
+    with life("third", period_s=3600.0, alert_period_s=3600.0) as third:
         third.wait(lambda: third.status()["frames"] > 0)
         after = third.status()
         third.wait(lambda: third.said("code=recalibration.cap"))

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
-from brokers import RealBroker, Watcher, eventually, free_port
+from brokers import RealBroker, Watcher, eventually
 from daemon_life import LIMIT_S, TOPICS, answer, code, order
 from mjpeg_server import MjpegServer
 from preview_bench import asked, connect, get, parts
@@ -89,21 +88,3 @@ def test_a_preview_is_shown_reported_closed_by_command_and_gone_at_the_end(
             assert process.returncode == 0, said
             with pytest.raises(ConnectionRefusedError):
                 connect(again)
-
-
-def test_a_preview_that_cannot_open_costs_no_frame(tmp_path: Path, any_broker: RealBroker) -> None:
-    """Forbidden by its owner at first; then, at the next start, the port is another program's."""
-    port = free_port()
-    for may, fault in ((False, "preview.privacy"), (True, "preview.address")):
-        with (
-            MjpegServer(fps=20.0) as camera,
-            Watcher(any_broker.endpoint) as watcher,
-            contextlib.ExitStack() as stack,
-        ):
-            world = world_with(tmp_path / fault, any_broker, camera.url, f"127.0.0.1:{port}", privacy={"preview": may})
-            if may:
-                stack.enter_context(contextlib.closing(socket.create_server(("127.0.0.1", port))))
-            stack.enter_context(world.running())
-            eventually(lambda: errors(watcher) == [fault], LIMIT_S)  # noqa: B023
-            eventually(lambda: served(watcher) > 20.0, LIMIT_S)
-            assert answer(any_broker, "status")["preview"] == {"address": None, "viewers": 0, "error": fault}
