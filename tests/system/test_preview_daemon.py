@@ -13,38 +13,28 @@ from brokers import RealBroker, Watcher, eventually
 from daemon_life import LIMIT_S, TOPICS, answer, code, order
 from mjpeg_server import MjpegServer
 from preview_bench import asked, connect, get, parts
-from worlds import World, make_world
+from worlds import make_world
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 
-def served(watcher: Watcher, camera: str = "street") -> float:
+def telemetry(watcher: Watcher) -> list[dict[str, Any]]:
+    return [json.loads(message.payload) for message in watcher.all() if message.topic == TOPICS.telemetry]
+
+
+def served(watcher: Watcher) -> float:
     """Frames per second, summed up over all telemetry so far: it grows while frames are served."""
-    samples = [json.loads(message.payload) for message in watcher.all() if message.topic == TOPICS.telemetry]
-    return sum(float(sample["cameras"].get(camera, {}).get("fps", 0.0)) for sample in samples)
+    return sum(float(sample["cameras"].get("street", {}).get("fps", 0.0)) for sample in telemetry(watcher))
 
 
 def health(watcher: Watcher) -> dict[str, Any]:
-    samples = [json.loads(message.payload) for message in watcher.all() if message.topic == TOPICS.telemetry]
+    samples = telemetry(watcher)
     return samples[-1]["health"] if samples else {}
 
 
-def errors(watcher: Watcher, part: str = "preview") -> list[str]:
+def errors(watcher: Watcher) -> list[str]:
     events = [json.loads(message.payload) for message in watcher.all() if message.topic == TOPICS.event]
-    return [event["code"] for event in events if event["kind"] == "error" and event.get("part") == part]
-
-
-def world_with(folder: Path, broker: RealBroker, url: str, address: str, **changes: Any) -> World:
-    world = make_world(
-        folder,
-        lambda _: 0.5,
-        0.2,
-        mqtt={"host": broker.host, "port": broker.port},
-        preview={"address": address},
-        **changes,
-    )
-    world.config["camera"] = {"name": "street", "source": url}
-    return world
+    return [event["code"] for event in events if event["kind"] == "error" and event.get("part") == "preview"]
 
 
 def privacy(value: str) -> dict[str, Any]:
@@ -61,7 +51,10 @@ def test_a_preview_is_shown_reported_closed_by_command_and_gone_at_the_end(
     tmp_path: Path, any_broker: RealBroker
 ) -> None:
     with MjpegServer(fps=20.0) as camera, Watcher(any_broker.endpoint) as watcher:
-        world = world_with(tmp_path, any_broker, camera.url, "127.0.0.1:0", privacy={"preview": True})
+        mqtt = {"host": any_broker.host, "port": any_broker.port}
+        preview, permitted = {"address": "127.0.0.1:0"}, {"preview": True}
+        world = make_world(tmp_path, lambda _: 0.5, 0.2, mqtt=mqtt, preview=preview, privacy=permitted)
+        world.config["camera"] = {"name": "street", "source": camera.url}
         with world.running() as process:
             address = open_address(watcher)
             assert answer(any_broker, "status")["preview"] == {"address": address, "viewers": 0, "error": None}

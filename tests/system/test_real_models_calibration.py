@@ -1,4 +1,4 @@
-"""Real models calibrated: constant memory, and histograms that no batch size changes."""
+"""A real model calibrated in constant memory."""
 
 from __future__ import annotations
 
