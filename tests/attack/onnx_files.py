@@ -14,7 +14,7 @@ from model_families import CLASSIFIERS, DETECTORS, OTHERS, family
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from agent.inspection.inspect import inspect_model, spec_lines
-from attack.case import Case, Outcome
+from attack.case import Case, Outcome, damaged
 
 _MODELS = (*DETECTORS, *CLASSIFIERS, *OTHERS)
 _OPEN = ("batch", 3, "height", "width")
@@ -32,30 +32,8 @@ def _whole(model: ModelProto) -> bytes:
     return model.SerializeToString()
 
 
-def truncated(rng: random.Random, model: ModelProto) -> bytes:
-    content = _whole(model)
-    return content[: rng.randrange(len(content))]
-
-
-def flipped(rng: random.Random, model: ModelProto) -> bytes:
-    content = bytearray(_whole(model))
-    for _ in range(rng.choice((1, 2, 8, 64))):
-        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
-    return bytes(content)
-
-
-def spliced(rng: random.Random, model: ModelProto) -> bytes:
-    content = bytearray(_whole(model))
-    begin, at = rng.randrange(len(content)), rng.randrange(len(content))
-    content[at : at + rng.randrange(40)] = content[begin : begin + rng.randrange(200)]
-    return bytes(content)
-
-
-def wrong_wire_type(rng: random.Random, model: ModelProto) -> bytes:
-    """A field of a model, or of its graph, with a wire type that is not its own, or with a length that lies."""
-    field, kind = rng.randrange(1, 26), rng.randrange(8)
-    inserted = bytes([field << 3 & 0x7F | kind]) + rng.choice((b"\xff" * 9 + b"\x01", b"\x7f", b"\x00", b"\x80" * 12))
-    return _whole(model) + inserted if rng.random() < 0.5 else inserted + _whole(model)
+def any_damage(rng: random.Random, model: ModelProto) -> bytes:
+    return damaged(rng, _whole(model))[1]
 
 
 def noise(rng: random.Random, _: ModelProto) -> bytes:
@@ -70,6 +48,13 @@ def noise(rng: random.Random, _: ModelProto) -> bytes:
         b"\x80\x05",
     )
     return rng.choice(starts) + rng.randbytes(rng.choice((0, 1, 100, 5000)))
+
+
+def wrong_wire_type(rng: random.Random, model: ModelProto) -> bytes:
+    """A field of a model, or of its graph, with a wire type that is not its own, or with a length that lies."""
+    field, kind = rng.randrange(1, 26), rng.randrange(8)
+    inserted = bytes([field << 3 & 0x7F | kind]) + rng.choice((b"\xff" * 9 + b"\x01", b"\x7f", b"\x00", b"\x80" * 12))
+    return _whole(model) + inserted if rng.random() < 0.5 else inserted + _whole(model)
 
 
 def no_nodes(rng: random.Random, model: ModelProto) -> bytes:
@@ -110,7 +95,7 @@ def absurd_sizes(rng: random.Random, model: ModelProto) -> bytes:
 def absurd_attributes(rng: random.Random, model: ModelProto) -> bytes:
     nodes = [node for node in model.graph.node if node.attribute]
     if not nodes:
-        return truncated(rng, model)
+        return any_damage(rng, model)
     attribute = rng.choice(rng.choice(nodes).attribute)
     match rng.randrange(4):
         case 0:
@@ -309,11 +294,6 @@ def functions(rng: random.Random, model: ModelProto) -> bytes:
     return _whole(model)
 
 
-def doubled(rng: random.Random, model: ModelProto) -> bytes:
-    """Protobuf merges what is written twice."""
-    return _whole(model) * rng.choice((2, 3)) if rng.random() < 0.5 else _whole(model) + truncated(rng, model)
-
-
 def many_nodes(rng: random.Random, model: ModelProto) -> bytes:
     source = model.graph.input[0].name
     count = rng.choice((2_000, 20_000))
@@ -333,9 +313,9 @@ def renamed(rng: random.Random, model: ModelProto) -> bytes:
 
 
 FAULTS: tuple[Fault, ...] = (
-    *(truncated, flipped, spliced, wrong_wire_type, noise, no_nodes, no_graph, no_inputs, missing_initialiser),
+    *(any_damage, wrong_wire_type, noise, no_nodes, no_graph, no_inputs, missing_initialiser),
     *(absurd_sizes, absurd_attributes, absurd_constants, wrong_types, wrong_lengths, cycles, same_names, strange_names),
-    *(huge_strings, unknown_operators, opsets, external_data, nested, endless, functions, doubled, many_nodes, renamed),
+    *(huge_strings, unknown_operators, opsets, external_data, nested, endless, functions, many_nodes, renamed),
 )
 
 

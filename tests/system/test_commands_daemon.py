@@ -7,10 +7,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import cv2
-import numpy as np
 import pytest
 from brokers import RealBroker, Watcher, eventually
 from daemon_life import LIMIT_S, TOPICS, answer, code, order
@@ -106,18 +104,6 @@ def test_an_operator_is_answered_in_a_flood_of_forged_commands(
             process.kill()
 
 
-@pytest.mark.trial
-@pytest.mark.slow
-@pytest.mark.broker
-def test_another_telemetry_period_counts_from_now_on(board: World, mosquitto: RealBroker) -> None:
-    board.change(mqtt={"telemetry_period_s": 3600.0})
-    with Watcher(mosquitto.endpoint) as watcher, board.running():
-        values: dict[str, Any] = {"mqtt.telemetry_period_s": "0.5"}
-        assert order(mosquitto, "set", **values).status == "SUCCEEDED"
-        first, second = (watcher.expect(TOPICS.telemetry) for _ in range(2))
-        assert second["seq"] > first["seq"]
-
-
 @pytest.mark.slow
 @pytest.mark.broker
 def test_send_saves_a_snapshot_where_the_owner_lets_it_go(board: World, mosquitto: RealBroker, tmp_path: Path) -> None:
@@ -134,27 +120,6 @@ def test_send_saves_a_snapshot_where_the_owner_lets_it_go(board: World, mosquitt
         assert image is not None
         assert image.shape == (32, 32, 3)
         assert [path.name for path in picture.parent.iterdir() if "now" in path.name] == ["now.jpg"]
-
-
-@pytest.mark.slow
-@pytest.mark.broker
-def test_a_snapshot_is_the_newest_frame_where_the_owner_lets_it_go(board: World, mosquitto: RealBroker) -> None:
-    board.change(privacy={"snapshot": True})
-    with Watcher(mosquitto.endpoint) as watcher, board.running() as process:
-        watcher.expect(TOPICS.telemetry)
-        result = answer(mosquitto, "snapshot")
-        assert (result["width"], result["height"], result["camera"]) == (32, 32, "camera")
-        message = next(each for each in iter(watcher.next, None) if each.topic == TOPICS.snapshot)
-        assert not message.retain
-        image = cv2.imdecode(np.frombuffer(message.payload, np.uint8), cv2.IMREAD_COLOR)
-        assert image is not None
-        assert image.shape == (32, 32, 3)
-        assert order(mosquitto, "log_level", level="error").status == "SUCCEEDED"
-        assert order(mosquitto, "restart").status == "SUCCEEDED"
-        _, errors = process.communicate(timeout=LIMIT_S)
-        before, _, after = errors.partition("log_level=error")
-        assert "command=snapshot" in before
-        assert "command=restart" not in after
 
 
 @pytest.mark.slow

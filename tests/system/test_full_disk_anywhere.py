@@ -6,9 +6,8 @@ By the number of files every write that makes one is refused in turn.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -71,25 +70,6 @@ class Ordeal:
             stop(life)
             self.told |= names(life.log)
 
-    def filled_on_probation(self) -> None:
-        """A candidate that serves when the disk is full cannot become current. The daemon reports that."""
-        board = self.board
-        board.world.config["probation"]["seconds"] = 3.0
-        with board.living("probation") as life:
-            life.wait_served()
-            before, answers = board.current, board.follow("recalibrate", frames="8", method="mse")
-            while next(answers).step != "PROBATION":
-                pass
-            life.wait(lambda: life.said("event=swap"))  # what is remembered of the engine before makes room then
-            squeeze(self.disk, free_files=0)
-            with kept_full(self.disk):
-                *_, last = answers
-            assert last.error is not None
-            self.told.add(last.error.code)
-            assert (board.current, life.status()["engine"] != before) == (before, True)
-            serves_on(life)
-            stop(life)
-
     def started_again(self, room: dict[str, int]) -> None:
         """A start with no more room, and a candidate that is not good enough; then there is room."""
         board = self.board
@@ -114,27 +94,6 @@ class Ordeal:
             self.told |= names(life.log)
         assert board.unfinished() == []
         check_artefacts(board)
-
-
-@contextmanager
-def kept_full(disk: Path) -> Iterator[None]:
-    """Whatever is removed from the disk meanwhile, its place is taken at once."""
-    over = threading.Event()
-
-    def fill() -> None:
-        number = 0
-        while not over.wait(0.005):
-            with suppress(OSError):
-                (disk / "ballast" / f"more-{number}").touch()
-                number += 1
-
-    filler = threading.Thread(target=fill)
-    filler.start()
-    try:
-        yield
-    finally:
-        over.set()
-        filler.join()
 
 
 def names(log: Path) -> set[str]:
@@ -179,13 +138,3 @@ def test_every_write_meets_a_full_disk(
             assert case.told, "the disk had room for all"
             told |= case.told
     assert told >= sites
-
-
-@pytest.mark.trial
-def test_a_disk_that_is_full_at_the_end_of_a_probation(
-    calibrated: Board, any_broker: RealBroker, tmp_path: Path
-) -> None:
-    with ordeal(calibrated, any_broker, tmp_path / "probation") as case:
-        case.filled_on_probation()
-        assert case.told == {"store.write"}
-        case.started_again({"free_files": 0})

@@ -242,16 +242,3 @@ def test_a_child_that_is_killed_costs_its_job_alone(case: Case, step: str, momen
         assert result.error is not None
         assert result.error.code == "recalibration.memory"
         assert (job.state, case.current) == (JobState.FAILED, before)
-
-
-@trial
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_a_child_that_is_killed_as_it_plans(any_broker: RealBroker, low: World, tmp_path: Path, moment: str) -> None:
-    world = copied(low, tmp_path / "world", any_broker)
-    with in_world(world, any_broker) as case:
-        before = case.current
-        with case.living("only", child_killed(moment, "PLANNING")) as life:
-            life.wait(lambda: life.said("code=recalibration.memory"))
-            case.check_sound(life)
-        assert case.records("precision")[0].state is JobState.FAILED
-        assert case.current == before

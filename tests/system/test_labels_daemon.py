@@ -1,9 +1,8 @@
-"""True accuracy from a running daemon: by labels over a real broker, and by the labels file of a recording."""
+"""True accuracy from a running daemon: by labels over a real broker, and by those of a recording."""
 
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,13 +10,13 @@ import numpy as np
 import pytest
 import yaml
 from brokers import RealBroker, Watcher, eventually
+from daemon_life import TOPICS, answer
 from listening import Listening
 from runtime_under_test import RUNTIME
 from worlds import FPS, SPEC, World, make_world, write_clip
 
 from agent.config import load_config
 from agent.contract.messages import Birth
-from agent.contract.topics import Topics
 from agent.daemon.supervisor import Supervisor
 from agent.models.model import open_model
 from agent.mqtt.client import MqttClient
@@ -26,44 +25,13 @@ from agent.uplink.link import MqttLink
 from agent.vision.detections import Detections, LabelledBoxes
 from engines.registry import open_backend
 from fleet.cli.main import main
-from fleet.operator import new_command, send
 
-TOPICS = Topics("default", "board")
 REFERENCE_ACCURACY = 0.9
 CLASSES: list[str] = [*SPEC["labels"]]
 
 
-@pytest.fixture(scope="module")
-def answers(calibrated_once: World, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The answers of the calibrated world's engine to the first frames of its clip."""
-    folder = tmp_path_factory.mktemp("answers")
-    write_clip(folder / "clip.avi", lambda _: 0.5, 400)
-    command = [
-        "infer",
-        calibrated_once.state_dir / "current",
-        "--frames",
-        folder / "clip.avi",
-        "-o",
-        folder / "answers",
-    ]
-    assert main([*map(str, command)]) == 0
-    return [json.loads(line)["label"] for line in (folder / "answers").read_text().splitlines()]
-
-
-def labelled(answers: list[str], frames: int) -> dict[int, str]:
-    """The engine's own answers as labels; every fourth says something else."""
-    other = {name: CLASSES[number - 1] for number, name in enumerate(CLASSES)}
-    return {frame: other[answers[frame]] if frame % 4 == 0 else answers[frame] for frame in range(frames)}
-
-
-def mqtt(broker: RealBroker) -> dict[str, object]:
-    return {"host": broker.host, "port": broker.port}
-
-
 def frames_served(broker: RealBroker) -> int:
-    result = list(send(broker.endpoint, TOPICS, new_command("status", {}, time.time()), silence_s=60.0))[-1].result
-    assert result is not None
-    return cast(int, result["frames"])
+    return int(answer(broker, "status")["frames"])
 
 
 def camera(watcher: Watcher, *known: str) -> dict[str, Any]:
@@ -74,16 +42,23 @@ def camera(watcher: Watcher, *known: str) -> dict[str, Any]:
             return sample
 
 
-def label(client: MqttClient, retain: bool = False, **fields: Any) -> None:
-    client.publish(Message(TOPICS.labels, json.dumps({"camera": "camera", **fields}).encode(), retain=retain))
+def answers(world: World, frames: int) -> list[str]:
+    """The answers of the world's engine to the first frames of its clip."""
+    write_clip(world.folder / "first.avi", lambda _: 0.5, frames)
+    found = world.folder / "answers"
+    command = ["infer", world.state_dir / "current", "--frames", world.folder / "first.avi", "-o", found]
+    assert main([*map(str, command)]) == 0
+    return [json.loads(line)["label"] for line in found.read_text().splitlines()]
 
 
 @pytest.mark.trial
 @pytest.mark.broker
 def test_labels_over_mqtt_give_the_accuracy_of_the_engine_in_service(
-    tmp_path: Path, any_broker: RealBroker, calibrated_once: World, answers: list[str]
+    tmp_path: Path, any_broker: RealBroker, calibrated_once: World
 ) -> None:
-    world = calibrated_once.copy(tmp_path / "world", mqtt=mqtt(any_broker))
+    """Labels of an engine's own answers, but every fourth is of another class."""
+    mqtt = {"host": any_broker.host, "port": any_broker.port}
+    world = calibrated_once.copy(tmp_path / "world", mqtt=mqtt)
     spec = {**SPEC, "reference_accuracy": REFERENCE_ACCURACY}  # which no engine depends on
     (world.folder / "model.yaml").write_text(yaml.safe_dump(spec))
     with (
@@ -98,75 +73,16 @@ def test_labels_over_mqtt_give_the_accuracy_of_the_engine_in_service(
         assert sample["fidelity_hour"]["n"] >= sample["fidelity"]["n"]
         eventually(lambda: frames_served(any_broker) >= 20)
         assert labeller.wait_connected(60.0)
-        for frame, name in labelled(answers, 20).items():
+        for frame, name in enumerate(answers(world, 20)):
             place = {"ts": frame / FPS} if frame % 2 else {"frame": frame}
-            label(labeller, **place, labels=name if frame % 3 else CLASSES.index(name))
+            number = CLASSES.index(name) - (frame % 4 == 0)
+            document = {"camera": "camera", **place, "labels": CLASSES[number] if frame % 3 else number % len(CLASSES)}
+            labeller.publish(Message(TOPICS.labels, json.dumps(document).encode()))
         while (accuracy := camera(watcher, "accuracy")["accuracy"])["n"] < 20:
             pass
         assert (accuracy["n"], accuracy["empty"]) == (20, 0)
         assert accuracy["estimate"] == pytest.approx(0.75)
         assert accuracy["low"] <= 0.75 <= accuracy["high"]
-
-
-@pytest.mark.trial
-@pytest.mark.broker
-def test_bad_labels_are_reported_once_and_the_video_goes_on(
-    tmp_path: Path, any_broker: RealBroker, calibrated_once: World, answers: list[str]
-) -> None:
-    world = calibrated_once.copy(tmp_path / "world", mqtt=mqtt(any_broker))
-    bad: dict[str, dict[str, Any]] = {
-        "labels.camera": {"camera": "south", "frame": 0, "labels": 1},
-        "labels.unknown": {"frame": 10**9, "labels": 1},
-        "labels.late": {"ts": -3600.0, "labels": 1},
-        "labels.class": {"frame": 0, "labels": "zebra"},
-        "labels.task": {"frame": 0, "labels": [{"class": 0, "box": [0, 0, 1, 1]}]},
-        "message.invalid": {"frame": 0, "labels": {"a": 1}},
-    }
-    with MqttClient(any_broker.endpoint, "vandal") as vandal:
-        assert vandal.wait_connected(60.0)
-        label(vandal, retain=True, frame=0, labels=1)  # lies in wait for the daemon
-        with Watcher(any_broker.endpoint) as watcher, world.running() as process:
-            event = watcher.expect(TOPICS.event, kind="error", part="labels")
-            assert (event["code"], event["count"]) == ("labels.retained", 1)
-            eventually(lambda: frames_served(any_broker) >= 20)
-            for code, fields in bad.items():
-                label(vandal, **fields)
-                event = watcher.expect(TOPICS.event, kind="error", part="labels")
-                assert (event["code"], event["count"]) == (code, 1)
-                assert "; expected " in event["message"]
-            for _ in range(300):
-                vandal.publish(Message(TOPICS.labels, b"\xff nonsense"))
-            label(vandal, frame=5, labels=answers[5])
-            served = frames_served(any_broker)
-            eventually(lambda: frames_served(any_broker) > served)
-            while "accuracy" not in camera(watcher):
-                label(vandal, frame=5, labels=answers[5])  # the flood may have pushed it out
-            process.terminate()
-            _, errors = process.communicate(timeout=60.0)
-        vandal.publish(Message(TOPICS.labels, b"", retain=True))
-    (line,) = [line for line in errors.splitlines() if "code=message.malformed" in line]
-    assert "count=1" in line
-    assert errors.count("mqtt=inbox_full") < 10
-
-
-@pytest.mark.trial
-@pytest.mark.broker
-def test_the_labels_file_of_a_recording_is_scored_frame_by_frame(
-    tmp_path: Path, any_broker: RealBroker, calibrated_once: World, answers: list[str]
-) -> None:
-    world = calibrated_once.copy(tmp_path / "world", mqtt=mqtt(any_broker), camera={"labels": "labels.jsonl"})
-    lines = [json.dumps({"frame": f, "labels": name}) for f, name in labelled(answers, 400).items()]
-    (world.folder / "labels.jsonl").write_text("\n".join(lines))
-    with Watcher(any_broker.endpoint) as watcher:
-        summary, errors = world.run("--frames", "600")
-        live = camera(watcher, "accuracy")
-    accuracy = summary["live_accuracy"]
-    assert (accuracy["n"], accuracy["estimate"]) == (400, pytest.approx(0.75, abs=0.01))
-    assert 0.0 < accuracy["low"] < 0.75 < accuracy["high"] < 1.0
-    assert summary["swaps"] == []
-    assert 0 < live["accuracy"]["n"] <= 400
-    assert not any(name.startswith("accuracy_lower_bound") for name in live)
-    assert "part=labels" not in errors
 
 
 def one_box(_outputs: object, _size: object, _score_threshold: float) -> Detections:

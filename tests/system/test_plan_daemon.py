@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,11 +62,3 @@ def test_a_plan_survives_recalibration_and_rollback(tmp_path: Path, plan: Precis
     assert current.id != previous.id
     for artefact in (current, previous):  # a rollback serves the second one
         check_under(artefact, plan)
-
-
-def test_a_plan_of_another_model_is_reported_and_stops_no_start(tmp_path: Path, plan: PrecisionPlan) -> None:
-    world = world_under(tmp_path / "world", replace(plan, floats={"Conv_t77": ""}))
-    summary, said = world.run("--frames", "20")
-    assert summary["frames"] == 20
-    assert said.count("code=plan.node") == 1
-    assert f"plan: {world.folder / 'plan.json'} is not used: node 'Conv_t77' in the plan" in summary["degraded"]

@@ -102,23 +102,6 @@ def test_a_restart_serves_it_and_a_recalibration_goes_on_under_its_plan(story: S
     assert now.manifest["inputs"]["raised_from"] == was.manifest["inputs"]["raised_from"]
 
 
-@pytest.mark.parametrize("key", ["raise_precision", "automatic"])
-def test_low_fidelity_is_only_reported_where_the_owner_wants_no_more(story: Story, tmp_path: Path, key: str) -> None:
-    world = story.copy(story.int8, tmp_path)
-    world.config["recalibration"][key] = False
-    summary, said = world.run(until="event=fidelity")
-    assert "event=job" not in said  # one that had started would be told, at its end at the latest
-    assert summary["swaps"] == []
-
-
-def test_forced_layers_stay_int8_and_that_nothing_helps_is_reported_once(story: Story, tmp_path: Path) -> None:
-    world = story.copy(story.int8, tmp_path, precision={"force_int8": [COLLAPSES]})
-    summary, said = world.run(until=r"precision\.exhausted")
-    assert said.count("code=precision.exhausted") == said.count("event=fidelity") == 1
-    assert summary["swaps"] == []
-    assert plan_of(current(world.state_dir)).essence == plan_of(current(story.int8)).essence
-
-
 # ---- the store, without a daemon around it
 
 

@@ -16,8 +16,6 @@ from mjpeg_server import MjpegServer
 from prometheus_values import value
 from worlds import ALARM_COMMIT, FIRST_COMMIT, FPS, OUTLASTS_S, World, make_world, run_until, write_clip
 
-from engines.store.artefact import fingerprint
-
 
 def pictures(watcher: Watcher) -> list[bytes]:
     return [message.payload for message in watcher.all() if message.topic == TOPICS.snapshot]
@@ -158,27 +156,3 @@ def test_a_snapshot_is_of_the_camera_that_is_named(tmp_path: Path, any_broker: R
         assert picture() < 60.0
         assert picture(camera="bright") > 90.0
         assert code(order(any_broker, "snapshot", camera="attic")) == "command.camera"
-
-
-@pytest.mark.slow
-def test_the_memory_of_a_live_camera_is_kept_under_its_name_also_beside_a_recording(
-    tmp_path: Path,
-) -> None:
-    with MjpegServer(fps=20.0) as server:
-        world = make_world(tmp_path, lambda _: 0.5, 600.0)
-
-        def kept(name: str) -> set[str]:
-            clip = {"name": "clip", "source": "clip.avi", "speed": 1}
-            of_cameras(world, clip, {"name": name, "source": server.url})
-            with world.running() as process:
-                eventually(lambda: (world.state_dir / f"accuracy-{suffix(name)}.jsonl").exists(), LIMIT_S)
-                process.terminate()
-                process.communicate(timeout=LIMIT_S)
-            return {path.name for path in world.state_dir.glob("accuracy*.jsonl")}
-
-        assert kept("gate") == {f"accuracy-{suffix('gate')}.jsonl"}
-        assert kept("door") == {f"accuracy-{suffix('door')}.jsonl"}
-
-
-def suffix(camera: str) -> str:
-    return fingerprint({"camera": camera})[:12]

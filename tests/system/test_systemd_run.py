@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from worlds import FIRST_COMMIT, make_world
 
 from agent.contract.topics import Topics
 
-WATCHDOG_S, ABORT_S, RESTART_S = 8.0, 2.0, 0.5
+START_S, WATCHDOG_S, ABORT_S, RESTART_S = 60.0, 8.0, 2.0, 0.5
 KEY = "of the artefacts, 32 bytes long.."
 
 _NICE = 12  # of the process that builds candidates
@@ -131,6 +132,7 @@ SupplementaryGroups=
 SupplementaryGroups=video
 LoadCredential=tared-artefact-key:{world}/key
 StandardError=append:{log}
+TimeoutStartSec={start_s}
 WatchdogSec={watchdog_s}
 TimeoutAbortSec={abort_s}
 RestartSec={restart_s}
@@ -152,12 +154,23 @@ class Service:
         assert callable(holds)
         self.machine.eventually(holds, limit_s, self.log)
 
+    def start(self) -> None:
+        started = self.machine.systemctl("start", "tared.service")
+        assert started.returncode == 0, started.stderr + self.log.read_text()
+
+    def stop(self) -> None:
+        assert self.machine.systemctl("stop", "tared.service").returncode == 0
+        assert self.machine.property("tared.service", "Result") == "success"
+
+    def wait_running(self) -> None:
+        self.wait(lambda: self.machine.property("tared.service", "SubState") == "running")
+
     @property
     def restarts(self) -> int:
         return int(self.machine.property("tared.service", "NRestarts"))
 
 
-@pytest.fixture(params=["as it ships", "jit-hardened"])
+@pytest.fixture
 def service(request: pytest.FixtureRequest, tmp_path: Path, any_broker: RealBroker) -> Iterator[Service]:
     if reason := why_not():
         pytest.skip(f"systemd cannot run here: {reason}")
@@ -178,13 +191,14 @@ def service(request: pytest.FixtureRequest, tmp_path: Path, any_broker: RealBrok
     drop_ins = folders["units"] / "tared.service.d"
     drop_ins.mkdir()
     shutil.copy(UNIT, folders["units"])
-    if request.param == "jit-hardened":
+    if getattr(request, "param", "") == "jit-hardened":
         shutil.copy(DROP_IN, drop_ins)
     text = FOR_TEST.format(
         python=sys.executable,
         root=ROOT,
         log=tmp_path / "log",
         sandbox=sandbox_of_this_interpreter(),
+        start_s=START_S,
         watchdog_s=WATCHDOG_S,
         abort_s=ABORT_S,
         restart_s=RESTART_S,
@@ -197,10 +211,10 @@ def service(request: pytest.FixtureRequest, tmp_path: Path, any_broker: RealBrok
 
 @pytest.mark.trial
 @pytest.mark.broker
+@pytest.mark.parametrize("service", ["as it ships", "jit-hardened"], indirect=True)
 def test_the_service_serves_calibrates_hangs_and_serves_again(service: Service, any_broker: RealBroker) -> None:
     with Watcher(any_broker.endpoint) as watcher:
-        started = service.machine.systemctl("start", "tared.service")
-        assert started.returncode == 0, started.stderr + service.log.read_text()
+        service.start()
         main = psutil.Process(_outside(service))
         child = _child(service, main)
         # It lowers its priorities one after the other, this one last.
@@ -221,13 +235,53 @@ def test_the_service_serves_calibrates_hangs_and_serves_again(service: Service, 
     service.wait(lambda: _has_ended(main))
     before = len(service.said("serving: .* INT8"))
     service.wait(lambda: service.restarts == 1)
-    service.wait(lambda: service.machine.property("tared.service", "SubState") == "running")
+    service.wait_running()
     assert service.said("in infer")  # which thread hung, by its stack
     (engine,) = service.said("event=commit artefact=(\\w+)")
     service.wait(lambda: len(service.said(f"serving: .* INT8 {engine[:6]}")) > before)  # from its state directory
     assert not service.said("event=error code=(?:artefact|store)")
-    assert service.machine.systemctl("stop", "tared.service").returncode == 0
-    assert service.machine.property("tared.service", "Result") == "success"
+    service.stop()
+
+
+@pytest.mark.trial
+@pytest.mark.broker
+def test_a_camera_that_is_away_does_not_trip_the_watchdog(service: Service) -> None:
+    service.start()
+    away = service.switches / "away"
+    away.touch()
+    service.wait(lambda: service.said("code=camera\\."))
+    until_s = time.monotonic() + 2.5 * WATCHDOG_S
+    service.wait(lambda: time.monotonic() > until_s)
+    away.unlink()
+    service.wait(lambda: service.said("event=camera"))
+    assert service.restarts == 0
+    service.stop()
+
+
+@pytest.mark.trial
+@pytest.mark.broker
+def test_a_start_may_take_as_long_as_its_builder_moves(service: Service) -> None:
+    slow, until_s = service.switches / "slow", time.monotonic() + START_S + 1.0
+    slow.touch()
+    service.machine.systemctl("start", "--no-block", "tared.service")
+    service.wait(lambda: time.monotonic() > until_s)
+    assert service.machine.property("tared.service", "ActiveState") == "activating"
+    slow.unlink()
+    service.wait_running()
+    assert service.restarts == 0
+    service.stop()
+
+
+@pytest.mark.trial
+@pytest.mark.broker
+def test_a_start_that_stands_still_is_ended_and_tried_again(service: Service) -> None:
+    stuck = service.switches / "stuck"
+    stuck.touch()
+    service.machine.systemctl("start", "--no-block", "tared.service")
+    service.wait(lambda: service.restarts == 1)
+    stuck.unlink()
+    service.wait_running()
+    service.stop()
 
 
 @pytest.mark.slow

@@ -8,9 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from daemon_life import LIMIT_S
 from places import FAKE_MACHINE_PATH
-from warm_start import TalkingProcess
 from worlds import ALARM_COMMIT, FIRST_COMMIT, OUTLASTS_S, World, make_world
 
 from engines.store.artefact import Store
@@ -78,47 +76,6 @@ def test_another_release_builds_its_engine_anew_from_the_same_calibration(
     assert old["inputs"]["calibration"] == new["inputs"]["calibration"]
     assert swap["artefact"] == old["id"]
     check(mistakes, 4)
-
-
-_COMMANDS = """
-import sys
-from fleet.cli.main import main
-
-for command in sys.argv[1:]:
-    assert main([*command.split(), "--backend", "tensorrt", "--json"]) == 0
-"""
-
-
-@pytest.mark.trial
-def test_the_commands_without_a_daemon(tmp_path: Path, mistakes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    board(tmp_path, seconds=2.0)
-    monkeypatch.chdir(tmp_path)
-    commands = [
-        "calibrate model.yaml --frames clip.avi -o calibration.json",
-        "build model.yaml --calibration calibration.json -o engine",
-        "infer engine --frames clip.avi -o results.jsonl",
-        "inspect engine --layers --time",
-    ]
-    process = TalkingProcess(commands, _COMMANDS)
-    output, errors = process.communicate(timeout=LIMIT_S)
-    assert process.wait() == 0, errors
-    calibrated, built, inferred, inspected = map(json.loads, output.splitlines())
-    assert (calibrated["frames"], built["int8_macs_share"], inferred["frames"]) == (20, 1.0, 20)
-    assert any(layer["time_ms"] is not None for layer in inspected["built_layers"])
-    check(mistakes, 1)
-
-
-@pytest.mark.trial
-def test_a_recording_waits_for_the_reference_that_has_to_be_built(
-    tmp_path: Path, mistakes: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would be over before: on a board the builder takes minutes, and the fake here longer than the clip."""
-    monkeypatch.setenv("FAKE_BUILD_S", "2.5")
-    world = board(tmp_path / "world", seconds=45.0)
-    world.config["calibration"]["frames"] = 8
-    _, said = world.run(until="trigger=first-start step=COLLECTING")
-    assert "engine=reference" in said
-    check(mistakes, 1)
 
 
 @pytest.mark.trial

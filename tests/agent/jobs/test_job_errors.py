@@ -1,7 +1,6 @@
 """An error before, at or after each state of a job fails it alone; its sender has the error, and the next job succeeds.
 
-The daemon's own objects run with a scripted child, and a frame path that serves at once. `test_job_errors_daemon` has
-the same in whole daemons.
+The daemon's own objects run with a scripted child, and a frame path that serves at once.
 """
 
 from __future__ import annotations
