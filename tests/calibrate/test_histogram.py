@@ -101,16 +101,6 @@ def test_range_is_the_smallest_power_of_two_above_amax(amax: float, expected: in
     assert range_exp_for(amax) == expected
 
 
-@pytest.mark.parametrize("value", [0.0, -0.0, 1e-45, -3.5, 65504.0])
-@pytest.mark.parametrize("size", [0, 1, 3, 4, 5, 70_001])
-def test_constant_arrays_of_any_size(value: float, size: int) -> None:
-    x = np.full(size, value, np.float32)
-    collected = abs_histogram(x.reshape(1, -1), BITS)
-    assert (collected.total, collected.zeros) == (size, size if value == 0.0 else 0)
-    expected = counted_by_hand(x[:1], collected.range_exp)
-    assert collected.counts.tolist() == [size * one for one in expected]
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_a_large_array_is_collected_in_pieces(dtype: type[np.floating], monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)

@@ -88,24 +88,6 @@ def test_a_plan_cannot_be_changed() -> None:
     assert "other" not in plan.repairs.shifts
 
 
-def test_layers_that_stay_float_need_no_repairs() -> None:
-    repairs = PrecisionPlan({"conv1": "loud"}, EXAMPLE).effective
-    assert repairs == Repairs(
-        divisors={"conv2": (1.0,)},
-        ranges=EXAMPLE.ranges,
-        reach=EXAMPLE.reach,
-        methods=EXAMPLE.methods,
-        clips=EXAMPLE.clips,
-        shifts={"conv2": (-1.0, 2.0)},
-    )
-    assert PrecisionPlan({}, EXAMPLE).effective == EXAMPLE
-
-
-def test_repairs_are_true_where_there_are_any() -> None:
-    assert not Repairs()
-    assert all((Repairs(methods={"x": "mse"}), Repairs(ranges={"x": 1.0}), Repairs(clips={"x": (1.0,)})))
-
-
 @pytest.mark.parametrize(
     ("text", "code"),
     [

@@ -8,7 +8,7 @@ from dataclasses import astuple
 import numpy as np
 import pytest
 
-from calibrate.statistics.confusion import Pair, confused_pairs
+from calibrate.statistics.confusion import confused_pairs
 
 DIGITS = dict.fromkeys(range(10), 50)
 
@@ -73,13 +73,6 @@ def test_nothing_counted_names_nothing() -> None:
     assert confused_pairs({}, {}, 0.05) == ()
     assert confused_pairs({}, DIGITS, 0.05) == ()
     assert confused_pairs({(6, 8): 0, (11, 8): 0}, {6: 0, 1: 5}, 0.05) == ()
-
-
-def test_numpy_counts_leave_no_trace() -> None:
-    a, b, n = np.int64(6), np.int32(8), np.int64(40)
-    assert confused_pairs({(a, b): n}, {a: n}, 0.5) == (Pair(6, 8, 40, 40, 0.025 ** (1 / 40)),)
-    (pair,) = confused_pairs({(a, b): n}, {a: n}, 0.5)
-    assert [type(value) for value in astuple(pair)] == [int, int, int, int, float]
 
 
 @pytest.mark.parametrize(

@@ -268,27 +268,6 @@ def test_entropy_chooses_as_the_cpu_does(executor_for: ExecutorFor) -> None:
     assert_same_choices(executor_for(SMALL), rows)
 
 
-def test_entropy_chooses_as_the_cpu_does_on_what_it_counted(executor_for: ExecutorFor) -> None:
-    executor = executor_for(KernelGeometry())
-    arrays = [x for x in tensors(np.random.default_rng(7), 60_000).values() if np.isfinite(x).any() and x.any()]
-    found = Tap(Counting(executor), arrays).collect(arrays)
-    assert_same_choices(executor, np.stack([histogram.counts for histogram in found]))
-
-
-def test_entropy_of_the_peers_histograms(shared_vectors: dict[str, Array]) -> None:
-    if COMPILER is None:
-        pytest.skip("no C++ compiler to build kernels.cu for the CPU: install g++, or set CXX")
-    executor, rows = cast("CudaExecutor", FiberExecutor(SMALL)), shared_vectors["counts"].astype(np.int64)
-    assert_same_choices(executor, rows)
-    everything = np.full((len(rows), 2), (LEVELS, SMALL.bins), np.int32)
-    chosen = search_entropy(executor, rows, everything)
-    undefined = rows[:, 1:LEVELS].sum(axis=1) == 0  # theirs lets a candidate win that keeps nothing
-    np.testing.assert_array_equal(
-        chosen[~undefined], shared_vectors["pytorch_quantization_entropy_bins"][~undefined].astype(np.int32)
-    )
-    assert undefined.sum() < len(rows) / 3
-
-
 def assert_same_choices(executor: CudaExecutor, rows: NDArray[np.int64]) -> None:
     """The bins that find_amax's method `entropy` keeps, over every row with enough of them to search."""
     rows = rows[np.flatnonzero(rows[:, LEVELS:].any(axis=1))]

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-import numpy as np
 import pytest
 from half_zoo import (
     MODELS,
@@ -15,20 +14,16 @@ from half_zoo import (
     concat_net,
     loud_net,
     master,
-    measure,
     quantise,
     real_batches,
     silu_net,
     upsampling_net,
 )
 from onnx import ModelProto
-from zoo import Net, Shape, residual_net
+from zoo import Shape, residual_net
 
-from calibrate.plan import PrecisionPlan
 from engines.graph.topology import COMPUTE_OPS, Topology
 from engines.interface import BackendOptions, BuildRequest, Built, Profile, ShapeRange
-from engines.quantise.apply_plan import insert_qdq
-from engines.quantise.placement import place
 from engines.trt.backend import TensorRtBackend
 from engines.trt.layers import LAYERS_FILE, Layer, layers_from_json
 
@@ -118,21 +113,6 @@ def test_both_profiles_of_an_open_graph_are_built_as_written(name: str, precisio
     one, two = (build(graph, precision, amax, target, profiles) for profiles in ((near,), (near, far)))
     assert assert_built_as_written(graph, two) == assert_built_as_written(graph, one)
     assert len(computing_layers(two)) == 2 * len(computing_layers(one))  # every profile has kernels of its own
-
-
-def test_three_types_in_one_graph() -> None:
-    """INT8; a convolution that the plan leaves float; and two that float16 cannot hold."""
-    net = Net((1, 4, 8, 8))
-    calm = net.node("Relu", net.conv("image", 4, 4))
-    outputs = [net.conv(calm, 4, 4), net.conv(calm, 4, 2)]
-    loud = net.node("Relu", net.conv(net.node("Mul", "image", net.constant(np.array(5e4, np.float32))), 4, 4))
-    model = net.model(*outputs, net.conv(loud, 4, 2))
-    floats = PrecisionPlan(dict.fromkeys(("Conv_t3", "Conv_t5", "Conv_t7"), "to have all three"))
-    placement = place(model, floats)
-    amax = measure(model, batches_for(model), [*placement.taps, calm, loud])
-    graph = insert_qdq(model, placement, amax)
-    found = assert_built_as_written(graph, build(graph, "int8", amax))
-    assert found == {"Conv_t0": "Int8", "Conv_t2": "Int8", "Conv_t3": "Half", "Conv_t5": "Float", "Conv_t7": "Float"}
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -9,12 +9,12 @@ import onnx
 import pytest
 from equalise_cases import CENTRED, CHANNELS, PADDED, built, convolution, divisors_for
 from half_zoo import master, real_models
-from zoo import Net, assert_close, assert_same_bits, by_name, residual_net
+from zoo import Net, assert_close, assert_same_bits, by_name
 
 from engines.errors import EngineError
 from engines.graph.topology import Topology
 from engines.graph.weights import channel_counts
-from engines.quantise.equalise import can_divide, can_offset, equalise, equalised_name, is_free, shift_biases
+from engines.quantise.equalise import can_divide, can_offset, equalise, equalised_name, is_free
 from engines.quantise.placement import place
 
 
@@ -87,12 +87,6 @@ def test_weights_of_another_type_are_left_alone() -> None:
     layer = net.node("Conv", double, net.constant(net.rng.normal(size=(2, 4, 1, 1))))
     model = net.model(net.node("Cast", layer, to=onnx.TensorProto.FLOAT))
     assert not can_divide(Topology(model), by_name(model)[f"Conv_{layer}"])
-
-
-def test_nothing_to_divide_is_the_model_itself() -> None:
-    model = residual_net()
-    assert equalise(model, {}, {}) is model
-    assert shift_biases(model, {}) is model
 
 
 @pytest.mark.parametrize("name", real_models("cls_resnet20_cifar10"))

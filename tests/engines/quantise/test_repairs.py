@@ -13,16 +13,14 @@ from half_zoo import run as run_all
 from numpy.typing import NDArray
 from onnx import ModelProto, numpy_helper
 from repair_flow import CLIPPING, calibrated, frames_for, observed, proposed, uneven_net
-from zoo import Net, by_name, run
+from zoo import Net, by_name
 
 from calibrate.plan import PrecisionPlan, Repairs
 from calibrate.repair import divided_ends
 from calibrate.scale import QMAX, quantise, weight_scales
 from engines.calibration import Calibration
 from engines.errors import EngineError
-from engines.graph.taps import expose
 from engines.graph.topology import Topology
-from engines.half.convert import half_precision
 from engines.interface import BackendOptions, BuildRequest
 from engines.quantise.apply_plan import known_amax, observed_graph, quantised_graph, with_ranges
 from engines.quantise.placement import place
@@ -75,19 +73,6 @@ def test_the_graph_reads_what_was_planned() -> None:
         dequantise = producers[nodes[layer].input[0]]
         assert constants[dequantise.input[1]] == np.float32(repairs.ranges[f"{layer}.equalised"] / QMAX)
     np.testing.assert_allclose(constants[nodes["Conv_t4"].input[2]], [-0.01] * 6, rtol=1e-6)
-
-
-def test_zero_is_on_the_grid_of_a_centred_input() -> None:
-    net = Net((1, 4, 6, 6))
-    model = net.model(net.node("Conv", net.node("Relu", "image"), net.weight(3, 4, 1, 1), net.weight(3)))
-    frames = frames_for(model)
-    repairs = proposed(model, frames, ("divisors",)).repairs
-    assert repairs.offsets
-    graph = quantised_graph(model, PrecisionPlan({}, repairs), calibrated(model, frames)).graph
-    tensor = by_name(graph)["Conv_t1"].input[0]
-    found = run(expose(graph, [tensor]), -np.ones((1, 4, 6, 6), np.float32))[tensor]
-    expected = -np.array(repairs.offsets["Conv_t1"]) / repairs.divisors["Conv_t1"]
-    np.testing.assert_allclose(found.mean(axis=(0, 2, 3)), expected, rtol=1e-6)
 
 
 def test_layers_that_end_up_float_keep_nothing_of_their_repairs() -> None:
@@ -226,15 +211,6 @@ def test_a_planned_threshold_is_chosen_from_the_calibration() -> None:
     scale = next(numpy_helper.to_array(tensor) for tensor in graph.graph.initializer if tensor.name == "t3.scale")
     assert scale == np.float32(calibrated(model, frames, CLIPPING).amax["t3"] / QMAX)
     assert scale < np.float32(calibrated(model, frames).amax["t3"] / QMAX)
-
-
-def test_the_float16_form_computes_what_the_int8_graph_does() -> None:
-    model, repairs = planned_net()
-    frames = frames_for(model)
-    graph = quantised_graph(model, PrecisionPlan({}, repairs), calibrated(model, frames)).graph
-    form = half_precision(graph, {})
-    assert not form.float32
-    assert noise_db(run_all(graph, frames), run_all(form.model, frames)) < -35.0
 
 
 @pytest.mark.parametrize("kinds", [("divisors", "offsets", "clips", "shifts"), ("divisors",), ("clips", "shifts")])

@@ -90,18 +90,6 @@ def test_only_files_that_the_manifest_names_are_handed_out(tmp_path: Path) -> No
             artefact.read_file(name)
 
 
-def test_an_artefact_without_an_engine_has_none_to_load(tmp_path: Path) -> None:
-    write_artefact(tmp_path / "a", INPUTS, lambda folder: {"engines": [fill(folder)["engine"]]})
-    artefact = read_artefact(tmp_path / "a")
-    with pytest.raises(EngineError, match=r"artefact\.damaged.*manifest\.json"):
-        artefact.read_engine()
-
-
-def test_an_artefact_of_this_runtime_may_be_loaded(tmp_path: Path) -> None:
-    artefact = write_artefact(tmp_path / "a", INPUTS, lambda folder: {**fill(folder), "verification_only": False})
-    check_runtime(artefact, dict(reversed(RUNTIME.items())))
-
-
 @pytest.mark.parametrize(
     ("here", "found", "expected"),
     [

@@ -271,13 +271,3 @@ def test_a_first_link_that_is_made_while_it_is_looked_for_is_no_folder_in_its_pl
     monkeypatch.setattr(Path, "is_symlink", look)
     assert store.read("current") is None
     assert store.read("current") == artefact
-
-
-def test_turning_back_to_an_older_signed_artefact_is_not_prevented(tmp_path: Path) -> None:
-    """The documented limit of a signature: `current` itself is not signed."""
-    store = Store(tmp_path, KEY)
-    old, new = put(store, 1), put(store, 2)
-    store.promote(new)
-    (tmp_path / "current").unlink()
-    (tmp_path / "current").symlink_to(f"artefacts/{old.id}")
-    assert store.read("current") == old

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 from contextlib import closing
 from pathlib import Path
 
@@ -110,13 +109,6 @@ def test_a_gpu_that_tensorrt_rtx_does_not_support_is_known_before_a_model_is(mon
     del caught
     gc.collect()
     fake.assert_order()
-
-
-def test_a_machine_without_pycuda_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pycuda" else real(name))
-    with pytest.raises(DeviceError, match=r"cuda\.pycuda.*pip install '.\[jetson\]'"):
-        TensorRtBackend()
 
 
 def test_without_a_compiler_nothing_is_left_behind(fake: FakeTensorRt) -> None:
