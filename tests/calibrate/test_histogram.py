@@ -79,14 +79,6 @@ def test_any_batching_and_order_gives_the_same_bits(parts: Sequence[Floats], ord
     assert merge_all([abs_histogram(p, bits) for p in shuffled], bits) == whole
 
 
-@given(any_floats, any_floats, any_floats)
-def test_merge_is_associative_and_commutative_with_an_identity(a: Floats, b: Floats, c: Floats) -> None:
-    x, y, z = (abs_histogram(part, BITS) for part in (a, b, c))
-    assert merge(merge(x, y), z) == merge(x, merge(y, z))
-    assert merge(x, y) == merge(y, x)
-    assert merge(x, empty_histogram(BITS)) == x == merge(empty_histogram(BITS), x)
-
-
 @given(any_floats, st.integers(0, 20))
 def test_widening_equals_having_started_wider(x: NDArray[np.floating], more: int) -> None:
     narrow = abs_histogram(x, BITS)

@@ -78,16 +78,6 @@ def test_the_first_schema_is_read_as_a_plan_without_repairs() -> None:
     assert json.loads(plan.to_json())["schema"] == 3
 
 
-def test_a_plan_cannot_be_changed() -> None:
-    rows = {"conv": (1.0,)}
-    plan = PrecisionPlan({"conv": "loud"}, Repairs(shifts=rows))
-    for mapping in (ALL_INT8.floats, plan.evidence, plan.repairs.shifts):
-        with pytest.raises(TypeError):
-            mapping["conv"] = "because"  # type: ignore[index]  # what must not work
-    rows["other"] = (2.0,)
-    assert "other" not in plan.repairs.shifts
-
-
 @pytest.mark.parametrize(
     ("text", "code"),
     [

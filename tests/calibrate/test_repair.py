@@ -60,12 +60,6 @@ def noise_with(matrix: Floats, samples: Floats, found: Equalisation) -> float:
     return float(error.var(axis=1).sum())
 
 
-def plain_noise(matrix: Floats, read: LayerInput) -> float:
-    """Predicted, with the best scale for a tensor as it is."""
-    scales = float(read.amax.max()) / QMAX * np.exp2(-np.arange(0.0, 3.0, 0.125))
-    return min(activation_noise(matrix, read, scale) for scale in scales) + weight_noise(matrix, read.variance)
-
-
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(0)

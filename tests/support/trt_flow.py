@@ -26,18 +26,6 @@ def small_net(batch: int | str = 1, fixed: tuple[int, ...] = (3, 8, 8)) -> Model
     return net.model(net.conv(net.node("Relu", net.conv("image", 3, 4)), 4, 4), opset=19, ir_version=9)
 
 
-def int8_net() -> ModelProto:
-    """A convolution whose input and weights are INT8, with the Relu that follows: Conv_t5, Relu_t6."""
-    net = Net(SHAPE)
-    scale, zero = net.constant(np.array(0.05, np.float32)), net.constant(np.array(0, np.int8))
-    image = net.node("DequantizeLinear", net.node("QuantizeLinear", "image", scale, zero), scale, zero)
-    weights = net.constant(net.rng.integers(-127, 128, (4, 3, 3, 3)).astype(np.int8))
-    scales, zeros = net.constant(np.full(4, 0.01, np.float32)), net.constant(np.zeros(4, np.int8))
-    kernel = net.node("DequantizeLinear", weights, scales, zeros, axis=0)
-    quantised = net.node("Conv", image, kernel, pads=[1, 1, 1, 1])
-    return net.model(net.conv(net.node("Relu", quantised), 4, 2), opset=19, ir_version=9)
-
-
 class Flow:
     """One process's TensorRT. messages: what its logger got, as (severity, message)."""
 
@@ -47,10 +35,7 @@ class Flow:
         self.logger = self.new_logger(self.messages)
         self.profiles: list[Bounds] = []
         self.mark_debug: Sequence[str] = ()
-        self.mark_output: Sequence[str] = ()
-        self.verbosity = self.trt.ProfilingVerbosity.DETAILED
         self.monitor: Any = None
-        self.timings: Any = None
         self.memory: dict[str, Any] = {}
         self.context: Any = None
         self.stream: Any = None
@@ -78,14 +63,9 @@ class Flow:
         builder, (network, parser) = self.trt.Builder(self.logger), self.network(model)
         for name in self.mark_debug:
             assert network.mark_debug(tensor(network, name))
-        for name in self.mark_output:
-            network.mark_output(tensor(network, name))
         config = builder.create_builder_config()
-        config.profiling_verbosity = self.verbosity
         if self.monitor is not None:
             config.progress_monitor = self.monitor
-        if self.timings is not None:
-            config.set_timing_cache(config.create_timing_cache(self.timings), False)
         for bounds in self.profiles:
             profile = builder.create_optimization_profile()
             profile.set_shape("image", *bounds)

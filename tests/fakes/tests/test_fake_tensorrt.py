@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_pycuda import T4, FakePycuda
-from fake_tensorrt import FakeTensorRt, install
+from fake_tensorrt import install
 from onnx import numpy_helper
 from trt_bindings import protocols
 from trt_flow import BOUNDS, Bounds, Flow, Monitor, small_net, tensor
@@ -143,21 +142,6 @@ def test_other_exceptions_of_a_monitor_are_swallowed(flow: Flow) -> None:
         config.progress_monitor = object()
     with pytest.raises(AttributeError):
         config.progres_monitor = None
-
-
-def test_timings_of_another_release_and_none_at_all(flow: Flow) -> None:
-    config = flow.trt.Builder(flow.logger).create_builder_config()
-    foreign = Flow(FakeTensorRt(FakePycuda(board=T4), "10.3.0"))
-    others = foreign.trt.Builder(foreign.logger).create_builder_config().create_timing_cache(b"").serialize()
-    cache = config.create_timing_cache(bytes(others))
-    assert not config.set_timing_cache(cache, False)
-    assert "mismatch" in flow.errors[-1]
-    assert config.set_timing_cache(cache, True)
-    assert config.set_timing_cache(config.create_timing_cache(b"garbage"), False)
-    assert flow.messages[-1] == (
-        "Severity.WARNING",
-        "Failed to deserialize timing cache. Returning an empty timing cache.",
-    )
 
 
 def test_the_first_logger_gets_everything(flow: Flow) -> None:
