@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from noise_ratio import noise_to_signal
 from numpy.typing import NDArray
 
 from calibrate.histogram import AbsHistogram, abs_histogram
@@ -29,6 +28,13 @@ DATA = {
     "sparse": RNG.laplace(size=100_000) * (RNG.random(100_000) < 0.1),
 }
 SHARES = np.array([4.0, 1.0, 0.5, 0.1, 1 / 50, 1 / 500])
+
+
+def noise_to_signal(histogram: AbsHistogram, scales: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Predict the total noise over the signal's power, (n,), at scales (n,), all positive."""
+    density = Density.from_histogram(histogram)
+    power = density.density @ np.diff(density.edges**3) / 3.0
+    return np.asarray(np.add(*noise_power(histogram, scales)) / power)
 
 
 def measured(x: NDArray[np.float32], scale: float) -> float:

@@ -86,6 +86,13 @@ def test_counts_up_to_the_last_of_int64_give_an_answer_as_good(method: str) -> N
 
 
 RNG = np.random.default_rng(4)
+
+
+def silu(count: int) -> NDArray[np.float64]:
+    x = RNG.normal(0.0, 2.5, count)
+    return np.asarray(x / (1.0 + np.exp(-x)))
+
+
 HARD = {
     "two points": np.repeat([0.2, 5.0], 20_000),
     "offset": RNG.normal(1000.0, 1.0, 40_000),
@@ -95,7 +102,10 @@ HARD = {
     "bimodal": np.append(RNG.normal(0.0, 0.1, 39_000), RNG.normal(8.0, 0.1, 1_000)),
     "relu6": np.clip(RNG.normal(2.0, 4.0, 40_000), 0.0, 6.0),
     "hard swish": (lambda x: x * np.clip(x + 3.0, 0.0, 6.0) / 6.0)(RNG.normal(0.0, 3.0, 40_000)),
-    "silu": (lambda x: x / (1.0 + np.exp(-x)))(RNG.normal(0.0, 2.5, 40_000)),
+    "silu": silu(40_000),
+    "silu, piled at its minimum": np.append(
+        (lambda x: x / (1.0 + np.exp(-x)))(RNG.normal(0.0, 2.5, 40_000)), [-0.2784] * 160_000
+    ),
     "few values": RNG.integers(0, 4, 40_000) * 0.7,
     "seven values": RNG.normal(size=7),
     "squared laplace": RNG.laplace(size=40_000) ** 2,

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from fake_tensorrt import FakeTensorRt
-from numpy.typing import NDArray
 from onnx import ModelProto
 from zoo import Net
 
@@ -99,11 +97,6 @@ class Flow:
     def run(self) -> bool:
         done: bool = self.context.execute_async_v3(self.stream.handle)
         return done
-
-    def read(self, name: str, shape: Sequence[int]) -> NDArray[np.float32]:
-        """Return an output's memory as it is now, whether the stream is done or not."""
-        content = ctypes.string_at(int(self.memory[name]), int(np.prod(shape)) * 4)
-        return np.frombuffer(content, np.float32).reshape(shape)
 
     def close(self) -> None:
         """Wait, free everything, and leave the CUDA context."""

@@ -53,21 +53,16 @@ def test_residual_network(shape: tuple[int | str, ...]) -> None:
         ("ConvTranspose", (4, 8, 3, 3), {}, 1),
         ("ConvTranspose", (4, 2, 3, 3), {"group": 2}, 1),
         ("MatMul", (4, 6), {}, 1),
+        ("Gemm", (64, 5), {}, 1),
+        ("Gemm", (5, 64), {"transB": 1}, 0),
     ],
 )
 def test_weights_are_quantised_per_output_channel(
     operator: str, shape: tuple[int, ...], attributes: dict[str, int], axis: int
 ) -> None:
     net = Net((1, 4, 4, 4))
-    placement = place(net.model(net.node(operator, "image", net.weight(*shape), **attributes)))
-    assert [weight.axis for weight in placement.weights.values()] == [axis]
-
-
-@pytest.mark.parametrize(("transposed", "axis"), [(0, 1), (1, 0)])
-def test_gemm_channels_follow_transb(transposed: int, axis: int) -> None:
-    net = Net((1, 1, 2, 2))
-    weight = net.weight(5, 4) if transposed else net.weight(4, 5)
-    placement = place(net.model(net.node("Gemm", net.node("Flatten", "image"), weight, transB=transposed)))
+    x = net.node("Flatten", "image") if operator == "Gemm" else "image"
+    placement = place(net.model(net.node(operator, x, net.weight(*shape), **attributes)))
     assert [weight.axis for weight in placement.weights.values()] == [axis]
 
 

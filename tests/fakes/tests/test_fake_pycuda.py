@@ -91,13 +91,6 @@ def test_memory_that_is_dropped_without_a_context_is_a_mistake(pycuda: FakePycud
     assert pycuda.alive == pycuda.pagelocked == {}
 
 
-def test_events_and_kernels_belong_to_the_context_too(pycuda: FakePycuda) -> None:
-    event = pycuda.driver.Event()
-    pycuda.driver.Context.pop()
-    del event
-    assert pycuda.mistakes == ["an event dropped without a current context"]
-
-
 def test_only_mapped_memory_has_an_address_on_the_device(pycuda: FakePycuda) -> None:
     flags = pycuda.driver.host_alloc_flags.DEVICEMAP
     mapped = pycuda.driver.pagelocked_empty((2, 3), np.float32, mem_flags=flags)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from fake_tensorrt import install
-from onnx import numpy_helper
 from trt_bindings import protocols
 from trt_flow import BOUNDS, Bounds, Flow, Monitor, small_net, tensor
-from zoo import Net
 
 from engines.trt import api
 
@@ -54,35 +51,6 @@ def test_networks_are_strongly_typed(monkeypatch: pytest.MonkeyPatch) -> None:
         old.trt.Builder(old.logger).create_network(0)
     new = Flow(install(monkeypatch, "11.4.0"))
     assert new.trt.Builder(new.logger).create_network(0).num_layers == 0
-
-
-def test_the_parser_takes_onnx_of_supported_types(flow: Flow) -> None:
-    net = Net()
-    unsupported = net.model(net.node("Unique", net.node("Flatten", "image"), outputs=1))
-    mixed = small_net()
-    mixed.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.ones((4, 3, 3, 3), np.float16), "c0"))
-    expected = {
-        b"": (True, ""),
-        b"no model": (False, "(deserializeOnnxModel): MODEL_DESERIALIZE_FAILED: "),
-        unsupported.SerializeToString(): (
-            False,
-            "In node 1 with name: Unique_t1 and operator: Unique (checkUnique): UNS",
-        ),
-        mixed.SerializeToString(): (
-            False,
-            "In node 0 with name: Conv_t0 and operator: Conv (parseNode): INVALID_NODE: ",
-        ),
-        small_net().SerializeToString(): (True, ""),
-    }
-    for content, (done, error) in expected.items():
-        network = flow.trt.Builder(flow.logger).create_network(2)
-        parser = flow.trt.OnnxParser(network, flow.logger)
-        assert parser.parse(content) is done
-        assert parser.num_errors == len(error and [error])
-        if error:
-            assert str(parser.get_error(0)).startswith(error)
-            assert parser.get_error(0).node_name() in error
-        assert network.num_layers == (3 if content and done else 0)
 
 
 def test_a_parser_lives_as_long_as_its_network(flow: Flow) -> None:

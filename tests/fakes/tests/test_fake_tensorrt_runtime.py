@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -11,22 +10,12 @@ import pytest
 from fake_allocations import UNWRITTEN
 from fake_pycuda import ORIN, T4, FakePycuda
 from fake_tensorrt import install
-from numpy.typing import NDArray
-from onnx import ModelProto
 from trt_flow import BOUNDS, SHAPE, WIDE, Flow, small_net
-from zoo import Net, run
+from zoo import Net
 
 BATCH = np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)
 OUTPUT = (1, 4, 8, 8)
 BLANK = np.frombuffer(bytes([UNWRITTEN] * 4), np.float32)[0]
-
-
-def close_to(
-    found: NDArray[np.float32], model: ModelProto, batch: NDArray[np.float32], tolerance: float = 1e-5
-) -> None:
-    """Found what the model's float form gives, up to the tolerance times its largest value."""
-    expected: NDArray[np.float32] = next(iter(run(model, batch).values())).astype(np.float32)
-    assert np.abs(found - expected).max() <= tolerance * np.abs(expected).max()
 
 
 @pytest.fixture
@@ -41,15 +30,6 @@ def bound(flow: Flow) -> Flow:
     flow.bind(flow.load(flow.build(small_net("n"))))
     flow.write(BATCH)
     return flow
-
-
-def test_an_input_that_changes_too_early_is_read_changed(bound: Flow) -> None:
-    bound.stream.synchronize()
-    assert bound.run()
-    ctypes.memset(int(bound.memory["image"]), 0, BATCH.nbytes)
-    bound.stream.synchronize()
-    close_to(bound.read("t2", OUTPUT), small_net(), np.zeros_like(BATCH))
-    bound.close()
 
 
 @pytest.mark.parametrize("board", [ORIN, T4])
