@@ -69,17 +69,6 @@ def check(problem: Problem, plan: Partition) -> None:
     assert plan.noise == problem.noise_of(plan.int8)
 
 
-def test_plans_are_optimal_on_small_networks() -> None:
-    for seed in range(8):
-        net = network(seed, 12)
-        times, noises = every_plan(net)
-        for budget in BUDGETS:
-            plan = fastest(net, budget)
-            check(net, plan)
-            assert plan.noise <= budget
-            assert plan.time == pytest.approx(optimum(times, noises, budget), rel=1e-9)
-
-
 def exact_chain(net: Problem, budgets: list[int]) -> list[float]:
     """Least times of a chain whose noises are whole numbers: per last label and noise spent, group by group."""
     room = max(budgets) + 1

@@ -126,19 +126,12 @@ def test_extremes_that_do_not_fit_are_refused(tmp_path: Path, changes: dict[str,
         load_extremes(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"PK", b"not a zip at all", bytes(1000)])
-def test_foreign_histogram_files_are_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "h.npz").write_bytes(content)
-    with pytest.raises(CalibrationError, match=r"histogram\.damaged"):
-        load_histograms(tmp_path / "h.npz")
-
-
 def test_damaged_histogram_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "h.npz"
     save_histograms({"x": abs_histogram(np.linspace(0, 3, 999, dtype=np.float32))}, path)
     whole = path.read_bytes()
-    for cut in (10, len(whole) // 2, len(whole) - 1):
-        path.write_bytes(whole[:cut])
+    for content in (b"", b"PK", bytes(1000), whole[:10], whole[: len(whole) // 2], whole[:-1]):
+        path.write_bytes(content)
         with pytest.raises(CalibrationError, match=r"histogram\.damaged"):
             load_histograms(path)
     with np.load(io.BytesIO(whole)) as file:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import astuple
 
 import numpy as np
 import pytest
@@ -11,14 +10,6 @@ import pytest
 from calibrate.statistics.confusion import confused_pairs
 
 DIGITS = dict.fromkeys(range(10), 50)
-
-
-def test_a_six_read_as_an_eight_is_found_behind_a_small_mean_loss() -> None:
-    counts = {(6, 8): 20, (1, 7): 1, (3, 8): 1}
-    (pair,) = confused_pairs(counts, DIGITS, 0.05)
-    assert astuple(pair)[:4] == (6, 8, 20, 50)
-    assert 0.1 < pair.low < 0.4
-    assert sum(counts.values()) / sum(DIGITS.values()) < 0.05
 
 
 def test_the_bound_is_that_of_clopper_and_pearson() -> None:

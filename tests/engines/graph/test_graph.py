@@ -47,14 +47,6 @@ def test_refuses_files_that_are_no_model(tmp_path: Path) -> None:
     assert refused(path) == "model.unreadable"
 
 
-@pytest.mark.parametrize("share", [0.1, 0.999])
-def test_refuses_a_truncated_file(share: float, tmp_path: Path) -> None:
-    path = save(residual_net(), tmp_path)
-    content = path.read_bytes()
-    path.write_bytes(content[: int(share * len(content))])
-    assert refused(path) in ("model.unreadable", "model.invalid")
-
-
 def test_refuses_what_the_checker_refuses(tmp_path: Path) -> None:
     model = residual_net()
     model.graph.node[1].input[0] = "nowhere"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -11,19 +11,15 @@ from half_zoo import (
     MODELS,
     NETS,
     batches_for,
-    concat_net,
     loud_net,
     master,
     quantise,
     real_batches,
-    silu_net,
-    upsampling_net,
 )
 from onnx import ModelProto
-from zoo import Shape, residual_net
 
 from engines.graph.topology import COMPUTE_OPS, Topology
-from engines.interface import BackendOptions, BuildRequest, Built, Profile, ShapeRange
+from engines.interface import BackendOptions, BuildRequest, Built, Profile
 from engines.trt.backend import TensorRtBackend
 from engines.trt.layers import LAYERS_FILE, Layer, layers_from_json
 
@@ -89,30 +85,6 @@ def test_every_graph_is_built_as_written(name: str, precision: str, target: str)
     graph = quantised if precision == "int8" else model
     found = assert_built_as_written(graph, build(graph, precision, amax, target))
     assert ("Int8" in found.values()) == (precision == "int8")
-
-
-OPEN_NETS: dict[str, tuple[Callable[[Shape], ModelProto], int]] = {
-    "residual": (residual_net, 3),
-    "concat": (concat_net, 4),
-    "upsampling": (upsampling_net, 4),
-    "silu": (silu_net, 4),
-}
-
-
-@pytest.mark.trial
-@pytest.mark.parametrize(("name", "precision", "target"), in_turns(OPEN_NETS))
-def test_both_profiles_of_an_open_graph_are_built_as_written(name: str, precision: str, target: str) -> None:
-    make, channels = OPEN_NETS[name]
-    model = make(("n", channels, "h", "w"))
-    near, far = (
-        {"image": ShapeRange((1, channels, *least), (1, channels, *usual), (4, channels, *most))}
-        for least, usual, most in (((8, 8), (16, 16), (32, 48)), ((64, 64), (128, 128), (128, 160)))
-    )
-    quantised, amax = quantise(model, batches_for(model, 4))
-    graph = quantised if precision == "int8" else model
-    one, two = (build(graph, precision, amax, target, profiles) for profiles in ((near,), (near, far)))
-    assert assert_built_as_written(graph, two) == assert_built_as_written(graph, one)
-    assert len(computing_layers(two)) == 2 * len(computing_layers(one))  # every profile has kernels of its own
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -6,12 +6,12 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
+from artefact_bench import ENGINE, KEY, fill
 
 from engines.errors import EngineError
 from engines.store.artefact import check_runtime, read_artefact, write_artefact
@@ -19,14 +19,6 @@ from engines.store.signing import MANIFEST, seal
 
 RUNTIME = {"runtime": "tensorrt", "version": "10.3.0", "gpu": "Orin", "compute_capability": "8.7"}
 INPUTS = {"model": "abc", "backend": RUNTIME}
-ENGINE = bytes(range(200))
-KEY = b"sixteen bytes ok"
-
-
-def fill(directory: Path) -> Mapping[str, Any]:
-    (directory / "engine.onnx").write_bytes(ENGINE)
-    (directory / "plan.json").write_text("{}")
-    return {"engine": "engine.onnx"}
 
 
 @pytest.mark.parametrize("name", ["engine.onnx", "plan.json"])

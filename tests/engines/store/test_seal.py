@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from artefact_bench import ENGINE, KEY, fill, reseal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +19,6 @@ from engines.errors import EngineError
 from engines.store.artefact import check_runtime, read_artefact, write_artefact
 from engines.store.signing import MANIFEST, canonical, is_signed, read_manifest, seal, sign
 
-KEY = b"sixteen bytes ok"
 OTHER_KEY = b"sixteen bytes no"
 INPUTS = {"model": "abc", "precision": "int8", "backend": {"runtime": "tensorrt", "version": "10.3.0"}}
 MANIFEST_BODY: dict[str, Any] = {
@@ -36,19 +36,6 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
-
-
-def fill(directory: Path) -> Mapping[str, Any]:
-    (directory / "engine.plan").write_bytes(bytes(range(200)))
-    (directory / "plan.json").write_text("{}")
-    return {"engine": "engine.plan", "latency_ms": 1.5}
-
-
-def reseal(directory: Path, **changes: Any) -> None:
-    """Change the manifest and seal it, as anyone with write access to the store can."""
-    document = json.loads((directory / MANIFEST).read_bytes())
-    del document["seal"]
-    (directory / MANIFEST).write_bytes(seal({**document, **changes}, None))
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -77,7 +64,7 @@ def test_a_value_that_is_no_signature_is_refused(artefact: Path, signature: obje
     reseal(artefact, signature=signature)
     with pytest.raises(EngineError, match=r"artefact\.signature"):
         read_artefact(artefact, KEY)
-    assert read_artefact(artefact).read_engine() == bytes(range(200))
+    assert read_artefact(artefact).read_engine() == ENGINE
 
 
 @pytest.mark.parametrize("key", [KEY, None])

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import ModelProto, TensorProto, helper
+from onnx import TensorProto, helper
+from trt_world import int8
 from zoo import Net, residual_net
 
 from engines.errors import EngineError
 from engines.interface import BackendOptions, BuildRequest, Built, ShapeRange
-from engines.quantise.apply_plan import insert_qdq
 from engines.quantise.placement import place
 from engines.registry import open_backend
 from engines.trt.backend import TensorRtBackend
@@ -42,13 +42,6 @@ def code_of(call: Callable[[], object]) -> EngineError:
 
 def layers_of(built: Built) -> list[Layer]:
     return layers_from_json(built.files[LAYERS_FILE])
-
-
-def int8(model: ModelProto) -> BuildRequest:
-    """The model under Q/DQ wherever it may be, as if every tensor reached 4."""
-    placement = place(model)
-    amax = dict.fromkeys(placement.taps, 4.0)
-    return BuildRequest(insert_qdq(model, placement, amax), "int8", amax=amax)
 
 
 def test_a_dynamic_model_with_two_profiles() -> None:

@@ -19,7 +19,7 @@ from zoo import Net, image, run
 
 import engines.trt.backend as tensorrt_backend
 from engines.errors import EngineError
-from engines.interface import BackendOptions, BuildRequest, ImageEngine, OverlappingEngine, ShapeRange
+from engines.interface import BackendOptions, BuildRequest, OverlappingEngine, ShapeRange
 from engines.preprocessing import ImageTransform
 from engines.trt.backend import TensorRtBackend
 from engines.trt.layers import layers_from_json
@@ -94,21 +94,6 @@ def test_nothing_is_allocated_for_a_frame(fake: FakeTensorRt) -> None:
         assert not {"mem_alloc", "pagelocked_empty", "stream", "event"} & set(calls)
         on_a_board = tensorrt_backend._gpu().integrated
         assert ("memcpy_dtoh_async" not in calls) == on_a_board  # outputs lie where the host reads them
-
-
-def test_a_camera_frame_is_preprocessed_where_the_input_lies() -> None:
-    backend = TensorRtBackend()
-    frame = np.random.default_rng(0).integers(0, 256, (5, 9, 3), dtype=np.uint8)
-    transform = ImageTransform(5, 9, 4, 8, 0, 0, 8, 8, 114, "rgb", (1 / 255,) * 3, (0.0,) * 3)
-    with closing(backend.load(backend.build(BuildRequest(net())).engine)) as engine:
-        assert isinstance(engine, ImageEngine)
-        found = engine.infer_image(frame, transform)
-        tensor = preprocessed(frame, transform)
-        np.testing.assert_allclose(found["t9"], run(net(), tensor)["t9"], rtol=1e-4, atol=1e-5)
-        larger = np.random.default_rng(1).integers(0, 256, (16, 16, 3), dtype=np.uint8)
-        second = ImageTransform(16, 16, 8, 8, 0, 0, 8, 8, 114, "bgr", (1.0,) * 3, (0.0,) * 3)
-        found = engine.infer_image(larger, second)
-        np.testing.assert_allclose(found["t9"], run(net(), preprocessed(larger, second))["t9"], rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("sizes", [3, 12])
