@@ -78,6 +78,19 @@ def test_the_first_schema_is_read_as_a_plan_without_repairs() -> None:
     assert json.loads(plan.to_json())["schema"] == 3
 
 
+def test_layers_that_stay_float_need_no_repairs() -> None:
+    repairs = PrecisionPlan({"conv1": "loud"}, EXAMPLE).effective
+    assert repairs == Repairs(
+        divisors={"conv2": (1.0,)},
+        ranges=EXAMPLE.ranges,
+        reach=EXAMPLE.reach,
+        methods=EXAMPLE.methods,
+        clips=EXAMPLE.clips,
+        shifts={"conv2": (-1.0, 2.0)},
+    )
+    assert PrecisionPlan({}, EXAMPLE).effective == EXAMPLE
+
+
 @pytest.mark.parametrize(
     ("text", "code"),
     [

@@ -208,3 +208,13 @@ def test_all_taps_read_the_same_mean(rng: np.random.Generator) -> None:
     expected = np.convolve(moved, quantised_weights(matrix).ravel(), "valid").mean()
     expected -= np.convolve(samples, matrix.ravel(), "valid").mean()
     assert output_shift(matrix, layer_input(samples[np.newaxis]), 0.5 / QMAX) == pytest.approx(expected, rel=1e-3)
+
+
+def test_scaling_an_input_scales_what_is_known_of_it(rng: np.random.Generator) -> None:
+    read = layer_input(rng.normal(size=(3, 1000)))
+    divisors, offsets = np.array([0.5, 1.0, 0.25]), np.array([0.0, 1.0, -1.0])
+    scaled = read.scaled(divisors, offsets)
+    np.testing.assert_allclose(scaled.low, scaled.samples.min(axis=1), rtol=1e-6)
+    np.testing.assert_allclose(scaled.amax, np.abs(scaled.samples).max(axis=1), rtol=1e-6)
+    np.testing.assert_allclose(scaled.variance, read.variance / divisors**2, rtol=1e-5)
+    assert scaled.samples.dtype == np.float32

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import astuple
 
 import numpy as np
 import pytest
 
-from calibrate.statistics.confusion import confused_pairs
+from calibrate.statistics.confusion import Pair, confused_pairs
 
 DIGITS = dict.fromkeys(range(10), 50)
 
@@ -85,3 +86,10 @@ def test_counts_that_cannot_be_are_refused(counts: dict[tuple[int, int], int], m
 def test_impossible_settings_are_refused(tolerance: float, error: float) -> None:
     with pytest.raises(ValueError, match="must lie in"):
         confused_pairs({}, DIGITS, tolerance, error)
+
+
+def test_numpy_counts_leave_no_trace() -> None:
+    a, b, n = np.int64(6), np.int32(8), np.int64(40)
+    assert confused_pairs({(a, b): n}, {a: n}, 0.5) == (Pair(6, 8, 40, 40, 0.025 ** (1 / 40)),)
+    (pair,) = confused_pairs({(a, b): n}, {a: n}, 0.5)
+    assert [type(value) for value in astuple(pair)] == [int, int, int, int, float]

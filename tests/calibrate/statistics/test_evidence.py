@@ -196,3 +196,12 @@ def test_a_warning_comes_before_the_alarm_and_both_before_long() -> None:
 def test_a_detector_that_could_not_keep_its_word_is_refused(settings: tuple[float, float, float]) -> None:
     with pytest.raises(ValueError, match=r"tolerance|positive"):
         DriftDetector(*settings)
+
+
+def test_numpy_values_leave_no_trace() -> None:
+    sequence, detector = ConfidenceSequence(), EDetector(TOLERANCE, 10.0, 1.0)
+    for value in (np.float32(0.5), np.float64(0.7)):
+        sequence.update(value)
+        detector.update(value)
+    json.dumps([sequence.state(), detector.state(), detector.drift_detected])
+    assert type(detector.e_value) is float

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Callable
 from itertools import combinations_with_replacement
+from typing import cast
 
 import numpy as np
 import pytest
@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from calibrate.statistics.loss_bound import _MEANS, LossBound, frames_needed
 
-Losses = Callable[[np.random.Generator], np.ndarray]
 NEVER = 1e-300  # an error that no capital here reaches: nobody stops playing
 
 
@@ -136,3 +135,11 @@ def test_impossible_errors_are_refused(error: float) -> None:
 def test_losses_that_no_number_of_frames_certifies_are_refused(max_loss: float) -> None:
     with pytest.raises(ValueError, match="max_loss"):
         frames_needed(max_loss, 0.05)
+
+
+def test_numpy_values_leave_no_trace() -> None:
+    bound = LossBound(np.float64(0.5))
+    for loss in (np.float32(0.5), np.float64(0.25), np.bool_(True)):
+        bound.update(cast(float, loss))
+    assert {type(value) for value in (bound.mean, bound.upper, bound.lower)} == {float}
+    assert type(frames_needed(np.float64(0.05), np.float64(0.01))) is int
