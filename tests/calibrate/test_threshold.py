@@ -168,14 +168,6 @@ def test_any_number_of_bins_has_an_answer(method: str, bins: int) -> None:
     assert 0.0 <= find_amax(np.ones(bins, np.uint16), 1.0, method) <= max(bins, 128)
 
 
-def test_several_histograms_in_one_call_are_each_alone() -> None:
-    rng = np.random.default_rng(1)
-    counts = rng.poisson(np.exp(-np.arange(2048) / rng.uniform(50, 400, (5, 1))) * 1000).astype(np.int64)
-    widths = np.array([0.1, 0.2, 0.3, 0.4, 0.5])
-    together = find_amax(counts, widths)
-    assert together == pytest.approx([find_amax(row, width) for row, width in zip(counts, widths, strict=True)])
-
-
 def test_mse_is_the_least_of_the_errors_on_the_data() -> None:
     x = np.random.default_rng(0).laplace(size=100_000).astype(np.float32)
     histogram = abs_histogram(x)

@@ -152,15 +152,6 @@ def test_a_person_can_read_what_was_chosen_and_from_what(path: Path) -> None:
     assert text.count("\n") > 15
 
 
-def test_another_method_needs_no_frame_again(path: Path) -> None:
-    loaded = load_calibration(path)
-    again = calibrate_histograms(
-        loaded.histograms, (), model_sha256=loaded.model_sha256, method="max", frames=5, source=loaded.source
-    )
-    assert equal(again, calibration("max"))
-    assert again.id != loaded.id
-
-
 def test_a_file_laid_out_anew_is_still_whole(path: Path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text())))
     assert equal(load_calibration(path), calibration())

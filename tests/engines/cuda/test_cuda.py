@@ -53,18 +53,6 @@ def test_histograms_are_counted_on_the_caller_s_stream(pycuda: FakePycuda) -> No
     assert pycuda.alive == {}
 
 
-def test_without_a_stream_the_whole_context_is_waited_for(pycuda: FakePycuda) -> None:
-    gpu = Gpu()
-    with gpu.current():
-        executor = CudaExecutor(gpu, SMALL)
-        x = np.arange(6, dtype=np.int32).reshape(2, 3)
-        np.testing.assert_array_equal(executor.download(executor.upload(x[:, ::-1], None), None), x[:, ::-1])
-        np.testing.assert_array_equal(
-            executor.download(executor.zeros((2, 2), np.float64, None), None), np.zeros((2, 2))
-        )
-    assert ("synchronize", "everything") in pycuda.calls
-
-
 def test_a_stream_does_not_wait_for_the_default_one(pycuda: FakePycuda) -> None:
     Gpu().stream()
     assert ("stream", 1) in pycuda.calls

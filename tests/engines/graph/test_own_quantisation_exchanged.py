@@ -40,9 +40,7 @@ class Images(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has no
         return next(self.images, None)
 
 
-def by_onnxruntime(
-    model: ModelProto, folder: Path, per_channel: bool, floats: tuple[str, ...], symmetric: bool = True
-) -> Path:
+def by_onnxruntime(model: ModelProto, folder: Path, per_channel: bool, floats: tuple[str, ...]) -> Path:
     """Write the model as ONNX Runtime's static quantisation leaves it."""
     onnx.save(model, folder / "float.onnx")
     quantize_static(
@@ -54,7 +52,7 @@ def by_onnxruntime(
         weight_type=QuantType.QInt8,
         per_channel=per_channel,
         nodes_to_exclude=list(floats),
-        extra_options={"ActivationSymmetric": symmetric, "WeightSymmetric": symmetric},
+        extra_options={"ActivationSymmetric": True, "WeightSymmetric": True},
     )
     return folder / "model.onnx"
 
