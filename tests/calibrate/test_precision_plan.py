@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -61,21 +59,6 @@ def test_evidence_makes_no_other_plan() -> None:
     assert "evidence" not in found.essence
     assert found.essence == {"floats": ["conv"], "repairs": EXAMPLE.as_dict()}
     assert ALL_INT8.essence == {"floats": []}
-
-
-def test_the_second_schema_is_read_as_a_plan_without_reach() -> None:
-    older = EXAMPLE.as_dict()
-    del older["reach"]
-    plan = PrecisionPlan.from_json(json.dumps({"schema": 2, "floats": {}, "repairs": older}))
-    assert plan.repairs == replace(EXAMPLE, reach={})
-    assert "reach" not in plan.essence["repairs"], "an artefact of it keeps its identity"
-
-
-def test_the_first_schema_is_read_as_a_plan_without_repairs() -> None:
-    plan = PrecisionPlan.from_json('{"schema": 1, "floats": {"conv": "too sensitive"}}')
-    assert plan == PrecisionPlan({"conv": "too sensitive"})
-    assert not plan.repairs
-    assert json.loads(plan.to_json())["schema"] == 3
 
 
 def test_layers_that_stay_float_need_no_repairs() -> None:
