@@ -128,15 +128,6 @@ def test_recovers_planted_costs(noise: float, wrong: float) -> None:
     assert np.min(gains) > 0.95
 
 
-def test_boundaries_are_distinguished_from_layers() -> None:
-    planted = Planted.random(1)
-    labels = designs(free(40), planted.edges)
-    fit = fit_costs(labels, planted.observe(labels), planted.edges)
-    np.testing.assert_allclose(fit.boundary, planted.boundary, atol=0.12 * planted.boundary.max())
-    additive = fit_costs(labels, planted.observe(labels), np.zeros((0, 2), np.int64))
-    assert additive.residual > 10.0 * fit.residual
-
-
 def test_a_group_that_is_never_int8_costs_the_same_in_both() -> None:
     may = np.array([True, False])
     edges = chain(2)

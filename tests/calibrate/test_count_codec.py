@@ -51,9 +51,3 @@ def test_nothing_may_be_missing_nor_follow(values: Counts, data: st.DataObject) 
     for other in (packed[: data.draw(st.integers(0, len(packed) - 1))], packed + b"\0", packed + packed):
         with pytest.raises(ValueError, match=r"pco|behind"):
             unpacked(other, values.size)
-
-
-def test_noise_takes_little_more_than_it_holds() -> None:
-    """Poisson counts of mean 100: a difference has about log2(sqrt(2 * 2 pi e * 100)) = 5.9 bits."""
-    values = np.random.default_rng(0).poisson(100, 4096).astype(np.int64)
-    assert len(pack(values)) * 8 / values.size < 6.3

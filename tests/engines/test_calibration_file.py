@@ -74,16 +74,6 @@ def test_a_saved_calibration_is_loaded_bit_by_bit(
     assert equal(load_calibration(tmp_path / "c.json"), written)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
-@given(st.dictionaries(names, hnp.arrays(np.float32, 20, elements=st.floats(width=32)), min_size=1, max_size=3))
-def test_histograms_come_back_whatever_they_counted(tmp_path: Path, tensors: dict[str, np.ndarray]) -> None:
-    histograms = {name: abs_histogram(x) for name, x in tensors.items()}
-    save_histograms(histograms, tmp_path / "h.npz")
-    loaded = load_histograms(tmp_path / "h.npz")
-    assert list(loaded) == list(histograms)
-    assert loaded == histograms
-
-
 def test_extreme_counts_and_ranges_come_back(tmp_path: Path) -> None:
     counts, first = np.zeros(1 << 12, np.int64), np.zeros(1 << 12, np.int64)
     counts[[0, -1]] = 2**62, 1
@@ -136,19 +126,12 @@ def test_extremes_that_do_not_fit_are_refused(tmp_path: Path, changes: dict[str,
         load_extremes(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"PK", b"not a zip at all", bytes(1000)])
-def test_foreign_histogram_files_are_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "h.npz").write_bytes(content)
-    with pytest.raises(CalibrationError, match=r"histogram\.damaged"):
-        load_histograms(tmp_path / "h.npz")
-
-
 def test_damaged_histogram_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "h.npz"
     save_histograms({"x": abs_histogram(np.linspace(0, 3, 999, dtype=np.float32))}, path)
     whole = path.read_bytes()
-    for cut in (10, len(whole) // 2, len(whole) - 1):
-        path.write_bytes(whole[:cut])
+    for content in (b"", b"PK", bytes(1000), whole[:10], whole[: len(whole) // 2], whole[:-1]):
+        path.write_bytes(content)
         with pytest.raises(CalibrationError, match=r"histogram\.damaged"):
             load_histograms(path)
     with np.load(io.BytesIO(whole)) as file:
@@ -167,15 +150,6 @@ def test_a_person_can_read_what_was_chosen_and_from_what(path: Path) -> None:
     for entry in document["tensors"].values():
         assert entry["scale"] == pytest.approx(entry["amax"] / 127, rel=1e-6)
     assert text.count("\n") > 15
-
-
-def test_another_method_needs_no_frame_again(path: Path) -> None:
-    loaded = load_calibration(path)
-    again = calibrate_histograms(
-        loaded.histograms, (), model_sha256=loaded.model_sha256, method="max", frames=5, source=loaded.source
-    )
-    assert equal(again, calibration("max"))
-    assert again.id != loaded.id
 
 
 def test_a_file_laid_out_anew_is_still_whole(path: Path) -> None:
@@ -210,15 +184,6 @@ def test_any_changed_byte_is_refused_or_changes_nothing(path: Path, suffix: str)
         assert equal(loaded, written)
         unchanged += 1
     assert unchanged <= (6 if suffix == ".json" else 0)  # the 17th digit of a float may mean the same float
-
-
-@pytest.mark.parametrize("suffix", [".json", ".npz"])
-@pytest.mark.parametrize("share", [0.0, 0.98])
-def test_a_file_cut_short_is_refused(path: Path, suffix: str, share: float) -> None:
-    file = path.with_suffix(suffix)
-    whole = file.read_bytes()
-    file.write_bytes(whole[: int(share * len(whole))])
-    assert str(path) in refused(path)
 
 
 def test_a_missing_file_is_named(path: Path) -> None:

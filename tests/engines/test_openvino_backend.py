@@ -136,14 +136,6 @@ def test_products_that_saturate_get_weights_of_seven_bits(instructions: str) -> 
     assert careless_db < to_given_db - 3.0  # with eight bits
 
 
-def test_float_is_float32_whatever_the_processor_has(backend: Backend) -> None:
-    model = residual_net()
-    (found,), (expected,) = (
-        each.values() for each in (built(backend, model).infer(image(model)), run(model, image(model)))
-    )
-    assert sqnr_db(expected, found) > 100.0
-
-
 # ---- shapes and types
 
 

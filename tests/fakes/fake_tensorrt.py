@@ -43,8 +43,7 @@ class FakeTensorRt:
     """One TensorRT with its GPU.
 
     Attributes that make it fail:
-        fail: The error to log, by step: "build", "deserialize", "context", "profile" or "execute".
-        unsupported: Operators that the parser refuses.
+        fail: The error to log, by step: "build", "deserialize", "context" or "execute".
         without_kernel: Nodes for which the builder has no kernel at all.
         without_int8: Quantised nodes that it runs in float.
         spoil: By debug tensor, the value that the listener gets in its place; None, and it is not called.
@@ -68,7 +67,6 @@ class FakeTensorRt:
         self.inference = inference
         self.name, self.version = module, version
         self.fail: dict[str, str] = {}
-        self.unsupported = {"Unique", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"}
         self.without_kernel: set[str] = set()
         self.without_int8: set[str] = set()
         self.spoil: dict[str, Callable[[Array], Array | None]] = {}

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fake_tensorrt_config import CrossBuilderConfig, IBuilderConfig, IOptimizationProfile, Shape
-from fake_tensorrt_layers import Row, listing, log_listing
+from fake_tensorrt_layers import Row, listing
 from fake_tensorrt_network import INetworkDefinition
 from fake_tensorrt_plan import Plan, input_shapes
 from fake_tensorrt_progress import BuildCanceled, Progress
-from fake_tensorrt_types import DeviceType, IHostMemory, ProfilingVerbosity, Severity
+from fake_tensorrt_types import DeviceType, IHostMemory
 
 if TYPE_CHECKING:
     from fake_tensorrt import FakeTensorRt
@@ -58,13 +58,10 @@ class Builder:
         if broken:
             world.error(broken)
             return None
-        detailed = config.profiling_verbosity is ProfilingVerbosity.DETAILED
         cache = config.get_timing_cache()
         world.timed = [row.name for row in rows if cache is None or row.key not in cache.entries]
         if cache is not None:
             cache.entries = list(dict.fromkeys([*cache.entries, *(row.key for row in rows)]))
-        if detailed and world.is_cross:
-            world.log(Severity.VERBOSE, log_listing(rows))
         return IHostMemory(Plan.of(world, network, config).to_bytes())
 
 

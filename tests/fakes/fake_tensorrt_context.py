@@ -53,8 +53,6 @@ class IExecutionContext:
     def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
         with self._call("set_optimization_profile_async"):
             self._world.pycuda.queue(stream_handle)
-            if self._world.fails("profile"):
-                return False
             if not 0 <= profile_index < self._engine.num_optimization_profiles:
                 return self._refuse("setOptimizationProfileAsync", f"condition: profileIndex {profile_index}")
             self._profile = profile_index

@@ -9,7 +9,7 @@ from fake_tensorrt_config import Shape
 from fake_tensorrt_context import IExecutionContext
 from fake_tensorrt_layers import Row, inspector_json, listing
 from fake_tensorrt_plan import Plan, Program
-from fake_tensorrt_types import DataType, Dims, LayerInformationFormat, Severity, TensorIOMode
+from fake_tensorrt_types import DataType, Dims, LayerInformationFormat, TensorIOMode
 from onnx import ModelProto
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ _UNSUPPORTED = (
     "IRuntime::deserializeCudaEngine: Error Code 6: API Usage Error (The engine cannot run on this GPU, which has "
     "compute capability {}. Supported compute capabilities: 8.0 8.6 8.9 12.0 12.1 >12.0. TensorRT-RTX does not support"
 )
-_OTHER_MODEL = "Using an engine plan file across different models of devices is not recommended"
 
 
 class Runtime:
@@ -57,8 +56,6 @@ class Runtime:
         if world.is_cross and (major, minor) not in _CROSS_SUPPORTS:
             world.error(_UNSUPPORTED.format(f"{major}.{minor}"))
             return None
-        if plan.gpu != world.pycuda.device.name():
-            world.log(Severity.WARNING, _OTHER_MODEL)
         return ICudaEngine(world, self, plan)
 
 

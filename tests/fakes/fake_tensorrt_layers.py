@@ -76,19 +76,6 @@ class Row:
             "Metadata": self._metadata(),
         }
 
-    def to_log(self) -> str:
-        """TensorRT-RTX's line, which names a layer after its first node."""
-        tensors = ((self.input, self.read), ("weights", self.read), (self.output, self.made))
-        read, held, made = (
-            f"[ {{ Name: {name}, Dimensions: [-1], Strides: [1], StrideOrder: [0], Datatype: {kind}, "
-            "Format: (Linear) Row major linear format }]"
-            for name, kind in tensors
-        )
-        return (
-            f"Name: {self.nodes[0]}_myl0_1, LayerType: correlation, Inputs: {read}, Constants: {held}, "
-            f"Outputs: {made}, TacticName: {_TACTICS[self.read]}, StreamId: 0, Metadata: {self._metadata()}"
-        )
-
     def _metadata(self) -> str:
         return _SEPARATOR.join(f"[ONNX Layer: {node}]" for node in self.nodes)
 
@@ -102,10 +89,6 @@ def inspector_json(rows: Sequence[Row], bindings: Sequence[str], is_detailed: bo
     """Return the answer of the engine inspector; only names where the builder was not asked for more."""
     layers = [row.to_json() if is_detailed else row.name for row in rows]
     return json.dumps({"Layers": layers, "Bindings": list(bindings)})
-
-
-def log_listing(rows: Sequence[Row]) -> str:
-    return "\n".join(["Layers:", *(row.to_log() for row in rows), "", "I/O Tensors:"])
 
 
 class _Reader:

@@ -167,11 +167,7 @@ class OnnxParser:
         return not self._errors
 
     def _check_nodes(self, graph: ModelProto) -> None:
-        """Operators that there are, and, strongly typed, no node that ONNX's type inference refuses."""
-        for index, node in enumerate(graph.graph.node):
-            if node.op_type in self._world.unsupported:
-                error = ParserError("UNSUPPORTED_NODE", "false", f"check{node.op_type}", index, node)
-                self._errors.append(error)
+        """Strongly typed, there is no node that ONNX's type inference refuses."""
         try:
             onnx.shape_inference.infer_shapes(graph, check_type=True, strict_mode=True, data_prop=True)
         except onnx.shape_inference.InferenceError as raised:

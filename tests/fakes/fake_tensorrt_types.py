@@ -37,10 +37,7 @@ class DataType(PybindEnum):
 
 
 class BuilderFlag(PybindEnum):
-    DEBUG = 2
     GPU_FALLBACK = 3
-    REFIT = 4
-    DISABLE_TIMING_CACHE = 5
     TF32 = 6
 
 
@@ -52,11 +49,7 @@ class ProfilingVerbosity(PybindEnum):
 
 class MemoryPoolType(PybindEnum):
     WORKSPACE = 0
-    DLA_MANAGED_SRAM = 1
-    DLA_LOCAL_DRAM = 2
-    DLA_GLOBAL_DRAM = 3
     TACTIC_DRAM = 4
-    TACTIC_SHARED_MEMORY = 5
 
 
 class DeviceType(PybindEnum):
@@ -65,7 +58,6 @@ class DeviceType(PybindEnum):
 
 
 class LayerInformationFormat(PybindEnum):
-    ONELINE = 0
     JSON = 1
 
 

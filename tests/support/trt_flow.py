@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from fake_tensorrt import FakeTensorRt
-from numpy.typing import NDArray
 from onnx import ModelProto
 from zoo import Net
 
@@ -26,18 +24,6 @@ def small_net(batch: int | str = 1, fixed: tuple[int, ...] = (3, 8, 8)) -> Model
     return net.model(net.conv(net.node("Relu", net.conv("image", 3, 4)), 4, 4), opset=19, ir_version=9)
 
 
-def int8_net() -> ModelProto:
-    """A convolution whose input and weights are INT8, with the Relu that follows: Conv_t5, Relu_t6."""
-    net = Net(SHAPE)
-    scale, zero = net.constant(np.array(0.05, np.float32)), net.constant(np.array(0, np.int8))
-    image = net.node("DequantizeLinear", net.node("QuantizeLinear", "image", scale, zero), scale, zero)
-    weights = net.constant(net.rng.integers(-127, 128, (4, 3, 3, 3)).astype(np.int8))
-    scales, zeros = net.constant(np.full(4, 0.01, np.float32)), net.constant(np.zeros(4, np.int8))
-    kernel = net.node("DequantizeLinear", weights, scales, zeros, axis=0)
-    quantised = net.node("Conv", image, kernel, pads=[1, 1, 1, 1])
-    return net.model(net.conv(net.node("Relu", quantised), 4, 2), opset=19, ir_version=9)
-
-
 class Flow:
     """One process's TensorRT. messages: what its logger got, as (severity, message)."""
 
@@ -47,10 +33,7 @@ class Flow:
         self.logger = self.new_logger(self.messages)
         self.profiles: list[Bounds] = []
         self.mark_debug: Sequence[str] = ()
-        self.mark_output: Sequence[str] = ()
-        self.verbosity = self.trt.ProfilingVerbosity.DETAILED
         self.monitor: Any = None
-        self.timings: Any = None
         self.memory: dict[str, Any] = {}
         self.context: Any = None
         self.stream: Any = None
@@ -78,14 +61,9 @@ class Flow:
         builder, (network, parser) = self.trt.Builder(self.logger), self.network(model)
         for name in self.mark_debug:
             assert network.mark_debug(tensor(network, name))
-        for name in self.mark_output:
-            network.mark_output(tensor(network, name))
         config = builder.create_builder_config()
-        config.profiling_verbosity = self.verbosity
         if self.monitor is not None:
             config.progress_monitor = self.monitor
-        if self.timings is not None:
-            config.set_timing_cache(config.create_timing_cache(self.timings), False)
         for bounds in self.profiles:
             profile = builder.create_optimization_profile()
             profile.set_shape("image", *bounds)
@@ -119,11 +97,6 @@ class Flow:
     def run(self) -> bool:
         done: bool = self.context.execute_async_v3(self.stream.handle)
         return done
-
-    def read(self, name: str, shape: Sequence[int]) -> NDArray[np.float32]:
-        """Return an output's memory as it is now, whether the stream is done or not."""
-        content = ctypes.string_at(int(self.memory[name]), int(np.prod(shape)) * 4)
-        return np.frombuffer(content, np.float32).reshape(shape)
 
     def close(self) -> None:
         """Wait, free everything, and leave the CUDA context."""

@@ -13,14 +13,6 @@ from calibrate.statistics.confusion import Pair, confused_pairs
 DIGITS = dict.fromkeys(range(10), 50)
 
 
-def test_a_six_read_as_an_eight_is_found_behind_a_small_mean_loss() -> None:
-    counts = {(6, 8): 20, (1, 7): 1, (3, 8): 1}
-    (pair,) = confused_pairs(counts, DIGITS, 0.05)
-    assert astuple(pair)[:4] == (6, 8, 20, 50)
-    assert 0.1 < pair.low < 0.4
-    assert sum(counts.values()) / sum(DIGITS.values()) < 0.05
-
-
 def test_the_bound_is_that_of_clopper_and_pearson() -> None:
     """At `low`, so many counts or more are as improbable as the split error says: over the nine classes seen."""
     (pair,) = confused_pairs({(6, 8): 20}, {**DIGITS, 9: 0}, 0.05, 0.1)
@@ -75,13 +67,6 @@ def test_nothing_counted_names_nothing() -> None:
     assert confused_pairs({(6, 8): 0, (11, 8): 0}, {6: 0, 1: 5}, 0.05) == ()
 
 
-def test_numpy_counts_leave_no_trace() -> None:
-    a, b, n = np.int64(6), np.int32(8), np.int64(40)
-    assert confused_pairs({(a, b): n}, {a: n}, 0.5) == (Pair(6, 8, 40, 40, 0.025 ** (1 / 40)),)
-    (pair,) = confused_pairs({(a, b): n}, {a: n}, 0.5)
-    assert [type(value) for value in astuple(pair)] == [int, int, int, int, float]
-
-
 @pytest.mark.parametrize(
     ("counts", "match"),
     [
@@ -101,3 +86,10 @@ def test_counts_that_cannot_be_are_refused(counts: dict[tuple[int, int], int], m
 def test_impossible_settings_are_refused(tolerance: float, error: float) -> None:
     with pytest.raises(ValueError, match="must lie in"):
         confused_pairs({}, DIGITS, tolerance, error)
+
+
+def test_numpy_counts_leave_no_trace() -> None:
+    a, b, n = np.int64(6), np.int32(8), np.int64(40)
+    assert confused_pairs({(a, b): n}, {a: n}, 0.5) == (Pair(6, 8, 40, 40, 0.025 ** (1 / 40)),)
+    (pair,) = confused_pairs({(a, b): n}, {a: n}, 0.5)
+    assert [type(value) for value in astuple(pair)] == [int, int, int, int, float]

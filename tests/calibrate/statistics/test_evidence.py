@@ -16,17 +16,6 @@ from calibrate.statistics.evidence import ConfidenceSequence, DriftDetector, EDe
 TOLERANCE = 0.25
 
 
-def alarms(values: np.ndarray, threshold: float) -> int:
-    detector = EDetector(TOLERANCE, threshold, 1.0)
-    count = 0
-    for value in values:
-        detector.update(float(value))
-        if detector.drift_detected:
-            count += 1
-            detector.reset()
-    return count
-
-
 @given(st.lists(st.floats(0.0, 1.0), max_size=30))
 def test_expected_growth_under_the_null_is_at_most_one_per_value(history: list[float]) -> None:
     """For the worst null, values 0 or 1 with mean = tolerance: E[e_n+1 | past] = e_n + 1, exactly."""
@@ -40,27 +29,6 @@ def test_expected_growth_under_the_null_is_at_most_one_per_value(history: list[f
             after.update(past)
         grown += probability * after.e_value
     assert grown == pytest.approx(before.e_value + 1.0, rel=1e-9)
-
-
-def test_false_alarms_stay_within_the_budget_on_the_worst_null() -> None:
-    rng = np.random.default_rng(0)
-    n, threshold = 80_000, 1000.0
-    assert alarms((rng.random(n) < TOLERANCE).astype(float), threshold) <= n / threshold
-
-
-def test_dependence_does_not_break_the_budget() -> None:
-    """A null that plays against the detector: it gambles as long as the evidence is low and then rests, or reverses."""
-    rng = np.random.default_rng(6)
-    n, threshold, count = 80_000, 1000.0, 0
-    detector = EDetector(TOLERANCE, threshold, 1.0)
-    for draw in rng.random(n):
-        low = detector.e_value < 30.0
-        value = float(draw < TOLERANCE) if low else 2.0 * TOLERANCE * float(draw < 0.5)  # mean TOLERANCE, either way
-        detector.update(value)
-        if detector.drift_detected:
-            count += 1
-            detector.reset()
-    assert count <= n / threshold
 
 
 def test_an_alarm_holds_until_reset() -> None:
@@ -153,15 +121,6 @@ def test_both_go_on_after_a_restart_where_they_were() -> None:
     assert revived.state() == detector.state()
 
 
-def test_numpy_values_leave_no_trace() -> None:
-    sequence, detector = ConfidenceSequence(), EDetector(TOLERANCE, 10.0, 1.0)
-    for value in (np.float32(0.5), np.float64(0.7)):
-        sequence.update(value)
-        detector.update(value)
-    json.dumps([sequence.state(), detector.state(), detector.drift_detected])
-    assert type(detector.e_value) is float
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -239,6 +198,10 @@ def test_a_detector_that_could_not_keep_its_word_is_refused(settings: tuple[floa
         DriftDetector(*settings)
 
 
-def test_a_gain_that_is_no_number_is_refused() -> None:
-    with pytest.raises(ValueError, match="nan"):
-        DriftDetector().update(float("nan"))
+def test_numpy_values_leave_no_trace() -> None:
+    sequence, detector = ConfidenceSequence(), EDetector(TOLERANCE, 10.0, 1.0)
+    for value in (np.float32(0.5), np.float64(0.7)):
+        sequence.update(value)
+        detector.update(value)
+    json.dumps([sequence.state(), detector.state(), detector.drift_detected])
+    assert type(detector.e_value) is float

@@ -72,13 +72,6 @@ def test_layers_that_read_one_tensor_share_its_reduction() -> None:
     assert extremes.size == 4 + 6 + 6 + 7
 
 
-def test_without_layers_the_graph_stays_as_it_is() -> None:
-    model = every_layer(13)
-    graph, extremes = expose_extremes(model, ())
-    assert graph is model
-    assert extremes.take_from({"t0": np.zeros(3)}) == {}
-
-
 def test_an_observed_batch_gives_the_extremes_of_all_its_images() -> None:
     model = every_layer(13)
     layers, frames = layers_of(model), RNG.normal(size=(3, 4, 9, 7)).astype(np.float32)

@@ -5,18 +5,13 @@ Preprocessing turns and scales like a front of nodes in the graph: every tensor 
 
 from __future__ import annotations
 
-import json
-import zipfile
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-import yaml
 from image_fronts import fronted
-from lab import CIFAR_TEST, COCO, FACES, SPECS, tared
 from onnx import ModelProto, TensorProto
 from trt_world import fake, int8  # noqa: F401  # a fixture, which pytest finds by its name here
 from zoo import Net, residual_net, run
@@ -25,7 +20,6 @@ from agent.models.model import open_model
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
 from calibrate.histogram import to_bytes
-from engines.calibration import load_calibration
 from engines.graph.load import trial_image
 from engines.graph.passes import cast_image_first, prepare
 from engines.interface import BackendOptions, BuildRequest, ImageEngine
@@ -36,69 +30,6 @@ from engines.trt.backend import TensorRtBackend
 
 LAYOUTS: list[tuple[Layout, PixelType]] = [("NHWC", "float32"), ("NCHW", "uint8"), ("NHWC", "uint8")]
 FRAME = np.random.default_rng(0).integers(0, 256, (13, 21, 3), dtype=np.uint8)
-
-
-def numbers(given: dict[str, Any]) -> tuple[list[float], list[float]]:
-    """Gain and bias of a spec's input, as preprocessing has them."""
-    std = np.array(given.get("std", [1.0]), np.float64)
-    gain = (given.get("scale", 1.0) / std).astype(np.float32)
-    bias = (-np.array(given.get("mean", [0.0])) / std).astype(np.float32)
-    return gain.tolist(), bias.tolist() if bias.any() else []
-
-
-def specs(name: str, layout: Layout, dtype: PixelType, moves_bytes: bool, data: Path, folder: Path) -> tuple[Path, ...]:
-    """MODEL.yaml of a shared model as it is, and of the same behind another image."""
-    truth = SPECS[name]
-    content = {key: value for key, value in truth.items() if key != "labels"}
-    gain, bias = numbers(truth["input"]) if dtype == "uint8" else ([], [])
-    onnx.save(fronted(onnx.load(data / truth["path"]), layout, dtype, gain, bias, moves_bytes), folder / "front.onnx")
-    given = {key: value for key, value in truth["input"].items() if not (gain and key in ("scale", "mean", "std"))}
-    contents = {
-        "plain": {**content, "path": str(data / truth["path"])},
-        "front": {**content, "path": "front.onnx", "input": given},
-    }
-    for title, each in contents.items():
-        (folder / f"{title}.yaml").write_text(yaml.safe_dump(each))
-    return tuple(folder / f"{title}.yaml" for title in contents)
-
-
-@pytest.mark.parametrize(
-    ("name", "frames", "layout", "dtype", "moves_bytes"),
-    [
-        pytest.param("fastestdet", COCO, "NHWC", "uint8", True, marks=pytest.mark.trial),
-        pytest.param("ultraface", FACES, "NCHW", "uint8", False, marks=pytest.mark.trial),
-        pytest.param("resnet20", CIFAR_TEST, "NHWC", "float32", False, marks=pytest.mark.trial),
-        ("resnet20", CIFAR_TEST, "NHWC", "uint8", False),
-    ],
-)
-def test_real_models_are_calibrated_built_and_served_alike(
-    name: str, frames: str, layout: Layout, dtype: PixelType, moves_bytes: bool, shared_data: Path, tmp_path: Path
-) -> None:
-    few = tmp_path / "few"
-    with zipfile.ZipFile(shared_data / frames) as archive:
-        images = [member for member in archive.namelist() if member.endswith((".jpg", ".png"))]
-        archive.extractall(few, images[:3])
-    answers, histograms, quantised = [], [], []
-    for path in specs(name, layout, dtype, moves_bytes, shared_data, tmp_path):
-        calibration, artefact = path.with_suffix(".json"), path.with_suffix("")
-        tared("calibrate", path, "--frames", few, "-o", calibration)
-        built = tared("build", path, "--calibration", calibration, "-o", artefact)
-        assert (built["precision"], built["int8_macs_share"]) == ("int8", 1.0)
-        tared("infer", artefact, "--frames", few, "-o", path.with_suffix(".jsonl"))
-        answers.append(path.with_suffix(".jsonl").read_text())
-        found = load_calibration(calibration)
-        histograms.append([(to_bytes(seen), found.amax[tap]) for tap, seen in found.histograms.items()])
-        quantised.append(set(open_model(load(path)).placement.quantised))
-    assert answers[0] == answers[1]
-    assert json.loads(answers[0].splitlines()[0])
-    assert histograms[0] == histograms[1]
-    assert quantised[1] - quantised[0] <= ({"front/Transpose"} if dtype == "float32" else set())
-    assert quantised[0] <= quantised[1]
-
-
-def load(path: Path) -> ModelSpec:
-    content = yaml.safe_load(path.read_text())
-    return ModelSpec.model_validate({**content, "path": path.parent / content["path"]})
 
 
 @pytest.mark.parametrize(("layout", "dtype"), LAYOUTS)
@@ -140,6 +71,27 @@ def test_bytes_that_others_read_too_stay_as_they_are() -> None:
 def small_spec(folder: Path, model: ModelProto, **given: object) -> ModelSpec:
     onnx.save(model, folder / "model.onnx")
     return ModelSpec.model_validate({"path": folder / "model.onnx", "task": "raw", "input": {"color": "rgb", **given}})
+
+
+@pytest.mark.parametrize(("layout", "dtype"), LAYOUTS)
+def test_every_tensor_behind_the_image_is_the_same_to_the_last_bit(
+    layout: Layout, dtype: PixelType, tmp_path: Path
+) -> None:
+    plain, numbers = residual_net((1, 3, 16, 24)), {"scale": 1 / 255, "mean": [0.5], "std": [0.25]}
+    scales = dtype == "uint8"  # the graph, in place of preprocessing
+    front = fronted(plain, layout, dtype, *(([4 / 255], [-2.0]) if scales else ()))
+    histograms, answers, backend = [], [], open_backend("onnxruntime")
+    for graph, given in ((plain, numbers), (front, {} if scales else numbers)):
+        spec = small_spec(tmp_path, graph, **given)
+        model = open_model(spec)
+        with closing(backend.observer(model.reference, model.placement.taps)) as observer:
+            tensor, _ = VisionTask(spec, observer.inputs, observer.outputs).preprocess(FRAME)
+            observed = observer.observe(tensor)
+        histograms.append([to_bytes(histogram) for histogram in observed.histograms.values()])
+        answers.append(observed.outputs["t9"].tobytes())
+    assert len(histograms[0]) > 3
+    assert histograms[0] == histograms[1]
+    assert answers[0] == answers[1]
 
 
 @pytest.mark.usefixtures("fake")

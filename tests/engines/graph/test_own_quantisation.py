@@ -136,16 +136,6 @@ def test_a_tensor_that_the_model_quantises_is_read_under_its_scale() -> None:
     assert 20 < sqnr_db(expected["t1"], found["t1"]) < 60
 
 
-def test_the_first_of_several_own_scales_is_taken() -> None:
-    n = net()
-    x = n.node("Relu", "image")
-    first, second = n.int8(x), n.int8(x, 0.05)
-    model = n.model(n.conv(x, 4, 2), n.int8_conv(first, 4, 2), n.int8_conv(second, 4, 2))
-    graph = insert_qdq(model, place(model), {})
-    onnx.checker.check_model(graph, full_check=True)
-    assert by_name(graph)["Conv_t5"].input[0] == first
-
-
 @pytest.mark.parametrize("moved", ["dequantised", "to be quantised"])
 def test_values_under_several_scales_are_joined_in_float(moved: str) -> None:
     n = net()

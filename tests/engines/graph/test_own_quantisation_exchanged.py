@@ -10,24 +10,18 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-import yaml
 from bench import Bench, calibrate, picture
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from quantised_zoo import net, qat_net, quantised, sqnr_db
-from worlds import SPEC
 from zoo import assert_same_bits, image, residual_net, run
 
-from agent.models.model import open_model
-from agent.vision.spec import load_model_spec
-from engines.errors import EngineError
 from engines.graph.load import load_model
 from engines.graph.passes import prepare
 from engines.graph.topology import COMPUTE_OPS, Topology
 from engines.half.convert import half_precision
 from engines.interface import BackendOptions, BuildRequest
-from engines.onnxruntime_backend import OnnxRuntimeBackend
 from engines.quantise.apply_plan import insert_qdq
 from engines.quantise.placement import place
 from engines.trt.backend import TensorRtBackend
@@ -46,9 +40,7 @@ class Images(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has no
         return next(self.images, None)
 
 
-def by_onnxruntime(
-    model: ModelProto, folder: Path, per_channel: bool, floats: tuple[str, ...], symmetric: bool = True
-) -> Path:
+def by_onnxruntime(model: ModelProto, folder: Path, per_channel: bool, floats: tuple[str, ...]) -> Path:
     """Write the model as ONNX Runtime's static quantisation leaves it."""
     onnx.save(model, folder / "float.onnx")
     quantize_static(
@@ -60,7 +52,7 @@ def by_onnxruntime(
         weight_type=QuantType.QInt8,
         per_channel=per_channel,
         nodes_to_exclude=list(floats),
-        extra_options={"ActivationSymmetric": symmetric, "WeightSymmetric": symmetric},
+        extra_options={"ActivationSymmetric": True, "WeightSymmetric": True},
     )
     return folder / "model.onnx"
 
@@ -91,26 +83,7 @@ def test_a_model_quantised_by_onnxruntime_keeps_its_results(
     assert sqnr_db(run(residual_net(), image(model, 9))["t9"], run(graph, image(model, 9))["t9"]) > 20
 
 
-def test_asymmetric_models_of_onnxruntime_are_refused(tmp_path: Path) -> None:
-    model = load_model(by_onnxruntime(residual_net(), tmp_path, per_channel=False, floats=(), symmetric=False))
-    with pytest.raises(EngineError, match=r"model\.quantised.*with zero point -?\d+.*ActivationSymmetric"):
-        prepare(model, run)
-
-
 # ---- the whole way
-
-
-def test_a_quantised_model_needs_no_calibration(tmp_path: Path) -> None:
-    by_onnxruntime(residual_net(), tmp_path, per_channel=True, floats=())
-    (tmp_path / "model.yaml").write_text(yaml.safe_dump(SPEC))
-    model = open_model(load_model_spec(tmp_path / "model.yaml"))
-    assert model.placement.taps == ()
-    backend = OnnxRuntimeBackend()
-    observation = backend.observer(model.reference, model.placement.taps).observe(image(model.master))
-    assert observation.histograms == {}
-    built = backend.build(model.build_request(insert_qdq(model.master, model.placement, {}), "int8"))
-    found = backend.load(built.engine).infer(image(model.master))
-    np.testing.assert_array_equal(found["t9"], observation.outputs["t9"])
 
 
 def precisions(graph: ModelProto) -> dict[str, str]:

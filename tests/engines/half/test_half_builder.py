@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import numpy as np
 import pytest
 from half_zoo import (
     MODELS,
     NETS,
     batches_for,
-    concat_net,
     loud_net,
     master,
-    measure,
     quantise,
     real_batches,
-    silu_net,
-    upsampling_net,
 )
 from onnx import ModelProto
-from zoo import Net, Shape, residual_net
 
-from calibrate.plan import PrecisionPlan
 from engines.graph.topology import COMPUTE_OPS, Topology
-from engines.interface import BackendOptions, BuildRequest, Built, Profile, ShapeRange
-from engines.quantise.apply_plan import insert_qdq
-from engines.quantise.placement import place
+from engines.interface import BackendOptions, BuildRequest, Built, Profile
 from engines.trt.backend import TensorRtBackend
 from engines.trt.layers import LAYERS_FILE, Layer, layers_from_json
 
@@ -94,45 +85,6 @@ def test_every_graph_is_built_as_written(name: str, precision: str, target: str)
     graph = quantised if precision == "int8" else model
     found = assert_built_as_written(graph, build(graph, precision, amax, target))
     assert ("Int8" in found.values()) == (precision == "int8")
-
-
-OPEN_NETS: dict[str, tuple[Callable[[Shape], ModelProto], int]] = {
-    "residual": (residual_net, 3),
-    "concat": (concat_net, 4),
-    "upsampling": (upsampling_net, 4),
-    "silu": (silu_net, 4),
-}
-
-
-@pytest.mark.trial
-@pytest.mark.parametrize(("name", "precision", "target"), in_turns(OPEN_NETS))
-def test_both_profiles_of_an_open_graph_are_built_as_written(name: str, precision: str, target: str) -> None:
-    make, channels = OPEN_NETS[name]
-    model = make(("n", channels, "h", "w"))
-    near, far = (
-        {"image": ShapeRange((1, channels, *least), (1, channels, *usual), (4, channels, *most))}
-        for least, usual, most in (((8, 8), (16, 16), (32, 48)), ((64, 64), (128, 128), (128, 160)))
-    )
-    quantised, amax = quantise(model, batches_for(model, 4))
-    graph = quantised if precision == "int8" else model
-    one, two = (build(graph, precision, amax, target, profiles) for profiles in ((near,), (near, far)))
-    assert assert_built_as_written(graph, two) == assert_built_as_written(graph, one)
-    assert len(computing_layers(two)) == 2 * len(computing_layers(one))  # every profile has kernels of its own
-
-
-def test_three_types_in_one_graph() -> None:
-    """INT8; a convolution that the plan leaves float; and two that float16 cannot hold."""
-    net = Net((1, 4, 8, 8))
-    calm = net.node("Relu", net.conv("image", 4, 4))
-    outputs = [net.conv(calm, 4, 4), net.conv(calm, 4, 2)]
-    loud = net.node("Relu", net.conv(net.node("Mul", "image", net.constant(np.array(5e4, np.float32))), 4, 4))
-    model = net.model(*outputs, net.conv(loud, 4, 2))
-    floats = PrecisionPlan(dict.fromkeys(("Conv_t3", "Conv_t5", "Conv_t7"), "to have all three"))
-    placement = place(model, floats)
-    amax = measure(model, batches_for(model), [*placement.taps, calm, loud])
-    graph = insert_qdq(model, placement, amax)
-    found = assert_built_as_written(graph, build(graph, "int8", amax))
-    assert found == {"Conv_t0": "Int8", "Conv_t2": "Int8", "Conv_t3": "Half", "Conv_t5": "Float", "Conv_t7": "Float"}
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -200,16 +200,6 @@ def test_hardly_a_group_is_slower_in_int8_for_a_disturbance_alone() -> None:
     assert slower <= 3  # of 240; 25 as each was measured
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_no_group_is_faster_in_int8_for_a_disturbance_alone(seed: int) -> None:
-    """INT8 takes 30 % more everywhere: the few groups that look faster are no plan."""
-    model = straight_net(12)
-    machine = Machine(fusion_groups(model, place(model)))
-    machine.random, machine.noise, machine.int8 = np.random.default_rng(seed), 0.3, 1.4
-    costs = measure_costs(machine.grouping, machine.build, BATCH)
-    assert costs.source == "macs" or np.all(costs.int8_ms >= costs.float_ms)
-
-
 def test_groups_that_differ_are_not_all_taken_for_the_same() -> None:
     """Every other group takes half the time in INT8, the rest half as much again: more than the noise."""
     model = straight_net(24)
@@ -228,14 +218,6 @@ def test_groups_that_contradict_the_network_are_not_believed(machine: Machine) -
     assert (costs.source, costs.passes) == ("macs", 3)
     expected = r"the groups in INT8 should take \d+ % less of the float engine's time, and the network \d+ % more, "
     assert re.fullmatch(expected + "measured 3 times", costs.doubt)
-
-
-def test_progress_counts_the_builds(machine: Machine) -> None:
-    seen: list[float] = []
-    measure_costs(machine.grouping, machine.build, BATCH, lambda fraction, _: seen.append(fraction))
-    assert seen == sorted(seen)
-    assert (seen[0], seen[-1]) == (0.0, 1.0)
-    assert len(seen) == machine.built + 1
 
 
 class Cancelled(Exception):

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 import pytest
 from equalise_cases import CENTRED, CHANNELS, PADDED, built, convolution, divisors_for
-from half_zoo import master, real_models
-from zoo import Net, assert_close, assert_same_bits, by_name, residual_net
+from zoo import Net, assert_close, assert_same_bits, by_name
 
 from engines.errors import EngineError
 from engines.graph.topology import Topology
-from engines.graph.weights import channel_counts
-from engines.quantise.equalise import can_divide, can_offset, equalise, equalised_name, is_free, shift_biases
-from engines.quantise.placement import place
+from engines.quantise.equalise import can_divide, can_offset, equalise, equalised_name
 
 
 @pytest.mark.parametrize("case", [*PADDED, *CENTRED])
@@ -60,12 +55,10 @@ def test_offsets_are_refused_where_the_bias_cannot_make_up_for_them(case: str) -
     ("divisors", "offsets"),
     [
         ({"Conv_t9": [1.0] * 4}, {}),
-        ({}, {"Conv_t9": [1.0] * 4}),
         ({}, {"Conv_t0": [1.0] * 4}),
         ({"Conv_t0": [1.0] * 3}, {}),
         ({"Conv_t0": [1.0] * 4}, {"Conv_t0": [1.0] * 5}),
         ({"Conv_t0": [1.0, 1.0, 0.0, 1.0]}, {}),
-        ({"Conv_t0": [1.0, 1.0, -1.0, 1.0]}, {}),
         ({"Conv_t0": [1.0, 1.0, float("inf"), 1.0]}, {}),
         ({"Conv_t0": [1.0] * 4}, {"Conv_t0": [float("nan")] * 4}),
         ({"Relu_t1": [1.0] * 4}, {}),
@@ -87,25 +80,3 @@ def test_weights_of_another_type_are_left_alone() -> None:
     layer = net.node("Conv", double, net.constant(net.rng.normal(size=(2, 4, 1, 1))))
     model = net.model(net.node("Cast", layer, to=onnx.TensorProto.FLOAT))
     assert not can_divide(Topology(model), by_name(model)[f"Conv_{layer}"])
-
-
-def test_nothing_to_divide_is_the_model_itself() -> None:
-    model = residual_net()
-    assert equalise(model, {}, {}) is model
-    assert shift_biases(model, {}) is model
-
-
-@pytest.mark.parametrize("name", real_models("cls_resnet20_cifar10"))
-def test_real_models_compute_the_same_with_every_layer_divided(name: str, shared_data: Path) -> None:
-    model = master(shared_data / f"{name}_fp32.onnx")
-    topology, weights = Topology(model), place(model).weights
-    divisors, free = {}, 0
-    for node in topology.nodes:
-        if node.name in weights and can_divide(topology, node):
-            channels, _ = channel_counts(node, topology.initializers[node.input[1]].dims)
-            divisors[node.name] = divisors_for(channels)
-            free += is_free(topology, node)
-    divided = equalise(model, divisors, {})
-    assert divisors.keys() == weights.keys()
-    assert len(divided.graph.node) == len(model.graph.node) + len(divisors) - free
-    assert_same_bits(model, divided)

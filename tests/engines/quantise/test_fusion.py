@@ -157,16 +157,6 @@ def test_nodes_without_an_int8_kernel_are_fixed() -> None:
     assert grouping.plan([True] * 4, "planned") == {"Conv_t4": "no INT8 kernel"}
 
 
-def test_own_int8_of_the_model_is_no_decision() -> None:
-    model = residual_net()
-    float_rest = PrecisionPlan({"Conv_t4": "float for now"})
-    placement = place(model, float_rest)
-    own = insert_qdq(model, placement, dict.fromkeys(placement.taps, 4.0))
-    grouping = fusion_groups(own, place(own))
-    assert layers_of(grouping) == [("Conv_t4",)]
-    assert grouping.edges == ()
-
-
 def test_the_models_own_int8_keeps_its_neighbours_apart() -> None:
     net = Net((1, 4, 8, 8))
     model = net.model(net.conv(net.conv(net.conv("image", 4, 4), 4, 4), 4, 4))

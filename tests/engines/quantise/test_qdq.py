@@ -148,12 +148,6 @@ def test_layers_that_a_plan_keeps_float_read_what_was_never_quantised() -> None:
     assert nodes["Conv_t2"].input[0] == "t0.dequantised"
 
 
-def test_a_plan_of_all_layers_gives_the_master_back() -> None:
-    model = residual_net()
-    plan = PrecisionPlan(dict.fromkeys(place(model).weights, "planned"))
-    assert list(quantise(model, [image(model)], plan=plan).graph.node) == list(model.graph.node)
-
-
 def test_a_dead_tensor_does_not_widen_the_scale_of_its_group() -> None:
     net = Net((1, 4, 8, 8))
     joined = net.node("Concat", net.node("Relu", "image"), net.node("Abs", "image"), axis=1)
@@ -170,15 +164,6 @@ def test_refuses_a_calibration_with_gaps() -> None:
 
 
 # ---- numbers
-
-
-def test_agrees_with_the_float_model() -> None:
-    model = residual_net()
-    images = [image(model, seed) for seed in range(8)]
-    quantised = quantise(model, images)
-    expected = np.concatenate([run(model, x)["t9"] for x in images])
-    assert sqnr_db(expected, np.concatenate([run(quantised, x)["t9"] for x in images])) > 25
-    assert sqnr_db(expected, np.concatenate([outputs_at_default_optimisation(quantised, x)[0] for x in images])) > 25
 
 
 def test_int8_concat_and_pooling_round_nothing_twice() -> None:
@@ -220,28 +205,6 @@ def pictures(archive: Path) -> list[tuple[str, NDArray[np.uint8]]]:
         names = sorted(name for name in file.namelist() if name.endswith((".png", ".jpg")))
         decoded = [cv2.imdecode(np.frombuffer(file.read(name), np.uint8), cv2.IMREAD_COLOR) for name in names]
     return list(zip(names, cast("list[NDArray[np.uint8]]", decoded), strict=True))
-
-
-def cifar(picture: NDArray[np.uint8]) -> NDArray[np.float32]:
-    scaled = picture[:, :, ::-1].astype(np.float32) / 255
-    normalised = (scaled - (0.485, 0.456, 0.406)) / (0.229, 0.224, 0.225)
-    return np.expand_dims(normalised.astype(np.float32).transpose(2, 0, 1), 0)
-
-
-@pytest.mark.trial
-def test_resnet20_loses_at_most_half_a_point(shared_data: Path) -> None:
-    model = prepare(load_model(shared_data / "cls_resnet20_cifar10_fp32.onnx"), run)
-    train = [cifar(p) for _, p in pictures(shared_data / "img_cifar10_train_calib_500.zip")]
-    test = pictures(shared_data / "img_cifar10_test_A_3000.zip")[::3]
-    classes = sorted({name.split("/")[-2] for name, _ in test})
-    labels = np.array([classes.index(name.split("/")[-2]) for name, _ in test])
-    quantised = quantise(model, train[::2], "entropy")
-    backend = OnnxRuntimeBackend()
-    engine = backend.load(backend.build(BuildRequest(quantised)).engine)
-    starts = range(0, len(test), 100)
-    batches = (np.concatenate([cifar(picture) for _, picture in test[i : i + 100]]) for i in starts)
-    top1 = np.concatenate([engine.infer(batch)["logits"].argmax(axis=1) for batch in batches])
-    assert (top1 == labels).mean() >= 0.910 - 0.005  # the float model's 91.0 % of these thousand
 
 
 def test_ultraface_boxes_survive(shared_data: Path) -> None:

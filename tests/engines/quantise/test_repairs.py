@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import onnx
@@ -13,16 +12,14 @@ from half_zoo import run as run_all
 from numpy.typing import NDArray
 from onnx import ModelProto, numpy_helper
 from repair_flow import CLIPPING, calibrated, frames_for, observed, proposed, uneven_net
-from zoo import Net, by_name, run
+from zoo import Net, by_name
 
 from calibrate.plan import PrecisionPlan, Repairs
 from calibrate.repair import divided_ends
 from calibrate.scale import QMAX, quantise, weight_scales
 from engines.calibration import Calibration
 from engines.errors import EngineError
-from engines.graph.taps import expose
 from engines.graph.topology import Topology
-from engines.half.convert import half_precision
 from engines.interface import BackendOptions, BuildRequest
 from engines.quantise.apply_plan import known_amax, observed_graph, quantised_graph, with_ranges
 from engines.quantise.placement import place
@@ -77,19 +74,6 @@ def test_the_graph_reads_what_was_planned() -> None:
     np.testing.assert_allclose(constants[nodes["Conv_t4"].input[2]], [-0.01] * 6, rtol=1e-6)
 
 
-def test_zero_is_on_the_grid_of_a_centred_input() -> None:
-    net = Net((1, 4, 6, 6))
-    model = net.model(net.node("Conv", net.node("Relu", "image"), net.weight(3, 4, 1, 1), net.weight(3)))
-    frames = frames_for(model)
-    repairs = proposed(model, frames, ("divisors",)).repairs
-    assert repairs.offsets
-    graph = quantised_graph(model, PrecisionPlan({}, repairs), calibrated(model, frames)).graph
-    tensor = by_name(graph)["Conv_t1"].input[0]
-    found = run(expose(graph, [tensor]), -np.ones((1, 4, 6, 6), np.float32))[tensor]
-    expected = -np.array(repairs.offsets["Conv_t1"]) / repairs.divisors["Conv_t1"]
-    np.testing.assert_allclose(found.mean(axis=(0, 2, 3)), expected, rtol=1e-6)
-
-
 def test_layers_that_end_up_float_keep_nothing_of_their_repairs() -> None:
     model, repairs = planned_net()
     calibration = calibrated(model, frames_for(model))
@@ -107,10 +91,7 @@ def test_layers_that_end_up_float_keep_nothing_of_their_repairs() -> None:
 @pytest.mark.parametrize(
     "repairs",
     [
-        Repairs(divisors={"Conv_t9": (1.0,) * 4}),
         Repairs(divisors={"Conv_t2": (1.0,) * 3}),
-        Repairs(offsets={"Conv_t2": (1.0,) * 4}),
-        Repairs(shifts={"Conv_t9": (1.0,) * 4}),
         Repairs(shifts={"Conv_t4": (1.0,) * 5}),
         Repairs(clips={"Conv_t9": (1.0,) * 4}),
         Repairs(clips={"Conv_t4": (1.0,) * 5}),
@@ -228,25 +209,12 @@ def test_a_planned_threshold_is_chosen_from_the_calibration() -> None:
     assert scale < np.float32(calibrated(model, frames).amax["t3"] / QMAX)
 
 
-def test_the_float16_form_computes_what_the_int8_graph_does() -> None:
-    model, repairs = planned_net()
-    frames = frames_for(model)
-    graph = quantised_graph(model, PrecisionPlan({}, repairs), calibrated(model, frames)).graph
-    form = half_precision(graph, {})
-    assert not form.float32
-    assert noise_db(run_all(graph, frames), run_all(form.model, frames)) < -35.0
-
-
-@pytest.mark.parametrize("kinds", [("divisors", "offsets", "clips", "shifts"), ("divisors",), ("clips", "shifts")])
-def test_nvidias_builder_computes_every_repaired_layer_in_int8(kinds: tuple[str, ...]) -> None:
+def test_nvidias_builder_computes_every_repaired_layer_in_int8() -> None:
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for x86-64 only")
     from engines.trt.backend import TensorRtBackend
 
     model, repairs = planned_net()
-    left_out: dict[str, Any] = {name: {} for name in ("divisors", "offsets", "clips", "shifts") if name not in kinds}
-    graph = quantised_graph(
-        model, PrecisionPlan({}, replace(repairs, **left_out)), calibrated(model, frames_for(model))
-    ).graph
+    graph = quantised_graph(model, PrecisionPlan({}, repairs), calibrated(model, frames_for(model))).graph
     built = TensorRtBackend(BackendOptions(target="sm86")).build(BuildRequest(graph, "int8", input_shape=(1, 4, 8, 8)))
     assert not built.without_int8
     layers = layers_from_json(built.files[LAYERS_FILE])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -158,21 +159,21 @@ def test_transposed_convolutions(strides: list[int], group: int) -> None:
     assert group == 1 or layer not in {*repairs.clips, *repairs.shifts}
 
 
-@pytest.mark.parametrize("operator", ["Conv", "ConvTranspose", "Gemm"])
-def test_a_corrected_bias_gives_the_means_back(operator: str) -> None:
+@pytest.mark.parametrize(
+    ("operator", "shape", "attributes"),
+    [
+        ("Conv", (6, 4, 3, 3), {}),
+        ("ConvTranspose", (4, 6, 2, 2), {"strides": [2, 2]}),
+        ("Gemm", (256, 6), {"alpha": 2.0}),
+    ],
+)
+def test_a_corrected_bias_gives_the_means_back(
+    operator: str, shape: tuple[int, ...], attributes: dict[str, Any]
+) -> None:
     net = Net((1, 4, 8, 8))
-    if operator == "Conv":
-        layer = net.node(
-            "Conv",
-            net.node("Relu", "image"),
-            net.constant(np.abs(net.rng.normal(size=(6, 4, 3, 3))).astype(np.float32)),
-        )
-    elif operator == "ConvTranspose":
-        weight = net.constant(np.abs(net.rng.normal(size=(4, 6, 2, 2))).astype(np.float32))
-        layer = net.node("ConvTranspose", net.node("Relu", "image"), weight, strides=[2, 2])
-    else:
-        weight = net.constant(np.abs(net.rng.normal(size=(256, 6))).astype(np.float32))
-        layer = net.node("Gemm", net.node("Flatten", net.node("Relu", "image")), weight, net.weight(6), alpha=2.0)
+    x = net.node("Relu", "image")
+    weight = net.constant(np.abs(net.rng.normal(size=shape)).astype(np.float32))
+    layer = net.node(operator, net.node("Flatten", x) if operator == "Gemm" else x, weight, **attributes)
     model = net.model(layer)
     frames = frames_for(model, 64)
     repairs = proposed(model, frames, ("shifts",), CLIPPING).repairs

@@ -6,12 +6,12 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
+from artefact_bench import ENGINE, KEY, fill
 
 from engines.errors import EngineError
 from engines.store.artefact import check_runtime, read_artefact, write_artefact
@@ -19,14 +19,6 @@ from engines.store.signing import MANIFEST, seal
 
 RUNTIME = {"runtime": "tensorrt", "version": "10.3.0", "gpu": "Orin", "compute_capability": "8.7"}
 INPUTS = {"model": "abc", "backend": RUNTIME}
-ENGINE = bytes(range(200))
-KEY = b"sixteen bytes ok"
-
-
-def fill(directory: Path) -> Mapping[str, Any]:
-    (directory / "engine.onnx").write_bytes(ENGINE)
-    (directory / "plan.json").write_text("{}")
-    return {"engine": "engine.onnx"}
 
 
 @pytest.mark.parametrize("name", ["engine.onnx", "plan.json"])
@@ -88,18 +80,6 @@ def test_only_files_that_the_manifest_names_are_handed_out(tmp_path: Path) -> No
     for name in ("../outside", MANIFEST, "nothing"):
         with pytest.raises(EngineError, match=r"artefact\.damaged"):
             artefact.read_file(name)
-
-
-def test_an_artefact_without_an_engine_has_none_to_load(tmp_path: Path) -> None:
-    write_artefact(tmp_path / "a", INPUTS, lambda folder: {"engines": [fill(folder)["engine"]]})
-    artefact = read_artefact(tmp_path / "a")
-    with pytest.raises(EngineError, match=r"artefact\.damaged.*manifest\.json"):
-        artefact.read_engine()
-
-
-def test_an_artefact_of_this_runtime_may_be_loaded(tmp_path: Path) -> None:
-    artefact = write_artefact(tmp_path / "a", INPUTS, lambda folder: {**fill(folder), "verification_only": False})
-    check_runtime(artefact, dict(reversed(RUNTIME.items())))
 
 
 @pytest.mark.parametrize(

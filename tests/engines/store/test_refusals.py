@@ -6,8 +6,6 @@ import json
 import os
 from pathlib import Path
 
-import pytest
-
 from engines.store.retention import record_refusal
 
 
@@ -38,9 +36,3 @@ def test_a_clock_that_was_set_back_does_not_cost_the_newest(tmp_path: Path) -> N
     newest = record_refusal(tmp_path, "newest", {})
     assert newest.exists()
     assert len(list((tmp_path / "refused").iterdir())) == 20
-
-
-def test_a_disk_that_refuses_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "refused").write_text("where a folder belongs")
-    with pytest.raises(OSError, match="exists"):
-        record_refusal(tmp_path, "0", {})

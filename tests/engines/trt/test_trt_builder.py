@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import ModelProto, TensorProto, helper
+from onnx import TensorProto, helper
+from trt_world import int8
 from zoo import Net, residual_net
 
 from engines.errors import EngineError
 from engines.interface import BackendOptions, BuildRequest, Built, ShapeRange
-from engines.quantise.apply_plan import insert_qdq
 from engines.quantise.placement import place
 from engines.registry import open_backend
 from engines.trt.backend import TensorRtBackend
@@ -42,31 +42,6 @@ def code_of(call: Callable[[], object]) -> EngineError:
 
 def layers_of(built: Built) -> list[Layer]:
     return layers_from_json(built.files[LAYERS_FILE])
-
-
-def int8(model: ModelProto) -> BuildRequest:
-    """The model under Q/DQ wherever it may be, as if every tensor reached 4."""
-    placement = place(model)
-    amax = dict.fromkeys(placement.taps, 4.0)
-    return BuildRequest(insert_qdq(model, placement, amax), "int8", amax=amax)
-
-
-def test_int8_reaches_the_matrix_products_and_convolutions() -> None:
-    net = Net((1, 16, 32, 32))
-    x = net.node("Relu", net.conv("image", 16, 32))
-    x = net.node("Relu", net.node("Add", net.conv(x, 32, 32), x))
-    flat = net.node("Flatten", net.node("GlobalAveragePool", x))
-    model = net.model(net.node("MatMul", net.node("Gemm", flat, net.weight(32, 64), net.weight(64)), net.weight(64, 8)))
-    built = backend().build(int8(model))
-    assert built.facts["verification_only"] is True
-    assert len(built.engine) > 1000
-    layers = layers_of(built)
-    for node in model.graph.node:
-        if node.op_type in ("Conv", "Gemm", "MatMul"):
-            own = [layer for layer in layers if node.name in layer.nodes]
-            assert any("Int8" in (*layer.inputs, *layer.constants) for layer in own), node.name
-    float32 = [layer for layer in layers if {*layer.inputs, *layer.outputs} == {"Float"} and layer.nodes]
-    assert float32 == []  # image and result are float32 outside, and cast where they come in and go out
 
 
 def test_a_dynamic_model_with_two_profiles() -> None:

@@ -14,12 +14,12 @@ from fake_pycuda import ORIN
 from fake_tensorrt import FakeTensorRt, install
 from numpy.typing import NDArray
 from onnx import ModelProto
-from trt_world import PC, int8, net
+from trt_world import PC, net
 from zoo import Net, image, run
 
 import engines.trt.backend as tensorrt_backend
 from engines.errors import EngineError
-from engines.interface import BackendOptions, BuildRequest, ImageEngine, OverlappingEngine, ShapeRange
+from engines.interface import BackendOptions, BuildRequest, OverlappingEngine, ShapeRange
 from engines.preprocessing import ImageTransform
 from engines.trt.backend import TensorRtBackend
 from engines.trt.layers import layers_from_json
@@ -45,13 +45,6 @@ PROFILES = (
 
 
 # ---- engines
-
-
-def test_an_engine_gives_what_the_graph_gives() -> None:
-    with closing(built(TensorRtBackend(), net())) as engine:
-        for seed in range(3):
-            found = engine.infer(image(net(), seed))
-            np.testing.assert_allclose(found["t9"], run(net(), image(net(), seed))["t9"], rtol=1e-4, atol=1e-5)
 
 
 def test_outputs_are_the_callers_own() -> None:
@@ -101,21 +94,6 @@ def test_nothing_is_allocated_for_a_frame(fake: FakeTensorRt) -> None:
         assert not {"mem_alloc", "pagelocked_empty", "stream", "event"} & set(calls)
         on_a_board = tensorrt_backend._gpu().integrated
         assert ("memcpy_dtoh_async" not in calls) == on_a_board  # outputs lie where the host reads them
-
-
-def test_a_camera_frame_is_preprocessed_where_the_input_lies() -> None:
-    backend = TensorRtBackend()
-    frame = np.random.default_rng(0).integers(0, 256, (5, 9, 3), dtype=np.uint8)
-    transform = ImageTransform(5, 9, 4, 8, 0, 0, 8, 8, 114, "rgb", (1 / 255,) * 3, (0.0,) * 3)
-    with closing(backend.load(backend.build(BuildRequest(net())).engine)) as engine:
-        assert isinstance(engine, ImageEngine)
-        found = engine.infer_image(frame, transform)
-        tensor = preprocessed(frame, transform)
-        np.testing.assert_allclose(found["t9"], run(net(), tensor)["t9"], rtol=1e-4, atol=1e-5)
-        larger = np.random.default_rng(1).integers(0, 256, (16, 16, 3), dtype=np.uint8)
-        second = ImageTransform(16, 16, 8, 8, 0, 0, 8, 8, 114, "bgr", (1.0,) * 3, (0.0,) * 3)
-        found = engine.infer_image(larger, second)
-        np.testing.assert_allclose(found["t9"], run(net(), preprocessed(larger, second))["t9"], rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("sizes", [3, 12])
@@ -175,13 +153,6 @@ def test_an_engine_made_in_one_thread_serves_and_ends_in_another() -> None:
 
 
 # ---- layers
-
-
-def test_the_layers_are_the_engines_own() -> None:
-    backend, request = TensorRtBackend(), int8(net())
-    layers = layers_from_json(backend.build(request).files["layers.json"])
-    read = {node: layer.precision for layer in layers for node in layer.nodes}
-    assert all(read[node.name] == "Int8" for node in request.graph.graph.node if node.op_type == "Conv")
 
 
 def test_best_times_the_layers_it_has_chosen() -> None:

@@ -91,13 +91,6 @@ def test_memory_that_is_dropped_without_a_context_is_a_mistake(pycuda: FakePycud
     assert pycuda.alive == pycuda.pagelocked == {}
 
 
-def test_events_and_kernels_belong_to_the_context_too(pycuda: FakePycuda) -> None:
-    event = pycuda.driver.Event()
-    pycuda.driver.Context.pop()
-    del event
-    assert pycuda.mistakes == ["an event dropped without a current context"]
-
-
 def test_only_mapped_memory_has_an_address_on_the_device(pycuda: FakePycuda) -> None:
     flags = pycuda.driver.host_alloc_flags.DEVICEMAP
     mapped = pycuda.driver.pagelocked_empty((2, 3), np.float32, mem_flags=flags)
@@ -127,30 +120,6 @@ def test_a_context_is_current_on_one_thread_only(pycuda: FakePycuda) -> None:
     assert pycuda.depth == 1
     with pytest.raises(AssertionError, match="released while it is current"):
         pycuda.detach()
-
-
-def test_a_captured_stream_does_its_work_when_the_graph_is_launched(
-    pycuda: FakePycuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    graphs = FakeCudaGraphs(pycuda)
-    graphs.install(monkeypatch)
-    stream = pycuda.driver.Stream(1)
-    memory, address = on_device(pycuda, 4)
-    source = np.full(4, 1, np.uint8)
-    graph = CudaGraph(stream, lambda: pycuda.driver.memcpy_htod_async(address, source, stream))
-    stream.synchronize()
-    np.testing.assert_array_equal(read(address, 4), UNWRITTEN)
-    for value in (2, 3):
-        source[:] = value
-        graph.launch()
-        np.testing.assert_array_equal(read(address, 4), UNWRITTEN if value == 2 else 2)
-        stream.synchronize()
-        np.testing.assert_array_equal(read(address, 4), value)
-    graph.close()
-    assert (graphs.launches, [each.users for each in graphs.graphs]) == (2, [0])
-    with pytest.raises(AssertionError, match="was destroyed"):
-        graph.launch()
-    del memory
 
 
 def test_waiting_and_allocating_cannot_be_captured(pycuda: FakePycuda, monkeypatch: pytest.MonkeyPatch) -> None:

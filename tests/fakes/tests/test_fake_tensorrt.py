@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
 from typing import Any
 
-import numpy as np
 import pytest
-from fake_pycuda import T4, FakePycuda
-from fake_tensorrt import FakeTensorRt, install
-from fake_tensorrt_plan import Plan
-from onnx import numpy_helper
+from fake_tensorrt import install
 from trt_bindings import protocols
-from trt_flow import BOUNDS, Bounds, Flow, Monitor, int8_net, small_net, tensor
-from zoo import Net
+from trt_flow import BOUNDS, Bounds, Flow, Monitor, small_net, tensor
 
 from engines.trt import api
-from engines.trt.release import open_release
 
 MODULES = [("10.3.0", "tensorrt"), ("11.4.0.106", "tensorrt"), ("1.7.1.116", "tensorrt_rtx")]
 CROSS_ONLY = {"ComputeCapability", "CrossConfig", "CrossTensorRt"}
@@ -26,14 +18,6 @@ CROSS_ONLY = {"ComputeCapability", "CrossConfig", "CrossTensorRt"}
 @pytest.fixture
 def flow(monkeypatch: pytest.MonkeyPatch) -> Flow:
     return Flow(install(monkeypatch))
-
-
-@pytest.mark.parametrize(("version", "module"), MODULES)
-def test_the_fake_is_found_as_its_release(monkeypatch: pytest.MonkeyPatch, version: str, module: str) -> None:
-    fake = install(monkeypatch, version, module)
-    release = open_release()
-    assert (release.trt, release.name) == (fake.module, f"{module} {version}")
-    assert importlib.util.find_spec(module) is fake.module.__spec__
 
 
 @pytest.mark.parametrize(("version", "module"), MODULES)
@@ -67,35 +51,6 @@ def test_networks_are_strongly_typed(monkeypatch: pytest.MonkeyPatch) -> None:
         old.trt.Builder(old.logger).create_network(0)
     new = Flow(install(monkeypatch, "11.4.0"))
     assert new.trt.Builder(new.logger).create_network(0).num_layers == 0
-
-
-def test_the_parser_takes_onnx_of_supported_types(flow: Flow) -> None:
-    net = Net()
-    unsupported = net.model(net.node("Unique", net.node("Flatten", "image"), outputs=1))
-    mixed = small_net()
-    mixed.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.ones((4, 3, 3, 3), np.float16), "c0"))
-    expected = {
-        b"": (True, ""),
-        b"no model": (False, "(deserializeOnnxModel): MODEL_DESERIALIZE_FAILED: "),
-        unsupported.SerializeToString(): (
-            False,
-            "In node 1 with name: Unique_t1 and operator: Unique (checkUnique): UNS",
-        ),
-        mixed.SerializeToString(): (
-            False,
-            "In node 0 with name: Conv_t0 and operator: Conv (parseNode): INVALID_NODE: ",
-        ),
-        small_net().SerializeToString(): (True, ""),
-    }
-    for content, (done, error) in expected.items():
-        network = flow.trt.Builder(flow.logger).create_network(2)
-        parser = flow.trt.OnnxParser(network, flow.logger)
-        assert parser.parse(content) is done
-        assert parser.num_errors == len(error and [error])
-        if error:
-            assert str(parser.get_error(0)).startswith(error)
-            assert parser.get_error(0).node_name() in error
-        assert network.num_layers == (3 if content and done else 0)
 
 
 def test_a_parser_lives_as_long_as_its_network(flow: Flow) -> None:
@@ -138,26 +93,6 @@ def test_profiles(flow: Flow, batch: int | str, profiles: list[Bounds], error: s
     assert error in (flow.errors or [""])[0]
 
 
-def test_phases_nest_and_end(flow: Flow) -> None:
-    watch = Monitor(flow.fake)
-    flow.monitor = watch.monitor
-    assert flow.build(small_net())
-    assert watch.seen[:2] == [
-        ("start", "Building engine", None, 6),
-        ("start", "Cloning network graph", "Building engine", 5),
-    ]
-    under_way: dict[str, list[int]] = {}
-    for call, phase, *details in watch.seen:
-        if call == "start":
-            assert details[0] is None or details[0] in under_way
-            under_way[phase] = [*range(details[1])]
-        elif call == "step":
-            assert under_way[phase].pop(0) == details[0]
-        else:
-            assert under_way.pop(phase) == []
-    assert under_way == {}
-
-
 @pytest.mark.parametrize("answer", [False, None, ValueError("a bug")])
 def test_a_step_that_is_not_let_pass_stops_the_build(flow: Flow, answer: object) -> None:
     watch = Monitor(flow.fake, {("step", "Optimizing graph"): answer})
@@ -177,64 +112,6 @@ def test_other_exceptions_of_a_monitor_are_swallowed(flow: Flow) -> None:
         config.progres_monitor = None
 
 
-def test_a_build_that_is_made_to_fail(flow: Flow) -> None:
-    flow.fake.fail["build"] = "Error Code 2: OutOfMemory (Requested size was 4096 bytes.)"
-    assert flow.build(small_net()) is None
-    assert flow.errors == [flow.fake.fail["build"]]
-
-
-def test_no_kernel_for_a_quantised_node(flow: Flow) -> None:
-    flow.fake.without_kernel = {"Conv_t5"}  # which runs in float
-    assert flow.build(int8_net())
-    flow.fake.without_kernel = {"Conv_t3"}
-    assert flow.build(int8_net()) is None
-    assert "find any implementation for node c2 + DequantizeLinear_t2 + Conv_t3 + Relu_t4.)" in flow.errors[-1]
-
-
-def test_a_core_that_the_board_does_not_have(flow: Flow) -> None:
-    builder, (network, parser) = flow.trt.Builder(flow.logger), flow.network(small_net())
-    config = builder.create_builder_config()
-    config.default_device_type = flow.trt.DeviceType.DLA
-    config.DLA_core = 1
-    assert builder.build_serialized_network(network, config)
-    config.DLA_core = 2
-    assert builder.build_serialized_network(network, config) is None
-    assert "DLA core 2 of 2" in flow.errors[-1]
-    del parser
-
-
-def test_timings_are_taken_once(flow: Flow) -> None:
-    config = flow.trt.Builder(flow.logger).create_builder_config()
-    assert config.get_timing_cache() is None
-    cache = config.create_timing_cache(b"")
-    assert config.set_timing_cache(cache, False)
-    flow.timings = bytes(cache.serialize())
-    assert flow.build(small_net())
-    assert flow.fake.timed == ["Conv_t0 + Relu_t1", "Conv_t2"]
-    builder, (network, parser) = flow.trt.Builder(flow.logger), flow.network(small_net())
-    builder.build_serialized_network(network, config)
-    again = config.create_timing_cache(bytes(config.get_timing_cache().serialize()))
-    config.set_timing_cache(again, False)
-    builder.build_serialized_network(network, config)
-    assert flow.fake.timed == []
-    del parser
-
-
-def test_timings_of_another_release_and_none_at_all(flow: Flow) -> None:
-    config = flow.trt.Builder(flow.logger).create_builder_config()
-    foreign = Flow(FakeTensorRt(FakePycuda(board=T4), "10.3.0"))
-    others = foreign.trt.Builder(foreign.logger).create_builder_config().create_timing_cache(b"").serialize()
-    cache = config.create_timing_cache(bytes(others))
-    assert not config.set_timing_cache(cache, False)
-    assert "mismatch" in flow.errors[-1]
-    assert config.set_timing_cache(cache, True)
-    assert config.set_timing_cache(config.create_timing_cache(b"garbage"), False)
-    assert flow.messages[-1] == (
-        "Severity.WARNING",
-        "Failed to deserialize timing cache. Returning an empty timing cache.",
-    )
-
-
 def test_the_first_logger_gets_everything(flow: Flow) -> None:
     flow.trt.Builder(flow.logger)
     later: list[tuple[str, str]] = []
@@ -245,40 +122,3 @@ def test_the_first_logger_gets_everything(flow: Flow) -> None:
     assert later == []
     with pytest.raises(TypeError):
         flow.trt.Builder(object())
-
-
-@pytest.mark.parametrize(
-    ("verbosity", "watch", "kinds"),
-    [
-        ("DETAILED", set(), ("Int8", "Float")),
-        ("DETAILED", {"Conv_t3"}, ("Float", "Float")),
-        ("LAYER_NAMES_ONLY", set(), ()),
-    ],
-)
-def test_the_inspector_lists_layers_by_verbosity(
-    flow: Flow, verbosity: str, watch: set[str], kinds: tuple[str, ...]
-) -> None:
-    flow.verbosity = getattr(flow.trt.ProfilingVerbosity, verbosity)
-    flow.fake.without_int8 = watch
-    engine = flow.load(flow.build(int8_net()))
-    listed = json.loads(engine.create_engine_inspector().get_engine_information(flow.trt.LayerInformationFormat.JSON))
-    assert listed["Bindings"] == ["image", "t5"]
-    if kinds:
-        assert [layer["Weights"]["Type"] for layer in listed["Layers"]] == list(kinds)
-        assert listed["Layers"][0]["Metadata"] == "[ONNX Layer: Conv_t3]\x1f[ONNX Layer: Relu_t4]"
-    else:
-        assert listed["Layers"] == ["c2 + DequantizeLinear_t2 + Conv_t3 + Relu_t4", "Conv_t5"]
-
-
-def test_a_marked_tensor_is_not_fused(flow: Flow) -> None:
-    flow.mark_debug = ["t0"]
-    flow.timings = b""
-    assert flow.build(small_net())
-    assert flow.fake.timed == ["Conv_t0", "Conv_t2"]
-
-
-def test_a_plan_says_what_it_was_built_for(flow: Flow) -> None:
-    content = flow.build(small_net())
-    assert content is not None
-    plan = Plan.from_bytes(content)
-    assert (plan.home, plan.capability, plan.gpu) == (("tensorrt", "10.3.0"), 87, "Orin")

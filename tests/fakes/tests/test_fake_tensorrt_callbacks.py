@@ -112,21 +112,6 @@ def test_an_error_that_a_listener_keeps_keeps_no_context(bound: Flow) -> None:
     bound.fake.assert_order()
 
 
-def test_debug_tensors_can_be_spoiled(bound: Flow) -> None:
-    seen: list[NDArray[np.float32]] = []
-
-    def act(_name: str, address: int) -> None:
-        bound.stream.synchronize()
-        seen.append(look(address))
-
-    bound.fake.spoil = {"t0": lambda _: None, "t1": lambda values: values * 0}
-    listening = Listening(bound, act)
-    assert bound.run()
-    assert [name for name, *_ in listening.calls] == ["t1"]
-    assert not seen[0].any()
-    bound.close()
-
-
 @pytest.mark.parametrize("from_thread", [False, True])
 def test_two_calls_at_a_time_are_refused(bound: Flow, from_thread: bool) -> None:
     """Not even from a callback, whose exception would be lost."""
@@ -150,19 +135,3 @@ def test_two_calls_at_a_time_are_refused(bound: Flow, from_thread: bool) -> None
     bound.close()
     with pytest.raises(AssertionError, match="get_tensor_shape while another call is under way"):
         bound.fake.assert_order()
-
-
-def test_a_profiler_receives_the_layers_of_the_inspector(bound: Flow) -> None:
-    times: dict[str, float] = {}
-
-    class Profiler(bound.trt.IProfiler):  # type: ignore[misc, name-defined]  # known only at run time
-        def report_layer_time(self, layer_name: str, ms: float) -> None:
-            times[layer_name] = ms
-
-    with pytest.raises(TypeError):
-        bound.context.profiler = object()
-    bound.context.profiler = Profiler()
-    assert bound.run()
-    assert times == {"Conv_t0": 0.01, "Conv_t2": 0.02}
-    bound.context.profiler = None
-    bound.close()
