@@ -16,7 +16,7 @@ from worlds import make_world
 
 from agent.camera.config import CameraConfig
 from agent.camera.reader import apply_mask_and_crop, read_images
-from agent.camera.source import WHOLE, Framing
+from agent.camera.source import Framing
 from agent.common.errors import ConfigError
 from agent.config import load_config
 
@@ -50,11 +50,6 @@ def test_masks_are_of_the_whole_picture_and_the_region_is_cut_from_it() -> None:
     assert frame.flags.c_contiguous
     assert (frame[:, :16] == GREY).all()
     assert (frame[:, 17:] == before[24:, 33:]).all()
-
-
-def test_a_whole_framing_leaves_the_picture_as_it_is() -> None:
-    image = noise(8, 8)
-    assert apply_mask_and_crop(image, WHOLE) is image
 
 
 shares = st.floats(0.0, 1.0)
@@ -104,12 +99,3 @@ def test_regions_and_masks_beyond_the_picture_are_refused(
 def test_a_configuration_is_read_without_opencv() -> None:
     source = "import sys, agent.config; assert 'cv2' not in sys.modules"
     subprocess.run([sys.executable, "-c", source], check=True, timeout=60)
-
-
-@pytest.mark.slow
-def test_the_daemon_serves_the_region_without_the_masks(tmp_path: Path) -> None:
-    world = make_world(tmp_path, lambda _: 0.5, 6.0)
-    world.config["camera"].update(region=[0.0, 0.0, 0.5, 1.0], masks=[LEFT_HALF])
-    summary, said = world.run("--frames", "30")
-    assert summary["frames"] == 30
-    assert "error" not in said

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -93,15 +93,3 @@ def test_a_camera_that_freezes_is_lost_opened_again_and_back_with_the_next_pictu
         assert passed_s < 1.0
         watched.step_until(clock, lambda: not watched.lost)
         assert watched.codes == ["camera.frozen", ""]
-
-
-@pytest.mark.parametrize(("picture", "frozen_s"), [(frozen, None), (noisy, 0.5)])
-def test_a_picture_that_may_stand_still_and_one_that_does_not_are_served(
-    camera: MjpegServer, picture: Callable[[int], np.ndarray], frozen_s: float | None
-) -> None:
-    camera.picture = picture
-    clock = TurnedClock()
-    with Watched(camera.url, frozen_s=frozen_s, clock=clock) as watched:
-        watched.step_until(clock, lambda: clock.monotonic_s() > TurnedClock().monotonic_s() + 2.0)
-        assert watched.codes == []
-    assert camera.clients == 1

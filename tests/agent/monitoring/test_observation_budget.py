@@ -98,13 +98,6 @@ def test_without_a_share_the_periods_alone_count() -> None:
     assert budget.debt_s == 0.0
 
 
-def test_a_clock_that_jumps_back_does_not_stop_the_observing() -> None:
-    budget = made(share=None)
-    assert budget.due(1000.0)
-    assert not budget.due(1000.1)
-    assert budget.due(0.0)
-
-
 @pytest.mark.parametrize("slow_s", [1.0, 20.0])
 def test_a_slow_observation_does_not_stop_the_others(slow_s: float) -> None:
     """The machine was busy, or the engine was warming up: it is owed, and the scene is looked at."""

@@ -42,16 +42,6 @@ def test_an_outage_is_reported_once_at_its_beginning_and_once_at_its_end(bench: 
     assert sum(thread.collection.counts) >= observer_module._WELL_AFTER
 
 
-def test_the_state_says_what_is_wrong(bench: Bench) -> None:
-    observer = bench.observer(*[FULL] * 1_000_000)
-    thread = bench.start(lambda _: observer)
-    thread.wait_until_tried(MANY)
-    assert thread.states()["camera"].outage == ""
-    bench.feed(thread, lambda: bool(thread.states()["camera"].outage))
-    assert thread.states()["camera"].outage == "cuda.memory"
-    assert thread.collection.counts[0] == 0
-
-
 def test_an_observer_that_fails_now_and_then_fills_no_log(bench: Bench) -> None:
     observer = bench.observer(*[FULL, None] * 20)
     thread = bench.start(lambda _: observer)

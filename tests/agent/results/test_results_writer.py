@@ -42,18 +42,6 @@ class Hanging(Output):
         return 60.0
 
 
-def test_all_that_is_offered_is_in_the_file_once_it_has_settled(tmp_path: Path) -> None:
-    path = tmp_path / "results.jsonl"
-    with ResultsWriter(CONFIG, [ResultsFile(path)]) as writer:
-        for number in range(100):
-            writer.offer(served(number))
-        writer.flush()
-        assert frames_of(path) == list(range(100))
-        writer.offer(served(100))
-    assert frames_of(path) == list(range(101))
-    assert writer.dropped == {"file": 0}
-
-
 def test_an_output_that_hangs_keeps_no_frame_and_the_oldest_answers_go() -> None:
     output = Hanging()
     with ResultsWriter(CONFIG, [output]) as writer:

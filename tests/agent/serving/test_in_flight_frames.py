@@ -92,16 +92,6 @@ def test_an_error_ends_it_after_all_answers_before() -> None:
     assert turns.is_finished or turns.slots[0].is_full  # no capture thread waits for it
 
 
-def test_a_frame_under_way_is_answered_though_no_other_comes() -> None:
-    turns, answered = RoundRobinScheduler([False]), threading.Event()
-    loop = FrameLoop(turns, "a", Numbering(), [PlainTask(), PlainTask()], [lambda _: answered.set()])
-    loop.start()
-    turns.slots[0].put(frame(0))
-    assert answered.wait(LIMIT_S)
-    turns.close()
-    loop.join(LIMIT_S)
-
-
 def test_time_in_which_an_engine_computes_another_frame_is_not_counted_twice() -> None:
     """An inference on a GPU that begins while the one before is computed waits for that."""
     times = iter([(0.0, 10.0), (2.0, 13.0)])
