@@ -10,6 +10,7 @@ import logging
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import cv2
 import pytest
@@ -123,6 +124,14 @@ def test_a_rate_that_is_not_granted_is_logged(driver: Driver, caplog: pytest.Log
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "fps=30 asked_fps=60" in caplog.text
     assert driver.state[cv2.CAP_PROP_FPS] == 30.0
+
+
+def test_ffmpeg_decodes_with_so_many_threads_as_are_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[tuple[Any, ...]] = []
+    monkeypatch.setattr("agent.camera.opencv.cv2.VideoCapture", lambda *given: opened.append(given) or Driver())
+    open_capture(Source("rtsp", "rtsp://a/b", CaptureSettings(decode_threads=3)), 2.0)
+    ((*_, settings),) = opened
+    assert settings[settings.index(cv2.CAP_PROP_N_THREADS) + 1] == 3
 
 
 def test_a_sensors_mode_and_flip_are_in_its_pipeline() -> None:

@@ -13,8 +13,6 @@ from agent.camera.capture import Frame
 from agent.serving.inference import FrameLoop, RoundRobinScheduler
 from engines.errors import EngineError
 
-ROUNDS = 5
-
 
 def test_a_candidate_answers_once_it_has_rehearsed_and_the_old_engine_is_closed_once_it_is_kept() -> None:
     old, new = NamedEngine("old"), NamedEngine("new")

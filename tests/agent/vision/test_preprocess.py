@@ -2,14 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 from network_inputs import of_size
 
 from agent.common.errors import CameraError
 from agent.vision.preprocess import Preprocessor
 from agent.vision.spec import InputSpec
-
-SIDES = st.integers(1, 200)
 
 
 def noise(height: int, width: int) -> np.ndarray:
