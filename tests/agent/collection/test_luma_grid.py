@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import islice
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -39,13 +38,6 @@ def test_camera_noise_is_nothing_new(deviation: float) -> None:
     image = backdrop()
     pairs = [(noisy(image, deviation, rng), noisy(image, deviation, rng)) for _ in range(8)]
     assert max(distance(one, other) for one, other in pairs) < NEAR
-
-
-def test_compression_is_nothing_new() -> None:
-    image = noisy(backdrop(), 4.0, np.random.default_rng(0))
-    for quality in (30, 60, 90):
-        _, encoded = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, quality])
-        assert distance(image, np.asarray(cv2.imdecode(encoded, cv2.IMREAD_COLOR), np.uint8)) < NEAR
 
 
 @pytest.mark.parametrize("size", [(480, 640), (1080, 1920), (352, 640)])

@@ -85,17 +85,10 @@ def test_values_older_than_an_hour_leave() -> None:
     estimate = hour.estimate
     assert estimate.interval.estimate == 1.0
     assert 3590 <= estimate.interval.n <= 3600
+    assert len(hour._slices) <= 361, "at any frame rate"
     assert estimate.since == pytest.approx(1000.0 + 7200.0 - estimate.interval.n)
     hour.add(1000.0 + 7200.0 + 3600.0, None)
     assert (hour.estimate.interval.n, hour.estimate.empty) == (0, 1)
-
-
-def test_an_hour_takes_the_same_memory_at_any_frame_rate() -> None:
-    hour = LastHour()
-    for number in range(100_000):
-        hour.add(number / 10, 1.0)
-    assert len(hour._slices) <= 361
-    assert 35_900 <= hour.estimate.interval.n <= 36_000
 
 
 def test_a_clock_that_is_set_back_loses_nothing_and_old_values_still_leave() -> None:
@@ -202,13 +195,6 @@ def test_the_interval_is_the_published_one() -> None:
     assert half.high == pytest.approx(0.5 + math.sqrt(1.0 - (0.05 / 2) ** (2 / 40)) / 2)
     assert half.low == pytest.approx(1.0 - half.high)
     assert mean_interval(0.0, 0).n == 0
-
-
-@given(st.integers(1, 10**6), st.floats(0.0, 1.0))
-def test_the_interval_holds_its_mean_and_narrows_with_n(n: int, mean: float) -> None:
-    few, many = mean_interval(mean * n, n), mean_interval(mean * n * 4, n * 4)
-    assert 0.0 <= few.low <= few.estimate <= few.high <= 1.0
-    assert many.high - many.low <= few.high - few.low
 
 
 def test_the_history_is_of_the_newest_frames() -> None:

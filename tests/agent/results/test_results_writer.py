@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import threading
 from pathlib import Path
 
@@ -107,17 +106,6 @@ def test_the_latency_of_a_line_lasts_until_every_output_has_it() -> None:
         writer.flush()
         assert writer.latency["street"].sample().p50_ms == pytest.approx(2000.0, rel=0.03)
         assert not writer.latency["street"].sample().frames, "each stretch is reported once"
-
-
-def test_the_daemon_writes_a_line_for_each_frame(tmp_path: Path) -> None:
-    world = make_world(tmp_path, lambda _: 0.5, 6.0, results={"file": "results.jsonl"})
-    summary, _ = world.run()
-    documents = [json.loads(each) for each in (tmp_path / "results.jsonl").read_text().splitlines()]
-    assert [document["frame"] for document in documents] == list(range(summary["frames"])) == list(range(60))
-    assert summary["results_dropped"] == {"file": 0}
-    assert {*documents[0]} == {"frame", "ts", "camera", "engine", "latency_ms", "class", "label", "score"}
-    assert [document["ts"] for document in documents] == pytest.approx([number / 10 for number in range(60)])
-    assert all(0.0 < document["latency_ms"] < 10_000.0 for document in documents)
 
 
 def test_the_daemon_reports_a_full_disk_once_and_serves_on(tmp_path: Path) -> None:

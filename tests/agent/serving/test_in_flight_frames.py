@@ -15,7 +15,7 @@ from turned_clock import TurnedClock
 
 from agent.camera.capture import Frame
 from agent.common.clock import SYSTEM_CLOCK
-from agent.serving.inference import FrameLoop, InferenceThread, InFlightFrames, RoundRobinScheduler
+from agent.serving.inference import FrameLoop, InferenceThread, RoundRobinScheduler
 from agent.vision.task import POLL_S, DeviceInference, PendingInference, ServedFrame, Submit
 from engines.interface import Array, Engine, OverlappingEngine
 from engines.preprocessing import ImageTransform
@@ -90,32 +90,6 @@ def test_an_error_ends_it_after_all_answers_before() -> None:
     assert str(loop.error) == "the engine broke"
     assert [each.frame.id for each in served] == [0, 1, 2]
     assert turns.is_finished or turns.slots[0].is_full  # no capture thread waits for it
-
-
-def test_time_in_which_an_engine_computes_another_frame_is_not_counted_twice() -> None:
-    """An inference on a GPU that begins while the one before is computed waits for that."""
-    times = iter([(0.0, 10.0), (2.0, 13.0)])
-
-    class Computed:
-        notifies, is_done = False, True
-
-        def wait(self, timeout_s: float) -> None: ...
-
-        def result(self) -> tuple[dict[str, Array], float, float]:
-            return ({"a": np.zeros(1)}, *next(times))
-
-    class Beside(PlainTask):
-        def start(self, _engine: Engine, images: Sequence[NDArray[np.uint8]], _submit: Submit) -> PendingInference:
-            return PendingInference(Computed(), images[0].shape, [cast(Any, None)])
-
-    lanes = InFlightFrames([Beside(), Beside()], lambda: None)
-    lanes.start()
-    for number in (0, 1):
-        lanes.submit([frame(number)], "a", NamedEngine("a"))
-    assert lanes.is_full
-    assert [lanes.collect()[0].inferred_s, lanes.collect()[0].inferred_s] == pytest.approx([10.0, 3.0])
-    assert lanes.is_empty
-    lanes.close()
 
 
 def test_an_inference_in_a_thread_can_be_waited_for_with_a_limit() -> None:

@@ -65,11 +65,9 @@ def test_reports_every_error_at_once(tmp_path: Path) -> None:
         *[("detect", name, True) for name in DECODERS],
         ("detect", "package.module:function", True),
         ("detect", "yolov6", False),
-        ("detect", "module.function", False),
         ("detect", "a:b:c", False),
         ("detect", None, False),
         ("classify", "yolox", False),
-        ("raw", "yolox", False),
         ("raw", None, True),
     ],
 )
