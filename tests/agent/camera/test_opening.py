@@ -10,7 +10,6 @@ import logging
 import subprocess
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import cv2
 import pytest
@@ -126,11 +125,16 @@ def test_a_rate_that_is_not_granted_is_logged(driver: Driver, caplog: pytest.Log
     assert driver.state[cv2.CAP_PROP_FPS] == 30.0
 
 
+@pytest.mark.skipif(not hasattr(cv2, "CAP_PROP_N_THREADS"), reason="OpenCV before 4.7 has no such setting")
 def test_ffmpeg_decodes_with_so_many_threads_as_are_configured(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[tuple[Any, ...]] = []
-    monkeypatch.setattr("agent.camera.opencv.cv2.VideoCapture", lambda *given: opened.append(given) or Driver())
+    settings: list[int] = []
+
+    def opened(_location: str, _api: int, given: list[int]) -> Driver:
+        settings.extend(given)
+        return Driver()
+
+    monkeypatch.setattr("agent.camera.opencv.cv2.VideoCapture", opened)
     open_capture(Source("rtsp", "rtsp://a/b", CaptureSettings(decode_threads=3)), 2.0)
-    ((*_, settings),) = opened
     assert settings[settings.index(cv2.CAP_PROP_N_THREADS) + 1] == 3
 
 

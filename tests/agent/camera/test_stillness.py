@@ -39,7 +39,7 @@ def test_a_picture_that_is_repeated_for_longer_is_frozen_until_the_next_one() ->
 
 def lone_pixel(level: int) -> np.ndarray:
     """Return the scene with another pixel outside of the rows that are compared each time."""
-    picture = SCENE.copy()
+    picture: np.ndarray = SCENE.copy()
     picture[5, 7, 1] = level
     return picture
 

@@ -135,20 +135,6 @@ def test_an_observer_that_fails_slowly_for_ever_takes_no_more_than_the_share(
     assert tried * slow_s > 0.9 * 0.02 * 86400 * INFERENCE_S * FPS
 
 
-def test_after_an_end_of_slow_failures_the_scene_is_looked_at_as_before() -> None:
-    budget = made()
-    normal = len(watch(budget, HOUR))
-    ts = 3600
-    for _ in range(3 * 3600):
-        ts += 1
-        budget.earn(INFERENCE_S * FPS)
-        if budget.due(float(ts)):
-            budget.spend(10.0, failed=True)
-    watch(budget, 2 * HOUR, ts * FPS)
-    assert len(watch(budget, HOUR, ts * FPS + 2 * HOUR)) == pytest.approx(normal, rel=0.1)
-    assert budget.debt_s == 0.0
-
-
 def test_no_failure_runs_further_ahead_than_two_bursts_and_one_observation() -> None:
     budget, most_s = made(), 0.0
     watch(budget, 60 * FPS)

@@ -123,22 +123,6 @@ def test_frames_are_passed_over_until_the_reference_is_there(bench: Bench) -> No
     assert bench.changes == []
 
 
-def test_a_reference_that_is_being_built_is_given_up_at_the_end(bench: Bench) -> None:
-    building = threading.Event()
-
-    def endless(progress: Progress) -> Observer:
-        while True:
-            building.set()
-            progress(0.5, "Timing graph nodes")
-
-    thread = bench.start(endless)
-    assert building.wait(MANY)
-    thread.stop()
-    thread.join(MANY)
-    assert not thread.is_alive()
-    assert thread.error is None
-
-
 def test_a_reference_that_cannot_be_opened_is_tried_again(bench: Bench) -> None:
     mismatch = EngineError("observer.mismatch", "tensor 't' is 3.0 dB like ONNX Runtime's", "30 dB", "report it")
     attempts, again = [mismatch, mismatch], threading.Event()
