@@ -127,6 +127,22 @@ def test_the_freshest_frame_overwrites_and_is_counted() -> None:
     assert slot.dropped == {"stale": 4}
 
 
+def test_a_closed_slot_is_emptied_and_then_ends() -> None:
+    turns = RoundRobinScheduler([True])
+    (slot,) = turns.slots
+    slot.put(frame(0))
+    waiting = threading.Thread(target=lambda: slot.put(frame(1)))
+    waiting.start()
+    slot.close()
+    waiting.join(60.0)
+    assert not waiting.is_alive()
+    last = turns.next_frame()
+    assert last is not None
+    assert last.id == 0
+    assert turns.next_frame() is None
+    assert not slot.dropped
+
+
 def capture(
     source: Source, limit: int = 0, speed: float = 0.0, clock: Clock = SYSTEM_CLOCK
 ) -> tuple[list[Frame], CaptureThread]:

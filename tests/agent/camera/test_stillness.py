@@ -88,3 +88,10 @@ def test_a_camera_that_freezes_is_lost_opened_again_and_back_with_the_next_pictu
         assert passed_s < 1.0
         watched.step_until(clock, lambda: not watched.lost)
         assert watched.codes == ["camera.frozen", ""]
+
+
+def test_a_picture_that_may_stand_still_is_served(camera: MjpegServer) -> None:
+    camera.picture, clock = frozen, TurnedClock()
+    with Watched(camera.url, frozen_s=None, clock=clock) as watched:
+        watched.step_until(clock, lambda: clock.monotonic_s() > TurnedClock().monotonic_s() + 2.0)
+        assert watched.codes == []

@@ -71,12 +71,13 @@ def test_a_fault_of_an_output_costs_it_that_line_alone(
             writer.offer(served(number))
             writer.flush()
         assert output.frames == [*range(5, 35)]
+        writer.offer(served(35))  # which is written at the end
     (name, failure), end = changes
     assert failure is not None
     assert (name, failure.code, end) == ("hanging", "results.failed", ("hanging", None))
     assert ("report it" in failure.remedy) is isinstance(error, ZeroDivisionError)
     assert caplog.text.count("Traceback") == 1
-    assert frames_of(tmp_path / "results.jsonl") == [*range(35)]
+    assert frames_of(tmp_path / "results.jsonl") == [*range(36)]
 
 
 def test_trouble_is_reported_once_and_its_end_too(tmp_path: Path) -> None:

@@ -118,6 +118,14 @@ def test_a_time_that_the_previous_engine_needs_itself_is_no_hang() -> None:
         assert deadline_s(config, record) == pytest.approx(limit_s)
 
 
+def test_slow_frames_now_and_then_are_counted_and_forgiven() -> None:
+    watch, record = probation()
+    for number in range(200):
+        answer(record, "new", frame=200 + number, inferred_s=1.0 if number % 20 == 0 else 0.01)
+    assert watch.late_frames == 10
+    assert watch.objection([UNKNOWN]) is None
+
+
 def test_a_tail_that_a_long_record_shows_is_slow() -> None:
     record = AnswerRecord(live=False)
     for frame in range(2000):
