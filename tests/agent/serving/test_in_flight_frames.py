@@ -50,28 +50,20 @@ class Reporting(PlainTask):
         return super().start(engine, images, submit)
 
 
-def serve(engine: Numbering, frames: int, ready: Callable[[int], None] = lambda _: None) -> list[ServedFrame]:
-    """Return the answers of a loop to so many frames of a camera that waits."""
-    turns, served = RoundRobinScheduler([True]), list[ServedFrame]()
-    loop = FrameLoop(turns, "a", engine, [Reporting(ready), Reporting(ready)], [served.append])
-    loop.start()
-    for number in range(frames):
-        turns.slots[0].put(frame(number))
-    turns.close()
-    loop.join(LIMIT_S)
-    assert not loop.is_alive()
-    if loop.error is not None:
-        raise loop.error
-    return served
-
-
 def test_the_next_frame_is_made_ready_while_the_engine_computes() -> None:
     """Were it not, the engine would wait for it in vain."""
     ready = [threading.Event() for _ in range(11)]
     ready[10].set()
-    in_time: list[bool] = []
+    turns, served, in_time = RoundRobinScheduler([True]), list[ServedFrame](), list[bool]()
     engine = Numbering(lambda number: in_time.append(ready[number + 1].wait(LIMIT_S)))
-    served = serve(engine, 10, lambda number: ready[number].set())
+    tasks = [Reporting(lambda number: ready[number].set()) for _ in range(2)]
+    loop = FrameLoop(turns, "a", engine, tasks, [served.append])
+    loop.start()
+    for number in range(10):
+        turns.slots[0].put(frame(number))
+    turns.close()
+    loop.join(LIMIT_S)
+    assert loop.error is None
     assert in_time == [True] * 10
     assert [(each.frame.id, str(each.result)) for each in served] == [(number, str(number)) for number in range(10)]
 
