@@ -29,7 +29,7 @@ from calibrate.errors import TaredError
 from engines.interface import silent
 from engines.registry import open_backend
 
-WARM, FRAMES, SERVED = 100, 300, 100
+WARM, FRAMES = 100, 300
 PICTURE = np.random.default_rng(0).integers(0, 256, (120, 160, 3), dtype=np.uint8)
 
 
@@ -110,5 +110,7 @@ def test_a_sink_that_fails_is_named_with_one_traceback_for_each_kind_of_error(
         f"serving.sinks: {picky.__qualname__} raised ZeroDivisionError: 0",
         "back",
     ]
-    logged = [record for record in caplog.records if record.exc_info and f"sink={picky.__qualname__}" in record.message]
+    logged = [
+        record for record in caplog.records if record.exc_info and f"place={picky.__qualname__}" in record.message
+    ]
     assert [record.exc_info[0] for record in logged if record.exc_info] == [ZeroDivisionError, KeyError]
