@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -69,8 +70,8 @@ class Bench:
         backend = open_backend("onnxruntime")
         return Faulty(backend.observer(self.model.reference, self.model.placement.taps), list(faults))
 
-    def start(self, open_observer: OpenObserver, clock: TurnedClock | None = None) -> ObserverThread:
-        """Start a thread. clock: another than the bench's, which `feed` does not turn."""
+    def start(self, open_observer: OpenObserver, clock: TurnedClock | None = None, **given: Any) -> ObserverThread:
+        """Start a thread, which is given this besides. clock: another than the bench's, which `feed` does not turn."""
         content = {
             "model": self.model.spec.model_dump(mode="json"),
             "camera": {"source": "clip.avi"},
@@ -78,14 +79,10 @@ class Bench:
         }
         config = validate(Config, content, "test")
         clock = clock or self.clock
-        thread = ObserverThread(open_observer, self.model.spec, config, self.changes.append, clock=clock)
+        thread = ObserverThread(open_observer, self.model.spec, config, self.changes.append, clock=clock, **given)
         thread.start()
-        self.take(thread)
-        return thread
-
-    def take(self, thread: ObserverThread) -> None:
-        """End this thread with the others."""
         self._threads.append(thread)
+        return thread
 
     def feed(self, thread: ObserverThread, until: Callable[[], bool]) -> None:
         """Offer frames a second apart until something has come true."""

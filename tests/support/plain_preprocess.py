@@ -84,19 +84,3 @@ def numbers(spec: InputSpec) -> tuple[list[np.float32], list[np.float32]]:
     std = [*spec.std] * (spec.channels // len(spec.std))
     mean = [*spec.mean] * (spec.channels // len(spec.mean))
     return [np.float32(spec.scale / s) for s in std], [np.float32(-m / s) for m, s in zip(mean, std, strict=True)]
-
-
-def bilinear(frame: NDArray[np.uint8], height: int, width: int) -> NDArray[np.float64]:
-    """Interpolate as OpenCV documents INTER_LINEAR: pixel centres at halves, edges repeated, in float64."""
-    y, x = (
-        ((np.arange(target) + 0.5) * source / target - 0.5).clip(0, source - 1)
-        for target, source in ((height, frame.shape[0]), (width, frame.shape[1]))
-    )
-    top, left = np.floor(y).astype(int), np.floor(x).astype(int)
-    bottom, right = (top + 1).clip(max=frame.shape[0] - 1), (left + 1).clip(max=frame.shape[1] - 1)
-    down, across = (y - top)[:, np.newaxis, np.newaxis], (x - left)[np.newaxis, :, np.newaxis]
-    levels = frame.astype(np.float64)
-    upper = levels[np.ix_(top, left)] * (1 - across) + levels[np.ix_(top, right)] * across
-    lower = levels[np.ix_(bottom, left)] * (1 - across) + levels[np.ix_(bottom, right)] * across
-    blended: NDArray[np.float64] = upper * (1 - down) + lower * down
-    return blended

@@ -2,7 +2,7 @@
 
 For the system's Python, which has GStreamer's bindings; nothing of the project is imported. CODEC: h264 or h265. FPS:
 pictures a second, 20 by default. MS: it hangs up on a client so long after that has begun to play. With SIGUSR1 it
-goes on with one picture, with the next one it is free again; with SIGUSR2 its pictures have twice the size.
+goes on with one picture, with the next one it is free again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ gi.require_version("Gst", "1.0")
 gi.require_version("GstRtspServer", "1.0")
 from gi.repository import GLib, Gst, GstRtspServer  # noqa: E402  # their versions have to be named before
 
-PICTURES = "videotestsrc name=pictures is-live=true pattern=snow ! capsfilter name=size"
+PICTURES = "videotestsrc name=pictures is-live=true pattern=snow ! video/x-raw,width=320,height=240"
 _LIVE = "tune=zerolatency speed-preset=ultrafast key-int-max=10"
 ENCODERS = {  # pass=quant: of one quality, so that equal pictures become equal key frames
     "h264": f"x264enc {_LIVE} pass=quant quantizer=35 ! h264parse ! rtph264pay",
@@ -34,36 +34,32 @@ def main() -> None:
     server.set_address("127.0.0.1")
     server.set_service(port)
     factory = GstRtspServer.RTSPMediaFactory()
-    factory.set_launch(f"( {PICTURES} ! videoconvert ! {ENCODERS[codec]} name=pay0 pt=96 config-interval=1 )")
+    factory.set_launch(
+        f"( {PICTURES},framerate={fps}/1 ! videoconvert ! {ENCODERS[codec]} name=pay0 pt=96 config-interval=1 )"
+    )
     factory.connect("media-configure", lambda _, media: configure(media.get_element()))
     server.get_mount_points().add_factory("/camera", factory)
     if hang_up_ms:
         server.connect("client-connected", lambda _, client: client.connect("play-request", hang_up_soon))
     server.attach(None)
-    state = {"frozen": False, "large": False}
     elements: list[Gst.Element] = []
-
-    def apply(element: Gst.Element) -> None:
-        element.get_by_name("pictures").set_property("pattern", CHECKERS if state["frozen"] else SNOW)
-        size = "width=640,height=480" if state["large"] else "width=320,height=240"
-        caps = Gst.Caps.from_string(f"video/x-raw,{size},framerate={fps}/1")
-        element.get_by_name("size").set_property("caps", caps)
+    pattern = SNOW
 
     def configure(element: Gst.Element) -> None:
         elements.append(element)
-        apply(element)
+        element.get_by_name("pictures").set_property("pattern", pattern)
 
     def hang_up_soon(client: GstRtspServer.RTSPClient, _: object) -> None:
         GLib.timeout_add(int(hang_up_ms), lambda: client.close() or GLib.SOURCE_REMOVE)
 
-    def toggle(what: str) -> bool:
-        state[what] = not state[what]
+    def toggle() -> bool:
+        nonlocal pattern
+        pattern = SNOW if pattern == CHECKERS else CHECKERS
         for element in elements:
-            apply(element)
+            element.get_by_name("pictures").set_property("pattern", pattern)
         return True  # GLib.SOURCE_CONTINUE
 
-    GLib.unix_signal_add(GLib.PRIORITY_HIGH, signal.SIGUSR1, toggle, "frozen")
-    GLib.unix_signal_add(GLib.PRIORITY_HIGH, signal.SIGUSR2, toggle, "large")
+    GLib.unix_signal_add(GLib.PRIORITY_HIGH, signal.SIGUSR1, toggle)
     GLib.MainLoop().run()
 
 

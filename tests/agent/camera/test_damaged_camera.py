@@ -14,7 +14,6 @@ import pytest
 from brokers import eventually
 from live_camera_bench import Watched
 from turned_clock import TurnedClock
-from v4l2_driver import V4l2Driver
 
 from agent.camera.reader import read_images
 from agent.camera.source import Source
@@ -25,18 +24,32 @@ from agent.common.timing import Backoff
 PERIOD_S = 0.02
 
 
-class Driver(V4l2Driver):
+class Driver:
     """A fake of OpenCV's capture on a V4L2 device: each read takes a period of the turned clock.
 
     `fails` names the reads that fail; from `dies_after` on all fail at once. `hangs`: for so many periods before these
     reads, once.
     """
 
-    period_s = PERIOD_S
     clock: ClassVar[TurnedClock]
     fails: ClassVar[Callable[[int], bool]]
     dies_after = 10_000
     hangs: ClassVar[dict[int, int]] = {}
+
+    def __init__(self, *_: object) -> None:
+        self._number = 0  # of the newest frame
+
+    def isOpened(self) -> bool:
+        return True
+
+    def release(self) -> None: ...
+
+    def set(self, *_: object) -> bool:
+        return True
+
+    def get(self, what: int) -> float:
+        known = {cv2.CAP_PROP_FPS: 1.0 / PERIOD_S, cv2.CAP_PROP_POS_MSEC: 1000.0 * PERIOD_S * self._number}
+        return known.get(what, 0.0)
 
     def read(self) -> tuple[bool, np.ndarray | None]:
         if self._number >= self.dies_after:

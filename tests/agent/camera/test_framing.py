@@ -12,13 +12,12 @@ import pytest
 from camera_pictures import picture
 from hypothesis import given
 from hypothesis import strategies as st
-from worlds import make_world
 
 from agent.camera.config import CameraConfig
 from agent.camera.reader import apply_mask_and_crop, read_images
-from agent.camera.source import WHOLE, Framing
+from agent.camera.source import Framing
 from agent.common.errors import ConfigError
-from agent.config import load_config
+from agent.common.schema import validate
 
 GREY = (114, 114, 114)
 LEFT_HALF = ((0.0, 0.0), (0.5, 0.0), (0.5, 1.0), (0.0, 1.0))
@@ -52,11 +51,6 @@ def test_masks_are_of_the_whole_picture_and_the_region_is_cut_from_it() -> None:
     assert (frame[:, 17:] == before[24:, 33:]).all()
 
 
-def test_a_whole_framing_leaves_the_picture_as_it_is() -> None:
-    image = noise(8, 8)
-    assert apply_mask_and_crop(image, WHOLE) is image
-
-
 shares = st.floats(0.0, 1.0)
 
 
@@ -86,30 +80,16 @@ def test_every_reader_of_a_source_gets_the_frame(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("camera", "words"),
     [
-        ({"region": [0.5, 0.0, 0.5, 1.0]}, r"camera\.region: .*left < right"),
-        ({"region": [0.0, 0.0, 1.0, 2.0]}, r"camera\.region\.3: .*less than or equal to 1"),
-        ({"masks": [[[0, 0], [1, 1]]]}, r"camera\.masks\.0: .*at least 3"),
+        ({"region": [0.5, 0.0, 0.5, 1.0]}, r"region: .*left < right"),
+        ({"region": [0.0, 0.0, 1.0, 2.0]}, r"region\.3: .*less than or equal to 1"),
+        ({"masks": [[[0, 0], [1, 1]]]}, r"masks\.0: .*at least 3"),
     ],
 )
-def test_regions_and_masks_beyond_the_picture_are_refused(
-    tmp_path: Path, camera: dict[str, object], words: str
-) -> None:
-    world = make_world(tmp_path, lambda _: 0.5, 1.0)
-    world.config["camera"].update(camera)
-    world.command()
+def test_regions_and_masks_beyond_the_picture_are_refused(camera: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        load_config(tmp_path / "config.yaml")
+        validate(CameraConfig, {"source": "csi:0", **camera}, "test")
 
 
 def test_a_configuration_is_read_without_opencv() -> None:
     source = "import sys, agent.config; assert 'cv2' not in sys.modules"
     subprocess.run([sys.executable, "-c", source], check=True, timeout=60)
-
-
-@pytest.mark.slow
-def test_the_daemon_serves_the_region_without_the_masks(tmp_path: Path) -> None:
-    world = make_world(tmp_path, lambda _: 0.5, 6.0)
-    world.config["camera"].update(region=[0.0, 0.0, 0.5, 1.0], masks=[LEFT_HALF])
-    summary, said = world.run("--frames", "30")
-    assert summary["frames"] == 30
-    assert "error" not in said

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from brokers import eventually
 from live_camera_bench import Watched, assert_nothing_more, held, silent_for
 from mjpeg_server import MjpegServer, grey
 from turned_clock import TurnedClock
-from worlds import make_world
 
 from agent.camera.stream_health import SILENCE_S
 from agent.common.timing import Backoff
@@ -71,22 +69,3 @@ def test_reconnects_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch, reconn
         after = held()
         assert watched.thread.pulse > reconnects
     assert_nothing_more(before, after)
-
-
-@pytest.mark.slow
-def test_the_daemon_serves_a_live_camera_and_reports_its_silence(tmp_path: Path) -> None:
-    with MjpegServer(fps=20.0) as server:
-        world = make_world(tmp_path, lambda _: 0.5, 1.0, camera={"source": server.url, "silence_s": 0.5})
-
-        def make_trouble() -> None:
-            eventually(lambda: server.sent > 10, 60.0)
-            server.silent = True
-            eventually(lambda: server.clients > 1, 60.0)  # the daemon opens it again
-            server.silent = False
-
-        thread = threading.Thread(target=make_trouble)
-        thread.start()
-        summary, log = world.run(until="state=back")
-        thread.join()
-    assert "code=camera.silent" in log
-    assert summary["frames"] > 0

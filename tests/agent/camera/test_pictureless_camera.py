@@ -96,14 +96,6 @@ def test_an_answer_that_comes_a_byte_at_a_time_is_cut_off(clock: TurnedClock, an
         clock.turn_until(lambda: watched.lost and watched.thread.pulse > 1)
 
 
-@pytest.mark.parametrize("damage", [lambda _, content: content, SENT[0], SENT[1]], ids=["good", "damaged", "empty"])
-def test_stopping_waits_for_no_picture(camera: MjpegServer, damage: Damage) -> None:
-    camera.damage = damage
-    with Watched(camera.url, silence_s=3600.0):
-        eventually(lambda: camera.clients > 0)
-        camera.silent = damage is not SENT[0]
-
-
 def test_a_reader_without_a_daemon_gets_the_error_too(camera: MjpegServer, clock: TurnedClock) -> None:
     def spoil(number: int, content: bytes) -> bytes:
         clock.turn(1.0)

@@ -186,16 +186,3 @@ def test_each_source_that_cannot_be_opened_has_the_pipelines_own_message() -> No
     for error, message in zip(errors, messages.values(), strict=False):
         assert message in error
     assert "of-the-gate" not in done.stdout + done.stderr
-
-
-@pytest.mark.trial
-def test_rtsp_that_dies_and_comes_back_is_served_again() -> None:
-    require_gstreamer("GstRtspServer")
-    camera = RtspCamera()
-    with reading(camera.url, transport="tcp") as reader:
-        with camera.running():
-            eventually(lambda: len(reader.frames) > 10)
-        eventually(lambda: reader.losses[-1:] == ["camera.lost"])
-        came = len(reader.frames)
-        with camera.running():
-            eventually(lambda: len(reader.frames) > came and reader.losses[-1:] == [None])

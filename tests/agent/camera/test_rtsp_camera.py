@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import signal
-import time
 from dataclasses import replace
 from itertools import islice
 
-import numpy as np
 import psutil
 import pytest
 from brokers import eventually
-from gstreamer import FOLLOWS_SIZES, require_gstreamer
+from gstreamer import require_gstreamer
 from live_camera_bench import Watched, assert_nothing_more, held
 from rtsp_camera import RtspCamera
 from turned_clock import TurnedClock
 
-from agent.camera.opencv import open_capture
 from agent.camera.reader import read_images
 from agent.camera.source import CaptureSettings, Transport, parse_source
 from agent.common.timing import Backoff
@@ -108,45 +105,3 @@ def test_a_camera_whose_key_frames_repeat_is_frozen_and_back_with_the_next_pictu
         assert watched.codes[-1] == "camera.frozen"
         process.send_signal(signal.SIGUSR1)
         watched.step_until(clock, lambda: not watched.lost, 2.0)
-
-
-@pytest.mark.trial
-@FOLLOWS_SIZES
-def test_pictures_of_another_size_are_served_as_large_as_the_first() -> None:
-    """By OpenCV from 4.13 on; an older one repeats the last picture of the size before, which is found as frozen."""
-    camera = RtspCamera()
-    with camera.running() as process:
-        read(camera.url, "tcp", 1)
-        frames = read_images(parse_source(camera.url))
-        first = next(frames)[1]
-        process.send_signal(signal.SIGUSR2)
-        later = [image for _, image in islice(frames, 60)]
-        frames.close()  # type: ignore[attr-defined]  # it is a generator, which holds the stream open
-    assert {image.shape for image in later} == {first.shape}
-    smooth = [float(np.abs(np.diff(image[..., 1].astype(int))).mean()) for image in (first, later[-1])]
-    assert smooth[1] < 0.8 * smooth[0]  # noise of twice the size, made smaller
-    assert not (later[-1] == later[-2]).all()
-
-
-@pytest.mark.trial
-def test_each_thread_of_a_decoder_but_the_first_holds_a_frame_back() -> None:
-    """The frames that it holds come at a timeout, when the camera sends nothing any more."""
-
-    def late_frames(threads: int) -> int:
-        camera = RtspCamera()
-        with camera.running() as process:
-            read(camera.url, "tcp", 1)
-            capture = open_capture(
-                replace(parse_source(camera.url), requested=CaptureSettings(decode_threads=threads)), 0.5
-            )
-            for _ in range(20):
-                assert capture.read()[0]
-            process.send_signal(signal.SIGSTOP)
-            late = 0
-            while True:
-                begun_s = time.monotonic()
-                if not capture.read()[0]:
-                    return late
-                late += time.monotonic() - begun_s >= 0.4  # FFmpeg's timeout is 0.5 s
-
-    assert late_frames(1) < late_frames(4)

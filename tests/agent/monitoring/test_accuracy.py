@@ -56,13 +56,6 @@ def counted(accuracy: LiveAccuracy) -> tuple[float, int]:
 # ---- scoring
 
 
-def test_a_class_is_right_or_wrong() -> None:
-    accuracy = classifier(3, 1, 3, 3)
-    for frame in range(3):
-        accuracy.label_frame(frame, 3)
-    assert counted(accuracy) == (round(2 / 3, 6), 3)
-
-
 def test_boxes_are_scored_by_f1_in_frame_pixels() -> None:
     """Detections come in network pixels, half of the frame's and 5 below its top; labels in the frame's own."""
     accuracy = LiveAccuracy("detect")
@@ -71,24 +64,6 @@ def test_boxes_are_scored_by_f1_in_frame_pixels() -> None:
     accuracy.add_answer(ServedFrame(Frame(0, 0.0, 0, IMAGE), "int8", in_network, 0, 0.0, geometry))
     accuracy.label_frame(0, truth((10.0, 10.0, 30.0, 30.0), classes=(1,)))  # one of two found, the other false: 2 / 3
     assert counted(accuracy) == (round(2 / 3, 6), 1)
-
-
-@pytest.mark.parametrize(
-    ("answer", "labels", "value"),
-    [
-        (found(BOX), truth(BOX), 1.0),
-        (found(BOX), truth(BOX, classes=(1,)), 0.0),
-        (found(BOX), truth((20.0, 10.0, 40.0, 30.0)), 0.0),  # an IoU of 1 / 3
-        (found(), truth(BOX), 0.0),
-        (found(BOX), truth(), 0.0),
-        (found(BOX), truth(BOX, (50.0, 50.0, 60.0, 60.0)), 2 / 3),
-    ],
-)
-def test_f1_of_one_frame(answer: Detections, labels: LabelledBoxes, value: float) -> None:
-    accuracy = LiveAccuracy("detect")
-    accuracy.add_answer(served(0, answer))
-    accuracy.label_frame(0, labels)
-    assert counted(accuracy) == (round(value, 6), 1)
 
 
 def test_frames_without_an_object_on_which_nothing_was_found_are_counted_apart() -> None:
@@ -141,21 +116,6 @@ def test_raw_outputs_are_not_kept() -> None:
     accuracy.add_answer(served(0, {"y": np.zeros((1, 1000), np.float32)}))
     with pytest.raises(LabelsError, match="no frame was answered yet"):
         accuracy.label_frame(0, 1)
-
-
-def test_a_supervisor_that_hangs_makes_no_heap_of_answers_and_no_image_is_kept() -> None:
-    accuracy = LiveAccuracy("detect")
-    tracemalloc.start()
-    try:
-        for frame in range(5000):
-            image = np.zeros((100, 100, 3), np.uint8)
-            accuracy.add_answer(ServedFrame(Frame(frame, frame / FPS, 0, image), "int8", found(BOX), 0, 0.0))
-        assert tracemalloc.get_traced_memory()[0] < 2e6
-    finally:
-        tracemalloc.stop()
-    accuracy.label_frame(4999, truth(BOX))
-    with pytest.raises(LabelsError, match=r"labels\.late"):
-        accuracy.label_frame(0, truth(BOX))
 
 
 # ---- over a restart
@@ -222,7 +182,11 @@ def test_memory_is_bounded_by_bytes_and_the_oldest_go_first() -> None:
         for frame in range(2000):
             boxes = np.full((frame % 50, 4), frame, np.float32)
             detections = Detections(boxes=boxes, classes=np.zeros(len(boxes), np.int64), scores=boxes[:, 0])
-            kept.add(RecentAnswer.from_served(served(frame, detections)))
+            image = np.zeros((100, 100, 3), np.uint8)  # which is not kept
+            kept.add(
+                RecentAnswer.from_served(ServedFrame(Frame(frame, frame / FPS, 0, image), "a", detections, 0, 0.0))
+            )
+            del image
             assert kept.nbytes <= 100_000
         assert tracemalloc.get_traced_memory()[0] < 130_000
     finally:
@@ -241,15 +205,6 @@ def test_the_newest_answer_is_kept_even_if_it_is_too_large() -> None:
     for frame in range(3):
         kept.add(RecentAnswer.from_served(served(frame, Classification(1, 1.0))))
     assert (len(kept), kept.at_frame(2).frame) == (1, 2)
-
-
-def test_detections_come_back_as_they_were() -> None:
-    result = found(BOX, (1.0, 2.0, 3.5, 4.0), classes=(7, 2))
-    back = RecentAnswer.from_served(served(0, result)).found
-    assert isinstance(back, Detections)
-    for name in ("boxes", "classes", "scores"):
-        np.testing.assert_array_equal(getattr(back, name), getattr(result, name))
-        assert getattr(back, name).dtype == getattr(result, name).dtype
 
 
 def test_a_capture_time_finds_the_nearest_frame_within_half_an_interval() -> None:
@@ -289,14 +244,3 @@ def test_a_clock_that_jumps_leaves_frames_to_be_found() -> None:
     kept = answers(*times, first=50)
     for frame, ts in enumerate(times, 50):
         assert kept.at_ts(ts + 0.01).frame == frame
-
-
-def test_a_clock_that_jumps_does_not_hinder_forgetting() -> None:
-    kept = RecentAnswers(max_bytes=10_000)
-    for frame in range(500):
-        kept.add(
-            RecentAnswer.from_served(served(frame, Classification(0, 1.0), ts=float(-frame if frame % 7 else frame)))
-        )
-    assert [answer.frame for answer in kept.after(495)] == [499, 498, 497, 496]
-    assert kept.nbytes <= 10_000
-    assert kept.at_ts(-499.0).frame == 499

@@ -25,8 +25,6 @@ from onnx import numpy_helper
 from turned_clock import TurnedClock
 
 from agent.common.errors import AgentError
-from agent.common.schema import validate
-from agent.config import Config
 from agent.models.model import Model
 from agent.monitoring.audit import (
     AuditedFrame,
@@ -177,23 +175,8 @@ def start(
     bench: Bench, spoil: Spoil, evidence: AuditEvidence, found: list[Mismatch], clock: TurnedClock
 ) -> ObserverThread:
     """An observer on a reference of another runtime, whose audits go by a clock."""
-    content = {
-        "model": bench.model.spec.model_dump(mode="json"),
-        "camera": {"source": "clip.avi"},
-        "observe": {"held_out": 8, "period_s": 0.1, "budget": None},
-    }
-    thread = ObserverThread(
-        lambda _: Tf32(bench.model, spoil),
-        bench.model.spec,
-        validate(Config, content, "test"),
-        bench.changes.append,
-        open_checked=lambda _: bench.observer(),
-        audit=AuditedReference(bench.model, 1e-9, evidence, found.append, clock),
-        clock=bench.clock,
-    )
-    thread.start()
-    bench.take(thread)
-    return thread
+    audit = AuditedReference(bench.model, 1e-9, evidence, found.append, clock)
+    return bench.start(lambda _: Tf32(bench.model, spoil), open_checked=lambda _: bench.observer(), audit=audit)
 
 
 def evidence(path: Path | None, identity: str = "a", period_s: float | None = 300.0) -> AuditEvidence:

@@ -161,15 +161,21 @@ def dwell(monitor: CameraMonitor, regimes: Regimes, seconds: range, **how: Any) 
 
 
 @pytest.mark.parametrize(
-    ("wrong", "seconds", "light", "learnt"),
-    [(0, 120, 1.0, True), (0, 50, 1.0, False), (4, 120, 1.0, False), (0, 120, 1 / 16, False)],
-    ids=["sound", "too short", "unfaithful", "drifting"],
+    ("seconds", "how", "learnt"),
+    [
+        pytest.param(120, {}, True, id="sound"),
+        pytest.param(50, {}, False, id="too short"),
+        pytest.param(120, {"wrong": 4}, False, id="unfaithful"),
+        pytest.param(120, {"light": 1 / 16}, False, id="drifting"),
+        pytest.param(140, {"truth": NOTHING}, False, id="a covered lens: both engines agree on nothing"),
+        pytest.param(140, {"dark": True}, False, id="a covered lens: both classifiers are sure"),
+    ],
 )
 def test_only_what_has_proved_sound_becomes_a_regime(
-    config: Config, tmp_path: Path, wrong: int, seconds: int, light: float, learnt: bool
+    config: Config, tmp_path: Path, seconds: int, how: dict[str, Any], learnt: bool
 ) -> None:
     monitor, regimes, store = regimes_of(config, tmp_path)
-    found = dwell(monitor, regimes, range(seconds), light=light, wrong=wrong)
+    found = dwell(monitor, regimes, range(seconds), **how)
     assert [each for each in found if each] == (["lit 1"] if learnt else [])
     assert len(store.known) == learnt
 
@@ -200,22 +206,6 @@ def test_forgetting_a_regime_leaves_the_evidence_for_what_serves(config: Config,
     assert after.drift is not None
     assert after.drift.e_value == before.drift.e_value > 0.0
     assert (after.fidelity, after.collected) == (before.fidelity, before.collected)
-
-
-def test_a_covered_lens_never_becomes_a_regime(config: Config, tmp_path: Path) -> None:
-    """Both engines find nothing on every frame: they agree, and that proves nothing."""
-    monitor, regimes, store = regimes_of(config, tmp_path)
-    assert not any(dwell(monitor, regimes, range(140), truth=NOTHING))
-    state = monitor.state("", Spending(0.0, 0.0))
-    assert (state.fidelity.n, state.empty_frames) == (0, 140)
-    assert store.known == ()
-
-
-def test_a_classifier_that_is_sure_of_a_covered_lens_teaches_nothing(config: Config, tmp_path: Path) -> None:
-    monitor, regimes, store = regimes_of(config, tmp_path)
-    assert not any(dwell(monitor, regimes, range(140), dark=True))
-    assert monitor.state("", Spending(0.0, 0.0)).view.trouble == "blind"
-    assert store.known == ()
 
 
 def crowd(light: float, seed: int) -> dict[str, AbsHistogram]:

@@ -108,11 +108,6 @@ def test_each_gain_is_a_receipt_in_fidelity_too_where_that_can_be_said() -> None
         ("recalibrate", 0.08),
         ("raise precision", 0.015),
     ]
-
-
-def test_a_blurred_lens_is_cleaned_before_anything_is_recalibrated() -> None:
-    why = explanation(history("blur"), 8.0, 1.5, {}, None, is_faithful=False)
-    assert [each.remedy for each in why.remedies][:2] == ["clean or focus the lens", "recalibrate"]
     assert why.remedies[0].gain_db is None
 
 

@@ -42,16 +42,6 @@ def test_an_outage_is_reported_once_at_its_beginning_and_once_at_its_end(bench: 
     assert sum(thread.collection.counts) >= observer_module._WELL_AFTER
 
 
-def test_the_state_says_what_is_wrong(bench: Bench) -> None:
-    observer = bench.observer(*[FULL] * 1_000_000)
-    thread = bench.start(lambda _: observer)
-    thread.wait_until_tried(MANY)
-    assert thread.states()["camera"].outage == ""
-    bench.feed(thread, lambda: bool(thread.states()["camera"].outage))
-    assert thread.states()["camera"].outage == "cuda.memory"
-    assert thread.collection.counts[0] == 0
-
-
 def test_an_observer_that_fails_now_and_then_fills_no_log(bench: Bench) -> None:
     observer = bench.observer(*[FULL, None] * 20)
     thread = bench.start(lambda _: observer)
@@ -131,22 +121,6 @@ def test_frames_are_passed_over_until_the_reference_is_there(bench: Bench) -> No
     assert len(set(seen)) == 1, "none of the hundred dark frames was kept for later"
     assert opened_in == [thread]
     assert bench.changes == []
-
-
-def test_a_reference_that_is_being_built_is_given_up_at_the_end(bench: Bench) -> None:
-    building = threading.Event()
-
-    def endless(progress: Progress) -> Observer:
-        while True:
-            building.set()
-            progress(0.5, "Timing graph nodes")
-
-    thread = bench.start(endless)
-    assert building.wait(MANY)
-    thread.stop()
-    thread.join(MANY)
-    assert not thread.is_alive()
-    assert thread.error is None
 
 
 def test_a_reference_that_cannot_be_opened_is_tried_again(bench: Bench) -> None:

@@ -29,19 +29,12 @@ def names(store: RegimeStore) -> list[str]:
     return [known.artefact for known in store.known]
 
 
-def test_learnt_regimes_are_known_after_a_restart(path: Path) -> None:
-    store = RegimeStore(path, "one model", 5)
-    store.learn(regime("day"))
-    store.learn(regime("night"))
-    again = RegimeStore(path, "one model", 5)
-    assert again.known == store.known == (regime("day"), regime("night"))
-
-
 def test_the_one_that_has_not_served_for_longest_makes_room(path: Path) -> None:
     store = RegimeStore(path, "one model", 3)
     for name in ("dawn", "day", "dusk", "dawn", "night"):
         store.learn(regime(name))
-    assert names(store) == names(RegimeStore(path, "one model", 3)) == ["dusk", "dawn", "night"]
+    assert names(store) == ["dusk", "dawn", "night"]
+    assert RegimeStore(path, "one model", 3).known == store.known
     assert names(RegimeStore(path, "one model", 2)) == ["dawn", "night"]
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
-import signal
 import socket
 import stat
 from collections.abc import Callable, Iterator
@@ -16,7 +14,6 @@ import pytest
 from brokers import eventually
 from results_bench import detections, frames_of, line
 from turned_clock import TurnedClock
-from worlds import World
 
 from agent.common.errors import ConfigError
 from agent.results.socket_output import MAX_READERS, ResultsSocket
@@ -32,10 +29,6 @@ def output(path: Path) -> Iterator[ResultsSocket]:
     output = ResultsSocket(path)
     yield output
     output.close()
-
-
-def results_lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 @contextlib.contextmanager
@@ -191,22 +184,3 @@ def raising(error: Exception) -> Callable[..., None]:
         raise error
 
     return fail
-
-
-@pytest.mark.trial  # test_a_slow_reader_loses_whole_lines_of_its_own is its case in the default suite
-def test_the_daemon_serves_on_while_a_reader_hangs_and_removes_its_socket(calibrated_world: World) -> None:
-    folder = calibrated_world.folder
-    path, lines = folder / "results.sock", folder / "results.jsonl"
-    calibrated_world.change(camera={"speed": 50}, results={"socket": path.name, "file": lines.name})
-    with calibrated_world.running() as process:
-        eventually(path.exists, 60.0)
-        with connected(path) as reader:
-            eventually(lambda: results_lines(lines) >= 1500, 60.0)
-            process.send_signal(signal.SIGTERM)
-            said, errors = process.communicate(timeout=60.0)
-            assert process.returncode == 0, errors
-            assert frames_of(to_the_end(reader))[:100] == list(range(100))
-    summary = json.loads(said)
-    assert summary["frames"] == results_lines(lines) + summary["results_dropped"]["file"]
-    assert summary["results_dropped"]["socket"] > 0
-    assert not path.exists()

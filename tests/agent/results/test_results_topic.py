@@ -77,10 +77,7 @@ def test_a_document_that_just_fits_is_whole() -> None:
     assert "left_out" not in strict(result_payload(document, length).decode() + "\n")
     cut = strict(result_payload(document, length - 1).decode() + "\n")
     assert (cut["left_out"], [each["score"] for each in cut["detections"]]) == (1, [pytest.approx(0.9)])
-
-
-def test_not_even_one_fits() -> None:
-    assert json.loads(result_payload(line(3, detections(0.5)).document, 10))["left_out"] == 1
+    assert json.loads(result_payload(document, 10))["left_out"] == 2
 
 
 def test_raw_outputs_that_are_too_long_are_left_out() -> None:

@@ -15,7 +15,7 @@ from turned_clock import TurnedClock
 
 from agent.camera.capture import Frame
 from agent.common.clock import SYSTEM_CLOCK
-from agent.serving.inference import FrameLoop, InferenceThread, InFlightFrames, RoundRobinScheduler
+from agent.serving.inference import FrameLoop, InferenceThread, RoundRobinScheduler
 from agent.vision.task import POLL_S, DeviceInference, PendingInference, ServedFrame, Submit
 from engines.interface import Array, Engine, OverlappingEngine
 from engines.preprocessing import ImageTransform
@@ -50,28 +50,20 @@ class Reporting(PlainTask):
         return super().start(engine, images, submit)
 
 
-def serve(engine: Numbering, frames: int, ready: Callable[[int], None] = lambda _: None) -> list[ServedFrame]:
-    """Return the answers of a loop to so many frames of a camera that waits."""
-    turns, served = RoundRobinScheduler([True]), list[ServedFrame]()
-    loop = FrameLoop(turns, "a", engine, [Reporting(ready), Reporting(ready)], [served.append])
-    loop.start()
-    for number in range(frames):
-        turns.slots[0].put(frame(number))
-    turns.close()
-    loop.join(LIMIT_S)
-    assert not loop.is_alive()
-    if loop.error is not None:
-        raise loop.error
-    return served
-
-
 def test_the_next_frame_is_made_ready_while_the_engine_computes() -> None:
     """Were it not, the engine would wait for it in vain."""
     ready = [threading.Event() for _ in range(11)]
     ready[10].set()
-    in_time: list[bool] = []
+    turns, served, in_time = RoundRobinScheduler([True]), list[ServedFrame](), list[bool]()
     engine = Numbering(lambda number: in_time.append(ready[number + 1].wait(LIMIT_S)))
-    served = serve(engine, 10, lambda number: ready[number].set())
+    tasks = [Reporting(lambda number: ready[number].set()) for _ in range(2)]
+    loop = FrameLoop(turns, "a", engine, tasks, [served.append])
+    loop.start()
+    for number in range(10):
+        turns.slots[0].put(frame(number))
+    turns.close()
+    loop.join(LIMIT_S)
+    assert loop.error is None
     assert in_time == [True] * 10
     assert [(each.frame.id, str(each.result)) for each in served] == [(number, str(number)) for number in range(10)]
 
@@ -90,42 +82,6 @@ def test_an_error_ends_it_after_all_answers_before() -> None:
     assert str(loop.error) == "the engine broke"
     assert [each.frame.id for each in served] == [0, 1, 2]
     assert turns.is_finished or turns.slots[0].is_full  # no capture thread waits for it
-
-
-def test_a_frame_under_way_is_answered_though_no_other_comes() -> None:
-    turns, answered = RoundRobinScheduler([False]), threading.Event()
-    loop = FrameLoop(turns, "a", Numbering(), [PlainTask(), PlainTask()], [lambda _: answered.set()])
-    loop.start()
-    turns.slots[0].put(frame(0))
-    assert answered.wait(LIMIT_S)
-    turns.close()
-    loop.join(LIMIT_S)
-
-
-def test_time_in_which_an_engine_computes_another_frame_is_not_counted_twice() -> None:
-    """An inference on a GPU that begins while the one before is computed waits for that."""
-    times = iter([(0.0, 10.0), (2.0, 13.0)])
-
-    class Computed:
-        notifies, is_done = False, True
-
-        def wait(self, timeout_s: float) -> None: ...
-
-        def result(self) -> tuple[dict[str, Array], float, float]:
-            return ({"a": np.zeros(1)}, *next(times))
-
-    class Beside(PlainTask):
-        def start(self, _engine: Engine, images: Sequence[NDArray[np.uint8]], _submit: Submit) -> PendingInference:
-            return PendingInference(Computed(), images[0].shape, [cast(Any, None)])
-
-    lanes = InFlightFrames([Beside(), Beside()], lambda: None)
-    lanes.start()
-    for number in (0, 1):
-        lanes.submit([frame(number)], "a", NamedEngine("a"))
-    assert lanes.is_full
-    assert [lanes.collect()[0].inferred_s, lanes.collect()[0].inferred_s] == pytest.approx([10.0, 3.0])
-    assert lanes.is_empty
-    lanes.close()
 
 
 def test_an_inference_in_a_thread_can_be_waited_for_with_a_limit() -> None:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import gc
-import threading
-import time
 import tracemalloc
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -18,65 +15,22 @@ from runtime_under_test import RUNTIME
 from worlds import SPEC
 from zoo import residual_net
 
-from agent.camera.capture import Frame
 from agent.camera.source import parse_source
 from agent.common.schema import validate
 from agent.config import Config
-from agent.models.build import build_artefact
 from agent.models.model import open_model
 from agent.results.file_output import ResultsFile
 from agent.results.socket_output import ResultsSocket
 from agent.results.writer import Output, ResultsWriter
-from agent.serving.inference import FrameLoop, RoundRobinScheduler, Sink
+from agent.serving.inference import Sink
 from agent.serving.pipeline import Pipeline
-from agent.vision.spec import ModelSpec
-from agent.vision.task import ServedFrame, VisionTask
+from agent.vision.task import ServedFrame
 from calibrate.errors import TaredError
 from engines.interface import silent
 from engines.registry import open_backend
 
-SIDE = 160  # of the network input, 300 KiB as float32
-WARM, FRAMES, SERVED = 100, 300, 100
+WARM, FRAMES = 100, 300
 PICTURE = np.random.default_rng(0).integers(0, 256, (120, 160, 3), dtype=np.uint8)
-
-
-def test_a_frame_leaves_nothing_and_takes_no_buffer_of_its_own(tmp_path: Path) -> None:
-    """Only the small objects that carry a frame are allocated anew, not its pixels and its network input."""
-    onnx.save(residual_net((1, 3, SIDE, SIDE)), tmp_path / "model.onnx")
-    model = open_model(ModelSpec.model_validate({**SPEC, "path": tmp_path / "model.onnx"}))
-    backend = open_backend(RUNTIME)
-    artefact = build_artefact(model, backend, lambda _id: tmp_path / "a", silent, calibration=None, precision="fp32")
-    turns, answered = RoundRobinScheduler([True]), threading.Semaphore(0)
-    with closing(backend.load(artefact.read_engine())) as engine:
-        tasks = [VisionTask(model.spec, engine.inputs, engine.outputs) for _ in range(2)]
-        loop = FrameLoop(turns, "a", engine, tasks, [lambda _: answered.release()])
-        loop.start()
-        image = np.random.default_rng(0).integers(0, 255, (432, 768, 3), dtype=np.uint8)
-
-        def serve(first: int, count: int) -> None:
-            for number in range(first, first + count):
-                turns.slots[0].put(Frame(number, number / 10, time.monotonic_ns(), image))
-            for _ in range(count):
-                assert answered.acquire(timeout=60.0)
-
-        serve(0, WARM)
-        tries: list[tuple[int, int]] = []
-        for number in range(3):  # other threads of this process allocate now and then, and not at every try
-            gc.collect()
-            tracemalloc.start()
-            try:
-                before, _ = tracemalloc.get_traced_memory()
-                serve(WARM + number * SERVED, SERVED)
-                gc.collect()
-                after, peak = tracemalloc.get_traced_memory()
-            finally:
-                tracemalloc.stop()
-            tries.append((after - before, peak - before))
-        turns.close()
-        loop.join(60.0)
-    assert loop.error is None
-    # ONNX Runtime may hold some bytes of each answer for a while.
-    assert any(left < 128 * SERVED and most < 128 * 1024 for left, most in tries), tries
 
 
 class Heap:

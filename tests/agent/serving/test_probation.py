@@ -72,15 +72,6 @@ def test_a_gap_in_the_video_is_no_time_that_it_stood() -> None:
     assert not watch.is_finished
 
 
-def test_frames_that_the_old_engine_answers_meanwhile_do_not_count() -> None:
-    watch, record = probation(frames=2, seconds=0.0)
-    answer(record, "new", frame=200)
-    for frame in range(201, 210):
-        answer(record, "before", frame=frame)
-    assert watch.frames == 1
-    assert not watch.is_finished
-
-
 def test_earlier_answers_of_an_engine_do_not_count_again() -> None:
     record = AnswerRecord(live=False)
     for frame in range(50):

@@ -59,16 +59,6 @@ def test_frames_in_the_slots_are_given_out_after_the_end() -> None:
     assert turns.next_frame() is None
 
 
-def test_a_camera_that_has_ended_ends_nothing_for_the_others() -> None:
-    turns = RoundRobinScheduler([True, True])
-    turns.slots[0].close()
-    assert not turns.is_finished
-    turns.slots[1].put(frame(5))
-    taken = turns.next_frame()
-    assert taken is not None
-    assert taken.id == 5
-
-
 def test_a_wake_lets_a_waiting_thread_look_again() -> None:
     turns, done, found = RoundRobinScheduler([False]), threading.Event(), list[Frame | None]()
     waiting = threading.Thread(target=lambda: found.append(turns.next_frame(None, done.is_set)))

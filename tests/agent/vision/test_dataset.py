@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agent.camera.images import ImageFiles
-from agent.common.errors import CameraError, DatasetError
+from agent.common.errors import DatasetError
 from agent.vision.labelled_images import ClassifiedImages, detection_images
 
 
@@ -120,11 +120,6 @@ def test_zip_members_that_are_encrypted_or_claim_too_much_are_refused(tmp_path: 
         ImageFiles(path)
 
 
-def test_callers_name_their_error() -> None:
-    with pytest.raises(CameraError):
-        ImageFiles(Path("nowhere"), CameraError)
-
-
 def test_a_folder_is_a_class(place: Path) -> None:
     store(place, {"dog/1.png": png(value=1), "cat/1.png": png(value=2), "x/cat/0.png": png(value=3)})
     images = ClassifiedImages(place)
@@ -154,7 +149,6 @@ LINE = b"1 0.5 0.5 0.5 0.2\n"
     ("image", "label"),
     [
         ("images/train2017/a.png", "labels/train2017/a.txt"),
-        ("set/images/a.png", "set/labels/a.txt"),
         ("images/b/images/a.png", "images/b/labels/a.txt"),
         ("images/b/images/a.png", "labels/b/images/a.txt"),
         ("a.png", "a.txt"),
@@ -194,11 +188,9 @@ def test_classes_are_matched_by_name(place: Path) -> None:
     "line",
     [
         "2 .5 .5 .1 .1",
-        "-1 .5 .5 .1 .1",
         "0.5 .5 .5 .1 .1",
         "0 1.5 .5 .1 .1",
         "0 .5 .5 .1",
-        "0 .1 .2 .3 .4 .5",
         "x",
     ],
 )

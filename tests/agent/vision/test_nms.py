@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from plain_decoders import Row, iou, suppressed
@@ -69,9 +68,3 @@ def test_classes_stay_apart_left_of_the_input() -> None:
     # OpenCV moves class 1 by the largest coordinate + 1 in x and y: from -11 onto the box of class 0.
     found = detections([(90, 90, 10, 10, 0, 8), (-11, -11, 10, 10, 1, 7)])
     assert len(suppress_overlaps(found, 0.5, 1000)) == 2
-
-
-@pytest.mark.parametrize("count", [0, 1])
-def test_nothing_and_one_box(count: int) -> None:
-    found = detections([(1, 2, 3, 4, 5, 6)] * count)
-    assert as_rows(suppress_overlaps(found, 0.5, 1000)) == as_rows(found)

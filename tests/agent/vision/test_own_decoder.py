@@ -119,7 +119,6 @@ def test_an_artefact_needs_the_package_of_its_decoder(site: Path, bench: Bench) 
         ("absent_module_of_mine:decode", "ModuleNotFoundError"),
         ("broken_decoder:decode", "nothing_of_that_name"),
         ("my_decoder:absent", "no function 'absent'"),
-        ("my_decoder:Head.absent", "no function 'Head.absent'"),
         ("my_decoder:NUMBER", "no function 'NUMBER'"),
         ("my_decoder", "no function ''"),
     ],

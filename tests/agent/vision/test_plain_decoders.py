@@ -12,7 +12,7 @@ import plain_decoders as plain
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lab import CIFAR_TEST, COCO, FACES, SPECS
+from lab import COCO, FACES, SPECS
 
 from agent.camera.reader import read_images
 from agent.camera.source import parse_source
@@ -118,11 +118,3 @@ def test_outputs_of_real_detectors_are_decoded_as_by_their_peers(name: str, shar
         seen += len(rows)
         assert len(kept) < len(rows)
     assert seen > 50
-
-
-def test_outputs_of_a_real_classifier_are_decoded_as_by_softmax(shared_data: Path) -> None:
-    for outputs, _, found in answers("resnet20", shared_data / CIFAR_TEST, 0.1):
-        assert isinstance(found, Classification)
-        top, score = plain.softmax_top_1(only(outputs))
-        assert found.class_id == top
-        assert found.score == pytest.approx(score)

@@ -13,7 +13,6 @@ from overlapping_engine import DeviceEngine, OverlappingDeviceEngine
 from zoo import Net
 
 from agent.common.errors import ConfigError
-from agent.vision import task as vision
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
 from engines.interface import BuildRequest, Engine, ImageEngine
@@ -62,23 +61,6 @@ def test_an_engine_that_preprocesses_answers_the_same(engine: Engine, resize: st
         assert isinstance(expected, dict)
         assert isinstance(found, dict)
         assert all(np.array_equal(found[name], expected[name]) for name in expected)
-
-
-@pytest.mark.parametrize("engine", [ONE_SIZE], indirect=True)
-def test_the_abilities_of_an_engine_are_checked_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    checked: list[object] = []
-
-    class Asking(type):
-        def __instancecheck__(cls, instance: object) -> bool:
-            checked.append(instance)
-            return isinstance(instance, ImageEngine)
-
-    monkeypatch.setattr(vision, "ImageEngine", Asking("ImageEngine", (), {}))
-    task = VisionTask(ModelSpec.model_validate(SPEC), engine.inputs, engine.outputs)
-    device = DeviceEngine(engine)
-    for serving in (engine, engine, device, device, device, engine):
-        task.infer(serving, np.zeros((24, 32, 3), np.uint8))
-    assert checked == [engine, device, engine]
 
 
 @pytest.mark.parametrize("engine", [ONE_SIZE, ANY_SIZE], indirect=True)
