@@ -30,20 +30,6 @@ def test_a_candidate_is_committed_after_its_frames_and_seconds_and_not_before(be
     assert not bench.exchange.is_active
 
 
-def test_the_candidate_is_what_serves_on_probation(bench: Bench) -> None:
-    trial = bench.start()
-    assert trial is not None
-    assert bench.exchange.candidate is None  # it has not answered yet
-    trial.live(1.0, 0)
-    assert bench.exchange.candidate == "new"
-    trial.failed(AgentError("probation.error", "a", "b", "c"), 0.0, False)
-    assert bench.exchange.candidate is None
-    bench.live()
-    bench.answer(19)
-    bench.tick()
-    assert (bench.committed, bench.exchange.candidate) == (["new"], None)
-
-
 @pytest.mark.parametrize(("before", "judged"), [(500, False), (1000, True)])
 def test_a_commit_reports_the_evidence_of_its_probation(bench: Bench, before: int, judged: bool) -> None:
     state = SimpleNamespace(fidelity=Interval(0.95, 0.9, 1.0, 12), gain=UNKNOWN, is_loss=False, drift=None)
@@ -69,13 +55,6 @@ def test_a_change_is_under_way_until_the_frame_path_has_parted_with_the_engine_b
 
 
 @pytest.mark.parametrize("trigger", ["switch", "rollback"])
-def test_an_engine_that_has_served_before_is_kept_with_its_first_answer(bench: Bench, trigger: str) -> None:
-    bench.live(trigger)
-    assert bench.committed == ["new"]
-    assert bench.kinds() == ["rollback" if trigger == "rollback" else "swap", "commit"]
-
-
-@pytest.mark.parametrize("trigger", ["switch", "rollback"])
 def test_an_engine_that_has_served_before_stays_in_the_store_whatever_it_does(bench: Bench, trigger: str) -> None:
     trial = bench.start(trigger)
     assert trial is not None
@@ -83,15 +62,6 @@ def test_an_engine_that_has_served_before_stays_in_the_store_whatever_it_does(be
     bench.start(trigger)
     bench.exchange.stop("SIGTERM")
     assert (bench.rolled_back, bench.rejected) == (["new"], [])
-
-
-def test_a_candidate_that_cannot_be_journaled_does_not_serve(bench: Bench) -> None:
-    bench.report.journal = AgentError("journal.write", "a full disk", "room", "make some")
-    assert bench.start() is None
-    assert bench.report == [("fail", "journal.write")]
-    assert bench.rejected == [("new", "journal.write")]
-    assert bench.closed == ["new"]
-    assert not bench.exchange.is_active
 
 
 def test_while_another_candidate_hangs_none_is_tried(bench: Bench) -> None:
@@ -131,15 +101,6 @@ def test_a_candidate_without_further_frames_is_kept_by_its_verdict(bench: Bench)
     assert bench.committed == ["new"]
     assert bench.served == [("new", 7.0)]
     assert bench.summary.swaps[0].ts is None
-
-
-def test_a_frame_path_that_has_failed_keeps_nothing(bench: Bench) -> None:
-    trial = bench.live()
-    bench.pipeline.error = RuntimeError("the old engine broke")
-    trial.ended()
-    assert bench.report[-1] == ("fail", "swap.stopped")
-    assert bench.rejected == [("new", "swap.stopped")]
-    assert bench.committed == []
 
 
 def test_an_engine_that_the_disk_refuses_serves_on_and_is_made_current_later(bench: Bench) -> None:

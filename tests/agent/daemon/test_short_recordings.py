@@ -34,10 +34,6 @@ def test_a_recording_too_short_for_any_verdict_needs_a_loop() -> None:
     assert shortage_of_frames(config_of(), 60, 2.0).endswith("; set camera.loop: true")
 
 
-def test_a_recording_that_is_long_enough_has_no_shortage() -> None:
-    assert shortage_of_frames(config_of(), 5000, 200.0) == ""
-
-
 @pytest.mark.parametrize("sections", [{"start": "engine"}, {"calibration": {"file": "calibration.json"}}])
 def test_a_calibration_that_is_there_needs_no_frames(sections: dict[str, Any]) -> None:
     assert shortage_of_frames(config_of(**sections), 300, 10.0) == ""

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from fake_pycuda import ORIN
 from fake_tensorrt import FakeTensorRt
-from trt_world import PC
 
 from agent.doctor import software as doctor
 from agent.doctor.examine import Finding, examine
@@ -48,15 +47,6 @@ def test_a_jetson(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["backend tensorrt"].found == "ready"
     assert board.board()["power_mode"] == "pmode:0002"
     assert board.board()["l4t"].startswith("# R36")
-
-
-@pytest.mark.usefixtures("fake", "driver")
-@pytest.mark.parametrize("fake", [PC], indirect=True)
-def test_a_pc_with_a_gpu() -> None:
-    found = by_name()
-    assert "no Jetson" in found["board"].found
-    assert "GiB free" in found["gpu"].found
-    assert found["backend tensorrt"].ok
 
 
 @pytest.mark.usefixtures("driver")

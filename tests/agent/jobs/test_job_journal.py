@@ -26,26 +26,6 @@ def opened(path: Path) -> JobJournal:
     return JobJournal(path, unexpected)
 
 
-def test_the_next_process_reads_the_journal(path: Path) -> None:
-    journal = opened(path)
-    journal.start("a", "command", {"op": "recalibrate", "frames": 8}, ["c1"])
-    journal.start("b", "alarm", {}, [])
-    journal.join("a", ["c1", "c2"])
-    journal.enter("a", JobState.COLLECTING)
-    journal.enter("a", JobState.PROBATION, artefact="0123")
-    journal.enter("a", JobState.COMMITTED, result={"artefact": "0123"})
-    journal.enter("b", JobState.FAILED, error=WHY)
-    a, b = opened(path).records()
-    assert (a.id, a.trigger, a.request, a.command_ids) == (
-        "a",
-        "command",
-        {"op": "recalibrate", "frames": 8},
-        ("c1", "c2"),
-    )
-    assert (a.state, a.artefact, a.result, a.error) == (JobState.COMMITTED, "0123", {"artefact": "0123"}, None)
-    assert (b.state, str(b.error)) == (JobState.FAILED, str(WHY))
-
-
 def test_a_state_that_cannot_follow_is_not_written(path: Path) -> None:
     journal = opened(path)
     journal.start("a", "alarm", {}, [])

@@ -53,22 +53,6 @@ def test_a_job_without_a_verdict_is_no_attempt(code: str) -> None:
     assert attempts.next_rung("day") == 1
 
 
-def test_attempts_are_kept_as_long_as_the_owners_word_is_the_same(tmp_path: Path) -> None:
-    path = tmp_path / "attempts.json"
-    first = PrecisionAttempts(path, "a word", unexpected)
-    first.note_failure("day", REFUSED)
-    first.note_failure("night", ended(EXHAUSTED))
-    first.forbid("dusk")
-    engines = ("day", "night", "dusk", "dawn")
-    again = PrecisionAttempts(path, "a word", unexpected)
-    assert [again.next_rung(engine) for engine in engines] == [2, 0, 0, 1]
-    other = PrecisionAttempts(path, "another", unexpected)
-    assert [other.next_rung(engine) for engine in engines] == [1, 1, 1, 1]
-    other.note_failure("dawn", REFUSED)
-    assert [PrecisionAttempts(path, "another", unexpected).next_rung(engine) for engine in engines] == [1, 1, 1, 2]
-    assert [PrecisionAttempts(path, "a word", unexpected).next_rung(engine) for engine in engines] == [1, 1, 1, 1]
-
-
 def test_only_the_latest_artefacts_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "attempts.json"
     attempts = PrecisionAttempts(path, "a word", unexpected)

@@ -165,12 +165,6 @@ def test_where_there_cannot_be_room_the_recent_ones_stay(store: Store, disk: Cal
     assert len(ids(store)) == 3
 
 
-def test_the_largest_artefact_is_what_the_next_may_take(store: Store) -> None:
-    assert StoreCleaner(store, 3, 0).largest_bytes() == 0
-    sizes = [size(put(store, number).path) for number in range(2)]
-    assert StoreCleaner(store, 3, 0).largest_bytes() == max(sizes) > BYTES
-
-
 def test_the_cache_keeps_its_newest_of_each_kind(store: Store) -> None:
     references = Store(store.root / "cache" / "references")
     for number in range(3):
@@ -200,21 +194,6 @@ def test_the_newest_of_the_cache_stays_where_none_is_to_be_kept(store: Store) ->
     newest = kept.cached()[::2]
     kept.tidy({})
     assert kept.cached() == newest
-
-
-def test_verifying_finds_every_changed_byte_and_every_link_that_leads_nowhere(store: Store) -> None:
-    made = [put(store, number) for number in range(3)]
-    store.promote(made[0])
-    store.promote(made[1])
-    assert StoreCleaner(store, 3, 0).verify() == (3, [])
-    engine = made[1].path / "engine.onnx"
-    engine.write_bytes(bytes(BYTES - 1) + b"x")
-    (store.root / "previous").unlink()
-    (store.root / "previous").symlink_to("/elsewhere")
-    count, errors = StoreCleaner(store, 3, 0).verify()
-    assert count == 3
-    assert [error.code for error in errors] == ["artefact.missing", "artefact.damaged"]
-    assert str(engine) in errors[1].found
 
 
 @pytest.mark.parametrize("moment", ["lstat", "read", "listed"])

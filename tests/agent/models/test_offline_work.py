@@ -127,21 +127,3 @@ def test_todays_rules_hold_for_an_artefact_of_yesterday(maker: Maker) -> None:
     assert set(loaded.model.plan.floats) == {"Conv_t2"}
     assert loaded.misfit is not None
     assert loaded.misfit.code == "artefact.plan"
-
-
-def test_an_engine_of_another_runtime_is_built_anew(maker: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
-    maker.build()
-    here = maker.backend.describe()
-    monkeypatch.setattr(maker.backend, "describe", lambda: {**here, "runtime": "another 1.0"})
-    loaded = OfflineWork(START, maker.artefact).load(maker.model, maker.backend, None)
-    assert loaded.misfit is not None
-    assert loaded.misfit.code == "artefact.runtime"
-
-
-def test_the_error_names_setting_file_and_what_happens_instead() -> None:
-    work = OfflineWork(START, Path("engine"))
-    refusal = work.refusal(TaredError("artefact.model", "another model", "this one", "build it"))
-    assert str(refusal) == (
-        "artefact.model: start: engine is not used: another model; expected this one; "
-        "build it; the board goes on without it"
-    )

@@ -186,13 +186,6 @@ def test_no_costs_are_found_where_the_first_plan_suits(tmp_path: Path) -> None:
     assert next(found.plans()).evidence["costs"] == {}
 
 
-def test_without_time_the_noise_is_predicted(tmp_path: Path) -> None:
-    found = ladder_of(model_of(tmp_path, collapsing_net(7)), options=LadderOptions(max_loss=0.1, budget_s=0.0))
-    plans = list(found.plans())
-    assert plans
-    assert not any(group["measured"] for group in plans[-1].evidence["groups"])
-
-
 def test_time_in_which_its_clock_stands_still_is_not_spent(tmp_path: Path) -> None:
     """As that of a child process does, which is stopped while the board is too hot."""
     model, options = model_of(tmp_path, collapsing_net(7)), LadderOptions(max_loss=0.1, budget_s=1e-6)

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from numpy.typing import NDArray
 from plan_bench import search_in
-from plan_world import LOUD, MACS, QUIET, plan_world, planner, two_branches
+from plan_world import LOUD, MACS, QUIET, plan_world, two_branches
 from zoo import Net
 
 import agent.planning.certificate as certificate
 import agent.planning.group_noise as group_noise
 import agent.planning.search as search
 from agent.common.clock import Clock
-from agent.common.errors import AgentError
-from agent.planning.certificate import MAX_CANDIDATES
 from agent.planning.costs import PlanBuilder
 from agent.planning.report import Evidence
-from agent.planning.what_if import WhatIf
 
 
 def by_name(evidence: Evidence) -> dict[str, Any]:
@@ -59,14 +54,6 @@ def test_training_would_have_to_win_what_the_faster_plan_loses(search_world: Pat
     assert (target["loss"], target["plan_loss"]) == (fastest["loss"], chosen["predicted_loss"])
     assert target["to_win"] == target["loss"] - target["plan_loss"] > MACS.max_loss
     assert found["noisiest"] == [{"name": QUIET, "noise_share": 1.0}]
-
-
-def test_where_int8_loses_nothing_training_has_nothing_to_win(search_world: Path) -> None:
-    path = search_world / "model.yaml"
-    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "min_sqnr_db": 20.0}))
-    plan, evidence = search_in(search_world)
-    assert not plan.floats
-    assert (evidence["retraining"]["target"], evidence["retraining"]["loss"]) == (None, 0.0)
 
 
 def test_repairs_are_kept_where_they_measure_better_and_only_for_int8(search_world: Path) -> None:
@@ -120,38 +107,6 @@ def test_forced_int8_that_cannot_be_certified_is_reported(search_world: Path) ->
     assert evidence["verdict"].startswith("All float, and what precision.force_int8 names, whose loss is not known: ")
 
 
-def test_forced_int8_is_in_every_plan(search_world: Path) -> None:
-    text = (search_world / "model.yaml").read_text()
-    (search_world / "model.yaml").write_text(text.replace("65.0", "30.0") + f"precision: {{force_int8: [{LOUD}]}}\n")
-    _, evidence = search_in(search_world)
-    assert by_name(evidence)[LOUD]["why"] == f"force_int8: {LOUD}"
-    assert by_name(evidence)[LOUD]["precision"] == "int8"
-    assert all(plan["int8_macs_share"] >= 0.5 for plan in evidence["frontier"])
-
-
-def test_where_all_is_float_by_rule_nothing_is_searched(search_world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (search_world / "model.yaml").read_text()
-    (search_world / "model.yaml").write_text(text + "precision: {keep_float: [Conv]}\n")
-    monkeypatch.setattr(WhatIf, "evaluate", None)
-    plan, evidence = search_in(search_world, replace(MACS, max_loss=0.001))  # for which there are not frames enough
-    assert set(plan.floats) == {LOUD, QUIET}
-    assert evidence["verdict"] == "All float: no layer may be INT8 (precision.keep_float)."
-    assert evidence["frame_counts"] == {"to_search": 0, "to_certify": 0}
-
-
-def test_frames_are_shared_between_search_and_certificate(search_world: Path) -> None:
-    split = planner(search_world).split
-    assert (split.search, split.terms.candidates) == (24, MAX_CANDIDATES)
-    assert [share.certificate for share in split.shares] == [96]
-    needed = split.terms.frames_needed
-    assert f"certified after {needed} with something on them" in split.description
-    fewer = planner(search_world, replace(MACS, max_loss=0.045)).split  # 5 candidates would take more than there are
-    assert 1 <= fewer.terms.candidates < MAX_CANDIDATES
-    with pytest.raises(AgentError) as refused:
-        _ = planner(search_world, replace(MACS, max_loss=0.01)).split
-    assert refused.value.code == "plan.frames"
-
-
 def test_frames_on_which_nothing_is_found_certify_nothing(tmp_path: Path) -> None:
     """A detector whose scores are far below its threshold, whatever it is shown."""
     net = Net((1, 3, 8, 8))
@@ -176,28 +131,6 @@ def test_an_image_size_that_is_left_open(tmp_path: Path) -> None:
     plan, evidence = search_in(world)
     assert LOUD in plan.floats  # and the other branch, where a processor takes weights of seven bits
     assert evidence["groups"][0]["macs_share"] == pytest.approx(0.5)
-
-
-def several_outputs() -> Any:
-    net = Net((1, 3, 8, 8))
-    stem = net.node("Relu", net.conv("image", 3, 8))
-    return net.model(net.conv(stem, 8, 4), net.node("Sigmoid", net.conv(stem, 8, 4)))
-
-
-def test_several_outputs_are_all_looked_at(tmp_path: Path) -> None:
-    world = plan_world(tmp_path / "world", several_outputs(), min_sqnr_db=20.0)
-    _, evidence = search_in(world)
-    assert evidence["chosen"] is not None
-    assert all(group["sensitivity"] > 0.0 for group in evidence["groups"])
-
-
-def test_equal_searches_give_equal_plans(search_world: Path) -> None:
-    threads = threading.active_count()
-    first, _ = search_in(search_world)
-    (search_world / "plan.json.journal").unlink()
-    second, _ = search_in(search_world)
-    assert first.essence == second.essence
-    assert threading.active_count() == threads
 
 
 def test_fast_enough_is_more_than_chance(search_world: Path, monkeypatch: pytest.MonkeyPatch) -> None:

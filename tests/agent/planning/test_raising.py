@@ -105,14 +105,6 @@ def test_forced_int8_stays_and_then_a_person_is_needed(tmp_path: Path) -> None:
     assert f"'{COLLAPSES}' (100 %)" in error.remedy
 
 
-def test_a_layer_without_a_kernel_is_never_int8(tmp_path: Path) -> None:
-    found = ladder_of(model_of(tmp_path, collapsing_net(7)), without_int8={COLLAPSES: "no kernel"})
-    plans = list(found.plans())
-    assert plans
-    assert all(plan.floats[COLLAPSES] == "no kernel" for plan in plans)
-    assert found.tried[0].loss == 0.0
-
-
 def test_each_rung_has_half_of_the_noise_and_begins_where_the_one_before_was_tried_in_vain(tmp_path: Path) -> None:
     model = model_of(tmp_path, residual_net())
     rungs = []

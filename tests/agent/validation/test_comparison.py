@@ -20,7 +20,7 @@ from zoo import residual_net
 from agent.models.build import build_artefact
 from agent.models.model import Model, open_model
 from agent.validation.comparison import Comparison, Deadline, compare
-from agent.vision.output_checks import largest_batch, output_faults
+from agent.vision.output_checks import output_faults
 from agent.vision.spec import ModelSpec
 from engines.errors import EngineError
 from engines.interface import Array, Backend, Engine
@@ -191,11 +191,6 @@ def test_rows_of_a_batch_are_equal_and_apart(tmp_path: Path, change: Change, mos
     assert len(seen.rows) == len(words)
     assert all(word in fault for word, fault in zip(words, seen.rows, strict=True))
     assert max(len(batch) for batch in engine.asked) == most
-
-
-def test_a_model_of_fixed_batch_is_asked_about_no_other(bench: Bench) -> None:
-    with closing(bench.backend.load(bench.serving.read_engine())) as engine:
-        assert largest_batch(engine, bench.model.spec) == 1
 
 
 def test_a_missed_deadline_is_reported_once_and_a_kept_one_is_not() -> None:

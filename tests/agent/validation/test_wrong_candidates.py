@@ -119,15 +119,6 @@ def refusals(folder: Path) -> list[Mapping[str, Any]]:
     return list(documents.values())
 
 
-def test_a_sound_one_is_accepted(board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    outcome = run_with("", board.write(board.request(tmp_path, max_slowdown=100.0), tmp_path), monkeypatch)
-    assert outcome.verdict is not None
-    assert outcome.verdict.accepted
-    assert outcome.verdict.failed == ()
-    assert not (tmp_path / "state" / "refused").exists()
-    assert len(board.artefacts(tmp_path)) == 2
-
-
 @pytest.mark.parametrize(
     ("fault", "test", "words"),
     [
