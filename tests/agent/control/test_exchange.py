@@ -30,6 +30,20 @@ def test_a_candidate_is_committed_after_its_frames_and_seconds_and_not_before(be
     assert not bench.exchange.is_active
 
 
+def test_the_candidate_is_what_serves_on_probation(bench: Bench) -> None:
+    trial = bench.start()
+    assert trial is not None
+    assert bench.exchange.candidate is None  # it has not answered yet
+    trial.live(1.0, 0)
+    assert bench.exchange.candidate == "new"
+    trial.failed(AgentError("probation.error", "a", "b", "c"), 0.0, False)
+    assert bench.exchange.candidate is None
+    bench.live()
+    bench.answer(19)
+    bench.tick()
+    assert (bench.committed, bench.exchange.candidate) == (["new"], None)
+
+
 @pytest.mark.parametrize(("before", "judged"), [(500, False), (1000, True)])
 def test_a_commit_reports_the_evidence_of_its_probation(bench: Bench, before: int, judged: bool) -> None:
     state = SimpleNamespace(fidelity=Interval(0.95, 0.9, 1.0, 12), gain=UNKNOWN, is_loss=False, drift=None)
@@ -62,6 +76,15 @@ def test_an_engine_that_has_served_before_stays_in_the_store_whatever_it_does(be
     bench.start(trigger)
     bench.exchange.stop("SIGTERM")
     assert (bench.rolled_back, bench.rejected) == (["new"], [])
+
+
+def test_a_candidate_that_cannot_be_journaled_does_not_serve(bench: Bench) -> None:
+    bench.report.journal = AgentError("journal.write", "a full disk", "room", "make some")
+    assert bench.start() is None
+    assert bench.report == [("fail", "journal.write")]
+    assert bench.rejected == [("new", "journal.write")]
+    assert bench.closed == ["new"]
+    assert not bench.exchange.is_active
 
 
 def test_while_another_candidate_hangs_none_is_tried(bench: Bench) -> None:

@@ -29,7 +29,6 @@ from model_families import (
     yolox,
 )
 from onnx import ModelProto, TensorProto, helper
-from places import ROOT
 from zoo import Net, run
 
 from agent.common.errors import ConfigError
@@ -43,7 +42,6 @@ from agent.vision.spec import InputSpec, ModelSpec, load_model_spec
 from engines.graph.load import image_input, load_model
 from engines.interface import TensorSpec
 from engines.preprocessing import Layout, PixelType
-
 
 
 def saved(folder: Path, model: ModelProto) -> Path:

@@ -8,19 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 from candidate_bench import backend as backend
-from candidate_bench import collected, frames, request, run_child
+from candidate_bench import collected, frames, request, run_child, saved_model
 from candidate_bench import model as model
 from raising_world import collapsing_net
-from worlds import SPEC
 
 from agent.jobs.candidate import run_job
 from agent.jobs.child_process import JobOutcome
 from agent.jobs.request import JobRequest, write_job
-from agent.models.model import Model, open_model
-from agent.vision.spec import ModelSpec
+from agent.models.model import Model
 from calibrate.errors import TaredError
 from calibrate.plan import PrecisionPlan
 from engines.calibration import load_calibration
@@ -59,8 +56,7 @@ def test_a_job_that_searches_goes_by_kept_costs_and_says_so(
         return replace(macs_costs(grouping), source="measured", passes=1)
 
     monkeypatch.setattr("agent.planning.costs.measure_costs", measured)
-    onnx.save(collapsing_net(7), tmp_path / "model.onnx")
-    model = open_model(ModelSpec.model_validate({**SPEC, "path": tmp_path / "model.onnx"}))
+    model = saved_model(tmp_path, collapsing_net(7))
     tensors = [tensor * (0.2 if number % 2 else 0.5) for number, tensor in enumerate(frames(40))]
     warnings: list[object] = []
     kept = []

@@ -60,6 +60,7 @@ class Bench:
         (replace(FREE, zones=(Zone("tj-thermal", 76.0, None),)), "tj-thermal at 76 C, limit 85 C"),
         (replace(FREE, rails=(Rail("VDD_IN", 20.0, 0.95),)), "VDD_IN at 95 % of its limit"),
         (replace(FREE, throttling=("cpufreq-cpu0", "devfreq-gpu")), "throttled by cpufreq-cpu0 devfreq-gpu"),
+        (replace(HOT, throttling=("gpu",)), "cpu-thermal at 100 C, limit 99 C; throttled by gpu"),
     ],
 )
 def test_a_board_without_headroom(reading: BoardReading, reason: str) -> None:
@@ -101,10 +102,11 @@ def test_headroom_that_comes_late_is_headroom() -> None:
     assert bench.start(FREE, 100.0) == ""
 
 
-def test_waiting_without_end() -> None:
-    bench = Bench(max_delay_s=None)
+def test_without_limits_a_job_waits_and_pauses_without_end() -> None:
+    bench = Bench(max_delay_s=None, max_pause_s=None)
     assert bench.start(HOT)
     assert bench.start(HOT, 1e9)
+    assert all(bench.run(HOT, 2000))
 
 
 def test_a_pause_lasts_until_nothing_was_amiss_for_ten_seconds() -> None:
@@ -161,10 +163,6 @@ def test_pauses_are_counted_together() -> None:
     with pytest.raises(AgentError, match=r"cpu-thermal at 100 C.*more than 60 s together") as caught:
         bench.run(HOT, 10)
     assert caught.value.code == "headroom.pause"
-
-
-def test_pauses_without_end() -> None:
-    assert all(Bench(max_pause_s=None).run(HOT, 2000))
 
 
 def test_the_board_is_read_once_a_second() -> None:

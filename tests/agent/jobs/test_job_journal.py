@@ -115,22 +115,6 @@ def test_an_older_schema_migrates_forward(path: Path, monkeypatch: pytest.Monkey
         assert db.execute("PRAGMA user_version").fetchone() == (2,)
 
 
-def test_a_journal_that_cannot_be_opened_is_reported_and_every_job_is_refused(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise sqlite3.OperationalError("unable to open database file")
-
-    reported: list[AgentError] = []
-    with monkeypatch.context() as patched:
-        patched.setattr(sqlite3, "connect", refuse)
-        journal = JobJournal(path, reported.append)
-        assert [error.code for error in reported] == ["journal.read"]
-        with pytest.raises(AgentError, match=r"journal\.write"):
-            journal.start("a", "alarm", {}, [])
-    journal.start("b", "alarm", {}, [])  # as soon as it can be
-
-
 def test_a_full_disk_fails_the_job_and_harms_nothing_that_was_written(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -161,17 +161,6 @@ def test_after_three_rollbacks_in_a_day_nothing_starts_by_itself(
     assert limits().may_start
 
 
-def test_a_recording_keeps_nothing(limits: Limits, clock: BoardClock, tmp_path: Path) -> None:
-    first = limits(per_day=1, path=None)
-    first.pause_jobs()
-    assert (first.count_job(), first.count_job(), first.may_start) == (True, False, False)
-    clock.set_by(HOUR)
-    assert not first.may_start
-    again = limits(per_day=1, path=None)
-    assert (again.count_job(), again.may_start) == (True, True)
-    assert list(tmp_path.iterdir()) == []
-
-
 SOUND = {"schema": 2, "jobs": [1.0], "rollbacks": [], "failed": None, "switched": 2.0}
 
 

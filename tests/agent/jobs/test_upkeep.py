@@ -73,15 +73,6 @@ def test_linked_pinned_and_new_artefacts_stay_and_the_rest_goes(store: Store) ->
     assert StoreCleaner(store, 1, 0).tidy({"loaded": [made[0].id]}).artefacts == ()
 
 
-def test_a_dry_run_reports_the_same_and_removes_nothing(store: Store) -> None:
-    for number in range(4):
-        put(store, number)
-    planned = StoreCleaner(store, 1, 0).tidy({}, dry_run=True)
-    assert len(ids(store)) == 4
-    assert StoreCleaner(store, 1, 0).tidy({}) == planned
-    assert len(ids(store)) == 1
-
-
 def test_a_damaged_engine_goes_though_it_is_new_unless_a_link_leads_to_it(store: Store) -> None:
     old, linked, new = (put(store, number) for number in range(3))
     store.promote(linked)

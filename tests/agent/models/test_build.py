@@ -39,19 +39,3 @@ def test_a_plan_keeps_its_nodes_float(folder: Path) -> None:
     makers = {output: node.op_type for node in nodes.values() for output in node.output}
     assert makers.get(nodes[CONVS[0]].input[0]) != "DequantizeLinear"
     assert makers[nodes[CONVS[1]].input[0]] == "DequantizeLinear"
-
-
-@pytest.mark.parametrize(
-    ("plan", "code"),
-    [
-        ({"schema": 1, "floats": {"no such node": "x"}}, "plan.node"),
-        ({"schema": 4, "floats": {}}, "plan.schema"),
-        ([], "plan.format"),
-    ],
-)
-def test_a_plan_that_does_not_fit_is_refused(
-    folder: Path, plan: object, code: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert build(folder, plan) == 2
-    assert f"error: {code}: " in capsys.readouterr().err
-    assert not (folder / "artefact").exists()

@@ -127,3 +127,12 @@ def test_todays_rules_hold_for_an_artefact_of_yesterday(maker: Maker) -> None:
     assert set(loaded.model.plan.floats) == {"Conv_t2"}
     assert loaded.misfit is not None
     assert loaded.misfit.code == "artefact.plan"
+
+
+def test_an_engine_of_another_runtime_is_built_anew(maker: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    maker.build()
+    here = maker.backend.describe()
+    monkeypatch.setattr(maker.backend, "describe", lambda: {**here, "runtime": "another 1.0"})
+    loaded = OfflineWork(START, maker.artefact).load(maker.model, maker.backend, None)
+    assert loaded.misfit is not None
+    assert loaded.misfit.code == "artefact.runtime"

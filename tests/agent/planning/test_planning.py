@@ -133,31 +133,27 @@ def test_an_image_size_that_is_left_open(tmp_path: Path) -> None:
     assert evidence["groups"][0]["macs_share"] == pytest.approx(0.5)
 
 
-def test_fast_enough_is_more_than_chance(search_world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def timed(ratio: float) -> Evidence:
-        (search_world / "plan.json.journal").unlink(missing_ok=True)
-        infer = certificate._infer_timed
+@pytest.mark.parametrize(
+    ("ratio", "words"),
+    [
+        (0.5, "5 ms against 10 ms in float."),
+        (0.99, "INT8 is not faster on this machine, 9.9 ms against 10 ms in float: serve float here."),
+    ],
+)
+def test_fast_enough_is_more_than_chance(
+    search_world: Path, monkeypatch: pytest.MonkeyPatch, ratio: float, words: str
+) -> None:
+    infer, load_float, floats = certificate._infer_timed, PlanBuilder.load_float, list[Any]()
 
-        def timed_alike(engine: Any, tensor: NDArray[np.float32], clock: Clock) -> Any:
-            outputs, _ = infer(engine, tensor, clock)
-            return outputs, 10.0 * ratio if engine is not float_engines[-1] else 10.0
+    def timed(engine: Any, tensor: NDArray[np.float32], clock: Clock) -> Any:
+        return infer(engine, tensor, clock)[0], 10.0 if engine is floats[-1] else 10.0 * ratio
 
-        with monkeypatch.context() as patch:
-            float_engines: list[Any] = []
-            load_float = PlanBuilder.load_float
-
-            def remembered(*arguments: Any) -> Any:
-                float_engines.append(load_float(*arguments))
-                return float_engines[-1]
-
-            patch.setattr(PlanBuilder, "load_float", remembered)
-            patch.setattr(certificate, "_infer_timed", timed_alike)
-            return search_in(search_world)[1]
-
-    half, same = timed(0.5), timed(0.99)
-    assert (half["faster"], half["latency_ms"], half["latency_float_ms"]) == (True, 5.0, 10.0)
-    assert half["verdict"].endswith("5 ms against 10 ms in float.")
-    assert not same["faster"]
-    assert same["verdict"].endswith(
-        "INT8 is not faster on this machine, 9.9 ms against 10 ms in float: serve float here."
+    monkeypatch.setattr(PlanBuilder, "load_float", lambda *given: floats.append(load_float(*given)) or floats[-1])
+    monkeypatch.setattr(certificate, "_infer_timed", timed)
+    _, evidence = search_in(search_world)
+    assert (evidence["faster"], evidence["latency_ms"], evidence["latency_float_ms"]) == (
+        ratio < 0.9,
+        10.0 * ratio,
+        10.0,
     )
+    assert evidence["verdict"].endswith(words)

@@ -48,18 +48,6 @@ def test_wherever_the_budget_ends_the_plan_is_certified_or_float(search_world: P
     assert everything["chosen"] is not None
 
 
-def test_groups_not_measured_in_half_the_budget_are_predicted(
-    search_world: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(search.PlanSearch, "out_of_time", lambda _, share=1.0: share < 1.0)
-    plan, evidence = search_in(search_world)
-    assert evidence["interrupted"] == "budget"
-    assert not any(group["measured"] for group in evidence["groups"])
-    assert all(group["sensitivity"] > 0.0 for group in evidence["groups"])
-    # Noise to signal at the layers' outputs hardly distinguishes the branches; the certificate does.
-    assert set(plan.floats) == ({LOUD, QUIET} if evidence["chosen"] is None else {LOUD})
-
-
 class Work:
     """Counts what a search asks of the machine."""
 

@@ -144,3 +144,17 @@ def test_where_no_frame_shows_anything_the_outputs_are_compared(tmp_path: Path) 
     answer = WhatIf(model, seen(model, frames), frames, open_backend("onnxruntime")).evaluate(PrecisionPlan())
     assert answer.divergence > 0.0
     assert (answer.loss, answer.telling) == (0.0, 0)
+
+
+def test_answers_that_are_no_numbers_lose_everything(tmp_path: Path) -> None:
+    """A logarithm of what INT8 rounds to zero."""
+    net = Net((1, 3, 8, 8))
+    kernel = np.zeros((1, 3, 1, 1), np.float32)
+    kernel[0, 0] = 1.0
+    faint = net.node("Conv", "image", net.constant(kernel))
+    model, frames = opened(tmp_path, net.model(net.node("Log", faint))), images(4)
+    for frame in frames:
+        frame[:, 0] = np.maximum(frame[:, 0], 1e-3)
+        frame[0, 0, 0, 0] = 1e-3
+    answer = WhatIf(model, seen(model, frames), frames, open_backend("onnxruntime")).evaluate(PrecisionPlan())
+    assert (answer.divergence, answer.loss) == (1.0, 1.0)

@@ -8,20 +8,18 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
+from candidate_bench import saved_model
 from numpy.typing import NDArray
 from runtime_under_test import RUNTIME
 from turned_clock import TurnedClock
 from unexpected import unexpected
-from worlds import SPEC
 from zoo import residual_net
 
 from agent.models.build import build_artefact
-from agent.models.model import Model, open_model
+from agent.models.model import Model
 from agent.validation.comparison import Comparison, Deadline, compare
 from agent.vision.output_checks import output_faults
-from agent.vision.spec import ModelSpec
 from engines.errors import EngineError
 from engines.interface import Array, Backend, Engine
 from engines.registry import open_backend
@@ -48,11 +46,10 @@ class Changed:
 class Bench:
     def __init__(self, folder: Path, most: int | None) -> None:
         """most: the largest batch of the profile; None for a model of fixed batch."""
-        onnx.save(residual_net(("batch" if most else 1, 3, 8, 8)), folder / "model.onnx")
+        graph = residual_net(("batch" if most else 1, 3, 8, 8))
         shapes = {"min": [1, 3, 8, 8], "opt": [1, 3, 8, 8], "max": [most, 3, 8, 8]}
         profiles = [{"image": shapes}] if most else []
-        spec = ModelSpec.model_validate({**SPEC, "path": folder / "model.onnx", "profiles": profiles})
-        self.model: Model = open_model(spec)
+        self.model: Model = saved_model(folder, graph, profiles=profiles)
         self.backend: Backend = open_backend(RUNTIME)
         self.serving = build_artefact(
             self.model, self.backend, lambda _: folder / "serving", lambda *_: None, calibration=None, precision="fp32"
