@@ -13,7 +13,6 @@ from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import CommandError
 from agent.contract.commands import CommandResult, RecalibrateArgs, RollbackArgs
 from agent.daemon.handlers import engine_handlers
-from agent.jobs.job import JobState
 
 __all__ = ["desk"]  # the fixture
 
@@ -101,13 +100,7 @@ def test_after_rollbacks_a_recalibration_that_stays_is_the_word_that_jobs_start_
     assert at.tick() == ""
     assert at.operations.stopped_by
     at.recalibrate()
-    report = at.operations.job
-    assert report is not None
-    at.operations.jobs.job = None
-    for step in (JobState.COLLECTING, JobState.BUILDING, JobState.VALIDATING):
-        report.progress(step.value, 0)
-    report.enter_probation(at.other.id)
-    report.succeed({"artefact": at.other.id})
+    at.accept()
     at.tick()
     assert at.operations.stopped_by == ""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,15 +10,13 @@ import numpy as np
 import onnx
 import pytest
 from candidate_bench import saved_model
-from numpy.typing import NDArray
-from raising_world import COLLAPSES, collapsing_net, count_macs
+from raising_world import COLLAPSES, collapsing_net, count_macs, scene_of
 from turned_clock import TurnedClock
 from zoo import Net, residual_net
 
-from agent.collection.collection import CalibrationSet
 from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
-from agent.models.model import Model, calibrate
+from agent.models.model import Model
 from agent.planning.costs import GroupCosts
 from agent.planning.ladder import FindCosts, Ladder, LadderOptions, Scene
 from agent.planning.what_if import RepairChoice
@@ -33,23 +30,6 @@ from engines.registry import open_backend
 
 OPTIONS = LadderOptions(max_loss=0.1, budget_s=60.0)
 AS_IT_IS = PrecisionPlan(evidence={"by": "a person"})  # plain INT8, without repairs
-
-
-def frames(count: int = 24) -> list[NDArray[np.float32]]:
-    """Dark images and bright ones in turn."""
-    rng = np.random.default_rng(0)
-    return [(rng.uniform(size=(1, 3, 8, 8)) * (0.2 if n % 2 else 0.5)).astype(np.float32) for n in range(count)]
-
-
-def scene_of(model: Model, brighter: float = 1.0) -> Scene:
-    """brighter: of all that calibrates, but not of the frames that propose and try."""
-    images, runtime = frames(), open_backend("onnxruntime")
-    collection = CalibrationSet(held_out_size=0)
-    with closing(model.open_observer(runtime)) as observer:
-        for image in images[:16]:
-            collection.add(image, observer.observe(image * np.float32(brighter)))
-    calibration = calibrate(model, collection.histograms, "max", 16, "test", runtime, collection.extremes)
-    return Scene(calibration, images[:8], images[16:])
 
 
 def ladder_of(

@@ -6,17 +6,16 @@ from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
-from candidate_bench import observed, saved_model
-from raising_world import COLLAPSES, collapsing_net, config_of, count_macs, observer_state
+from candidate_bench import saved_model
+from raising_world import COLLAPSES, collapsing_net, config_of, count_macs, observer_state, scene_of
 from zoo import residual_net
 
 from agent.common.errors import AgentError
 from agent.control.triggers import is_low
 from agent.models.build import build_artefact
-from agent.models.model import Model, calibrate, tap_weights
-from agent.planning.ladder import REFUSED, Ladder, LadderOptions, Scene
+from agent.models.model import Model, tap_weights
+from agent.planning.ladder import REFUSED, Ladder, LadderOptions
 from agent.planning.raising import EXHAUSTED, PrecisionRaise
 from calibrate.plan import PrecisionPlan, Repairs
 from engines.interface import silent
@@ -25,15 +24,6 @@ from engines.store.artefact import Store
 
 FIRST = "Conv_t0"
 REFUSAL = AgentError(REFUSED, "loss 0.3", "less", "none")
-
-
-def scene_of(model: Model) -> Scene:
-    """Dark images and bright ones."""
-    rng = np.random.default_rng(0)
-    images = [rng.uniform(size=(1, 3, 8, 8)) * (0.2 if n % 2 else 0.5) for n in range(24)]
-    frames = [image.astype(np.float32) for image in images]
-    histograms = observed(model, open_backend("onnxruntime"), frames[:16])
-    return Scene(calibrate(model, histograms, "max", 16, "test"), frames[:8], frames[16:])
 
 
 def ladder_of(
@@ -86,15 +76,6 @@ def test_float_layers_keep_their_reason_and_more_follow(tmp_path: Path) -> None:
     for each in floats:
         assert each[FIRST] == "by hand"
         assert len(each) > 1
-
-
-def test_forced_int8_stays_and_then_a_person_is_needed(tmp_path: Path) -> None:
-    found = ladder_of(saved_model(tmp_path, collapsing_net(7), precision={"force_int8": [COLLAPSES]}))
-    assert list(found.plans()) == []  # no other loses less on the frames that try plans, and this one serves
-    error = found.refusal(None)
-    assert error.code == EXHAUSTED
-    assert "the plan in service: fidelity 0.71 where it serves; plan 1 of the search: loss 0.5" in error.found
-    assert f"'{COLLAPSES}' (100 %)" in error.remedy
 
 
 def test_each_rung_has_half_of_the_noise_and_begins_where_the_one_before_was_tried_in_vain(tmp_path: Path) -> None:

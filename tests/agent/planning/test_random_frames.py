@@ -69,20 +69,6 @@ def test_the_order_is_fixed_by_the_seed_alone(video: Source, folder: Source) -> 
         assert order(video, 0, 4, start) == order(folder, 0, 4, start) == whole[start:]
 
 
-def test_a_video_is_passed_once_per_round_and_to_count(video: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    decoded: list[int] = []
-
-    def counted(source: Source) -> Iterator[tuple[float, Image]]:
-        decoded.append(0)
-        for stamped in read_images(source):
-            decoded[-1] += 1
-            yield stamped
-
-    monkeypatch.setattr(frames_module, "read_images", counted)
-    order = [index for index, _ in RandomFrames(video, 0, 8).draw()]
-    assert decoded == [COUNT, *(max(order[first : first + 8]) + 1 for first in (0, 8, 16))]
-
-
 def test_frames_that_are_not_drawn_are_not_decoded(folder: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     frames = RandomFrames(folder, 0)
     assert frames.count == COUNT
