@@ -184,11 +184,6 @@ def test_absolute_paths_and_cameras_stay_as_they_are(folder: Path) -> None:
     assert night.every_camera[0].source == str(folder / "22:30.mp4")
 
 
-def test_a_model_may_be_named_or_written_out(folder: Path) -> None:
-    embedded = {**MINIMAL, "model": {**SPEC, "path": "models/net.onnx"}}
-    assert load_config(write(folder, embedded)).model == load_config(write(folder, MINIMAL)).model
-
-
 def test_a_labels_file_lies_beside_the_spec_that_names_it(folder: Path) -> None:
     (folder / "models" / "names.txt").write_text("cat\ndog\n")
     (folder / "models" / "net.yaml").write_text(yaml.safe_dump({**SPEC, "path": "net.onnx", "labels": "names.txt"}))

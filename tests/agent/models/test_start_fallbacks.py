@@ -78,11 +78,6 @@ def damage(artefact: Artefact, *names: str) -> None:
         file.write_bytes(file.read_bytes()[:-1] + b"?")
 
 
-def test_current_serves_and_nothing_is_reported(shelf: Shelf) -> None:
-    service, reported = shelf.start()
-    assert (service.serving.id, reported) == (shelf.made[2].id, [])
-
-
 def test_previous_serves_where_current_is_damaged(shelf: Shelf) -> None:
     damage(shelf.made[2], "engine.onnx")
     service, reported = shelf.start()

@@ -82,12 +82,6 @@ def test_groups_come_by_noise_and_the_quiet_ones_are_counted() -> None:
     assert "The plan keeps 40.0 % of the noise that INT8 in all groups would add." in shown
 
 
-def test_a_faster_plan_says_by_how_much() -> None:
-    assert "5.00 ms, float 12.2 ms: INT8 is 2.44 times as fast" in printed(
-        {**evidence(), "latency_ms": 5.0, "faster": True}
-    )
-
-
 def test_predictions_are_called_predictions() -> None:
     shown = printed(unmeasured())
     assert row(shown, "loss") == "loss 0.015 predicted, not measured"

@@ -69,13 +69,6 @@ def test_the_order_is_fixed_by_the_seed_alone(video: Source, folder: Source) -> 
         assert order(video, 0, 4, start) == order(folder, 0, 4, start) == whole[start:]
 
 
-def test_frames_that_are_not_drawn_are_not_decoded(folder: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    frames = RandomFrames(folder, 0)
-    assert frames.count == COUNT
-    monkeypatch.setattr(frames_module, "read_images", None)
-    assert len(list(itertools.islice(frames.draw(), 3))) == 3
-
-
 def test_a_container_that_overstates_its_frames_is_counted(tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole.avi", tmp_path / "cut.avi"
     writer = cv2.VideoWriter(str(whole), cv2.VideoWriter.fourcc(*"MJPG"), 10.0, (320, 240))

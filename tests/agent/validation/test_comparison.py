@@ -57,16 +57,11 @@ class Bench:
         rng = np.random.default_rng(0)
         self.frames: list[NDArray[np.float32]] = list(rng.uniform(size=(8, 1, 3, 8, 8)).astype(np.float32))
 
-    def load_float(self) -> Engine:
-        return self.backend.load(self.serving.read_engine())
-
-    def compare(
-        self, change: Change = dict, serving: bool = False, in_float: bool = False
-    ) -> tuple[Comparison, Changed]:
+    def compare(self, change: Change = dict, serving: bool = False) -> tuple[Comparison, Changed]:
         engine = Changed(self.backend.load(self.serving.read_engine()), change)
-        path, timed = str(self.serving.path) if serving else None, self.load_float if in_float else None
+        path = str(self.serving.path) if serving else None
         with closing(Deadline(unexpected, TurnedClock())) as deadline, closing(engine):
-            seen = compare(self.model, self.backend, engine, path, self.frames, deadline, load_float=timed)
+            seen = compare(self.model, self.backend, engine, path, self.frames, deadline)
             return seen, engine
 
 
@@ -93,13 +88,6 @@ def test_without_an_engine_in_service_the_slowest_inferences_are_not_measured(be
     seen, engine = bench.compare()
     assert seen.fidelities.tolist() == [[1.0]] * 8
     assert len(seen.latencies_ms) == len(engine.asked) - 1 == 8
-
-
-def test_the_float_engine_is_timed_on_each_frame_where_it_serves(bench: Bench) -> None:
-    seen, _ = bench.compare(in_float=True)
-    assert len(seen.float_ms) == len(seen.latencies_ms) > 8
-    assert (seen.float_ms > 0.0).all()
-    assert bench.compare()[0].float_ms.size == 0
 
 
 def test_no_frames_are_no_evidence(bench: Bench) -> None:
