@@ -30,12 +30,6 @@ def test_too_few_frames_are_refused_before_an_engine_runs(trial_bench: MakeTrial
     check_frames(RandomFrames(digits_video, 0), 600, Terms(0.026, 0.3, 5))
 
 
-@pytest.mark.parametrize("start", [800, 900])
-def test_without_frames_no_loss_is_suggested(digits_video: Source, start: int) -> None:
-    with pytest.raises(AgentError, match=r"plan\.frames: 0 frames .*beside 800 .*; give more frames$"):
-        check_frames(RandomFrames(digits_video, 0), start, Terms(0.02, 0.3))
-
-
 def test_a_plan_that_the_frames_leave_open_is_refused(trial_bench: MakeTrialBench) -> None:
     trial, _ = trial_bench(start=600).trial(misread(lambda number, marked: marked or number == 6, 8))
     assert (trial.accepted, trial.frames) == (False, 200)
