@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ from agent.cli.configuration import config_schema, model_example, model_schema
 from agent.common.errors import ConfigError
 from agent.common.schema import validate
 from agent.config import Config, load_config
-from agent.mqtt.config import MqttConfig
 from agent.mqtt.endpoint import TlsFiles
 from fleet.cli.main import main
 
@@ -64,15 +61,6 @@ def test_every_value_of_the_reference_is_the_default_of_the_schema() -> None:
     assert [path for path, each in leaves.items() if not each.get("description")] == []
 
 
-def test_the_reference_is_what_a_daemon_has_that_was_given_nothing() -> None:
-    """But for what the machine gives: the host's name, and systemd's folder."""
-    content = yaml.safe_load(REFERENCE)
-    spec = {"path": "x.onnx", "task": "raw"}
-    shown = validate(Config, {**content, "model": spec}, "config.yaml")
-    bare = validate(Config, {"model": spec, "camera": {"source": content["camera"]["source"]}}, "bare")
-    assert shown == bare
-
-
 def test_every_key_of_a_model_is_described_with_its_true_default() -> None:
     content = yaml.safe_load(model_example(REFERENCE))
     leaves = dict(properties(SCHEMAS["model"], SCHEMAS["model"]))
@@ -113,13 +101,6 @@ def test_an_editor_finds_a_key_or_a_value_that_cannot_be(change: dict[str, Any])
     content = {**yaml.safe_load(REFERENCE), **change}
     assert list(jsonschema.Draft202012Validator(SCHEMAS["config"]).iter_errors(content))
     assert list(jsonschema.Draft202012Validator(SCHEMAS["config"]).iter_errors({**content, **change}))
-
-
-def test_the_sample_keeps_its_own_settings() -> None:
-    config = load_config(ROOT / "examples/street/config.yaml")
-    assert config.model.path == ROOT / "examples/street/street.onnx"
-    assert Path(config.every_camera[0].source).resolve() == ROOT / "var/sample/street.mp4"
-    assert config.state_dir.resolve() == ROOT / "var/state"
 
 
 # ---- tared config
@@ -175,14 +156,6 @@ def refused(path: Path) -> list[str]:
 MINIMAL: dict[str, Any] = {"model": "models/net.yaml", "camera": {"source": "clip.mp4"}}
 
 
-def test_two_keys_are_enough(folder: Path) -> None:
-    config = load_config(write(folder, MINIMAL))
-    assert config.backend == "auto"
-    assert config.recalibration.automatic
-    assert config.mqtt == MqttConfig()
-    assert re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname()) == config.mqtt.device
-
-
 def test_relative_paths_are_relative_to_the_file_that_names_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = {
         **MINIMAL,
@@ -211,11 +184,6 @@ def test_absolute_paths_and_cameras_stay_as_they_are(folder: Path) -> None:
     assert night.every_camera[0].source == str(folder / "22:30.mp4")
 
 
-def test_a_model_may_be_named_or_written_out(folder: Path) -> None:
-    embedded = {**MINIMAL, "model": {**SPEC, "path": "models/net.onnx"}}
-    assert load_config(write(folder, embedded)).model == load_config(write(folder, MINIMAL)).model
-
-
 def test_a_labels_file_lies_beside_the_spec_that_names_it(folder: Path) -> None:
     (folder / "models" / "names.txt").write_text("cat\ndog\n")
     (folder / "models" / "net.yaml").write_text(yaml.safe_dump({**SPEC, "path": "net.onnx", "labels": "names.txt"}))
@@ -223,19 +191,6 @@ def test_a_labels_file_lies_beside_the_spec_that_names_it(folder: Path) -> None:
 
 
 # ---- refusing
-
-
-def test_errors_of_the_configuration_and_of_its_model_come_together(folder: Path) -> None:
-    (folder / "models" / "net.yaml").write_text("{path: net.onnx, task: dream, labels: gone.txt}")
-    content = {**MINIMAL, "threads": 0, "observe": {"held_out": "all"}, "unknown": 1}
-    assert refused(write(folder, content)) == [
-        "model.task: expected 'classify', 'detect' or 'raw', got 'dream'",
-        "model.labels: expected a list, or a readable text file with one label per line, "
-        f"got '{folder}/models/gone.txt'",
-        "threads: expected greater than or equal to 1, got 0",
-        "observe.held_out: expected integer, got 'all'",
-        "unknown: unknown key",
-    ]
 
 
 def test_a_frame_by_itself_waits_for_no_other(folder: Path) -> None:

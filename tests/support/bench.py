@@ -97,6 +97,11 @@ class Bench:
         assert len(errors.splitlines()) == lines, errors
         return errors.removeprefix("error: ").rstrip("\n")
 
+    def built(self, name: str, *more: object, model: object = "model.yaml", runtime: str = "onnxruntime") -> Path:
+        """An artefact in a folder of this name. more: its calibration and plan, or its precision."""
+        self.json_and_check("build", "--backend", runtime, self / str(model), *more, "-o", self / name)
+        return self / name
+
     def spec(self, name: str, model: ModelProto | bytes, **changes: Any) -> Path:
         """NAME.yaml for a model saved as NAME.onnx."""
         content = model if isinstance(model, bytes) else model.SerializeToString()

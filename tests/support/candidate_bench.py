@@ -33,8 +33,13 @@ def backend() -> Backend:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Model:
-    onnx.save(residual_net((1, 3, 8, 8)), tmp_path / "model.onnx")
-    return open_model(ModelSpec.model_validate({**SPEC, "path": tmp_path / "model.onnx"}))
+    return saved_model(tmp_path, residual_net((1, 3, 8, 8)))
+
+
+def saved_model(folder: Path, graph: onnx.ModelProto, **spec: object) -> Model:
+    """A model in a folder, under the usual spec but for these keys."""
+    onnx.save(graph, folder / "model.onnx")
+    return open_model(ModelSpec.model_validate({**SPEC, "path": folder / "model.onnx", **spec}))
 
 
 def frames(count: int, brightness: float = 1.0) -> list[NDArray[np.float32]]:

@@ -159,14 +159,6 @@ def unmeasured() -> dict[str, Any]:
     return found
 
 
-def two_sources() -> dict[str, Any]:
-    """The accepted candidate was tried in two sources, of which day.mp4 is the worse."""
-    found = evidence()
-    tried = found["candidates"][1]["trial"]
-    tried["by_source"] = {"night.mp4": trial(0.0021, 0.031, frames=104, empty_frames=0), "day.mp4": dict(tried)}
-    return found
-
-
 def one_group() -> dict[str, Any]:
     found = evidence()
     return {**found, "groups": found["groups"][:1], "edges": [], "candidates": [], "frontier": [], "chosen": None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,16 +15,19 @@ from onnx import ModelProto
 from worlds import FPS, SPEC, World, make_world
 from zoo import Net
 
-from agent.collection.collection import SharedCollection
+from agent.collection.collection import CalibrationSet, SharedCollection
 from agent.common.schema import validate
 from agent.config import Config
+from agent.models.model import Model, calibrate
 from agent.monitoring.camera_monitor import CameraMonitor, CameraState, Spending
 from agent.monitoring.drift import DriftMonitor, Regime
 from agent.monitoring.estimates import Estimate
 from agent.planning.costs import GroupCosts
+from agent.planning.ladder import Scene
 from calibrate.statistics.evidence import Interval
 from engines.quantise.costs import macs_costs
 from engines.quantise.fusion import Grouping
+from engines.registry import open_backend
 
 COLLAPSES = "Conv_t3"  # reads the tensor whose quiet half is less than half a step
 PRECISION_COMMIT = "event=commit .*trigger=precision"
@@ -53,6 +57,18 @@ def collapsing_net(kernel: int = 1) -> ModelProto:
     bright = np.array([[0.0], [1.0], [0.0], [0.0], [0.0]], np.float32)
     bias = np.array([0.17, 0.0, -9.0, -9.0, -9.0], np.float32)
     return net.model(net.node("Gemm", pooled, net.constant(bright), net.constant(bias), transB=1))
+
+
+def scene_of(model: Model, brighter: float = 1.0) -> Scene:
+    """Dark images and bright ones in turn. brighter: of all that calibrates, not of the frames that propose and try."""
+    rng, runtime = np.random.default_rng(0), open_backend("onnxruntime")
+    images = [(rng.uniform(size=(1, 3, 8, 8)) * (0.2 if n % 2 else 0.5)).astype(np.float32) for n in range(24)]
+    collection = CalibrationSet(held_out_size=0)
+    with closing(model.open_observer(runtime)) as observer:
+        for image in images[:16]:
+            collection.add(image, observer.observe(image * np.float32(brighter)))
+    calibration = calibrate(model, collection.histograms, "max", 16, "test", runtime, collection.extremes)
+    return Scene(calibration, images[:8], images[16:])
 
 
 def raising_world(

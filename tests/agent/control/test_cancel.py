@@ -51,11 +51,6 @@ def test_a_candidate_on_probation_can_be_cancelled(desk: Callable[..., Desk]) ->
     ]
 
 
-def test_nothing_cannot_be_cancelled(desk: Callable[..., Desk]) -> None:
-    with pytest.raises(CommandError, match=r"command\.nothing"):
-        cancelled(desk())
-
-
 def test_a_model_on_its_way_can_be_cancelled(desk: Callable[..., Desk], tmp_path: Path) -> None:
     at, results = desk(), list[CommandResult]()
     releases = Releases(None, tmp_path / "releases.json")

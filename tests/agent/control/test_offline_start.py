@@ -116,15 +116,6 @@ def test_the_files_are_tried_again_once_they_have_changed(board: Board) -> None:
     assert board.job(REFUSED) == "calibration.file"
 
 
-@pytest.mark.parametrize("restarts", [False, True])
-def test_an_error_that_says_nothing_of_the_work_leaves_it_to_be_tried(board: Board, restarts: bool) -> None:
-    board.begin(start=board.artefact)
-    assert board.job(FULL) == "start"
-    if restarts:
-        board.begin(start=board.artefact)
-    assert board.job(FULL) == "start"
-
-
 def test_an_engine_with_which_the_daemon_ended_on_probation_is_not_tried_again(board: Board) -> None:
     board.begin(start=board.artefact)
     board.operations.tick(board.states)

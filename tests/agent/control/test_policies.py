@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 from exchange_bench import Bench as SwapBench
 from exchange_bench import bench
-from loop_bench import Bench as LoopBench
-from loop_bench import NamedEngine
 from operations_bench import Desk, desk
 from results_bench import CONFIG, SPEC, detections, served
 
@@ -25,7 +23,6 @@ from agent.daemon.handlers import engine_handlers
 from agent.results.writer import ResultLine
 from agent.vision.decode import Classification
 from agent.vision.detections import Detections
-from agent.vision.task import ServedFrame
 
 __all__ = ["bench", "desk"]  # fixtures
 MASK = [[0.0, 0.0], [0.5, 0.0], [0.5, 1.0]]
@@ -147,27 +144,6 @@ def test_only_what_is_shown_changes_and_only_of_this_engine(kept: Kept) -> None:
     assert "policy_left_out" not in ResultLine(other, SPEC, kept.policies.show).document
     withheld = ResultLine(served(7, Classification(1, 0.5)), SPEC, kept.policies.show).document
     assert [withheld[key] for key in ("class", "label", "score", "policy_left_out")] == [None, None, 0.5, 1]
-
-
-def test_a_policy_is_switched_with_the_engine_on_the_very_frame(kept: Kept) -> None:
-    kept.set(artefact="night", score_threshold=0.6)
-    lines: list[tuple[str, bool]] = []
-
-    class ShowingBench(LoopBench):
-        def _keep(self, served: ServedFrame) -> None:
-            super()._keep(served)
-            line = ResultLine(replace(served, result=Classification(1, 0.5)), SPEC, kept.policies.show).document
-            lines.append((line["engine"], line["class"] is None))
-
-    loop = ShowingBench(NamedEngine("day"))
-    loop.feed(2)
-    loop.rehearse(NamedEngine("night"))
-    loop.feed(2)
-    loop.loop.roll_back(AgentError("probation.recalled", "a", "b", "c"))
-    loop.feed(2)
-    loop.end()
-    assert {engine for engine, _ in lines} == {"day", "night"}
-    assert all(is_withheld == (engine == "night") for engine, is_withheld in lines)
 
 
 def test_events_name_the_policy_that_takes_over_and_one_that_a_new_engine_does_not_inherit(bench: SwapBench) -> None:

@@ -92,14 +92,6 @@ def test_a_raise_that_the_operator_took_back_is_not_repeated_until_the_settings_
     assert otherwise.rung == 1
 
 
-def test_attempts_on_a_recording_are_not_kept(desk: Callable[..., Desk], tmp_path: Path) -> None:
-    at = desk(raised_serves=True, live=False, cooldown_s=0.0)
-    at.roll_back()
-    at.tick()
-    assert at.rung is None
-    assert not (tmp_path / "state" / "attempts.json").exists()
-
-
 def test_a_cooldown_follows_a_rollback_whatever_served(desk: Callable[..., Desk]) -> None:
     at = desk(cooldown_s=600.0)
     at.roll_back()  # to the raised one

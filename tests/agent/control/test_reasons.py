@@ -22,7 +22,6 @@ from agent.monitoring.camera_monitor import CameraState
 
 __all__ = ["job_desk", "two_engines"]  # fixtures
 
-REFUSED = AgentError("recalibration.refused", "a loss of 0.45", "at most 0.1", "raise recalibration.max_loss")
 FULL = AgentError("recalibration.disk", "a full disk", "room", "free some")
 
 
@@ -68,23 +67,6 @@ def test_where_all_is_well_there_is_nothing_to_say(board: Board) -> None:
     assert board.look() == Reasons()
 
 
-def test_a_job_under_way_is_named_by_its_state(board: Board) -> None:
-    board.degrade()
-    ready = "the float reference serves, because the job that builds an engine is at CALIBRATING; wait for its end"
-    assert board.look() == Reasons(ready)
-
-
-def test_a_refusal_is_the_reason_with_its_error_and_remedy(board: Board) -> None:
-    board.degrade()
-    board.end_job(REFUSED)
-    reasons = board.look()
-    assert reasons.code == "recalibration.unchanged"
-    assert reasons.degraded == (
-        "the float reference serves, because a candidate was refused, and nothing has changed since: a loss of 0.45; "
-        "raise recalibration.max_loss; or change the settings, or recalibrate by command"
-    )
-
-
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_pause_names_the_error_that_it_follows(board: Board, restarts: bool) -> None:
     board.degrade()
@@ -94,15 +76,6 @@ def test_a_pause_names_the_error_that_it_follows(board: Board, restarts: bool) -
     reasons = board.look()
     assert reasons.code == "recalibration.cooldown"
     assert "a job failed less than 600 s ago: a full disk; free some; wait" in reasons.degraded
-
-
-def test_the_daily_cap_is_named(board: Board) -> None:
-    board.alarm()
-    for _ in range(8):
-        board.operations._limits.count_job()
-    reasons = board.look()
-    assert (reasons.degraded, reasons.code) == ("", "recalibration.cap")
-    assert reasons.held_back == "an alarm after 8 jobs in a day; check the scene, or raise recalibration.per_day"
 
 
 @pytest.mark.parametrize(

@@ -60,25 +60,18 @@ def test_an_evenings_time_may_wait_until_after_midnight() -> None:
     assert Schedule(["23:45"]).due(at("2026-06-02 00:30")) == "2026-06-01 23:45"
 
 
-def test_a_time_that_an_earlier_process_answered_is_not_due() -> None:
-    assert Schedule(["03:00"], ["2026-06-01 03:00"]).due(at("2026-06-01 03:01")) == ""
-
-
-def test_a_clock_that_is_set_back_brings_no_time_twice() -> None:
-    schedule = Schedule(["03:00"])
-    times = ("2026-06-01 03:00", "2026-06-02 03:00", "2026-06-01 03:10", "2026-06-02 02:30", "2026-06-02 03:05")
-    assert answers(schedule, *map(at, times)) == ["2026-06-01 03:00", "2026-06-02 03:00"]
-
-
-def test_a_clock_that_is_set_forward_brings_at_most_one() -> None:
-    schedule = Schedule(["03:00"])
-    times = ("2026-06-01 02:00", "2026-06-09 03:10", "2026-06-09 03:20")
-    assert answers(schedule, *map(at, times)) == ["2026-06-09 03:00"]
-
-
-def test_a_clock_that_was_far_ahead_blocks_nothing_today() -> None:
-    schedule = Schedule(["03:00"])
-    assert answers(schedule, at("2036-01-01 03:00"), at("2026-06-01 03:00")) == ["2036-01-01 03:00", "2026-06-01 03:00"]
+@pytest.mark.parametrize(
+    ("times", "due"),
+    [
+        (["06-01 03:00", "06-02 03:00", "06-01 03:10", "06-02 02:30", "06-02 03:05"], ["06-01 03:00", "06-02 03:00"]),
+        (["06-01 02:00", "06-09 03:10", "06-09 03:20"], ["06-09 03:00"]),
+        (["12-31 03:00", "06-01 03:00"], ["12-31 03:00", "06-01 03:00"]),
+    ],
+    ids=["set back", "set forward", "far ahead, then set"],
+)
+def test_a_clock_that_is_set_brings_no_time_twice_and_blocks_none(times: list[str], due: list[str]) -> None:
+    given = answers(Schedule(["03:00"]), *(at(f"2026-{each}") for each in times))
+    assert given == [f"2026-{each}" for each in due]
 
 
 def test_a_clock_that_was_never_set_starts_nothing() -> None:

@@ -24,12 +24,6 @@ def test_an_alarm_in_trouble_is_reported_with_its_evidence_and_starts_nothing(
     assert at.tick() == "alarm"  # what ends the trouble lets it act
 
 
-def test_an_alarm_in_a_good_view_names_no_trouble_and_is_answered(desk: Callable[..., Desk]) -> None:
-    at = desk()
-    assert at.tick(times=1) == "alarm"
-    assert "trouble" not in at.events("alarm")[0]
-
-
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_no_regime_is_switched_to_for_a_view_in_trouble(desk: Callable[..., Desk], trouble: str) -> None:
     at = desk()
@@ -62,12 +56,6 @@ def test_a_dark_street_with_cars_is_something_to_go_by(
 ) -> None:
     at = desk(task)
     assert at.tick(trouble, telling) == trigger
-
-
-def test_a_dark_street_with_cars_may_have_its_regime(desk: Callable[..., Desk]) -> None:
-    at = desk("detect")
-    at.tick("blind", telling=1, state="calm", switch_to=at.other.id)
-    assert at.operations.service.serving.id == at.other.id
 
 
 def test_frames_collected_by_day_do_not_count_in_the_dark(

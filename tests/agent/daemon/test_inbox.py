@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from brokers import RealBroker, eventually, on_the_air
-from device import TOPICS, Device, payload
+from brokers import RealBroker, on_the_air
+from device import TOPICS, Device
 from turned_clock import TurnedClock
 from unexpected import unexpected
 
@@ -20,7 +20,7 @@ from agent.commands.labels import LabelsInbox
 from agent.commands.log import CommandLog
 from agent.commands.settings import Settings
 from agent.config import CommandsConfig, Config
-from agent.contract.commands import CommandResult, Reported
+from agent.contract.commands import Reported
 from agent.contract.messages import Birth
 from agent.contract.signing import Signer, new_key
 from agent.daemon.inbox import CommandInbox
@@ -120,22 +120,6 @@ def test_delivered_results_are_written_in_batches(
     for _ in range(3):
         board.inbox.tick()
     assert batches == [100, 50]
-
-
-@pytest.mark.broker
-def test_a_delivered_result_is_not_sent_again(tmp_path: Path, link: MqttLink) -> None:
-    board = Board(tmp_path, link, keys=False)
-    log = CommandLog(tmp_path / "commands.sqlite", unexpected)
-    now = board.clock.wall_s()
-    log.accept("c0", "digest", now + 60.0, now)
-    log.end(CommandResult(id="c0", status="SUCCEEDED"))
-    link.inbox.put(Message(TOPICS.command, payload(op="cancel", issued=now, expires=now + 60.0)))
-
-    def is_noted() -> bool:
-        board.inbox.tick()
-        return [result.id for result, _ in log.undelivered()] == ["c0"]
-
-    eventually(is_noted)
 
 
 @pytest.mark.broker

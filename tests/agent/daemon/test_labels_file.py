@@ -11,7 +11,6 @@ from rich.console import Console
 
 from agent.common.errors import ConfigError, DatasetError
 from agent.common.schema import validate
-from agent.contract.messages import Accuracy, CameraTelemetry, Latency
 from agent.control.summary import RunSummary
 from agent.daemon.review import read_labels
 from agent.daemon.summary_table import print_summary
@@ -79,18 +78,6 @@ def test_a_reference_accuracy_that_bounds_nothing_is_refused(changes: dict[str, 
 
 
 # ---- reports
-
-
-def test_telemetry_has_accuracy_and_its_bound_only_where_they_are_known() -> None:
-    bare = CameraTelemetry(fps=30.0, latency_ms=Latency(p50=1.0, p99=2.0))
-    assert b"accuracy" not in bare.to_json()
-    known = bare.model_copy(
-        update={
-            "accuracy": Accuracy(estimate=0.9, low=0.8, high=1.0, n=40),
-            "accuracy_lower_bound_if_reference_accuracy_holds": 0.85,
-        }
-    )
-    assert CameraTelemetry.from_json(known.to_json()) == known
 
 
 def test_the_summary_has_live_accuracy_where_it_was_measured() -> None:

@@ -7,63 +7,17 @@ from typing import Any, cast
 
 import psutil
 import pytest
-from brokers import RealBroker, Watcher, eventually, free_port
+from brokers import RealBroker, Watcher
 from prometheus_client.core import Metric
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_values import scrape, value
+from prometheus_values import scrape
 from promtool import Fixed, metrics_server, promtool
 from worlds import World
 
-from agent.common.latency import LatencyHistogram, LoopMeter
+from agent.common.latency import LoopMeter
 from agent.contract.topics import Topics
 from agent.daemon import prometheus
 from agent.daemon.prometheus import DaemonMetrics
 from agent.uplink.reporter import EventCounts
-
-
-@pytest.fixture
-def scraped(calibrated_world: World) -> World:
-    calibrated_world.change(metrics={"port": free_port()}, mqtt={"host": "127.0.0.1", "port": 1})
-    return calibrated_world
-
-
-@pytest.mark.slow
-def test_a_running_daemon_is_scraped(scraped: World) -> None:
-    port = scraped.config["metrics"]["port"]
-
-    def scraped_once() -> bool:
-        try:
-            return value(port, "tared_frames_total", camera="camera") is not None
-        except OSError:
-            return False
-
-    with scraped.running():
-        eventually(scraped_once, 60.0)
-        frames = value(port, "tared_frames_total", camera="camera")
-        assert frames is not None
-        eventually(lambda: (value(port, "tared_frames_total") or 0.0) > frames)
-        eventually(lambda: value(port, "tared_engine_info", degraded="false") == 1.0, 60.0)
-        eventually(lambda: value(port, "tared_fidelity_ratio", bound="estimate") is not None, 60.0)
-        text = scrape(port)
-        families = list(text_string_to_metric_families(text))
-    promtool("check", "metrics", content=text)
-    names = {family.name for family in families}
-    assert names >= {
-        "tared_frames", "tared_dropped_frames", "tared_frame_latency_seconds", "tared_fidelity_ratio",
-        "tared_drift_predicted_gain_db", "tared_drift_state", "tared_engine_info", "tared_job_state",
-        "tared_camera_up", "tared_observer_up", "tared_mqtt_connected", "tared_board_memory_available_bytes",
-        "process_cpu_seconds", "tared_build_info", "tared_jobs", "tared_job_errors", "tared_events",
-        "tared_drift_alarms", "tared_mqtt_outbox_bytes", "tared_mqtt_outbox_oldest_seconds",
-        "tared_observing_time_ratio", "tared_view_trouble",
-    }  # fmt: skip
-    by_name = {family.name: family for family in families}
-    for state in ("tared_job_state", "tared_drift_state"):
-        assert sum(sample.value for sample in by_name[state].samples) == 1.0
-    latency = by_name["tared_frame_latency_seconds"].samples
-    counts = [sample.value for sample in latency if sample.name.endswith("_bucket")]
-    assert counts == sorted(counts)
-    assert counts[-1] == next(sample.value for sample in latency if sample.name.endswith("_count"))
-    assert next(sample.value for sample in latency if sample.name.endswith("_sum")) > 0.0
 
 
 @pytest.mark.trial
@@ -138,11 +92,3 @@ def test_totals_do_not_begin_anew() -> None:
     bounds = dict(totals.latency_buckets)
     assert bounds[2.0**12 * 1e-6] == 2  # 4 ms
     assert list(bounds.values()) == sorted(bounds.values())
-
-
-@pytest.mark.parametrize("octave", [10, 17])
-def test_a_bucket_holds_what_is_below_its_bound(octave: int) -> None:
-    histogram = LatencyHistogram()
-    histogram.add(int(1000 * 2**octave) - 100)
-    histogram.add(int(1000 * 2**octave) + 100)
-    assert dict(histogram.cumulative_counts())[2.0**octave * 1e-6] == 1

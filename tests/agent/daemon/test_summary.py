@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 from agent.common.latency import LoopSample
-from agent.control.summary import Alarm, JobSummary, RunSummary, Score, Swap
+from agent.control.summary import Alarm, RunSummary, Score, Swap
 from agent.daemon.review import REFERENCE
 from agent.daemon.summary_table import print_summary, sparkline
 from agent.vision.fidelity import MatchCounts
@@ -74,13 +74,3 @@ def test_a_run_without_a_calibration_says_why_in_a_sentence() -> None:
     assert "held back" not in text
     assert "SIGTERM" in text
     assert "held back" in printed(RunSummary("store/artefacts/r", held_back="the view is blind"))
-
-
-def test_the_printed_object_has_the_reason_and_the_jobs() -> None:
-    refused = JobSummary("first-start", "FAILED", "recalibration.refused: a loss of 0.45")
-    document = RunSummary("store/artefacts/r", degraded="it is so", jobs=[refused]).as_dict()
-    assert document["degraded"] == "it is so"
-    assert document["jobs"] == [
-        {"trigger": "first-start", "state": "FAILED", "reason": "recalibration.refused: a loss of 0.45"}
-    ]
-    assert RunSummary("store/artefacts/r").as_dict()["degraded"] is None

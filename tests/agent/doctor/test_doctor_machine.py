@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from boards import AGX_XAVIER, LAPTOP, ORIN_NANO, lay_down
-from brokers import RealBroker, free_port
+from brokers import free_port
 from doctor_findings import by_name, configured
 from mjpeg_server import MjpegServer
 from worlds import SPEC
@@ -21,7 +21,6 @@ from worlds import SPEC
 from agent.common.schema import validate
 from agent.config import Config, load_config
 from agent.doctor import configured as configured_doctor
-from agent.doctor import machine
 from agent.doctor.configured import examine_configured, examine_unconfigured
 from agent.doctor.examine import Finding, examine, healthy
 from agent.doctor.machine import examine_machine
@@ -103,13 +102,6 @@ def test_the_kernels_driver(tmp_path: Path, tree: dict[str, str], found: str) ->
     assert _driver(lay_down(tree, tmp_path)).found == found
 
 
-@pytest.mark.parametrize("synchronised", [True, False])
-def test_the_clock_by_the_kernels_word(monkeypatch: pytest.MonkeyPatch, synchronised: bool) -> None:
-    monkeypatch.setattr(machine, "is_synchronised", lambda: synchronised)
-    clock = machine._clock()
-    assert (clock.ok, bool(clock.remedy)) == (synchronised, not synchronised)
-
-
 def around(path: Path) -> dict[str, Finding]:
     return by_name(examine_configured(load_config(path)))
 
@@ -135,11 +127,6 @@ def test_the_camera_is_looked_at_as_it_is_configured(tmp_path: Path) -> None:
         found = around(configured(tmp_path, camera={"source": address, "transport": "tcp"}))["camera"]
     assert "answers 401" in found.found
     assert "secret" not in found.found
-
-
-def test_a_file_that_is_no_video(tmp_path: Path) -> None:
-    (tmp_path / "x.mp4").write_text("no video")
-    assert "not readable as video" in around(configured(tmp_path, camera={"source": "x.mp4"}))["camera"].found
 
 
 @contextmanager
@@ -173,12 +160,6 @@ def test_a_silent_stream_is_given_up_and_its_password_kept(tmp_path: Path, monke
     assert "secret" not in found.found
 
 
-@pytest.mark.broker
-def test_the_doctor_connects_to_the_broker(any_broker: RealBroker) -> None:
-    finding = broker_of(host=any_broker.host, port=any_broker.port)
-    assert finding.found == f"127.0.0.1 port {any_broker.port}: connected"
-
-
 def test_a_missing_broker_and_a_silent_one_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(configured_doctor, "_BROKER_S", 2.0)
     gone = broker_of(host="127.0.0.1", port=free_port())
@@ -187,10 +168,6 @@ def test_a_missing_broker_and_a_silent_one_are_named(monkeypatch: pytest.MonkeyP
     with silent_server() as port:
         mute = broker_of(host="127.0.0.1", port=port)
     assert mute.found.endswith("no answer to CONNECT")
-
-
-def test_a_password_file_that_is_gone() -> None:
-    assert "No such file" in broker_of(host="127.0.0.1", username="me", password_file="gone").found
 
 
 def test_without_a_configuration_the_cameras_are_listed(tmp_path: Path) -> None:

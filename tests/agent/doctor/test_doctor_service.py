@@ -28,11 +28,6 @@ def unit(monkeypatch: pytest.MonkeyPatch) -> str:
     return "[Service]\nas shipped\n"
 
 
-def test_a_service_that_is_not_installed(tmp_path: Path) -> None:
-    (finding,) = examine_service(tmp_path)
-    assert (finding.found, finding.remedy) == ("not installed", "sudo tared install-service")
-
-
 @pytest.mark.parametrize("changed", ["", "Nice=5\n"])
 def test_a_unit_that_differs_is_named(tmp_path: Path, unit: str, changed: str) -> None:
     lay_down({UNIT: unit + changed, CONFIG: "model: x"}, tmp_path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import zipfile
 from pathlib import Path
@@ -15,12 +14,10 @@ import yaml
 from bench import Bench
 from lab import SPECS
 from places import ROOT
-from plain_decoders import softmax_top_1
 from zoo import Net
 
 from agent.inspection.check import Check, run_check
 from agent.inspection.sureness import Sureness, compare, disordered
-from agent.vision.decode import class_probabilities
 from examples.street.scene import Street
 from fleet.cli.main import main
 
@@ -94,22 +91,6 @@ def test_the_command_prints_a_table_of_80_columns_and_draws_a_picture(
     assert (image == (0, 94, 213)).all(axis=2).sum() > 1000  # the frame around the surest
 
 
-def test_json_says_the_same_and_a_bare_onnx_is_checked_as_guessed(
-    street: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["check", str(STREET / "street.onnx"), "--frames", str(street), "--json"]
-    assert main(arguments) == 0
-    printed = json.loads(capfd.readouterr().out)
-    assert printed["frames"] == len(HOURS)
-    guessed, *others = printed["specs"]
-    assert (guessed["name"], guessed["finding"], guessed["yaml"]) == ("the guessed spec", None, [])
-    assert all(other["yaml"] and 0.0 <= other["top"] <= 1.0 for other in others)
-    assert "values 0 to 1" in printed["surest"]  # the guess is YOLOX's own 0 to 255
-    assert "scale: 0.00392156862745098" in printed["yaml"][0]
-    assert printed["output"] is None
-    assert printed["answer"].keys() == {"detections"}
-
-
 def test_a_single_photo_is_enough_for_a_plain_mistake(tmp_path: Path, street: Path) -> None:
     photo = str(street / "04.png")
     wrong = run_check(written(tmp_path, scale=1.0), photo, None, 2)
@@ -180,14 +161,6 @@ def test_a_frame_in_disorder_has_the_same_pixels_elsewhere() -> None:
     assert (np.sort(scattered.reshape(-1, 3), axis=0) == np.sort(image.reshape(-1, 3), axis=0)).all()
     assert (scattered != image).any(axis=2).mean() > 0.8
     assert disordered(image[:1, :1]).shape == (1, 1, 3)
-
-
-def test_probabilities_are_a_softmax_of_logits() -> None:
-    logits = np.array([1.0, 3.0, 2.0], np.float32)
-    each = class_probabilities({"logits": logits})
-    assert each.sum() == pytest.approx(1.0)
-    assert (int(each.argmax()), float(each.max())) == pytest.approx(softmax_top_1(logits))
-    assert class_probabilities({"p": each}).tolist() == each.tolist()
 
 
 REAL: dict[str, tuple[str, dict[str, Any]]] = {

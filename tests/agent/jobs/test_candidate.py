@@ -2,68 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
-from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-import yaml
 from candidate_bench import backend as backend
-from candidate_bench import collected, frames, observed, request, run_child
+from candidate_bench import collected, frames, request, run_child, saved_model
 from candidate_bench import model as model
 from raising_world import collapsing_net
-from turned_clock import TurnedClock
-from unexpected import unexpected
-from worlds import SPEC
 
 from agent.jobs.candidate import run_job
 from agent.jobs.child_process import JobOutcome
 from agent.jobs.request import JobRequest, write_job
-from agent.models.build import build_artefact
-from agent.models.model import Model, calibrate, open_model
-from agent.validation.comparison import Deadline, compare
-from agent.validation.verdict import VerdictLimits, decide
-from agent.vision.spec import ModelSpec
+from agent.models.model import Model
 from calibrate.errors import TaredError
 from calibrate.plan import PrecisionPlan
 from engines.calibration import load_calibration
-from engines.interface import Array, Backend, Engine, TensorSpec
+from engines.interface import Backend
 from engines.quantise.costs import Costs, macs_costs
 from engines.quantise.fusion import Grouping
-from engines.store.artefact import Store, read_artefact
-
-
-class Blinded:
-    """An engine that answers NaN."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.inputs: list[TensorSpec] = list(engine.inputs)
-        self.outputs: list[TensorSpec] = list(engine.outputs)
-
-    def infer(self, batch: Array) -> dict[str, Array]:
-        return {name: np.full_like(output, np.nan) for name, output in self._engine.infer(batch).items()}
-
-    def close(self) -> None:
-        self._engine.close()
-
-
-def test_an_engine_that_answers_nan_has_no_fidelity(model: Model, backend: Backend) -> None:
-    with (
-        closing(backend.load(backend.build(model.reference).engine)) as engine,
-        closing(Deadline(unexpected, TurnedClock())) as limit,
-    ):
-        whole, blind = (
-            decide(compare(model, backend, each, None, frames(6), limit), VerdictLimits(0.1, 1.25))
-            for each in (engine, Blinded(engine))
-        )
-    assert (whole.accepted, whole.fidelity) == (True, 1.0)
-    assert (blind.accepted, blind.fidelity, blind.failed) == (False, 0.0, ("outputs", "fidelity"))
+from engines.store.artefact import read_artefact
 
 
 def test_the_child_builds_judges_and_stores(model: Model, backend: Backend, tmp_path: Path) -> None:
@@ -86,27 +47,6 @@ def test_the_child_builds_judges_and_stores(model: Model, backend: Backend, tmp_
         np.testing.assert_array_equal(values, seen.extremes[layer])
 
 
-def stale(model: Model, backend: Backend, folder: Path) -> Path:
-    """An artefact in service whose scales are for the dark."""
-    calibration = calibrate(model, observed(model, backend, frames(16, 0.02)), "max", 16, "dark")
-    artefact = build_artefact(model, backend, Store(folder / "state").place, lambda *_: None, calibration=calibration)
-    return artefact.path
-
-
-def test_the_engine_in_service_is_asked_about_the_same_frames(model: Model, backend: Backend, tmp_path: Path) -> None:
-    tensors = frames(40)
-    serving = stale(model, backend, tmp_path)
-    job = request(model, tmp_path, serving)
-    write_job(tmp_path / "job", job, collected(model, backend, tensors[:16], tensors[16:]))
-    found = JobOutcome.from_message(run_child(tmp_path / "job")[-1]).verdict
-    assert found is not None
-    assert found.frames == 19  # five try repairs
-    assert found.fidelity_serving is not None
-    assert found.fidelity >= found.fidelity_serving
-    assert found.latency_serving_ms is not None
-    assert found.latency_serving_ms > 0.0
-
-
 def test_a_job_that_searches_goes_by_kept_costs_and_says_so(
     backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,8 +56,7 @@ def test_a_job_that_searches_goes_by_kept_costs_and_says_so(
         return replace(macs_costs(grouping), source="measured", passes=1)
 
     monkeypatch.setattr("agent.planning.costs.measure_costs", measured)
-    onnx.save(collapsing_net(7), tmp_path / "model.onnx")
-    model = open_model(ModelSpec.model_validate({**SPEC, "path": tmp_path / "model.onnx"}))
+    model = saved_model(tmp_path, collapsing_net(7))
     tensors = [tensor * (0.2 if number % 2 else 0.5) for number, tensor in enumerate(frames(40))]
     warnings: list[object] = []
     kept = []
@@ -159,8 +98,3 @@ def test_a_failed_job_reports_the_parts_of_its_error_and_leaves_no_artefact(
     error = run_child(tmp_path / "0")[-1]["error"]
     assert set(error) == {"code", "found", "expected", "remedy"}
     assert list((tmp_path / "state").glob("artefacts/*")) == []
-
-
-def test_a_job_survives_its_journey_through_json(model: Model, tmp_path: Path) -> None:
-    job = request(model, tmp_path)
-    assert JobRequest(**yaml.safe_load(json.dumps(asdict(job)))) == job

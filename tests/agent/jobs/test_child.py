@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import queue
-import signal
 import stat
 import subprocess
 import sys
@@ -153,23 +152,6 @@ def test_a_line_that_cannot_be_understood_ends_the_child_and_is_its_outcome(scri
     assert "cannot be understood" in error.found
     child.end()  # it is gone, and reaped
     assert not any(_works_on(each, script.job) for each in psutil.Process().children())
-
-
-def test_where_memory_runs_out_the_kernel_takes_the_child(tmp_path: Path) -> None:
-    """oom_score_adj(5): 1000 makes it the first to go. It is killed here as the kernel does it."""
-    job, outcomes = tmp_path / "job", queue.Queue[JobOutcome]()
-    job.mkdir()
-    os.mkfifo(job / "job.json")  # not written: the child waits with its memory untouched
-    JobProcess(job, lambda *_: None, outcomes.put)
-    child = _child_on(job)
-    score = Path(f"/proc/{child.pid}/oom_score_adj")
-    eventually(lambda: score.read_text().strip() == "1000")
-    child.send_signal(signal.SIGKILL)
-    error = outcomes.get(timeout=60.0).error
-    assert error is not None
-    assert error.code == "recalibration.memory"
-    assert "status -9" in error.found
-    assert "swap" in error.remedy
 
 
 def _is_gone(process: psutil.Process) -> bool:

@@ -60,20 +60,13 @@ class Bench:
         (replace(FREE, zones=(Zone("tj-thermal", 76.0, None),)), "tj-thermal at 76 C, limit 85 C"),
         (replace(FREE, rails=(Rail("VDD_IN", 20.0, 0.95),)), "VDD_IN at 95 % of its limit"),
         (replace(FREE, throttling=("cpufreq-cpu0", "devfreq-gpu")), "throttled by cpufreq-cpu0 devfreq-gpu"),
+        (replace(HOT, throttling=("gpu",)), "cpu-thermal at 100 C, limit 99 C; throttled by gpu"),
     ],
 )
 def test_a_board_without_headroom(reading: BoardReading, reason: str) -> None:
     bench = Bench()
     assert bench.start(reading) == reason
     assert bench.start(FREE) == ""
-
-
-def test_all_reasons_are_named() -> None:
-    reading = replace(HOT, memory_available_bytes=0, throttling=("cpufreq-cpu0",))
-    memory, heat, slowness = Bench().start(reading).split("; ")
-    assert memory == "0 MiB of memory available, 512 MiB needed"
-    assert heat == "cpu-thermal at 100 C, limit 99 C"
-    assert slowness == "throttled by cpufreq-cpu0"
 
 
 @pytest.mark.parametrize(
@@ -93,12 +86,6 @@ def test_a_limit_of_none_is_not_checked(limits: dict[str, Any], reading: BoardRe
     assert bench.run(reading) == [""]
 
 
-def test_a_board_without_sensors_has_headroom() -> None:
-    unknown = BoardReading(memory_available_bytes=2**30)
-    assert Bench().start(unknown) == ""
-    assert Bench().run(unknown, 3) == ["", "", ""]
-
-
 def test_a_job_that_waits_too_long_is_given_up() -> None:
     bench = Bench(max_delay_s=60.0)
     bench.start(FREE, 1000.0)  # not a refusal: the delay counts from the first one
@@ -115,10 +102,11 @@ def test_headroom_that_comes_late_is_headroom() -> None:
     assert bench.start(FREE, 100.0) == ""
 
 
-def test_waiting_without_end() -> None:
-    bench = Bench(max_delay_s=None)
+def test_without_limits_a_job_waits_and_pauses_without_end() -> None:
+    bench = Bench(max_delay_s=None, max_pause_s=None)
     assert bench.start(HOT)
     assert bench.start(HOT, 1e9)
+    assert all(bench.run(HOT, 2000))
 
 
 def test_a_pause_lasts_until_nothing_was_amiss_for_ten_seconds() -> None:
@@ -175,10 +163,6 @@ def test_pauses_are_counted_together() -> None:
     with pytest.raises(AgentError, match=r"cpu-thermal at 100 C.*more than 60 s together") as caught:
         bench.run(HOT, 10)
     assert caught.value.code == "headroom.pause"
-
-
-def test_pauses_without_end() -> None:
-    assert all(Bench(max_pause_s=None).run(HOT, 2000))
 
 
 def test_the_board_is_read_once_a_second() -> None:

@@ -142,11 +142,6 @@ def test_an_end_that_cannot_be_journaled_is_reported_all_the_same(
     assert job_desk.finals()[-1].status == "SUCCEEDED"
 
 
-def test_a_child_that_reports_no_step_has_its_candidate_all_the_same(job_desk: JobDeskBench) -> None:
-    job_desk.recalibrate(steps=())
-    assert job_desk.finals()[-1].status == "SUCCEEDED"
-
-
 def test_a_selection_that_cannot_be_kept_takes_nothing_from_the_job(job_desk: JobDeskBench, tmp_path: Path) -> None:
     (tmp_path / "state" / "selection.json").mkdir()
     (tmp_path / "state" / "selection.png").mkdir()

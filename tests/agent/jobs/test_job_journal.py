@@ -26,26 +26,6 @@ def opened(path: Path) -> JobJournal:
     return JobJournal(path, unexpected)
 
 
-def test_the_next_process_reads_the_journal(path: Path) -> None:
-    journal = opened(path)
-    journal.start("a", "command", {"op": "recalibrate", "frames": 8}, ["c1"])
-    journal.start("b", "alarm", {}, [])
-    journal.join("a", ["c1", "c2"])
-    journal.enter("a", JobState.COLLECTING)
-    journal.enter("a", JobState.PROBATION, artefact="0123")
-    journal.enter("a", JobState.COMMITTED, result={"artefact": "0123"})
-    journal.enter("b", JobState.FAILED, error=WHY)
-    a, b = opened(path).records()
-    assert (a.id, a.trigger, a.request, a.command_ids) == (
-        "a",
-        "command",
-        {"op": "recalibrate", "frames": 8},
-        ("c1", "c2"),
-    )
-    assert (a.state, a.artefact, a.result, a.error) == (JobState.COMMITTED, "0123", {"artefact": "0123"}, None)
-    assert (b.state, str(b.error)) == (JobState.FAILED, str(WHY))
-
-
 def test_a_state_that_cannot_follow_is_not_written(path: Path) -> None:
     journal = opened(path)
     journal.start("a", "alarm", {}, [])
@@ -133,22 +113,6 @@ def test_an_older_schema_migrates_forward(path: Path, monkeypatch: pytest.Monkey
     with closing(sqlite3.connect(path)) as db:
         assert db.execute("SELECT colour FROM jobs").fetchall() == [("red",)]
         assert db.execute("PRAGMA user_version").fetchone() == (2,)
-
-
-def test_a_journal_that_cannot_be_opened_is_reported_and_every_job_is_refused(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise sqlite3.OperationalError("unable to open database file")
-
-    reported: list[AgentError] = []
-    with monkeypatch.context() as patched:
-        patched.setattr(sqlite3, "connect", refuse)
-        journal = JobJournal(path, reported.append)
-        assert [error.code for error in reported] == ["journal.read"]
-        with pytest.raises(AgentError, match=r"journal\.write"):
-            journal.start("a", "alarm", {}, [])
-    journal.start("b", "alarm", {}, [])  # as soon as it can be
 
 
 def test_a_full_disk_fails_the_job_and_harms_nothing_that_was_written(

@@ -61,34 +61,6 @@ def test_a_frame_path_that_fails_fails_the_job(desk: Callable[..., Desk], monkey
     assert "no engine" in record.error.found
 
 
-def test_a_journal_that_takes_no_job_is_reported_once(
-    desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    at = desk(cooldown_s=0.0, per_day=1)
-    with monkeypatch.context() as patched:
-        refuse_journal(patched)
-        for _ in range(3):
-            at.tick()
-        with pytest.raises(AgentError, match=r"journal\.write"):
-            ask(at, "c1")
-    assert len([line for line in at.events if "journal.write" in line]) == 1
-    assert at.operations.job is None
-    assert not any("recalibration.cap" in line for line in at.events)
-    assert ask(at, "c2"), "a command is tried each time"
-
-
-def test_a_step_that_cannot_be_journaled_ends_the_job(
-    desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    at = desk()
-    refuse_journal(monkeypatch, "enter")
-    assert ask(at, "c1")
-    assert at.results[-1].error is not None
-    assert at.results[-1].error.code == "journal.write"
-    assert at.operations.job is None
-    assert at.operations.jobs.job is None
-
-
 def test_step_and_percent_reach_the_sender_the_events_and_the_terminal(desk: Callable[..., Desk]) -> None:
     at = desk()
     assert ask(at, "c1")

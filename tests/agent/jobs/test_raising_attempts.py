@@ -32,41 +32,20 @@ def test_candidates_that_were_refused_are_counted_by_what_served() -> None:
     assert (attempts.next_rung("day"), attempts.next_rung("night")) == (0, 1)
 
 
-@pytest.mark.parametrize("code", ["recalibration.deadline", "probation.fidelity"])
-def test_a_candidate_that_fails_by_itself_counts_as_refused(code: str) -> None:
-    attempts = PrecisionAttempts(None, "a word", unexpected)
-    attempts.note_failure("day", ended(code))
-    assert (attempts.next_rung("day"), attempts.next_rung("night")) == (2, 1)
-
-
-def test_a_candidate_that_the_operator_recalled_is_not_tried_again() -> None:
-    attempts = PrecisionAttempts(None, "a word", unexpected)
-    attempts.note_failure("day", ended("probation.recalled"))
-    attempts.note_failure("day", ended("probation.fidelity"))
-    assert attempts.next_rung("day") == 0
-
-
-@pytest.mark.parametrize("code", [CANCELLED, "recalibration.disk", "probation.stuck"])
-def test_a_job_without_a_verdict_is_no_attempt(code: str) -> None:
-    attempts = PrecisionAttempts(None, "a word", unexpected)
-    attempts.note_failure("day", ended(code))
-    assert attempts.next_rung("day") == 1
-
-
-def test_attempts_are_kept_as_long_as_the_owners_word_is_the_same(tmp_path: Path) -> None:
-    path = tmp_path / "attempts.json"
-    first = PrecisionAttempts(path, "a word", unexpected)
-    first.note_failure("day", REFUSED)
-    first.note_failure("night", ended(EXHAUSTED))
-    first.forbid("dusk")
-    engines = ("day", "night", "dusk", "dawn")
-    again = PrecisionAttempts(path, "a word", unexpected)
-    assert [again.next_rung(engine) for engine in engines] == [2, 0, 0, 1]
-    other = PrecisionAttempts(path, "another", unexpected)
-    assert [other.next_rung(engine) for engine in engines] == [1, 1, 1, 1]
-    other.note_failure("dawn", REFUSED)
-    assert [PrecisionAttempts(path, "another", unexpected).next_rung(engine) for engine in engines] == [1, 1, 1, 2]
-    assert [PrecisionAttempts(path, "a word", unexpected).next_rung(engine) for engine in engines] == [1, 1, 1, 1]
+@pytest.mark.parametrize(
+    ("rung", "codes"),
+    [
+        (2, ["recalibration.deadline", "probation.fidelity"]),
+        (0, ["probation.recalled"]),
+        (1, [CANCELLED, "recalibration.disk", "probation.stuck"]),
+    ],
+    ids=["refused", "recalled", "without a verdict"],
+)
+def test_the_next_rung_follows_from_how_the_attempt_ended(rung: int, codes: list[str]) -> None:
+    for code in codes:
+        attempts = PrecisionAttempts(None, "a word", unexpected)
+        attempts.note_failure("day", ended(code))
+        assert (attempts.next_rung("day"), attempts.next_rung("night")) == (rung, 1)
 
 
 def test_only_the_latest_artefacts_are_kept(tmp_path: Path) -> None:

@@ -79,19 +79,6 @@ def test_pauses_last_as_long_as_they_should(limits: Limits, clock: BoardClock, r
 
 
 @pytest.mark.parametrize("step_s", [-10 * 365 * DAY, HOUR])
-def test_within_a_process_no_clock_that_is_set_changes_anything(
-    limits: Limits, clock: BoardClock, step_s: float
-) -> None:
-    restraint = limits(per_day=1)
-    assert restraint.count_job()
-    restraint.pause_jobs()
-    clock.set_by(step_s)
-    assert (restraint.count_job(), restraint.may_start) == (False, False)
-    clock.turn(JOB_PAUSE_S)
-    assert (restraint.count_job(), restraint.may_start) == (False, True)
-
-
-@pytest.mark.parametrize("step_s", [-10 * 365 * DAY, HOUR])
 def test_a_clock_that_is_set_while_the_daemon_runs_opens_no_loophole_at_its_restart(
     limits: Limits, clock: BoardClock, step_s: float
 ) -> None:
@@ -149,28 +136,6 @@ def test_on_a_board_without_a_clock_a_stop_does_not_begin_anew_at_each_boot(limi
     assert (again.may_start, again.may_switch, again.count_job()) == (True, True, True)
 
 
-def test_a_clock_that_is_set_ahead_between_two_processes_makes_all_of_it_old(limits: Limits, clock: BoardClock) -> None:
-    before = limits(per_day=1)
-    before.count_job()
-    before.pause_jobs()
-    clock.set_by(2 * DAY)
-    again = limits(per_day=1)
-    assert (again.count_job(), again.may_start) == (True, True)
-
-
-def test_a_cap_that_was_lowered_counts_the_newest_jobs(limits: Limits, clock: BoardClock) -> None:
-    before = limits(per_day=5)
-    for _ in range(4):
-        assert before.count_job()
-        clock.turn(HOUR)
-    assert not limits(per_day=4).count_job()
-    lowered = limits(per_day=1)
-    clock.turn(21.5 * HOUR)
-    assert not lowered.count_job()  # though the first of the four is older than a day
-    clock.turn(2 * HOUR)
-    assert lowered.count_job()
-
-
 @pytest.mark.parametrize("restarts", [False, True])
 def test_after_three_rollbacks_in_a_day_nothing_starts_by_itself(
     limits: Limits, clock: BoardClock, restarts: bool
@@ -194,17 +159,6 @@ def test_after_three_rollbacks_in_a_day_nothing_starts_by_itself(
     restraint.clear_rollbacks()
     assert restraint.may_start
     assert limits().may_start
-
-
-def test_a_recording_keeps_nothing(limits: Limits, clock: BoardClock, tmp_path: Path) -> None:
-    first = limits(per_day=1, path=None)
-    first.pause_jobs()
-    assert (first.count_job(), first.count_job(), first.may_start) == (True, False, False)
-    clock.set_by(HOUR)
-    assert not first.may_start
-    again = limits(per_day=1, path=None)
-    assert (again.count_job(), again.may_start) == (True, True)
-    assert list(tmp_path.iterdir()) == []
 
 
 SOUND = {"schema": 2, "jobs": [1.0], "rollbacks": [], "failed": None, "switched": 2.0}

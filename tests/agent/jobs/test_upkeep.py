@@ -73,15 +73,6 @@ def test_linked_pinned_and_new_artefacts_stay_and_the_rest_goes(store: Store) ->
     assert StoreCleaner(store, 1, 0).tidy({"loaded": [made[0].id]}).artefacts == ()
 
 
-def test_a_dry_run_reports_the_same_and_removes_nothing(store: Store) -> None:
-    for number in range(4):
-        put(store, number)
-    planned = StoreCleaner(store, 1, 0).tidy({}, dry_run=True)
-    assert len(ids(store)) == 4
-    assert StoreCleaner(store, 1, 0).tidy({}) == planned
-    assert len(ids(store)) == 1
-
-
 def test_a_damaged_engine_goes_though_it_is_new_unless_a_link_leads_to_it(store: Store) -> None:
     old, linked, new = (put(store, number) for number in range(3))
     store.promote(linked)
@@ -165,12 +156,6 @@ def test_where_there_cannot_be_room_the_recent_ones_stay(store: Store, disk: Cal
     assert len(ids(store)) == 3
 
 
-def test_the_largest_artefact_is_what_the_next_may_take(store: Store) -> None:
-    assert StoreCleaner(store, 3, 0).largest_bytes() == 0
-    sizes = [size(put(store, number).path) for number in range(2)]
-    assert StoreCleaner(store, 3, 0).largest_bytes() == max(sizes) > BYTES
-
-
 def test_the_cache_keeps_its_newest_of_each_kind(store: Store) -> None:
     references = Store(store.root / "cache" / "references")
     for number in range(3):
@@ -200,21 +185,6 @@ def test_the_newest_of_the_cache_stays_where_none_is_to_be_kept(store: Store) ->
     newest = kept.cached()[::2]
     kept.tidy({})
     assert kept.cached() == newest
-
-
-def test_verifying_finds_every_changed_byte_and_every_link_that_leads_nowhere(store: Store) -> None:
-    made = [put(store, number) for number in range(3)]
-    store.promote(made[0])
-    store.promote(made[1])
-    assert StoreCleaner(store, 3, 0).verify() == (3, [])
-    engine = made[1].path / "engine.onnx"
-    engine.write_bytes(bytes(BYTES - 1) + b"x")
-    (store.root / "previous").unlink()
-    (store.root / "previous").symlink_to("/elsewhere")
-    count, errors = StoreCleaner(store, 3, 0).verify()
-    assert count == 3
-    assert [error.code for error in errors] == ["artefact.missing", "artefact.damaged"]
-    assert str(engine) in errors[1].found
 
 
 @pytest.mark.parametrize("moment", ["lstat", "read", "listed"])

@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from candidate_bench import observed
+from candidate_bench import observed, saved_model
 from fake_tensorrt import FakeTensorRt
 from numpy.typing import NDArray
-from worlds import SPEC
 from zoo import residual_net
 
 import engines.trt.backend as tensorrt_backend
@@ -21,8 +19,7 @@ from agent.jobs.candidate import run_job
 from agent.jobs.child_process import JobOutcome
 from agent.jobs.request import JobRequest, write_job
 from agent.models.build import build_artefact
-from agent.models.model import Model, calibrate, open_model
-from agent.vision.spec import ModelSpec
+from agent.models.model import Model, calibrate
 from engines.interface import BuildRequest, Built, Progress, silent
 from engines.registry import open_backend, options_for
 from engines.store.artefact import Artefact, Store, read_artefact
@@ -37,8 +34,7 @@ class Bench:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
-        onnx.save(residual_net((1, 3, 8, 8)), folder / "model.onnx")
-        self.model: Model = open_model(ModelSpec.model_validate({**SPEC, "path": folder / "model.onnx"}))
+        self.model: Model = saved_model(folder, residual_net((1, 3, 8, 8)))
         rng = np.random.default_rng(0)
         self.frames: list[NDArray[np.float32]] = [rng.random((1, 3, 8, 8), np.float32) for _ in range(16)]
         self.histograms = observed(self.model, open_backend("onnxruntime"), self.frames[:8])

@@ -77,11 +77,6 @@ def test_a_return_to_the_served_content_is_reported_without_a_name(watched: Watc
     assert watched.poll() == [""]
 
 
-def test_a_file_that_is_no_model_is_reported_too(watched: Watched) -> None:
-    watched.path.write_bytes(b"no model")
-    assert watched.poll() == [content_of(watched.path)]
-
-
 def test_a_file_that_is_gone_for_a_while_is_waited_for(watched: Watched) -> None:
     watched.path.unlink()
     assert watched.poll() == []

@@ -136,12 +136,3 @@ def test_an_engine_of_another_runtime_is_built_anew(maker: Maker, monkeypatch: p
     loaded = OfflineWork(START, maker.artefact).load(maker.model, maker.backend, None)
     assert loaded.misfit is not None
     assert loaded.misfit.code == "artefact.runtime"
-
-
-def test_the_error_names_setting_file_and_what_happens_instead() -> None:
-    work = OfflineWork(START, Path("engine"))
-    refusal = work.refusal(TaredError("artefact.model", "another model", "this one", "build it"))
-    assert str(refusal) == (
-        "artefact.model: start: engine is not used: another model; expected this one; "
-        "build it; the board goes on without it"
-    )

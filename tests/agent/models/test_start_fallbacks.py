@@ -9,16 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
+from candidate_bench import saved_model
 from runtime_under_test import RUNTIME
-from worlds import SPEC
 from zoo import residual_net
 
 from agent.models.build import build_artefact
 from agent.models.engine_service import EngineService
-from agent.models.model import Model, calibrate, open_model
-from agent.vision.spec import ModelSpec
+from agent.models.model import Model, calibrate
 from calibrate.errors import TaredError
 from engines.errors import EngineError
 from engines.interface import Backend, silent
@@ -51,8 +49,7 @@ class Shelf:
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
     folder = tmp_path_factory.mktemp("stock")
-    onnx.save(residual_net((1, 3, 8, 8)), folder / "model.onnx")
-    model = open_model(ModelSpec.model_validate({**SPEC, "path": folder / "model.onnx"}))
+    model = saved_model(folder, residual_net((1, 3, 8, 8)))
     backend, store = open_backend(RUNTIME), Store(folder / "state")
     made = []
     for light in (0.2, 0.5, 1.0):
@@ -79,11 +76,6 @@ def damage(artefact: Artefact, *names: str) -> None:
     for name in names:
         file = artefact.path / name
         file.write_bytes(file.read_bytes()[:-1] + b"?")
-
-
-def test_current_serves_and_nothing_is_reported(shelf: Shelf) -> None:
-    service, reported = shelf.start()
-    assert (service.serving.id, reported) == (shelf.made[2].id, [])
 
 
 def test_previous_serves_where_current_is_damaged(shelf: Shelf) -> None:
@@ -170,13 +162,6 @@ def test_the_reference_serves_degraded_where_nothing_else_can(shelf: Shelf) -> N
     assert service.is_degraded
     assert reported == ["artefact.damaged"] * 4  # both links, both calibrations
     assert service.serving.manifest["inputs"]["precision"] == "fp32"
-
-
-def test_an_engine_that_never_was_current_does_not_serve_by_itself(shelf: Shelf) -> None:
-    for link in ("current", "previous"):
-        (shelf.folder / link).unlink()
-    service, reported = shelf.start()
-    assert (service.is_degraded, reported) == (True, [])
 
 
 def test_a_candidate_that_failed_its_probation_never_serves_by_itself(shelf: Shelf) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,6 @@ from trial_bench import (
     digit,
     misread,
     read_digits,
-    write_video,
 )
 
 from agent.planning.certificate import Measurement, Tally, Terms
@@ -97,15 +94,6 @@ def test_a_plan_that_is_good_at_first_and_then_bad_is_refused() -> None:
     assert trial.reason.startswith("loss ")
 
 
-def test_confusions_may_be_asked_to_be_rarer_than_the_loss(trial_bench: MakeTrialBench, tmp_path: Path) -> None:
-    """Of the ones, half of all, three quarters are marked and misread."""
-    source = write_video(tmp_path / "ones.avi", [0, 1] * 80, [number % 8 != 1 for number in range(160)])
-    trial, _ = trial_bench(Terms(0.6, 0.05, 1), source).trial(misread(lambda number, marked: number == 1 and marked, 0))
-    assert trial.upper <= 0.6
-    assert not trial.accepted
-    assert 0.05 < trial.confused[0].low < 0.6
-
-
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
 def test_outputs_that_are_not_finite_are_a_loss(trial_bench: MakeTrialBench, broken: float) -> None:
     def compute(batch: NDArray[np.float32]) -> Array:
@@ -126,19 +114,6 @@ def test_a_candidate_too_many_is_refused(trial_bench: MakeTrialBench) -> None:
         assert made.trial(read_digits, name)[0].accepted
     with pytest.raises(ValueError, match="'c' is one more"):
         made.trial(read_digits, "c")
-
-
-def test_a_trial_is_json_and_its_progress_is_reported(trial_bench: MakeTrialBench) -> None:
-    reported: list[tuple[float, str]] = []
-    made = trial_bench(Terms(0.1, 0.99, 1), progress=lambda done, what: reported.append((done, what)))
-    trial, _ = made.trial(misread(lambda number, _: number == 6, 8), "the fastest")
-    assert trial.accepted  # the confusion is allowed, and named all the same
-    again = json.loads(json.dumps(asdict(trial)))
-    assert [(pair["reference"], pair["candidate"]) for pair in again["confused"]] == [("6", "8")]
-    assert again["upper"] == trial.upper
-    assert len(reported) == trial.frames
-    assert [done for done, _ in reported] == sorted(done for done, _ in reported)
-    assert reported[-1] == (1.0, f"the fastest: loss at most {trial.upper:.3g} on {trial.frames} frames")
 
 
 def test_raw_outputs_are_measured_and_not_kept(trial_bench: MakeTrialBench) -> None:

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from trial_bench import INPUT, USUAL, WARM_UP, Compute, MakeTrialBench
 
 from agent.camera.source import Source, parse_source
-from agent.planning.certificate import Terms
 from agent.vision.spec import ModelSpec
 from engines.interface import Array
 
@@ -56,30 +55,6 @@ def test_empty_frames_are_counted_apart(trial_bench: MakeTrialBench, tmp_path: P
     assert 20 < trial.empty_frames == runs - WARM_UP - trial.frames
     blind, _ = made.trial(detect(lambda number: None if number else 0), "blind to trucks")
     assert blind.lower >= 0.05
-
-
-def test_a_class_that_is_served_as_another_is_named(trial_bench: MakeTrialBench, tmp_path: Path) -> None:
-    halves = [(TRUCK, TRUCK) if number % 8 == 0 else (CAR, DARK) for number in range(300)]
-    source = write_halves(tmp_path / "street", halves)
-    trial, _ = trial_bench(Terms(0.2, 0.5, 1), source=source, spec=QUARTERS, compute=detect()).trial(
-        detect(lambda _: 0)
-    )
-    assert trial.upper <= 0.2
-    assert not trial.accepted
-    assert [(pair.reference, pair.candidate) for pair in trial.confused] == [("truck", "car")]
-    assert "'truck' served as 'car'" in trial.reason
-
-
-def test_frames_with_nothing_on_them_prove_nothing(trial_bench: MakeTrialBench, tmp_path: Path) -> None:
-    source = write_halves(tmp_path / "night", [(DARK, DARK)] * 120)
-    terms = USUAL
-    trial, runs = trial_bench(terms, source=source, spec=QUARTERS, compute=detect()).trial(detect())
-    assert (trial.accepted, trial.frames, trial.empty_frames) == (False, 0, terms.frames_needed)
-    assert runs == terms.frames_needed + WARM_UP
-    assert trial.reason == (
-        f"nothing found on any of {terms.frames_needed} frames, which shows nothing about the plan; "
-        "more would take too long"
-    )
 
 
 def test_a_detection_on_an_empty_frame_is_a_loss(trial_bench: MakeTrialBench, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from trial_bench import DIGITS, USUAL, WARM_UP, MakeTrialBench, misread, read_digits
+from trial_bench import DIGITS, USUAL, MakeTrialBench, misread, read_digits
 
 from agent.camera.source import Source, parse_source
 from agent.common.errors import AgentError
@@ -28,22 +28,6 @@ def test_too_few_frames_are_refused_before_an_engine_runs(trial_bench: MakeTrial
     )
     assert Terms(0.026, 0.3, 5).frames_needed <= 200 < Terms(0.025, 0.3, 5).frames_needed
     check_frames(RandomFrames(digits_video, 0), 600, Terms(0.026, 0.3, 5))
-
-
-@pytest.mark.parametrize("start", [800, 900])
-def test_without_frames_no_loss_is_suggested(digits_video: Source, start: int) -> None:
-    with pytest.raises(AgentError, match=r"plan\.frames: 0 frames .*beside 800 .*; give more frames$"):
-        check_frames(RandomFrames(digits_video, 0), start, Terms(0.02, 0.3))
-
-
-def test_a_trial_ends_when_the_time_is_up(trial_bench: MakeTrialBench) -> None:
-    made = trial_bench(deadline=lambda: True)
-    for frames in (1, 2):  # the next attempt replays, and measures one more
-        trial, runs = made.trial(read_digits)
-        assert (trial.accepted, trial.frames, runs) == (False, frames, 1 + WARM_UP)
-    assert (
-        trial.reason == "loss 0, perhaps 0.87, on 2 frames, 0 others empty, and the time was up; at most 0.05 is asked"
-    )
 
 
 def test_a_plan_that_the_frames_leave_open_is_refused(trial_bench: MakeTrialBench) -> None:

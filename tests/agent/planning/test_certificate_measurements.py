@@ -76,14 +76,6 @@ def test_an_interrupted_trial_goes_on_where_it_was(
     assert (replayed, none) == (expected, 0)
 
 
-def test_the_journal_of_one_candidate_says_nothing_of_another(trial_bench: MakeTrialBench) -> None:
-    made = trial_bench()
-    made.trial(read_digits, "first")
-    trial, runs = made.trial(misread(lambda number, _: number % 2 == 1, 0), "second")
-    assert not trial.accepted
-    assert runs == trial.frames + WARM_UP
-
-
 def test_latencies_are_medians_of_the_same_frames_after_the_warm_up(
     trial_bench: MakeTrialBench, engine_clock: TurnedClock
 ) -> None:

@@ -72,22 +72,6 @@ def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Board:
     return Board(tmp_path, monkeypatch)
 
 
-def test_costs_are_measured_once(board: Board) -> None:
-    first, again = board.find(), board.find()
-    assert (board.measured, first.kept, again.kept) == (1, False, True)
-    assert again.costs.int8_ms.tolist() == first.costs.int8_ms.tolist()
-    assert again.as_dict() == {**first.as_dict(), "kept": True}
-    assert (again.as_dict()["source"], again.on.split()[0]) == ("measured", RUNTIME)
-    assert (len(board.files), board.warnings) == (1, [])
-
-
-def test_costs_that_are_not_believed_are_not_kept(board: Board) -> None:
-    board.spoil = lambda found: replace(found, source="macs", doubt="there was no time to measure")
-    for _ in range(2):
-        assert board.find().as_dict()["why"] == "there was no time to measure"
-    assert (board.measured, board.files) == (2, [])
-
-
 def test_costs_that_leave_doubt_are_used_once(board: Board) -> None:
     board.spoil = lambda found: replace(found, doubt="3 groups differ by less than the noise")
     assert [board.find().as_dict()["source"] for _ in range(2)] == ["measured"] * 2

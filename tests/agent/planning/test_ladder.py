@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from numpy.typing import NDArray
-from raising_world import COLLAPSES, collapsing_net, count_macs
+from candidate_bench import saved_model
+from raising_world import COLLAPSES, collapsing_net, count_macs, scene_of
 from turned_clock import TurnedClock
-from worlds import SPEC
 from zoo import Net, residual_net
 
-from agent.collection.collection import CalibrationSet
 from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
-from agent.models.model import Model, calibrate, open_model
+from agent.models.model import Model
 from agent.planning.costs import GroupCosts
 from agent.planning.ladder import FindCosts, Ladder, LadderOptions, Scene
 from agent.planning.what_if import RepairChoice
-from agent.vision.spec import ModelSpec
 from calibrate.plan import PrecisionPlan, Repairs
 from calibrate.repair import divided_ends, kept_amax
 from engines.interface import Progress, silent
@@ -34,28 +30,6 @@ from engines.registry import open_backend
 
 OPTIONS = LadderOptions(max_loss=0.1, budget_s=60.0)
 AS_IT_IS = PrecisionPlan(evidence={"by": "a person"})  # plain INT8, without repairs
-
-
-def model_of(folder: Path, graph: onnx.ModelProto, **precision: list[str]) -> Model:
-    onnx.save(graph, folder / "model.onnx")
-    return open_model(ModelSpec.model_validate({**SPEC, "path": folder / "model.onnx", "precision": precision}))
-
-
-def frames(count: int = 24) -> list[NDArray[np.float32]]:
-    """Dark images and bright ones in turn."""
-    rng = np.random.default_rng(0)
-    return [(rng.uniform(size=(1, 3, 8, 8)) * (0.2 if n % 2 else 0.5)).astype(np.float32) for n in range(count)]
-
-
-def scene_of(model: Model, brighter: float = 1.0) -> Scene:
-    """brighter: of all that calibrates, but not of the frames that propose and try."""
-    images, runtime = frames(), open_backend("onnxruntime")
-    collection = CalibrationSet(held_out_size=0)
-    with closing(model.open_observer(runtime)) as observer:
-        for image in images[:16]:
-            collection.add(image, observer.observe(image * np.float32(brighter)))
-    calibration = calibrate(model, collection.histograms, "max", 16, "test", runtime, collection.extremes)
-    return Scene(calibration, images[:8], images[16:])
 
 
 def ladder_of(
@@ -86,7 +60,7 @@ def channels_net() -> onnx.ModelProto:
 
 
 def test_a_layer_that_a_repair_saves_stays_int8(tmp_path: Path) -> None:
-    model = model_of(tmp_path, channels_net())
+    model = saved_model(tmp_path, channels_net())
     plain, found = ladder_of(model, AS_IT_IS), ladder_of(model)
     assert next(plain.plans(), None) is not None
     assert plain.tried[0].loss == 0.5
@@ -107,7 +81,7 @@ def test_a_layer_that_is_loud_and_hardly_works_stays_float(
     nsr = {"Conv_t2": 0.3, "Gemm_t9": gemm_nsr}  # one does two fifths of the work, the other a hundredth
     chosen = RepairChoice(Repairs(), nsr, {}, {})
     monkeypatch.setattr("agent.planning.ladder.choose_repairs", lambda *_: chosen)
-    found = ladder_of(model_of(tmp_path, residual_net()))
+    found = ladder_of(saved_model(tmp_path, residual_net()))
     plan = next(found.plans())
     assert plan.floats.keys() == floats
     assert found.tried[0].name == ("all INT8 but the loudest" if floats else "plain INT8")
@@ -115,7 +89,7 @@ def test_a_layer_that_is_loud_and_hardly_works_stays_float(
 
 
 def test_a_layer_that_no_repair_saves_is_left_float_and_the_others_are_not(tmp_path: Path) -> None:
-    found = ladder_of(model_of(tmp_path, collapsing_net(7)))
+    found = ladder_of(saved_model(tmp_path, collapsing_net(7)))
     (plan,) = found.plans()  # all INT8 loses too much on the frames that try plans, and is not even built
     assert "Conv_t0" not in plan.floats
     assert plan.floats[COLLAPSES] == "left float by the job: 1 of the noise"
@@ -125,7 +99,7 @@ def test_a_layer_that_no_repair_saves_is_left_float_and_the_others_are_not(tmp_p
 
 
 def test_a_plan_that_suits_brings_others_only_once_its_engine_is_refused(tmp_path: Path) -> None:
-    model = model_of(tmp_path, collapsing_net(7))
+    model = saved_model(tmp_path, collapsing_net(7))
     found = ladder_of(model, options=LadderOptions(max_loss=0.6, budget_s=60.0))
     plans = found.plans()
     first = next(plans)
@@ -138,7 +112,7 @@ def test_a_plan_that_suits_brings_others_only_once_its_engine_is_refused(tmp_pat
 
 def test_plans_go_by_the_costs_of_the_runtime_once_they_are_searched(tmp_path: Path) -> None:
     """By multiply-accumulates a plan with the first layer in INT8 is faster; here that layer is slower in INT8."""
-    model, asked = model_of(tmp_path, collapsing_net(7)), list[bool]()
+    model, asked = saved_model(tmp_path, collapsing_net(7)), list[bool]()
 
     def slow_first(grouping: Grouping, _repairs: Repairs, _progress: Progress, has_time: HasTime) -> GroupCosts:
         asked.extend((has_time(15.0), has_time(31.0)))
@@ -161,7 +135,7 @@ def test_plans_go_by_the_costs_of_the_runtime_once_they_are_searched(tmp_path: P
 @pytest.mark.parametrize("is_too_loud", [True, False])
 def test_plans_after_one_that_lost_too_much_are_quieter(is_too_loud: bool, tmp_path: Path) -> None:
     """Where its engine was refused for being slow, a louder plan may be the faster one."""
-    model = model_of(tmp_path, collapsing_net(7))
+    model = saved_model(tmp_path, collapsing_net(7))
     start = PrecisionPlan({COLLAPSES: "as a job before left it"}, evidence={"by": "job"})
 
     def slow_in_float(grouping: Grouping, *_: object) -> GroupCosts:
@@ -182,20 +156,13 @@ def test_no_costs_are_found_where_the_first_plan_suits(tmp_path: Path) -> None:
     def never(*_: object) -> GroupCosts:
         raise AssertionError
 
-    found = ladder_of(model_of(tmp_path, channels_net()), find_costs=never)
+    found = ladder_of(saved_model(tmp_path, channels_net()), find_costs=never)
     assert next(found.plans()).evidence["costs"] == {}
-
-
-def test_without_time_the_noise_is_predicted(tmp_path: Path) -> None:
-    found = ladder_of(model_of(tmp_path, collapsing_net(7)), options=LadderOptions(max_loss=0.1, budget_s=0.0))
-    plans = list(found.plans())
-    assert plans
-    assert not any(group["measured"] for group in plans[-1].evidence["groups"])
 
 
 def test_time_in_which_its_clock_stands_still_is_not_spent(tmp_path: Path) -> None:
     """As that of a child process does, which is stopped while the board is too hot."""
-    model, options = model_of(tmp_path, collapsing_net(7)), LadderOptions(max_loss=0.1, budget_s=1e-6)
+    model, options = saved_model(tmp_path, collapsing_net(7)), LadderOptions(max_loss=0.1, budget_s=1e-6)
     for clock, is_measured in ((TurnedClock(), True), (SYSTEM_CLOCK, False)):
         plans = list(ladder_of(model, options=options, clock=clock).plans())
         assert any(group["measured"] for group in plans[-1].evidence["groups"]) is is_measured
@@ -203,7 +170,7 @@ def test_time_in_which_its_clock_stands_still_is_not_spent(tmp_path: Path) -> No
 
 
 def test_forced_int8_is_named_when_no_plan_will_do(tmp_path: Path) -> None:
-    found = ladder_of(model_of(tmp_path, collapsing_net(7), force_int8=[COLLAPSES]))
+    found = ladder_of(saved_model(tmp_path, collapsing_net(7), precision={"force_int8": [COLLAPSES]}))
     refused = AgentError("recalibration.refused", "loss 0.5", "less", "none")
     for plan in found.plans():
         assert COLLAPSES not in plan.floats
@@ -216,7 +183,7 @@ def test_forced_int8_is_named_when_no_plan_will_do(tmp_path: Path) -> None:
 
 
 def test_layers_without_a_kernel_or_kept_float_are_never_int8(tmp_path: Path) -> None:
-    model = model_of(tmp_path, collapsing_net(7), keep_float=["Gemm"])
+    model = saved_model(tmp_path, collapsing_net(7), precision={"keep_float": ["Gemm"]})
     found = ladder_of(model, without_int8={COLLAPSES: "no kernel"})
     plan = next(found.plans())
     assert "Gemm_t7" in plan.floats
@@ -224,7 +191,7 @@ def test_layers_without_a_kernel_or_kept_float_are_never_int8(tmp_path: Path) ->
 
 
 def test_the_plan_of_the_job_before_comes_first_with_ranges_of_todays_calibration(tmp_path: Path) -> None:
-    model = model_of(tmp_path, channels_net())
+    model = saved_model(tmp_path, channels_net())
     earlier = next(ladder_of(model).plans())
     tensor = equalised_name("Conv_t2")
     older = Repairs.from_dict({**earlier.repairs.as_dict(), "ranges": {tensor: 1e6}, "reach": {}})
@@ -239,7 +206,7 @@ def test_the_plan_of_the_job_before_comes_first_with_ranges_of_todays_calibratio
 
 
 def test_ranges_are_those_of_the_whole_calibration_whatever_the_sample_shows(tmp_path: Path) -> None:
-    model = model_of(tmp_path, channels_net())
+    model = saved_model(tmp_path, channels_net())
     scene = scene_of(model, brighter=4.0)
     plan = next(ladder_of(model, scene=scene).plans())
     tensor, divisors = equalised_name("Conv_t2"), plan.repairs.divisors["Conv_t2"]
@@ -251,7 +218,7 @@ def test_ranges_are_those_of_the_whole_calibration_whatever_the_sample_shows(tmp
 
 def test_a_fleets_calibration_is_tried_with_the_ranges_of_the_plan_in_service(tmp_path: Path) -> None:
     """It has no extremes, and ranges of the board's own frames would hide a bad one."""
-    model = model_of(tmp_path, channels_net())
+    model = saved_model(tmp_path, channels_net())
     earlier, scene = next(ladder_of(model).plans()), scene_of(model, brighter=4.0)
     merged = replace(scene, calibration=replace(scene.calibration, extremes={}, merged={"boards": 2}))
     assert ladder_of(model, earlier, scene=merged).start == earlier
@@ -260,7 +227,7 @@ def test_a_fleets_calibration_is_tried_with_the_ranges_of_the_plan_in_service(tm
 
 def test_a_plan_of_the_owners_search_is_tried_as_it_is_and_one_by_hand_with_repairs(tmp_path: Path) -> None:
     by_hand = PrecisionPlan({"Gemm_t6": "by hand"})
-    model = model_of(tmp_path, channels_net()).with_plan(by_hand)
+    model = saved_model(tmp_path, channels_net()).with_plan(by_hand)
     searched = PrecisionPlan(by_hand.floats, evidence={"verdict": "certified"})
     as_it_is, repaired = ladder_of(model, searched, options=LadderOptions(0.6, 0.0)), ladder_of(model)
     assert next(as_it_is.plans()) is searched

@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from plan_evidence import all_float, by_macs, evidence, one_group, two_sources, unmeasured
+from plan_evidence import all_float, by_macs, evidence, one_group, unmeasured
 
 from agent.common.errors import AgentError
 from agent.planning.chart import draw_chart
@@ -101,13 +101,6 @@ def test_points_lie_where_the_evidence_says(drawn: Callable[[dict[str, Any]], Ax
         assert line in words(axes)
 
 
-def test_costs_by_multiply_accumulates_are_relative(drawn: Callable[[dict[str, Any]], Axes]) -> None:
-    axes = drawn(by_macs())
-    assert axes.get_xlabel() == "relative cost (MACs), % of all float"
-    assert (approx(100.0), 0.0) in points(axes, "#222222")
-    assert points(axes, BLUE)[0] == (approx(62.5), 0.3)  # 4.0 of 6.4
-
-
 def test_a_prediction_is_not_drawn_as_measured(drawn: Callable[[dict[str, Any]], Axes]) -> None:
     axes = drawn(unmeasured())
     assert points(axes, BLUE) == []
@@ -134,17 +127,6 @@ def test_the_axis_holds_all_losses_and_its_ticks_stay_apart(
     ticks = np.sqrt(axes.get_yticks() / high)
     assert 5 <= len(ticks) <= 15
     assert np.diff(ticks).min() >= 0.06
-
-
-def test_the_key_keeps_clear_of_the_line_of_what_is_allowed(drawn: Callable[[dict[str, Any]], Axes]) -> None:
-    for max_loss in (0.001, 0.05, 0.1, 0.2, 0.3, 0.6):
-        axes = drawn({**two_sources(), "max_loss": max_loss})  # which has the longest key
-        assert "in the worst of 2 sources" in words(axes)
-        cast("Figure", axes.figure).draw_without_rendering()  # places the words
-        line = axes.transData.transform((0.0, max_loss))[1]
-        for text in axes.texts:
-            box = text.get_window_extent()
-            assert not (box.x1 > 800 and box.y0 < line < box.y1), (max_loss, text.get_text())
 
 
 def test_a_model_with_a_dollar_sign(drawn: Callable[[dict[str, Any]], Axes]) -> None:

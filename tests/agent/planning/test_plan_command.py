@@ -10,14 +10,12 @@ import cv2
 import imagesize
 import numpy as np
 import pytest
-from fake_tensorrt import FakeTensorRt
 from onnx import ModelProto
 from plan_bench import Place
 from plan_world import LOUD, plan_world
 from zoo import Net, residual_net
 
 from agent.planning.costs import PlanBuilder
-from calibrate.plan import PrecisionPlan
 from engines.interface import Array, Engine, TensorSpec
 
 pytestmark = pytest.mark.slow
@@ -87,27 +85,6 @@ def test_costs_are_measured_by_default(plan_bench: Place, monkeypatch: pytest.Mo
     assert 3 <= printed["builds"] <= costs["builds"] + 5
     assert (costs["source"] == "measured") == (costs["why"] == "")
     assert printed["costs"] == costs
-
-
-def test_a_plan_for_tensorrt_is_measured_there(
-    plan_bench: Place, fake: FakeTensorRt, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On the fake, to which INT8 is no faster, and which has no kernel for the loud branch in it."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(plan_bench / "cache"))
-    fake.without_int8 = {LOUD}
-    printed = plan_bench.plan("--backend", "tensorrt", "--costs", "measured")
-    assert printed["certified"]
-    assert printed["builds"] <= 14  # one to learn of the kernel
-    evidence = plan_bench.evidence()
-    assert evidence["built_for"]["runtime"] == "tensorrt"
-    assert "INT8 is not faster on this machine: " in evidence["costs"]["why"]
-    plan = PrecisionPlan.from_json((plan_bench / "plan.json").read_text())
-    assert set(plan.floats) == {LOUD}
-    assert "INT8" in plan.floats[LOUD]
-    given = ["--calibration", plan_bench / "calibration.json", "--backend", "tensorrt"]
-    build = ["build", plan_bench / "model.yaml", *given]
-    plan_bench.says(*build, "--plan", plan_bench / "plan.json", "-o", plan_bench / "artefact")
-    assert json.loads((plan_bench / "artefact/manifest.json").read_text())["without_int8"] == {}  # the plan knows of it
 
 
 def images_of(bench: Place, labels: list[str]) -> Path:

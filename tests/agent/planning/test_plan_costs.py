@@ -82,16 +82,6 @@ def found_costs(
     return find_costs(GROUPS, {}, builder, batch, remember, silent, source)
 
 
-def test_measured_costs_are_taken_and_remembered(
-    builder: PlanBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = measured([1.0, 1.0, 3.0], [2.0, 2.0, 3.0], [0.1, 0.1])
-    taken = found_costs(builder, tmp_path, monkeypatch, real)
-    assert (taken.why, taken.tolerance, taken.costs.source) == ("", 0.02, "measured")
-    again = found_costs(builder, tmp_path, monkeypatch, measured([9.0] * 3, [9.0] * 3, [9.0] * 2))
-    assert again.costs.int8_ms.tolist() == [1.0, 1.0, 3.0]
-
-
 @pytest.mark.parametrize(
     ("found", "why"),
     [

@@ -27,7 +27,6 @@ from agent.vision.spec import load_model_spec
 from agent.vision.task import VisionTask
 from calibrate.plan import PrecisionPlan
 from engines.calibration import load_calibration, save_calibration
-from engines.quantise.apply_plan import known_amax
 from engines.quantise.equalise import equalised_name
 from engines.registry import open_backend
 from fleet.cli.main import main
@@ -99,20 +98,6 @@ def test_a_plan_made_in_the_dark_keeps_the_loss_in_daylight(world: Path) -> None
     assert build(world, world / "calibration.json") == 0
     assert loss(world, "dark.avi") <= MAX_LOSS
     assert loss(world, "bright.avi") <= MAX_LOSS
-
-
-def test_a_plan_is_built_with_the_ranges_of_the_calibration_that_is_given(world: Path) -> None:
-    """Of the dark alone, in this case."""
-    dark = calibrate(world, "dark.avi", "dark.json")
-    assert build(world, dark) == 0
-    assert loss(world, "dark.avi") <= MAX_LOSS
-    plan = plan_of(world)
-    ranges = [
-        known_amax(plan.repairs, load_calibration(path))[equalised_name(LAYER)]
-        for path in (dark, world / "calibration.json")
-    ]
-    assert ranges[0] < 0.9 * ranges[1]
-    assert ranges[1] == pytest.approx(plan.repairs.ranges[equalised_name(LAYER)], rel=0.01)
 
 
 def test_a_calibration_under_the_plan_has_histograms_of_what_it_divides(world: Path) -> None:

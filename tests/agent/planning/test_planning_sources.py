@@ -16,7 +16,7 @@ from worlds import write_clip
 
 import agent.planning.search as search
 from agent.common.errors import AgentError
-from agent.planning.certificate import ERROR, Certifier, TrialResult, worst_of
+from agent.planning.certificate import ERROR, TrialResult, worst_of
 from agent.planning.report import Evidence
 from agent.planning.result import make_plan
 from agent.planning.search import PlanSearch, split_for_repairs
@@ -98,25 +98,6 @@ def test_every_source_gives_search_frames_and_takes_its_share_of_the_error(scene
 # ---- the worst of them
 
 
-def test_a_plan_that_every_scene_bears_is_certified_for_these(scenes: Path) -> None:
-    found, evidence = searched(scenes, *SCENES)
-    trial = evidence["candidates"][evidence["chosen"]]["trial"]
-    assert list(trial["by_source"]) == [str(scenes / name) for name in SCENES]
-    bounds = [one["upper"] for one in trial["by_source"].values()]
-    assert trial["upper"] == max(bounds) <= MACS.max_loss
-    needed = evidence["certificate"]["frames_needed"]
-    assert needed > replace(found.split.terms, candidates=len(evidence["candidates"]), sources=1).frames_needed
-    assert (
-        evidence["frame_counts"]["to_certify"]
-        == sum(one["frames"] for one in trial["by_source"].values())
-        >= 2 * needed - 4
-    )
-    names = f"{scenes / 'clip.avi'}, {scenes / 'dusk.avi'}"
-    assert evidence["verdict"].startswith(
-        f"Certified for the scenes of {names}: a loss of at most {max(bounds):.3g} in"
-    )
-
-
 def test_a_plan_that_one_scene_does_not_bear_is_left_out(scenes: Path) -> None:
     _, alone = searched(scenes, "clip.avi")
     assert alone["chosen"] is not None
@@ -142,41 +123,6 @@ def test_the_certificate_is_of_every_scene(scenes: Path, monkeypatch: pytest.Mon
         first, second = trial["by_source"].values()
         assert (first["accepted"], second["accepted"], trial["accepted"]) == (True, False, False)
         assert trial["reason"] == f"{scenes / 'glare.avi'}: {second['reason']}"
-
-
-def test_an_interrupted_certificate_goes_on_in_the_source_that_it_was_in(
-    scenes: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first source, which was through, is replayed from the journal."""
-    _, whole = searched(scenes, *SCENES)
-    (scenes / "plan.json.journal").unlink()
-    measured: list[bool] = []
-    measure = Certifier._measure
-
-    def counted(certifier: Certifier, *arguments: Any) -> Any:
-        second = certifier.frames.source.shown.endswith("dusk.avi")
-        if second and measured.count(True) == 3:
-            raise KeyboardInterrupt
-        measured.append(second)
-        return measure(certifier, *arguments)
-
-    monkeypatch.setattr(Certifier, "_measure", counted)
-    with pytest.raises(KeyboardInterrupt):
-        searched(scenes, *SCENES)
-    in_first = measured.count(False)
-    measured.clear()
-
-    def noted(*given: Any) -> Any:
-        measured.append(True)
-        return measure(*given)
-
-    monkeypatch.setattr(Certifier, "_measure", noted)
-    _, resumed = searched(scenes, *SCENES)
-    assert resumed["plan"] == whole["plan"]
-    trials = resumed["candidates"][resumed["chosen"]]["trial"]["by_source"]
-    assert trials.keys() == whole["candidates"][whole["chosen"]]["trial"]["by_source"].keys()
-    assert in_first > 10
-    assert len(measured) <= trials[str(scenes / "dusk.avi")]["frames"]
 
 
 def outcome(upper: float, accepted: bool = True, latency_ms: float = 1.0) -> TrialResult:

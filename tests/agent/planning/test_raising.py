@@ -6,21 +6,17 @@ from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
-import onnx
 import pytest
-from candidate_bench import observed
-from raising_world import COLLAPSES, collapsing_net, config_of, count_macs, observer_state
-from worlds import SPEC
+from candidate_bench import saved_model
+from raising_world import COLLAPSES, collapsing_net, config_of, count_macs, observer_state, scene_of
 from zoo import residual_net
 
 from agent.common.errors import AgentError
 from agent.control.triggers import is_low
 from agent.models.build import build_artefact
-from agent.models.model import Model, calibrate, open_model, tap_weights
-from agent.planning.ladder import REFUSED, Ladder, LadderOptions, Scene
+from agent.models.model import Model, tap_weights
+from agent.planning.ladder import REFUSED, Ladder, LadderOptions
 from agent.planning.raising import EXHAUSTED, PrecisionRaise
-from agent.vision.spec import ModelSpec
 from calibrate.plan import PrecisionPlan, Repairs
 from engines.interface import silent
 from engines.registry import open_backend
@@ -28,20 +24,6 @@ from engines.store.artefact import Store
 
 FIRST = "Conv_t0"
 REFUSAL = AgentError(REFUSED, "loss 0.3", "less", "none")
-
-
-def model_of(folder: Path, graph: onnx.ModelProto, **precision: list[str]) -> Model:
-    onnx.save(graph, folder / "model.onnx")
-    return open_model(ModelSpec.model_validate({**SPEC, "path": folder / "model.onnx", "precision": precision}))
-
-
-def scene_of(model: Model) -> Scene:
-    """Dark images and bright ones."""
-    rng = np.random.default_rng(0)
-    images = [rng.uniform(size=(1, 3, 8, 8)) * (0.2 if n % 2 else 0.5) for n in range(24)]
-    frames = [image.astype(np.float32) for image in images]
-    histograms = observed(model, open_backend("onnxruntime"), frames[:16])
-    return Scene(calibrate(model, histograms, "max", 16, "test"), frames[:8], frames[16:])
 
 
 def ladder_of(
@@ -58,7 +40,7 @@ def ladder_of(
 
 
 def test_the_layer_that_int8_destroys_is_left_float_with_the_reason(tmp_path: Path) -> None:
-    found = ladder_of(model_of(tmp_path, collapsing_net(7)))
+    found = ladder_of(saved_model(tmp_path, collapsing_net(7)))
     (plan,) = found.plans()
     assert plan.floats[COLLAPSES] == "raised: made 100 % of the noise while fidelity was 0.71"
     assert FIRST not in plan.floats
@@ -70,7 +52,7 @@ def test_the_layer_that_int8_destroys_is_left_float_with_the_reason(tmp_path: Pa
 
 
 def test_the_plan_in_service_is_not_offered_where_the_frames_happen_to_be_easy(tmp_path: Path) -> None:
-    found = ladder_of(model_of(tmp_path, collapsing_net(7)), max_loss=0.6)
+    found = ladder_of(saved_model(tmp_path, collapsing_net(7)), max_loss=0.6)
     plans = list(found.plans())
     assert plans
     assert all(COLLAPSES in plan.floats for plan in plans)
@@ -81,14 +63,14 @@ def test_a_plan_that_divides_inputs_is_offered_with_the_ranges_of_today_where_it
     tmp_path: Path,
 ) -> None:
     """Channels that leave their ranges are not seen by the drift of a tensor, but by the fidelity alone."""
-    model = model_of(tmp_path, collapsing_net(7)).with_plan(PrecisionPlan({}, Repairs({COLLAPSES: (1000.0,)})))
+    model = saved_model(tmp_path, collapsing_net(7)).with_plan(PrecisionPlan({}, Repairs({COLLAPSES: (1000.0,)})))
     for max_loss, is_offered in ((0.6, True), (0.1, False)):
         first = next(ladder_of(model, max_loss=max_loss).plans())
         assert (not first.floats and first.repairs.divisors == model.plan.repairs.divisors) is is_offered
 
 
 def test_float_layers_keep_their_reason_and_more_follow(tmp_path: Path) -> None:
-    found = ladder_of(model_of(tmp_path, residual_net()), PrecisionPlan({FIRST: "by hand"}), max_loss=1.0)
+    found = ladder_of(saved_model(tmp_path, residual_net()), PrecisionPlan({FIRST: "by hand"}), max_loss=1.0)
     floats = [plan.floats for plan in found.plans()]
     assert floats
     for each in floats:
@@ -96,25 +78,8 @@ def test_float_layers_keep_their_reason_and_more_follow(tmp_path: Path) -> None:
         assert len(each) > 1
 
 
-def test_forced_int8_stays_and_then_a_person_is_needed(tmp_path: Path) -> None:
-    found = ladder_of(model_of(tmp_path, collapsing_net(7), force_int8=[COLLAPSES]))
-    assert list(found.plans()) == []  # no other loses less on the frames that try plans, and this one serves
-    error = found.refusal(None)
-    assert error.code == EXHAUSTED
-    assert "the plan in service: fidelity 0.71 where it serves; plan 1 of the search: loss 0.5" in error.found
-    assert f"'{COLLAPSES}' (100 %)" in error.remedy
-
-
-def test_a_layer_without_a_kernel_is_never_int8(tmp_path: Path) -> None:
-    found = ladder_of(model_of(tmp_path, collapsing_net(7)), without_int8={COLLAPSES: "no kernel"})
-    plans = list(found.plans())
-    assert plans
-    assert all(plan.floats[COLLAPSES] == "no kernel" for plan in plans)
-    assert found.tried[0].loss == 0.0
-
-
 def test_each_rung_has_half_of_the_noise_and_begins_where_the_one_before_was_tried_in_vain(tmp_path: Path) -> None:
-    model = model_of(tmp_path, residual_net())
+    model = saved_model(tmp_path, residual_net())
     rungs = []
     for rung in (1, 2, 9):
         found = ladder_of(model, rung=rung, max_loss=1.0)
@@ -130,7 +95,9 @@ def test_each_rung_has_half_of_the_noise_and_begins_where_the_one_before_was_tri
 def test_a_layer_that_becomes_float_needs_its_repair_no_more(tmp_path: Path) -> None:
     """The taps of the owner's plan are enough for the raised one."""
     repairs = Repairs(divisors={COLLAPSES: (1000.0,)})
-    model = model_of(tmp_path, collapsing_net(7), keep_float=["Gemm"]).with_plan(PrecisionPlan({}, repairs))
+    model = saved_model(tmp_path, collapsing_net(7), precision={"keep_float": ["Gemm"]}).with_plan(
+        PrecisionPlan({}, repairs)
+    )
     found = ladder_of(model)
     (plan,) = found.plans()
     raised = model.with_plan(plan)

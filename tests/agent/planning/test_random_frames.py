@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,37 +67,6 @@ def test_the_order_is_fixed_by_the_seed_alone(video: Source, folder: Source) -> 
     assert order(video, 1) != whole
     for start in (1, 7, COUNT - 1, COUNT, COUNT + 5):
         assert order(video, 0, 4, start) == order(folder, 0, 4, start) == whole[start:]
-
-
-def test_a_zip_is_drawn_as_its_folder(folder: Source, tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "images.zip", "w") as archive:
-        for path in Path(folder.location).iterdir():
-            archive.write(path, path.name)
-    packed = RandomFrames(parse_source(str(tmp_path / "images.zip")), 0)
-    for (index, image), (expected, original) in zip(packed.draw(), RandomFrames(folder, 0).draw(), strict=True):
-        assert index == expected
-        np.testing.assert_array_equal(image, original)
-
-
-def test_a_video_is_passed_once_per_round_and_to_count(video: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    decoded: list[int] = []
-
-    def counted(source: Source) -> Iterator[tuple[float, Image]]:
-        decoded.append(0)
-        for stamped in read_images(source):
-            decoded[-1] += 1
-            yield stamped
-
-    monkeypatch.setattr(frames_module, "read_images", counted)
-    order = [index for index, _ in RandomFrames(video, 0, 8).draw()]
-    assert decoded == [COUNT, *(max(order[first : first + 8]) + 1 for first in (0, 8, 16))]
-
-
-def test_frames_that_are_not_drawn_are_not_decoded(folder: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    frames = RandomFrames(folder, 0)
-    assert frames.count == COUNT
-    monkeypatch.setattr(frames_module, "read_images", None)
-    assert len(list(itertools.islice(frames.draw(), 3))) == 3
 
 
 def test_a_container_that_overstates_its_frames_is_counted(tmp_path: Path) -> None:

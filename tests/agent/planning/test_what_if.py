@@ -41,34 +41,25 @@ def sighting(*rows: tuple[float, float, float, float, int, float]) -> Sighting:
     return Sighting(detections(*rows), detections(*rows))
 
 
-def test_equal_sightings_do_not_diverge() -> None:
-    assert sightings_divergence(sighting(BOX), sighting(BOX)) == pytest.approx(0.0, abs=1e-12)
+@pytest.mark.parametrize(
+    ("served", "reference", "divergence"),
+    [
+        (sighting(BOX), sighting(BOX), 0.0),
+        (sighting(), sighting(BOX), 1.0),
+        (sighting(BOX), sighting(), 1.0),
+        (sighting((*BOX[:4], 2, BOX[5])), sighting(BOX), 1.0),
+        # Below the threshold it is a candidate still: small noise moves the divergence a little.
+        (Sighting(NOTHING, detections((*BOX[:5], 0.29))), sighting((*BOX[:5], 0.31)), 0.02**2),
+        (sighting((5.0, 0.0, 15.0, *BOX[3:])), sighting(BOX), (1 - 50 / 150) ** 2),
+    ],
+    ids=["equal", "missed", "invented", "misclassified", "faded", "moved"],
+)
+def test_sightings_diverge_by_what_differs(served: Sighting, reference: Sighting, divergence: float) -> None:
+    assert sightings_divergence(served, reference) == pytest.approx(divergence, rel=1e-4, abs=1e-12)
 
 
 def test_two_empty_answers_give_nothing_to_compare() -> None:
     assert sightings_divergence(sighting(), sighting()) is None
-
-
-def test_a_missed_invented_or_misclassified_object_costs_one() -> None:
-    other = (*BOX[:4], 2, BOX[5])
-    for served, reference in (
-        (sighting(), sighting(BOX)),
-        (sighting(BOX), sighting()),
-        (sighting(other), sighting(BOX)),
-    ):
-        assert sightings_divergence(served, reference) == 1.0
-
-
-def test_a_detection_below_the_threshold_costs_its_difference_in_score() -> None:
-    """It is no detection any more, but a candidate still: small noise moves the divergence a little."""
-    fading = Sighting(NOTHING, detections((*BOX[:5], 0.29)))
-    reference = sighting((*BOX[:5], 0.31))
-    assert sightings_divergence(fading, reference) == pytest.approx(0.02**2, rel=1e-4)
-
-
-def test_a_moved_box_costs_what_does_not_overlap() -> None:
-    moved = (5.0, 0.0, 15.0, 10.0, 1, 0.8)
-    assert sightings_divergence(sighting(moved), sighting(BOX)) == pytest.approx((1 - 50 / 150) ** 2, rel=1e-6)
 
 
 def test_noise_is_relative_to_what_varies_in_the_output() -> None:

@@ -72,10 +72,6 @@ def test_a_laptop(tmp_path: Path) -> None:
     assert reading.power_w is None
 
 
-def test_a_machine_without_sensors(tmp_path: Path) -> None:
-    assert _read(tmp_path) == BoardReading(memory_available_bytes=0)
-
-
 @pytest.mark.parametrize("spoilt", ["", "nonsense", "\udcff"])
 @pytest.mark.parametrize("tree", [ORIN_NANO, AGX_XAVIER, NANO, LAPTOP])
 def test_files_that_say_something_else(tmp_path: Path, tree: dict[str, str], spoilt: str) -> None:

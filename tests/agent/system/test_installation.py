@@ -14,13 +14,10 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-import yaml
-from boards import lay_down
 from places import ROOT
 from systemd_unit import DROP_IN, DROP_INS, UNIT, read_unit
 
 from agent.common.errors import AgentError
-from agent.config import load_config
 from agent.system import service_unit as installation
 from agent.system.service_unit import TARED, InstallStep, SystemdService, plan_install, plan_uninstall, unit_text
 from fleet.cli.main import main
@@ -92,14 +89,6 @@ def test_a_file_that_cannot_be_compared_is_an_error(
         monkeypatch.setattr(Path, question, refused)
     assert main(["install-service", "--root", str(tmp_path), "--dry-run"]) == 2
     assert "service.unreadable" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("venv")
-def test_a_unit_that_is_no_text_is_replaced(tmp_path: Path) -> None:
-    lay_down({str(TARED.unit_path): ""}, tmp_path)
-    (tmp_path / TARED.unit_path).write_bytes(b"\xff\xfe")
-    install(tmp_path)
-    assert (tmp_path / TARED.unit_path).read_text() == UNIT.read_text()
 
 
 @pytest.mark.usefixtures("venv")
@@ -201,16 +190,6 @@ def test_a_program_that_a_service_cannot_see_is_refused(
 )
 def test_paths_are_words_of_a_units_command_line(path: str, word: str) -> None:
     assert installation._word(Path(path)) == word
-
-
-def test_the_first_configuration_is_one(tmp_path: Path) -> None:
-    """With the two things filled in that it asks for."""
-    text = (ROOT / "systemd/config.yaml").read_text()
-    (tmp_path / "config.yaml").write_text(text)
-    (tmp_path / "model.yaml").write_text(yaml.safe_dump({"path": "m.onnx", "task": "raw"}))
-    config = load_config(tmp_path / "config.yaml")
-    assert config.every_camera[0].source == "v4l2:/dev/video0"
-    assert read_unit()["ExecStart"].endswith(f" -c /{TARED.config_path}")
 
 
 def test_each_extra_that_a_message_a_page_or_a_container_names_is_one() -> None:

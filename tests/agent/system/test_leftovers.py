@@ -49,11 +49,6 @@ def test_half_written_files_are_removed_and_whole_ones_stay(tmp_path: Path) -> N
     assert list((tmp_path / "jobs").iterdir()) == []
 
 
-def test_a_state_directory_that_is_new_has_nothing_to_sweep(tmp_path: Path) -> None:
-    remove_leftovers(tmp_path / "state")
-    assert not (tmp_path / "state").exists()
-
-
 def test_a_child_that_outlived_its_daemon_is_ended_with_its_own_children(tmp_path: Path) -> None:
     (tmp_path / "waits.py").write_text(
         "import subprocess, sys\n"

@@ -8,20 +8,18 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
+from candidate_bench import saved_model
 from numpy.typing import NDArray
 from runtime_under_test import RUNTIME
 from turned_clock import TurnedClock
 from unexpected import unexpected
-from worlds import SPEC
 from zoo import residual_net
 
 from agent.models.build import build_artefact
-from agent.models.model import Model, open_model
+from agent.models.model import Model
 from agent.validation.comparison import Comparison, Deadline, compare
-from agent.vision.output_checks import largest_batch, output_faults
-from agent.vision.spec import ModelSpec
+from agent.vision.output_checks import output_faults
 from engines.errors import EngineError
 from engines.interface import Array, Backend, Engine
 from engines.registry import open_backend
@@ -48,11 +46,10 @@ class Changed:
 class Bench:
     def __init__(self, folder: Path, most: int | None) -> None:
         """most: the largest batch of the profile; None for a model of fixed batch."""
-        onnx.save(residual_net(("batch" if most else 1, 3, 8, 8)), folder / "model.onnx")
+        graph = residual_net(("batch" if most else 1, 3, 8, 8))
         shapes = {"min": [1, 3, 8, 8], "opt": [1, 3, 8, 8], "max": [most, 3, 8, 8]}
         profiles = [{"image": shapes}] if most else []
-        spec = ModelSpec.model_validate({**SPEC, "path": folder / "model.onnx", "profiles": profiles})
-        self.model: Model = open_model(spec)
+        self.model: Model = saved_model(folder, graph, profiles=profiles)
         self.backend: Backend = open_backend(RUNTIME)
         self.serving = build_artefact(
             self.model, self.backend, lambda _: folder / "serving", lambda *_: None, calibration=None, precision="fp32"
@@ -60,16 +57,11 @@ class Bench:
         rng = np.random.default_rng(0)
         self.frames: list[NDArray[np.float32]] = list(rng.uniform(size=(8, 1, 3, 8, 8)).astype(np.float32))
 
-    def load_float(self) -> Engine:
-        return self.backend.load(self.serving.read_engine())
-
-    def compare(
-        self, change: Change = dict, serving: bool = False, in_float: bool = False
-    ) -> tuple[Comparison, Changed]:
+    def compare(self, change: Change = dict, serving: bool = False) -> tuple[Comparison, Changed]:
         engine = Changed(self.backend.load(self.serving.read_engine()), change)
-        path, timed = str(self.serving.path) if serving else None, self.load_float if in_float else None
+        path = str(self.serving.path) if serving else None
         with closing(Deadline(unexpected, TurnedClock())) as deadline, closing(engine):
-            seen = compare(self.model, self.backend, engine, path, self.frames, deadline, load_float=timed)
+            seen = compare(self.model, self.backend, engine, path, self.frames, deadline)
             return seen, engine
 
 
@@ -96,13 +88,6 @@ def test_without_an_engine_in_service_the_slowest_inferences_are_not_measured(be
     seen, engine = bench.compare()
     assert seen.fidelities.tolist() == [[1.0]] * 8
     assert len(seen.latencies_ms) == len(engine.asked) - 1 == 8
-
-
-def test_the_float_engine_is_timed_on_each_frame_where_it_serves(bench: Bench) -> None:
-    seen, _ = bench.compare(in_float=True)
-    assert len(seen.float_ms) == len(seen.latencies_ms) > 8
-    assert (seen.float_ms > 0.0).all()
-    assert bench.compare()[0].float_ms.size == 0
 
 
 def test_no_frames_are_no_evidence(bench: Bench) -> None:
@@ -191,11 +176,6 @@ def test_rows_of_a_batch_are_equal_and_apart(tmp_path: Path, change: Change, mos
     assert len(seen.rows) == len(words)
     assert all(word in fault for word, fault in zip(words, seen.rows, strict=True))
     assert max(len(batch) for batch in engine.asked) == most
-
-
-def test_a_model_of_fixed_batch_is_asked_about_no_other(bench: Bench) -> None:
-    with closing(bench.backend.load(bench.serving.read_engine())) as engine:
-        assert largest_batch(engine, bench.model.spec) == 1
 
 
 def test_a_missed_deadline_is_reported_once_and_a_kept_one_is_not() -> None:

@@ -117,12 +117,3 @@ def test_a_share_above_a_limit_is_no_proof_yet() -> None:
     assert disagreement.appears_above(0.3)
     disagreement.add([(6, None)])
     assert not disagreement.appears_above(0.3)  # 2 of 7
-
-
-def test_confused_classes_are_named_by_label() -> None:
-    disagreement = Disagreement()
-    for number in range(40):
-        disagreement.add([(6, 8 if number % 2 else 6)])
-    (pair,) = disagreement.confused(lambda number: f"digit {number}", 0.1, 0.05)
-    assert (pair.reference, pair.candidate, pair.count, pair.of) == ("digit 6", "digit 8", 20, 40)
-    assert 0.1 < pair.low < 0.5

@@ -11,7 +11,5 @@ from bench import Bench
 @pytest.fixture(name="bench")
 def bench_of_onnxruntime(bench: Bench) -> Bench:
     shutil.rmtree(bench / "artefact")
-    calibration = ["--calibration", bench / "calibration.json"]
-    build = ["build", "--backend", "onnxruntime", bench / "model.yaml", *calibration, "-o", bench / "artefact"]
-    bench.json_and_check(*build)
+    bench.built("artefact", "--calibration", bench / "calibration.json")
     return bench

@@ -42,7 +42,7 @@ def test_a_folder_that_is_there_is_refused_or_replaced_as_said(bench: Bench) -> 
 
 
 def test_a_float_artefact_gives_no_int8_format(bench: Bench) -> None:
-    bench.json("build", "--backend", "onnxruntime", bench / "model.yaml", "--precision", "fp32", "-o", bench / "float")
+    bench.built("float", "--precision", "fp32")
     for to in ("tensorrt-cache", "onnxruntime", "ppq"):
         refusal = bench.refuses("export", bench / "float", "--to", to, "-o", bench / "out")
         assert refusal.startswith("export.float: an artefact in fp32 without an INT8 tensor")

@@ -35,8 +35,7 @@ _DOCUMENTED = {
 def artefact(bench: Bench, name: str, **changes: Any) -> Path:
     """A float artefact of the bench's model under another spec."""
     spec = bench.write(f"{name}.yaml", {**SPEC, **changes})
-    bench.json("build", "--backend", "onnxruntime", spec, "--precision", "fp32", "-o", bench / name)
-    return bench / name
+    return bench.built(name, "--precision", "fp32", model=spec)
 
 
 def nvinfer(bench: Bench, source: Path) -> dict[str, str]:
@@ -89,9 +88,7 @@ def test_a_spec_beyond_nvinfer_is_refused(bench: Bench, changes: dict[str, Any],
 
 def test_triton_is_given_the_backend_of_the_artefact(bench: Bench) -> None:
     pytest.importorskip("openvino")
-    calibration = bench / "calibration.json"
-    build = ["build", bench / "model.yaml", "--calibration", calibration, "--backend", "openvino", "-o", bench / "fast"]
-    bench.json_and_check(*build)
+    bench.built("fast", "--calibration", bench / "calibration.json", runtime="openvino")
     for source, backend, files in (
         ("artefact", "onnxruntime", {"model.onnx"}),
         ("fast", "openvino", {"model.xml", "model.bin"}),

@@ -65,7 +65,7 @@ def test_a_licence_that_the_model_states_is_kept(bench: Bench) -> None:
     model = onnx.load(bench / "model.onnx")
     onnx.helper.set_model_props(model, {"license": "MIT", "author": "somebody"})
     spec = bench.spec("stated", model)
-    bench.json("build", "--backend", "onnxruntime", spec, "--precision", "fp32", "-o", bench / "stated")
+    bench.built("stated", "--precision", "fp32", model=spec)
     found = onnx.load(exported(bench, "onnx", artefact="stated") / "model.onnx")
     metadata = {entry.key: entry.value for entry in found.metadata_props}
     assert (metadata["license"], metadata["author"]) == ("MIT", "somebody")
@@ -104,7 +104,7 @@ def test_trtexec_gets_the_shapes_of_every_profile(bench: Bench) -> None:
     bounds = dict(zip(("min", "opt", "max"), shapes, strict=True))
     small = {"min": shapes[0], "opt": shapes[0], "max": shapes[0]}
     spec = bench.spec("open", net.model(pooled), profiles=[{"image": small}, {"image": bounds}])
-    bench.json("build", "--backend", "onnxruntime", spec, "--precision", "fp32", "-o", bench / "open")
+    bench.built("open", "--precision", "fp32", model=spec)
     files = export_trtexec(open_source(bench / "open", None, "", None)).files
     old, new = (shlex.split(files[f"build_{release}.sh"].decode().splitlines()[1]) for release in ("8.5", "10"))
     assert [word for word in new if "Shapes=" in word or "profile=" in word] == [
@@ -134,11 +134,7 @@ def test_openvino_reads_its_ir_and_answers_as_our_runtime(bench: Bench) -> None:
 
 def test_an_artefact_of_openvino_is_exported_as_openvino_serves_it(bench: Bench) -> None:
     pytest.importorskip("openvino")
-    calibration = bench / "calibration.json"
-    bench.json_and_check(
-        *("build", bench / "model.yaml", "--calibration", calibration, "--backend", "openvino"),
-        *("-o", bench / "fast"),
-    )
+    bench.built("fast", "--calibration", bench / "calibration.json", runtime="openvino")
     exported(bench, "openvino", artefact="fast")
     refusal = bench.refuses("export", bench / "fast", "--to", "onnx", "-o", bench / "out")
     assert refusal.startswith("export.graph: an engine of openvino")
@@ -149,8 +145,8 @@ def test_an_artefact_of_openvino_is_exported_as_openvino_serves_it(bench: Bench)
 
 def test_a_tensorrt_engine_is_exported_from_its_calibration_and_plan(bench: Bench) -> None:
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for x86-64 only")
-    build = ["build", bench / "model.yaml", "--calibration", bench / "calibration.json", "--offline"]
-    bench.json_and_check(*build, "--backend", "tensorrt", "--target", "sm86", "-o", bench / "board")
+    offline = ["--calibration", bench / "calibration.json", "--offline", "--target", "sm86"]
+    bench.built("board", *offline, runtime="tensorrt")
     assert bench.refuses("export", bench / "board", "--to", "trtexec", "-o", bench / "out").startswith("export.graph:")
     net = Net((1, 3, 8, 8))
     other = net.node("Flatten", net.node("GlobalAveragePool", net.conv("image", 3, 5)))

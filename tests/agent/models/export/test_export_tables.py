@@ -79,19 +79,8 @@ def test_a_table_of_repaired_tensors_fits_the_network_beside_it(bench: Bench) ->
     divided = [equalised_name(layer) for layer in plan.repairs.divisors]
     assert divided
     (bench / "plan.json").write_text(plan.to_json())
-    bench.json_and_check(
-        "build",
-        "--backend",
-        "onnxruntime",
-        spec,
-        "--calibration",
-        calibration,
-        "--plan",
-        bench / "plan.json",
-        "-o",
-        bench / "repaired",
-    )
-    bench.json("export", bench / "repaired", "--to", "tensorrt-cache", "-o", bench / "cache")
+    repaired = bench.built("repaired", "--calibration", calibration, "--plan", bench / "plan.json", model=spec)
+    bench.json("export", repaired, "--to", "tensorrt-cache", "-o", bench / "cache")
     ranges = read_ranges(bench / "cache" / "calibration_10.3.0.cache").amax
     network = onnx.load(bench / "cache" / "model.onnx")
     onnx.checker.check_model(network, full_check=True)
@@ -113,18 +102,8 @@ def test_scales_come_back_and_build_the_very_same_engine(bench: Bench) -> None:
         calibration, printed = brought(bench, cache)
         assert (calibration.method, calibration.frames, printed["kind"]) == (kind, 0, kind)
         assert (printed["tensors"], printed["from_frames"], printed["differences"]) == (len(amax(bench)), [], [])
-        build = [
-            "build",
-            "--backend",
-            "onnxruntime",
-            bench / "model.yaml",
-            "--calibration",
-            bench / "brought.json",
-            "-o",
-            bench / kind,
-        ]
-        bench.json_and_check(*build)
-        assert (bench / kind / "engine.onnx").read_bytes() == own
+        again = bench.built(kind, "--calibration", bench / "brought.json")
+        assert (again / "engine.onnx").read_bytes() == own
         bench.text("report", bench / "brought.json", "-o", bench / f"{kind}.html")  # it has no histograms
         assert kind in (bench / f"{kind}.html").read_text()
 
