@@ -17,11 +17,6 @@ def pictures(bench: Bench) -> Path:
     return bench.images("pictures", *(picture(value) for value in range(10, 110, 10)))
 
 
-def test_frames_may_be_a_relative_path(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(bench.folder)
-    assert bench.json("infer", "artefact", "--frames", "clip.avi")["frames"] == CLIP_FRAMES
-
-
 @pytest.mark.parametrize(("count", "taken"), [(3, (10, 50, 80)), (99, range(10, 110, 10))])
 def test_fewer_frames_than_there_are_come_from_all_of_the_source(
     bench: Bench, pictures: Path, count: int, taken: range

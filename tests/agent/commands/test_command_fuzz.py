@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.contract.topics import may_reply_to
-from agent.contract.wire import MAX_PAYLOAD_BYTES
 from agent.mqtt.config import OutboxConfig
 from agent.uplink.outbox import Outbox
 
@@ -45,30 +44,6 @@ def test_anything_is_answered_or_ignored(board: Board, content: bytes, retained:
 @given(content=PAYLOADS, retained=st.booleans())
 def test_anything_is_answered_or_ignored_for_long(board: Board, content: bytes, retained: bool) -> None:
     board.take(content, retained)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"[" * MAX_PAYLOAD_BYTES,
-        b'{"a":' * (MAX_PAYLOAD_BYTES // 5),
-        b'{"id":"c1","n":' + b"9" * (MAX_PAYLOAD_BYTES - 20) + b"}",
-        b'{"id":"c1","n":1e' + b"9" * (MAX_PAYLOAD_BYTES - 20) + b"}",
-        b'{"id":"c1","n":0.' + b"9" * (MAX_PAYLOAD_BYTES - 20) + b"}",
-        b'{"id":"' + b" " * (MAX_PAYLOAD_BYTES - 20) + b'"}',
-        b'{"id"' + b" " * (MAX_PAYLOAD_BYTES - 20) + b":",
-        b'"id":' * (MAX_PAYLOAD_BYTES // 5),
-        b"{" + b",".join(b'"%d":0' % n for n in range(7000)) + b"}",
-        payload(args={f"k{n}": n for n in range(3000)}),
-        payload(op="set", args={"values": {f"k{n}": n for n in range(3000)}}),
-        payload(op="x" * 60_000),
-        payload(signature="A" * 60_000),
-        b"\x00" * MAX_PAYLOAD_BYTES,
-    ],
-    ids=range(14),
-)
-def test_the_largest_messages_are_answered_or_ignored(board: Board, content: bytes) -> None:
-    board.take(content, False)
 
 
 @pytest.mark.trial

@@ -101,12 +101,6 @@ def test_an_end_is_written_before_it_is_published(path: Path) -> None:
     assert written == [["c1"], []]
 
 
-def test_a_status_is_not_written(path: Path) -> None:
-    process = Process(path)
-    process.receive(payload())
-    assert opened(path).find("c1") is None
-
-
 def test_another_command_under_an_id_that_is_taken_is_rejected(path: Path) -> None:
     for process in (Process(path), Process(path)):
         process.receive(payload(op="cancel"))

@@ -25,12 +25,6 @@ class Desk:
         return [result.status for result in self.results[before:]]
 
 
-def test_a_short_command_is_accepted_and_done() -> None:
-    desk = Desk()
-    assert desk.receive(payload()) == ["ACCEPTED", "SUCCEEDED"]
-    assert desk.results[-1].result == {"state": "online"}
-
-
 def test_a_long_command_reports_until_its_end_and_not_after() -> None:
     desk = Desk()
     assert desk.receive(payload(op="recalibrate", args={"frames": 64})) == ["ACCEPTED"]

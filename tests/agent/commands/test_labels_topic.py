@@ -122,12 +122,6 @@ def test_malformed_boxes_are_reported_and_do_not_count(labels: Any, code: str) -
     assert desk.counted[1] == 0
 
 
-def test_a_model_of_raw_outputs_has_no_labels() -> None:
-    desk = Desk("raw")
-    desk.send(frame=0, labels=1)
-    assert desk.reported[0][0] == "labels.task"
-
-
 def test_without_names_in_the_spec_any_id_is_a_class_and_no_name_is() -> None:
     desk = Desk(labels=())
     desk.send(frame=0, labels=70_000)

@@ -49,15 +49,6 @@ def test_a_value_is_computed_once_over_all_runs(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["plan.journal"]
 
 
-def test_the_newest_value_counts(tmp_path: Path) -> None:
-    path = tmp_path / "plan.journal"
-    journal = Journal(path, "model x")
-    journal.put("a", 1)
-    journal.put("a", 2)
-    assert journal.get("a") == Journal(path, "model x").get("a") == 2
-    assert journal.get("b") is None
-
-
 def test_a_file_cut_anywhere_keeps_its_whole_lines_and_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "plan.journal"
     write(path)

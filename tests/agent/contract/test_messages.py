@@ -117,15 +117,6 @@ def test_a_detail_takes_no_name_of_the_event(name: str) -> None:
         Event(epoch=1, seq=1, ts=NOW, kind="alarm", detail={name: 1})
 
 
-def test_an_event_without_its_number_is_refused() -> None:
-    with pytest.raises(MessageError, match=r"message\.invalid: seq: Field required"):
-        Event.from_json(b'{"epoch": 1, "ts": 1.0, "kind": "alarm", "detail": {}}')
-
-
-def test_empty_frames_are_none_unless_counted() -> None:
-    assert FidelityReport.from_json(b'{"estimate": 0.9, "low": 0.8, "high": 1.0, "n": 3}').empty == 0
-
-
 def test_a_document_of_the_wrong_shape_is_refused() -> None:
     with pytest.raises(MessageError, match=r"message.invalid: state: .*; session"):
         Status.from_json(b'{"state": "asleep", "boot_id": "b", "ts": 1}')
@@ -136,12 +127,6 @@ def test_numbers_that_json_has_not_never_leave() -> None:
         Latency(p50=float("nan"), p99=1.0)
     with pytest.raises(ValueError, match="finite"):
         Event(epoch=1, seq=1, ts=NOW, kind="alarm", detail={"gain_db": float("inf")})
-
-
-def test_a_good_command_carries_typed_arguments() -> None:
-    parsed = parse_command(command(op="recalibrate", args={"frames": 512, "method": "mse"}), NOW).command
-    assert parsed.args == RecalibrateArgs(frames=512, method="mse")
-    assert parse_command(json.dumps({**json.loads(command()), "args": {}}).encode(), NOW).command.signature is None
 
 
 @pytest.mark.parametrize(
@@ -179,33 +164,6 @@ def test_bad_commands_are_refused_by_name(payload: bytes, code: str, command_id:
     CommandResult(
         id="c1", status=error.status, error=Failure(code=error.code, message=str(error))
     ).to_json()  # whatever was sent, the answer can be written
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=8,
-)
-FIELDS = ("id", "op", "args", "issued", "expires", "version", "signature")
-
-
-@given(
-    st.binary()
-    | st.text().map(lambda text: text.encode(errors="surrogatepass"))
-    | JSON.map(lambda value: json.dumps(value).encode())
-    | st.dictionaries(st.sampled_from(FIELDS), JSON | st.sampled_from(["status", "recalibrate", "rollback"])).map(
-        lambda fields: command(**fields)
-    )
-)
-def test_parsing_raises_nothing_but_refusals(payload: bytes) -> None:
-    try:
-        parsed = parse_command(payload, NOW).command
-    except CommandRefused as error:
-        failure = Failure(code=error.code, message=str(error))
-        CommandResult(id=error.command_id or "none", status=error.status, error=failure).to_json()
-    else:
-        assert parsed.expires > NOW
-        assert parse_command(parsed.to_json(), NOW).command == parsed
 
 
 def test_backoff_is_jittered_capped_and_starts_over() -> None:

@@ -6,7 +6,6 @@ import errno
 import random
 import shutil
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from agent.camera.capture import Frame
 from agent.config import LabellingConfig
 from agent.labelling import sampling, store
 from agent.labelling.sampling import FrameSampler, how_sure
-from agent.labelling.store import Answer, DrawnFrame, LabelStore
+from agent.labelling.store import Answer, LabelStore
 from agent.vision.decode import Classification
 from agent.vision.detections import Detections
 from agent.vision.task import ServedFrame
@@ -143,38 +142,6 @@ def test_a_disk_that_refuses_costs_frames_and_is_reported_once(tmp_path: Path) -
     bench.sampler.close()
     (counted,) = bench.store.counted().values()
     assert counted.seconds.sum() == sum(bench.store.frames()[-1].seen)
-
-
-@pytest.mark.usefixtures("without_pauses")
-def test_frames_are_read_again_where_a_label_has_changed_and_not_for_draws(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench = Bench(tmp_path, per_s=0.5)
-    bench.watch(sampling._WARM_UP + 50)
-    first, second, *_ = bench.store.frames()
-    bench.store.label(first.id, 0)
-    bench.watch(1)
-    read: list[LabelStore] = []
-    frames = LabelStore.frames
-
-    def note(store: LabelStore) -> list[DrawnFrame]:
-        read.append(store)
-        return frames(store)
-
-    monkeypatch.setattr(LabelStore, "frames", note)
-    bench.watch(50)
-    assert read == []
-    changes: list[Callable[[], None]] = [
-        lambda: bench.store.label(second.id, 0),
-        lambda: bench.store.label(second.id, 1),
-        lambda: bench.store.skip(second.id),
-    ]
-    for number, change in enumerate(changes, 1):
-        change()
-        bench.watch(3)
-        assert len(read) == number
-    assert bench.sampler.measured is not None
-    assert bench.sampler.measured.waiting == bench.store.waiting()
 
 
 @pytest.mark.usefixtures("without_pauses")

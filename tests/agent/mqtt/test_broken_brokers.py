@@ -12,11 +12,9 @@ from brokers import eventually, on_the_air, report
 from fake_broker import FakeBroker, admit, packet_from, starve
 from turned_clock import TurnedClock
 
-from agent.commands.dispatcher import CommandRefused, parse_command
 from agent.common.timing import Backoff
 from agent.contract.messages import Birth
 from agent.contract.topics import Topics
-from agent.contract.wire import MAX_PAYLOAD_BYTES
 from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
 from agent.uplink.link import MqttLink
 
@@ -135,17 +133,3 @@ def test_a_broker_that_never_admits_us_is_left_and_starts_no_backoff_over(
             starve(connection, clock)
             down(caplog, "broker.silent: no answer to SUBSCRIBE")
         link.close(timeout_s=0.0)
-
-
-def test_a_payload_without_end_is_kept_as_far_as_it_can_be_read() -> None:
-    with FakeBroker() as broker, link_to(broker.endpoint) as link, broker.connection() as connection:
-        admit(connection)
-        topic = TOPICS.command.encode()
-        body = len(topic).to_bytes(2, "big") + topic + bytes(1 << 20)
-        length = bytes([len(body) & 127 | 128, len(body) >> 7 & 127 | 128, len(body) >> 14])
-        connection.sendall(b"\x30" + length + body)
-        message = link.inbox.get(timeout=60.0)
-        link.close(timeout_s=0.0)
-    with pytest.raises(CommandRefused, match=r"message\.too_large"):
-        parse_command(message.payload, 0.0)
-    assert len(message.payload) == MAX_PAYLOAD_BYTES + 1

@@ -112,16 +112,6 @@ def test_stored_reports_are_acknowledged_and_a_board_that_comes_online_gets_the_
 
 
 @pytest.mark.broker
-def test_nonsense_is_counted_and_nothing_else_suffers(any_broker: RealBroker, tmp_path: Path) -> None:
-    with collected(any_broker, tmp_path / "fleet.sqlite") as (board, watcher, made):
-        for payload in (b"", b"\xff\x00", b"[" * 60_000, b"{}", bytes(70_000)):
-            board.publish(Message(TOPICS.event, payload))
-        board.publish(alarm(1))
-        watcher.expect(TOPICS.ack, epoch=7, upto=1)
-        eventually(lambda: made.counts == {"refused": 5, "report": 1, "status": 1})
-
-
-@pytest.mark.broker
 def test_a_document_that_cannot_be_read_holds_up_nothing_after_it(any_broker: RealBroker, tmp_path: Path) -> None:
     with collected(any_broker, tmp_path / "fleet.sqlite") as (board, watcher, _):
         board.publish(alarm(1))
@@ -131,21 +121,6 @@ def test_a_document_that_cannot_be_read_holds_up_nothing_after_it(any_broker: Re
         watcher.expect(TOPICS.ack, epoch=7, upto=4)
     with open_store(tmp_path / "fleet.sqlite") as store:
         assert [gap.first for gap in Reports(store).gaps_of("fleet", "board")] == [2, 3]
-
-
-@pytest.mark.broker
-def test_a_name_that_no_board_may_have_does_not_end_it(any_broker: RealBroker, tmp_path: Path) -> None:
-    with (
-        Watcher(any_broker.endpoint) as watcher,
-        MqttClient(any_broker.endpoint, "board") as board,
-        collecting(any_broker, tmp_path / "fleet.sqlite") as made,
-    ):
-        for name in ("", "x" * 65):
-            for topic in ("status", "event"):
-                board.publish(Message(f"tared/v1/{name}/board/{topic}", alarm(1).payload, retain=True))
-        board.publish(ONLINE)
-        watcher.expect(TOPICS.ack, epoch=0)
-        assert made.counts["refused"] == 4
 
 
 @pytest.mark.broker

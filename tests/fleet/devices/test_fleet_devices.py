@@ -16,9 +16,8 @@ from fleet.cli.main import main
 from fleet.devices.devices import Device, Devices
 from fleet.devices.facts import facts
 from fleet.devices.reports import Report, Stream
-from fleet.devices.selection import matches, parse, parse_tag, select
+from fleet.devices.selection import matches, parse, parse_tag
 from fleet.store.opening import open_store
-from fleet.store.transaction import FleetStore
 
 NOW = 1_000_000.0
 
@@ -114,14 +113,6 @@ def test_a_malformed_condition_is_refused(where: str) -> None:
 def test_a_malformed_tag_is_refused(text: str) -> None:
     with pytest.raises(CommandError, match=r"fleet\.tag"):
         parse_tag(text)
-
-
-def test_a_selection_that_matches_no_device_is_an_error(store: FleetStore) -> None:
-    devices = Devices(store)
-    assert select(devices, "fleet", None) == []
-    Reports(store).add([Report(Stream("fleet", "board", 1), 1, "alarm", 1.0, "{}")])
-    with pytest.raises(CommandError, match=r"fleet\.nobody: none of the 1 devices of 'fleet' is 'state=online'"):
-        select(devices, "fleet", "state=online")
 
 
 @pytest.fixture

@@ -25,7 +25,6 @@ from fleet.devices.reports import Gap, Report, Stream
 from fleet.devices.selection import matches, parse, select
 from fleet.rollout.rows import all_rollouts
 from fleet.store.opening import open_existing, open_store
-from fleet.store.schema import SQLITE
 from fleet.store.transaction import FleetStore
 
 NAME = "fleet", "board"
@@ -185,16 +184,6 @@ def test_quarantine_keeps_the_newest_and_cannot_be_filled(store: FleetStore, mon
     assert {(each.fleet, len(each.payload)) for each in found} == {("f", 4096)}
 
 
-def test_old_rows_go_a_few_at_a_time(store: FleetStore) -> None:
-    reports = Reports(store)
-    for received in (10.0, 20.0):
-        with store.transaction() as transaction:
-            reports.put(transaction, [report(seq) for seq in range(1 + int(received), 6 + int(received))], received)
-    with store.transaction() as transaction:
-        assert [transaction.prune("reports", "received", 15.0, 3) for _ in range(3)] == [3, 2, 0]
-    assert [each.seq for each in reports.reports_of(*NAME)] == list(range(21, 26))
-
-
 def test_retention_keeps_what_is_young_enough_and_the_newest_start(store: FleetStore) -> None:
     reports, day_s = Reports(store), 86_400.0
     for epoch, received in ((7, 0.0), (8, 0.0), (9, 40.0 * day_s)):
@@ -233,20 +222,6 @@ def test_a_store_of_tared_0_2_0_opens_unchanged(tmp_path: Path) -> None:
     assert schemas == [(3,), (3,)]
 
 
-def test_a_store_of_a_newer_tared_is_refused(where: str) -> None:
-    with open_store(where) as store, store.transaction() as transaction:
-        if where.startswith("postgresql:"):
-            transaction.execute("UPDATE tared_schema SET version = 99")
-    if not where.startswith("postgresql:"):
-        with closing(sqlite3.connect(where)) as db:
-            db.execute("PRAGMA user_version = 99")
-    expected = len(SQLITE)
-    with pytest.raises(
-        AgentError, match=rf"fleet\.schema: .* of schema 99; expected schema {expected} or an older one"
-    ):
-        open_store(where)
-
-
 @pytest.mark.parametrize("url", ["mysql://host/db", "sqlite:///file"])
 def test_another_database_is_refused_by_name(url: str) -> None:
     with pytest.raises(ConfigError, match=r"fleet\.db"):
@@ -277,14 +252,6 @@ def test_a_password_that_breaks_the_url_is_not_printed(password: str) -> None:
         open_store(f"postgresql://ann:{password}@127.0.0.1:1/fleet")
     assert "heim" not in str(raised.value)
     assert "heim" not in "".join(traceback.format_exception(raised.value))
-
-
-def test_a_url_of_several_hosts_needs_one_that_answers(postgres: Postgres) -> None:
-    url = postgres.new_database()
-    with open_store(url.replace("host=", "host=/nowhere,")) as store:
-        Reports(store).add([report(1)])
-    with open_store(url) as store:
-        assert Reports(store).position(*NAME) == (7, 1)
 
 
 def test_options_of_a_url_override_the_defaults(postgres: Postgres) -> None:

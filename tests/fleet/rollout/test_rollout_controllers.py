@@ -24,7 +24,6 @@ from fleet.store.transaction import Transaction
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
-LEASE_S = 1.0
 IN_EACH = pytest.mark.parametrize("where", ["sqlite", pytest.param("postgres", marks=pytest.mark.trial)], indirect=True)
 
 

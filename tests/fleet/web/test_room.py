@@ -24,7 +24,6 @@ from turned_clock import TurnedClock
 from web_bench import Board, Site, serving
 
 from agent.contract.messages import Birth, Status
-from benchmarks.postgres import Postgres
 from fleet.cli.main import main
 from fleet.devices.devices import Devices
 from fleet.devices.records import audit_entries
@@ -349,20 +348,6 @@ def test_a_store_that_another_holds_stops_its_own_form_alone(
         db.execute("ROLLBACK")
         thread.join()
     assert answers[0][0] == 303
-
-
-def test_a_postgresql_that_only_reads_is_said(any_broker: RealBroker, postgres: Postgres) -> None:
-    where = postgres.new_database()
-    with open_store(where) as store:
-        stores_boards(store, "gate")
-        name = where.partition("?")[0].rpartition("/")[2]
-        with store.transaction() as transaction:
-            transaction.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
-    with serving(any_broker.endpoint, db=where) as site:
-        shown = words(site, "/devices")
-        assert "The fleet's store cannot be read" in shown
-        assert "read-only" in shown
-        assert "its permissions" in shown
 
 
 def test_the_command_refuses_a_folder_that_is_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

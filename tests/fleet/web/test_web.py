@@ -49,15 +49,6 @@ def test_a_board_is_shown_as_it_reports(any_broker: RealBroker) -> None:
         eventually(lambda: "aria-current" not in site.page("/boards/gate"))
 
 
-def test_a_change_is_sent_to_an_open_page(any_broker: RealBroker) -> None:
-    with serving_gate(any_broker.endpoint) as (site, board):
-        parts = site.parts("/live/gate")
-        assert "0.500" in next(parts)
-        board.report(0.875)
-        assert "0.875" in next(parts)
-        parts.close()
-
-
 def test_a_button_ends_in_the_answer_of_the_board(any_broker: RealBroker) -> None:
     with serving_gate(any_broker.endpoint, *DONE) as (site, board):
         assert site.order("gate", op="recalibrate") == 303
