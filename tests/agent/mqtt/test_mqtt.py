@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import socket
 import threading
 from pathlib import Path
 
@@ -13,10 +12,9 @@ import pytest
 from brokers import RealBroker, Watcher, eventually, on_the_air, report
 from child_link import child_on_the_air
 from mqtt_clients import logged
-from turned_clock import TurnedClock
 
 from agent.common.errors import ConfigError
-from agent.contract.messages import Birth
+from agent.contract.messages import Birth, DeviceState
 from agent.contract.topics import Topics
 from agent.mqtt.client import INBOX_SIZE, Endpoint, MqttClient
 from agent.mqtt.message import Message
@@ -95,6 +93,23 @@ def test_a_killed_broker_is_found_again(broker: RealBroker) -> None:
 
 
 @pytest.mark.broker
+def test_a_state_that_is_no_news_is_not_published(any_broker: RealBroker) -> None:
+    with Watcher(any_broker.endpoint) as watcher, link_to(any_broker.endpoint) as link:
+        states: list[DeviceState] = ["degraded", "online", "stopping"]
+        for state in states:
+            link.set_state(state)
+            watcher.expect(TOPICS.status, state=state)
+            link.set_state(state)
+        for _ in range(2):
+            link.set_state("degraded", "the view is blind; see the camera")
+        report(link)
+        watcher.expect(TOPICS.event, seq=1)  # what waits is sent state before news: a repetition would be here
+    statuses = [json.loads(message.payload) for message in watcher.seen if message.topic == TOPICS.status]
+    assert [status["state"] for status in statuses] == [*states, "degraded"]
+    assert [status.get("reason") for status in statuses] == [None, None, None, "the view is blind; see the camera"]
+
+
+@pytest.mark.broker
 def test_publishing_from_many_threads_loses_and_reorders_nothing(any_broker: RealBroker) -> None:
     with Watcher(any_broker.endpoint) as watcher, link_to(any_broker.endpoint) as link:
 
@@ -132,18 +147,6 @@ def test_a_flood_of_labels_pushes_no_command_out(any_broker: RealBroker, caplog:
 def test_a_host_that_no_resolver_accepts_is_no_error() -> None:
     with link_to(Endpoint("a" * 64 + ".invalid", 1883)) as link:
         eventually(lambda: link.outcome != "not tried yet")
-
-
-def test_a_mute_broker_does_not_hold_up_the_end(caplog: pytest.LogCaptureFixture) -> None:
-    """With a clock that stands still, the client cannot give the broker up; the end has no time left from the start."""
-    caplog.set_level("INFO")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        endpoint = Endpoint("127.0.0.1", server.getsockname()[1])
-        with on_the_air(endpoint, TOPICS, BIRTH, clock=TurnedClock()) as link:
-            connection, _ = server.accept()
-            link.close(timeout_s=0.0)
-            assert "mqtt=closed" in caplog.text
-        connection.close()
 
 
 def test_a_password_file_that_cannot_be_read_is_a_config_error(tmp_path: Path) -> None:

@@ -134,6 +134,15 @@ def test_a_broker_for_qos_0_alone_is_none_for_us() -> None:
 
 
 @pytest.mark.broker
+def test_a_message_beyond_all_measure_does_not_reach_a_board(mosquitto: RealBroker) -> None:
+    with on_the_air(mosquitto.endpoint, TOPICS, BIRTH) as link, connected(mosquitto.endpoint) as operator:
+        eventually(lambda: link.connected)
+        operator.publish(Message(TOPICS.command, bytes(1_000_000)))
+        operator.publish(Message(TOPICS.command, b"after it"))
+        assert link.inbox.get(timeout=60.0).payload == b"after it"
+
+
+@pytest.mark.broker
 def test_a_refused_topic_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     acl = tmp_path / "acl"
     acl.write_text("topic readwrite t/#\ntopic deny t/secret\n")

@@ -136,6 +136,16 @@ def test_acks_of_strangers_make_no_row_wait_for_a_collector(tmp_path: Path) -> N
         eventually(lambda: stored(tmp_path) == [])
 
 
+def test_a_row_that_a_broker_refuses_for_now_is_due_again(tmp_path: Path) -> None:
+    clock = TurnedClock()
+    with opened(tmp_path, clock) as outbox:
+        put(outbox, 1)
+        (message,) = popped(outbox, 1)
+        outbox.refused(message, for_good=False)
+        clock.turn(10.0)
+        assert numbers(taken(outbox, 1)) == [1]
+
+
 def test_a_flood_of_acks_fills_no_memory(tmp_path: Path) -> None:
     with opened(tmp_path) as outbox:
         put(outbox, 1)

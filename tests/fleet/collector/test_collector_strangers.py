@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from attack.documents import DEVICE_TOPIC, HONEST, tampered
 from brokers import Watcher, running_mosquitto
-from collector_bench import STREAM, alarm, report
+from collector_bench import STREAM, alarm
 from hypothesis import given
 from hypothesis import strategies as st
 from places import ROOT
@@ -136,15 +136,6 @@ def test_a_start_that_goes_on_beside_a_later_one_is_a_twins(store: FleetStore) -
     assert twins(STREAM, 3, 120.0) == [STREAM]
     assert twins(STREAM, 4, 121.0) == []  # logged once
     assert Reports(store).position("fleet", "board") == (100, 1)
-
-
-def test_a_replayed_epoch_changes_nothing_and_is_answered(store: FleetStore) -> None:
-    reports, later = Reports(store), Stream("fleet", "board", 100)
-    reports.add([report(1), report(2)])
-    reports.add([report(1, later)])
-    assert reports.add([report(1), report(2)]) == {STREAM: 2}
-    assert reports.position("fleet", "board") == (100, 1)
-    assert len(list(reports.reports_of("fleet", "board"))) == 3
 
 
 def test_parts_are_of_all_devices_each_once() -> None:

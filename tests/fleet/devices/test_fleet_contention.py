@@ -169,3 +169,4 @@ def test_a_refusal_that_anybody_can_provoke_does_not_stand_for_the_commands_end(
         assert statuses(store, [accepted]) == "ACCEPTED"
         assert statuses(store, [provoked]) == "ACCEPTED"
         assert statuses(store, [done, provoked]) == "SUCCEEDED"
+        assert statuses(store, [accepted]) == "SUCCEEDED"

@@ -11,16 +11,15 @@ from pathlib import Path
 
 import pytest
 from collector_bench import STREAM, report
-from stored import Reports, store_results
+from stored import Reports
 from turned_clock import TurnedClock
 
 from agent.common.errors import AgentError, CommandError, ConfigError
-from agent.contract.commands import CommandResult
 from agent.contract.messages import Birth, Status
 from benchmarks.postgres import Postgres
 from fleet.collector.writer import ReportRetention
 from fleet.devices.devices import Devices
-from fleet.devices.records import Refused, audit_entries, quarantine, quarantined, result_documents
+from fleet.devices.records import Refused, audit_entries, quarantine, quarantined
 from fleet.devices.reports import Gap, Report, Stream
 from fleet.devices.selection import matches, parse, select
 from fleet.rollout.rows import all_rollouts
@@ -152,25 +151,6 @@ def test_tags_are_put_on_taken_off_and_on_record(store: FleetStore) -> None:
     devices.tag(list(devices.all("fleet"))[:1], {"site": "paris"}, ["canary", "never put on"], who="ben")
     assert [each.tags for each in devices.all("fleet")] == [{"site": "paris"}, {"canary": "", "site": "berlin"}]
     assert [(each.who, each.what) for each in audit_entries(store)] == [("ann", "tag"), ("ben", "tag")]
-
-
-def test_a_final_result_stays_and_a_late_one_of_its_steps_is_none(store: FleetStore) -> None:
-    def answered(*statuses: str) -> None:
-        each = [CommandResult.model_validate({"id": "c1", "status": status}) for status in statuses]
-        with store.transaction() as transaction:
-            store_results(store, transaction, NAME, *each)
-
-    with store.transaction() as transaction:
-        Devices(store).apply_statuses(transaction, {NAME: status("online", "s", 1.0)}, 1.0)
-    (device,) = Devices(store).all("fleet")
-    for statuses, newest in (
-        (("ACCEPTED", "IN_PROGRESS"), "IN_PROGRESS"),
-        (("SUCCEEDED", "IN_PROGRESS"), "SUCCEEDED"),
-        (("IN_PROGRESS",), "SUCCEEDED"),
-    ):
-        answered(*statuses)
-        (document,) = result_documents(store, [(device.id, "c1"), (device.id, "c2")])
-        assert CommandResult.from_json(document.encode()).status == newest
 
 
 def test_quarantine_keeps_the_newest_and_cannot_be_filled(store: FleetStore, monkeypatch: pytest.MonkeyPatch) -> None:
