@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import tracemalloc
 from collections.abc import Iterator
 
 import pytest
-from attack.documents import OWN, PAYLOADS, Board, as_json
-from device import TOPICS, payload
+from attack.documents import PAYLOADS, Board
+from device import TOPICS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,27 +43,6 @@ def test_anything_is_answered_or_ignored(board: Board, content: bytes, retained:
 @given(content=PAYLOADS, retained=st.booleans())
 def test_anything_is_answered_or_ignored_for_long(board: Board, content: bytes, retained: bool) -> None:
     board.take(content, retained)
-
-
-@pytest.mark.trial
-def test_a_flood_takes_no_memory(board: Board) -> None:
-    def flood(first: int) -> None:
-        for number in range(first, first + 150):
-            board.take(payload(id=f"c{number}", op="dance"))
-            board.take(payload(id=f"s{number}", args={}))
-            board.take(b'{"id": "m%d", ' % number)
-            board.take(as_json({"epoch": OWN, "upto": number}))
-            board.take(as_json({"epoch": number, "upto": number}))
-
-    tracemalloc.start()
-    try:
-        flood(0)
-        before, _ = tracemalloc.get_traced_memory()
-        flood(150)
-        after, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert after - before < 120_000
 
 
 @settings(max_examples=75)

@@ -117,9 +117,3 @@ def test_a_broker_that_has_spoken_mqtt_5_may_fall_silent() -> None:
         assert (negotiation.version, negotiation.fell_back) == ("5", False)
     negotiation.learn("refused", admitted=False)  # another broker, at the same address
     assert (negotiation.version, negotiation.fell_back) == ("3.1.1", True)
-
-
-def test_a_failure_that_the_version_has_no_part_in_changes_nothing() -> None:
-    negotiation = Negotiation("auto")
-    negotiation.learn("none", admitted=False)
-    assert (negotiation.version, negotiation.fell_back) == ("5", False)

@@ -10,19 +10,17 @@ from pathlib import Path
 import pytest
 from bench import fill, small_file_system
 from brokers import RealBroker, Watcher, eventually
-from collector_bench import ONLINE, STREAM, alarm, collected, collecting, report
+from collector_bench import ONLINE, STREAM, alarm, collecting, report
 from device import TOPICS
 from stored import Reports
 from warm_start import TalkingProcess
 
 from agent.common.errors import AgentError
 from agent.mqtt.client import MqttClient
-from agent.mqtt.message import Message
 from fleet.cli.main import main
 from fleet.collector import collector as collector_module
 from fleet.collector.batch import parse_numbered
 from fleet.devices.reports import Gap, Stream
-from fleet.store.opening import open_store
 from fleet.store.transaction import FleetStore
 
 
@@ -100,18 +98,6 @@ def test_stored_reports_are_acknowledged_and_a_board_that_comes_online_gets_the_
             watcher.expect(TOPICS.ack, epoch=7, upto=4)
         with collecting(any_broker, tmp_path / "fleet.sqlite"):
             watcher.expect(TOPICS.ack, epoch=7, upto=4)  # for the status that the broker has kept
-
-
-@pytest.mark.broker
-def test_a_document_that_cannot_be_read_holds_up_nothing_after_it(any_broker: RealBroker, tmp_path: Path) -> None:
-    with collected(any_broker, tmp_path / "fleet.sqlite") as (board, watcher, _):
-        board.publish(alarm(1))
-        board.publish(alarm(2, words="x" * 70_000))
-        board.publish(Message(TOPICS.event, b'{"epoch":7,"seq":3,"ts":"yesterday"}'))
-        board.publish(alarm(4))
-        watcher.expect(TOPICS.ack, epoch=7, upto=4)
-    with open_store(tmp_path / "fleet.sqlite") as store:
-        assert [gap.first for gap in Reports(store).gaps_of("fleet", "board")] == [2, 3]
 
 
 @pytest.mark.broker

@@ -48,19 +48,20 @@ def test_telemetry_is_read_the_same_the_quick_way_and_the_thorough_one() -> None
 
 
 @pytest.mark.parametrize(
-    "payload",
+    ("kind", "payload"),
     [
-        b'{"epoch":7,"seq":3,"ts":1.5,"cameras":{},"health":{"a":NaN}}',
-        b'{"epoch":7,"seq":3,"ts":1.5,"cameras":{},"health":{"a":Infinity}}',
-        b'{"epoch":7,"seq":3,"ts":1.5,"cameras":{},"health":{"a":' + b"[" * 17 + b"]" * 17 + b"}}",
-        b'{"epoch":7,"seq":3,"ts":1.5,"cameras":{},"health":{"a":"\\ud800"}}',
-        b'{"epoch":7,"seq":3,"ts":"now","cameras":{}}',
-        b'{"epoch":7,"seq":3,"ts":1.5,"cameras":{}}' + b" " * 65_536,
-        HONEST[b"telemetry"][:-1],
+        ("telemetry", b'{"epoch":7,"seq":3,"ts":1.5,"cameras":{},"health":{"a":NaN}}'),
+        ("telemetry", b'{"epoch":7,"seq":3,"ts":1.5,"cameras":{},"health":{"a":' + b"[" * 17 + b"]" * 17 + b"}}"),
+        ("telemetry", b'{"epoch":7,"seq":3,"ts":1.5,"cameras":{},"health":{"a":"\\ud800"}}'),
+        ("telemetry", b'{"epoch":7,"seq":3,"ts":"now","cameras":{}}'),
+        ("telemetry", b'{"epoch":7,"seq":3,"ts":1.5,"cameras":{}}' + b" " * 65_536),
+        ("telemetry", HONEST[b"telemetry"][:-1]),
+        ("event", b'{"epoch":7,"seq":3,"ts":"yesterday"}'),
+        ("event", alarm(3, words="x" * 70_000).payload),
     ],
 )
-def test_unreadable_telemetry_keeps_its_number(payload: bytes) -> None:
-    batch = Reader().read([Arrival(DEVICE_TOPIC + b"telemetry", payload)])
+def test_an_unreadable_report_keeps_its_number(kind: str, payload: bytes) -> None:
+    batch = Reader().read([Arrival(DEVICE_TOPIC + kind.encode(), payload)])
     assert [each.code.partition(".")[0] for each in batch.refused] == ["message"]
     assert [each[1:4] for each in batch.entries] == [(3, 3, "unreadable")]
 

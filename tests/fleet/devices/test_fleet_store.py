@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import threading
 import time
 import traceback
 from contextlib import closing
@@ -82,32 +81,6 @@ def test_an_error_within_a_transaction_undoes_it_and_its_remembered_ids(store: F
     assert list(reports.reports_of(*NAME)) == []
     assert reports.add([report(1)]) == {STREAM: 1}
     assert [each.seq for each in reports.reports_of(*NAME)] == [1]
-
-
-def test_two_that_store_one_board_at_once_leave_no_hole(where: str) -> None:
-    """Two collectors that share the load do that: the last one knows the reports of both."""
-    per_turn, turns = 20, 15
-    answers: list[int] = []
-    open_store(where).close()
-
-    def store_every_other(which: int) -> None:
-        with open_store(where) as store:
-            reports = Reports(store)
-            for turn in range(turns):
-                numbers = range(turn * per_turn + 1 + which, (turn + 1) * per_turn + 1, 2)
-                while True:
-                    try:
-                        answers.append(reports.add([report(seq) for seq in numbers])[STREAM])
-                        break
-                    except AgentError:  # SQLite lets one write at a time, and has only so much patience
-                        continue
-
-    threads = [threading.Thread(target=store_every_other, args=(which,)) for which in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert max(answers) == per_turn * turns
 
 
 def test_a_late_will_does_not_end_the_connection_that_followed(store: FleetStore) -> None:

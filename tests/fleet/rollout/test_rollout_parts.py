@@ -186,19 +186,6 @@ def test_a_time_zone_that_is_none_is_refused(name: str) -> None:
         check_zone(name)
 
 
-def test_a_rollout_comes_back_from_the_store_as_it_was() -> None:
-    spec = RolloutSpec(
-        "policy",
-        {"recalibration.max_loss": 0.1, "log_level": "info"},
-        windows=("01:00-05:00",),
-        soak_s=60.0,
-        signed=True,
-    )
-    assert RolloutSpec.from_json(spec.to_json()) == spec
-    values = spec.args.model_dump()["values"]
-    assert values == {"recalibration.max_loss": 0.1, "log_level": "info"}
-
-
 @pytest.mark.parametrize(
     ("overrides", "code"),
     [

@@ -33,15 +33,6 @@ def stored(database: Path, number: int) -> list[tuple[int, int]]:
         return [(each.stream.epoch, each.seq) for each in Reports(store).reports_of(FLEET, topics(number).device)]
 
 
-def whole(rows: list[tuple[int, int]]) -> bool:
-    """Whether no number of any epoch is missing before its last."""
-    epochs = {epoch for epoch, _ in rows}
-    return all(
-        [seq for each, seq in rows if each == epoch] == list(range(1, sum(each == epoch for each, _ in rows) + 1))
-        for epoch in epochs
-    )
-
-
 def test_all_that_boards_make_arrives_once(mosquitto: RealBroker, tmp_path: Path) -> None:
     with collecting(mosquitto, tmp_path / "db"):
         wait_for_collector(mosquitto)
@@ -125,20 +116,6 @@ def test_drift_comes_to_one_group_after_the_other_and_is_answered(mosquitto: Rea
         assert alarms == [0, 1]
         watcher.expect(topics(1).event, kind="job", trigger="alarm", step="COMMITTED")
         eventually(lambda: ask(mosquitto, 1, "status").result["drift"]["state"] == "calm")
-
-
-@pytest.mark.trial
-def test_boards_whose_power_fails_come_back_with_all_but_what_was_never_sent(
-    mosquitto: RealBroker, tmp_path: Path
-) -> None:
-    with collecting(mosquitto, tmp_path / "db"):
-        wait_for_collector(mosquitto)
-        with simulating(mosquitto, 4, faults=Faults(crash=1.0, every_s=1.5), down_s=(0.1, 0.4)) as simulation:
-            eventually(lambda: simulation.outcome.starts >= 16, 60.0)
-            eventually(lambda: simulation.outcome.confirmed > 0, 30.0)
-    rows = [stored(tmp_path / "db", number) for number in range(4)]
-    assert all(whole(each) for each in rows)
-    assert all(len({epoch for epoch, _ in each}) > 1 for each in rows)
 
 
 def test_a_command_that_a_power_cut_interrupts_has_failed(mosquitto: RealBroker) -> None:
