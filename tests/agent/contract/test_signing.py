@@ -49,42 +49,27 @@ def as_sent(signer: Signer, **fields: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("sent", "spelt"),
+    ("signed", "sent", "is_same"),
     [
-        (b'"n": 100', b'"n": 1e2'),
-        (b'"n": 100', b'"n": 100.0'),
-        (b'"a": "\\u00e9"', b'"a": "\xc3\xa9"'),
-        (b'{"n": 100, "a"', b'{ "a"'),
+        (b'"n": 100', b'"n": 1e2', True),
+        (b'"n": 100', b'"n": 100.0', True),
+        (b'"a": "\\u00e9"', b'"a": "\xc3\xa9"', True),
+        (b'{"n": 100, "a": "\\u00e9"', b'{ "a": "\\u00e9", "n": 100', True),
+        (b'"n": 100', b'"n": 101', False),
+        (b'"n": 100', b'"n": "100"', False),
+        (b'"n": 100', b'"n": 1e23', False),
+        (b'"n": 100', b'"n": 9007199254740993', False),  # no double holds it: nobody can tell what was signed
+        (b'"n": 100', b'"n": 100, "m": null', False),
+        (b'"a": "\\u00e9"', b'"a": "e\xcc\x81"', False),  # looks the same: RFC 8785 does not normalise
     ],
 )
-def test_another_spelling_of_the_same_is_signed_too(
-    signer: Signer, keyring: Keyring, sent: bytes, spelt: bytes
+def test_a_signature_covers_the_values_and_not_their_spelling(
+    signer: Signer, keyring: Keyring, signed: bytes, sent: bytes, is_same: bool
 ) -> None:
     payload = as_sent(signer, n=100, a="\u00e9")
-    other = payload.replace(sent, spelt)
+    other = payload.replace(signed, sent)
     assert other != payload
-    if b'"n"' not in other:
-        other = other.removesuffix(b"}") + b', "n": 100}'
-    assert keyring.signer_id(read_object(other)) is not None
-
-
-@pytest.mark.parametrize(
-    ("signed", "forged"),
-    [
-        (b'"n": 100', b'"n": 101'),
-        (b'"n": 100', b'"n": "100"'),
-        (b'"n": 100', b'"n": 1e23'),
-        (b'"n": 100', b'"n": 9007199254740993'),  # no double holds it: nobody can tell what was signed
-        (b'"n": 100', b'"n": 100, "m": null'),
-        (b'"a": "\\u00e9"', b'"a": "e\xcc\x81"'),  # looks the same: RFC 8785 does not normalise
-    ],
-)
-def test_anything_else_is_not(signer: Signer, keyring: Keyring, signed: bytes, forged: bytes) -> None:
-    payload = as_sent(signer, n=100, a="\u00e9")
-    assert keyring.signer_id(read_object(payload)) in keyring.ids
-    other = payload.replace(signed, forged)
-    assert other != payload
-    assert keyring.signer_id(read_object(other)) is None
+    assert keyring.signer_id(read_object(other)) in (keyring.ids if is_same else {None})
 
 
 @pytest.mark.parametrize(

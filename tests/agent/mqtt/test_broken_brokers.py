@@ -61,8 +61,6 @@ def admit_and_say(garbage: str) -> Callable[[socket.socket], None]:
         ),
         pytest.param(admit_and_say("3004 0002 fffe"), "broker.protocol: a topic that is not text", id="topic-no-text"),
         pytest.param(admit_and_say("3004 00ff 6161"), "connection lost|error:", id="topic-cut-short"),
-        pytest.param(admit_and_say("f000"), "connection lost", id="unknown-packet"),
-        pytest.param(say("2001 00"), "no answer to CONNECT, then|error:", id="connack-cut-short"),
         pytest.param(lambda broker: broker.sendall(HTTP), "broker.port: a port for HTTP", id="http"),
         pytest.param(lambda broker: broker.close(), "no answer to CONNECT, then", id="hangs-up"),
     ],
