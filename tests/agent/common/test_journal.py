@@ -119,14 +119,6 @@ def test_a_file_is_written_anew_with_the_newest_values_only(tmp_path: Path) -> N
         journal.shorten()
 
 
-def test_the_end_removes_the_file_and_a_second_end_does_no_harm(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "plan.journal", "model x")
-    journal.put("a", 1)
-    journal.finish()
-    journal.finish()
-    assert os.listdir(tmp_path) == []
-
-
 def test_a_place_where_nothing_can_be_written_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "none" / "plan.journal", tmp_path):
         with pytest.raises(AgentError, match=r"plan\.journal.*choose another place"):

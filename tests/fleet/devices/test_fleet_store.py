@@ -15,7 +15,6 @@ from turned_clock import TurnedClock
 
 from agent.common.errors import AgentError, CommandError, ConfigError
 from agent.contract.messages import Birth, Status
-from benchmarks.postgres import Postgres
 from fleet.collector.writer import ReportRetention
 from fleet.devices.devices import Devices
 from fleet.devices.records import Refused, audit_entries, quarantine, quarantined
@@ -205,14 +204,6 @@ def test_a_password_that_breaks_the_url_is_not_printed(password: str) -> None:
         open_store(f"postgresql://ann:{password}@127.0.0.1:1/fleet")
     assert "heim" not in str(raised.value)
     assert "heim" not in "".join(traceback.format_exception(raised.value))
-
-
-def test_options_of_a_url_override_the_defaults(postgres: Postgres) -> None:
-    with (
-        open_store(f"{postgres.new_database()}&application_name=another") as store,
-        store.transaction("read") as transaction,
-    ):
-        assert transaction.execute("SHOW application_name") == [("another",)]
 
 
 def reported(store: FleetStore, *names: str) -> None:
