@@ -91,6 +91,7 @@ def test_int8_without_a_calibration_is_refused(bench: Bench) -> None:
     [
         ["fly"],
         ["calibrate", "m.yaml", "--frames", "x", "-o", "c.json", "--count", "0"],
+        ["calibrate", "m.yaml", "--frames", "x", "-o", "c.json", "--count", "many"],
         ["build", "m.yaml", "-o", "a", "--precision", "int4"],
         ["run", "--wings", "2"],
         ["send", "board", "status", "--port", "70000"],

@@ -80,6 +80,7 @@ def test_boxes_come_in_frame_pixels_with_classes_by_id_or_by_name() -> None:
     [
         ("classify", {"camera": "south", "frame": 0, "labels": 1}, "labels.camera"),
         ("classify", {"frame": 10, "labels": 1}, "labels.unknown"),
+        ("classify", {"ts": 1e9, "labels": 1}, "labels.unknown"),
         ("classify", {"ts": -5.0, "labels": 1}, "labels.late"),
         ("classify", {"frame": 0, "labels": 3}, "labels.class"),
         ("classify", {"frame": 0, "labels": "fox"}, "labels.class"),

@@ -83,9 +83,11 @@ def test_a_whole_document_leaves_nothing_else(make: Make, config: Config) -> Non
     "values",
     [
         {"recalibration.max_loss": 2},
+        {"mqtt.telemetry_period_s": 0.4},
         {"mqtt.telemetry_period_s": 3601},
         {"log_level": "loud"},
         {"mqtt.host": "broker.example.com"},
+        {"privacy.snapshot": True},
         {"privacy.preview": True},
         {"commands.unsigned": "allow"},
         {"recalibration.max_loss": 0.2, "state_dir": "/"},

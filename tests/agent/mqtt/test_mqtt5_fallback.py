@@ -31,6 +31,7 @@ def say(answer: str) -> Callable[[socket.socket, TurnedClock], None]:
 
 
 ANSWERS = [
+    pytest.param(say("20020001"), id="refuses-in-3.1.1"),
     pytest.param(say("2003008400"), id="refuses-in-5"),
     pytest.param(say("20020000"), id="takes-it-for-3.1.1"),
     pytest.param(say("20020005"), id="not-authorized-in-3.1.1"),

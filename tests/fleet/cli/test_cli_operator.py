@@ -74,6 +74,7 @@ def test_a_key_that_cannot_have_its_other_half_is_not_made(tmp_path: Path, capsy
         (["release", "{}/model.onnx", "--key", "{}/maker.key", "--version", "0"], "cli.arguments"),
         (["release", "{}/model.onnx", "--key", "{}/maker.key", "--version", "1", "-o", "{}/no/where"], "release.write"),
         (["send", "board", "model", "file={}/none.onnx"], "command.args"),
+        (["send", "board", "model"], "command.args"),
         (["send", "board", "status", "-o", "{}/now.jpg"], "cli.arguments"),
         (["send", "board", "snapshot", "-o", "{}/no/now.jpg"], "snapshot.write"),
         (["send", "board", "set", "log_level=debug", "--sign", "{}/none.key"], "key.unreadable"),

@@ -77,6 +77,7 @@ def test_the_order_is_random_by_name_or_by_a_tag() -> None:
         ("failures<=2%", [standing(str(n), failure="x" * (n < 1)) for n in range(50)], True),
         ("failures<=2%", [standing(str(n), failure="x" * (n < 2)) for n in range(50)], False),
         ("failures<=0.7%", [standing(str(n), failure="x" * (n < 7)) for n in range(1000)], True),  # exactly
+        ("failures<2%", [standing(str(n), failure="x" * (n < 1)) for n in range(50)], False),
         ("unreached<=10%", [standing(str(n), reached=n >= 1) for n in range(10)], True),
         ("unreached<=10%", [standing(str(n), reached=n >= 2) for n in range(10)], False),
         ("fidelity>=0.9", [standing(fidelity=0.899)], False),
@@ -152,6 +153,7 @@ def at(zone: str, text: str) -> float:
         ("20:00-24:00", "UTC", "2026-11-22T23:59:00", "2026-11-23T00:00:00"),
         # The clocks go back at 03:00: five o'clock is an hour later.
         ("01:00-05:00", "Europe/Berlin", "2026-10-25T01:30:00", "2026-10-25T05:00:00"),
+        ("01:00-05:00", "Europe/Berlin", "2026-03-29T01:30:00", "2026-03-29T05:00:00"),
         ("01:00-05:00", "UTC", "2026-11-22T04:59:30", None),  # hardly any time is left for a command
     ],
 )

@@ -79,8 +79,10 @@ def one_board(module_broker: RealBroker) -> Iterator[RealBroker]:
     ("op", "arguments", "code"),
     [
         ("rollback", {}, "command.rollback"),
+        ("cancel", {}, "command.nothing"),
         ("switch", {"regime": "0123"}, "command.switch"),
         ("snapshot", {}, "command.privacy"),
+        ("recalibrate", {"method": "guess"}, "threshold.method"),
         ("set", {"camera.source": "x"}, "command.set"),
     ],
 )
