@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from brokers import RealBroker, eventually
-from collector_bench import STREAM, alarm, collected
+from brokers import RealBroker
+from collector_bench import alarm
 from databases import store as store
 from databases import where as where
 from device import TOPICS
@@ -138,24 +138,6 @@ def test_devices_and_report_name_those_boards(tmp_path: Path, capsys: pytest.Cap
     assert main(["fleet", "report", "--db", str(path), "--fleet", "fleet", "-o", str(page)]) == 0
     assert "1 speak a newer schema than 1" in page.read_text()
     assert "a document of schema 2" in page.read_text()
-
-
-@pytest.mark.broker
-def test_a_collector_counts_what_is_too_new_for_it_and_goes_on(mosquitto: RealBroker, where: str) -> None:
-    with collected(mosquitto, where) as (board, watcher, made):
-        board.publish(alarm(1))
-        watcher.expect(TOPICS.ack, epoch=7, upto=1)
-        for path in _OURS:
-            board.publish(Message(_TOPIC + path, of_schema(2, path).payload))
-        board.publish(alarm(3))  # the second one is still with its board
-        board.publish(Message(TOPICS.event, alarm(1).payload.replace(b'"epoch": 7', b'"epoch": 8')))
-        watcher.expect(TOPICS.ack, epoch=8, upto=1)
-        eventually(lambda: made.counts["refused"] == len(_OURS))
-    with open_store(where) as store:
-        assert {each.code for each in quarantined(store)} == {NEWER_SCHEMA}
-        assert [each.seq for each in Reports(store).reports_of("fleet", "board") if each.stream == STREAM] == [1, 3]
-        assert the_board(store).schema == 2
-    assert not [each for each in watcher.seen if each.topic == TOPICS.ack and b'"upto":3' in each.payload]
 
 
 @pytest.mark.broker

@@ -21,13 +21,6 @@ from agent.uplink.link import MqttLink
 from fleet import operator
 
 
-def test_text_becomes_a_typed_command() -> None:
-    command = operator.new_command("recalibrate", {"frames": "512", "method": "mse"}, NOW, valid_s=30.0)
-    assert command.args == RecalibrateArgs(frames=512, method="mse")
-    assert (command.issued, command.expires, command.version) == (NOW, NOW + 30.0, 1)
-    assert command.id != operator.new_command("status", {}, NOW).id
-
-
 @pytest.mark.parametrize(
     ("op", "arguments", "message"),
     [
@@ -138,15 +131,6 @@ def test_a_device_that_was_away_gets_the_repeated_command(broker: RealBroker) ->
         with Supervisor(broker.endpoint):
             sender.join()
     assert [result.status for result in results] == ["ACCEPTED", "SUCCEEDED"]
-
-
-@pytest.mark.broker
-@pytest.mark.usefixtures("quick_repeats")
-def test_a_silent_device_is_named(any_broker: RealBroker) -> None:
-    command = operator.new_command("status", {}, time.time())
-    with pytest.raises(CommandError, match=r"command\.no_answer: no answer from fleet/board") as caught:
-        list(send(any_broker.endpoint, command, silence_s=0.3))
-    assert "tared watch board" in caught.value.remedy
 
 
 def test_a_command_without_a_broker_fails_with_the_reason() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import re
 import subprocess
 from pathlib import Path
@@ -11,12 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bench import CLIP_FRAMES, Bench, picture, strict
-from brokers import RealBroker, Watcher, free_port
+from brokers import free_port
 from warm_start import tared
-from worlds import SPEC, World
+from worlds import SPEC
 from zoo import Net
 
-from agent.contract.topics import Topics
 from engines.calibration import load_calibration
 from engines.store.artefact import read_artefact
 
@@ -54,12 +52,6 @@ def test_build_prints_its_artefact_and_finds_it_again(bench: Bench) -> None:
     assert bench.json(*build[:-1], bench / "elsewhere")["id"] == printed["id"]
 
 
-def test_build_in_float_needs_no_calibration(bench: Bench) -> None:
-    printed = bench.json("build", bench / "model.yaml", "--precision", "fp32", "-o", bench / "float")
-    assert printed["int8_macs_share"] == 0.0
-    assert sorted(path.name for path in (bench / "float").iterdir()) == ["engine.onnx", "manifest.json"]
-
-
 def test_infer_prints_its_pace_and_writes_a_line_per_frame(bench: Bench) -> None:
     results = bench / "new" / "results.jsonl"
     printed = bench.json("infer", bench / "artefact", "--frames", bench / "clip.avi", "-o", results)
@@ -73,32 +65,6 @@ def test_infer_prints_its_pace_and_writes_a_line_per_frame(bench: Bench) -> None
     for line in lines:
         assert line.keys() == {"frame", "ts", "class", "label", "score"}
         assert SPEC["labels"][line["class"]] == line["label"]
-
-
-def test_infer_writes_boxes_in_frame_pixels_and_raw_outputs_as_they_are(bench: Bench) -> None:
-    net = Net((1, 3, 8, 8))
-    box = net.constant(np.array([[[2, 1, 6, 7, 0.9, 1]]], np.float32))
-    zero = net.node("Mul", net.node("ReduceMean", "image", keepdims=0), net.constant(np.zeros(1, np.float32)))
-    model = net.model(net.node("Add", box, zero))
-    spec = bench.spec("box", model, task="detect", decoder="end2end", labels=["a", "b"])
-    bench.json("infer", spec, "--frames", bench / "clip.avi", "-o", bench / "boxes.jsonl")  # 32 pixels wide, 8 inside
-    first = json.loads((bench / "boxes.jsonl").read_text().splitlines()[0])
-    assert first["detections"] == [{"class": 1, "label": "b", "score": 0.9, "box": [8.0, 4.0, 24.0, 28.0]}]
-
-    raw = bench.write("raw.yaml", {**SPEC, "task": "raw", "labels": []})
-    bench.json("infer", raw, "--frames", bench / "clip.avi", "-o", bench / "raw.jsonl")
-    (outputs,) = json.loads((bench / "raw.jsonl").read_text().splitlines()[0])["outputs"].values()
-    assert np.shape(outputs) == (1, 5)
-
-
-def test_evaluate_scores_artefacts_and_specs_alike(bench: Bench) -> None:
-    for number, label in enumerate("abc"):
-        bench.images(f"set/{label}", picture(40 * number), picture(50 * number))
-    for target in ("artefact", "model.yaml"):
-        printed = bench.json("evaluate", bench / target, "--dataset", bench / "set")
-        assert printed.keys() >= {"task", "images", "top1"}
-        assert (printed["task"], printed["images"]) == ("classify", 6)
-        assert 0.0 <= printed["top1"] <= 1.0
 
 
 def test_evaluate_scores_detectors_by_average_precision(bench: Bench) -> None:
@@ -141,29 +107,3 @@ def test_run_prints_a_summary(bench: Bench) -> None:
     table = tared(*(word for word in bench.world.arguments("--frames", "5") if word != "--json")).stdout
     assert re.search(r"frames +\S* *5\b", table)
     assert "{" not in table
-
-
-@pytest.mark.broker
-def test_send_follows_a_command_to_its_end(calibrated_world: World, any_broker: RealBroker) -> None:
-    world = calibrated_world
-    world.change(mqtt={"host": any_broker.host, "port": any_broker.port})
-
-    def send(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return tared("send", "board", *arguments, "--port", any_broker.port, "--timeout", 60)
-
-    with Watcher(any_broker.endpoint) as watcher, world.running():
-        watcher.expect(Topics("default", "board").telemetry)
-        done = send("status", "--json")
-        assert (done.returncode, done.stderr) == (0, "")
-        printed = strict(done.stdout)
-        assert printed["status"] == "SUCCEEDED"
-        assert printed["result"]["engine"] == (world.state_dir / "current").resolve().name
-
-        done = send("recalibrate", "frames=16", "method=max")
-        assert done.returncode == 0, done.stdout
-        statuses = [strict(line + "\n")["status"] for line in done.stdout.splitlines()]
-        assert statuses == ["ACCEPTED", "SUCCEEDED"]  # how far it is in between is printed on stderr
-
-        done = send("recalibrate", "method=guess", "--json")
-        assert done.returncode == 1
-        assert strict(done.stdout)["error"]["code"] == "threshold.method"

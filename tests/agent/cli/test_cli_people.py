@@ -8,16 +8,11 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from bench import CLIP_FRAMES, Bench, strict
-from brokers import free_port
-from worlds import make_world
 
 from fleet.cli.main import main
-
-COMMANDS = ("run", "check", "calibrate", "build", "infer", "evaluate", "send", "doctor")
 
 
 def test_without_json_a_person_reads_names_and_values(bench: Bench) -> None:
@@ -25,17 +20,6 @@ def test_without_json_a_person_reads_names_and_values(bench: Bench) -> None:
     assert re.fullmatch(r"frames +12\nfps +[\d.]+\nlatency_ms +.*\n", printed)
     printed = bench.text("build", bench / "model.yaml", "--precision", "fp32", "-o", bench / "float")
     assert re.search(rf"^artefact +{bench / 'float'}$", printed, re.MULTILINE)
-
-
-@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)])
-def test_help_is_there_for_every_command(command: tuple[str, ...], capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([*command, "--help"])
-    assert ended.value.code == 0
-    printed = capfd.readouterr().out
-    assert printed.startswith(" ".join(("usage: tared", *command)))
-    for name in COMMANDS if not command else ("--json",):
-        assert name in printed
 
 
 def test_the_version_is_the_packages(capfd: pytest.CaptureFixture[str]) -> None:
@@ -48,16 +32,6 @@ def test_the_version_is_the_packages(capfd: pytest.CaptureFixture[str]) -> None:
 def test_the_installed_script_is_this_command_line() -> None:
     (script,) = importlib.metadata.entry_points(group="console_scripts", name="tared")
     assert script.load() is main
-
-
-def test_progress_is_plain_lines_on_stderr_where_that_is_no_terminal(tmp_path: Path) -> None:
-    world = make_world(tmp_path, lambda _: 0.5, 25.0, mqtt={"host": "127.0.0.1", "port": free_port()})
-    world.config["log_level"] = "error"
-    summary, errors = world.run()
-    assert summary["frames"] == 250
-    assert errors
-    for line in errors.splitlines():
-        assert re.fullmatch(r"serving: \d+/250 [ -~]+", line)
 
 
 def test_progress_is_a_bar_on_stderr_where_that_is_a_terminal(bench: Bench) -> None:

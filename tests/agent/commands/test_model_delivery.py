@@ -80,15 +80,6 @@ def url() -> Iterator[str]:
         thread.join()
 
 
-def test_a_model_is_fetched_and_put_in_its_place(board: Board, url: str) -> None:
-    board.begin(f"{url}/model.onnx")
-    assert board.end() == "SUCCEEDED"
-    assert board.model.read_bytes() == CONTENT
-    assert [path.name for path in board.model.parent.iterdir()] == ["model.onnx"]
-    assert board.kept == 0
-    assert {each.step for each in board.results if each.step} == {"FETCHING"}, "as often as it comes in blocks"
-
-
 def test_a_download_that_was_cut_off_continues(board: Board, url: str) -> None:
     board.begin(f"{url}/cut")
     assert f"{len(CONTENT) // 2} of {len(CONTENT)} bytes" in board.end()
@@ -123,11 +114,6 @@ def test_another_file_than_was_named_stays_out(board: Board, url: str, path: str
     assert board.kept == 0
     board.begin(f"{url}/model.onnx")
     assert board.end() == "SUCCEEDED"
-
-
-def test_a_server_that_is_not_there_is_named(board: Board) -> None:
-    board.begin("http://127.0.0.1:9/model.onnx")
-    assert "refused" in board.end()
 
 
 def test_a_server_that_begins_anew_is_not_too_slow_for_it(

@@ -53,13 +53,6 @@ def test_an_answer_goes_to_the_reply_topic_with_its_correlation(mosquitto: RealB
     assert answered(mosquitto, ANSWERS, ANSWERS) == [("ACCEPTED", b"\x007"), ("SUCCEEDED", b"\x007")]
 
 
-@pytest.mark.broker
-def test_a_reply_may_go_to_the_commands_own_topic(mosquitto: RealBroker) -> None:
-    answers = answered(mosquitto, "{own}", "{own}")
-    assert ("SUCCEEDED", b"\x007") in answers
-    assert ("SUCCEEDED", None) in answers
-
-
 def test_a_command_that_a_kill_interrupted_is_answered_on_its_reply_topic(tmp_path: Path) -> None:
     """Of a command that was under way when the process was killed."""
     first, answers = desk_of(tmp_path)

@@ -90,7 +90,6 @@ def test_a_whole_document_leaves_nothing_else(make: Make, config: Config) -> Non
         {"privacy.snapshot": True},
         {"privacy.preview": True},
         {"commands.unsigned": "allow"},
-        {"": 1},
         {"recalibration.max_loss": 0.2, "state_dir": "/"},
     ],
 )
@@ -115,14 +114,6 @@ def test_an_old_document_is_no_way_back(make: Make) -> None:
     for each in (settings, make()):
         for version in (1, 5):
             assert refusal(each, {"recalibration.max_loss": 0.9}, version) == "command.version"
-
-
-def test_a_version_of_a_stolen_key_does_not_block_the_next(make: Make) -> None:
-    make(trusts={"stolen", "new"}.__contains__).set({"log_level": "error"}, Authorisation(2**53 - 1, "stolen"))
-    settings = make(trusts={"new"}.__contains__)
-    assert settings.version == 0
-    settings.set({"log_level": "info"}, Authorisation(1, "new"))
-    assert settings.version == 1
 
 
 def test_settings_of_a_revoked_key_go_and_those_of_others_stay(make: Make, config: Config) -> None:

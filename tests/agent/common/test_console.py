@@ -10,10 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from brokers import eventually
 from turned_clock import TurnedClock
 from warm_start import TARED, WarmProcess
-from worlds import OUTLASTS_S, World, make_world
 
 from agent.common import console
 from agent.common.console import ConsoleHandler, Task, say
@@ -24,39 +22,17 @@ SAYING = (
 )
 
 
-def run(arguments: list[str], log: Path, connected: bool, source: str = TARED, until: tuple[str, ...] = ()) -> str:
-    """With stderr as systemd leaves it: JOURNAL_STREAM names the file, or one that stderr is not connected with.
-
-    until: Words; once the log has all of them, the process is to end. Without any, it ends by itself.
-    """
+def run(arguments: list[str], log: Path, connected: bool, source: str = TARED) -> str:
+    """With stderr as systemd leaves it: JOURNAL_STREAM names the file, or one that stderr is not connected with."""
     with log.open("wb") as file, pytest.MonkeyPatch.context() as environment:
         here = os.fstat(file.fileno())
         environment.setenv("JOURNAL_STREAM", f"{here.st_dev}:{here.st_ino + (not connected)}")
-        process = WarmProcess(arguments, stderr=file.fileno(), source=source)
-        if until:
-            eventually(lambda: all(words in log.read_text() for words in until), 60.0)
-            process.terminate()
-        process.wait(120.0)
+        WarmProcess(arguments, stderr=file.fileno(), source=source).wait(120.0)
     return log.read_text()
 
 
 def say_in(log: Path, source: str) -> list[str]:
     return run([], log, connected=True, source=SAYING + source).splitlines()
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    world = make_world(tmp_path, lambda _: 0.5, OUTLASTS_S)
-    world.config["mqtt"] = {"host": "127.0.0.1", "port": 1, "device": "board"}
-    return world
-
-
-@pytest.mark.slow
-def test_a_daemon_in_the_journal_says_lines_with_priorities_and_no_progress(world: World, tmp_path: Path) -> None:
-    said = run(world.arguments(), tmp_path / "log", connected=True, until=("event=swap",))
-    assert "event=swap" in said
-    assert all(re.match(r"<[2-7]>\S", line) for line in said.splitlines()), said
-    assert not re.search(r"serving: |[^T]\d\d:\d\d:\d\d", said)
 
 
 def test_plain_progress_is_a_line_every_two_seconds_and_none_in_the_journal(

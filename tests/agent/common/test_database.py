@@ -84,18 +84,6 @@ def test_a_connection_to_a_file_that_was_moved_aside_ends_without_harm_to_the_ne
         assert aside.execute("SELECT count(*) FROM former").fetchone() == (0,)
 
 
-def test_a_new_file_meets_nothing_of_the_old_one(database: Database) -> None:
-    for companion in COMPANIONS:
-        database.path.with_name(f"db{companion}").write_bytes(b"of the old one")
-    database.path.write_bytes(b"no database at all" * 99)
-    database.set_aside("a test")
-    with closing(database.connect()) as fresh:
-        fresh.execute("CREATE TABLE numbers (n INTEGER)")
-        assert fresh.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    for companion in COMPANIONS:
-        assert database.path.with_name(f"db.damaged.1{companion}").read_bytes() == b"of the old one"
-
-
 def test_three_damaged_files_are_kept_each_with_what_belongs_to_it(database: Database) -> None:
     strange = database.path.with_name("db.damaged.by-hand")
     strange.write_bytes(b"not ours")

@@ -49,15 +49,6 @@ def test_a_value_is_computed_once_over_all_runs(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["plan.journal"]
 
 
-def test_the_newest_value_counts(tmp_path: Path) -> None:
-    path = tmp_path / "plan.journal"
-    journal = Journal(path, "model x")
-    journal.put("a", 1)
-    journal.put("a", 2)
-    assert journal.get("a") == Journal(path, "model x").get("a") == 2
-    assert journal.get("b") is None
-
-
 def test_a_file_cut_anywhere_keeps_its_whole_lines_and_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "plan.journal"
     write(path)
@@ -126,14 +117,6 @@ def test_a_file_is_written_anew_with_the_newest_values_only(tmp_path: Path) -> N
     path.mkdir()
     with pytest.raises(AgentError, match=r"plan\.journal"):
         journal.shorten()
-
-
-def test_the_end_removes_the_file_and_a_second_end_does_no_harm(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "plan.journal", "model x")
-    journal.put("a", 1)
-    journal.finish()
-    journal.finish()
-    assert os.listdir(tmp_path) == []
 
 
 def test_a_place_where_nothing_can_be_written_is_named(tmp_path: Path) -> None:

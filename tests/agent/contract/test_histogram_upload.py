@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from merge_bench import FACTS, counted, frames_of
 
 from agent.contract.commands import HISTOGRAM_CHUNK_BYTES, MAX_HISTOGRAM_CHUNKS
-from agent.contract.histograms import MAX_UPLOAD_BYTES, Facts, Upload, read_chunk, read_facts, read_upload, write_upload
+from agent.contract.histograms import Facts, Upload, read_chunk, read_facts, read_upload, write_upload
 from agent.contract.topics import Topics
 from agent.contract.wire import MAX_PAYLOAD_BYTES, MessageError
 from agent.mqtt.message import Message
 from agent.uplink.link import UploadSource
-from calibrate.histogram import abs_histogram
 
 HISTOGRAMS = counted(frames_of(0, values=500))
 CONTENT = write_upload(FACTS, HISTOGRAMS)
@@ -83,7 +82,6 @@ SOUND = Upload(bytes(HISTOGRAM_CHUNK_BYTES + 1))
     ("name", "number", "payload"),
     [
         ("0" * 16, "0", SOUND.chunk(0)),
-        (SOUND.name, "2", SOUND.chunk(0)),
         (SOUND.name, "²", SOUND.chunk(0)),
         (SOUND.name, "0", SOUND.chunk(1)),
         (SOUND.name, "1", SOUND.chunk(1)[:-1]),
@@ -91,16 +89,11 @@ SOUND = Upload(bytes(HISTOGRAM_CHUNK_BYTES + 1))
         (SOUND.name, "0", b"{" * 600 + b"\n"),
         (SOUND.name, "0", b"no JSON\n" + bytes(HISTOGRAM_CHUNK_BYTES)),
         (SOUND.name, "0", SOUND.chunk(0).replace(b'"total":2', b'"total":%d' % (MAX_HISTOGRAM_CHUNKS + 1))),
-        (SOUND.name, "0", SOUND.chunk(0).replace(b'"total":2', b'"total":0')),
     ],
 )
 def test_hostile_chunks_are_refused(name: str, number: str, payload: bytes) -> None:
     with pytest.raises(MessageError):
         read_chunk(name, number, payload)
-
-
-def test_an_upload_of_the_most_bytes_has_the_most_chunks() -> None:
-    assert Upload(bytes(MAX_UPLOAD_BYTES)).total == MAX_HISTOGRAM_CHUNKS
 
 
 class Sending:
@@ -156,8 +149,3 @@ def test_a_chunk_of_an_upload_that_has_ended_is_no_news() -> None:
     assert sending.reported == []
     sending.source.end()
     assert sending.source.pop() is None
-
-
-def test_histograms_of_other_sizes_in_one_upload_come_back() -> None:
-    mixed = {f"{bits}": abs_histogram(np.ones(3, np.float32), bits) for bits in (2, 11, 16)}
-    assert dict(read_upload(write_upload(FACTS, mixed))) == mixed

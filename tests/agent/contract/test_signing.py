@@ -14,7 +14,7 @@ import pytest
 
 from agent.common.errors import ConfigError
 from agent.contract.signing import Keyring, Signer, canonical, new_key
-from agent.contract.wire import MessageError, read_object
+from agent.contract.wire import read_object
 
 
 @pytest.fixture
@@ -49,47 +49,27 @@ def as_sent(signer: Signer, **fields: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("sent", "spelt"),
+    ("signed", "sent", "is_same"),
     [
-        (b'"n": 100', b'"n": 1e2'),
-        (b'"n": 100', b'"n": 100.0'),
-        (b'"a": "\\u00e9"', b'"a": "\xc3\xa9"'),
-        (b'{"n": 100, "a"', b'{ "a"'),
+        (b'"n": 100', b'"n": 1e2', True),
+        (b'"n": 100', b'"n": 100.0', True),
+        (b'"a": "\\u00e9"', b'"a": "\xc3\xa9"', True),
+        (b'{"n": 100, "a": "\\u00e9"', b'{ "a": "\\u00e9", "n": 100', True),
+        (b'"n": 100', b'"n": 101', False),
+        (b'"n": 100', b'"n": "100"', False),
+        (b'"n": 100', b'"n": 1e23', False),
+        (b'"n": 100', b'"n": 9007199254740993', False),  # no double holds it: nobody can tell what was signed
+        (b'"n": 100', b'"n": 100, "m": null', False),
+        (b'"a": "\\u00e9"', b'"a": "e\xcc\x81"', False),  # looks the same: RFC 8785 does not normalise
     ],
 )
-def test_another_spelling_of_the_same_is_signed_too(
-    signer: Signer, keyring: Keyring, sent: bytes, spelt: bytes
+def test_a_signature_covers_the_values_and_not_their_spelling(
+    signer: Signer, keyring: Keyring, signed: bytes, sent: bytes, is_same: bool
 ) -> None:
     payload = as_sent(signer, n=100, a="\u00e9")
-    other = payload.replace(sent, spelt)
+    other = payload.replace(signed, sent)
     assert other != payload
-    if b'"n"' not in other:
-        other = other.removesuffix(b"}") + b', "n": 100}'
-    assert keyring.signer_id(read_object(other)) is not None
-
-
-@pytest.mark.parametrize(
-    ("signed", "forged"),
-    [
-        (b'"n": 100', b'"n": 101'),
-        (b'"n": 100', b'"n": "100"'),
-        (b'"n": 100', b'"n": 1e23'),
-        (b'"n": 100', b'"n": 9007199254740993'),  # no double holds it: nobody can tell what was signed
-        (b'"n": 100', b'"n": 100, "m": null'),
-        (b'"a": "\\u00e9"', b'"a": "e\xcc\x81"'),  # looks the same: RFC 8785 does not normalise
-    ],
-)
-def test_anything_else_is_not(signer: Signer, keyring: Keyring, signed: bytes, forged: bytes) -> None:
-    payload = as_sent(signer, n=100, a="\u00e9")
-    assert keyring.signer_id(read_object(payload)) in keyring.ids
-    other = payload.replace(signed, forged)
-    assert other != payload
-    assert keyring.signer_id(read_object(other)) is None
-
-
-def test_a_key_that_appears_twice_is_refused_before_anybody_asks_which(signer: Signer) -> None:
-    with pytest.raises(MessageError, match="twice"):
-        read_object(as_sent(signer, op="status").replace(b'"op"', b'"op": "rollback", "op"'))
+    assert keyring.signer_id(read_object(other)) in (keyring.ids if is_same else {None})
 
 
 @pytest.mark.parametrize(
@@ -97,12 +77,6 @@ def test_a_key_that_appears_twice_is_refused_before_anybody_asks_which(signer: S
 )
 def test_a_malformed_signature_is_none(keyring: Keyring, signature: object) -> None:
     assert keyring.signer_id({"op": "status", "signature": signature}) is None
-
-
-def test_a_signature_of_another_document_is_none(signer: Signer, keyring: Keyring) -> None:
-    signature = signer.sign({"id": "a"})["signature"]
-    assert keyring.signer_id({"id": "a", "signature": signature}) is not None
-    assert keyring.signer_id({"id": "b", "signature": signature}) is None
 
 
 def test_a_private_key_is_for_its_owner_alone_and_never_written_over(tmp_path: Path) -> None:

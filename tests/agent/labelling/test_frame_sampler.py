@@ -6,7 +6,6 @@ import errno
 import random
 import shutil
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from agent.camera.capture import Frame
 from agent.config import LabellingConfig
 from agent.labelling import sampling, store
 from agent.labelling.sampling import FrameSampler, how_sure
-from agent.labelling.store import Answer, DrawnFrame, LabelStore
+from agent.labelling.store import Answer, Counted, LabelStore
 from agent.vision.decode import Classification
 from agent.vision.detections import Detections
 from agent.vision.task import ServedFrame
@@ -43,6 +42,12 @@ class Bench:
     def start(self) -> None:
         """A new process."""
         self.sampler = FrameSampler(self.store, self.config, ["a", "b"], 1, self._report, self.clock)
+
+    def end(self) -> Counted:
+        """End the process; return the seconds that it has counted."""
+        self.sampler.close()
+        (counted,) = self.store.counted().values()
+        return counted
 
     def _report(self, error: TaredError | None) -> None:
         self.reported.append(error.code if error is not None else "back")
@@ -71,8 +76,7 @@ def test_as_many_are_drawn_as_asked_for_and_unsure_ones_more_often(tmp_path: Pat
     assert min(unsure) > 2.0 * max(sure)
     assert [sum(each.seen) for each in frames] == sorted(sum(each.seen) for each in frames)
     assert len(list(bench.store.folder.glob("*.jpg"))) == len(frames)
-    bench.sampler.close()
-    (counted,) = bench.store.counted().values()
+    counted = bench.end()
     assert counted.seconds.sum() == 600
     assert counted.expected.sum() == pytest.approx(60, rel=0.3)
 
@@ -87,8 +91,7 @@ def test_labels_are_measured_and_learnt_from(tmp_path: Path) -> None:
     bench.watch(1)
     measured = bench.sampler.measured
     assert measured is not None
-    bench.sampler.close()
-    (counted,) = bench.store.counted().values()
+    counted = bench.end()
     right = 1.0 - 0.5 * counted.seconds[0] / counted.seconds.sum()
     assert measured.overall.accuracy.low < right < measured.overall.accuracy.high
     assert measured.doubt == ""
@@ -106,8 +109,7 @@ def test_counting_goes_on_after_a_restart_and_strata_stay(tmp_path: Path) -> Non
     bench.sampler.close()
     bench.start()
     bench.watch(101, engine="int8")
-    bench.sampler.close()
-    (counted,) = bench.store.counted().values()
+    counted = bench.end()
     assert counted.seconds.sum() == 200  # the first frame of a process stands for no known time
     assert bench.store.strata() == cuts
 
@@ -121,8 +123,7 @@ def test_nothing_is_drawn_or_counted_while_too_many_wait(tmp_path: Path) -> None
     bench.store.label(frames[0].id, 0)
     bench.watch(50)
     assert len(bench.store.frames()) == 4
-    bench.sampler.close()
-    (counted,) = bench.store.counted().values()
+    counted = bench.end()
     assert counted.seconds.sum() == sum(bench.store.frames()[-1].seen)
 
 
@@ -140,41 +141,8 @@ def test_a_disk_that_refuses_costs_frames_and_is_reported_once(tmp_path: Path) -
     bench.watch(20)
     assert bench.reported == ["labelling.write", "back"]
     assert drawn < len(bench.store.frames())
-    bench.sampler.close()
-    (counted,) = bench.store.counted().values()
+    counted = bench.end()
     assert counted.seconds.sum() == sum(bench.store.frames()[-1].seen)
-
-
-@pytest.mark.usefixtures("without_pauses")
-def test_frames_are_read_again_where_a_label_has_changed_and_not_for_draws(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench = Bench(tmp_path, per_s=0.5)
-    bench.watch(sampling._WARM_UP + 50)
-    first, second, *_ = bench.store.frames()
-    bench.store.label(first.id, 0)
-    bench.watch(1)
-    read: list[LabelStore] = []
-    frames = LabelStore.frames
-
-    def note(store: LabelStore) -> list[DrawnFrame]:
-        read.append(store)
-        return frames(store)
-
-    monkeypatch.setattr(LabelStore, "frames", note)
-    bench.watch(50)
-    assert read == []
-    changes: list[Callable[[], None]] = [
-        lambda: bench.store.label(second.id, 0),
-        lambda: bench.store.label(second.id, 1),
-        lambda: bench.store.skip(second.id),
-    ]
-    for number, change in enumerate(changes, 1):
-        change()
-        bench.watch(3)
-        assert len(read) == number
-    assert bench.sampler.measured is not None
-    assert bench.sampler.measured.waiting == bench.store.waiting()
 
 
 @pytest.mark.usefixtures("without_pauses")

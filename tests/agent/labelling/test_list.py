@@ -33,9 +33,3 @@ def test_progress_and_accuracy_by_camera_and_regime(tmp_path: Path, capfd: pytes
         "camera regime drawn labelled skipped waiting", "gate a1b2 24 22 1 1", "yard a1b2 1 0 0 1", "all 25 22 1 2",
     ]  # fmt: skip
     assert any(line.startswith("all 20 0.250 [") for line in lines)
-
-
-def test_without_a_label_that_counts_there_is_no_accuracy(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    bench = LabelBench(tmp_path, "detect", 1)
-    assert main(["label", "--list", "--json", "-c", str(bench.config)]) == 0
-    assert json.loads(capfd.readouterr().out)["accuracy"] is None

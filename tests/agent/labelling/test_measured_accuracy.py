@@ -120,10 +120,6 @@ def test_frames_count_up_to_the_first_that_waits_in_each_cell() -> None:
     assert (measured.cameras["gate"].accuracy.n, measured.cameras["yard"].accuracy.n) == (40, 50)
 
 
-def test_without_labels_nothing_is_measured() -> None:
-    assert measured_accuracy([classified(1, 1, 1, None), classified(2, 1, 1, 1)]) is None
-
-
 def sound(number: int) -> DrawnFrame:
     """Frames of all strata in turn; one in five of them is wrong."""
     return classified(number, 1, 1, 2 if number % 5 == 0 else 1, stratum=number % STRATA)

@@ -72,11 +72,6 @@ def test_a_better_threshold_is_found_and_its_gain_is_known() -> None:
     assert 0.05 < proposal.gain.low < proposal.f1.estimate - proposal.f1_present.estimate < proposal.gain.high
 
 
-def test_a_policy_in_force_is_not_proposed_again() -> None:
-    frames = drawn(street(0, 200, 0.6))
-    assert of(frames, policy=Policy(score_threshold=0.6)) is None
-
-
 def test_noise_speaks_for_nothing() -> None:
     """Whether an answer is right does not depend on its score."""
     proposals = [of(drawn(street(seed, 60 + seed % 30, 0.0, right=0.5))) for seed in range(40)]

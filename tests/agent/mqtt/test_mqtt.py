@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import random
 import signal
-import socket
 import threading
 from pathlib import Path
 
 import pytest
-from brokers import RealBroker, Watcher, eventually, free_port, on_the_air, report
+from brokers import RealBroker, Watcher, eventually, on_the_air, report
 from child_link import child_on_the_air
 from mqtt_clients import logged
-from turned_clock import TurnedClock
 
 from agent.common.errors import ConfigError
-from agent.common.timing import Backoff
 from agent.contract.messages import Birth, DeviceState
 from agent.contract.topics import Topics
 from agent.mqtt.client import INBOX_SIZE, Endpoint, MqttClient
@@ -31,18 +27,6 @@ BIRTH = Birth(agent_version="1.2.3", engine="abc")
 
 def link_to(endpoint: Endpoint) -> contextlib.AbstractContextManager[MqttLink]:
     return on_the_air(endpoint, TOPICS, BIRTH)
-
-
-@pytest.mark.broker
-def test_birth_and_status_are_retained(broker: RealBroker) -> None:
-    with link_to(broker.endpoint) as link:
-        eventually(lambda: link.connected)
-        with Watcher(broker.endpoint) as late:
-            assert late.retained(TOPICS.birth)["engine"] == "abc"
-            first = late.retained(TOPICS.status)
-            assert first["state"] == "degraded"  # until somebody knows better
-            link.set_state("online")
-            late.expect(TOPICS.status, state="online", session=first["session"])
 
 
 @pytest.mark.broker
@@ -87,21 +71,6 @@ def test_the_will_of_a_frozen_predecessor_does_not_bury_its_successor(mosquitto:
             child.wait()
             with Watcher(mosquitto.endpoint) as later:
                 assert later.retained(TOPICS.status) == new
-
-
-@pytest.mark.broker
-def test_a_broker_that_comes_up_later_is_found(any_broker: RealBroker) -> None:
-    any_broker.stop()
-    with link_to(any_broker.endpoint) as link:
-        for _ in range(1000):
-            report(link)  # nothing waits for a broker
-        assert not link.connected
-        any_broker.start()
-        eventually(lambda: link.connected)
-        with Watcher(any_broker.endpoint) as watcher:
-            assert watcher.retained(TOPICS.status)["state"] == "degraded"
-            assert watcher.retained(TOPICS.birth)["agent_version"] == "1.2.3"
-    assert link.drops == {"outgoing": 0, "incoming": 0, "outbox": 0}
 
 
 @pytest.mark.broker
@@ -160,16 +129,6 @@ def test_publishing_from_many_threads_loses_and_reorders_nothing(any_broker: Rea
 
 
 @pytest.mark.broker
-def test_a_flood_of_commands_is_bounded_and_counted(any_broker: RealBroker) -> None:
-    with link_to(any_broker.endpoint) as link, MqttClient(any_broker.endpoint, "flood") as operator:
-        eventually(lambda: link.connected)
-        for number in range(INBOX_SIZE + 50):
-            operator.publish(Message(TOPICS.command, str(number).encode()))
-        eventually(lambda: link.drops["incoming"] == 50)
-        assert [int(link.inbox.get_nowait().payload) for _ in range(INBOX_SIZE)] == list(range(INBOX_SIZE))
-
-
-@pytest.mark.broker
 def test_a_flood_of_labels_pushes_no_command_out(any_broker: RealBroker, caplog: pytest.LogCaptureFixture) -> None:
     with link_to(any_broker.endpoint) as link, MqttClient(any_broker.endpoint, "flood") as operator:
         eventually(lambda: link.connected)
@@ -185,43 +144,9 @@ def test_a_flood_of_labels_pushes_no_command_out(any_broker: RealBroker, caplog:
     assert lines == [f"mqtt=inbox_full topic={TOPICS.labels} dropped={2**k}" for k in range(8)]
 
 
-def test_a_closed_port_is_no_error() -> None:
-    with link_to(Endpoint("127.0.0.1", free_port())) as link:
-        eventually(lambda: "refused" in link.outcome)
-    assert not link.connected
-
-
 def test_a_host_that_no_resolver_accepts_is_no_error() -> None:
     with link_to(Endpoint("a" * 64 + ".invalid", 1883)) as link:
         eventually(lambda: link.outcome != "not tried yet")
-
-
-def test_a_broker_that_refuses_gets_the_credentials_and_is_quoted(tmp_path: Path) -> None:
-    password_file = tmp_path / "password"
-    password_file.write_text("s3cret\n")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        endpoint = Endpoint("127.0.0.1", server.getsockname()[1], 30, "board-7", password_file, protocol="3.1.1")
-        seldom = Backoff(60.0, 60.0, random.Random(7))
-        with on_the_air(endpoint, TOPICS, BIRTH, seldom) as link:
-            connection, _ = server.accept()
-            with connection:
-                connect = connection.recv(4096)
-                connection.sendall(bytes([0x20, 2, 0, 5]))  # CONNACK: not authorised
-                eventually(lambda: link.outcome == "refused: Not authorized")
-    assert b"board-7" in connect
-    assert b"s3cret" in connect
-
-
-def test_a_mute_broker_does_not_hold_up_the_end(caplog: pytest.LogCaptureFixture) -> None:
-    """With a clock that stands still, the client cannot give the broker up; the end has no time left from the start."""
-    caplog.set_level("INFO")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        endpoint = Endpoint("127.0.0.1", server.getsockname()[1])
-        with on_the_air(endpoint, TOPICS, BIRTH, clock=TurnedClock()) as link:
-            connection, _ = server.accept()
-            link.close(timeout_s=0.0)
-            assert "mqtt=closed" in caplog.text
-        connection.close()
 
 
 def test_a_password_file_that_cannot_be_read_is_a_config_error(tmp_path: Path) -> None:

@@ -11,37 +11,15 @@ import pytest
 from brokers import RealBroker, Watcher, eventually, on_the_air, report, running_mosquitto
 from child_link import child_on_the_air
 from device import TOPICS
-from fake_broker import FakeBroker, admit, packet_from, publish
+from fake_broker import FakeBroker, admit, packet_from
 from mqtt_clients import connected, impatient, logged
 
 from agent.contract.messages import Birth
 from agent.mqtt.connection import packet_bytes
-from agent.mqtt.endpoint import Protocol
 from agent.mqtt.message import Message
 
 BIRTH = Birth(agent_version="1.2.3")
 pytestmark = pytest.mark.usefixtures("no_thread_left")
-
-
-@pytest.mark.broker
-@pytest.mark.parametrize(("wish", "spoken"), [("auto", "5"), ("5", "5"), ("3.1.1", "3.1.1")])
-def test_the_log_names_the_version(
-    mosquitto: RealBroker, wish: Protocol, spoken: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    with connected(replace(mosquitto.endpoint, protocol=wish)):
-        pass
-    assert logged(caplog, "mqtt=up") == [f"mqtt=up host=127.0.0.1 port={mosquitto.port} protocol={spoken}"]
-
-
-@pytest.mark.broker
-def test_an_answer_reaches_its_asker(mosquitto: RealBroker) -> None:
-    with connected(mosquitto.endpoint, "answers/a") as asker, connected(mosquitto.endpoint, "questions") as answerer:
-        asker.publish(Message("questions", b"?", reply_to="answers/a", correlation=b"\x00\xff7"))
-        question = answerer.inbox.get(timeout=60.0)
-        assert (question.reply_to, question.correlation) == ("answers/a", b"\x00\xff7")
-        answerer.publish(Message("answers/a", b"!", correlation=question.correlation))
-        assert asker.inbox.get(timeout=60.0) == Message("answers/a", b"!", correlation=b"\x00\xff7")
 
 
 @pytest.mark.broker
@@ -51,28 +29,6 @@ def test_mqtt_3_carries_no_properties(broker: RealBroker) -> None:
         received = hearer.inbox.get(timeout=60.0)
     said = (60, "a", b"7") if broker.protocol == "5" else (None, None, None)
     assert (received.expires_s, received.reply_to, received.correlation) == said
-
-
-@pytest.mark.broker
-def test_the_broker_drops_what_has_expired(mosquitto: RealBroker) -> None:
-    with connected(mosquitto.endpoint) as speaker:
-        speaker.publish(Message("t/a", b"1", retain=True, expires_s=1))
-        speaker.publish(Message("t/b", b"2", retain=True))
-
-    def first_retained() -> str:
-        with connected(mosquitto.endpoint, "t/#") as hearer:
-            return hearer.inbox.get(timeout=60.0).topic
-
-    eventually(lambda: first_retained() == "t/b")
-
-
-def test_a_response_topic_that_takes_no_answer_is_none() -> None:
-    with FakeBroker("5") as broker, impatient(broker.endpoint) as client, broker.connection() as connection:
-        admit(connection, b"\1", b"")
-        for topic in (b"a/#", b"+", b""):
-            connection.sendall(publish("t", b"?", b"\x08" + len(topic).to_bytes(2, "big") + topic))
-            assert client.inbox.get(timeout=60.0).reply_to is None
-        client.close(timeout_s=0.0)
 
 
 # The will, and the session that it waits in.

@@ -73,14 +73,6 @@ def unknown_amqtt() -> Iterator[Endpoint]:
 
 
 @pytest.mark.broker
-def test_amqtt_refuses_an_operator_at_once(amqtt: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    with impatient(amqtt) as client:
-        assert client.wait_connected(60.0)
-    assert "Unsupported protocol version" in logged(caplog, "mqtt=fallback")[0]
-
-
-@pytest.mark.broker
 def test_amqtt_keeps_a_board_waiting(
     amqtt: Endpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -107,14 +99,6 @@ def test_a_broker_that_refuses_us_by_mqtt_5_is_not_asked_again_by_3(caplog: pyte
     assert len(logged(caplog, "mqtt=down")) == 1
 
 
-def test_a_refused_version_is_not_asked_for_again() -> None:
-    negotiation = Negotiation("auto")
-    negotiation.learn("refused", admitted=False)
-    assert (negotiation.version, negotiation.fell_back) == ("3.1.1", True)
-    negotiation.learn("silence", admitted=False)
-    assert (negotiation.version, negotiation.fell_back) == ("3.1.1", False)
-
-
 def test_silence_has_to_be_explained_twice_by_the_version() -> None:
     negotiation = Negotiation("auto")
     for wins in (0, 1, 0, 2):
@@ -134,9 +118,3 @@ def test_a_broker_that_has_spoken_mqtt_5_may_fall_silent() -> None:
         assert (negotiation.version, negotiation.fell_back) == ("5", False)
     negotiation.learn("refused", admitted=False)  # another broker, at the same address
     assert (negotiation.version, negotiation.fell_back) == ("3.1.1", True)
-
-
-def test_a_failure_that_the_version_has_no_part_in_changes_nothing() -> None:
-    negotiation = Negotiation("auto")
-    negotiation.learn("none", admitted=False)
-    assert (negotiation.version, negotiation.fell_back) == ("5", False)

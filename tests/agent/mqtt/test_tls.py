@@ -252,26 +252,6 @@ def test_tls_for_a_port_that_is_plain(tmp_path: Path, authority: Authority) -> N
         refused(endpoint, "broker.tls: no TLS on this port ... leave mqtt.tls out")
 
 
-def test_after_each_failure_the_next_attempt_is_drawn_later(
-    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The broker's CA is unknown, so that the handshake fails each time."""
-    backoff, ceilings = Backoff(0.001, 0.004), list[float]()
-    monkeypatch.setattr(backoff, "reset", lambda: pytest.fail("it took a failure for a success"))
-    draw = backoff.next_s
-
-    def next_s() -> float:
-        ceilings.append(backoff._ceiling_s)
-        return draw()
-
-    monkeypatch.setattr(backoff, "next_s", next_s)
-    with (
-        tls_broker(tmp_path, authority, authority.issue("broker")) as broker,
-        MqttClient(replace(broker.endpoint, tls=TlsFiles()), "us", SessionOptions(backoff=backoff)),
-    ):
-        eventually(lambda: ceilings[:5] == [0.001, 0.002, 0.004, 0.004, 0.004])
-
-
 def test_unusable_files_are_refused_before_any_attempt(tmp_path: Path, authority: Authority) -> None:
     mine, other = authority.issue("mine"), authority.issue("other")
     locked = authority.issue("locked", password=b"s3cret")

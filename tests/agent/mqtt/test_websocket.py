@@ -19,14 +19,9 @@ from brokers import (
 from certificates import Authority
 
 from agent.common.timing import Backoff
-from agent.contract.messages import Birth
-from agent.contract.topics import Topics
 from agent.mqtt.client import MqttClient, SessionOptions
 from agent.mqtt.endpoint import Endpoint, Protocol, TlsFiles
-from agent.mqtt.message import Message
 
-TOPICS = Topics("fleet", "board")
-BIRTH = Birth(agent_version="1.2.3")
 pytestmark = [pytest.mark.broker, pytest.mark.usefixtures("no_thread_left")]
 # paho leaves the socket of a refused handshake to Python, which closes it with the exception.
 left_to_python = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
@@ -55,29 +50,11 @@ def test_a_board_reports_and_obeys(listener: tuple[Mosquitto, Endpoint], protoco
     check_board_reports_and_obeys(replace(listener[1], protocol=protocol))
 
 
-def test_a_long_message_passes_whole(listener: tuple[Mosquitto, Endpoint]) -> None:
-    sent = random.Random(7).randbytes(60_000)
-    with (
-        MqttClient(listener[1], "hearer", SessionOptions(subscriptions=["t"])) as hearer,
-        MqttClient(listener[1], "us") as speaker,
-    ):
-        assert hearer.wait_connected(60.0)
-        speaker.publish(Message("t", sent))
-        assert hearer.inbox.get(timeout=60.0).payload == sent
-
-
 @left_to_python
 def test_a_websocket_to_a_port_for_tcp_is_refused_in_words(tmp_path: Path) -> None:
     with running_mosquitto(tmp_path) as broker:
         assert_refused(
             replace(broker.endpoint, transport="websockets"), "broker.websocket: no websocket at /mqtt of port"
-        )
-
-
-def test_tcp_to_a_port_for_websockets_is_refused_in_words(tmp_path: Path) -> None:
-    with running_mosquitto(tmp_path, "protocol websockets", *beside()) as broker:
-        assert_refused(
-            broker.endpoint, "broker.port: a port for HTTP; expected a port for MQTT; set mqtt.transport: websockets"
         )
 
 

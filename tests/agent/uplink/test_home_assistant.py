@@ -284,15 +284,6 @@ def test_the_announcement_is_removed_once_it_is_switched_off(board: Board) -> No
 
 
 @pytest.mark.broker
-def test_a_renamed_device_removes_its_old_announcement(board: Board) -> None:
-    with board.link():
-        eventually(board.retained)
-    renamed = Topics("default", "gate")
-    with board.link(topics=renamed):
-        eventually(lambda: board.retained() == [f"homeassistant/device/{device_id(renamed)}/config"])
-
-
-@pytest.mark.broker
 def test_an_announcement_is_removed_later_if_no_broker_was_there(board: Board) -> None:
     """Switched off while the broker was away, renamed before it was back."""
     with board.link():

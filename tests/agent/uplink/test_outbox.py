@@ -13,7 +13,7 @@ from outbox_bench import numbers, opened, popped, put, stored, taken
 from turned_clock import TurnedClock
 
 from agent.uplink import outbox_store
-from agent.uplink.outbox import TELEMETRY, WINDOW
+from agent.uplink.outbox import TELEMETRY
 from agent.uplink.outbox_store import ALARM, EVENT, SAMPLE
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
@@ -30,26 +30,6 @@ def test_telemetry_and_events_are_numbered_together_on_topics_of_their_own(tmp_p
         assert {json.loads(message.payload)["epoch"] for message in messages} == {outbox.epoch}
 
 
-def test_unsent_rows_come_first_and_in_order_after_a_restart(tmp_path: Path) -> None:
-    with opened(tmp_path) as first:
-        put(first, 3)
-    with opened(tmp_path) as second:
-        assert second.epoch > first.epoch
-        put(second, 2)
-        documents = taken(second, 5)
-    assert [(document["epoch"], document["seq"]) for document in documents] == [
-        *((first.epoch, seq) for seq in (1, 2, 3)),
-        *((second.epoch, seq) for seq in (1, 2)),
-    ]
-
-
-def test_more_rows_than_the_window_holds_come_in_order(tmp_path: Path) -> None:
-    with opened(tmp_path) as outbox:
-        put(outbox, 3 * WINDOW)
-        assert numbers(taken(outbox, 3 * WINDOW)) == list(range(1, 3 * WINDOW + 1))
-        eventually(lambda: len(outbox) == 0)
-
-
 def test_a_backlog_is_sent_no_faster_than_allowed(tmp_path: Path) -> None:
     clock = TurnedClock()
     with opened(tmp_path, clock, backlog_per_s=50.0) as outbox:
@@ -58,30 +38,6 @@ def test_a_backlog_is_sent_no_faster_than_allowed(tmp_path: Path) -> None:
             clock.turn(seconds)
             taken(outbox, allowed)
             assert outbox.pop() is None
-
-
-def test_samples_are_dropped_before_alarms_and_each_range_is_a_message(tmp_path: Path) -> None:
-    with opened(tmp_path, confirm="collector", bytes=100_000) as outbox:
-        for _ in range(10):
-            put(outbox, 20, TELEMETRY, SAMPLE, size=1000)
-            put(outbox, 1, "alarm", ALARM, size=1000)
-            eventually(lambda: not outbox._pending)
-        eventually(lambda: outbox.dropped.total() > 100)
-        assert set(outbox.dropped) == {TELEMETRY}
-        outbox.connection_started()
-        arrived: dict[int, str] = {}
-        while len(arrived) < 210:
-            (document,) = taken(outbox, 1)
-            if "seq" in document:
-                arrived[document["seq"]] = "row"
-            else:
-                assert document["kind"] == TELEMETRY
-                assert document["n"] == document["to"] - document["from"] + 1
-                arrived.update(dict.fromkeys(range(document["from"], document["to"] + 1), "gap"))
-        assert sorted(arrived) == list(range(1, 211))
-        assert all(arrived[seq] == "row" for seq in range(21, 211, 21))  # the alarms
-        assert list(arrived.values()).count("gap") == outbox.dropped[TELEMETRY]
-    assert (tmp_path / "outbox.sqlite").stat().st_size < 200_000
 
 
 def test_rows_older_than_days_are_dropped(tmp_path: Path) -> None:
@@ -93,27 +49,6 @@ def test_rows_older_than_days_are_dropped(tmp_path: Path) -> None:
         put(outbox, 1)
         eventually(lambda: stored(tmp_path) == [(4, 0)])
         eventually(lambda: outbox.dropped == {"alarm": 3})
-
-
-def test_a_document_that_is_too_long_for_any_reader_leaves_a_range(tmp_path: Path) -> None:
-    with opened(tmp_path) as outbox:
-        put(outbox, 1, size=70_000)
-        put(outbox, 1)
-        gap, row = taken(outbox, 2)
-        assert (gap["from"], gap["to"], row["seq"]) == (1, 1, 2)
-
-
-def test_a_row_that_no_broker_accepts_leaves_a_range(tmp_path: Path) -> None:
-    with opened(tmp_path, confirm="collector") as outbox:
-        put(outbox, 3)
-        messages = popped(outbox, 3)
-        outbox.delivered(messages[0])
-        outbox.refused(messages[1], for_good=True)
-        outbox.delivered(messages[2])
-        (gap,) = taken(outbox, 1)
-        assert (gap["from"], gap["to"], gap["kind"], gap["n"]) == (2, 2, "alarm", 1)
-        eventually(lambda: stored(tmp_path) == [(1, 1), (3, 1)])
-        eventually(lambda: outbox.dropped == {"alarm": 1})
 
 
 def test_an_unexpected_error_of_a_commit_is_reported_and_loses_no_row(

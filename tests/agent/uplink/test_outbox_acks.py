@@ -43,18 +43,6 @@ def test_rows_wait_for_a_collector_that_has_acknowledged_once(tmp_path: Path) ->
     assert stored(tmp_path) == [(3, 1), (1, 1)]
 
 
-def test_an_ack_deletes_rows_up_to_its_number_but_none_that_were_not_sent(tmp_path: Path) -> None:
-    with opened(tmp_path, confirm="collector") as outbox:
-        put(outbox, 6)
-        taken(outbox, 4)
-        outbox.acknowledge(outbox.epoch + 1, 10**15)
-        outbox.acknowledge(outbox.epoch, 2)
-        eventually(lambda: [seq for seq, _ in stored(tmp_path)] == [3, 4, 5, 6])
-        outbox.acknowledge(outbox.epoch, 10**15)
-        eventually(lambda: [seq for seq, _ in stored(tmp_path)] == [5, 6])
-        assert numbers(taken(outbox, 2)) == [5, 6]
-
-
 def test_unconfirmed_rows_are_due_again_in_order_on_a_new_connection(tmp_path: Path) -> None:
     with opened(tmp_path, confirm="collector") as outbox:
         put(outbox, 5)

@@ -68,16 +68,6 @@ def test_rows_from_before_the_clock_was_set_get_their_age_by_the_new_one(
         assert outbox.dropped.total() == 0
 
 
-def test_a_clock_that_goes_on_changes_no_age(tmp_path: Path, clock: TurnedClock, outbox: Outbox) -> None:
-    expected = []
-    for _ in range(3):
-        clock.turn(HOUR_S)
-        expected.append(clock.wall_s())
-        put(outbox, 1)
-        outbox.turn()
-    assert walls(tmp_path) == expected
-
-
 def test_an_ack_waits_for_the_next_commit(tmp_path: Path, clock: TurnedClock, outbox: Outbox) -> None:
     put(outbox, 1)
     outbox.turn()

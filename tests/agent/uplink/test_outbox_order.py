@@ -77,17 +77,6 @@ def test_ranges_among_rows_that_were_sent_follow_on_the_same_connection(tmp_path
         assert outbox.pop() is None
 
 
-def test_a_range_on_its_way_is_not_sent_again_because_of_another(tmp_path: Path) -> None:
-    with opened(tmp_path, confirm="collector") as outbox:
-        put(outbox, 5)
-        messages = popped(outbox, 5)
-        outbox.refused(messages[3], for_good=True)
-        assert first_numbers(taken(outbox, 1, deliver=False)) == [4]
-        outbox.refused(messages[1], for_good=True)
-        assert first_numbers(taken(outbox, 1, deliver=False)) == [2]
-        assert outbox.pop() is None
-
-
 def test_an_ack_deletes_a_range_that_comes_last(tmp_path: Path) -> None:
     with opened(tmp_path, confirm="collector") as outbox:
         put_with_gaps(outbox, 1)

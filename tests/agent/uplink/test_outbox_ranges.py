@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -86,13 +85,6 @@ def test_ranges_of_one_epoch_become_one(store: OutboxStore) -> None:
     assert oldest.last > 2000
     assert sum(oldest.counts.values()) == oldest.last
     assert "range" not in store.dropped
-
-
-def test_no_range_is_forgotten_below_the_bound(store: OutboxStore) -> None:
-    lost = [((epoch, 1), "telemetry") for epoch in range(FIRST, FIRST + 500)]
-    store.commit(PendingWrites(lost=lost), (store.epoch, 0))
-    assert len(all_due(store)) == 500
-    assert store.dropped == Counter(telemetry=500)
 
 
 def test_memory_that_replaces_the_disk_has_the_same_bound(tmp_path: Path) -> None:

@@ -112,22 +112,6 @@ def test_starts_without_a_disk_and_without_a_clock_do_not_share_an_epoch(tmp_pat
         assert outbox.epoch == SET
 
 
-def test_a_file_begun_without_a_clock_shares_no_epoch_with_the_one_it_stands_for(
-    tmp_path: Path, clock: TurnedClock
-) -> None:
-    clock.set_wall(UNSET)
-    seen = []
-    for name in ("lost", "new"):
-        (tmp_path / name).mkdir()
-        for _ in range(2):
-            with opened(tmp_path / name, clock) as outbox:
-                put(outbox, 1)
-                seen.append(outbox.epoch)
-    assert len(set(seen)) == 4
-    assert seen[1] == seen[0] + 1
-    assert seen[3] == seen[2] + 1
-
-
 def test_a_later_epoch_begins_once_the_disk_shows_later_ones(disk: Path, clock: TurnedClock) -> None:
     with opened(disk, clock, confirm="collector") as first:
         put(first, 2)

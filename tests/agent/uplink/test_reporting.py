@@ -9,10 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-from brokers import eventually
 from device import TOPICS
-from outbox_bench import opened, stored
-from turned_clock import TurnedClock
 
 from agent.common.errors import AgentError
 from agent.contract.events import EventKind
@@ -48,14 +45,6 @@ def test_alarms_outlive_a_flood_of_news_and_samples(tmp_path: Path) -> None:
     assert [kind for kind in alarms if left[kind] != 1] == []
     assert left["regime"] == 0
     assert left["telemetry"] < left[NEWS] < 2000
-
-
-def test_an_alarm_is_written_at_once_with_the_samples_before_it(tmp_path: Path) -> None:
-    with opened(tmp_path, TurnedClock(), commit_s=60.0) as outbox:
-        reporter = Reporter(cast(MqttLink, SimpleNamespace(outbox=outbox, drops={})), Birth(agent_version="0"))
-        reporter.telemetry({})
-        reporter.event("alarm")
-        eventually(lambda: len(stored(tmp_path)) == 2)
 
 
 def test_a_birth_is_sent_again_only_when_it_has_changed() -> None:

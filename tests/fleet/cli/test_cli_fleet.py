@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from brokers import RealBroker, eventually, on_the_air, report, running_mosquitto
-from certificates import Authority
-from device import Device
-from warm_start import TalkingProcess, tared
+from brokers import RealBroker, eventually, on_the_air, report
+from warm_start import TalkingProcess
 
-from agent.commands.dispatcher import CommandDispatcher
 from agent.common.errors import ConfigError
 from agent.contract.messages import Birth
 from agent.contract.topics import Topics
@@ -48,11 +43,6 @@ def configuration(tmp_path: Path) -> Path:
     """One that no daemon could run with: it has only what an operator needs."""
     (tmp_path / "config.yaml").write_text(CONFIG)
     return tmp_path / "config.yaml"
-
-
-def test_without_options_it_is_the_broker_on_this_machine() -> None:
-    assert endpoint_from(options()) == Endpoint("127.0.0.1", 1883)
-    assert fleet_from(options()) == "default"
 
 
 def test_a_configuration_says_all(config: Path) -> None:
@@ -122,30 +112,6 @@ def test_the_reader_of_a_watch_may_leave(any_broker: RealBroker) -> None:
         eventually(has_ended)
         assert watching.stderr.read() == ""
         assert watching.returncode == 141
-
-
-@pytest.mark.broker
-def test_send_over_mutual_tls(tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
-    served, mine = authority.issue("broker"), authority.issue("operator")
-    demands = f"cafile {authority.file}", f"certfile {served.certificate}", f"keyfile {served.key}"
-    with running_mosquitto(tmp_path, *demands, "require_certificate true") as broker:
-        board = Endpoint(
-            broker.host,
-            broker.port,
-            tls=TlsFiles(ca_file=authority.file, cert_file=mine.certificate, key_file=mine.key),
-        )
-        files = "--ca-file", authority.file, "--cert-file", mine.certificate, "--key-file", mine.key
-        send = "send", "board", "status", "--port", broker.port
-        topics = Topics("default", "board")
-        with on_the_air(board, topics, Birth(agent_version="0")) as link, ThreadPoolExecutor(1) as pool:
-            sent = pool.submit(tared, *send, *files)
-            message = link.inbox.get(timeout=60.0)
-            CommandDispatcher(Device().handlers(), link.send).receive(message.payload, time.time(), message.retain)
-            assert sent.result().returncode == 0
-        refused = tared(*send, "--timeout", 5, *files[:2])
-        assert refused.returncode == 2
-        assert "the broker requires a client certificate" in refused.stderr
 
 
 def test_a_merge_says_for_people_what_it_has_made(capsys: pytest.CaptureFixture[str]) -> None:

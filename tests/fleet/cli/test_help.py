@@ -18,7 +18,6 @@ from man_page import man_page
 from places import ROOT
 from rich.console import Console
 
-from agent.cli.arguments import Parser
 from agent.cli.main import make_parser
 from agent.common.errors import AgentError
 from agent.common.table import tabulate
@@ -90,12 +89,6 @@ def test_a_misspelt_word_is_guessed(words: list[str], guess: str) -> None:
     assert caught.value.remedy.startswith(f"did you mean '{guess}'? see '")
     assert caught.value.remedy.endswith("--help'")
     assert guess.startswith("-") is (f"'{command} --help'" in caught.value.remedy) or guess == "int8"
-
-
-def test_a_word_that_is_like_no_other_is_not_guessed() -> None:
-    with pytest.raises(AgentError) as caught:
-        Parser(prog="x").parse_args(["--nothing"])
-    assert caught.value.remedy == "see 'x --help'"
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 240])

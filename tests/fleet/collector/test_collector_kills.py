@@ -111,30 +111,6 @@ def test_while_the_database_is_down_nothing_is_acknowledged_and_then_all_is(
 
 
 @pytest.mark.broker
-def test_untaken_messages_wait_with_the_broker(tmp_path: Path) -> None:
-    """Of 500 messages no more than the 20 that a broker has under way by MQTT 3.1.1, and then all."""
-    intake = ReceiveQueue(most_bytes=1)
-    with running_mosquitto(tmp_path) as broker:
-        endpoint = Endpoint(broker.host, broker.port, protocol="3.1.1")
-        with (
-            MqttClient(endpoint, "taker", SessionOptions(subscriptions=[TOPICS.event], receive_queue=intake)) as taker,
-            MqttClient(endpoint, "board", SessionOptions(subscriptions=["done"])) as board,
-        ):
-            assert taker.wait_connected(10.0)
-            for seq in range(500):
-                board.publish(Message(TOPICS.event, b"%d" % seq))
-            board.publish(Message("done", b""))
-            board.inbox.get(timeout=10.0)
-            received = intake.pop(1 << 20, 10.0, 0.0)
-            assert 0 < len(received) <= 40
-            while len(received) < 500:
-                more = intake.pop(1 << 20, 10.0, 0.0)
-                assert more
-                received += more
-    assert [int(each.payload) for each in received] == list(range(500))
-
-
-@pytest.mark.broker
 def test_a_payload_that_is_too_long_is_cut_and_what_follows_it_is_not(tmp_path: Path) -> None:
     intake = ReceiveQueue(most_bytes=1 << 30)
     with running_mosquitto(tmp_path) as broker:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from brokers import Mosquitto, RealBroker, Watcher, eventually, running_mosquitto
 from collector_bench import a_process, collecting, result, stored, stores_results
-from cutting_proxy import CuttingProxy
 
 from agent.mqtt.client import MqttClient
 from agent.mqtt.endpoint import Protocol
@@ -91,29 +89,6 @@ def test_results_that_a_killed_collector_had_and_had_not_stored_come_again_by_th
         with a_process(broker, where, *options):
             eventually(lambda: stored(where) == expected, 30.0)
             eventually(lambda: log.acknowledged == 50)
-
-
-@pytest.mark.broker
-@pytest.mark.parametrize("protocol", _PROTOCOLS)
-def test_a_message_of_a_lost_connection_is_acknowledged_on_no_other(
-    where: str, tmp_path: Path, protocol: Protocol
-) -> None:
-    with (
-        logging_mosquitto(tmp_path) as (broker, log),
-        CuttingProxy(broker.port) as proxy,
-        MqttClient(broker.endpoint, "board") as board,
-        collecting(replace(broker.endpoint, port=proxy.port, protocol=protocol), where) as made,
-    ):
-        eventually(lambda: log.listens)
-        with unwritable(where):
-            for number in range(50):
-                board.publish(result(number))
-            for times in (1, 2, 3):
-                eventually(lambda times=times: log.sent >= times * _UNDER_WAY)  # type: ignore[misc]  # a default
-                proxy.cut()
-            assert log.acknowledged == 0
-        eventually(lambda: made.counts["result"] >= 50 and log.acknowledged == 50)
-    assert stored(where) == {f"c{number}" for number in range(50)}
 
 
 @pytest.mark.broker

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from attack.documents import DEVICE_TOPIC, HONEST, tampered
-from brokers import Watcher, running_mosquitto
-from collector_bench import STREAM, alarm, report
+from brokers import RealBroker, Watcher, running_mosquitto
+from collector_bench import STREAM, alarm
 from hypothesis import given
 from hypothesis import strategies as st
 from places import ROOT
@@ -47,20 +47,27 @@ def test_telemetry_is_read_the_same_the_quick_way_and_the_thorough_one() -> None
         assert quick.document == payload.decode()
 
 
+def test_names_that_no_board_may_have_are_refused() -> None:
+    topics = [f"tared/v1/{name}/board/event".encode() for name in ("", "x" * 65)]
+    batch = Reader().read([Arrival(topic, HONEST[b"event"]) for topic in topics])
+    assert ([each.code for each in batch.refused], batch.entries) == (["mqtt.name"] * 2, [])
+
+
 @pytest.mark.parametrize(
-    "payload",
+    ("kind", "payload"),
     [
-        b'{"epoch":7,"seq":3,"ts":1.5,"cameras":{},"health":{"a":NaN}}',
-        b'{"epoch":7,"seq":3,"ts":1.5,"cameras":{},"health":{"a":Infinity}}',
-        b'{"epoch":7,"seq":3,"ts":1.5,"cameras":{},"health":{"a":' + b"[" * 17 + b"]" * 17 + b"}}",
-        b'{"epoch":7,"seq":3,"ts":1.5,"cameras":{},"health":{"a":"\\ud800"}}',
-        b'{"epoch":7,"seq":3,"ts":"now","cameras":{}}',
-        b'{"epoch":7,"seq":3,"ts":1.5,"cameras":{}}' + b" " * 65_536,
-        HONEST[b"telemetry"][:-1],
+        ("telemetry", b'{"epoch":7,"seq":3,"ts":1.5,"cameras":{},"health":{"a":NaN}}'),
+        ("telemetry", b'{"epoch":7,"seq":3,"ts":1.5,"cameras":{},"health":{"a":' + b"[" * 17 + b"]" * 17 + b"}}"),
+        ("telemetry", b'{"epoch":7,"seq":3,"ts":1.5,"cameras":{},"health":{"a":"\\ud800"}}'),
+        ("telemetry", b'{"epoch":7,"seq":3,"ts":"now","cameras":{}}'),
+        ("telemetry", b'{"epoch":7,"seq":3,"ts":1.5,"cameras":{}}' + b" " * 65_536),
+        ("telemetry", HONEST[b"telemetry"][:-1]),
+        ("event", b'{"epoch":7,"seq":3,"ts":"yesterday"}'),
+        ("event", alarm(3, words="x" * 70_000).payload),
     ],
 )
-def test_unreadable_telemetry_keeps_its_number(payload: bytes) -> None:
-    batch = Reader().read([Arrival(DEVICE_TOPIC + b"telemetry", payload)])
+def test_an_unreadable_report_keeps_its_number(kind: str, payload: bytes) -> None:
+    batch = Reader().read([Arrival(DEVICE_TOPIC + kind.encode(), payload)])
     assert [each.code.partition(".")[0] for each in batch.refused] == ["message"]
     assert [each[1:4] for each in batch.entries] == [(3, 3, "unreadable")]
 
@@ -138,15 +145,6 @@ def test_a_start_that_goes_on_beside_a_later_one_is_a_twins(store: FleetStore) -
     assert Reports(store).position("fleet", "board") == (100, 1)
 
 
-def test_a_replayed_epoch_changes_nothing_and_is_answered(store: FleetStore) -> None:
-    reports, later = Reports(store), Stream("fleet", "board", 100)
-    reports.add([report(1), report(2)])
-    reports.add([report(1, later)])
-    assert reports.add([report(1), report(2)]) == {STREAM: 2}
-    assert reports.position("fleet", "board") == (100, 1)
-    assert len(list(reports.reports_of("fleet", "board"))) == 3
-
-
 def test_parts_are_of_all_devices_each_once() -> None:
     names = [f"board-{number}" for number in range(300)]
     by_part = [[name for name in names if Part(number, 4).contains("fleet", name)] for number in (1, 2, 3, 4)]
@@ -157,20 +155,20 @@ def test_parts_are_of_all_devices_each_once() -> None:
     assert [each.stream.device for each in Reader(Part(1, 4)).read(arrivals).entries] == [ours]
 
 
+def client(broker: RealBroker, name: str, *subscriptions: str) -> MqttClient:
+    """Return a client that the broker knows by this name."""
+    endpoint = Endpoint(broker.host, broker.port, username=name)
+    return MqttClient(endpoint, f"{name}'s", SessionOptions(subscriptions=subscriptions))
+
+
 @pytest.mark.broker
 def test_with_the_acl_that_comes_along_no_board_speaks_for_another(tmp_path: Path) -> None:
     with running_mosquitto(tmp_path, f"acl_file {_ACL}") as broker:
-
-        def known_as(name: str) -> Endpoint:
-            return Endpoint(broker.host, broker.port, username=name)
-
         with (
-            Watcher(known_as("operator")) as watcher,
-            MqttClient(known_as("board"), "honest") as board,
-            MqttClient(known_as("other"), "liar") as liar,
-            MqttClient(
-                known_as("tared-collector"), "c", SessionOptions(subscriptions=["tared/v1/+/+/event"])
-            ) as collector,
+            Watcher(Endpoint(broker.host, broker.port, username="operator")) as watcher,
+            client(broker, "board") as board,
+            client(broker, "other") as liar,
+            client(broker, "tared-collector", "tared/v1/+/+/event") as collector,
         ):
             assert collector.wait_connected(10.0)
             liar.publish(alarm(1))
@@ -194,28 +192,23 @@ def test_with_that_acl_a_board_that_is_named_announces_itself_to_home_assistant_
     acl.write_text(_ACL.read_text() + "\n" + "\n".join(found) + "\n")
     topics, its_own = Topics("default", "board-7"), Topics("default", "board-8").telemetry
     announced = f"homeassistant/device/{device_id(topics)}/config"
-    with running_mosquitto(tmp_path, f"acl_file {acl}") as broker:
-
-        def client(name: str, *subscriptions: str) -> MqttClient:
-            endpoint = Endpoint(broker.host, broker.port, username=name)
-            return MqttClient(endpoint, f"{name}'s", SessionOptions(subscriptions=subscriptions))
-
-        with (
-            client("homeassistant", "homeassistant/device/+/config", topics.telemetry, its_own) as house,
-            client("board-7", "homeassistant/status", topics.command) as board,
-            client("board-8") as liar,
-        ):
-            assert house.wait_connected(10.0)
-            assert board.wait_connected(10.0)
-            liar.publish(Message(announced, b"a lie"))
-            liar.publish(Message("homeassistant/status", b"a lie"))
-            liar.publish(Message(its_own, b"after the lies"))
-            assert house.inboxes[its_own].get(timeout=10.0).payload == b"after the lies"
-            board.publish(Message(announced, b"{}"))
-            board.publish(Message(topics.telemetry, b"fps"))
-            assert house.inboxes["homeassistant/device/+/config"].get(timeout=10.0).payload == b"{}"
-            assert house.inboxes[topics.telemetry].get(timeout=10.0).payload == b"fps"
-            house.publish(Message("homeassistant/status", b"online"))
-            house.publish(Message(topics.command, b"recalibrate"))
-            assert board.inboxes["homeassistant/status"].get(timeout=10.0).payload == b"online"
-            assert board.inboxes[topics.command].get(timeout=10.0).payload == b"recalibrate"
+    with (
+        running_mosquitto(tmp_path, f"acl_file {acl}") as broker,
+        client(broker, "homeassistant", "homeassistant/device/+/config", topics.telemetry, its_own) as house,
+        client(broker, "board-7", "homeassistant/status", topics.command) as board,
+        client(broker, "board-8") as liar,
+    ):
+        assert house.wait_connected(10.0)
+        assert board.wait_connected(10.0)
+        liar.publish(Message(announced, b"a lie"))
+        liar.publish(Message("homeassistant/status", b"a lie"))
+        liar.publish(Message(its_own, b"after the lies"))
+        assert house.inboxes[its_own].get(timeout=10.0).payload == b"after the lies"
+        board.publish(Message(announced, b"{}"))
+        board.publish(Message(topics.telemetry, b"fps"))
+        assert house.inboxes["homeassistant/device/+/config"].get(timeout=10.0).payload == b"{}"
+        assert house.inboxes[topics.telemetry].get(timeout=10.0).payload == b"fps"
+        house.publish(Message("homeassistant/status", b"online"))
+        house.publish(Message(topics.command, b"recalibrate"))
+        assert board.inboxes["homeassistant/status"].get(timeout=10.0).payload == b"online"
+        assert board.inboxes[topics.command].get(timeout=10.0).payload == b"recalibrate"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import threading
 import time
 import traceback
 from contextlib import closing
@@ -11,21 +10,18 @@ from pathlib import Path
 
 import pytest
 from collector_bench import STREAM, report
-from stored import Reports, store_results
+from stored import Reports
 from turned_clock import TurnedClock
 
 from agent.common.errors import AgentError, CommandError, ConfigError
-from agent.contract.commands import CommandResult
 from agent.contract.messages import Birth, Status
-from benchmarks.postgres import Postgres
 from fleet.collector.writer import ReportRetention
 from fleet.devices.devices import Devices
-from fleet.devices.records import Refused, audit_entries, quarantine, quarantined, result_documents
+from fleet.devices.records import Refused, audit_entries, quarantine, quarantined
 from fleet.devices.reports import Gap, Report, Stream
 from fleet.devices.selection import matches, parse, select
 from fleet.rollout.rows import all_rollouts
 from fleet.store.opening import open_existing, open_store
-from fleet.store.schema import SQLITE
 from fleet.store.transaction import FleetStore
 
 NAME = "fleet", "board"
@@ -86,32 +82,6 @@ def test_an_error_within_a_transaction_undoes_it_and_its_remembered_ids(store: F
     assert [each.seq for each in reports.reports_of(*NAME)] == [1]
 
 
-def test_two_that_store_one_board_at_once_leave_no_hole(where: str) -> None:
-    """Two collectors that share the load do that: the last one knows the reports of both."""
-    per_turn, turns = 20, 15
-    answers: list[int] = []
-    open_store(where).close()
-
-    def store_every_other(which: int) -> None:
-        with open_store(where) as store:
-            reports = Reports(store)
-            for turn in range(turns):
-                numbers = range(turn * per_turn + 1 + which, (turn + 1) * per_turn + 1, 2)
-                while True:
-                    try:
-                        answers.append(reports.add([report(seq) for seq in numbers])[STREAM])
-                        break
-                    except AgentError:  # SQLite lets one write at a time, and has only so much patience
-                        continue
-
-    threads = [threading.Thread(target=store_every_other, args=(which,)) for which in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert max(answers) == per_turn * turns
-
-
 def test_a_late_will_does_not_end_the_connection_that_followed(store: FleetStore) -> None:
     devices = Devices(store)
     for answered, state in (
@@ -155,25 +125,6 @@ def test_tags_are_put_on_taken_off_and_on_record(store: FleetStore) -> None:
     assert [(each.who, each.what) for each in audit_entries(store)] == [("ann", "tag"), ("ben", "tag")]
 
 
-def test_a_final_result_stays_and_a_late_one_of_its_steps_is_none(store: FleetStore) -> None:
-    def answered(*statuses: str) -> None:
-        each = [CommandResult.model_validate({"id": "c1", "status": status}) for status in statuses]
-        with store.transaction() as transaction:
-            store_results(store, transaction, NAME, *each)
-
-    with store.transaction() as transaction:
-        Devices(store).apply_statuses(transaction, {NAME: status("online", "s", 1.0)}, 1.0)
-    (device,) = Devices(store).all("fleet")
-    for statuses, newest in (
-        (("ACCEPTED", "IN_PROGRESS"), "IN_PROGRESS"),
-        (("SUCCEEDED", "IN_PROGRESS"), "SUCCEEDED"),
-        (("IN_PROGRESS",), "SUCCEEDED"),
-    ):
-        answered(*statuses)
-        (document,) = result_documents(store, [(device.id, "c1"), (device.id, "c2")])
-        assert CommandResult.from_json(document.encode()).status == newest
-
-
 def test_quarantine_keeps_the_newest_and_cannot_be_filled(store: FleetStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleet.devices.records._MOST_REFUSED", 5)
     for number in range(4):
@@ -183,16 +134,6 @@ def test_quarantine_keeps_the_newest_and_cannot_be_filled(store: FleetStore, mon
     found = quarantined(store)
     assert [each.found for each in found] == ["3 [2J"] * 3 + ["2 [2J"] * 2
     assert {(each.fleet, len(each.payload)) for each in found} == {("f", 4096)}
-
-
-def test_old_rows_go_a_few_at_a_time(store: FleetStore) -> None:
-    reports = Reports(store)
-    for received in (10.0, 20.0):
-        with store.transaction() as transaction:
-            reports.put(transaction, [report(seq) for seq in range(1 + int(received), 6 + int(received))], received)
-    with store.transaction() as transaction:
-        assert [transaction.prune("reports", "received", 15.0, 3) for _ in range(3)] == [3, 2, 0]
-    assert [each.seq for each in reports.reports_of(*NAME)] == list(range(21, 26))
 
 
 def test_retention_keeps_what_is_young_enough_and_the_newest_start(store: FleetStore) -> None:
@@ -233,20 +174,6 @@ def test_a_store_of_tared_0_2_0_opens_unchanged(tmp_path: Path) -> None:
     assert schemas == [(3,), (3,)]
 
 
-def test_a_store_of_a_newer_tared_is_refused(where: str) -> None:
-    with open_store(where) as store, store.transaction() as transaction:
-        if where.startswith("postgresql:"):
-            transaction.execute("UPDATE tared_schema SET version = 99")
-    if not where.startswith("postgresql:"):
-        with closing(sqlite3.connect(where)) as db:
-            db.execute("PRAGMA user_version = 99")
-    expected = len(SQLITE)
-    with pytest.raises(
-        AgentError, match=rf"fleet\.schema: .* of schema 99; expected schema {expected} or an older one"
-    ):
-        open_store(where)
-
-
 @pytest.mark.parametrize("url", ["mysql://host/db", "sqlite:///file"])
 def test_another_database_is_refused_by_name(url: str) -> None:
     with pytest.raises(ConfigError, match=r"fleet\.db"):
@@ -277,22 +204,6 @@ def test_a_password_that_breaks_the_url_is_not_printed(password: str) -> None:
         open_store(f"postgresql://ann:{password}@127.0.0.1:1/fleet")
     assert "heim" not in str(raised.value)
     assert "heim" not in "".join(traceback.format_exception(raised.value))
-
-
-def test_a_url_of_several_hosts_needs_one_that_answers(postgres: Postgres) -> None:
-    url = postgres.new_database()
-    with open_store(url.replace("host=", "host=/nowhere,")) as store:
-        Reports(store).add([report(1)])
-    with open_store(url) as store:
-        assert Reports(store).position(*NAME) == (7, 1)
-
-
-def test_options_of_a_url_override_the_defaults(postgres: Postgres) -> None:
-    with (
-        open_store(f"{postgres.new_database()}&application_name=another") as store,
-        store.transaction("read") as transaction,
-    ):
-        assert transaction.execute("SHOW application_name") == [("another",)]
 
 
 def reported(store: FleetStore, *names: str) -> None:

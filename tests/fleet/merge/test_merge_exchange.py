@@ -99,38 +99,6 @@ def test_the_store_selects_the_boards_of_a_merge(
     assert "fleet.nobody" in capsys.readouterr().err
 
 
-class Lossy(link_module.UploadSource):
-    """Every third chunk is lost behind the broker's acknowledgement, the first time."""
-
-    lost: set[int]
-
-    def pop(self) -> Message | None:
-        message = super().pop()
-        if message is not None and self._left[0] % 3 == 1 and self._left[0] not in self.lost:
-            self.lost.add(self._left[0])
-            return Message("nowhere", b"")
-        return message
-
-    def delivered(self, message: Message) -> None:
-        super().delivered(message if message.topic != "nowhere" or self._message is None else self._message)
-
-
-def test_lost_chunks_are_asked_for_and_nothing_else(
-    any_broker: RealBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Lossy.lost = set()
-    monkeypatch.setattr("agent.uplink.link.UploadSource", Lossy)
-    exchange = exchange_with(any_broker.endpoint, tmp_path)
-    with board(any_broker.endpoint, "b", calibration_of(noisy(0))) as sender:
-        exchange.gather(["b"], 0.0)
-    (whole,) = exchange.inbox.complete.values()
-    total = Upload(whole.read_bytes()).total
-    assert total >= 3
-    assert Lossy.lost
-    assert exchange.inbox.counts["chunks"] == total, "each once"
-    assert sender.link.connected is False
-
-
 def test_a_board_that_goes_while_it_sends_is_asked_again_when_it_is_back(
     mosquitto: RealBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

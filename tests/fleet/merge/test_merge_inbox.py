@@ -124,14 +124,11 @@ def test_a_foreign_upload_is_kept_apart_and_counted(
     "changes",
     [
         {"sha256": "x" * 64},
-        {"sha256": None},
-        {"total": 0},
         {"total": 10**9},
         {"total": 1.0},
         {"bytes": 0},
         {"bytes": MAX_UPLOAD_BYTES + 1, "total": 513},
         {"bytes": True},
-        {"bytes": "1"},
     ],
 )
 def test_an_announcement_that_no_board_would_make_is_refused(changes: dict[str, JsonValue]) -> None:

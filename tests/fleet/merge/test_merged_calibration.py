@@ -6,35 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from merge_bench import FACTS, FRAMES, OBSERVED, calibration_of, counted, frames_of, upload
+from merge_bench import FACTS, FRAMES, OBSERVED, counted, frames_of, upload
 
 from agent.common.errors import AgentError
 from agent.contract.histograms import read_facts, read_upload
-from calibrate.histogram import AbsHistogram, abs_histogram
-from engines.calibration import load_calibration, save_calibration
+from calibrate.histogram import AbsHistogram
 from fleet.merge.calibration import bundle, merge_calibration
 
 
 @pytest.fixture
 def uploads(tmp_path: Path) -> dict[str, Path]:
     return {f"b{seed}": upload(tmp_path, f"b{seed}", counted(frames_of(seed))) for seed in range(5)}
-
-
-def test_a_merged_calibration_equals_that_of_one_machine_with_all_frames(
-    uploads: dict[str, Path], tmp_path: Path
-) -> None:
-    data = [frames_of(seed) for seed in range(5)]
-    merged = merge_calibration(uploads, "max", "fleet")
-    everything = {tensor: np.concatenate([each[tensor] for each in data]) for tensor in data[0]}
-    single = calibration_of({tensor: abs_histogram(values) for tensor, values in everything.items()})
-    assert dict(merged.calibration.histograms) == dict(single.histograms)
-    assert merged.calibration.amax == single.amax
-    assert merged.calibration.amax["conv1"] == merged.calibration.amax["conv2"], "shared tensors have one amax"
-    assert merged.calibration.frames == 5 * FRAMES
-    save_calibration(merged.calibration, tmp_path / "calibration.json")
-    read = load_calibration(tmp_path / "calibration.json")
-    boards = {f"b{seed}": FRAMES for seed in range(5)}
-    assert read.merged == {"fleet": "fleet", "observed": OBSERVED, "boards": boards, "excluded": {}}
 
 
 def test_outliers_strangers_and_the_broken_are_left_out_with_a_reason(uploads: dict[str, Path], tmp_path: Path) -> None:

@@ -31,11 +31,6 @@ def alike(count: int, light: float = 1.0) -> list[dict[str, AbsHistogram]]:
     return [counted(frames_of(seed, light * (0.9 + 0.2 * (seed % 5) / 4))) for seed in range(count)]
 
 
-def test_boards_that_are_alike_are_all_kept() -> None:
-    assert found(alike(12)) == []
-    assert max(each.to_board_db for each in distances(alike(12))) < LEAST_LIMIT_DB
-
-
 @pytest.mark.parametrize("light", [0.1, 0.3, 4.0, 30.0])
 @pytest.mark.parametrize("count", [3, 12])
 def test_a_board_in_another_light_is_found(light: float, count: int) -> None:

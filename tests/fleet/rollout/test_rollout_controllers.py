@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from brokers import RealBroker, eventually
+from brokers import RealBroker
 from databases import where as where
 from rollout_bench import Commands, a_fleet, begin, controlling, ended
 from simulator_bench import FLEET, topics
@@ -24,7 +24,6 @@ from fleet.store.transaction import Transaction
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
-LEASE_S = 1.0
 IN_EACH = pytest.mark.parametrize("where", ["sqlite", pytest.param("postgres", marks=pytest.mark.trial)], indirect=True)
 
 
@@ -85,21 +84,6 @@ def test_a_rollout_of_a_file_sends_it(mosquitto: RealBroker, tmp_path: Path) -> 
             (rollout,) = rows.all_rollouts(transaction, FLEET)
         with controlling(mosquitto, where):
             assert ended(where, rollout.id).rollout.state is RolloutState.COMPLETED
-
-
-@pytest.mark.trial
-def test_a_locked_database_is_waited_for(
-    mosquitto: RealBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sqlite, "_PATIENCE_S", 0.1)
-    where = str(tmp_path / "db")
-    with a_fleet(mosquitto, where, 3), Commands(mosquitto) as commands, open_store(where) as store:
-        identity = begin(where, spec(waves="100%"))
-        with store.transaction("write"), controlling(mosquitto, where):
-            eventually(lambda: "rollouts=waiting" in caplog.text)
-            assert commands.sent_ids("recalibrate") == {}
-        with controlling(mosquitto, where):
-            assert ended(where, identity).rollout.state is RolloutState.COMPLETED
 
 
 def options(where: str) -> list[str]:

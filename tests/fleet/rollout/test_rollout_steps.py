@@ -132,23 +132,6 @@ def test_a_board_that_was_away_for_a_whole_window_waits_for_the_next(store: Flee
     assert room.rows()[0].attempts == 1
 
 
-def test_a_pause_starts_no_other_board_and_a_resumption_goes_on_there(store: FleetStore) -> None:
-    room = Room(store, spec(waves="1,100%", soak_s=60.0), boards=2)
-    room.step()
-    register = RolloutRegister(store, "operator", room.clock)
-    register.pause(room.id, "lunch")
-    assert room.step(done(room.open()["b0"])) is RolloutState.PAUSED
-    room.clock.turn(1000.0)
-    room.step()
-    assert room.states() == [BoardStage.DONE, BoardStage.WAITING]
-    register.resume(room.id, "")
-    room.step()
-    room.clock.turn(61.0)
-    room.step()
-    room.step()
-    assert room.states() == [BoardStage.DONE, BoardStage.SENT]
-
-
 def test_each_board_waits_for_the_window_of_its_own_time_zone(store: FleetStore) -> None:
     clock = TurnedClock(wall_s=datetime(2026, 11, 22, 2, tzinfo=timezone.utc).timestamp())
     room = Room(store, spec(windows=("01:00-05:00",)), boards=2, clock=clock)

@@ -25,9 +25,7 @@ def test_a_board_has_gone_back_where_it_serves_what_it_had(
     store: FleetStore, back_at: str | None, state: BoardStage
 ) -> None:
     room = Room(store, spec(), boards=1)
-    room.step()
-    room.step(done(room.open()["b0"], artefact="e1"))
-    room.serves({0: "e1"})
+    room.carry_out()
     room.turn()
     room.step()
     room.step(done(room.open(CommandRole.UNDO)["b0"], artefact=back_at))
@@ -137,10 +135,7 @@ def test_a_board_without_its_command_does_not_hold_up_the_undoing_of_a_wave(stor
 
 def test_a_completed_rollout_is_undone_except_on_boards_that_changed_since(store: FleetStore) -> None:
     room = Room(store, spec(soak_s=0.0), boards=3)
-    room.step()
-    orders = room.open()
-    room.step(*(done(each, artefact="e1") for each in orders.values()))
-    room.serves({0: "e1", 1: "e1", 2: "e1"})
+    room.carry_out()
     room.until(RolloutState.COMPLETED)
     room.clock.turn(61.0)  # the boards have had the time to report their engines
     room.serves({1: "e2"})
@@ -178,8 +173,7 @@ def test_a_regime_is_switched_to_and_back(store: FleetStore) -> None:
     room.serves({1: "e1"})
     room.step()
     assert [each.reason for each in room.rows()] == ["", "served it already"]
-    room.step(done(room.open()["b0"], artefact="e1"))
-    room.serves({0: "e1"})
+    room.carry_out()
     room.turn()
     room.step()
     back = room.open(CommandRole.UNDO)
@@ -194,9 +188,7 @@ def test_a_regime_is_switched_to_and_back(store: FleetStore) -> None:
 @pytest.mark.parametrize("undo", [None, "wave"])
 def test_nothing_else_can_be_done_to_what_is_over_and_that_is_said(store: FleetStore, undo: str | None) -> None:
     room = Room(store, spec(soak_s=0.0), boards=1)
-    room.step()
-    room.step(done(room.open()["b0"], artefact="e1"))
-    room.serves({0: "e1"})
+    room.carry_out()
     room.until(RolloutState.COMPLETED)
     with pytest.raises(CommandError, match=r"is COMPLETED; expected RUNNING or PAUSED; .*'abort --undo all' undoes"):
         room.turn(undo)
@@ -207,9 +199,7 @@ def test_a_model_is_taken_back_without_its_file(store: FleetStore, where: str, t
     file.write_bytes(b"a model")
     arguments, path = file_arguments_from({"file": str(file)})
     room = Room(store, spec("model", arguments=arguments, file=str(path)), boards=1)
-    room.step()
-    room.step(done(room.open()["b0"], artefact="e1"))
-    room.serves({0: "e1"})
+    room.carry_out()
     file.unlink()
     with room.controllers(where, None) as (controller,):
         controller._claim()

@@ -17,7 +17,6 @@ from stored import Reports
 from warm_start import tared
 
 from agent.common.errors import ConfigError
-from agent.contract.messages import Birth, Event, Telemetry
 from fleet.cli.main import main
 from fleet.operator import new_command, send
 from fleet.simulator.options import Faults
@@ -32,15 +31,6 @@ def stored(database: Path, number: int) -> list[tuple[int, int]]:
     """Return (epoch, seq) of all reports of a board."""
     with open_store(database) as store:
         return [(each.stream.epoch, each.seq) for each in Reports(store).reports_of(FLEET, topics(number).device)]
-
-
-def whole(rows: list[tuple[int, int]]) -> bool:
-    """Whether no number of any epoch is missing before its last."""
-    epochs = {epoch for epoch, _ in rows}
-    return all(
-        [seq for each, seq in rows if each == epoch] == list(range(1, sum(each == epoch for each, _ in rows) + 1))
-        for epoch in epochs
-    )
 
 
 def test_all_that_boards_make_arrives_once(mosquitto: RealBroker, tmp_path: Path) -> None:
@@ -62,25 +52,6 @@ def test_a_storm_brings_all_back_and_not_at_once(mosquitto: RealBroker, caplog: 
     assert sorted(outcome.arrivals)[-15] >= 3.0
     waits_s = [float(wait) for wait in re.findall(r"retry_s=(\S+)", caplog.text)]
     assert max(waits_s) - min(waits_s) > 0.2  # drawn from a second; a busy machine may start several at once
-
-
-def test_a_recalibration_goes_through_its_steps_and_reports_them(mosquitto: RealBroker) -> None:
-    with Watcher(mosquitto.endpoint) as watcher, simulating(mosquitto, 2):
-        before = Birth.from_json(json.dumps(watcher.expect(topics(1).birth)).encode())
-        command = new_command("recalibrate", {}, time.time())
-        results = list(send(mosquitto.endpoint, topics(1), command))
-        steps = [result.step for result in results if result.status == "IN_PROGRESS"]
-        assert steps == ["COLLECTING", "CALIBRATING", "BUILDING", "VALIDATING", "PROBATION"]
-        assert [results[0].status, results[-1].status] == ["ACCEPTED", "SUCCEEDED"]
-        artefact = (results[-1].result or {})["artefact"]
-        assert artefact != before.engine
-        assert watcher.expect(topics(1).birth, engine=artefact)
-        (again,) = send(mosquitto.endpoint, topics(1), command)  # the same command is answered, not done again
-        assert again == results[-1]
-        status = ask(mosquitto, 1, "status").result
-        assert status["engine"] == artefact
-        back = ask(mosquitto, 1, "rollback").result
-        assert back["artefact"] == before.engine
 
 
 def test_a_job_that_fails_says_so_and_one_that_is_cancelled_too(mosquitto: RealBroker) -> None:
@@ -147,20 +118,6 @@ def test_drift_comes_to_one_group_after_the_other_and_is_answered(mosquitto: Rea
         eventually(lambda: ask(mosquitto, 1, "status").result["drift"]["state"] == "calm")
 
 
-@pytest.mark.trial
-def test_boards_whose_power_fails_come_back_with_all_but_what_was_never_sent(
-    mosquitto: RealBroker, tmp_path: Path
-) -> None:
-    with collecting(mosquitto, tmp_path / "db"):
-        wait_for_collector(mosquitto)
-        with simulating(mosquitto, 4, faults=Faults(crash=1.0, every_s=1.5), down_s=(0.1, 0.4)) as simulation:
-            eventually(lambda: simulation.outcome.starts >= 16, 60.0)
-            eventually(lambda: simulation.outcome.confirmed > 0, 30.0)
-    rows = [stored(tmp_path / "db", number) for number in range(4)]
-    assert all(whole(each) for each in rows)
-    assert all(len({epoch for epoch, _ in each}) > 1 for each in rows)
-
-
 def test_a_command_that_a_power_cut_interrupts_has_failed(mosquitto: RealBroker) -> None:
     faults = Faults(crash=1.0, every_s=2.0)
     with simulating(mosquitto, 1, faults=faults, down_s=(0.1, 0.2), job_s=600.0):
@@ -179,18 +136,6 @@ def test_repeated_late_and_damaged_messages_do_no_harm(mosquitto: RealBroker, tm
     for number in range(10):
         epoch, last = simulation.made[topics(number).device]
         assert [seq for each, seq in stored(tmp_path / "db", number) if each == epoch] == list(range(1, last + 1))
-
-
-def test_reports_are_readable_and_clocks_differ(mosquitto: RealBroker) -> None:
-    seen = list[float]()
-    with Watcher(mosquitto.endpoint) as watcher, simulating(mosquitto, 5, clock_skew_s=100_000.0):
-        while len(seen) < 30:
-            message = watcher.next()
-            if message.topic.endswith("/telemetry"):
-                seen.append(Telemetry.from_json(message.payload).ts - time.time())
-            elif message.topic.endswith("/event"):
-                Event.from_json(message.payload)
-    assert max(map(abs, seen)) > 1000.0
 
 
 @pytest.fixture

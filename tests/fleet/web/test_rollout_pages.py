@@ -48,18 +48,10 @@ def until_shown(site: Site, room: Room, last: str) -> str:
         return next(text for each in parts if last in (text := " ".join(Checked(each).words.split())))
 
 
-def carry_out(room: Room) -> None:
-    """Let all boards that may begin succeed."""
-    while not (orders := room.open()):
-        room.step()
-    room.step(*(done(each, artefact="e1") for each in orders.values()))
-    room.serves({int(name[1:]): "e1" for name in orders})
-
-
 def test_waves_and_gates_pass_on_the_page_paused_and_resumed_there(store: FleetStore, site: Site) -> None:
     clock = TurnedClock(wall_s=time.time())
     room = Room(store, spec(waves="1,100%", gates="failures<=5%", soak_s=30.0), boards=3, clock=clock)
-    carry_out(room)
+    room.carry_out()
     room.step()
     assert "1 of 2 soaking 1 DONE" in until_shown(site, room, "soaking")
     clock.turn(31.0)
@@ -70,7 +62,7 @@ def test_waves_and_gates_pass_on_the_page_paused_and_resumed_there(store: FleetS
     assert "by tared web lunch" in until_shown(site, room, "PAUSED")
     assert room.open() == {}
     steer(site, room, "resume", why="eaten")
-    carry_out(room)
+    room.carry_out()
     room.step()
     clock.turn(31.0)
     room.step()
@@ -84,7 +76,7 @@ def test_waves_and_gates_pass_on_the_page_paused_and_resumed_there(store: FleetS
 
 def test_an_abort_in_the_page_takes_back_finished_boards(store: FleetStore, site: Site) -> None:
     room = Room(store, spec(waves="1,100%"), boards=3, clock=TurnedClock(wall_s=time.time()))
-    carry_out(room)
+    room.carry_out()
     steer(site, room, "abort", undo="all", why="no")
     room.step()
     room.step(done(room.open(CommandRole.UNDO)["b0"], artefact="e0"))

@@ -24,7 +24,6 @@ from turned_clock import TurnedClock
 from web_bench import Board, Site, serving
 
 from agent.contract.messages import Birth, Status
-from benchmarks.postgres import Postgres
 from fleet.cli.main import main
 from fleet.devices.devices import Devices
 from fleet.devices.records import audit_entries
@@ -63,6 +62,15 @@ def stores_boards(store: FleetStore, *names: str, guarded: bool = False, fleet: 
             devices.apply_births(transaction, {(fleet, name): (birth, birth.to_json().decode())}, now)
             status = Status(state="online", session="s", boot_id="b", ts=now)
             devices.apply_statuses(transaction, {(fleet, name): status}, now)
+
+
+@pytest.fixture
+def gate_db(tmp_path: Path) -> str:
+    """Return a store with one board."""
+    where = str(tmp_path / "db")
+    with open_store(where) as store:
+        stores_boards(store, "gate")
+    return where
 
 
 def words(site: Site, path: str) -> str:
@@ -175,14 +183,14 @@ def test_the_page_says_when_no_controller_is_at_work(any_broker: RealBroker, tmp
         eventually(lambda: "No controller" not in words(site, plain))
 
 
-def test_files_come_from_the_folder_that_the_command_names(any_broker: RealBroker, tmp_path: Path) -> None:
-    where, folder = str(tmp_path / "db"), tmp_path / "files"
+def test_files_come_from_the_folder_that_the_command_names(
+    any_broker: RealBroker, tmp_path: Path, gate_db: str
+) -> None:
+    folder = tmp_path / "files"
     folder.mkdir()
     (folder / "m.onnx").write_bytes(b"model")
     (tmp_path / "secret").write_bytes(b"secret")
-    with open_store(where) as store:
-        stores_boards(store, "gate")
-    with serving(any_broker.endpoint, db=where, files=folder) as site:
+    with serving(any_broker.endpoint, db=gate_db, files=folder) as site:
         assert "m.onnx" in words(site, "/rollouts/new")
         for path in ("../secret", str(tmp_path / "secret"), "none.onnx"):
             for key in ("file", "release"):
@@ -190,19 +198,16 @@ def test_files_come_from_the_folder_that_the_command_names(any_broker: RealBroke
                 status, _, text = post(site, "/rollouts/new", do="create", **fields)
                 assert (status, "--files" in text) == (400, True)
         create(site, op="model", arguments="file=m.onnx")
-    with open_store(where) as store:
+    with open_store(gate_db) as store:
         (overview,) = RolloutRegister(store, "").all("f")
         assert overview.rollout.spec.file == str(folder / "m.onnx")
-    with serving(any_broker.endpoint, db=where) as site:
+    with serving(any_broker.endpoint, db=gate_db) as site:
         status, _, text = post(site, "/rollouts/new", do="plan", **{**PLAN, "op": "model", "arguments": "file=m.onnx"})
         assert (status, "start tared web with --files" in text) == (400, True)
 
 
-def test_forms_of_other_sites_and_wrong_steps_are_refused(any_broker: RealBroker, tmp_path: Path) -> None:
-    where = str(tmp_path / "db")
-    with open_store(where) as store:
-        stores_boards(store, "gate")
-    with serving(any_broker.endpoint, db=where) as site:
+def test_forms_of_other_sites_and_wrong_steps_are_refused(any_broker: RealBroker, gate_db: str) -> None:
+    with serving(any_broker.endpoint, db=gate_db) as site:
         page = create(site)
         for path in ("/devices/tags", "/rollouts/new", f"{page}/steps"):
             for body in ("do=create&step=abort&tags=a", f"do=create&step=abort&tags=a&token={'x' * 43}"):
@@ -216,15 +221,12 @@ def test_forms_of_other_sites_and_wrong_steps_are_refused(any_broker: RealBroker
         assert post(site, "/rollouts/ffff/steps", step="pause")[0] == 400
         assert "'ffff'" in words(site, "/rollouts/ffff")
         assert site.ask("GET", "/stored/secrets")[0] == 404
-    with open_store(where) as store:
+    with open_store(gate_db) as store:
         assert [each.rollout.state for each in RolloutRegister(store, "").all("f")] == [RolloutState.RUNNING]
 
 
-def test_an_open_page_is_sent_what_has_changed_alone(any_broker: RealBroker, tmp_path: Path) -> None:
-    where = str(tmp_path / "db")
-    with open_store(where) as store:
-        stores_boards(store, "gate")
-    with serving(any_broker.endpoint, db=where) as site:
+def test_an_open_page_is_sent_what_has_changed_alone(any_broker: RealBroker, gate_db: str) -> None:
+    with serving(any_broker.endpoint, db=gate_db) as site:
         page = create(site)
         (live,) = re.findall(r'data-live="([^"]+)"', site.page(page))
         sent = site.parts(unescape(live))
@@ -252,17 +254,14 @@ def test_a_rollout_of_another_fleet_is_none_of_this_page(any_broker: RealBroker,
         assert [each.what for each in audit_entries(store)] == ["created"]
 
 
-def test_the_record_names_who_gave_the_password(any_broker: RealBroker, tmp_path: Path) -> None:
-    where = str(tmp_path / "db")
-    with open_store(where) as store:
-        stores_boards(store, "gate")
-    with serving(any_broker.endpoint, password="correct horse", db=where) as site:
+def test_the_record_names_who_gave_the_password(any_broker: RealBroker, gate_db: str) -> None:
+    with serving(any_broker.endpoint, password="correct horse", db=gate_db) as site:
         assert site.ask("GET", "/devices")[0] == 401
         assert site.ask("POST", "/rollouts/new", "do=create")[0] == 401
         given = b64encode("ann\u202e\n:correct horse".encode()).decode()
         site.headers = {"Authorization": f"Basic {given}"}
         create(site)
-    with open_store(where) as store:
+    with open_store(gate_db) as store:
         (created,) = audit_entries(store)
     assert created.who == "ann by tared web"
 
@@ -326,12 +325,10 @@ def test_a_store_that_is_away_or_of_a_newer_tared_is_said_and_the_rest_goes_on(
 
 
 def test_a_store_that_another_holds_stops_its_own_form_alone(
-    any_broker: RealBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    any_broker: RealBroker, gate_db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    where, answers = tmp_path / "db", list[tuple[int, str, str]]()
-    with open_store(where) as store:
-        stores_boards(store, "gate")
-    with serving(any_broker.endpoint, db=str(where)) as site, closing(sqlite3.connect(where)) as db:
+    answers = list[tuple[int, str, str]]()
+    with serving(any_broker.endpoint, db=gate_db) as site, closing(sqlite3.connect(gate_db)) as db:
         db.execute("BEGIN IMMEDIATE")
         monkeypatch.setattr(sqlite, "_PATIENCE_S", 0.05)
         status, _, text = post(site, "/rollouts/new", do="create", **PLAN)
@@ -349,20 +346,6 @@ def test_a_store_that_another_holds_stops_its_own_form_alone(
         db.execute("ROLLBACK")
         thread.join()
     assert answers[0][0] == 303
-
-
-def test_a_postgresql_that_only_reads_is_said(any_broker: RealBroker, postgres: Postgres) -> None:
-    where = postgres.new_database()
-    with open_store(where) as store:
-        stores_boards(store, "gate")
-        name = where.partition("?")[0].rpartition("/")[2]
-        with store.transaction() as transaction:
-            transaction.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
-    with serving(any_broker.endpoint, db=where) as site:
-        shown = words(site, "/devices")
-        assert "The fleet's store cannot be read" in shown
-        assert "read-only" in shown
-        assert "its permissions" in shown
 
 
 def test_the_command_refuses_a_folder_that_is_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
