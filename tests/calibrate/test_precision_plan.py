@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -63,19 +61,10 @@ def test_evidence_makes_no_other_plan() -> None:
     assert ALL_INT8.essence == {"floats": []}
 
 
-def test_the_second_schema_is_read_as_a_plan_without_reach() -> None:
-    older = EXAMPLE.as_dict()
-    del older["reach"]
-    plan = PrecisionPlan.from_json(json.dumps({"schema": 2, "floats": {}, "repairs": older}))
-    assert plan.repairs == replace(EXAMPLE, reach={})
-    assert "reach" not in plan.essence["repairs"], "an artefact of it keeps its identity"
-
-
-def test_the_first_schema_is_read_as_a_plan_without_repairs() -> None:
-    plan = PrecisionPlan.from_json('{"schema": 1, "floats": {"conv": "too sensitive"}}')
+def test_a_plan_without_repairs_is_one() -> None:
+    plan = PrecisionPlan.from_json('{"schema": 3, "floats": {"conv": "too sensitive"}}')
     assert plan == PrecisionPlan({"conv": "too sensitive"})
     assert not plan.repairs
-    assert json.loads(plan.to_json())["schema"] == 3
 
 
 def test_a_plan_cannot_be_changed() -> None:
@@ -113,11 +102,12 @@ def test_repairs_are_true_where_there_are_any() -> None:
         ("[]", "plan.format"),
         ("[" * 100_000, "plan.format"),
         ('{"floats": {}}', "plan.format"),
-        ('{"schema": 1, "floats": {"conv": 3}}', "plan.format"),
-        ('{"schema": 2, "floats": []}', "plan.format"),
-        ('{"schema": 2, "floats": {}, "evidence": []}', "plan.format"),
+        ('{"schema": 3, "floats": {"conv": 3}}', "plan.format"),
+        ('{"schema": 3, "floats": []}', "plan.format"),
+        ('{"schema": 3, "floats": {}, "evidence": []}', "plan.format"),
+        ('{"schema": 2, "floats": {}}', "plan.schema"),
         ('{"schema": 4, "floats": {}}', "plan.schema"),
-        ('{"schema": "2", "floats": {}}', "plan.schema"),
+        ('{"schema": "3", "floats": {}}', "plan.schema"),
         ('{"schema": [], "floats": {}}', "plan.schema"),
     ],
 )
@@ -149,5 +139,5 @@ def test_refuses_what_is_no_plan(text: str, code: str) -> None:
 )
 def test_refuses_repairs_that_no_engine_could_follow(repairs: str) -> None:
     with pytest.raises(CalibrationError) as caught:
-        PrecisionPlan.from_json(f'{{"schema": 2, "floats": {{}}, "repairs": {repairs}}}')
+        PrecisionPlan.from_json(f'{{"schema": 3, "floats": {{}}, "repairs": {repairs}}}')
     assert caught.value.code == "plan.format"

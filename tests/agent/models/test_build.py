@@ -32,7 +32,7 @@ def build(folder: Path, plan: object) -> int:
 
 
 def test_a_plan_keeps_its_nodes_float(folder: Path) -> None:
-    assert build(folder, {"schema": 1, "floats": {CONVS[0]: "its input channels differ too much"}}) == 0
+    assert build(folder, {"schema": 3, "floats": {CONVS[0]: "its input channels differ too much"}}) == 0
     artefact = read_artefact(folder / "artefact")
     assert artefact.manifest["inputs"]["plan"] == {"floats": [CONVS[0]]}
     assert 0.0 < artefact.manifest["int8_macs_share"] < 1.0
@@ -45,7 +45,7 @@ def test_a_plan_keeps_its_nodes_float(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("plan", "code"),
     [
-        ({"schema": 1, "floats": {"no such node": "x"}}, "plan.node"),
+        ({"schema": 3, "floats": {"no such node": "x"}}, "plan.node"),
         ({"schema": 4, "floats": {}}, "plan.schema"),
         ([], "plan.format"),
     ],
