@@ -148,7 +148,7 @@ def print_plan(evidence: Evidence, console: Console, all_groups: bool = False) -
 
 def retraining_lines(evidence: Evidence) -> Iterator[str]:
     """Yield sentences on what Q/DQ-aware training could win: a faster plan, the loss that is left, or nothing."""
-    found = evidence.get("retraining")
+    found = evidence["retraining"]
     if found is None:
         yield "No plan was tried that shows what training could win."
         return
@@ -224,7 +224,7 @@ def _loss_fact(evidence: Evidence, chosen: Candidate | None) -> str:
 def trials_by_source(candidate: Candidate | None) -> Mapping[str, Mapping[str, Any]]:
     """Return a candidate's trials by source; empty if it was tried in one, or not at all."""
     trial = candidate["trial"] if candidate else None
-    sources: Mapping[str, Mapping[str, Any]] = trial.get("by_source", {}) if trial else {}
+    sources: Mapping[str, Mapping[str, Any]] = trial["by_source"] if trial else {}
     return sources if len(sources) > 1 else {}
 
 

@@ -268,5 +268,5 @@ def summary(plan: PrecisionPlan) -> Mapping[str, Any]:
         "faster": evidence["faster"],
         "builds": evidence["builds"],
         "costs": evidence["costs"],
-        "retraining": evidence.get("retraining"),
+        "retraining": evidence["retraining"],
     }
