@@ -66,8 +66,3 @@ def test_frames_that_show_nothing_say_nothing_of_fidelity(tmp_path: Path) -> Non
     check = checked(tmp_path, net.model(rows), task="detect", decoder="end2end", labels=["a"], score_threshold=1.0)
     assert (check.fidelity, check.is_low) == (None, False)
     assert check.text.startswith("fidelity to float unknown, none of 6 frames shows anything; worst tensor 'image'")
-
-
-def test_a_check_is_read_back_as_it_was_written(tmp_path: Path) -> None:
-    check = checked(tmp_path, two_branches())
-    assert QuickCheck.from_dict(check.as_dict()) == check
