@@ -212,7 +212,6 @@ def save_calibration(calibration: Calibration, path: Path) -> None:
     """Write a calibration and its histograms, both whole or none.
 
     Args:
-        calibration: The calibration.
         path: The .json; the .npz goes beside it. Missing folders are made.
 
     Raises CalibrationError (`calibration.write`) when the disk refuses; what was there before still is.
@@ -286,7 +285,6 @@ def save_histograms(
 
     Args:
         histograms: One or more, by the name of the tensor, with equal numbers of bins.
-        path: The .npz.
         extremes: (2, channels) of the input of each layer, by the layer's name; None: none.
 
     Raises OSError when the disk refuses.

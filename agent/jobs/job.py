@@ -114,9 +114,7 @@ class JobRecord:
 
     Args:
         request: What was requested.
-        command_ids: The commands that requested it.
         artefact: Id of the artefact that was put on probation.
-        error: The error of a job that failed.
         result: The result that its commands get.
     """
 

@@ -151,7 +151,6 @@ class Probation:
     Args:
         config: How long it lasts, and how much slower the candidate may be.
         record: Counts the answers of both engines.
-        candidate: Id of the candidate.
         previous: Id of the engine whose place it takes.
         max_loss: The loss of fidelity that is accepted.
         first: It takes the place of the float reference, whose latency is no measure for it.
@@ -375,7 +374,6 @@ class Trial(threading.Thread):
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Args:
-        engine_id: Of the candidate.
         engine: The candidate, which the trial closes.
         task: The trial's own, for a thread that is left behind may still use its buffers.
         deadline_s: Seconds for each answer after the rehearsal.

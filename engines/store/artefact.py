@@ -100,7 +100,6 @@ def write_artefact(
     The directory appears under its name only when it is complete and on disk.
 
     Args:
-        destination: The directory.
         inputs: Everything that the engine follows from, in JSON's types; the id is their fingerprint.
         fill: Writes the files into the directory that it is given, and returns further entries of the manifest.
         key: Signs the manifest; None: no signature.
@@ -122,7 +121,6 @@ def find_artefact(destination: Path, inputs: Mapping[str, Any], key: bytes | Non
     """Return the whole artefact of these inputs at `destination`; None if nothing is there.
 
     Args:
-        destination: The directory.
         inputs: Everything that the engine follows from, in JSON's types.
         key: Only an artefact that it has signed is found; None: any.
 
@@ -168,7 +166,6 @@ def check_runtime(artefact: Artefact, description: Mapping[str, str]) -> None:
     """Check, before an artefact is loaded, that it was built for this runtime.
 
     Args:
-        artefact: The artefact.
         description: `Backend.describe` of the runtime that shall load it.
 
     Raises EngineError:
@@ -341,7 +338,6 @@ class Store:
 
         Args:
             link: "current" or "previous".
-            artefact: An artefact of this store.
 
         Raises EngineError (`store.write`) when the disk refuses.
         """
