@@ -332,10 +332,6 @@ class AuditEvidence:
         self.is_answered = False
         self._file.read(self._restore)
 
-    @property
-    def e_value(self) -> float:
-        return self.detector.e_value
-
     def add(self, mismatch: Mismatch) -> None:
         """Count a frame; the one that proves the reference wrong becomes the mismatch."""
         self.audited += 1
