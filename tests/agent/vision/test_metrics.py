@@ -226,7 +226,7 @@ def test_fastestdet_unclipped_has_the_published_baseline(shared_data: Path) -> N
     vision = VisionTask(spec, engine.inputs, engine.outputs)
     for image, truth in detection_images(shared_data / PHOTOS):
         tensor, geometry = vision.preprocess(image)
-        found = vision.decode(engine.infer(tensor))
+        found = vision.decode(engine.infer(tensor), tensor.shape)
         assert isinstance(found, Detections)
         boxes = (found.boxes / np.array([geometry.scale_x, geometry.scale_y] * 2)).astype(np.float32)
         precision.add(Detections(boxes=boxes, classes=found.classes, scores=found.scores), truth)
@@ -277,7 +277,7 @@ def test_ultraface_finds_every_face(shared_data: Path) -> None:
     vision = VisionTask(spec, engine.inputs[:1], engine.outputs)
     for name, truth in faces(archive):
         tensor, geometry = vision.preprocess(images.read(name))
-        found = vision.decode(engine.infer(tensor))
+        found = vision.decode(engine.infer(tensor), tensor.shape)
         assert isinstance(found, Detections)
         in_frame = Detections(boxes=geometry.to_frame(found.boxes), classes=found.classes, scores=found.scores)
         total += count_matches(in_frame, truth, iou_threshold=0.4)
