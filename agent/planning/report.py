@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agent.common.errors import AgentError
+from agent.common.html.pages import show_share
 
 Evidence = Mapping[str, Any]  # a plan's, as JSON holds it
 Group = Mapping[str, Any]
@@ -85,14 +86,6 @@ def show_loss(loss: float) -> str:
     if 0.0 < loss < 0.0001:
         return "< 0.0001"
     return f"{loss:.3f}" if loss >= 0.01 else f"{loss:.2g}"
-
-
-def show_share(share: float) -> str:
-    """Show a share in [0, 1] as a percentage; 0 % and 100 % only if exact."""
-    percent = 100.0 * share
-    if 0.0 < percent < 0.05:
-        return "< 0.1 %"
-    return "> 99.9 %" if 99.95 <= percent < 100.0 else f"{percent:.1f} %"
 
 
 def show_costs(evidence: Evidence) -> str:

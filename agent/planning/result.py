@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from agent.common.html.pages import show_share
 from agent.planning.certificate import ERROR, Terms, TrialResult, worst_of
 from agent.planning.group_noise import describe_groups
-from agent.planning.report import SCHEMA, show_share
+from agent.planning.report import SCHEMA
 from agent.planning.retraining import retraining
 from agent.planning.search import PlanSearch, SearchResult
 from calibrate.partition import Partition

@@ -67,6 +67,14 @@ def read_text(file: Path, most_bytes: int = MOST_BYTES) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")  # as files opened as text have it
 
 
+def why_unwritable(path: Path) -> str:
+    """Return why no file can be written at `path`, whose missing folders are made; empty if it can."""
+    folder = next(folder for folder in path.absolute().parents if folder.exists())
+    if path.is_dir():
+        return "a folder"
+    return "" if folder.is_dir() and os.access(folder, os.W_OK) else f"{folder} takes no files"
+
+
 def replace_files(contents: Mapping[Path, bytes], mode: int = 0o666) -> None:
     """Write files under their names, in order, once all are on the disk.
 
