@@ -13,7 +13,7 @@ from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.common.timing import Backoff, thinned
 from agent.contract.topics import Topics
-from agent.contract.wire import MessageError, read_object
+from agent.contract.wire import read_object
 from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
 from agent.mqtt.receive_queue import Arrival, ReceiveQueue
 from fleet.devices.facts import value_at
@@ -120,7 +120,7 @@ class LiveBoards:
             name, kind = arrival.topic.decode().split("/")[3:5]
             Topics(self.fleet, name)
             document = read_object(arrival.payload)
-        except (AgentError, MessageError, UnicodeDecodeError, ValueError):
+        except (AgentError, ValueError):
             return
         if name not in self._boards and len(self._boards) >= _MOST_BOARDS:
             return
