@@ -7,6 +7,7 @@ metrics without a value. Counters whose labels are known begin at 0: the first i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -41,7 +42,7 @@ _ENDS = {
 }
 
 _Counts = dict[tuple[str, ...], int]  # by the values of labels
-_ByLabels = Mapping[tuple[str, ...], float]
+_ByLabels = Mapping[Any, float]  # the same, of tuples of one length
 _Key = tuple[str, tuple[tuple[str, str], ...]]  # a sample's name and labels
 
 
