@@ -7,10 +7,8 @@ metrics without a value. Counters whose labels are known begin at 0: the first i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 from prometheus_client.core import (
-    CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
     InfoMetricFamily,
@@ -19,7 +17,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from agent.common.metrics import MetricsAddress, MetricsServer
+from agent.common.metrics import MetricsAddress, MetricsServer, counters, gauges
 from agent.config import Config
 from agent.control.operations import Operations
 from agent.control.reasons import explain
@@ -42,7 +40,6 @@ _ENDS = {
 }
 
 _Counts = dict[tuple[str, ...], int]  # by the values of labels
-_ByLabels = Mapping[Any, float]  # the same, of tuples of one length
 _Key = tuple[str, tuple[tuple[str, str], ...]]  # a sample's name and labels
 
 
@@ -121,11 +118,11 @@ def _key(name: str, labels: Mapping[str, str]) -> _Key:
 def _frames(feeds: Mapping[str, Feed]) -> Iterator[Metric]:
     loops = {camera: feed.run_meter.totals() for camera, feed in feeds.items()}
     there = {(camera,): feed.is_up for camera, feed in feeds.items()}
-    yield _gauges("tared_camera_up", "Whether the camera delivers frames now.", ("camera",), there)
+    yield gauges("tared_camera_up", "Whether the camera delivers frames now.", ("camera",), there)
     served = {(camera,): loop.frames for camera, loop in loops.items()}
-    yield _counters("tared_frames", "Frames served since the daemon began.", ("camera",), served)
+    yield counters("tared_frames", "Frames served since the daemon began.", ("camera",), served)
     dropped = {(camera, cause): count for camera, loop in loops.items() for cause, count in loop.dropped.items()}
-    yield _counters("tared_dropped_frames", "Frames that were not served, by cause.", ("camera", "cause"), dropped)
+    yield counters("tared_dropped_frames", "Frames that were not served, by cause.", ("camera", "cause"), dropped)
     latency = HistogramMetricFamily(
         "tared_frame_latency_seconds", "From a frame's arrival to its decoded result.", labels=["camera"]
     )
@@ -166,9 +163,9 @@ def _quality(observed: CameraStates) -> Iterator[Metric]:
 def _view(states: CameraStates) -> Iterator[Metric]:
     text = "Trouble with the view that no recalibration cures; absent while there is none."
     trouble = {(camera, state.view.trouble): 1.0 for camera, state in states.items() if state.view.trouble}
-    yield _gauges("tared_view_trouble", text, ("camera", "trouble"), trouble)
+    yield gauges("tared_view_trouble", text, ("camera", "trouble"), trouble)
     up = {(camera,): not state.outage for camera, state in states.items()}
-    yield _gauges("tared_observer_up", "Whether frames are observed now.", ("camera",), up)
+    yield gauges("tared_observer_up", "Whether frames are observed now.", ("camera",), up)
     shares = [state.spending.share for state in states.values()]  # each state has that of all cameras together
     share = "Time spent on observing, relative to the time of inference, since the start."
     yield GaugeMetricFamily("tared_observing_time_ratio", share, value=max(shares, default=0.0))
@@ -207,13 +204,13 @@ def _events(counts: EventCounts, cameras: Iterable[str]) -> Iterator[Metric]:
         ends[trigger, end] = ends.get((trigger, end), 0) + count
         if code:
             codes[end, code] = codes.get((end, code), 0) + count
-    yield _counters("tared_jobs", "Jobs that have ended.", ("trigger", "end"), ends)
-    yield _counters("tared_job_errors", "Jobs that ended without a new engine, by error.", ("end", "code"), codes)
+    yield counters("tared_jobs", "Jobs that have ended.", ("trigger", "end"), ends)
+    yield counters("tared_job_errors", "Jobs that ended without a new engine, by error.", ("end", "code"), codes)
     alarms = dict.fromkeys(cameras, 0) | counts.alarms.copy()
-    yield _counters("tared_drift_alarms", "Drift alarms that have risen, by camera.", ("camera",), _by_one(alarms))
+    yield counters("tared_drift_alarms", "Drift alarms that have risen, by camera.", ("camera",), _by_one(alarms))
     kinds = dict.fromkeys(_KINDS, 0) | counts.events.copy()
-    yield _counters("tared_events", "Events that were reported, by kind.", ("kind",), _by_one(kinds))
-    yield _counters(
+    yield counters("tared_events", "Events that were reported, by kind.", ("kind",), _by_one(kinds))
+    yield counters(
         "tared_errors", "Errors that the daemon has survived, by code.", ("code",), _by_one(counts.errors.copy())
     )
 
@@ -222,23 +219,9 @@ def _by_one(counts: Mapping[str, int]) -> _Counts:
     return {(label,): count for label, count in counts.items()}
 
 
-def _counters(name: str, text: str, labels: tuple[str, ...], counts: _ByLabels) -> Metric:
-    return _filled(CounterMetricFamily(name, text, labels=labels), counts)
-
-
-def _gauges(name: str, text: str, labels: tuple[str, ...], values: _ByLabels) -> Metric:
-    return _filled(GaugeMetricFamily(name, text, labels=labels), values)
-
-
-def _filled(family: CounterMetricFamily | GaugeMetricFamily, values: _ByLabels) -> Metric:
-    for labels, value in sorted(values.items()):
-        family.add_metric(labels, float(value))
-    return family
-
-
 def _mqtt(link: MqttLink | None) -> Iterator[Metric]:
     lost = _by_one(link.drops) if link is not None else {}
-    yield _counters("tared_mqtt_dropped_messages", "Messages that fell out of a full queue.", ("cause",), lost)
+    yield counters("tared_mqtt_dropped_messages", "Messages that fell out of a full queue.", ("cause",), lost)
     connected = float(link is not None and link.connected)
     yield GaugeMetricFamily("tared_mqtt_connected", "Whether the broker has admitted this device.", value=connected)
     if link is not None:
@@ -254,7 +237,7 @@ def _board(health: Mapping[str, float | str | bool]) -> Iterator[Metric]:
         for name, value in health.items()
         if name.startswith("temperature_")
     }
-    yield _gauges("tared_board_temperature_celsius", "Temperature of a sensor of the board.", ("sensor",), heat)
+    yield gauges("tared_board_temperature_celsius", "Temperature of a sensor of the board.", ("sensor",), heat)
     yield from _gauge(health, "power_w", "tared_board_power_watts", "Power that the board takes.")
     available = "Memory that is still available."
     yield from _gauge(health, "memory_available_bytes", "tared_board_memory_available_bytes", available)
