@@ -52,7 +52,7 @@ def real_answers() -> Answers:
             for seed, (_, image) in enumerate(images):
                 shown = corrupt(image, condition, severity, seed) if severity else image
                 tensor, _ = observed.task.preprocess(shown)
-                served, right = (observed.task.decode(engine.infer(tensor)) for engine in (int8, reference))
+                served, right = (observed.task.decode(each.infer(tensor), tensor.shape) for each in (int8, reference))
                 assert isinstance(served, Classification)
                 assert isinstance(right, Classification)
                 rows.append((served.class_id, right.class_id))

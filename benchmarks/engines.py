@@ -51,7 +51,8 @@ def compare(name: str, rounds: int) -> Row:
         model.build_request(insert_qdq(model.master, model.placement, calibration.amax), "int8")
     ).engine
     with closing(backend.load(fp32)) as reference, closing(backend.load(int8)) as engine:
-        agreement = [fidelity(task.decode(engine.infer(x)), task.decode(reference.infer(x))).value for x in held_out]
+        pairs = [[task.decode(each.infer(x), x.shape) for each in (engine, reference)] for x in held_out]
+        agreement = [fidelity(served, right).value for served, right in pairs]
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
         session = ort.InferenceSession(int8, options, providers=["CPUExecutionProvider"])

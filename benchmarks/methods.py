@@ -55,9 +55,8 @@ def score(engine: Engine, name: str, observed: Observed, reference: Engine) -> f
         key, labels = LABELLED[name]
         return evaluate(engine, observed.model.spec, DATA / labels).scores[key]
     decode = observed.task.decode
-    return float(
-        np.mean([fidelity(decode(engine.infer(x)), decode(reference.infer(x))).value for x in observed.held_out])
-    )
+    pairs = ([decode(each.infer(x), x.shape) for each in (engine, reference)] for x in observed.held_out)
+    return float(np.mean([fidelity(served, right).value for served, right in pairs]))
 
 
 def mean_noise_db(histograms: Mapping[str, AbsHistogram], method: str) -> float:

@@ -78,7 +78,9 @@ def observe(model: Model, backend: Backend, offered: Sequence[Image], sizes: Seq
         task = VisionTask(model.spec, observer.inputs, observer.outputs)
         tensors = [task.preprocess(image)[0].copy() for image in offered]
         seen = [observer.observe(tensor) for tensor in tensors]
-        classes = [shown_classes(task.decode(each.outputs)) for each in seen]
+        classes = [
+            shown_classes(task.decode(each.outputs, tensor.shape)) for each, tensor in zip(seen, tensors, strict=True)
+        ]
     made = contenders(offered, sizes, classes)
     for contender in made:
         for number in filter(contender.takes, range(len(offered))):
@@ -95,11 +97,11 @@ def judge(model: Model, backend: Backend, made: Sequence[Contender], images: Seq
         for image in images:
             tensor, _ = task.preprocess(image)
             truth = dict(reference.infer(tensor))
-            expected = task.decode(truth)
+            expected = task.decode(truth, tensor.shape)
             for contender, engine in zip(made, engines, strict=True):
                 outputs = engine.infer(tensor)
                 contender.sqnr_db.append(sqnr_db(outputs, truth))
-                agreement = fidelity(task.decode(outputs), expected)
+                agreement = fidelity(task.decode(outputs, tensor.shape), expected)
                 if not agreement.is_empty:
                     contender.fidelity.append(agreement.value)
 

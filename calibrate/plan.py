@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from calibrate.errors import CalibrationError
 
-SCHEMA_VERSION = 3  # 1 had no repairs and no evidence, 2 no reach; they are read as plans without them
+SCHEMA_VERSION = 3
 
 Numbers = tuple[float, ...]
 
@@ -144,7 +144,7 @@ class PrecisionPlan:
 
         Raises CalibrationError:
             plan.format  the text is not a plan
-            plan.schema  the plan is of a newer version
+            plan.schema  the plan is of another version
         """
         try:
             document: Any = json.loads(text)
@@ -152,13 +152,9 @@ class PrecisionPlan:
             _refuse(f"text that is not JSON ({error})")
         if not isinstance(document, dict) or "schema" not in document:
             _refuse("JSON without the key 'schema'")
-        if document["schema"] not in (1, 2, SCHEMA_VERSION):
-            raise CalibrationError(
-                "plan.schema",
-                f"a plan of schema {document['schema']!r}",
-                f"schema {SCHEMA_VERSION} or an older one",
-                "use the tared that wrote it, or write it again",
-            )
+        if document["schema"] != SCHEMA_VERSION:
+            found, expected = f"a plan of schema {document['schema']!r}", f"schema {SCHEMA_VERSION}"
+            raise CalibrationError("plan.schema", found, expected, "use the tared that wrote it, or write it again")
         floats = document.get("floats")
         if not isinstance(floats, dict) or not all(isinstance(reason, str) for reason in floats.values()):
             _refuse("a plan whose 'floats' does not map node names to reasons")

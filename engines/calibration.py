@@ -15,7 +15,6 @@ import hashlib
 import io
 import json
 import logging
-import os
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +32,7 @@ from calibrate.threshold import entropy_window, histogram_amax, parse_method
 from engines.errors import DeviceError, EngineError
 from engines.interface import EntropySearch
 from engines.store.artefact import fingerprint
-from engines.store.files import read_regular, read_text, replace_files
+from engines.store.files import read_regular, read_text, replace_files, why_unwritable
 
 log = logging.getLogger(__package__)
 
@@ -199,20 +198,16 @@ def check_destination(path: Path) -> None:
 
     Raises CalibrationError (`calibration.write`) if it cannot.
     """
-    folder = next(folder for folder in path.absolute().parents if folder.exists())
     if path.suffix != ".json":  # the .npz takes the place of this suffix
         raise _unwritable(path, "a name that does not end in .json")
-    if path.is_dir():
-        raise _unwritable(path, "a folder")
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise _unwritable(path, f"{folder} takes no files")
+    if reason := why_unwritable(path):
+        raise _unwritable(path, reason)
 
 
 def save_calibration(calibration: Calibration, path: Path) -> None:
     """Write a calibration and its histograms, both whole or none.
 
     Args:
-        calibration: The calibration.
         path: The .json; the .npz goes beside it. Missing folders are made.
 
     Raises CalibrationError (`calibration.write`) when the disk refuses; what was there before still is.
@@ -286,7 +281,6 @@ def save_histograms(
 
     Args:
         histograms: One or more, by the name of the tensor, with equal numbers of bins.
-        path: The .npz.
         extremes: (2, channels) of the input of each layer, by the layer's name; None: none.
 
     Raises OSError when the disk refuses.

@@ -117,13 +117,7 @@ class OnnxRuntimeBackend:
     int8_must_gain = False  # with few of its kernels INT8 is faster: it saves memory
 
     def __init__(self, options: BackendOptions | None = None) -> None:
-        """Open the runtime.
-
-        Args:
-            options: How it shall work here; None: the defaults of BackendOptions.
-
-        Raises EngineError (`backend.option`) for options that only a GPU's runtime has.
-        """
+        """Open the runtime. Raises EngineError (`backend.option`) for options that only a GPU's runtime has."""
         options = options or BackendOptions()
         options.check_cpu(self.name)
         self._threads = options.threads
@@ -169,7 +163,6 @@ class OnnxRuntimeBackend:
         """
         return OnnxRuntimeEngine(engine, self._threads)
 
-    # ARG002: opening a session takes no time worth a progress report.
     def observer(
         self,
         request: BuildRequest,
@@ -178,12 +171,6 @@ class OnnxRuntimeBackend:
         layers: Sequence[str] = (),
     ) -> OnnxRuntimeObserver:
         """Open the float reference with histogram taps.
-
-        Args:
-            request: The float graph.
-            taps: Names of float32 tensors of the graph.
-            progress: Not called: a session opens at once.
-            layers: Layers whose input's extremes are observed, channel by channel.
 
         Raises EngineError:
             observer.tap  a tap that is not a float32 tensor of the graph

@@ -77,13 +77,7 @@ class OpenVinoBackend:
     takes_unsigned = True
 
     def __init__(self, options: BackendOptions | None = None) -> None:
-        """Open the runtime.
-
-        Args:
-            options: How it shall work here; None: the defaults of BackendOptions.
-
-        Raises EngineError (`backend.option`) for options that only a GPU's runtime has.
-        """
+        """Open the runtime. Raises EngineError (`backend.option`) for options that only a GPU's runtime has."""
         self._options = options or BackendOptions()
         self._options.check_cpu(self.name)
         self._just_built: tuple[bytes, ov.CompiledModel] | None = None  # as a rule it is loaded next
@@ -188,13 +182,7 @@ class OpenVinoEngine:
         self._read: list[Array] = []  # the batch of the last inference, in whose memory the request's input lies
 
     def infer(self, batch: Array) -> dict[str, Array]:
-        """Run the one image input; return the outputs by name.
-
-        Raises EngineError:
-            engine.batch   a batch of another shape or dtype
-            engine.run     the runtime fails on it
-            engine.closed  `close` was called
-        """
+        """Run the one image input; return the outputs by name. Raises EngineError as Engine says."""
         request = self._running()
         self.inputs[0].check(batch)
         try:

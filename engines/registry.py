@@ -73,7 +73,6 @@ class ChosenBackend:
     """Hold an opened runtime, and why the faster ones were not taken.
 
     Args:
-        backend: The runtime.
         not_taken: The reason for each faster one, by name.
     """
 
@@ -118,7 +117,6 @@ def open_simulator(backend: Backend, threads: int) -> Backend:
     """Open ONNX Runtime to try plans for a runtime: it computes the INT8 graph that this runtime is given.
 
     Args:
-        backend: The runtime that plans are for.
         threads: The most CPU threads that it uses.
 
     Raises EngineError (`backend.missing`) where ONNX Runtime is not installed.

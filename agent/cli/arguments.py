@@ -100,7 +100,6 @@ def number(kind: type[int] | type[float], low: float, high: float = math.inf) ->
     """Return a parser of numbers from `low` to `high`, for argparse's `type`.
 
     Args:
-        kind: int or float.
         low: The least number.
         high: The largest number; infinity: no limit.
 
@@ -127,7 +126,6 @@ def print_result(options: argparse.Namespace, result: dict[str, Any]) -> int:
     """Print a result, one `key value` a line or with --json as one object; return the exit code of success.
 
     Args:
-        options: The parsed options.
         result: In JSON's types.
     """
     if options.json:

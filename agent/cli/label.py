@@ -190,7 +190,8 @@ def _propose(options: argparse.Namespace, store: LabelStore) -> int:
     config = load_board_config(options.config)
     policies = Policies(config, lambda error: say_error(str(error)))
     frames = store.frames()
-    regimes = [each for each in dict.fromkeys(frame.regime for frame in frames) if _is_stored(config.state_dir, each)]
+    stored = config.state_dir / "artefacts"
+    regimes = [each for each in dict.fromkeys(frame.regime for frame in frames) if (stored / each).is_dir()]
     found = [propose(frames, regime, config.model, policies.in_frames(regime)) for regime in regimes]
     proposals = [
         (each, policies.command(each.artefact, each.score_threshold, each.classes))
@@ -205,10 +206,6 @@ def _propose(options: argparse.Namespace, store: LabelStore) -> int:
     if not proposals:
         print("the labels support no other policy")
     return 0
-
-
-def _is_stored(state_dir: Path, artefact: str) -> bool:
-    return (state_dir / "artefacts" / artefact).is_dir()
 
 
 def _print_proposal(proposal: PolicyProposal, command: str, name: Callable[[int], str]) -> None:

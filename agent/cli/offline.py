@@ -449,7 +449,6 @@ def _open_backend(options: argparse.Namespace, subject: Path | None = None, **mo
     """Open the requested backend; whatever makes its next build faster is kept in the user's cache.
 
     Args:
-        options: The parsed options.
         subject: An artefact whose own runtime is opened if --backend names none; None, or anything else: the fastest.
         more: Further fields of BackendOptions.
 

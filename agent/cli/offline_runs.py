@@ -74,7 +74,6 @@ def run_calibrate(
         frames: A source, as `parse_source` understands it; None with a cache: its scales count, and nothing is checked.
         count: Frames to observe at most; spread evenly where the source knows its length, else the first ones.
         method: As `parse_method` understands it.
-        output: The .json to write.
         backend: The runtime of the reference and of the check.
         plan_path: The tensors of this plan are observed: the inputs that it divides get histograms of their own. None:
             those of a graph whose layers are all INT8.
@@ -114,7 +113,7 @@ def run_calibrate(
         "seconds": round(time.monotonic() - started, 3),
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "output": str(output),
-        **({"check": check.as_dict()} if check is not None else {}),
+        **({"check": asdict(check)} if check is not None else {}),
         **({"cache": _comparison(model, ranges, calibration, observed)} if ranges is not None else {}),
     }
 
@@ -151,7 +150,7 @@ def _check_calibration(
 
     def check_and_keep(show: Progress) -> QuickCheck:
         check = quick_check(model, calibration, inputs, show)
-        save_calibration(replace(calibration, check={**_conditions(model), "result": check.as_dict()}), output)
+        save_calibration(replace(calibration, check={**_conditions(model), "result": asdict(check)}), output)
         return check
 
     return _checked(check_and_keep, "the calibration's own frames", command)
@@ -192,7 +191,6 @@ def run_build(
         spec_path: The MODEL.yaml.
         calibration_path: The calibration.json; None: the engine is float.
         output: The directory; None: `SPEC-PRECISION` in the working directory.
-        backend: The runtime that builds.
         precision: None: int8 with a calibration or a plan, else the runtime's fastest float.
         plan_path: A plan names the nodes that stay float; None: all are INT8.
         frames: A source, as `parse_source` understands it, to check the engine on; None: by the check that
@@ -240,7 +238,7 @@ def run_build(
         "int8_macs_share": round(artefact.manifest["int8_macs_share"], 4),
         "engine_bytes": artefact.manifest["engine_bytes"],
         "seconds": round(time.monotonic() - started, 3),
-        **({"check": check.as_dict()} if check is not None else {}),
+        **({"check": asdict(check)} if check is not None else {}),
     }
 
 
@@ -289,7 +287,7 @@ def _kept_check(model: Model, calibration: Calibration) -> QuickCheck:
     if any(calibration.check.get(name) != value for name, value in _conditions(model).items()):
         found = "a check of another plan or model spec" if calibration.check else "a calibration without a check"
         raise AgentError("check.other", found, "a check of this plan and this spec", "add --frames SRC")
-    return QuickCheck.from_dict(calibration.check["result"])
+    return QuickCheck(**calibration.check["result"])
 
 
 def _conditions(model: Model) -> dict[str, str]:
@@ -327,7 +325,6 @@ def run_infer(
         target: The artefact directory, or a MODEL.yaml, whose float reference is run.
         frames: A source, as `parse_source` understands it.
         output: Predictions as JSON lines, boxes in frame pixels; None: not written.
-        backend: The runtime.
         key: Only an artefact that it has signed is run; None: any.
         save: Frames with the predictions drawn into them, see `open_drawn_frames`; None: not drawn.
 
@@ -376,9 +373,7 @@ def run_evaluate(
     """Score an artefact, or the float reference of a MODEL.yaml, on labelled images.
 
     Args:
-        target: The artefact directory, or the MODEL.yaml.
         dataset: The labelled images, as `evaluate` reads them.
-        backend: The runtime.
         key: Only an artefact that it has signed is run; None: any.
         only: Names of the classes that count; empty: all.
 
@@ -404,8 +399,6 @@ def open_engine(target: Path, backend: Backend, key: bytes | None = None) -> Ite
     """Open the engine of an artefact directory, or the float reference of a MODEL.yaml; yield it with its spec.
 
     Args:
-        target: The artefact directory, or the MODEL.yaml.
-        backend: The runtime.
         key: Only an artefact that it has signed is opened; None: any.
 
     Raises EngineError as `read_artefact`, `check_runtime` and the runtime do.

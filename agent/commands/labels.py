@@ -25,7 +25,6 @@ class LabelsInbox:
     A refused message is reported at once, further ones with the same error code once a minute: a flood fills no log.
 
     Args:
-        accuracies: By camera.
         on_refused: Receives the latest LabelsError or MessageError of a code, and the number of messages refused for it
             since its last report.
     """

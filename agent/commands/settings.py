@@ -50,7 +50,6 @@ class Settings:
         base: As config.yaml has it. `config` is the configuration in force.
         trusts: Returns whether earlier documents of a key still count.
         on_change: Receives each new configuration.
-        on_error: Receives the errors of the file.
 
     Raises AgentError (`settings.schema`) for the file of a newer tared.
     """

@@ -11,15 +11,16 @@ import os
 import selectors
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from importlib.metadata import version
+from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import InfoMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
@@ -35,6 +36,7 @@ from calibrate.errors import TaredError
 log = logging.getLogger(__package__)
 
 PATH = "/metrics"
+ByLabels = Mapping[Any, float]  # the value of each sample, by the tuple of its labels' values
 
 _NICE = 10  # niceness of the thread: the process's own work goes first
 _FRESH_S = 0.25  # how long scrapes get the text that the latest one got
@@ -204,6 +206,22 @@ class MetricsServer(threading.Thread):
         self._reading.note_success()
         self._texts = {content_type: (self._clock.monotonic_s(), text)}
         return text
+
+
+def counters(name: str, text: str, labels: Sequence[str], counts: ByLabels) -> Metric:
+    """Return a family of counters; their samples get the suffix `_total`."""
+    return _filled(CounterMetricFamily(name, text, labels=labels), counts)
+
+
+def gauges(name: str, text: str, labels: Sequence[str], values: ByLabels) -> Metric:
+    """Return a family of gauges."""
+    return _filled(GaugeMetricFamily(name, text, labels=labels), values)
+
+
+def _filled(family: CounterMetricFamily | GaugeMetricFamily, values: ByLabels) -> Metric:
+    for labels, value in sorted(values.items()):
+        family.add_metric(labels, float(value))
+    return family
 
 
 class _Build(Collector):

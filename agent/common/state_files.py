@@ -170,7 +170,6 @@ class Journal:
         """Open or start the file.
 
         Args:
-            path: The file.
             identity: A fingerprint of everything the values depend on. A file of another identity, or one that cannot
                 be read, is started again from scratch.
             code: Code of the AgentError that is raised where the file cannot be written.

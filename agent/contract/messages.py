@@ -218,9 +218,7 @@ class CameraTelemetry(Document):
     Args:
         fps: Frames served per second.
         up: Whether the camera delivers: it has delivered a frame and was not lost since; a recording, until its end.
-            Older agents do not send it.
-        lost: The code of the error for which the camera is away; absent while it is there, or not opened yet. Older
-            agents do not send it.
+        lost: The code of the error for which the camera is away; absent while it is there, or not opened yet.
         dropped: Frames dropped, by cause.
         latency_ms: From a frame's arrival to its result.
         published_ms: From a frame's arrival until every output has received its result.

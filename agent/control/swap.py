@@ -43,7 +43,6 @@ class SwapInProgress:
     """An engine on trial.
 
     Args:
-        tracker: The job that the swap belongs to.
         verdict: Verdict on the candidate; None for an engine that has served before.
         missed_before: Frames that nobody had taken when it began.
         on_commit: Puts a new model in its place; None: the engine becomes `current`.
@@ -119,7 +118,6 @@ class EngineSwap:
         """Hand the engine to the frame path, once it is journaled that it may serve.
 
         Args:
-            tracker: The job that the swap belongs to.
             verdict: Verdict on the candidate; None for an engine that has served before.
             max_loss: Loss of fidelity that the operator accepts; None: as configured.
             on_commit: Puts a new model in its place, whose answers and latency are its own: probation looks for
@@ -204,14 +202,12 @@ class EngineSwap:
         if not swap.is_going_back:
             self._swap = None
             self._fail(swap, error)
-            self._answer_recall(swap)
 
     def stop(self, reason: str) -> None:
         """End the probation, because the frame path is stopped: the candidate is not committed."""
         swap, self._swap = self._swap, None
         if swap is not None:
             self._fail(swap, AgentError(CANCELLED, reason, "a probation that runs to its end", "start the job again"))
-            self._answer_recall(swap)
 
     def _on_live(self, swap: SwapInProgress, ts: float, skipped: int) -> None:
         """The candidate has answered the frame of capture time `ts`."""
@@ -227,16 +223,8 @@ class EngineSwap:
             return
         if self.pipeline.error is not None:
             self._swap = None
-            self._fail(
-                swap,
-                AgentError(
-                    "swap.stopped",
-                    "the frame path has failed",
-                    "frames until the probation has ended",
-                    "see the log for the cause",
-                ),
-            )
-            self._answer_recall(swap)
+            found, expected = "the frame path has failed", "frames until the probation has ended"
+            self._fail(swap, AgentError("swap.stopped", found, expected, "see the log for the cause"))
             return
         error = _recalled() if swap.recall is not None else None
         if error is None and swap.announced is not None:
@@ -278,6 +266,7 @@ class EngineSwap:
         """End a swap for a reason that is not the candidate's fault."""
         self._reject(swap, {"trigger": swap.tracker.trigger, "reason": error.code, "found": error.found})
         swap.tracker.fail(error)
+        self._answer_recall(swap)
 
     def _reject(self, swap: SwapInProgress, rollback: dict[str, Any]) -> None:
         """Remove the candidate before the journal has the end: the next process would not come back to it."""

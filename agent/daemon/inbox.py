@@ -43,7 +43,6 @@ class CommandInbox:
     """Drain the link's inboxes at each `tick`; one thread uses it.
 
     Args:
-        handlers: The handlers of all commands.
         deliveries: Receive the chunks of files.
         authority: Decides whose commands count; None admits everybody.
 

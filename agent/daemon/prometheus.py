@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client.core import (
-    CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
     InfoMetricFamily,
@@ -18,7 +17,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from agent.common.metrics import MetricsAddress, MetricsServer
+from agent.common.metrics import MetricsAddress, MetricsServer, counters, gauges
 from agent.config import Config
 from agent.control.operations import Operations
 from agent.control.reasons import explain
@@ -118,21 +117,12 @@ def _key(name: str, labels: Mapping[str, str]) -> _Key:
 
 def _frames(feeds: Mapping[str, Feed]) -> Iterator[Metric]:
     loops = {camera: feed.run_meter.totals() for camera, feed in feeds.items()}
-    there = GaugeMetricFamily("tared_camera_up", "Whether the camera delivers frames now.", labels=["camera"])
-    for camera, feed in feeds.items():
-        there.add_metric([camera], float(feed.is_up))
-    yield there
-    served = CounterMetricFamily("tared_frames", "Frames served since the daemon began.", labels=["camera"])
-    for camera, loop in loops.items():
-        served.add_metric([camera], loop.frames)
-    yield served
-    dropped = CounterMetricFamily(
-        "tared_dropped_frames", "Frames that were not served, by cause.", labels=["camera", "cause"]
-    )
-    for camera, loop in loops.items():
-        for cause, count in sorted(loop.dropped.items()):
-            dropped.add_metric([camera, cause], count)
-    yield dropped
+    there = {(camera,): feed.is_up for camera, feed in feeds.items()}
+    yield gauges("tared_camera_up", "Whether the camera delivers frames now.", ("camera",), there)
+    served = {(camera,): loop.frames for camera, loop in loops.items()}
+    yield counters("tared_frames", "Frames served since the daemon began.", ("camera",), served)
+    dropped = {(camera, cause): count for camera, loop in loops.items() for cause, count in loop.dropped.items()}
+    yield counters("tared_dropped_frames", "Frames that were not served, by cause.", ("camera", "cause"), dropped)
     latency = HistogramMetricFamily(
         "tared_frame_latency_seconds", "From a frame's arrival to its decoded result.", labels=["camera"]
     )
@@ -172,15 +162,10 @@ def _quality(observed: CameraStates) -> Iterator[Metric]:
 
 def _view(states: CameraStates) -> Iterator[Metric]:
     text = "Trouble with the view that no recalibration cures; absent while there is none."
-    trouble = GaugeMetricFamily("tared_view_trouble", text, labels=["camera", "trouble"])
-    for camera, state in states.items():
-        if state.view.trouble:
-            trouble.add_metric([camera, state.view.trouble], 1.0)
-    yield trouble
-    up = GaugeMetricFamily("tared_observer_up", "Whether frames are observed now.", labels=["camera"])
-    for camera, state in states.items():
-        up.add_metric([camera], float(not state.outage))
-    yield up
+    trouble = {(camera, state.view.trouble): 1.0 for camera, state in states.items() if state.view.trouble}
+    yield gauges("tared_view_trouble", text, ("camera", "trouble"), trouble)
+    up = {(camera,): not state.outage for camera, state in states.items()}
+    yield gauges("tared_observer_up", "Whether frames are observed now.", ("camera",), up)
     shares = [state.spending.share for state in states.values()]  # each state has that of all cameras together
     share = "Time spent on observing, relative to the time of inference, since the start."
     yield GaugeMetricFamily("tared_observing_time_ratio", share, value=max(shares, default=0.0))
@@ -219,13 +204,13 @@ def _events(counts: EventCounts, cameras: Iterable[str]) -> Iterator[Metric]:
         ends[trigger, end] = ends.get((trigger, end), 0) + count
         if code:
             codes[end, code] = codes.get((end, code), 0) + count
-    yield _counter("tared_jobs", "Jobs that have ended.", ("trigger", "end"), ends)
-    yield _counter("tared_job_errors", "Jobs that ended without a new engine, by error.", ("end", "code"), codes)
+    yield counters("tared_jobs", "Jobs that have ended.", ("trigger", "end"), ends)
+    yield counters("tared_job_errors", "Jobs that ended without a new engine, by error.", ("end", "code"), codes)
     alarms = dict.fromkeys(cameras, 0) | counts.alarms.copy()
-    yield _counter("tared_drift_alarms", "Drift alarms that have risen, by camera.", ("camera",), _by_one(alarms))
+    yield counters("tared_drift_alarms", "Drift alarms that have risen, by camera.", ("camera",), _by_one(alarms))
     kinds = dict.fromkeys(_KINDS, 0) | counts.events.copy()
-    yield _counter("tared_events", "Events that were reported, by kind.", ("kind",), _by_one(kinds))
-    yield _counter(
+    yield counters("tared_events", "Events that were reported, by kind.", ("kind",), _by_one(kinds))
+    yield counters(
         "tared_errors", "Errors that the daemon has survived, by code.", ("code",), _by_one(counts.errors.copy())
     )
 
@@ -234,23 +219,11 @@ def _by_one(counts: Mapping[str, int]) -> _Counts:
     return {(label,): count for label, count in counts.items()}
 
 
-def _counter(name: str, text: str, labels: tuple[str, ...], counts: _Counts) -> CounterMetricFamily:
-    family = CounterMetricFamily(name, text, labels=labels)
-    for values, count in sorted(counts.items()):
-        family.add_metric(values, count)
-    return family
-
-
 def _mqtt(link: MqttLink | None) -> Iterator[Metric]:
-    lost = CounterMetricFamily(
-        "tared_mqtt_dropped_messages", "Messages that fell out of a full queue.", labels=["cause"]
-    )
-    for cause, count in sorted(link.drops.items() if link is not None else ()):
-        lost.add_metric([cause], count)
-    yield lost
-    connected = GaugeMetricFamily("tared_mqtt_connected", "Whether the broker has admitted this device.")
-    connected.add_metric([], float(link is not None and link.connected))
-    yield connected
+    lost = _by_one(link.drops) if link is not None else {}
+    yield counters("tared_mqtt_dropped_messages", "Messages that fell out of a full queue.", ("cause",), lost)
+    connected = float(link is not None and link.connected)
+    yield GaugeMetricFamily("tared_mqtt_connected", "Whether the broker has admitted this device.", value=connected)
     if link is not None:
         waits = "Age of the oldest telemetry or event that has not arrived; 0 while none waits."
         yield GaugeMetricFamily("tared_mqtt_outbox_oldest_seconds", waits, value=link.outbox.oldest_s)
@@ -259,13 +232,12 @@ def _mqtt(link: MqttLink | None) -> Iterator[Metric]:
 
 
 def _board(health: Mapping[str, float | str | bool]) -> Iterator[Metric]:
-    heat = GaugeMetricFamily(
-        "tared_board_temperature_celsius", "Temperature of a sensor of the board.", labels=["sensor"]
-    )
-    for name, value in sorted(health.items()):
-        if name.startswith("temperature_"):
-            heat.add_metric([name.removeprefix("temperature_").removesuffix("_c")], float(value))
-    yield heat
+    heat = {
+        (name.removeprefix("temperature_").removesuffix("_c"),): float(value)
+        for name, value in health.items()
+        if name.startswith("temperature_")
+    }
+    yield gauges("tared_board_temperature_celsius", "Temperature of a sensor of the board.", ("sensor",), heat)
     yield from _gauge(health, "power_w", "tared_board_power_watts", "Power that the board takes.")
     available = "Memory that is still available."
     yield from _gauge(health, "memory_available_bytes", "tared_board_memory_available_bytes", available)

@@ -102,7 +102,7 @@ class Panel:
         engines = {REFERENCE: self._reference, **self._engines}
         answers = {}
         for name, engine in engines.items():
-            detections = self._task.decode(engine.infer(tensor))
+            detections = self._task.decode(engine.infer(tensor), tensor.shape)
             assert isinstance(detections, Detections)  # labels are refused for other tasks
             answers[name] = detections
         return answers, geometry

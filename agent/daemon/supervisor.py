@@ -157,7 +157,7 @@ class Supervisor:
             OSError,
             "jobs and swaps moved on",
             lambda error: self._on_part("control", error),
-            self._fail_job,
+            lambda error: self.operations.fail_job(error),
         )
         self._telemetry = PeriodicTimer(config.mqtt.telemetry_period_s, self._clock.monotonic_s())
         past = CrashRecovery(config.state_dir, reporter)
@@ -428,9 +428,6 @@ class Supervisor:
         else:
             self._reporter.event(part, **detail, state="back")
 
-    def _fail_job(self, error: AgentError) -> None:
-        self.operations.fail_job(error)
-
     def _on_preview(self, error: TaredError | None, address: str) -> None:
         if error is not None:
             self._reporter.error(error, part="preview")
@@ -471,9 +468,7 @@ class TurnStep:
         """Let the block fail; its traceback is logged once for each cause."""
         try:
             yield
-        except Exception as error:
-            if not isinstance(error, self.survived):
-                raise
+        except self.survived as error:
             with suppress(OSError):
                 self._faults.note(self.code, error)
                 found = f"{type(error).__name__}: {error}"

@@ -228,12 +228,10 @@ def run_check(target: Path, frames: str, count: int | None, threads: int) -> Che
             rows, surest = _measure_rounds(engine, written, images, heads)
         shown = images[int(np.argmax(np.sum([row.sureness.sums for row in rows], axis=0)))]
         answers = tuple(_answer(engine, row.alternative.spec, shown) for row in rows)
-    faults = [f"output '{name}' is not finite" for name, each in answers[0].outputs.items() if not _is_finite(each)]
+    faults = [
+        f"output '{name}' is not finite" for name, each in answers[0].outputs.items() if not np.isfinite(each).all()
+    ]
     return Check(target, len(images), tuple(rows), surest, shown, answers, tuple(faults))
-
-
-def _is_finite(output: Array) -> bool:
-    return bool(np.isfinite(output).all())
 
 
 def _measure_rounds(

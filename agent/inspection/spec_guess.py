@@ -30,7 +30,6 @@ class Convention(NamedTuple):
     """The way in which one project prepares its images.
 
     Args:
-        peer: the project.
         input: keys of a spec's `input`; those left out have its defaults.
         score: the threshold of scores.
         iou: the threshold of overlaps.

@@ -119,7 +119,6 @@ class JobProcess:
 
     Args:
         on_progress: Called with step and percent.
-        on_outcome: Called with the outcome.
         module: Prints lines as `run_child` does.
         nice: Its priority, see background.py.
         memory_bytes: Resident memory that it may take, with all that it starts; None: half of the board's. Beyond, it

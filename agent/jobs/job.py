@@ -114,9 +114,7 @@ class JobRecord:
 
     Args:
         request: What was requested.
-        command_ids: The commands that requested it.
         artefact: Id of the artefact that was put on probation.
-        error: The error of a job that failed.
         result: The result that its commands get.
     """
 
@@ -269,7 +267,8 @@ class JobTracker:
         command: The command that requested the job, if any.
         on_failure: Called with the error of a job that failed; not for one that was cancelled.
 
-    `error` is the one with which the job ended. Raises AgentError (`journal.write`); there is no job then.
+    `error` is the one with which the job ended. `waits` says why it waits for headroom, and is empty while it
+    continues. Raises AgentError (`journal.write`); there is no job then.
     """
 
     trigger: str
@@ -286,24 +285,19 @@ class JobTracker:
         self.error: TaredError | None = None
         self.started_s = self.clock.monotonic_s()
         self._percent = 0
-        self._reason = ""
+        self.waits = ""
         self._commands = [self.command] if self.command is not None else []
         self.journal.start(self.id, self.trigger, self.request, self._command_ids)
 
     @property
-    def waits(self) -> str:
-        """The reason why the job waits for headroom; empty while it continues."""
-        return self._reason
-
-    @property
     def description(self) -> str:
         """State, progress and reason to wait, for displays."""
-        return f"{self.state.value} {self._percent} %" + (f", waits: {self._reason}" if self._reason else "")
+        return f"{self.state.value} {self._percent} %" + (f", waits: {self.waits}" if self.waits else "")
 
     def as_dict(self) -> dict[str, Any]:
         """Return the job as `status` reports it."""
         document = {"id": self.id, "trigger": self.trigger, "state": self.state.value, "percent": self._percent}
-        return {**document, "waits": self._reason} if self._reason else document
+        return {**document, "waits": self.waits} if self.waits else document
 
     def join(self, command: CommandProgress) -> None:
         """Carry out one more command that requests the same. Raises AgentError (`journal.write`)."""
@@ -350,9 +344,9 @@ class JobTracker:
 
         Another reason while it stands still is kept, but not reported: mostly only its figures change.
         """
-        if bool(reason) != bool(self._reason):
+        if bool(reason) != bool(self.waits):
             self._report_state(percent=self._percent, waits=reason or "no more")
-        self._reason = reason
+        self.waits = reason
 
     def report_shortage(self, collected: int, needed: int) -> None:
         """Report that the frames have ended, and that the job goes on with those there are."""

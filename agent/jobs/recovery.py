@@ -48,7 +48,6 @@ class CrashRecovery:
 
     Attributes:
         current: Id of the artefact that `current` led to; empty for none.
-        journal: The journal of jobs.
     """
 
     def __init__(self, state_dir: Path, reporter: Reporter) -> None:

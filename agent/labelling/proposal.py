@@ -38,7 +38,6 @@ class PolicyProposal:
     """The policy that the labels of one regime speak for.
 
     Args:
-        artefact: The regime.
         labels: Labelled frames behind it.
         present: The score threshold today.
         score_threshold: A better one; None where none is beyond doubt.

@@ -53,7 +53,6 @@ class EngineService:
         serving_model: The model under the plan of the artefact in service, which a job may have found, beginning with
             the configured one. Such an artefact serves, and is rebuilt, as long as the configured plan and rules stay
             the same.
-        serving: The artefact in service.
         calibration: Its calibration; None while the reference serves.
         rebuilt: By the id of an artefact that could not serve, the one that the start has built in its place.
     """
@@ -309,7 +308,6 @@ def reject(store: Store, identity: str, rollback: Mapping[str, Any]) -> None:
     An artefact that `current` or `previous` leads to stays. One that is not in the store is ignored.
 
     Args:
-        identity: Id of the artefact.
         rollback: Why it was taken back, in JSON's types.
 
     Raises EngineError:

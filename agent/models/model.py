@@ -132,7 +132,6 @@ class Model:
     """A model that is ready for calibration.
 
     Args:
-        spec: The model spec.
         master: FP32 master graph.
         sha256: Canonical hash of the master graph.
         input_shape: Shape of one frame's network input in the model's layout, complete also where the graph leaves

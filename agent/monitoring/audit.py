@@ -102,13 +102,12 @@ class FrameAuditor:
     Its sessions are opened for each frame and closed again: they would take as much memory as the model, all the time.
     """
 
-    def __init__(self, model: Model, product_bits: int, min_sqnr_db: float = 20.0) -> None:
+    def __init__(self, model: Model, product_bits: int) -> None:
         """product_bits: as in engines.interface.Observer."""
         self._graph = model.observed
         self._taps = model.placement.taps
         self._spec: ModelSpec = model.spec
         self._bits = product_bits
-        self._min_sqnr_db = min_sqnr_db
         self._smooth = smooth_outputs(model.observed)
 
     def audit(self, frame: AuditedFrame) -> Mismatch:
@@ -142,7 +141,7 @@ class FrameAuditor:
         with closing(OnnxRuntimeEngine(self._graph.SerializeToString(), threads=1)) as engine:
             task = VisionTask(self._spec, engine.inputs, engine.outputs)
         answer, found = (task.decode(outputs, frame.tensor.shape) for outputs in (right, frame.outputs))
-        loss = 1.0 - fidelity(found, answer, self._min_sqnr_db).value
+        loss = 1.0 - fidelity(found, answer, self._spec.min_sqnr_db).value
         noise = min(loss / _FLIPS, NoiseDetector.GROSS)
         return _located(frame, Mismatch(noise, "the decoded answer", _db(loss), _db(_FLIPS)))
 
@@ -304,7 +303,7 @@ class AuditedReference:
 
     def __call__(self, product_bits: int) -> ReferenceAudit:
         """product_bits: as in engines.interface.Observer."""
-        auditor = FrameAuditor(self.model, product_bits, self.model.spec.min_sqnr_db)
+        auditor = FrameAuditor(self.model, product_bits)
         return ReferenceAudit(auditor, self.period_s, self.evidence, self.on_mismatch, clock=self.clock)
 
 
@@ -332,10 +331,6 @@ class AuditEvidence:
         self.mismatch: Mismatch | None = None
         self.is_answered = False
         self._file.read(self._restore)
-
-    @property
-    def e_value(self) -> float:
-        return self.detector.e_value
 
     def add(self, mismatch: Mismatch) -> None:
         """Count a frame; the one that proves the reference wrong becomes the mismatch."""

@@ -96,7 +96,7 @@ class ClassLosses:
         self._classes: dict[int, _ClassLoss] = {}
         self._found: list[int] = []  # classes that lose too much
         self._seen = 0  # frames with any class
-        self._values, self._total = 0, 0.0
+        self.values, self._total = 0, 0.0  # one value for each class of a frame
 
     def add(self, frame: int, ts: float, served: Prediction, reference: Prediction) -> None:
         """Add an observed frame of capture time `ts`; frames of raw outputs have no classes."""
@@ -125,18 +125,13 @@ class ClassLosses:
             if each.detector is not None
         )
 
-    @property
-    def values(self) -> int:
-        """The number of counted values: one for each class of a frame."""
-        return self._values
-
     def _add(self, class_id: int, served: list[int | None], frame: int, ts: float) -> None:
         known = self._classes.setdefault(class_id, _ClassLoss())
         lost = [answer for answer in served if answer != class_id]
         loss = len(lost) / len(served)
         known.frames, known.total = known.frames + 1, known.total + loss
         known.recent += max(_RECENT, 1.0 / known.frames) * (loss - known.recent)
-        self._values, self._total = self._values + 1, self._total + loss
+        self.values, self._total = self.values + 1, self._total + loss
         if lost:
             known.instead.extend(lost)
             known.examples.append(LossExample(frame, ts, lost[0]))
@@ -154,11 +149,11 @@ class ClassLosses:
 
     def _tolerance(self, known: _ClassLoss, doublings: int) -> float:
         error = _ERROR / ((doublings + 1) * (doublings + 2))  # these sum up to _ERROR
-        usual, common = mean_interval(known.total, known.frames, error).high, self._total / self._values
+        usual, common = mean_interval(known.total, known.frames, error).high, self._total / self.values
         return min(min(usual, common + _UNLIKE) + _MARGIN, _MOST_TOLERATED)
 
     def _detector(self, tolerance: float) -> LossDetector:
-        threshold = max(1.0, self._values / max(1, self._seen) * self._frames_per_alarm)
+        threshold = max(1.0, self.values / max(1, self._seen) * self._frames_per_alarm)
         return LossDetector(tolerance, threshold, min(_WARNING, threshold))
 
     def state(self) -> dict[str, Any]:
@@ -174,7 +169,7 @@ class ClassLosses:
             }
             for class_id, each in self._classes.items()
         }
-        return {"seen": self._seen, "values": self._values, "total": self._total, "classes": classes}
+        return {"seen": self._seen, "values": self.values, "total": self._total, "classes": classes}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken. Raises CalibrationError, AttributeError, KeyError, TypeError or ValueError
@@ -182,18 +177,12 @@ class ClassLosses:
         """
         self.start()
         try:
-            self._seen, self._values, self._total = (
-                count(state["seen"]),
-                count(state["values"]),
-                finite(state["total"]),
-            )
+            self._seen, self.values = count(state["seen"]), count(state["values"])
+            self._total = finite(state["total"])
             for class_id, kept in state["classes"].items():
                 known = self._classes[int(class_id)] = _ClassLoss()
-                known.frames, known.total, known.recent = (
-                    count(kept["frames"]),
-                    finite(kept["total"]),
-                    finite(kept["recent"]),
-                )
+                known.frames = count(kept["frames"])
+                known.total, known.recent = finite(kept["total"]), finite(kept["recent"])
                 if (detector := kept["detector"]) is not None:
                     threshold = finite(detector["threshold"])
                     known.detector = LossDetector(finite(detector["tolerance"]), threshold, min(_WARNING, threshold))

@@ -263,8 +263,6 @@ class DriftMonitor:
     Args:
         config: Tolerance, length of a block and false-alarm budget.
         switch_db: By how many dB another regime has to be ahead.
-        serving: The calibration in service.
-        others: The other known regimes.
         other_cameras: Returns the histograms of the newest frames of each other camera that shares the calibration: a
             recalibration has to suit all of them.
         expected_gain: Where it cannot say anything, the detector alone decides.
@@ -377,8 +375,8 @@ class DriftMonitor:
             calm_s, clipping_share = finite(saved["calm_s"]), finite(saved["clipping_share"])
             known = {regime.artefact for regime in self._regimes}
             gains_db = {str(name): finite(gain) for name, gain in saved["gains_db"].items() if name in known}
-            detector, warns, alarms = saved["detector"], bool(saved["warns"]), bool(saved.get("alarms", True))
-            gain = None if saved.get("gain") is None else Interval(**saved["gain"])
+            detector, warns, alarms = saved["detector"], bool(saved["warns"]), bool(saved["alarms"])
+            gain = None if saved["gain"] is None else Interval(**saved["gain"])
             for bound in () if gain is None else (gain.estimate, gain.low, gain.high, gain.n):
                 finite(bound)
         except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -79,7 +79,6 @@ class ObserverThread(threading.Thread):
     ) -> None:
         """Args:
         open_observer: Opens the reference engine, and builds it first where it has to.
-        spec: Of the model.
         config: Its sections observe, calibration, recalibration and cameras count.
         on_change: Called in this thread when observing fails, and when it works again.
         preparing: Called in this thread with the progress of a build.

@@ -124,9 +124,7 @@ class Regimes:
         """Watch an artefact that serves from now on.
 
         Args:
-            artefact: Its id.
             model: The model under the plan of the artefact.
-            calibration: Its calibration.
             since: By camera, the capture time from which on it serves; 0 for a camera that is not named.
             recall: Go on with the evidence that an earlier process kept of it.
 

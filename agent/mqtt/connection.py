@@ -179,8 +179,6 @@ class Connection:
         """Prepare a connection without reaching for the broker.
 
         Args:
-            endpoint: The broker.
-            version: The version of MQTT to speak.
             client_id: Our name at the broker; it ends an older connection of the same name.
             options: Those of the session. Of `will`, the message is taken now.
             on_message: Receives each message with its subscription, unless there is a receive queue. It is acknowledged
@@ -216,9 +214,7 @@ class Connection:
         self._acks = OrderedAcks(self._client.ack)
         self._received = 0
         self._holds = bool(options.recognise)
-        self._puback_policy = (
-            PubackPolicy(queue, options.session_s > 0, self._client.ack) if queue is not None else None
-        )
+        self._puback_policy = PubackPolicy(queue, options.session_s > 0, self._acks) if queue is not None else None
 
     def _new_client(self, client_id: str, will: Message | None, will_delay_s: int, in_bulk: bool) -> Client:
         client = Client(

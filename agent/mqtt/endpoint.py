@@ -119,7 +119,6 @@ class Endpoint:
 
     Args:
         host: Name or address.
-        port: TCP port.
         keepalive_s: Seconds between pings; after 1.5 times as long without one the broker drops us.
         username: None to connect anonymously.
         password_file: A file whose first line is the password.

@@ -22,8 +22,6 @@ class Message:
     """One publication, outgoing or received.
 
     Args:
-        topic: The topic.
-        payload: The content.
         qos: Quality of service, 0 or 1.
         retain: The broker keeps it for later subscribers.
         expires_s: Seconds after which a broker that still has it drops it. MQTT 5 only.

@@ -10,10 +10,10 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import takewhile
 from typing import NamedTuple
 
 from agent.common.clock import SYSTEM_CLOCK, Clock
+from agent.mqtt.acknowledgements import OrderedAcks, PendingAck
 
 log = logging.getLogger(__package__)
 
@@ -122,7 +122,7 @@ class PubackPolicy:
     because packet ids are per connection.
     """
 
-    def __init__(self, queue: ReceiveQueue, holds: bool, acknowledge: Callable[[int, int], object]) -> None:
+    def __init__(self, queue: ReceiveQueue, holds: bool, acks: OrderedAcks) -> None:
         """Prepare for the first message.
 
         Args:
@@ -130,37 +130,30 @@ class PubackPolicy:
             holds: PUBACK waits until the reader has confirmed a message, for as long as that takes. The broker keeps
                 the message, limits how many are under way, and sends it again on the next connection of a lasting
                 session. Without `holds`, PUBACK waits only for room in the queue.
-            acknowledge: Called with the packet id and the QoS of a message, in the order of arrival (MQTT 5, section
-                4.6).
+            acks: Those of the connection, which it sends after each `update`.
         """
         self._queue = queue
         self._holds = holds
-        self._acknowledge = acknowledge
+        self._acks = acks
         if holds and not queue.has_room:  # else each lost connection would leave as much as is under way
             queue.clear()
         self._arrived_before = queue.arrived
         self._new: list[Arrival] = []
         self._received = 0
-        self._withheld: dict[int, tuple[int, int]] = {}  # by packet id: its place among all that was received, and QoS
+        self._withheld: deque[tuple[int, PendingAck]] = deque()  # each with its place among all that was received
         self._dropped, self._logged_drops = 0, 0
 
     def receive(self, arrival: Arrival, packet_id: int, qos: int) -> None:
         """Take a message; one of QoS 0, which no broker holds back, is dropped while the queue has no room."""
-        if not qos:
-            if not self._queue.has_room:
-                self._dropped += 1
-                return
-        elif packet_id in self._withheld:
-            # Some brokers send a message again on the same connection while they wait. A second PUBACK would
-            # acknowledge the next message of the same packet id.
-            return
-        self._received += 1
-        self._new.append(arrival)
-        if qos:
-            self._withheld[packet_id] = self._received, qos
+        if not qos and not self._queue.has_room:
+            self._dropped += 1
+        elif (ack := self._acks.add(packet_id, qos)) is not None:
+            self._received += 1
+            self._new.append(arrival)
+            self._withheld.append((self._received, ack))
 
     def update(self) -> None:
-        """Move what came into the queue, and acknowledge what may be acknowledged."""
+        """Move what came into the queue, and release what may be acknowledged."""
         if self._new:
             self._queue.put(self._new)
             self._new = []
@@ -171,7 +164,5 @@ class PubackPolicy:
             upto = self._queue.confirmed - self._arrived_before
         else:
             upto = self._received if self._queue.has_room else 0
-        due = takewhile(lambda each: each[1][0] <= upto, self._withheld.items())
-        for packet_id, (_, qos) in list(due):
-            del self._withheld[packet_id]
-            self._acknowledge(packet_id, qos)
+        while self._withheld and self._withheld[0][0] <= upto:
+            self._withheld.popleft()[1].release()

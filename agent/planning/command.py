@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -30,7 +29,7 @@ from engines.calibration import Calibration, load_calibration
 from engines.interface import Backend
 from engines.quantise.fusion import fusion_groups
 from engines.store.artefact import fingerprint
-from engines.store.files import replace_files
+from engines.store.files import replace_files, why_unwritable
 
 _SPENT = "spent"  # in the journal
 
@@ -62,7 +61,8 @@ def run_plan(
     Raises TaredError; AgentError `plan.nothing` for a model that is INT8 already, and `plan.sources` for sources that
     cannot be planned on together.
     """
-    _check_output(output)
+    if reason := why_unwritable(output):
+        raise _unwritable(output, reason)
     sources = _parse_sources(frames)
     model = open_model(load_model_spec(spec_path))
     if model.placement.own and all(group.fixed for group in fusion_groups(model.master, model.placement).groups):
@@ -203,15 +203,6 @@ def _score(
     engine = builder.load_float() if floats is None else builder.load(floats)
     with closing(engine), stage(f"{'float' if floats is None else 'the plan'} on labels"):
         return dict(evaluate(engine, builder.model.spec, dataset, only).scores)
-
-
-def _check_output(output: Path) -> None:
-    """Check before the work that its result can be written."""
-    folder = next(folder for folder in output.absolute().parents if folder.exists())
-    if output.is_dir():
-        raise _unwritable(output, "a folder")
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise _unwritable(output, f"{folder} takes no files")
 
 
 def _write(output: Path, plan: PrecisionPlan) -> None:

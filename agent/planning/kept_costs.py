@@ -33,7 +33,6 @@ class KeptCosts:
     """The costs of a model's groups on the runtime that serves.
 
     Args:
-        builder: For that runtime.
         frames: Network inputs (1, C, H, W); the first is inferred.
         options: Those of the runtime. Without `cache` nothing is kept.
         warn: Called with one line for the log.

@@ -177,7 +177,7 @@ class Ladder:
             tried, suits = self._try(self._name_of(first), first)
             if suits:
                 yield self._offered(tried)
-        if self._may_search(first):
+        if (self._labels(self._grouping(first.repairs)) != FLOAT).any():
             yield from self._searched(tried)
 
     def report(self) -> dict[str, Any]:
@@ -287,9 +287,6 @@ class Ladder:
         return replace(plan, floats={**plan.floats, **self.without_int8})
 
     # ---- further plans
-
-    def _may_search(self, first: PrecisionPlan) -> bool:
-        return bool((self._labels(self._grouping(first.repairs)) != FLOAT).any())
 
     def _grouping(self, repairs: Repairs) -> Grouping:
         observed = observed_graph(self._model.master, PrecisionPlan({}, repairs))

@@ -8,8 +8,7 @@ ruin a network: a few small channels under one scale that large weights amplify 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -53,15 +52,6 @@ class QuickCheck:
         """True if the engine would hardly be accepted."""
         lows = ((self.fidelity, _LOW_FIDELITY), (self.worst_db, _LOW_DB))
         return any(value is not None and value < low for value, low in lows)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the check in JSON's types."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> QuickCheck:
-        """Read what `as_dict` returned."""
-        return cls(**document)
 
     @property
     def text(self) -> str:

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agent.common.errors import AgentError
+from agent.common.html.pages import show_share
 
 Evidence = Mapping[str, Any]  # a plan's, as JSON holds it
 Group = Mapping[str, Any]
@@ -87,14 +88,6 @@ def show_loss(loss: float) -> str:
     return f"{loss:.3f}" if loss >= 0.01 else f"{loss:.2g}"
 
 
-def show_share(share: float) -> str:
-    """Show a share in [0, 1] as a percentage; 0 % and 100 % only if exact."""
-    percent = 100.0 * share
-    if 0.0 < percent < 0.05:
-        return "< 0.1 %"
-    return "> 99.9 %" if 99.95 <= percent < 100.0 else f"{percent:.1f} %"
-
-
 def show_costs(evidence: Evidence) -> str:
     """Show in one line what the plan's costs are, and why; empty if none was needed."""
     costs = evidence["costs"]
@@ -148,7 +141,7 @@ def print_plan(evidence: Evidence, console: Console, all_groups: bool = False) -
 
 def retraining_lines(evidence: Evidence) -> Iterator[str]:
     """Yield sentences on what Q/DQ-aware training could win: a faster plan, the loss that is left, or nothing."""
-    found = evidence.get("retraining")
+    found = evidence["retraining"]
     if found is None:
         yield "No plan was tried that shows what training could win."
         return
@@ -224,7 +217,7 @@ def _loss_fact(evidence: Evidence, chosen: Candidate | None) -> str:
 def trials_by_source(candidate: Candidate | None) -> Mapping[str, Mapping[str, Any]]:
     """Return a candidate's trials by source; empty if it was tried in one, or not at all."""
     trial = candidate["trial"] if candidate else None
-    sources: Mapping[str, Mapping[str, Any]] = trial.get("by_source", {}) if trial else {}
+    sources: Mapping[str, Mapping[str, Any]] = trial["by_source"] if trial else {}
     return sources if len(sources) > 1 else {}
 
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from agent.common.html.pages import show_share
 from agent.planning.certificate import ERROR, Terms, TrialResult, worst_of
 from agent.planning.group_noise import describe_groups
-from agent.planning.report import SCHEMA, show_share
+from agent.planning.report import SCHEMA
 from agent.planning.retraining import retraining
 from agent.planning.search import PlanSearch, SearchResult
 from calibrate.partition import Partition
@@ -268,5 +269,5 @@ def summary(plan: PrecisionPlan) -> Mapping[str, Any]:
         "faster": evidence["faster"],
         "builds": evidence["builds"],
         "costs": evidence["costs"],
-        "retraining": evidence.get("retraining"),
+        "retraining": evidence["retraining"],
     }

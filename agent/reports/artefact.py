@@ -14,6 +14,7 @@ from calibrate.plan import PrecisionPlan
 from engines.calibration import load_calibration
 from engines.store.artefact import Artefact
 from engines.store.files import replace_files
+from engines.store.signing import MANIFEST
 
 _REPORTS = "reports"  # a folder of the state directory: an artefact's own folder is sealed
 _OWNER_ONLY = 0o600  # a report shows frames: the user of the daemon may read it, and nobody else on the board
@@ -65,13 +66,9 @@ def _facts(artefact: Artefact) -> dict[str, str]:
         "work in INT8": show_share(manifest.get("int8_macs_share")),
         "runtime": f"{runtime.get('runtime', '?')} {str(runtime.get('version', '')).partition('-')[0]}",
         "size": show_bytes(manifest.get("engine_bytes", 0)),
-        "made": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(_made_at(artefact.path))),
+        "made": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime((artefact.path / MANIFEST).stat().st_mtime)),
     }
     return {name: fact for name, fact in facts.items() if fact}
-
-
-def _made_at(path: Path) -> float:
-    return (path / "manifest.json").stat().st_mtime
 
 
 def _verdict(verdict: Mapping[str, Any], missed: Sequence[tuple[bytes, str]]) -> Section:

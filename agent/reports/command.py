@@ -15,10 +15,9 @@ from agent.reports.state import JobRow, state_report
 from calibrate.plan import PrecisionPlan
 from engines.calibration import load_calibration
 from engines.store.artefact import read_artefact
-from engines.store.files import replace_files
+from engines.store.files import read_text, replace_files
 
 _OWNER_ONLY = 0o600  # a report may show frames
-_MOST_JSON = 64 << 20
 
 
 def make_report(
@@ -62,9 +61,7 @@ def _report(subject: Path, key: bytes | None, read_jobs: Callable[[Path], Sequen
 def _document(subject: Path) -> dict[str, object]:
     """Return the JSON object in a file. Raises AgentError (`report.subject`)."""
     try:
-        if subject.stat().st_size > _MOST_JSON or not subject.is_file():
-            raise _not_a_subject(subject)
-        document = json.loads(subject.read_text(encoding="utf-8"))
+        document = json.loads(read_text(subject))
     except (OSError, RecursionError, ValueError) as error:
         raise _not_a_subject(subject) from error
     if not isinstance(document, dict):

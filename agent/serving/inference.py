@@ -313,8 +313,6 @@ class FrameLoop(threading.Thread):
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Args:
-        scheduler: Gives the frames.
-        engine_id: Of the engine.
         engine: Answers until a candidate takes its place; the loop closes it.
         tasks: One for each inference under way; the first answers while a candidate is on trial.
         sinks: Get every answer, in this thread.

@@ -167,8 +167,6 @@ class Pipeline:
         Args:
             config: The whole configuration.
             sources: Of every camera, in their order.
-            model: The model, which the reference engine is made of as well.
-            engine_id: Of the engine in service.
             engine: The engine in service; the loop closes it.
             frame_limit: Frames of each camera at most; 0: no limit.
             on_camera: Called in a capture thread with a camera's name and the error when it is lost, or when it is one

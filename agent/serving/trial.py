@@ -151,7 +151,6 @@ class Probation:
     Args:
         config: How long it lasts, and how much slower the candidate may be.
         record: Counts the answers of both engines.
-        candidate: Id of the candidate.
         previous: Id of the engine whose place it takes.
         max_loss: The loss of fidelity that is accepted.
         first: It takes the place of the float reference, whose latency is no measure for it.
@@ -266,7 +265,7 @@ class NonFiniteRecorder(VisionTask):
         """Return the names of outputs with NaN or infinity; a candidate's thread waits here for that frame's answer."""
         return self._not_finite if self._clock.wait(self._seen, REHEARSAL_S) else frozenset()
 
-    def decode(self, outputs: Mapping[str, Array], shape: tuple[int, ...] | None = None) -> Prediction:
+    def decode(self, outputs: Mapping[str, Array], shape: tuple[int, ...]) -> Prediction:
         if not self._seen.is_set():
             self._not_finite = _not_finite(outputs)
             self._seen.set()
@@ -292,7 +291,7 @@ class CheckedVisionTask(VisionTask):
         self._expected = {output.name: output.shape for output in outputs}
         self._may_be_not_finite = not_finite
 
-    def decode(self, outputs: Mapping[str, Array], shape: tuple[int, ...] | None = None) -> Prediction:
+    def decode(self, outputs: Mapping[str, Array], shape: tuple[int, ...]) -> Prediction:
         """Decode as VisionTask does. Raises AgentError (`probation.output`)."""
         check_outputs(outputs, self._expected)
         broken = _not_finite(outputs)
@@ -375,7 +374,6 @@ class Trial(threading.Thread):
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Args:
-        engine_id: Of the candidate.
         engine: The candidate, which the trial closes.
         task: The trial's own, for a thread that is left behind may still use its buffers.
         deadline_s: Seconds for each answer after the rehearsal.

@@ -123,9 +123,6 @@ class Discovery(Mailbox):
         """Prepare the announcement, and the removal of earlier ones.
 
         Args:
-            topics: The device's topics.
-            cameras: The names of its cameras.
-            birth: What the device is.
             note: A file with the topics under which the board was announced, one per line.
             config: Whether to announce the board, and the prefix of Home Assistant's topics.
             button: Whether to offer a button that recalibrates. Only if commands need no signature: Home Assistant

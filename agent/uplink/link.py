@@ -61,8 +61,6 @@ class MqttLink:
         """Make the session; it connects from `__enter__` on.
 
         Args:
-            endpoint: The broker.
-            topics: The device's topics.
             birth: What the device is; published at once.
             outbox: Telemetry and events.
             backoff: Delay between attempts to connect.

@@ -89,7 +89,6 @@ class OutboxRow:
         kind: `telemetry`, or the event's kind.
         rank: SAMPLE, EVENT or ALARM.
         wall: Unix time in s at which it was put.
-        payload: The document.
     """
 
     epoch: int
@@ -234,7 +233,6 @@ class OutboxStore:
         """Write, durably if the disk allows it.
 
         Args:
-            writes: What to write.
             last: The greatest number so far.
             again: Hand everything out again from the oldest on, also what only a broker has acknowledged.
         """

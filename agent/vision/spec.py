@@ -228,7 +228,6 @@ def rebase(content: Mapping[str, Any], base: Path) -> dict[str, Any]:
     This is done before validation, so that a missing labels file is reported together with every other error.
 
     Args:
-        content: The content of MODEL.yaml.
         base: Its folder.
     """
     files = {key: str(base / content[key]) for key in ("path", "labels") if isinstance(content.get(key), str)}

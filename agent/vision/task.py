@@ -153,8 +153,7 @@ class VisionTask:
             return open_decoder(spec, network.size(shape), outputs)
 
         self._decoder_for = decoder_for
-        self._shape: tuple[int, ...] = network.shape(network.usual_size)
-        self._decoder_for(self._shape)
+        decoder_for(network.shape(network.usual_size))
         self._batch: Array = np.empty(0)
         self.inferred_s = 0.0  # by the engine, for the frame of the last `infer`
         self._engine: Engine | None = None  # the last one that inferred
@@ -226,16 +225,11 @@ class VisionTask:
 
     def preprocess(self, image: NDArray[np.uint8]) -> tuple[Array, Geometry]:
         """Return the network input of a frame, BGR uint8 (H, W, 3), which the next call may overwrite."""
-        tensor, geometry = self._preprocess(image)
-        self._shape = tensor.shape
-        return tensor, geometry
+        return self._preprocess(image)
 
-    def decode(self, outputs: Mapping[str, Array], shape: tuple[int, ...] | None = None) -> Prediction:
-        """Return the prediction for a batch of one, in network pixels.
-
-        shape: of the network input that gave the outputs; by default that of the last frame preprocessed.
-        """
-        return self._decoder_for(shape or self._shape)(outputs)[0]
+    def decode(self, outputs: Mapping[str, Array], shape: tuple[int, ...]) -> Prediction:
+        """Return the prediction for a batch of one, in pixels of the network input, which has this shape."""
+        return self._decoder_for(shape)(outputs)[0]
 
     def _prepare(
         self, engine: Engine, image: NDArray[np.uint8]

@@ -68,7 +68,6 @@ class HalfForm:
     Q/DQ nodes, and nodes without float tensors, are not in `float32`.
 
     Args:
-        model: The typed graph.
         float32: Name of each node that computes in float32 -> the reason in plain words.
     """
 

@@ -100,7 +100,6 @@ def write_artefact(
     The directory appears under its name only when it is complete and on disk.
 
     Args:
-        destination: The directory.
         inputs: Everything that the engine follows from, in JSON's types; the id is their fingerprint.
         fill: Writes the files into the directory that it is given, and returns further entries of the manifest.
         key: Signs the manifest; None: no signature.
@@ -122,7 +121,6 @@ def find_artefact(destination: Path, inputs: Mapping[str, Any], key: bytes | Non
     """Return the whole artefact of these inputs at `destination`; None if nothing is there.
 
     Args:
-        destination: The directory.
         inputs: Everything that the engine follows from, in JSON's types.
         key: Only an artefact that it has signed is found; None: any.
 
@@ -168,7 +166,6 @@ def check_runtime(artefact: Artefact, description: Mapping[str, str]) -> None:
     """Check, before an artefact is loaded, that it was built for this runtime.
 
     Args:
-        artefact: The artefact.
         description: `Backend.describe` of the runtime that shall load it.
 
     Raises EngineError:
@@ -200,7 +197,7 @@ _ID = re.compile(r"[0-9a-f]{16}")
 
 
 class Store:
-    """Keep the artefacts of one daemon, each in `artefacts/<id>`, with `current` and `previous` as symlinks.
+    """Keep the artefacts of one daemon, each in `artefacts/<id>`, with symlinks to two of them: `link` is in LINKS.
 
     With a key, artefacts that it has not signed are refused. That does not stop whoever can write the store from
     turning `current` back to an older artefact that it has signed.
@@ -254,9 +251,6 @@ class Store:
     def target(self, link: str) -> str:
         """Return the id that a link leads to, whatever is there; empty if it leads out of the store.
 
-        Args:
-            link: "current" or "previous".
-
         Raises EngineError (`artefact.unreadable`) where that cannot be seen: what it leads to may be needed.
         """
         path = self.root / link
@@ -267,9 +261,6 @@ class Store:
 
     def read(self, link: str) -> Artefact | None:
         """Return the verified artefact behind a link; None when there is none.
-
-        Args:
-            link: "current" or "previous".
 
         Raises EngineError as `read_artefact` does, and:
             artefact.place  it is not in the directory of its id in this store
@@ -288,14 +279,10 @@ class Store:
     def salvage(self, link: str) -> Artefact | None:
         """Return the artefact behind a link if its manifest is whole, though a file of it may not be; None otherwise.
 
-        `Artefact.read_file` still returns what was written, or raises.
-
-        Args:
-            link: "current" or "previous".
-
-        Raises EngineError (`artefact.unreadable`) where the link cannot be read.
+        `Artefact.read_file` still returns what was written, or raises. Raises EngineError (`artefact.unreadable`) where
+        the link cannot be read.
         """
-        path = self.root / "artefacts" / self.target(link)
+        path = self._artefacts / self.target(link)
         try:
             manifest = read_manifest(path, self.key)
         except EngineError:  # `read` has raised it
@@ -338,10 +325,6 @@ class Store:
 
     def replace(self, link: str, artefact: Artefact) -> None:
         """Let a link lead to another artefact: the same engine, built again.
-
-        Args:
-            link: "current" or "previous".
-            artefact: An artefact of this store.
 
         Raises EngineError (`store.write`) when the disk refuses.
         """

@@ -27,7 +27,6 @@ def open_regular(file: Path, flags: int = 0) -> BinaryIO:
     """Open a file for reading.
 
     Args:
-        file: Its path.
         flags: Further flags of open(2), such as os.O_NOFOLLOW.
 
     Raises OSError for anything but a regular file: a pipe would block, a device never end.
@@ -45,7 +44,6 @@ def read_regular(file: Path, most_bytes: int = MOST_BYTES) -> bytes:
     Bytes that are appended meanwhile do not count, nor those that a file of the kernel's has beyond its stated size.
 
     Args:
-        file: Its path.
         most_bytes: The largest size that is read.
 
     Raises OSError for anything but a regular file, and for a longer one.
@@ -61,7 +59,6 @@ def read_text(file: Path, most_bytes: int = MOST_BYTES) -> str:
     """Return the text of a file, with every line end as a newline.
 
     Args:
-        file: Its path.
         most_bytes: The largest size that is read.
 
     Raises OSError as `read_regular` does, UnicodeDecodeError for a file that is not UTF-8.
@@ -70,11 +67,18 @@ def read_text(file: Path, most_bytes: int = MOST_BYTES) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")  # as files opened as text have it
 
 
+def why_unwritable(path: Path) -> str:
+    """Return why no file can be written at `path`, whose missing folders are made; empty if it can."""
+    folder = next(folder for folder in path.absolute().parents if folder.exists())
+    if path.is_dir():
+        return "a folder"
+    return "" if folder.is_dir() and os.access(folder, os.W_OK) else f"{folder} takes no files"
+
+
 def replace_files(contents: Mapping[Path, bytes], mode: int = 0o666) -> None:
     """Write files under their names, in order, once all are on the disk.
 
     Args:
-        contents: The content of each file, by its path.
         mode: Permissions, less those that the umask forbids.
 
     Raises OSError when the disk refuses, and leaves nothing half.

@@ -18,7 +18,6 @@ def read_kept(path: Path, key: bytes | None, purpose: str) -> bytes | None:
     """Return the content that `write_kept` wrote with the same key and purpose.
 
     Args:
-        path: The file.
         key: The key of this machine; None: only damage is found.
         purpose: The kind of content: content of another kind is refused.
 
@@ -39,10 +38,8 @@ def write_kept(path: Path, key: bytes | None, purpose: str, content: bytes) -> N
     If the disk refuses, nothing is kept, and the next reader finds none.
 
     Args:
-        path: The file.
         key: The key of this machine; None: only damage is found.
         purpose: The kind of content, a line of text.
-        content: Its bytes.
     """
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -146,7 +146,6 @@ class StoreCleaner:
     Do not use it while another process builds into the store. Loaded artefacts must be among the pins.
 
     Args:
-        store: The store.
         keep: How many of the newest artefacts stay without being needed. As many cached references, timing caches,
             files of layer costs and compiled networks stay; of these at least one, since one is in use.
         reserve_bytes: Free space that an engine must leave on the disk.

@@ -81,7 +81,6 @@ def sign(key: bytes, purpose: str, content: bytes) -> str:
     Args:
         key: The key of this machine.
         purpose: The kind of content, a line of text: a signature for one purpose is none for another.
-        content: The bytes to sign.
     """
     return hmac.new(key, purpose.encode() + b"\n" + content, hashlib.sha256).hexdigest()
 
@@ -90,9 +89,7 @@ def is_signed(key: bytes, purpose: str, content: bytes, signature: object) -> bo
     """Return True if `sign` made this signature; in constant time.
 
     Args:
-        key: The key of this machine.
         purpose: The kind of content, a line of text.
-        content: The signed bytes.
         signature: Anything; a value that is no signature gives False.
 
     >>> is_signed(b"k" * 16, "example", b"content", sign(b"k" * 16, "example", b"content"))

@@ -53,9 +53,6 @@ class TensorRtBackend:
     def __init__(self, options: BackendOptions | None = None) -> None:
         """Open TensorRT and the GPU.
 
-        Args:
-            options: How it shall work here; None: the defaults of BackendOptions.
-
         Raises EngineError:
             backend.missing  no package of TensorRT is installed
             backend.library  a package is there and cannot be loaded

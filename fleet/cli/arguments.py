@@ -64,7 +64,6 @@ def serving_metrics(
     Without --metrics nothing is imported for it.
 
     Args:
-        options: The parsed options.
         program: The label `program` of all metrics.
         collectors: Makes the collectors, when they are needed.
 
@@ -91,7 +90,6 @@ def run_until_signalled(
 
     Args:
         run: Gets a function that returns True once it shall stop; it calls this often.
-        title: Of the progress.
         total: The number that the progress ends at; None: unknown.
         show: Returns the number reached, and a note for people.
         is_over: Returns True once there is nothing more to do.

@@ -224,7 +224,6 @@ def _selection(
 
     Args:
         db: A file of SQLite, or the address of a PostgreSQL database.
-        fleet: Name of the fleet.
         where: Conditions, as `select` reads them; None: all devices of the fleet.
         silent_s: Seconds without a message after which a device counts as silent.
         most: At most so many devices; None: no limit.

@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import time
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,20 +138,14 @@ def _send(options: argparse.Namespace) -> int:
 
 
 def _save(picture: bytes, path: Path) -> None:
-    """Write a picture, whole or not at all.
+    """Write a picture, whole or not at all. Raises ConfigError (`snapshot.write`) when the disk refuses."""
+    from engines.store.files import replace_files
 
-    Raises ConfigError (`snapshot.write`) when the disk refuses.
-    """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
-        partial.write_bytes(picture)
-        os.replace(partial, path)
+        replace_files({path: picture})
     except OSError as error:
         found = f"{path}: {error.strerror}"
         raise ConfigError("snapshot.write", found, "a file that can be written", "choose another with -o") from error
-    finally:
-        with suppress(OSError):
-            partial.unlink()
 
 
 def _web(options: argparse.Namespace) -> int:

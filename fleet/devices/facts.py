@@ -94,7 +94,7 @@ def _fidelity(camera: Mapping[str, Any]) -> tuple[float | None, ...]:
 
 
 def _bounds(interval: Any) -> tuple[float | None, ...]:
-    return tuple(_number(value_at(interval, key)) for key in ("estimate", "low", "high", "n"))
+    return tuple(as_number(value_at(interval, key)) for key in ("estimate", "low", "high", "n"))
 
 
 def _lower_bound(fidelity: tuple[float | None, ...]) -> float:
@@ -106,11 +106,12 @@ def _severity(state: object) -> int:
 
 
 def _worst(pick: Callable[[Iterable[float]], float], values: Iterable[object]) -> float | None:
-    known = [number for number in map(_number, values) if number is not None]
+    known = [number for number in map(as_number, values) if number is not None]
     return pick(known) if known else None
 
 
-def _number(value: object) -> float | None:
+def as_number(value: object) -> float | None:
+    """Return a finite number from a board's document; None for anything else."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
     try:

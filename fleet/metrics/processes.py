@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from agent.common.metrics import counters, gauges
+
 if TYPE_CHECKING:  # a process has imported its own part, and needs no other
     from fleet.collector.collector import Collector as ReportCollector
     from fleet.rollout.controller import Controller
@@ -26,15 +28,11 @@ class CollectorMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""
         collector = self._collector
-        taken = CounterMetricFamily("tared_collector_documents", "Documents that were stored.", labels=["kind"])
-        for kind in _STORED:
-            taken.add_metric([kind], collector.counts[kind])
-        yield taken
+        taken = {(kind,): collector.counts[kind] for kind in _STORED}
+        yield counters("tared_collector_documents", "Documents that were stored.", ["kind"], taken)
+        refused = {(code,): count for code, count in collector.refused.copy().items()}
         text = "Documents that were refused, by error."
-        refused = CounterMetricFamily("tared_collector_refused_documents", text, labels=["code"])
-        for code, count in sorted(collector.refused.copy().items()):
-            refused.add_metric([code], count)
-        yield refused
+        yield counters("tared_collector_refused_documents", text, ["code"], refused)
         text = "New devices that were not admitted, each once a batch."
         admission = collector.admission
         yield CounterMetricFamily("tared_collector_refused_devices", text, value=admission.turned_away)
@@ -43,24 +41,15 @@ class CollectorMetrics(Collector):
         yield CounterMetricFamily("tared_collector_batches", "Writes to the store.", value=collector.batches)
         text = "Unix time at which a batch was last stored; 0 before the first."
         yield GaugeMetricFamily("tared_collector_last_write_timestamp_seconds", text, value=collector.stored_at)
-        messages = GaugeMetricFamily(
-            "tared_collector_waiting_messages",
-            "Messages that have arrived and are not stored yet.",
-            labels=["connection"],
-        )
-        waiting = GaugeMetricFamily(
-            "tared_collector_waiting_bytes", "Bytes of messages that wait in memory to be read.", labels=["connection"]
-        )
-        for name, queue in collector.queues.items():
-            messages.add_metric([name], queue.unconfirmed)
-            waiting.add_metric([name], queue.waiting_bytes)
-        yield messages
-        yield waiting
+        text = "Messages that have arrived and are not stored yet."
+        messages = {(name,): queue.unconfirmed for name, queue in collector.queues.items()}
+        yield gauges("tared_collector_waiting_messages", text, ["connection"], messages)
+        text = "Bytes of messages that wait in memory to be read."
+        waiting = {(name,): queue.waiting_bytes for name, queue in collector.queues.items()}
+        yield gauges("tared_collector_waiting_bytes", text, ["connection"], waiting)
         text = "Whether the broker has admitted the connection."
-        connected = GaugeMetricFamily("tared_collector_connected", text, labels=["connection"])
-        for name, is_connected in collector.connected.items():
-            connected.add_metric([name], float(is_connected))
-        yield connected
+        connected = {(name,): is_connected for name, is_connected in collector.connected.items()}
+        yield gauges("tared_collector_connected", text, ["connection"], connected)
 
 
 class ControllerMetrics(Collector):
@@ -76,13 +65,9 @@ class ControllerMetrics(Collector):
         yield GaugeMetricFamily("tared_controller_connected", text, value=float(controller.connected))
         text = "Rollouts that this controller holds."
         yield GaugeMetricFamily("tared_controller_held_rollouts", text, value=len(controller.rollouts))
-        ended = CounterMetricFamily(
-            "tared_controller_ended_rollouts", "Rollouts that this controller has ended.", labels=["state"]
-        )
         states = [each.state.value for each in [*controller.ended]]
-        for state in _FINISHED:
-            ended.add_metric([state], states.count(state))
-        yield ended
+        ended = {(state,): states.count(state) for state in _FINISHED}
+        yield counters("tared_controller_ended_rollouts", "Rollouts that this controller has ended.", ["state"], ended)
 
 
 class WebMetrics(Collector):

@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from agent.common.clock import SYSTEM_CLOCK, Clock
+from agent.common.metrics import gauges
 from agent.common.timing import Backoff, RetryState
 from calibrate.errors import TaredError
 from fleet.devices.devices import Devices
@@ -62,14 +63,14 @@ class StoreMetrics(Collector):
 
 def device_metrics(store: FleetStore, now: float) -> list[Metric]:
     """Count the devices. now: Unix time in s. Raises AgentError as the store does."""
-    text = "Devices by the state that they last reported."
-    devices = GaugeMetricFamily("tared_fleet_devices", text, labels=["fleet", "state"])
+    groups, labels = Devices(store).census(now - SILENT_S, _MOST_GROUPS), ["fleet", "state"]
+    devices = {(fleet, state): count for fleet, state, count, _ in groups}
+    heard = {(fleet, state): recent for fleet, state, _, recent in groups}
     text = f"Devices from which a message has arrived within {SILENT_S:.0f} s."
-    heard = GaugeMetricFamily("tared_fleet_heard_devices", text, labels=["fleet", "state"])
-    for fleet, state, count, recent in Devices(store).census(now - SILENT_S, _MOST_GROUPS):
-        devices.add_metric([fleet, state], count)
-        heard.add_metric([fleet, state], recent)
-    return [devices, heard]
+    return [
+        gauges("tared_fleet_devices", "Devices by the state that they last reported.", labels, devices),
+        gauges("tared_fleet_heard_devices", text, labels, heard),
+    ]
 
 
 def rollout_metrics(store: FleetStore, now: float) -> list[Metric]:
@@ -79,27 +80,24 @@ def rollout_metrics(store: FleetStore, now: float) -> list[Metric]:
         under_way = rows.unfinished_rollouts(transaction, _MOST_ROLLOUTS)
         by_wave = {each.id: rows.board_counts(transaction, each.id) for each in under_way}
         failures = count_audited(transaction, GATE_FAILED)
-    rollouts = GaugeMetricFamily("tared_rollouts", "Rollouts by state.", labels=["state"])
-    for state in RolloutState:
-        rollouts.add_metric([state.value], counts[state])
+    states = {(each.value,): counts[each] for each in RolloutState}
     labels = ["fleet", "rollout", "op"]
-    wave = GaugeMetricFamily("tared_rollout_wave", "Present wave of a rollout under way, from 1.", labels=labels)
-    waves = GaugeMetricFamily("tared_rollout_waves", "Number of waves of a rollout under way.", labels=labels)
-    text = "Boards of a rollout under way, by step."
-    boards = GaugeMetricFamily("tared_rollout_boards", text, labels=["fleet", "rollout", "step"])
-    text = "Rollouts under way that no controller holds."
-    unheld = sum(not each.is_held(now) for each in under_way)
-    left = GaugeMetricFamily("tared_rollouts_unheld", text, value=unheld)
+    wave = {(each.fleet, each.id, each.op): each.wave + 1 for each in under_way}
+    waves = {(each.fleet, each.id, each.op): each.waves for each in under_way}
+    boards: dict[tuple[str, str, str], int] = {}
     for each in under_way:
-        values = [each.fleet, each.id, each.op]
-        wave.add_metric(values, each.wave + 1)
-        waves.add_metric(values, each.waves)
         steps = sum(by_wave[each.id].values(), Counter[BoardStage]())
-        for step in BoardStage:
-            boards.add_metric([each.fleet, each.id, step.value], steps[step])
-    text = "Waves whose gates have failed, since the store was made."
-    gates = CounterMetricFamily("tared_rollout_gate_failures", text, value=failures)
-    return [rollouts, left, wave, waves, boards, gates]
+        boards |= {(each.fleet, each.id, step.value): steps[step] for step in BoardStage}
+    unheld = sum(not each.is_held(now) for each in under_way)
+    failed = "Waves whose gates have failed, since the store was made."
+    return [
+        gauges("tared_rollouts", "Rollouts by state.", ["state"], states),
+        GaugeMetricFamily("tared_rollouts_unheld", "Rollouts under way that no controller holds.", value=unheld),
+        gauges("tared_rollout_wave", "Present wave of a rollout under way, from 1.", labels, wave),
+        gauges("tared_rollout_waves", "Number of waves of a rollout under way.", labels, waves),
+        gauges("tared_rollout_boards", "Boards of a rollout under way, by step.", ["fleet", "rollout", "step"], boards),
+        CounterMetricFamily("tared_rollout_gate_failures", failed, value=failures),
+    ]
 
 
 def _report(error: TaredError | None) -> None:

@@ -178,7 +178,6 @@ class RolloutStepper:
         get a command before an operator has seen to it, "" if there is no reason.
 
         Args:
-            known: The open commands, by id.
             results: The newest results, by command.
         """
         still_open, final = self._sort_results(transaction, rollout, known, results, now)

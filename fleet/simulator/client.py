@@ -23,6 +23,7 @@ class LightClient(MqttSession):
         on_turn: Called when something may have arrived, or have been delivered.
         on_dial: Called when it is time to connect, which a busy machine may do later.
         on_admitted: Called each time the broker admits a connection.
+        has_left: The session was closed, or abandoned, and has ended.
         draw_delivery: For a network that duplicates and delays: draws for each message that is neither retained nor a
             last word how many times it is sent, and how late, in s. None: each is sent once, at once.
     """
@@ -40,15 +41,10 @@ class LightClient(MqttSession):
         self._fd: int | None = None
         self._is_writing = False
         self._woken = False
-        self._is_closed = False
+        self.has_left = False
         self._dialling = False
         self._check_timer: TimerHandle | None = None
         self._copies = Mailbox()  # the source of duplicates, whose delivery concerns nobody
-
-    @property
-    def has_left(self) -> bool:
-        """True if the session was closed, or abandoned, and has ended."""
-        return self._is_closed
 
     def wake(self) -> None:
         if not self._woken:
@@ -69,12 +65,12 @@ class LightClient(MqttSession):
 
     def abandon(self) -> None:
         """End without a goodbye, as when the power fails."""
-        self._is_closed = True
+        self.has_left = True
         if self._fd is not None:
             self._lost(ConnectionAbortedError("abandoned"))
 
     def start(self) -> None:
-        if not self._is_closed:
+        if not self.has_left:
             self._dialling = True
             self.on_dial()
             self._loop.dial(self._attempt, self._on_dialled)
@@ -84,7 +80,7 @@ class LightClient(MqttSession):
         self._open()
 
     def _on_dialled(self, error: Exception | None) -> None:
-        if error is not None or self._is_closed or not self._alive or self._connection is None:
+        if error is not None or self.has_left or not self._alive or self._connection is None:
             self._lost(error)
             return
         self._fd, self._is_writing = self._connection.sock.fileno(), False
@@ -105,7 +101,7 @@ class LightClient(MqttSession):
         if self._fd is not None:
             self._advance(0)
         elif self._leaving:
-            self._is_closed = True
+            self.has_left = True
 
     def _advance(self, events: int) -> None:
         """Read and write what the socket is ready for, and send what waits."""
@@ -119,7 +115,7 @@ class LightClient(MqttSession):
             self._turn(handle)
             self.on_turn()
             if self._leaving and self._has_left():
-                self._is_closed = True
+                self.has_left = True
                 self._lost(None)
         except Exception as error:  # a broker may send anything
             self._lost(error)
@@ -157,8 +153,8 @@ class LightClient(MqttSession):
         self._end_dialling()
         self._end(error)
         if self._leaving:
-            self._is_closed = True
-        if not self._is_closed:
+            self.has_left = True
+        if not self.has_left:
             self._loop.call_later(self._retry_s(), self.start)
 
     def _hand_over(self, connection: Connection, message: Message, source: MessageSource) -> None:

@@ -142,8 +142,6 @@ class BoardOptions:
     """Options that all boards have in common.
 
     Args:
-        endpoint: Their broker.
-        simulation: The options of the whole simulation.
         config: Of a board, as `board_config` makes it.
         folder: For the disks of boards that need one.
         started_s: Start of the simulation, monotonic.

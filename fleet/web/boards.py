@@ -13,10 +13,10 @@ from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
 from agent.common.timing import Backoff, thinned
 from agent.contract.topics import Topics
-from agent.contract.wire import MessageError, read_object
+from agent.contract.wire import read_object
 from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
 from agent.mqtt.receive_queue import Arrival, ReceiveQueue
-from fleet.devices.facts import value_at
+from fleet.devices.facts import as_number, value_at
 
 KINDS = ("status", "birth", "telemetry", "event", "reported")
 _QUEUE_BYTES, _BATCH_BYTES = 16 << 20, 1 << 20
@@ -120,7 +120,7 @@ class LiveBoards:
             name, kind = arrival.topic.decode().split("/")[3:5]
             Topics(self.fleet, name)
             document = read_object(arrival.payload)
-        except (AgentError, MessageError, UnicodeDecodeError, ValueError):
+        except (AgentError, ValueError):
             return
         if name not in self._boards and len(self._boards) >= _MOST_BOARDS:
             return
@@ -141,12 +141,8 @@ def _note_points(board: LiveBoard, telemetry: Mapping[str, Any], now: float) -> 
     cameras = telemetry.get("cameras")
     for name, camera in cameras.items() if isinstance(cameras, Mapping) else ():
         estimate, gain_db = value_at(camera, "fidelity", "estimate"), value_at(camera, "drift", "gain_db")
-        points = [*board.points.get(str(name), ()), (now, _number(estimate), _number(gain_db))]
+        points = [*board.points.get(str(name), ()), (now, as_number(estimate), as_number(gain_db))]
         board.points[str(name)] = thinned(points, _MOST_POINTS)
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def _note_job(board: LiveBoard, event: Mapping[str, Any]) -> None:

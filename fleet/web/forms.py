@@ -5,25 +5,18 @@ from __future__ import annotations
 import hmac
 from urllib.parse import parse_qsl
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 _MOST_BYTES = 4096
 
 
-class FormError(Exception):
-    """A form that is refused. status: of HTTP."""
-
-    def __init__(self, status: int, words: str) -> None:
-        super().__init__(words)
-        self.status = status
-
-
 async def read_form(request: Request, token: str) -> dict[str, str]:
-    """Return the fields of a form that have a value, without its token. Raises FormError."""
+    """Return the fields of a form that have a value, without its token. Raises HTTPException."""
     length = request.headers.get("content-length", "")
     if not (length.isascii() and length.isdigit() and int(length) <= _MOST_BYTES):
-        raise FormError(413, "a form that is too large")
+        raise HTTPException(413, "a form that is too large\n")
     form = dict(parse_qsl((await request.body()).decode("utf-8", "replace")))
     if not hmac.compare_digest(form.pop("token", "").encode(), token.encode()):
-        raise FormError(403, "this form is not of this page: load the page again")
+        raise HTTPException(403, "this form is not of this page: load the page again\n")
     return form

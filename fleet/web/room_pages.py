@@ -29,7 +29,7 @@ from fleet.rollout.register import ALL, WAVE, RolloutRegister
 from fleet.rollout.spec import OPS, RolloutSpec, parse_duration, typed_spec
 from fleet.store.transaction import FleetStore
 from fleet.untrusted import printable
-from fleet.web.forms import FormError, read_form
+from fleet.web.forms import read_form
 from fleet.web.room import FleetRoom, Reading
 from fleet.web.room_views import (
     days_values,
@@ -111,10 +111,7 @@ class _RoomPages:
 
     async def tag(self, request: Request) -> Response:
         """Put tags on the selected devices, and take others off: the fields `where`, `tags` and `remove`."""
-        try:
-            form = await read_form(request, self._token)
-        except FormError as error:
-            return PlainTextResponse(f"{error}\n", error.status)
+        form = await read_form(request, self._token)
         where = form.get("where", "")[:_MOST_WHERE]
         try:
             tags = dict(parse_tag(each) for each in _listed(form.get("tags", "")))
@@ -134,10 +131,7 @@ class _RoomPages:
 
     async def create(self, request: Request) -> Response:
         """Show the waves of a rollout, or create it: the field `do` is `plan` or `create`."""
-        try:
-            form = await read_form(request, self._token)
-        except FormError as error:
-            return PlainTextResponse(f"{error}\n", error.status)
+        form = await read_form(request, self._token)
         seed = form.get("seed", "")[:64] or uuid.uuid4().hex
         fields = {**dict.fromkeys(_FIELDS, ""), **{key: form[key] for key in _FIELDS if key in form}, "seed": seed}
         is_plan = form.get("do") != "create"
@@ -163,10 +157,7 @@ class _RoomPages:
 
     async def steer(self, request: Request) -> Response:
         """Pause, resume or abort a rollout: the fields `step`, `why`, and `undo` of an abort."""
-        try:
-            form = await read_form(request, self._token)
-        except FormError as error:
-            return PlainTextResponse(f"{error}\n", error.status)
+        form = await read_form(request, self._token)
         identity, step, undo = request.path_params["id"], form.get("step", ""), form.get("undo")
         if step not in _STEPS or undo not in (None, WAVE, ALL):
             return PlainTextResponse("no such step\n", 404)

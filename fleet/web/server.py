@@ -13,6 +13,7 @@ import socket
 import threading
 from base64 import b64decode
 from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import Any
 
 import uvicorn
@@ -31,7 +32,7 @@ from agent.common.html.pages import environment, resource
 from agent.contract.topics import Topics
 from calibrate.errors import TaredError
 from fleet.web.boards import LiveBoards
-from fleet.web.forms import FormError, read_form
+from fleet.web.forms import read_form
 from fleet.web.orders import OPS, Orders
 from fleet.web.pictures import camera_choices, fetch_picture, no_picture
 from fleet.web.room import FleetRoom
@@ -187,10 +188,7 @@ class _Pages:
 
     async def order(self, request: Request) -> Response:
         """Send a command: the fields `token`, `op`, and the arguments of the op."""
-        try:
-            form = await read_form(request, self._options.token)
-        except FormError as error:
-            return PlainTextResponse(f"{error}\n", error.status)
+        form = await read_form(request, self._options.token)
         name, op = request.path_params["name"], form.pop("op", "")
         if self._boards.get(name) is None or op not in OPS:
             return PlainTextResponse("no such board, or no such command\n", 404)
@@ -205,7 +203,8 @@ class _Pages:
     async def static(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name == "live.js":
-            return Response(_live_script(), media_type="text/javascript")
+            script = files(_PACKAGE) / "templates" / name
+            return Response(script.read_bytes(), media_type="text/javascript")
         if name not in _SCRIPTS:
             return PlainTextResponse("no such file\n", 404)
         return Response(resource(name), media_type=_SCRIPTS[name])
@@ -269,9 +268,3 @@ class _Pages:
 
     def _render(self, template: str, **values: Any) -> str:
         return environment(_PACKAGE).get_template(template).render(now=self._clock.wall_s(), **values)
-
-
-def _live_script() -> str:
-    from importlib.resources import files
-
-    return (files(_PACKAGE) / "templates" / "live.js").read_text(encoding="utf-8")

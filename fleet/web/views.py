@@ -86,7 +86,7 @@ def board_page(board: LiveBoard, now: float) -> dict[str, Any]:
         "cameras": {visible(name, _MOST_WORD): list(_camera_tiles(each)) for name, each in list(cameras.items())[:16]},
         "figures": list(_figures(board)),
         "steps": _steps(board.job),
-        "percent": _number(value_at(board.job, "percent")) if board.job is not None else None,
+        "percent": _figure(board.job, "percent"),
         "trigger": visible(value_at(board.job, "trigger") or "", _MOST_WORD),
         "events": list(_without_repeats(board.events))[:_MOST_ROWS],
         "regimes": _regimes(board.documents.get("birth", {})),
@@ -97,19 +97,18 @@ def fleet_row(name: str, board: LiveBoard, now: float) -> dict[str, Any]:
     """Return what a row of the fleet's table shows of a board."""
     state, tone = state_of(board, now)
     camera = _least_faithful(board.documents.get("telemetry", {}))
-    fidelity, gain_db = (_number(value_at(camera, *path)) for path in (("fidelity", "estimate"), ("drift", "gain_db")))
     drift = str(value_at(camera, "drift", "state") or "")
     return {
         "name": name,
         "state": state,
         "tone": tone,
         "engine": visible(value_at(board.documents.get("birth"), "engine") or "", 16),
-        "fidelity": fidelity,
+        "fidelity": _figure(camera, "fidelity", "estimate"),
         "drift": visible(drift, _MOST_WORD),
         "drift_tone": _DRIFT.get(drift, "idle"),
-        "gain_db": gain_db,
-        "fps": _number(value_at(camera, "fps")),
-        "p99_ms": _number(value_at(camera, "latency_ms", "p99")),
+        "gain_db": _figure(camera, "drift", "gain_db"),
+        "fps": _figure(camera, "fps"),
+        "p99_ms": _figure(camera, "latency_ms", "p99"),
         "job": visible(value_at(board.job, "step") or "", _MOST_WORD),
         "heard_at": board.heard_at,
     }
@@ -147,11 +146,8 @@ def _labelled_tile(labelled: Mapping[str, Any]) -> Tile:
     """Say what labels of drawn frames come to, or why they do not."""
     if isinstance(doubt := labelled.get("doubt"), str):
         return Tile("accuracy by labels", "not known", visible(doubt, _MOST_TEXT), "warning")
-    estimate, low, high, n, loss = (
-        _number(value_at(labelled, *path))
-        for path in (*(("accuracy", key) for key in ("estimate", "low", "high", "n")), ("int8_loss", "estimate"))
-    )
-    waiting = _number(labelled.get("waiting"))
+    estimate, low, high, n = (_figure(labelled, "accuracy", key) for key in ("estimate", "low", "high", "n"))
+    loss, waiting = _figure(labelled, "int8_loss", "estimate"), _figure(labelled, "waiting")
     waits = f"; {waiting:.0f} frames wait for `tared label`" if waiting else ""
     if estimate is None or low is None or high is None:
         return Tile("accuracy by labels", "not known", f"this engine has no labels{waits}")
@@ -161,7 +157,7 @@ def _labelled_tile(labelled: Mapping[str, Any]) -> Tile:
 
 
 def _precision(birth: Mapping[str, Any]) -> str:
-    precision, share = birth.get("precision"), _number(birth.get("int8_macs_share"))
+    precision, share = birth.get("precision"), _figure(birth, "int8_macs_share")
     if not isinstance(precision, str):
         return ""
     if precision != "int8":
@@ -181,11 +177,7 @@ def _regime_tile(birth: Mapping[str, Any]) -> Tile:
 
 def _policy_tile(policy: Mapping[str, Any]) -> Tile:
     """Say what the owner lets be shown of the answers of the engine in service."""
-    threshold, masks, classes = (
-        _number(policy.get("score_threshold")),
-        _number(policy.get("masks")),
-        policy.get("classes"),
-    )
+    threshold, masks, classes = _figure(policy, "score_threshold"), _figure(policy, "masks"), policy.get("classes")
     words = [f"{masks:.0f} masks"] if masks else []
     if isinstance(classes, list):
         words.append(visible("only " + ", ".join(map(str, classes)), _MOST_TEXT))
@@ -214,9 +206,7 @@ def _camera_tiles(camera: Any) -> Iterator[Tile]:
     if (accuracy := value_at(camera, "accuracy")) is not None:
         yield _interval_tile("accuracy", accuracy)
     yield _drift_tile(value_at(camera, "drift"))
-    fps, p50, p99 = (
-        _number(value_at(camera, *path)) for path in (("fps",), ("latency_ms", "p50"), ("latency_ms", "p99"))
-    )
+    fps, p50, p99 = _figure(camera, "fps"), _figure(camera, "latency_ms", "p50"), _figure(camera, "latency_ms", "p99")
     yield Tile("frames per second", f"{fps:.1f}" if fps is not None else "?")
     yield Tile("latency", f"{p50:.1f} ms" if p50 is not None else "?", f"p99 {p99:.1f} ms" if p99 is not None else "")
     dropped = value_at(camera, "dropped")
@@ -226,9 +216,9 @@ def _camera_tiles(camera: Any) -> Iterator[Tile]:
 
 def _drift_tile(drift: Any) -> Tile:
     state = str(value_at(drift, "state") or "not known")
-    gain_db, tolerance_db = (_number(value_at(drift, key)) for key in ("gain_db", "tolerance_db"))
+    gain_db, tolerance_db = _figure(drift, "gain_db"), _figure(drift, "tolerance_db")
     detail = f"a recalibration would gain {gain_db:.1f} dB" if gain_db is not None else ""
-    gain = _number(value_at(drift, "gain", "estimate"))
+    gain = _figure(drift, "gain", "estimate")
     if detail and gain is not None:
         detail += f", {100.0 * gain:.1f} points of fidelity"
     if detail and tolerance_db is not None:
@@ -237,11 +227,10 @@ def _drift_tile(drift: Any) -> Tile:
 
 
 def _interval_tile(name: str, measured: Any) -> Tile:
-    estimate, low, high = (_number(value_at(measured, key)) for key in ("estimate", "low", "high"))
+    estimate, low, high, frames = (_figure(measured, key) for key in ("estimate", "low", "high", "n"))
     if estimate is None or low is None or high is None:
         return Tile(name, "not measured")
     tone = "good" if low >= _GOOD else "warning" if high >= _GOOD else "bad"
-    frames = _number(value_at(measured, "n"))
     counted = f", {frames:.0f} frames" if frames is not None else ""
     return Tile(name, f"{estimate:.3f}", f"{low:.3f} to {high:.3f}{counted}", tone)
 
@@ -300,7 +289,7 @@ def _event_words(event: Mapping[str, Any]) -> str:
 def _least_faithful(telemetry: Mapping[str, Any]) -> Any:
     cameras = telemetry.get("cameras")
     each = list(cameras.values()) if isinstance(cameras, Mapping) else []
-    return min(each, key=lambda camera: _number(value_at(camera, "fidelity", "estimate")) or math.inf, default={})
+    return min(each, key=lambda camera: _figure(camera, "fidelity", "estimate") or math.inf, default={})
 
 
 def _figure(document: Any, *keys: str) -> float | None:

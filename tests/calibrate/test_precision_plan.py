@@ -81,11 +81,12 @@ def test_layers_that_stay_float_need_no_repairs() -> None:
         ("[]", "plan.format"),
         ("[" * 100_000, "plan.format"),
         ('{"floats": {}}', "plan.format"),
-        ('{"schema": 1, "floats": {"conv": 3}}', "plan.format"),
-        ('{"schema": 2, "floats": []}', "plan.format"),
-        ('{"schema": 2, "floats": {}, "evidence": []}', "plan.format"),
+        ('{"schema": 3, "floats": {"conv": 3}}', "plan.format"),
+        ('{"schema": 3, "floats": []}', "plan.format"),
+        ('{"schema": 3, "floats": {}, "evidence": []}', "plan.format"),
+        ('{"schema": 2, "floats": {}}', "plan.schema"),
         ('{"schema": 4, "floats": {}}', "plan.schema"),
-        ('{"schema": "2", "floats": {}}', "plan.schema"),
+        ('{"schema": "3", "floats": {}}', "plan.schema"),
         ('{"schema": [], "floats": {}}', "plan.schema"),
     ],
 )
@@ -114,5 +115,5 @@ def test_refuses_what_is_no_plan(text: str, code: str) -> None:
 )
 def test_refuses_repairs_that_no_engine_could_follow(repairs: str) -> None:
     with pytest.raises(CalibrationError) as caught:
-        PrecisionPlan.from_json(f'{{"schema": 2, "floats": {{}}, "repairs": {repairs}}}')
+        PrecisionPlan.from_json(f'{{"schema": 3, "floats": {{}}, "repairs": {repairs}}}')
     assert caught.value.code == "plan.format"

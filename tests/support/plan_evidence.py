@@ -34,6 +34,7 @@ def trial(loss: float, upper: float, **changes: Any) -> dict[str, Any]:
         "lower": 0.0,
         "frames": 140,
         "empty_frames": 3,
+        "by_source": {},
         "latency_ms": 20.1,
         "latency_float_ms": 12.2,
         "confused": [],

@@ -81,7 +81,8 @@ def first_frames(lab: Lab, clip: str, every: int) -> list[np.ndarray]:
 def labels_of(target: Path, images: list[np.ndarray]) -> list[set[str]]:
     with open_engine(target, open_backend(RUNTIME, BackendOptions(threads=2))) as (engine, spec):
         task = VisionTask(spec, engine.inputs, engine.outputs)
-        found = [task.decode(engine.infer(task.preprocess(image)[0])) for image in images]
+        tensors = (task.preprocess(image)[0] for image in images)
+        found = [task.decode(engine.infer(tensor), tensor.shape) for tensor in tensors]
     return [{spec.label(int(number)) for number in frame.classes} for frame in found if isinstance(frame, Detections)]
 
 
@@ -93,7 +94,8 @@ def fidelities(lab: Lab, name: str, clip: str) -> Iterator[Fidelity]:
         task = VisionTask(spec, reference.inputs, reference.outputs)
         for image in first_frames(lab, clip, every=2):
             tensor, _ = task.preprocess(image)
-            yield fidelity(task.decode(engine.infer(tensor)), task.decode(reference.infer(tensor)))
+            served, expected = (task.decode(each.infer(tensor), tensor.shape) for each in (engine, reference))
+            yield fidelity(served, expected)
 
 
 def labelled_faces(path: Path) -> list[LabelledBoxes]:

@@ -149,7 +149,14 @@ class _Plot:
     y: _Scale
     shapes: list[Markup] = field(default_factory=list)
 
-    def draw_axes(self, x_title: str, y_title: str) -> None:
+    @classmethod
+    def spanning(cls, title: str, x: Axis, xs: Iterable[float], y: Axis, ys: Iterable[float]) -> _Plot:
+        """Begin a chart whose axes span these values, and draw them."""
+        plot = cls(title, _Scale.spanning(x, xs, _LEFT, WIDTH - _RIGHT), _Scale.spanning(y, ys, HEIGHT - _BOTTOM, _TOP))
+        plot._draw_axes()
+        return plot
+
+    def _draw_axes(self) -> None:
         bottom, right = HEIGHT - _BOTTOM, WIDTH - _RIGHT
         for value, words in self.y.ticks():
             height = self.y(value)
@@ -160,8 +167,8 @@ class _Plot:
             self.shapes.append(_line(left, bottom, left, bottom + 4, "rule"))
             self.shapes.append(_text(left, bottom + 16, words, "middle axis"))
         self.shapes.append(_line(_LEFT, bottom, right, bottom, "rule"))
-        self.shapes.append(_text(right, HEIGHT - 4, x_title, "end axis"))
-        self.shapes.append(_text(4, 11, y_title, "axis"))
+        self.shapes.append(_text(right, HEIGHT - 4, self.x.axis.title, "end axis"))
+        self.shapes.append(_text(4, 11, self.y.axis.title, "axis"))
 
     def draw_marks(self, marks: Sequence[Mark]) -> None:
         for mark in marks:
@@ -190,8 +197,7 @@ def line_chart(
     ys = [value for each in series for _, value in each.points]
     ys += [end for each in series for _, *ends in each.band for end in ends]
     ys += [mark.at for mark in marks if mark.across]
-    plot = _Plot(title, _Scale.spanning(x, xs, _LEFT, WIDTH - _RIGHT), _Scale.spanning(y, ys, HEIGHT - _BOTTOM, _TOP))
-    plot.draw_axes(x.title, y.title)
+    plot = _Plot.spanning(title, x, xs, y, ys)
     plot.draw_marks(marks)
     for each in series:
         if each.band:
@@ -218,10 +224,7 @@ def histogram_chart(
     most = max(counts, default=0.0)
     least = min((count for count in counts if count > 0.0), default=1.0)
     y = Axis("count", least / 2.0, most, logarithmic=True) if most > 1000.0 * least else Axis("count", 0.0, most or 1.0)
-    plot = _Plot(
-        title, _Scale.spanning(x, edges, _LEFT, WIDTH - _RIGHT), _Scale.spanning(y, counts, HEIGHT - _BOTTOM, _TOP)
-    )
-    plot.draw_axes(x.title, y.title)
+    plot = _Plot.spanning(title, x, edges, y, counts)
     bottom = HEIGHT - _BOTTOM
     bars = []
     for low, high, count in zip(edges, edges[1:], counts, strict=False):
@@ -239,8 +242,7 @@ def scatter_chart(
     """Draw points (x, y, colour, text)."""
     xs, ys = [across for across, *_ in points], [up for _, up, *_ in points]
     ys += [mark.at for mark in marks if mark.across]
-    plot = _Plot(title, _Scale.spanning(x, xs, _LEFT, WIDTH - _RIGHT), _Scale.spanning(y, ys, HEIGHT - _BOTTOM, _TOP))
-    plot.draw_axes(x.title, y.title)
+    plot = _Plot.spanning(title, x, xs, y, ys)
     plot.draw_marks(marks)
     for across, up, color, words in points:
         plot.shapes.append(_dot(plot.x(across), plot.y(up), color, words))

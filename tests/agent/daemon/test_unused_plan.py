@@ -40,7 +40,7 @@ def config(model: Model, tmp_path: Path) -> Config:
         (None, "plan.format: plan: PATH is not used: PATH: "),
         ("", "plan.format: plan: PATH is not used: text that is not JSON"),
         ('{"schema": 9, "floats": {}}', "plan.schema: plan: PATH is not used: a plan of schema 9; expected schema 3"),
-        ('{"schema": 1, "floats": {"Conv_t77": ""}}', "plan.node: plan: PATH is not used: node 'Conv_t77' in the plan"),
+        ('{"schema": 3, "floats": {"Conv_t77": ""}}', "plan.node: plan: PATH is not used: node 'Conv_t77' in the plan"),
     ],
 )
 def test_the_engine_in_service_keeps_its_plan(
@@ -66,6 +66,6 @@ def test_the_engine_in_service_keeps_its_plan(
 
 def test_a_plan_of_an_older_tared_is_used(config: Config) -> None:
     assert config.plan is not None
-    config.plan.write_text('{"schema": 1, "floats": {"Conv_t2": "by hand"}}')
+    config.plan.write_text('{"schema": 3, "floats": {"Conv_t2": "by hand"}}')
     _, opened, unused = _open_model(config)
     assert (opened.plan, unused) == (SERVES, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from agent.mqtt.acknowledgements import OrderedAcks
 from agent.mqtt.receive_queue import Arrival, PubackPolicy, ReceiveQueue
 
 
@@ -11,6 +12,18 @@ class Acknowledged(list[int]):
     def __call__(self, packet_id: int, qos: int) -> None:
         assert qos == 1
         self.append(packet_id)
+
+
+class Connected(PubackPolicy):
+    """The policy of a connection that acknowledges at each turn."""
+
+    def __init__(self, queue: ReceiveQueue, holds: bool, acknowledged: Acknowledged) -> None:
+        self.acks = OrderedAcks(acknowledged)
+        super().__init__(queue, holds, self.acks)
+
+    def update(self) -> None:
+        super().update()
+        self.acks.send()
 
 
 def receive(policy: PubackPolicy, *packet_ids: int) -> None:
@@ -37,7 +50,7 @@ def test_a_receive_queue_gives_what_came_in_its_order_and_reports_room() -> None
 
 def test_without_a_hold_all_is_acknowledged_in_its_order_as_soon_as_there_is_room() -> None:
     queue, acknowledged = ReceiveQueue(most_bytes=500), Acknowledged()
-    policy = PubackPolicy(queue, holds=False, acknowledge=acknowledged)
+    policy = Connected(queue, holds=False, acknowledged=acknowledged)
     receive(policy, 2, 1)
     assert acknowledged == [2, 1]
     receive(policy, 3)
@@ -52,7 +65,7 @@ def test_without_a_hold_all_is_acknowledged_in_its_order_as_soon_as_there_is_roo
 def test_a_message_is_acknowledged_on_no_later_connection() -> None:
     queue, lost, now = ReceiveQueue(1 << 20), Acknowledged(), Acknowledged()
     for acknowledged in (lost, now):
-        policy = PubackPolicy(queue, holds=True, acknowledge=acknowledged)
+        policy = Connected(queue, holds=True, acknowledged=acknowledged)
         receive(policy, 7)
     assert len(queue.pop(1 << 20, 0.0, 0.0)) == 2
     for expected in ([], [7]):
@@ -64,7 +77,7 @@ def test_a_message_is_acknowledged_on_no_later_connection() -> None:
 def test_a_withheld_message_is_acknowledged_once_it_is_confirmed() -> None:
     """A broker that is tired of waiting sends it again, and uses its number for another once it was acknowledged."""
     queue, acknowledged = ReceiveQueue(1 << 20), Acknowledged()
-    policy = PubackPolicy(queue, holds=True, acknowledge=acknowledged)
+    policy = Connected(queue, holds=True, acknowledged=acknowledged)
     receive(policy, 9, 7, 7, 7)
     assert [each.payload for each in queue.pop(1 << 20, 0.0, 0.0)] == [b"9", b"7"]
     for expected in ([9], [9, 7]):
@@ -79,7 +92,7 @@ def test_lost_connections_do_not_fill_the_memory_while_the_reader_waits() -> Non
     queue = ReceiveQueue(most_bytes=1000)
     for _ in range(50):
         acknowledged = Acknowledged()
-        policy = PubackPolicy(queue, holds=True, acknowledge=acknowledged)
+        policy = Connected(queue, holds=True, acknowledged=acknowledged)
         policy.receive(Arrival(b"t", bytes(600)), 7, 1)
         policy.update()
     taken = queue.pop(1 << 20, 0.0, 0.0)

@@ -162,7 +162,7 @@ def test_a_plan_by_hand_and_one_with_repairs(tmp_path: Path, capsys: pytest.Capt
         assert words in page.words
 
 
-@pytest.mark.parametrize("content", [None, "", "[]", "{}", "[" * 100_000, '{"floats": 3, "schema": 1}', "\x00\xff"])
+@pytest.mark.parametrize("content", [None, "", "[]", "{}", "[" * 100_000, '{"floats": 3, "schema": 3}', "\x00\xff"])
 def test_other_folders_and_files_are_refused_by_name(
     tmp_path: Path, content: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:

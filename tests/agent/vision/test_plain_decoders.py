@@ -102,7 +102,11 @@ def answers(name: str, frames: Path, least: float) -> Iterator[tuple[dict[str, A
         for _, image in islice(read_images(parse_source(str(frames))), 5):
             tensor, _ = task.preprocess(image)
             outputs = engine.infer(tensor)
-            yield {key: output[0] for key, output in outputs.items()}, tensor.shape[2:], task.decode(outputs)
+            yield (
+                {key: output[0] for key, output in outputs.items()},
+                tensor.shape[2:],
+                task.decode(outputs, tensor.shape),
+            )
 
 
 @pytest.mark.parametrize("name", REAL)

@@ -90,7 +90,7 @@ def test_ppq_loads_the_setting_and_dispatches_by_the_plan(bench: Bench) -> None:
     if sys.version_info >= (3, 12):
         pytest.skip("PPQ's NumPy and onnx have no wheels for this Python")
     layers = [node.name for node in onnx.load(bench / "model.onnx").graph.node if node.op_type == "Conv"]
-    (bench / "plan.json").write_text(json.dumps({"schema": 1, "floats": {layers[1]: "by hand"}}))
+    (bench / "plan.json").write_text(json.dumps({"schema": 3, "floats": {layers[1]: "by hand"}}))
     bench.built("mixed", "--calibration", bench / "calibration.json", "--plan", bench / "plan.json")
     dispatched = run_in("ppq", _PPQ, exported(bench, "ppq", "mixed"))
     convolutions = {name: platform for name, (kind, platform) in dispatched.items() if kind == "Conv"}
