@@ -63,7 +63,8 @@ class StoreMetrics(Collector):
 
 def device_metrics(store: FleetStore, now: float) -> list[Metric]:
     """Count the devices. now: Unix time in s. Raises AgentError as the store does."""
-    groups, labels = Devices(store).census(now - SILENT_S, _MOST_GROUPS), ["fleet", "state"]
+    labels = ["fleet", "state"]
+    groups = Devices(store).census(now - SILENT_S, _MOST_GROUPS)
     devices = {(fleet, state): count for fleet, state, count, _ in groups}
     heard = {(fleet, state): recent for fleet, state, _, recent in groups}
     text = f"Devices from which a message has arrived within {SILENT_S:.0f} s."

@@ -32,7 +32,10 @@ _TYPES = {
     "HistogramMetricFamily": ("histogram", ""),
     "InfoMetricFamily": ("info", "_info"),
     "StateSetMetricFamily": ("state set", ""),
+    "counters": ("counter", "_total"),
+    "gauges": ("gauge", ""),
 }
+_MAKERS = "agent.common.metrics"  # its `counters` and `gauges` make families for their callers, which are read instead
 
 
 @dataclass(frozen=True)
@@ -65,18 +68,18 @@ def metrics() -> list[MetricFacts]:
     texts, found = Texts(source(), follows_parts=True), dict[MetricFacts, None]()
     for family in _TYPES:
         for module, call in source().calls.get(family, ()):
-            found.update(dict.fromkeys(_read(texts, module, call, family)))
+            if module.name != _MAKERS or family == "InfoMetricFamily":
+                found.update(dict.fromkeys(_read(texts, module, call, family)))
     return list(found)
 
 
 def _read(texts: Texts, module: Module, call: ast.Call, family: str) -> Iterator[MetricFacts]:
     kind, ending = _TYPES[family]
     names, meanings = (texts.of(module, each) for each in call.args[:2])
-    for (name, meaning), choices in combined([names, meanings]):
+    for (name, meaning), _ in combined([names, meanings]):
         if HOLE.search(name):
             raise ValueError(f"{module.path}:{call.lineno}: the name of a metric cannot be found out")
-        here = dict(choices)
-        labels = _labels(module, call, here)
+        labels = _labels(module, call, family)
         labels += {"state set": (name,), "info": _info_labels(module, call)}.get(kind, ())
         text = HOLE.sub(lambda part: f"{{{part[1]}}}", meaning)
         yield MetricFacts(f"{name}{ending}", kind, labels, text, _place(module, call))
@@ -90,30 +93,19 @@ def _place(module: Module, call: ast.Call) -> str:
     raise ValueError(f"{module.path}:{call.lineno}: a metric of a place that has no section on the page")
 
 
-def _labels(module: Module, call: ast.Call, choices: dict[str, str]) -> tuple[str, ...]:
-    """Return the names of the labels; those that a helper is given are taken from the call that the choices name."""
+def _labels(module: Module, call: ast.Call, family: str) -> tuple[str, ...]:
+    """Return the names of the labels, which a local variable may hold."""
     node = next((each.value for each in call.keywords if each.arg == "labels"), None)
+    if family in ("counters", "gauges"):
+        node = call.args[2]
     if isinstance(node, ast.Name):
         function = module.function(call)
         assert function is not None
-        parameters = [each.arg for each in function.args.args]
-        if node.id in parameters:
-            at = choices[f"call of {module.name}.{function.name}"]
-            (helper,) = [
-                each
-                for calling, each in source().calls[function.name]
-                if f"{calling.path}:{each.lineno}:{each.col_offset}" == at
-            ]
-            node = helper.args[parameters.index(node.id)]
-        else:
-            assigned = [
-                each.value
-                for each in ast.walk(function)
-                if isinstance(each, ast.Assign)
-                and isinstance(each.targets[0], ast.Name)
-                and each.targets[0].id == node.id
-            ]
-            (node,) = assigned
+        (node,) = [
+            each.value
+            for each in ast.walk(function)
+            if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name) and each.targets[0].id == node.id
+        ]
     return tuple(ast.literal_eval(node)) if node is not None else ()
 
 
