@@ -28,7 +28,6 @@ def test_all_errors_of_a_model_spec_are_listed_at_once(bench: Bench) -> None:
     ("text", "code"),
     [
         ("", "config.unreadable"),
-        ("- a\n- list\n", "config.unreadable"),
         ("model: [unclosed\n", "config.unreadable"),
         ("\x00\x01", "config.unreadable"),
         ("model: nowhere.yaml\ncamera: {source: clip.avi}\n", "config.missing"),

@@ -21,8 +21,6 @@ from agent.common.html.charts import (
 )
 from agent.common.html.text import visible
 
-EVIL = "<script>alert('x')</script>\u202e\"&" + "x" * 10_000
-
 
 def points(chart: str, kind: str) -> list[tuple[float, float]]:
     (path,) = re.findall(rf'<path class="{kind}" d="([^"]*)"', chart)
@@ -72,19 +70,6 @@ def test_nothing_and_one_moment_can_be_drawn() -> None:
     assert scatter_chart([], Axis(), Axis(), "t").startswith("<svg")
     assert strip([], "t").startswith("<svg")
     assert stacked_bars({}, {}, "t").startswith("<svg")
-
-
-def test_words_of_strangers_are_shown_and_not_obeyed() -> None:
-    charts = (
-        stacked_bars({EVIL: {"x": 1}}, {"x": "good"}, EVIL),
-        timeline({EVIL: [(1.0, "good", EVIL)]}, EVIL),
-        line_chart([Series(EVIL, [(1.0, 1.0)])], Axis(), Axis(), EVIL, [Mark(1.0, EVIL)]),
-        strip([(1.0, 1.0, "c0", EVIL)], EVIL),
-    )
-    for chart in charts:
-        assert "<script" not in chart
-        assert "\u202e" not in chart
-        assert len(chart) < 5000
 
 
 @pytest.mark.parametrize("hidden", ["\u202e", "\u200b", "\n", "\x1b", "\x00", "\u2066", "\ud800"])

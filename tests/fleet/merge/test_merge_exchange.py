@@ -6,6 +6,7 @@ import json
 import re
 import tempfile
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -97,6 +98,23 @@ def test_the_store_selects_the_boards_of_a_merge(
     assert json.loads(capsys.readouterr().out)["silent"] == {}
     assert main(["fleet", "merge", "-o", str(output), *to, "--select", "name=x*"]) == 2
     assert "fleet.nobody" in capsys.readouterr().err
+
+
+def test_lost_chunks_are_asked_for_and_nothing_else(
+    any_broker: RealBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchange = exchange_with(any_broker.endpoint, tmp_path)
+    take, came = exchange.inbox.receive_chunk, Counter[int]()
+
+    def losing(device: str, name: str, number: str, payload: bytes) -> bool:
+        came[int(number)] += 1
+        return (int(number) % 3 != 1 or came[int(number)] > 1) and take(device, name, number, payload)
+
+    monkeypatch.setattr(exchange.inbox, "receive_chunk", losing)
+    with board(any_broker.endpoint, "b", calibration_of(noisy(0))):
+        exchange.gather(["b"], 0.0)
+    assert came == {number: 1 + (number % 3 == 1) for number in came}
+    assert came[1] == 2
 
 
 def test_a_board_that_goes_while_it_sends_is_asked_again_when_it_is_back(

@@ -125,19 +125,6 @@ def test_a_command_that_a_power_cut_interrupts_has_failed(mosquitto: RealBroker)
         assert (result.status, result.error.code) == ("FAILED", "command.interrupted")
 
 
-@pytest.mark.trial
-def test_repeated_late_and_damaged_messages_do_no_harm(mosquitto: RealBroker, tmp_path: Path) -> None:
-    faults = Faults(duplicate=0.5, delay=0.3, hostile=0.2, every_s=0.2)
-    with collecting(mosquitto, tmp_path / "db") as collector:
-        wait_for_collector(mosquitto)
-        with simulating(mosquitto, 10, faults=faults, clock_skew_s=3600.0, seed=1) as simulation:
-            eventually(lambda: simulation.outcome.confirmed >= 200 and collector.counts["refused"] > 5, 40.0)
-        assert simulation.outcome.made == simulation.outcome.confirmed
-    for number in range(10):
-        epoch, last = simulation.made[topics(number).device]
-        assert [seq for each, seq in stored(tmp_path / "db", number) if each == epoch] == list(range(1, last + 1))
-
-
 @pytest.fixture
 def no_files_left() -> Iterator[None]:
     """The limit is as it was."""

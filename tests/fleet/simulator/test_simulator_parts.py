@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 
 import pytest
 
@@ -22,6 +23,20 @@ def test_an_error_in_the_loop_ends_it_and_is_raised() -> None:
         loop.call_soon({}.popitem)
         with pytest.raises(KeyError):
             loop.run_until(lambda: False)
+
+
+def test_an_error_of_a_dial_reaches_the_loop() -> None:
+    outcomes: list[tuple[str, bool]] = []
+    own = threading.get_ident()
+
+    def refuse() -> None:
+        raise ConnectionRefusedError("no server")
+
+    with Loop() as loop:
+        loop.dial(refuse, lambda error: outcomes.append((str(error), threading.get_ident() == own)))
+        loop.dial(lambda: None, lambda error: outcomes.append((str(error), threading.get_ident() == own)))
+        loop.run_until(lambda: len(outcomes) == 2)
+    assert sorted(outcomes) == [("None", True), ("no server", True)]
 
 
 def test_a_scene_drifts_group_by_group_and_a_new_engine_fits_it() -> None:
