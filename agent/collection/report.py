@@ -108,8 +108,9 @@ class SelectionReport:
                 remove_sheet(state_dir)
             else:
                 replace_files({state_dir / _SHEET: draw_sheet(self.thumbnails)}, _OWNER_ONLY)
-        except OSError as error:
-            found = f"{state_dir}: the report on the selected frames could not be written: {error.strerror or error}"
+        except (OSError, cv2.error) as error:  # OpenCV has an error of its own for want of memory
+            why = (isinstance(error, OSError) and error.strerror) or str(error)
+            found = f"{state_dir}: the report on the selected frames could not be written: {why}"
             on_error(AgentError("selection.write", found, "a writable state directory", "free some space there"))
 
     def _classes(self) -> dict[str, int]:

@@ -123,9 +123,8 @@ class StagedModel:
         Raises AgentError (`command.model`) if it cannot be written there, or would take from the reserve.
         """
         try:
-            for leftover in self._destination.parent.glob(
-                f".{self._destination.name}.*.new"
-            ):  # a killed process left it
+            # A killed process left them.
+            for leftover in self._destination.parent.glob(f".{self._destination.name}.*.new"):
                 remove(leftover)
             self._folder.mkdir()
             try:
@@ -270,10 +269,7 @@ class Transfer:
             raise self.partial.error("a file of another SHA-256", self.partial.args.sha256[:12])
 
     def _run_in_thread(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
-        """Run `work` in a thread, and `then` with its result in the supervisor's unless the transfer has ended.
-
-        Raises OSError where the system refuses a thread.
-        """
+        """Run `work` in a thread, and `then` with its result in the supervisor's unless the transfer has ended."""
 
         def run() -> None:
             try:

@@ -8,7 +8,7 @@ Public names:
     clock        Clock, SYSTEM_CLOCK
     console      Task, progress, stage, say, say_error, set_up_logging
     credentials  FileOrCredential, locate
-    database     Database
+    database     Database, readable_schemas, show_schemas
     errors       AgentError, CameraError, CommandError, ConfigError, DatasetError, FaultLog, fault_remedy
     heap         limit_malloc_arenas, release_free_memory
     latency      LatencyHistogram, LoopMeter, LoopSample, LoopTotals

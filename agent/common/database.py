@@ -31,7 +31,8 @@ class Database:
         name: Prefix of the error codes: `{name}.read`, `.write`, `.schema` and `.damaged`.
         holds: The content in words, for errors.
         loss: What is lost with the file, in words, for errors.
-        migrations: The script at index n migrates a file of schema n to schema n + 1.
+        migrations: The script at index n migrates a file of schema n to schema n + 1. Empty ones at the beginning
+            stand for schemas that are no longer read.
         pragmas: Executed at the start of each connection.
         patience_s: How long to wait for another process that has the file open.
     """
@@ -148,14 +149,13 @@ class Database:
         db.execute("COMMIT")
 
     def _schema(self, db: sqlite3.Connection) -> int:
-        """Return the file's schema. Raises AgentError (`.schema`) if it is newer than today's."""
-        today = len(self.migrations)
+        """Return the file's schema; 0 for a new file. Raises AgentError (`.schema`) if tared cannot read it."""
         (schema,) = db.execute("PRAGMA user_version").fetchone()
-        if schema > today:
+        if schema and schema not in readable_schemas(self.migrations):
             raise AgentError(
                 f"{self.name}.schema",
                 f"{self.path} of schema {schema}",
-                f"schema {today} or an older one",
+                show_schemas(self.migrations),
                 f"run the tared that wrote it, or remove the file: {self.loss}",
             )
         return int(schema)
@@ -171,6 +171,22 @@ class Database:
                 if "locked" not in str(error) or self.clock.monotonic_s() > give_up_s:
                     raise
             self.clock.sleep(_RETRY_S)
+
+
+def readable_schemas(migrations: Sequence[str]) -> range:
+    """Return the schemas that can be read: those made by the first script that is not empty, and by all later ones.
+
+    >>> readable_schemas(["", "CREATE TABLE a (b);", "ALTER TABLE a ADD COLUMN c;"])
+    range(2, 4)
+    """
+    first = next(number for number, script in enumerate(migrations) if script)
+    return range(first + 1, len(migrations) + 1)
+
+
+def show_schemas(migrations: Sequence[str]) -> str:
+    """Return the readable schemas in words, for an error."""
+    schemas = readable_schemas(migrations)
+    return f"schema {schemas[0]}" if len(schemas) == 1 else f"schema {schemas[0]} to {schemas[-1]}"
 
 
 def _statements(script: str) -> Iterator[str]:

@@ -166,7 +166,7 @@ class MetricsServer(threading.Thread):
 
     def _sleep(self, seconds: float) -> None:
         """Wait until the end wakes the thread, or the time is over."""
-        with selectors.DefaultSelector() as selector:
+        with selectors.PollSelector() as selector:  # it takes no descriptor, of which there may be none
             selector.register(self._wakes, selectors.EVENT_READ)
             self._clock.select(selector, seconds)
 

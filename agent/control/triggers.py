@@ -102,9 +102,8 @@ class Triggers:
     is_reference_new: bool = field(default=False, init=False)
     held_back: Hindrance | None = field(default=None, init=False)
     _is_cap_reported: bool = field(default=False, init=False)
-    _troubles: dict[str, str] = field(
-        default_factory=dict, init=False
-    )  # the view's trouble at the last poll, by camera
+    # The view's trouble at the last poll, by camera.
+    _troubles: dict[str, str] = field(default_factory=dict, init=False)
 
     def next_due(self, states: CameraStates, idle: bool) -> Trigger | None:
         """Return the trigger that is due now; None if there is none, or the daemon is not idle."""

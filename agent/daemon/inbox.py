@@ -62,7 +62,9 @@ class CommandInbox:
     _postponed_until: float = field(default=0.0, init=False)  # monotonic
 
     def __post_init__(self) -> None:
-        self._command_log = CommandLog(self.settings.config.state_dir / "commands.sqlite", self.reporter.error)
+        self._command_log = CommandLog(
+            self.settings.config.state_dir / "commands.sqlite", self.reporter.error, clock=self.clock
+        )
         link, command_log = self.link, self._command_log
         self._dispatcher = CommandDispatcher(
             self.handlers, link.send, command_log=command_log, authority=self.authority, reply=link.reply

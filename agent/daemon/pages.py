@@ -50,8 +50,8 @@ def serving_pages(listen: str, config: Path, endpoint: Endpoint) -> Iterator[Non
     ending = threading.Event()
     assert process.stderr is not None
     follower = threading.Thread(target=_follow, args=(process.stderr, ending), name="pages", daemon=True)
-    follower.start()
     try:
+        follower.start()
         yield
     finally:
         ending.set()

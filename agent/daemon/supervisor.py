@@ -208,7 +208,7 @@ class Supervisor:
             config.state_dir, lambda error: reporter.error(error, part="history"), self._pipeline.is_live
         )
         watched = self._pipeline.is_live and bool(content)
-        self._watch = ModelWatch(model.spec.path, content, self._on_model) if watched else None
+        self._watch = ModelWatch(model.spec.path, content, self._on_model, clock=clock) if watched else None
         recovered = past.end_unfinished_jobs(content)
         self._rolled_back = recovered.rolled_back
         accuracies = {camera: feed.accuracy for camera, feed in self._pipeline.feeds.items()}
@@ -235,6 +235,7 @@ class Supervisor:
             model.spec.labels,
             len(config.every_camera),
             lambda error: self._main_thread.put(lambda: self._on_part("labelling", error)),
+            self._clock,
         )
         self._pipeline.observer.draw_for_labels(sampler)
 
@@ -251,8 +252,9 @@ class Supervisor:
             config.state_dir / "incoming",
             reserve_bytes,
             run_in_main_thread,
-            ModelAdmission(config.model.path, watched, reserve_bytes, releases),
+            ModelAdmission(config.model.path, watched, reserve_bytes, releases, self._clock),
             self.operations.new_model.deliver,
+            self._clock,
         )
         calibrations = FileReceiver(
             config.state_dir / "incoming_calibration",
@@ -260,6 +262,7 @@ class Supervisor:
             run_in_main_thread,
             calibration_admission(lambda: self._service.model),
             self.operations.try_calibration,
+            self._clock,
         )
         deliveries = (models, calibrations)
         handlers: dict[str, Handler] = {

@@ -164,6 +164,9 @@ class _CpuClock(Clock):
     def monotonic_s(self) -> float:
         return time.process_time() / self._threads
 
+    def monotonic_ns(self) -> int:
+        return round(1e9 * self.monotonic_s())
+
 
 class _Steps:
     """Reports the steps of a job, which never go back: further plans are built and judged in the step of the first."""

@@ -63,9 +63,8 @@ class AutomationLimits:
         self._jobs_s: deque[float] = deque(maxlen=self.per_day)  # monotonic times, as all below
         self._rollbacks_s: deque[float] = deque(maxlen=self.rollbacks_per_day)
         self._failed_s = self._switched_s = -math.inf
-        self._ahead_s = (
-            self.clock.wall_s() - self.clock.monotonic_s()
-        )  # the wall clock's lead over the monotonic one, when last compared
+        # The wall clock's lead over the monotonic one, when they were last compared.
+        self._ahead_s = self.clock.wall_s() - self.clock.monotonic_s()
         if self._file.read(self._restore) is not None:
             self._write()  # times from the future would hold again at every start
         if self.in_rollback_loop:

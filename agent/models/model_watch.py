@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agent.common.clock import SYSTEM_CLOCK, Clock
+from agent.common.errors import FaultLog
 from agent.models.external_data import ExternalNames, external_names_apart
 from engines.store.files import open_regular
 
@@ -57,6 +58,7 @@ class ModelWatch(threading.Thread):
         self._last_stamp: Stamp = ()  # at the last poll
         self._read_stamp: Stamp = ()  # that of the content that was read last
         self._ended = threading.Event()
+        self._faults = FaultLog(log)
 
     def stop(self) -> None:
         """End the thread; waits a little for the file that it is just reading, whose disk may hang."""
@@ -81,6 +83,9 @@ class ModelWatch(threading.Thread):
             self._last_stamp = _stamp(self._files)
         except OSError as error:  # while it is exchanged it may not be there at all
             log.debug("model=%s error=%r", self._path, str(error))
+            self._last_stamp = ()
+        except Exception as error:  # the next poll may succeed
+            self._faults.note("model watch", error)
             self._last_stamp = ()
 
 

@@ -35,7 +35,6 @@ from agent.models.model import Model
 from agent.vision.fidelity import fidelity
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
-from calibrate.errors import TaredError
 from calibrate.histogram import AbsHistogram
 from calibrate.statistics.evidence import NoiseDetector
 from engines.graph.rounding import round_products, smooth_outputs
@@ -276,8 +275,8 @@ class ReferenceAudit(threading.Thread):
     def _locate(self, frame: AuditedFrame) -> str:
         try:
             return self._auditor.locate(frame)
-        except (TaredError, OSError) as error:  # the reference is wrong all the same
-            log.warning("event=audit problem=%r", str(error))
+        except Exception as error:  # the reference is wrong all the same
+            self._faults.note("locate", error)
             return ""
 
     def _frames(self) -> Iterator[AuditedFrame]:

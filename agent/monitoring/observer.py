@@ -224,7 +224,7 @@ class ObserverThread(threading.Thread):
             try:
                 observer = self._open_observer(self._progress)
                 stack.callback(_close, observer)
-                task = VisionTask(self._spec, observer.inputs, observer.outputs)
+                task = VisionTask(self._spec, observer.inputs, observer.outputs, self._clock)
                 break
             except TaredError as error:
                 stack.close()

@@ -162,7 +162,7 @@ class Preview(threading.Thread):
 
     def _sleep(self, seconds: float | None) -> None:
         """Wait until `permit` or the end wakes the thread, or the time is over."""
-        with selectors.DefaultSelector() as selector:
+        with selectors.PollSelector() as selector:  # it takes no descriptor, of which there may be none
             selector.register(self._wakes, selectors.EVENT_READ)
             self._clock.select(selector, seconds)
         self._clear_wakes()

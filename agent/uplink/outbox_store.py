@@ -361,9 +361,8 @@ class RetentionLimits:
         dropped: Counter[str] = Counter()
         if self._clock.monotonic_s() >= self._aged_s:
             self._aged_s = self._clock.monotonic_s() + _AGED_EVERY_S
-            if (
-                self._clock.wall_s() > NO_CLOCK_S
-            ):  # rows dated before that have an unknown age, which counts from now on
+            if self._clock.wall_s() > NO_CLOCK_S:
+                # Rows dated before that have an unknown age, which counts from now on.
                 table.set_missing_dates(NO_CLOCK_S, self._clock.wall_s())
             dropped += table.drop_older(self._clock.wall_s() - self._config.days * _DAY_S)
         if table.size_bytes() > self._config.bytes:

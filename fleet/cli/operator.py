@@ -117,7 +117,7 @@ def _send(options: argparse.Namespace) -> int:
         found, remedy = f"-o with op '{options.op[:64]}'", "leave -o out"
         raise AgentError("cli.arguments", found, "a snapshot, which answers with a picture", remedy)
     if output is not None and (output.is_dir() or not os.access(output.parent, os.W_OK)):
-        raise ConfigError("snapshot.write", f"-o {output}", "a file that can be written", "choose another with -o")
+        raise ConfigError("snapshot.write", f"-o {output}", "a writable folder with room", "choose another with -o")
     signer = signer_from(options)
     topics = Topics(fleet_from(options), options.device)
     addressee = topics if signer is not None else None

@@ -73,7 +73,9 @@ class Daemon:
             self._reporter.error,
         )
         self._command_log = (
-            CommandLog(context.folder / "commands.sqlite", self._reporter.error) if context.on_disk else None
+            CommandLog(context.folder / "commands.sqlite", self._reporter.error, clock=clock)
+            if context.on_disk
+            else None
         )
         self._authority = Authority(options.config.commands, context.topics, local=True, synchronised=lambda: True)
         self._dispatcher = CommandDispatcher(

@@ -15,7 +15,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.sql import SQL
 
-from agent.common.database import Access
+from agent.common.database import Access, readable_schemas, show_schemas
 from agent.common.errors import AgentError, ConfigError
 from fleet.store.schema import POSTGRES
 from fleet.store.transaction import CONTENDED, FleetStore, ReportRow, Row, Transaction, on_conflict
@@ -79,9 +79,9 @@ class PostgresStore(FleetStore):
         db.execute("CREATE TABLE IF NOT EXISTS tared_schema (version BIGINT NOT NULL)")
         row, today = db.execute("SELECT version FROM tared_schema").fetchone(), len(POSTGRES)
         schema = int(row[0]) if row is not None else 0
-        if schema > today:
+        if schema and schema not in readable_schemas(POSTGRES):
             remedy = "run the tared that wrote it, or give --db another database"
-            found, expected = f"{self.where} of schema {schema}", f"schema {today} or an older one"
+            found, expected = f"{self.where} of schema {schema}", show_schemas(POSTGRES)
             raise AgentError("fleet.schema", found, expected, remedy)
         for script in POSTGRES[schema:]:
             db.execute(_sql(script))

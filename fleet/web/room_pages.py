@@ -123,7 +123,8 @@ class _RoomPages:
 
     def _tag(self, where: str, tags: Mapping[str, str], removed: Sequence[str], who: str, store: FleetStore) -> None:
         devices = Devices(store)
-        devices.tag(select(devices, self._room.fleet, where or None, self._room.silent_s), tags, removed, who)
+        selected = select(devices, self._room.fleet, where or None, self._room.silent_s, clock=self._room.clock)
+        devices.tag(selected, tags, removed, who)
 
     async def new_rollout(self, request: Request) -> Response:
         fields = {**_FIELDS, "select": _where(request), "seed": uuid.uuid4().hex}

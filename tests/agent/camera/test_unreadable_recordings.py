@@ -96,9 +96,7 @@ def test_a_recording_that_cannot_be_read_ends_alone_beside_others(tmp_path: Path
     assert re.search("event=error code=images.unreadable .*camera=broken", said), said
 
 
-@pytest.mark.parametrize(
-    "names", [("broken.mp4",), pytest.param(("broken.mp4", "text.mp4"), marks=pytest.mark.trial)]
-)
+@pytest.mark.parametrize("names", [("broken.mp4",), pytest.param(("broken.mp4", "text.mp4"), marks=pytest.mark.trial)])
 def test_a_daemon_without_a_readable_recording_ends_with_its_error(tmp_path: Path, names: tuple[str, ...]) -> None:
     for name in names:
         (tmp_path / name).write_text("neither a zip nor a video\n" * 100)

@@ -205,11 +205,12 @@ def test_a_log_that_holds_no_results_is_moved_aside(path: Path) -> None:
     assert [error.code for error in Process(path).errors] == ["command.damaged"]
 
 
-def test_the_log_of_a_newer_tared_is_left_alone(path: Path) -> None:
+@pytest.mark.parametrize("schema", [1, 99], ids=["of a checkout before 0.2.0", "of a newer tared"])
+def test_a_log_of_another_schema_is_left_alone(path: Path, schema: int) -> None:
     opened(path)
     with closing(sqlite3.connect(path)) as db:
-        db.execute("PRAGMA user_version = 99")
+        db.execute(f"PRAGMA user_version = {schema}")
     before = path.read_bytes()
-    with pytest.raises(AgentError, match=r"command\.schema"):
+    with pytest.raises(AgentError, match=rf"command\.schema: .* of schema {schema}; expected schema 2;"):
         opened(path)
     assert path.read_bytes() == before
