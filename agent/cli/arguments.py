@@ -122,14 +122,17 @@ def number(kind: type[int] | type[float], low: float, high: float = math.inf) ->
     return parse
 
 
-def print_result(options: argparse.Namespace, result: dict[str, Any]) -> int:
-    """Print a result, one `key value` a line or with --json as one object; return the exit code of success.
+def print_result(options: argparse.Namespace, result: dict[str, Any], show: Callable[[], object] | None = None) -> int:
+    """Print a result, with --json as one object; return the exit code of success.
 
     Args:
         result: In JSON's types.
+        show: Prints it for people; None: one `key value` a line.
     """
     if options.json:
         print(json.dumps(result))
+    elif show is not None:
+        show()
     else:
         for key, value in result.items():
             print(f"{key:16} {value}")

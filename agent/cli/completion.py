@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from typing import Any
 
-from agent.cli.arguments import Parser, command
+from agent.cli.arguments import Parser, command, print_result
 
 SHELLS = ("bash", "zsh", "fish")
 _HOW = """\
@@ -33,8 +32,7 @@ def _completion(options: argparse.Namespace) -> int:
     from argcomplete.shell_integration import shellcode
 
     code = shellcode(["tared"], shell=options.shell)
-    print(json.dumps({"shell": options.shell, "code": code}) if options.json else code)
-    return 0
+    return print_result(options, {"shell": options.shell, "code": code}, lambda: print(code))
 
 
 def complete(parser: Parser) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.cli.arguments import command
+from agent.cli.arguments import command, print_result
 
 if TYPE_CHECKING:  # imported when the command runs, as in offline.py
     from pydantic import BaseModel
@@ -75,11 +75,9 @@ def _check(options: argparse.Namespace) -> int:
 
     config = check_config(options.check)
     cameras = [camera.name for camera in config.every_camera]
-    if options.json:
-        print(json.dumps({"file": str(options.check), "model": str(config.model.path), "camera_names": cameras}))
-    else:
-        print(f"{options.check} is valid: model {config.model.path}, cameras {', '.join(cameras)}")
-    return 0
+    result = {"file": str(options.check), "model": str(config.model.path), "camera_names": cameras}
+    valid = f"{options.check} is valid: model {config.model.path}, cameras {', '.join(cameras)}"
+    return print_result(options, result, lambda: print(valid))
 
 
 def config_schema(reference: str) -> dict[str, Any]:

@@ -340,11 +340,7 @@ def _export(options: argparse.Namespace) -> int:
         overwrite=options.overwrite,
         key=_key(options),
     )
-    if options.json:
-        print(json.dumps(result))
-    else:
-        print("\n".join(result["files"]))
-    return 0
+    return print_result(options, result, lambda: print("\n".join(result["files"])))
 
 
 def _inspect(options: argparse.Namespace) -> int:
@@ -368,11 +364,7 @@ def _inspect_artefact(options: argparse.Namespace) -> int:
 
     backend = _open_backend(options, options.target) if options.time else None
     inspection = inspect_artefact(options.target, options.layers or options.time, backend, _key(options))
-    if options.json:
-        print(json.dumps(inspection.as_dict()))
-    else:
-        print_artefact_inspection(inspection, table_console())
-    return 0
+    return print_result(options, inspection.as_dict(), lambda: print_artefact_inspection(inspection, table_console()))
 
 
 def _inspect_model(options: argparse.Namespace) -> int:
@@ -438,11 +430,7 @@ def _benchmark(options: argparse.Namespace) -> int:
         options.dataset,
         only=options.classes,
     )
-    if options.json:
-        print(json.dumps(result))
-    else:
-        print_benchmark(result, table_console())
-    return 0
+    return print_result(options, result, lambda: print_benchmark(result, table_console()))
 
 
 def _open_backend(options: argparse.Namespace, subject: Path | None = None, **more: Any) -> Backend:
