@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import Any
 
-from agent.cli.arguments import Parser, command, print_result
+from agent.cli.arguments import Parser, command, option, print_result
 
 SHELLS = ("bash", "zsh", "fish")
 _HOW = """\
@@ -24,7 +24,7 @@ def add_completion(commands: Any) -> None:
     completion = command(commands, "completion", _completion, "print the code by which a shell completes commands")
     completion.formatter_class = argparse.RawDescriptionHelpFormatter
     completion.epilog = _HOW
-    completion.add_argument("shell", choices=SHELLS, metavar="SHELL", help="bash, zsh or fish")
+    option(completion, "shell", "SHELL", "bash, zsh or fish", choices=SHELLS)
 
 
 def _completion(options: argparse.Namespace) -> int:

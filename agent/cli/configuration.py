@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.cli.arguments import command, print_result
+from agent.cli.arguments import command, option, print_result
 
 if TYPE_CHECKING:  # imported when the command runs, as in offline.py
     from pydantic import BaseModel
@@ -49,7 +49,7 @@ def add_configuration(commands: Any) -> None:
     shown.add_argument("--schema", nargs="?", const="config", choices=("config", "model"), help=which)
     shown.add_argument("--example", action="store_true", help="print the reference config.yaml: every key, its default")
     checked = "report all errors of a file at once (default: config.yaml)"
-    shown.add_argument("--check", nargs="?", const=Path("config.yaml"), type=Path, metavar="FILE", help=checked)
+    option(shown, "--check", "FILE", checked, Path, nargs="?", const=Path("config.yaml"))
 
 
 def _config(options: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.cli.arguments import add_config_option, command, print_result, table_console
+from agent.cli.arguments import add_config_option, command, option, print_result, table_console
 from agent.cli.configuration import load_board_config
 from agent.common.errors import AgentError
 
@@ -38,11 +38,11 @@ def add_label(commands: Any) -> None:
     label.usage = _USAGE
     ways = label.add_mutually_exclusive_group()
     place = f"the page's address, which only this machine reaches (default: {_ANY_PORT}, any port)"
-    ways.add_argument("--listen", metavar="HOST:PORT", help=place)
+    option(ways, "--listen", "HOST:PORT", place)
     written = "write frames that wait for another tool: COCO's JSON of a detector, else class folders (default: no)"
-    ways.add_argument("--export", type=Path, metavar="FOLDER", help=written)
+    option(ways, "--export", "FOLDER", written, Path)
     read = "store the labels of another tool: COCO's JSON, or class folders (default: no)"
-    ways.add_argument("--import", type=Path, dest="import_path", metavar="FILE.json", help=read)
+    option(ways, "--import", "FILE.json", read, Path, dest="import_path")
     ways.add_argument(
         "--list", action="store_true", help="list how many frames are drawn and labelled, and the accuracy"
     )

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from agent.cli.arguments import Parser, add_config_option, command, number
+from agent.cli.arguments import Parser, add_config_option, command, number, option
 from agent.cli.completion import add_completion, complete
 from agent.cli.configuration import add_configuration
 from agent.cli.first_config import add_init
@@ -115,11 +115,11 @@ def make_parser(extra: Sequence[CommandGroup]) -> Parser:
     run = command(commands, "run", _run, "run the daemon; a finite source ends the run with a summary")
     add_config_option(run)
     stop = "stop after N frames of each camera (default: at the end of the source)"
-    run.add_argument("--frames", type=number(int, 1), default=0, metavar="N", help=stop)
+    option(run, "--frames", "N", stop, number(int, 1), default=0)
     runtime = "the inference runtime; auto: the fastest that works (default: the configured one)"
-    run.add_argument("--backend", metavar="RUNTIME", help=runtime)
+    option(run, "--backend", "RUNTIME", runtime)
     pages = f"run 'tared web' beside it, for browsers; without an address at {_PAGES} (default: it does not run)"
-    run.add_argument("--web", nargs="?", const=_PAGES, metavar="HOST:PORT", help=pages)
+    option(run, "--web", "HOST:PORT", pages, nargs="?", const=_PAGES)
 
     add_offline(commands)
     add_store(commands)

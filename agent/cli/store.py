@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.cli.arguments import add_config_option, command, table_console
+from agent.cli.arguments import add_config_option, command, option, table_console
 from agent.cli.configuration import load_board_config
 from agent.common.errors import AgentError
 from calibrate.errors import TaredError
@@ -35,7 +35,7 @@ def add_store(commands: Any) -> None:
     for action in actions.choices.values():
         add_config_option(action)
         key = "count artefacts as damaged that this key has not signed (default: signatures are not checked)"
-        action.add_argument("--key", type=Path, metavar="FILE", help=key)
+        option(action, "--key", "FILE", key, Path)
 
 
 def _list(options: argparse.Namespace) -> int:
