@@ -61,10 +61,8 @@ def _searched(plan: PrecisionPlan) -> Iterator[Section]:
     evidence = plan.evidence
     yield Section(
         "Precision, layer by layer",
-        [
-            _HOW_TO_READ,
-        ],
-        figures=[Figure("Precision map", _map(evidence["groups"]), _COLORS)],
+        [_HOW_TO_READ],
+        figures=[_map([(group, _kind(group), f"; {group['why']}") for group in evidence["groups"]])],
         tables=[_group_table(evidence)],
     )
     yield Section(
@@ -83,18 +81,24 @@ def _kind(group: Mapping[str, Any]) -> str:
     return "float" if group["precision"] != "int8" else "INT8, repaired" if group["repairs"] else "INT8"
 
 
-def _map(groups: Sequence[Mapping[str, Any]]) -> Any:
-    loudest = max((group["sensitivity"] for group in groups), default=0.0) or 1.0
+def _map(rows: Sequence[tuple[Mapping[str, Any], str, str]], height: float = 0.0) -> Figure:
+    """Draw the precision map.
+
+    Args:
+        rows: Each group with its kind, and what is to be said of it beside that.
+        height: Of each group where no noise is known, in [0, 1].
+    """
+    loudest = max((group["sensitivity"] for group, *_ in rows), default=0.0)
     cells = [
         (
             max(group["macs_share"], _LEAST_WIDTH),
-            math.sqrt(group["sensitivity"] / loudest),
-            _COLORS[_kind(group)],
-            f"{group['name']}: {_kind(group)}; {show_share(group['macs_share'])} of the work; {group['why']}",
+            math.sqrt(group["sensitivity"] / loudest) if loudest else height,
+            _COLORS[kind],
+            f"{group['name']}: {kind}; {show_share(group['macs_share'])} of the work{more}",
         )
-        for group in groups
+        for group, kind, more in rows
     ]
-    return strip(cells, _MAP_TITLE)
+    return Figure("Precision map", strip(cells, _MAP_TITLE), _COLORS)
 
 
 def _group_table(evidence: Mapping[str, Any]) -> Table:
@@ -223,15 +227,6 @@ def _groups_of_job(plan: PrecisionPlan) -> Section:
     evidence, repaired = plan.evidence, _repaired(plan)
     loudest = max(group["sensitivity"] for group in evidence["groups"])
     pairs = [(group, _kind_in(plan, repaired, group["layers"])) for group in evidence["groups"]]
-    cells = [
-        (
-            max(group["macs_share"], _LEAST_WIDTH),
-            math.sqrt(group["sensitivity"] / loudest) if loudest else 0.5,
-            _COLORS[kind],
-            f"{group['name']}: {kind}; {show_share(group['macs_share'])} of the work",
-        )
-        for group, kind in pairs
-    ]
     rows = [
         (
             group["name"],
@@ -249,7 +244,7 @@ def _groups_of_job(plan: PrecisionPlan) -> Section:
         ("noise, of the loudest", True), ("noise is", False),
     )  # fmt: skip
     text = _HOW_TO_READ if loudest else f"{_ORDER}. This plan served before, and its noise was not measured again."
-    figure = Figure("Precision map", strip(cells, _MAP_TITLE), _COLORS)
+    figure = _map([(group, kind, "") for group, kind in pairs], 0.5)
     table = Table(heads, rows, filters=True)
     return Section("Precision, layer by layer", [text], figures=[figure], tables=[table])
 
