@@ -177,7 +177,7 @@ def differences(foreign: Calibration, frames: Calibration) -> list[dict[str, Any
 
     Keys of each row, in JSON's types: `tensor`, `scale` of the other tool, and
         frames_scale  the scale that frames suggest
-        db            the noise under the other tool's scale over that under the frames'; positive: the frames' is better
+        db            noise under the other tool's scale over that under the frames'; positive: the frames' is better
         clipping      the share of clipping in the noise under the other tool's scale
     """
     noise = tensor_noise(frames.histograms, [foreign.scales, frames.scales])
