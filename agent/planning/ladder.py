@@ -35,7 +35,7 @@ from agent.models.model import Model, Rules, read_rules
 from agent.planning.costs import GroupCosts, as_problem, labels
 from agent.planning.group_noise import FRAMES_PER_RUN, GroupNoise, describe_groups, measure_noise
 from agent.planning.raising import EXHAUSTED, PrecisionRaise
-from agent.planning.what_if import RepairChoice, WhatIf, WhatIfResult, choose_repairs
+from agent.planning.what_if import RepairChoice, WhatIf, choose_repairs
 from calibrate.partition import FLOAT, FREE, Partition, Problem, frontier, rungs
 from calibrate.plan import PrecisionPlan, Repairs
 from engines.calibration import Calibration
@@ -238,20 +238,25 @@ class Ladder:
         self._progress(0.0, "choosing repairs")
         if self._options.raising is not None or self._given.repairs or self._given.evidence:
             return self.start
-        repairs = self._new_repairs()
-        return PrecisionPlan({**self._loudest(repairs), **self._model.plan.floats}, repairs)
+        self.choice = choose_repairs(
+            self._what_if,
+            self._scene.sample,
+            lambda _, compute: compute(),
+            lambda fraction, doing: self._progress(0.5 * fraction, doing),
+        )
+        floats = {**self._loudest(self.choice), **self._model.plan.floats}
+        return PrecisionPlan(floats, self.choice.repairs)
 
     def _name_of(self, first: PrecisionPlan) -> str:
         if first.floats.keys() - self._model.plan.floats.keys():
             return "all INT8 but the loudest"
         return "all that may be INT8" if first.repairs else "plain INT8"
 
-    def _loudest(self, repairs: Repairs) -> dict[str, str]:
+    def _loudest(self, choice: RepairChoice) -> dict[str, str]:
         """Return layers that are loud in spite of the repairs and hardly work, the loudest first, with the reason."""
-        assert self.choice is not None
-        grouping, nsr = self._grouping(repairs), self.choice.nsr
+        grouping = self._grouping(choice.repairs)
         free = self._labels(grouping) == FREE
-        noise = [max((nsr.get(layer, 0.0) for layer in group.layers), default=0.0) for group in grouping.groups]
+        noise = [max((choice.nsr.get(layer, 0.0) for layer in group.layers), default=0.0) for group in grouping.groups]
         macs = sum(group.macs for group in grouping.groups)
         left, floats = _LITTLE * macs, dict[str, str]()
         for index in sorted(np.flatnonzero(free), key=lambda index: -noise[index]):
@@ -261,18 +266,6 @@ class Ladder:
                 reason = _HARDLY_WORKS.format(-10.0 * np.log10(noise[index]), group.macs / macs)
                 floats.update(dict.fromkeys(group.layers, reason))
         return floats
-
-    def _new_repairs(self) -> Repairs:
-        self.choice = choose_repairs(
-            self._model,
-            self._scene.calibration,
-            self._scene.sample,
-            self._what_if,
-            self._embedded,
-            lambda _, compute: compute(),
-            lambda fraction, doing: self._progress(0.5 * fraction, doing),
-        )
-        return self.choice.repairs
 
     def _try(self, name: str, plan: PrecisionPlan) -> tuple[Tried, bool]:
         """Return the plan as tried, and whether an engine of it may do. A few frames refuse nothing."""
@@ -359,15 +352,13 @@ class Ladder:
         def diverge(int8: Flags) -> float | None:
             if self._clock.monotonic_s() - self._began_s >= self._options.budget_s:
                 return None
-            return self._evaluate(PrecisionPlan(grouping.plan(int8.tolist(), ""), repairs)).divergence
+            plan = self._with_missing(PrecisionPlan(grouping.plan(int8.tolist(), ""), repairs))
+            return self._what_if.evaluate(plan, FRAMES_PER_RUN).divergence
 
         def show(fraction: float, doing: str) -> None:
             self._progress(0.5 + 0.4 * fraction, doing)
 
         return measure_noise(self._labels(grouping), predicted, diverge, show)
-
-    def _evaluate(self, plan: PrecisionPlan) -> WhatIfResult:
-        return self._what_if.evaluate(self._with_missing(plan), FRAMES_PER_RUN)
 
     def _plan(self, grouping: Grouping, int8: Flags, noise: NDArray[np.float64], repairs: Repairs) -> PrecisionPlan:
         shares = noise / max(float(noise.sum()), 1e-30)

@@ -111,18 +111,17 @@ class Split:
     def description(self) -> str:
         """A line for people on what the certificate is going to need."""
         several = len(self.shares) > 1
+        frames = (
+            f"{share.search} frames to search with, {'' if share.certificate is None else f'{share.certificate} '}"
+            f"others to certify on{f' in {share.source}' if several else ''}"
+            for share in self.shares
+        )
         certified = f"certified after {self.terms.frames_needed} with something on them"
         return (
-            f"{'; '.join(self._frames(share, several) for share in self.shares)}: a plan that loses nothing is "
+            f"{'; '.join(frames)}: a plan that loses nothing is "
             f"{certified}{' in each source' if several else ''}, or a few less, for a loss of at most "
             f"{self.terms.max_loss:g} with {100.0 * (1.0 - ERROR):g} % confidence; one that loses something takes more"
         )
-
-    @staticmethod
-    def _frames(share: Share, named: bool) -> str:
-        certificate = "" if share.certificate is None else f"{share.certificate} "
-        frames = f"{share.search} frames to search with, {certificate}others to certify on"
-        return f"{frames} in {share.source}" if named else frames
 
 
 def split_for_repairs(drawn: Sequence[Sequence[tuple[int, Array]]]) -> tuple[list[Array], list[Array]]:
@@ -321,15 +320,9 @@ class PlanSearch:
     def _choose_repairs(self) -> None:
         proposing, trying = split_for_repairs(self._drawn)
         with self.stage("repairs") as progress:
-            self.result.chosen = choose_repairs(
-                self.model,
-                self.builder.calibration,
-                proposing,
-                WhatIf(self.model, self.builder.calibration, trying, self.embedded),
-                self.embedded,
-                self._journal.get_or_compute,
-                self._with_deadline(progress),
-            )
+            what_if = WhatIf(self.model, self.builder.calibration, trying, self.embedded)
+            remember, show = self._journal.get_or_compute, self._with_deadline(progress)
+            self.result.chosen = choose_repairs(what_if, proposing, remember, show)
         self.builder.repairs = self.result.chosen.repairs
         observed = observed_graph(self.model.master, self.builder.plan({}))
         self.result.grouping = fusion_groups(observed, place(observed))
