@@ -8,7 +8,7 @@ counts as none, and where the disk refuses, the next job measures again.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,7 @@ class KeptCosts:
             if known is None:
                 kept, known = False, measure()
                 if file is not None and known["source"] == "measured" and not known["doubt"]:
-                    self._write(file, known)
+                    write_kept(file, self._options.key, _purpose(file), json.dumps(known).encode())
             return known
 
         try:
@@ -108,9 +108,6 @@ class KeptCosts:
         if known is None and file.exists():
             self._warn(f"{file} is damaged or of another key: the costs of layers are measured again")
         return known
-
-    def _write(self, file: Path, known: Mapping[str, Any]) -> None:
-        write_kept(file, self._options.key, _purpose(file), json.dumps(known).encode())
 
 
 def _purpose(file: Path) -> str:

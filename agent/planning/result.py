@@ -150,18 +150,16 @@ class _Evidence:
 
     def reasons(self) -> Iterator[tuple[str, str]]:
         """Yield every group's name, and the reason for its precision."""
+        without = self.search.builder.without_int8
         for index, group in enumerate(self.groups):
-            yield group.name, group.fixed or self._rule(index) or self._missing_kernel(index) or self._gain(index)
+            missing_kernel = next((without[layer] for layer in group.layers if layer in without), "")
+            yield group.name, group.fixed or self._rule(index) or missing_kernel or self._gain(index)
 
     def _rule(self, index: int) -> str:
         """Return the rule that decided a group; one that keeps it float goes before one that forces INT8."""
         layers = self.groups[index].layers
         reasons = [rules[layer] for rules in (self.rules.floats, self.rules.int8) for layer in layers if layer in rules]
         return reasons[0] if reasons else ""
-
-    def _missing_kernel(self, index: int) -> str:
-        without = self.search.builder.without_int8
-        return next((without[layer] for layer in self.groups[index].layers if layer in without), "")
 
     def _gain(self, index: int) -> str:
         """Return what INT8 saves in a free group, and the noise that it makes."""
