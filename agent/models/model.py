@@ -150,6 +150,11 @@ class Model:
     observed: onnx.ModelProto
     placement: Placement
 
+    @property
+    def rules(self) -> Rules:
+        """The precision rules of the spec, matched with the master graph. Raises ConfigError as `read_rules`."""
+        return read_rules(self.spec.precision, self.master, place(self.master))
+
     def with_plan(self, plan: PrecisionPlan) -> Model:
         """Return the model under another plan.
 
@@ -244,10 +249,8 @@ def open_model(spec: ModelSpec, plan: PrecisionPlan = ALL_INT8) -> Model:
     accepted = network_input(spec, image_input(original))
     input_shape = accepted.shape(accepted.usual_size)
     master = prepare(original, run, input_shape)
-    placement = place(master)
-    rules = read_rules(spec.precision, master, placement)
-    bare = Model(spec, master, canonical_hash(master), input_shape, ALL_INT8, master, placement)
-    return bare.with_plan(replace(plan, floats=rules.apply(plan.floats)))
+    bare = Model(spec, master, canonical_hash(master), input_shape, ALL_INT8, master, place(master))
+    return bare.with_plan(replace(plan, floats=bare.rules.apply(plan.floats)))
 
 
 def calibrate(

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from agent.common.state_files import parse_or_none, parse_state
-from agent.models.model import read_rules
 from agent.planning.costs import GroupCosts, PlanBuilder, find_costs, parse_costs
 from calibrate.plan import Repairs
 from engines.board import board, processor
@@ -22,7 +21,6 @@ from engines.errors import EngineError
 from engines.interface import Array, BackendOptions, Progress
 from engines.quantise.costs import HasTime, macs_costs
 from engines.quantise.fusion import Grouping
-from engines.quantise.placement import place
 from engines.store.artefact import fingerprint
 from engines.store.kept_file import read_kept, write_kept
 
@@ -45,12 +43,11 @@ class KeptCosts:
         options: BackendOptions,
         warn: Callable[[str], None],
     ) -> None:
-        model = builder.model
         self._builder = builder
         self._frames = frames
         self._options = options
         self._warn = warn
-        self._floats = read_rules(model.spec.precision, model.master, place(model.master)).floats
+        self._floats = builder.model.rules.floats
 
     def find(self, grouping: Grouping, repairs: Repairs, progress: Progress, has_time: HasTime) -> GroupCosts:
         """Return the kept costs of these groups; else measure them as `find_costs` does, and keep them.

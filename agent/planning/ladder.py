@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
-from agent.models.model import Model, Rules, read_rules
+from agent.models.model import Model, Rules
 from agent.planning.costs import GroupCosts, as_problem, labels
 from agent.planning.group_noise import FRAMES_PER_RUN, GroupNoise, describe_groups, measure_noise
 from agent.planning.raising import EXHAUSTED, PrecisionRaise
@@ -155,7 +155,7 @@ class Ladder:
         self._seems_good = False  # the plan in service, on the frames that try plans
         self._find_costs = find_costs
         self._costs: GroupCosts | None = None
-        rules = read_rules(model.spec.precision, model.master, place(model.master))
+        rules = model.rules
         kept = start.floats if options.raising is not None else {}
         self._rules = Rules({**kept, **rules.floats, **without_int8}, rules.int8)
 

@@ -6,7 +6,7 @@ search frames. The promising ones are then certified on frames that the search h
 measurement is kept in a journal: an interrupted search resumes there. Where frames of several sources are given, a
 plan has to keep its loss in the worst of them, on the search frames and under the certificate.
 
-    search = PlanSearch(builder, rules, sources, embedded, PlanOptions(max_loss=0.02), stage)
+    search = PlanSearch(builder, sources, embedded, PlanOptions(max_loss=0.02), stage)
     search.run(journal)            # in the caller's thread; builds engines
     plan = make_plan(search)       # agent/planning/result.py
 
@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 
 from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.state_files import Journal
-from agent.models.model import Rules
 from agent.planning.certificate import ERROR, MAX_CANDIDATES, Certifier, Terms, TrialResult, check_frames, worst_of
 from agent.planning.costs import GroupCosts, PlanBuilder, as_problem, find_costs, labels
 from agent.planning.frames import RandomFrames
@@ -241,7 +240,6 @@ class PlanSearch:
     """
 
     builder: PlanBuilder
-    rules: Rules
     sources: Sequence[RandomFrames]
     embedded: Backend
     options: PlanOptions
@@ -250,6 +248,7 @@ class PlanSearch:
 
     def __post_init__(self) -> None:
         self.model = self.builder.model
+        self.rules = self.model.rules
         self.result = SearchResult(fusion_groups(self.model.master, self.model.placement))
         self._journal: Journal
         self._started = self.clock.monotonic_s()
