@@ -60,14 +60,8 @@ def add_offline(commands: Any) -> None:
     plan = command(commands, "plan", _plan, "find the fastest precision plan whose loss stays within a bound")
     option(plan, "model", "MODEL.yaml", "the model's spec; with --explain, --show or --chart a plan.json", Path)
     option(plan, "--calibration", "FILE", "a calibration.json of this model (default: the model brings its own)", Path)
-    option(
-        plan,
-        "--frames",
-        "SRC",
-        f"held out from the calibration: {SOURCES}; given several times, the loss is kept in the worst of them "
-        "(default: none; a search needs some)",
-        action="append",
-    )
+    worst = "given several times, the loss is kept in the worst of them (default: none; a search needs some)"
+    option(plan, "--frames", "SRC", f"held out from the calibration: {SOURCES}; {worst}", action="append")
     option(plan, "--max-loss", "L", MAX_LOSS, number(float, 1e-4, 0.999), default=0.02)
     option(plan, "--max-confusion", "C", MAX_CONFUSION, number(float, 1e-3, 0.999), default=0.1)
     budget = "seconds for the search, which then takes the best certified plan (default: no limit)"
@@ -148,13 +142,8 @@ def add_offline(commands: Any) -> None:
     option(benchmark, "--threads", "N", "CPU threads of each engine", number(int, 1), default=1)
 
     for offline in (calibrate, plan, build, infer, evaluate, inspect):
-        option(
-            offline,
-            "--backend",
-            "RUNTIME",
-            "tensorrt, openvino, onnxruntime, or auto: an artefact's own, else the fastest that works",
-            default="auto",
-        )
+        runtimes = "tensorrt, openvino, onnxruntime, or auto: an artefact's own, else the fastest that works"
+        option(offline, "--backend", "RUNTIME", runtimes, default="auto")
         signing = "signs artefacts, and refuses those that it has not signed (default: unsigned)"
         option(offline, "--key", "FILE", signing, Path)
         option(offline, "--threads", "N", EACH_CPU, number(int, 1), default=os.cpu_count() or 1)
