@@ -115,12 +115,9 @@ def _matches(patterns: tuple[str, ...], kind: str, master: ModelProto) -> dict[s
     return matches
 
 
-def _first_rule(matches: Mapping[str, list[str]]) -> dict[str, str]:
+def _first_rule(matches: dict[str, list[str]]) -> dict[str, str]:
     """Return for each node the first rule that matches it."""
-    first: dict[str, str] = {}
-    for rule, nodes in matches.items():
-        first = dict.fromkeys(nodes, rule) | first
-    return first
+    return {node: rule for rule, nodes in reversed(matches.items()) for node in nodes}
 
 
 def _refusal(found: str, expected: str, remedy: str) -> ConfigError:
