@@ -59,10 +59,10 @@ def _config(options: argparse.Namespace) -> int:
     reference = shipped_path("config.yaml").read_text(encoding="utf-8")
     if options.check is not None:
         return _check(options)
-    if options.schema is not None:
-        print(json.dumps(config_schema(reference) if options.schema == "config" else model_schema(reference), indent=1))
-    else:
-        print(json.dumps({"example": reference}) if options.json else reference, end="\n" if options.json else "")
+    if options.schema is None:
+        return print_result(options, {"example": reference}, lambda: print(reference, end=""))
+    schema = config_schema if options.schema == "config" else model_schema
+    print(json.dumps(schema(reference), indent=1))
     return 0
 
 
