@@ -89,11 +89,8 @@ def _open(options: argparse.Namespace) -> tuple[LabelStore, Sequence[str]]:
     config = load_board_config(options.config)
     spec = config.model
     if spec.task == "raw":
-        expected, remedy = (
-            "task classify or detect",
-            "choose a model of one of these tasks: people cannot label raw outputs",
-        )
-        raise AgentError("labelling.task", "a model of task raw", expected, remedy)
+        remedy = "choose a model of one of these tasks: people cannot label raw outputs"
+        raise AgentError("labelling.task", "a model of task raw", "task classify or detect", remedy)
     try:
         exists = LabelStore(config.state_dir, "", spec.task).exists
     except PermissionError as error:

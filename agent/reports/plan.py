@@ -32,15 +32,14 @@ _OF_JOBS = {"tried", "costs", "groups"}  # keys in the evidence of a job's plan
 def plan_sections(plan: PrecisionPlan) -> list[Section]:
     """Return the sections of a report on a plan: of `tared plan`, of a job, or one that a person wrote."""
     evidence = plan.evidence
+    text = "This plan has no evidence: a person wrote it, or nothing had to be searched."
     if "candidates" in evidence:
         if evidence.get("schema") == SCHEMA:
             return [*_searched(plan), *_repairs(plan)]
-        text = ["Another version of tared made this plan. Plan again to see the measurements of the search."]
-        return [Section("Precision", text, tables=_floats(plan)), *_repairs(plan)]
-    if evidence.keys() >= _OF_JOBS:
+        text = "Another version of tared made this plan. Plan again to see the measurements of the search."
+    elif evidence.keys() >= _OF_JOBS:
         return [*_of_job(plan), *_repairs(plan)]
-    text = ["This plan has no evidence: a person wrote it, or nothing had to be searched."]
-    return [Section("Precision", text, tables=_floats(plan)), *_repairs(plan)]
+    return [Section("Precision", [text], tables=_floats(plan)), *_repairs(plan)]
 
 
 def plan_facts(plan: PrecisionPlan) -> dict[str, str]:
