@@ -305,8 +305,8 @@ def check_calibration(model: Model, calibration: Calibration | None) -> None:
 
     Raises CalibrationError:
         calibration.missing  there is none
-        calibration.plan   it lacks tensors of the model's plan
         calibration.model  it is of another model
+        calibration.plan   it lacks tensors of the model's plan
         calibration.input  it was made under another input spec
     """
     if calibration is None:
@@ -316,20 +316,20 @@ def check_calibration(model: Model, calibration: Calibration | None) -> None:
                 "calibration.missing", "int8 without a calibration", "the ranges of its tensors", remedy
             )
         return
-    missing = set(model.needed_taps) - known_amax(model.plan.repairs, calibration).keys()
-    if missing and calibration.model_sha256 == model.sha256:
-        raise CalibrationError(
-            "calibration.plan",
-            f"a calibration without tensor '{min(missing)}': it was made under another plan",
-            f"all {len(model.needed_taps)} tensors that are INT8 under the present plan",
-            "calibrate again under the present plan, or return to the plan of the calibration",
-        )
     if calibration.model_sha256 != model.sha256:
         raise CalibrationError(
             "calibration.model",
             f"a calibration of model {calibration.model_sha256[:12]}",
             f"one of {model.spec.path.name}, {model.sha256[:12]}",
             "calibrate this model with 'tared calibrate'",
+        )
+    missing = set(model.needed_taps) - known_amax(model.plan.repairs, calibration).keys()
+    if missing:
+        raise CalibrationError(
+            "calibration.plan",
+            f"a calibration without tensor '{min(missing)}': it was made under another plan",
+            f"all {len(model.needed_taps)} tensors that are INT8 under the present plan",
+            "calibrate again under the present plan, or return to the plan of the calibration",
         )
     today = model.preprocessing
     changed = [key for key in today if today[key] != calibration.preprocessing.get(key)]
