@@ -38,17 +38,20 @@ def test_settings_and_a_policy_hold_at_once_and_after_a_restart_on_command(
     board: World, mosquitto: RealBroker, tmp_path: Path
 ) -> None:
     results = tmp_path / "results.jsonl"
-    board.change(mqtt={"telemetry_period_s": 3600.0}, preview={"address": "127.0.0.1:0"}, results={"file": str(results)})
+    board.change(
+        mqtt={"telemetry_period_s": 3600.0}, preview={"address": "127.0.0.1:0"}, results={"file": str(results)}
+    )
     with Watcher(mosquitto.endpoint) as watcher:
         with board.running() as process:
             assert watcher.expect(TOPICS.reported)["version"] == 0
+            private = {"address": None, "viewers": 0, "error": "preview.privacy"}
+            eventually(lambda: answer(mosquitto, "status")["preview"] == private)
             values = {"recalibration.automatic": "false", "log_level": "error", "mqtt.telemetry_period_s": "0.5"}
             assert answer(mosquitto, "set", version=7, **values)["version"] == 7
             watcher.expect(TOPICS.reported, version=7)
             watcher.expect(TOPICS.telemetry)
             status = answer(mosquitto, "status")
             assert (status["automatic"], status["stopped_by"]) == (False, "recalibration.automatic")
-            assert status["preview"] == {"address": None, "viewers": 0, "error": "preview.privacy"}
             engine = status["engine"]
             answer(mosquitto, "policy", artefact=engine, score_threshold="1.0")
             assert code(order(mosquitto, "set", 7, log_level="info")) == "command.version"
