@@ -45,7 +45,8 @@ def test_settings_and_a_policy_hold_at_once_and_after_a_restart_on_command(
         with board.running() as process:
             assert watcher.expect(TOPICS.reported)["version"] == 0
             private = {"address": None, "viewers": 0, "error": "preview.privacy"}
-            eventually(lambda: answer(mosquitto, "status")["preview"] == private)
+            eventually(lambda: any(b"preview.privacy" in message.payload for message in watcher.all()))
+            assert answer(mosquitto, "status")["preview"] == private
             values = {"recalibration.automatic": "false", "log_level": "error", "mqtt.telemetry_period_s": "0.5"}
             assert answer(mosquitto, "set", version=7, **values)["version"] == 7
             watcher.expect(TOPICS.reported, version=7)
