@@ -83,8 +83,8 @@ def test_a_recording_waits_for_the_reference_that_has_to_be_built(
     tmp_path: Path, mistakes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a board the builder takes minutes. The fake here takes longer than the clip plays."""
-    monkeypatch.setenv("FAKE_BUILD_S", "5.0")
-    world = board(tmp_path / "world", seconds=45.0)
+    monkeypatch.setenv("FAKE_BUILD_S", "10.0")
+    world = board(tmp_path / "world", seconds=10.0)
     world.config["calibration"]["frames"] = 8
     _, said = world.run(until="trigger=first-start step=COLLECTING")
     assert "engine=reference" in said
