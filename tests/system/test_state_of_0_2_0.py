@@ -1,8 +1,8 @@
 """A state directory of tared 0.2.0 is read as it is, file by file.
 
-`state_of_0_2_0.json` was made at commit 2fc6093f, with the classes of that commit and the helpers of its tests: each
-class wrote its file, and the files were put together. Texts are as they were, databases are SQL, binary files base64.
-If a format changes, the new version needs a migration and this test an expectation; the file stays.
+`state_of_0_2_0.json` was made at commit 2fc6093f. Each class of that commit wrote its own file, on the helpers of its
+tests. The JSON has texts as they were, databases as SQL, and binary files in base64. If a format changes, the new
+version needs a migration, and the JSON stays.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ def test_drift_and_fidelity_go_on(state_dir: Path) -> None:
     state = monitor.state("", Spending(0.0, 0.0))
     assert state.drift is not None
     assert (state.drift.state, state.drift.onset_ts) == ("warning", 39.0)
-    assert (state.fidelity.estimate, state.fidelity.n) == (pytest.approx(65 / 69), 69)
-    assert state.fidelity_since == 0.0
+    assert (state.fidelity.n, state.fidelity_since) == (69, 0.0)
+    assert state.fidelity.estimate == pytest.approx(65 / 69)
 
 
 def test_commands_that_were_carried_out_are_answered_and_not_carried_out_again(state_dir: Path) -> None:

@@ -80,7 +80,7 @@ def test_garbage_from_a_broker_ends_the_connection_and_not_the_client(
             assert link.outcome == "connected"
 
 
-def test_of_a_payload_without_end_only_the_beginning_is_kept() -> None:
+def test_a_payload_without_end_is_kept_as_far_as_it_can_be_read() -> None:
     """One byte more than a document may have, by which its reader refuses it."""
     with FakeBroker() as broker, link_to(broker.endpoint) as link, broker.connection() as connection:
         admit(connection)
