@@ -82,6 +82,14 @@ def exact_chain(net: Problem, budgets: list[int]) -> list[float]:
     return [float(least[:, : budget + 1].min()) for budget in budgets]
 
 
+def test_groups_that_are_int8_by_rule_use_the_budget_first() -> None:
+    """Of equal groups there are too many that exceed the budget to cut them off one by one."""
+    noise, fixed = np.ones(60), np.full(60, FREE, np.int8)
+    noise[0], fixed[0] = 50.0, INT8
+    net = problem(60, [], noise=noise, fixed=fixed)
+    assert [fastest(net, budget).noise for budget in (1.0, 53.0)] == [50.0, 53.0]
+
+
 @pytest.mark.trial
 def test_plans_for_200_groups_are_near_the_exact_optimum() -> None:
     net = network(0, 200)

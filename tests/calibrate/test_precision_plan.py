@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -59,6 +60,18 @@ def test_evidence_makes_no_other_plan() -> None:
     assert "evidence" not in found.essence
     assert found.essence == {"floats": ["conv"], "repairs": EXAMPLE.as_dict()}
     assert ALL_INT8.essence == {"floats": []}
+
+
+def test_a_plan_of_0_2_0_is_read_as_the_same_plan() -> None:
+    text = """{"schema": 3, "floats": {"head": "loses 4 dB"}, "evidence": {"loss": 0.01}, "repairs": {
+        "divisors": {"conv1": [0.5, 1.0], "conv2": [1.0]}, "offsets": {"conv1": [0.25, 0.0]},
+        "ranges": {"conv1.equalised": 3.0}, "reach": {"conv1.equalised": 0.5}, "methods": {"relu1": "mse"},
+        "clips": {"conv2": [0.9, 1.0]}, "shifts": {"conv1": [0.125], "conv2": [-1.0, 2.0]}}}"""
+    read = PrecisionPlan.from_json(text)
+    assert (read, read.evidence) == (PrecisionPlan({"head": "loses 4 dB"}, EXAMPLE), {"loss": 0.01})
+    assert json.loads(read.to_json()) == json.loads(text)
+    essence = {"floats": ["head"], "repairs": json.loads(text)["repairs"]}
+    assert json.loads(json.dumps(read.essence)) == essence, "ids of engines follow from it"
 
 
 def test_layers_that_stay_float_need_no_repairs() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,6 +105,20 @@ def test_extremes_are_kept_beside_the_histograms(path: Path) -> None:
     moved = {**EXTREMES, "gemm": np.array([[-8.0], [7.0]], np.float32)}
     assert read.id == written.id
     assert len({calibration().id, read.id, replace(written, extremes=moved).id}) == 3, "scales follow from them"
+
+
+def test_ids_and_seals_are_those_of_0_2_0(path: Path) -> None:
+    """Ids as its commit 2fc6093f gives them: on another one a board would build its engine anew."""
+    seen = {"conv.out": abs_histogram(np.array([0.5, -12.7, 3.0], np.float32))}
+    fixed: dict[str, Any] = {"model_sha256": "ab" * 32, "method": "max", "frames": 5, "source": "night.mp4"}
+    written = calibrate_histograms(seen, (), preprocessing={"size": [3, 2]}, **fixed)
+    assert written.id == "7176a7acc00424b4"
+    assert replace(written, extremes={"conv": EXTREMES["conv"]}).id == "a302f36359421636"
+    save_calibration(written, path)
+    document = json.loads(path.read_text())
+    recorded = document.pop("seal")
+    sealed = json.dumps(document, sort_keys=True).encode() + path.with_suffix(".npz").read_bytes()
+    assert recorded == hashlib.sha256(sealed).hexdigest()
 
 
 @pytest.mark.parametrize(

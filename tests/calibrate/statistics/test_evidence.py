@@ -49,6 +49,11 @@ def test_values_that_would_void_the_guarantee_are_refused(value: float) -> None:
         ConfidenceSequence().update(value)
 
 
+def test_a_gain_that_is_not_a_number_is_refused() -> None:
+    with pytest.raises(ValueError, match="nan"):
+        DriftDetector().update(float("nan"))
+
+
 def test_impossible_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="error"):
         ConfidenceSequence(error=0.0)

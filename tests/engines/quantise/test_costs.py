@@ -108,7 +108,10 @@ def unseen(grouping: Grouping) -> NDArray[np.bool_]:
 @pytest.mark.parametrize("slowdown", [1.0, 1.01])
 def test_planted_costs_are_found_while_the_machine_slows_down(machine: Machine, slowdown: float) -> None:
     machine.slowdown = slowdown
-    costs = measure_costs(machine.grouping, machine.build, BATCH)
+    shown: list[float] = []
+    costs = measure_costs(machine.grouping, machine.build, BATCH, lambda fraction, _: shown.append(fraction))
+    assert shown == sorted(shown)
+    assert shown[-1] == 1.0
     assert (costs.source, costs.builds) == ("measured", machine.built)
     assert machine.built <= 8
     assert (machine.open, machine.most_open) == (0, 2)

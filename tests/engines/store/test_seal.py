@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import hmac
 import json
 import os
 import tempfile
@@ -16,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines.errors import EngineError
-from engines.store.artefact import check_runtime, read_artefact, write_artefact
+from engines.store.artefact import check_runtime, fingerprint, read_artefact, write_artefact
 from engines.store.signing import MANIFEST, canonical, is_signed, read_manifest, seal, sign
 
 OTHER_KEY = b"sixteen bytes no"
@@ -57,6 +59,21 @@ def changed_at(document: Mapping[str, Any], path: tuple[Any, ...], value: Any) -
 @pytest.fixture(name="artefact")
 def signed_artefact(tmp_path: Path) -> Path:
     return write_artefact(tmp_path / "a", INPUTS, fill, KEY).path
+
+
+@pytest.mark.parametrize("key", [KEY, None])
+def test_ids_seals_and_signatures_are_those_of_0_2_0(key: bytes | None) -> None:
+    """With others, boards would take the engines of 0.2.0 for damaged, or for those of other inputs."""
+    document: dict[str, Any] = {"scale": 0.1, "model": "abc", "backend": {"gpu": None}}
+
+    def spelled(**more: str) -> bytes:
+        return (json.dumps({**document, **more}, sort_keys=True, indent=1) + "\n").encode()
+
+    assert fingerprint(document) == hashlib.sha256(spelled()).hexdigest()[:16]
+    more = {}
+    if key is not None:
+        more["signature"] = hmac.new(key, b"artefact manifest\n" + spelled(), "sha256").hexdigest()
+    assert seal(document, key) == spelled(**more, seal=hashlib.sha256(spelled(**more)).hexdigest())
 
 
 @pytest.mark.parametrize("signature", [None, "", "ü" * 64, "\ud800", 7, [], {}, "0" * 64, KEY.hex()])

@@ -76,6 +76,8 @@ def test_options_go_before_the_configuration(config: Path) -> None:
 def test_tls_by_an_option() -> None:
     assert endpoint_from(options("--tls")).tls == TlsFiles()
     assert endpoint_from(options("--ca-file", "ca.pem")).tls == TlsFiles(ca_file=Path("ca.pem"))
+    own = endpoint_from(options("--cert-file", "me.pem", "--key-file", "me.key")).tls
+    assert own == TlsFiles(cert_file=Path("me.pem"), key_file=Path("me.key"))
     with pytest.raises(ConfigError, match="key_file: expected cert_file beside it"):
         endpoint_from(options("--key-file", "key.pem"))
 

@@ -91,6 +91,13 @@ def test_a_misspelt_word_is_guessed(words: list[str], guess: str) -> None:
     assert guess.startswith("-") is (f"'{command} --help'" in caught.value.remedy) or guess == "int8"
 
 
+@pytest.mark.parametrize("words", [["zzz"], ["calibrate", "m.yaml", "--zzz"]])
+def test_a_word_that_is_like_no_other_gets_no_guess(words: list[str]) -> None:
+    with pytest.raises(AgentError) as caught:
+        make_parser(GROUPS).parse_args(words)
+    assert caught.value.remedy.startswith("see '")
+
+
 @pytest.mark.parametrize("width", [60, 80, 120, 240])
 def test_no_cell_of_a_table_is_cut(width: int) -> None:
     heads = ("device", "engine", "state\nnow", "tags")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from brokers import Mosquitto, RealBroker, Watcher, eventually, running_mosquitto
-from collector_bench import a_process, collecting, result, stored, stores_results
+from collector_bench import ONLINE, a_process, alarm, collecting, result, stored, stores_results
 
 from agent.mqtt.client import MqttClient
 from agent.mqtt.endpoint import Protocol
@@ -110,7 +110,7 @@ def test_the_broker_keeps_results_for_a_collector_that_returns_under_its_name(
 
 
 @pytest.mark.broker
-def test_collectors_that_share_all_get_each_result_and_the_store_has_it_once(mosquitto: RealBroker, where: str) -> None:
+def test_collectors_of_a_group_share_reports_and_each_gets_all_results(mosquitto: RealBroker, where: str) -> None:
     open_store(where).close()
     with ExitStack() as stack:
         board = stack.enter_context(MqttClient(mosquitto.endpoint, "board"))
@@ -118,8 +118,12 @@ def test_collectors_that_share_all_get_each_result_and_the_store_has_it_once(mos
         eventually(lambda: stores_results(board, where) and min(each.counts["result"] for each in ours) > 0)
         before = [each.counts["result"] for each in ours]
         for number in range(1, 31):
+            board.publish(alarm(number))
             board.publish(result(number))
+        board.publish(ONLINE)  # which each gets, behind all alarms that are for it
         eventually(lambda: all(each.counts["result"] >= was + 30 for each, was in zip(ours, before, strict=True)))
+        eventually(lambda: all(each.counts["status"] for each in ours))
+        assert sum(each.counts["report"] for each in ours) == 30
         eventually(lambda: stored(where) == {f"c{number}" for number in range(31)})
 
 

@@ -46,6 +46,11 @@ def event(seq: int) -> Write:
     return lambda store, transaction: Reports(store).put(transaction, news, 1.0)
 
 
+def samples(*seqs: int) -> Write:
+    news = [Report(STREAM, seq, "telemetry", 1.0, "{}") for seq in seqs]
+    return lambda store, transaction: Reports(store).put(transaction, news, 1.0)
+
+
 def gap(last: int) -> Write:
     news = [Gap(STREAM, 3, last, "telemetry", last - 2)]
     return lambda store, transaction: Reports(store).put(transaction, news, 1.0)
@@ -58,6 +63,7 @@ def gap(last: int) -> Write:
         (result("IN_PROGRESS"), result("ACCEPTED"), "SELECT status FROM results", "IN_PROGRESS"),
         (event(9), event(8), "SELECT document FROM newest_events", '{"seq": 9}'),
         (gap(9), gap(5), "SELECT last FROM dropped", 9),
+        (samples(3), samples(2, 4), "SELECT upto FROM progress", 4),
     ],
 )
 def test_a_late_writer_does_not_undo_a_newer_row(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import time
 import traceback
@@ -172,6 +173,27 @@ def test_a_store_of_tared_0_2_0_opens_unchanged(tmp_path: Path) -> None:
         schemas = [each.execute("PRAGMA user_version").fetchone() for each in (db, new)]
     assert created[0] == created[1]
     assert schemas == [(3,), (3,)]
+
+
+def test_old_rows_are_deleted_a_part_at_a_time(store: FleetStore) -> None:
+    Reports(store).add([report(number) for number in range(1, 4)])
+    with store.transaction() as transaction:
+        deleted = [transaction.prune("reports", "received", math.inf, 2) for _ in range(3)]
+    assert deleted == [2, 1, 0]
+
+
+@pytest.mark.parametrize("where", ["postgres"], indirect=True)
+def test_the_writable_one_of_several_hosts_is_used_unless_the_url_says_otherwise(where: str) -> None:
+    """libpq tries one after the other until one's session is as target_session_attrs demands."""
+    open_store(where.replace("host=", "host=/nowhere,")).close()
+    for more, name in (("", "tared fleet"), ("&application_name=gate", "gate")):
+        with open_store(f"{where}{more}") as store, store.transaction("read") as transaction:
+            assert transaction.execute("SHOW application_name") == [(name,)]
+    read_only = f"{where}&options=-c%20default_transaction_read_only%3Don"
+    with pytest.raises(AgentError, match=r"fleet\.unreachable: .*session is read-only"):
+        open_store(read_only)
+    with pytest.raises(AgentError, match=r"fleet\.write: .*read-only transaction"):
+        open_store(f"{read_only}&target_session_attrs=any")
 
 
 @pytest.mark.parametrize("url", ["mysql://host/db", "sqlite:///file"])

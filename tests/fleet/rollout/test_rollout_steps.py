@@ -16,16 +16,18 @@ from rollout_room import PERIOD, Room, accepted, done, failed, policy, reported,
 from stored import store_results
 from turned_clock import TurnedClock
 
-from agent.common.errors import AgentError
+from agent.common.errors import AgentError, CommandError
 from agent.contract.commands import CommandResult
+from agent.mqtt.endpoint import Endpoint
 from fleet.cli.main import main
-from fleet.devices.devices import Device
+from fleet.devices.devices import Device, Devices
 from fleet.operator import file_arguments_from
 from fleet.rollout.board_steps import MOST_ATTEMPTS, overdue_result
-from fleet.rollout.controller import LEASE_S
+from fleet.rollout.controller import LEASE_S, Controller
 from fleet.rollout.register import RolloutRegister
 from fleet.rollout.rows import BoardRow, BoardStage, CommandRole, CommandRow, RolloutState
 from fleet.rollout.stepper import judge_wave
+from fleet.store.opening import open_store
 from fleet.store.transaction import FleetStore, Transaction
 
 
@@ -123,6 +125,20 @@ def test_a_board_that_is_away_holds_up_no_other(store: FleetStore) -> None:
     assert room.states() == [BoardStage.SENT] * 3
 
 
+def test_at_once_bounds_the_boards_at_work_and_those_that_go_back(store: FleetStore) -> None:
+    room = Room(store, spec(at_once=2, soak_s=0.0), boards=3)
+    for _ in range(3):
+        room.step()
+    assert room.states() == [BoardStage.SENT, BoardStage.SENT, BoardStage.WAITING]
+    room.carry_out()
+    room.carry_out()
+    room.until(RolloutState.COMPLETED)
+    room.turn()
+    for _ in range(3):
+        room.step()
+    assert room.states() == [BoardStage.UNDOING, BoardStage.UNDOING, BoardStage.DONE]
+
+
 def test_a_board_that_was_away_for_a_whole_window_waits_for_the_next(store: FleetStore) -> None:
     room = Room(store, spec(windows=("00:00-24:00",), valid_s=20.0), boards=1)
     room.step()
@@ -132,16 +148,21 @@ def test_a_board_that_was_away_for_a_whole_window_waits_for_the_next(store: Flee
     assert room.rows()[0].attempts == 1
 
 
-def test_each_board_waits_for_the_window_of_its_own_time_zone(store: FleetStore) -> None:
+def test_a_window_counts_by_the_boards_time_zone_and_its_commands_end_with_it(store: FleetStore) -> None:
     clock = TurnedClock(wall_s=datetime(2026, 11, 22, 2, tzinfo=timezone.utc).timestamp())
-    room = Room(store, spec(windows=("01:00-05:00",)), boards=2, clock=clock)
-    with store.transaction() as transaction:
-        transaction.execute("UPDATE rollout_targets SET zone = 'Asia/Tokyo' WHERE place = 1")
+    Room(store, spec(), clock=clock)  # the store knows the boards from now on
+    devices = Devices(store)
+    devices.tag(list(devices.all("f"))[1:], {"tz": "Asia/Tokyo"}, [], "operator")
+    room = Room(store, spec(windows=("20:00-22:00",), timezone="America/New_York", valid_s=7200.0), clock=clock)
     room.step()
     assert room.states() == [BoardStage.SENT, BoardStage.WAITING]
-    clock.turn(15 * 3600.0)
+    assert room.open()["b0"].expires == clock.wall_s() + 3600.0, "it is nine in the evening in New York"
+    clock.turn(10 * 3600.0)
     room.step()
     assert room.states()[1] is BoardStage.SENT
+    devices.tag(list(devices.all("f"))[1:], {"tz": "Mars"}, [], "operator")
+    with pytest.raises(CommandError, match=r"rollout\.zone"):
+        RolloutRegister(store, "operator").plan("f", spec())
 
 
 def test_a_board_that_comes_back_gets_its_command(store: FleetStore) -> None:
@@ -210,6 +231,28 @@ def test_a_commit_whose_answer_was_lost_is_looked_up(store: FleetStore, monkeypa
     monkeypatch.setattr(store, "transaction", transaction)
     room.step()
     assert len(room.sent()) == 1
+
+
+def test_a_store_that_is_away_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    where = str(tmp_path / "db")
+    with open_store(where) as store:
+        identity = Room(store, spec()).id
+    store = open_store(where)
+    transaction = store.transaction
+
+    def away(what: Any = "write") -> Any:
+        if "rollouts=waiting" not in caplog.text:
+            raise AgentError("fleet.unreachable", "no answer", "one", "wait")
+        return transaction(what)
+
+    monkeypatch.setattr(store, "transaction", away)
+    monkeypatch.setattr("fleet.rollout.controller._RETRY_S", 0.0)
+    controller = Controller(Endpoint("127.0.0.1", 1), store, "who")
+    controller.run(lambda: bool(controller.rollouts))
+    assert controller.rollouts.keys() == {identity}
+    assert "fleet.unreachable: no answer" in caplog.text
 
 
 def test_a_controller_reads_anew_the_steps_of_another(store: FleetStore, where: str) -> None:

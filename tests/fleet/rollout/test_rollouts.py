@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from brokers import RealBroker, eventually
+from brokers import RealBroker, Watcher, eventually
 from databases import where as where
-from rollout_bench import Commands, a_fleet, begin, boards, controlling, ended, overview, swaps
+from rollout_bench import PATIENCE_S, Commands, a_fleet, begin, boards, controlling, ended, overview, swaps
 from rollout_bench import names_of as names
+from rollout_room import PERIOD
+from simulator_bench import FLEET, topics
 
 from agent.contract.signing import Keyring, Signer, new_key
+from fleet.devices.devices import Devices
 from fleet.rollout.register import RolloutRegister
 from fleet.rollout.rows import BoardStage, RolloutState
 from fleet.rollout.spec import RolloutSpec
@@ -50,6 +53,27 @@ def test_a_bad_wave_goes_back_and_no_board_beyond_it_gets_a_command(mosquitto: R
         new, former = swaps(where, number)
         assert former.startswith("rollback:")
         assert former != f"rollback:{new}"
+
+
+def test_a_policy_waits_for_a_board_that_is_away_and_goes_back_to_what_each_had(
+    mosquitto: RealBroker, tmp_path: Path
+) -> None:
+    where = str(tmp_path / "db")
+    with a_fleet(mosquitto, where, 2, period_s=0.5) as simulation, open_store(where) as store:
+        away = simulation._boards[0]
+        away.stop()
+        eventually(lambda: next(iter(Devices(store).all(FLEET))).state == "offline")
+        with controlling(mosquitto, where):
+            identity = begin(where, quick("policy", arguments={PERIOD: 0.6}, waves="100%", at_once=1, soak_s=600.0))
+            eventually(lambda: boards(where, identity, BoardStage.DONE) == names(1), PATIENCE_S)
+            away.start()
+            eventually(lambda: boards(where, identity, BoardStage.DONE) == names(0, 1), PATIENCE_S)
+            RolloutRegister(store, "operator").abort(identity, "all", "")
+            assert ended(where, identity).rollout.state is RolloutState.ABORTED
+        assert boards(where, identity, BoardStage.UNDONE) == names(0, 1)
+        with Watcher(mosquitto.endpoint) as watcher:
+            held = [watcher.retained(topics(number).reported)["values"][PERIOD] for number in (0, 1)]
+    assert held == [0.5, 0.5], "as the boards were simulated"
 
 
 @pytest.mark.trial

@@ -33,12 +33,15 @@ def stored(database: Path, number: int) -> list[tuple[int, int]]:
         return [(each.stream.epoch, each.seq) for each in Reports(store).reports_of(FLEET, topics(number).device)]
 
 
-def test_all_that_boards_make_arrives_once(mosquitto: RealBroker, tmp_path: Path) -> None:
-    with collecting(mosquitto, tmp_path / "db"):
+def test_all_that_boards_make_is_stored_once_though_each_message_comes_twice(
+    mosquitto: RealBroker, tmp_path: Path
+) -> None:
+    with collecting(mosquitto, tmp_path / "db") as collector:
         wait_for_collector(mosquitto)
-        with simulating(mosquitto, 20) as simulation:
+        with simulating(mosquitto, 20, faults=Faults(duplicate=1.0)) as simulation:
             eventually(lambda: simulation.outcome.confirmed >= 200, 30.0)
         assert simulation.outcome.made == simulation.outcome.confirmed
+        eventually(lambda: collector.counts["report"] > 1.5 * simulation.outcome.made)
     for number in range(20):
         epoch, last = simulation.made[topics(number).device]
         assert stored(tmp_path / "db", number) == [(epoch, seq) for seq in range(1, last + 1)]

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import random
 import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent.common.errors import AgentError
 from agent.contract.topics import Topics
+from agent.mqtt.endpoint import Endpoint
 from fleet.cli.fleet import pairs
 from fleet.collector.batch import gap_for_unreadable, parse_numbered
+from fleet.simulator.board import BoardClock
+from fleet.simulator.context import BoardContext
+from fleet.simulator.daemon import Daemon
 from fleet.simulator.event_loop import Loop
-from fleet.simulator.options import BadEngines, Faults, rubbish
+from fleet.simulator.options import BadEngines, BoardOptions, Faults, SimulationOptions, board_config, rubbish
 from fleet.simulator.scene import Drift, SimulatedEngine, SimulatedScene, drift_state
 
 FAST = Drift(db=6.0, after_s=10.0, spread_s=70.0, ramp_s=10.0, groups=8, day_s=100.0)
@@ -50,6 +56,42 @@ def test_a_scene_drifts_group_by_group_and_a_new_engine_fits_it() -> None:
     new = SimulatedEngine("new", "day", db=scenes[0].moved_db(150.0))
     assert drift_state(scenes[0].gain_db(new, 150.0)) == "calm"
     assert {scenes[0].light(t) for t in range(100)} == {"day", "night"}
+
+
+def test_a_bad_engine_is_slower_and_less_faithful() -> None:
+    scene = SimulatedScene(Drift(), 0, random.Random(1))
+    engines = [SimulatedEngine("a", "day", bad=bad) for bad in (False, True)]
+    good, bad = (scene.fidelity(engine, 0.0, 36_000.0).estimate for engine in engines)
+    assert good - bad == pytest.approx(0.35, abs=0.02)
+    fast, slow = (scene.sample(engine, 0.0, 36_000.0).latency_ms for engine in engines)
+    assert slow.p99 / fast.p99 == pytest.approx(1.4, abs=0.1)
+
+
+def context(number: int, folder: Path, loop: Loop, **wishes: Any) -> BoardContext:
+    """Return the context of the board of this number, of two."""
+    options = SimulationOptions(2, **wishes)
+    common = folder, 0.0, loop, lambda: None, lambda: None
+    return BoardContext(number, BoardOptions(Endpoint("127.0.0.1", 1), options, board_config(options), *common))
+
+
+def test_clocks_of_boards_differ_and_without_a_battery_start_in_1970(tmp_path: Path) -> None:
+    with Loop() as loop:
+        skewed = [BoardClock(context(number, tmp_path, loop, clock_skew_s=1e6)).wall_s() for number in (0, 1)]
+        usual = [BoardClock(context(number, tmp_path, loop)).wall_s() for number in (0, 1)]
+        reset = BoardClock(context(0, tmp_path, loop, faults=Faults(no_clock=1.0))).wall_s()
+    assert abs(skewed[0] - skewed[1]) > 1e4 > abs(usual[0] - usual[1])
+    assert reset < 1e4
+
+
+@pytest.mark.parametrize("faults", [Faults(delay=1.0), Faults(duplicate=1.0)])
+def test_a_daemon_sends_its_messages_late_or_twice(tmp_path: Path, faults: Faults) -> None:
+    with Loop() as loop:
+        board = context(0, tmp_path, loop, faults=faults)
+        daemon = Daemon(board, BoardClock(board), lambda: None)
+        assert daemon.client.draw_delivery is not None
+        times, late_s = daemon.client.draw_delivery()
+        daemon.close()
+    assert (times == 2, late_s > 0.0) == (faults.duplicate == 1.0, faults.delay == 1.0)
 
 
 @pytest.mark.parametrize(

@@ -348,6 +348,17 @@ def test_a_store_that_another_holds_stops_its_own_form_alone(
     assert answers[0][0] == 303
 
 
+@pytest.mark.parametrize("where", ["postgres"], indirect=True)
+def test_pages_say_that_a_postgresql_is_read_only(any_broker: RealBroker, where: str) -> None:
+    with open_store(where) as store:
+        stores_boards(store, "gate")
+    with serving(any_broker.endpoint, db=f"{where}&options=-c%20default_transaction_read_only%3Don") as site:
+        shown = words(site, "/devices")
+    assert "The fleet's store cannot be read" in shown
+    assert "read-only" in shown
+    assert "its permissions" in shown
+
+
 def test_the_command_refuses_a_folder_that_is_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     command = ["web", "--db", str(tmp_path / "db"), "--files", str(tmp_path / "none"), "--listen", "127.0.0.1:0"]
     assert main(command) == 2
