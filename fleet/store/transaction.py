@@ -78,9 +78,7 @@ class Transaction(Protocol):
         """Insert rows whose number is new; return those whose number another document has."""
 
     def prune(self, table: str, column: str, before: float, most: int) -> int:
-        """Delete at most `most` rows whose time in `column` is earlier than `before`, the oldest first.
-
-        Return how many were deleted.
+        """Delete at most `most` rows whose time in `column` is earlier than `before`; return how many.
         """
 
 
