@@ -65,7 +65,7 @@ def mean_noise_db(histograms: Mapping[str, AbsHistogram], method: str) -> float:
     for histogram in histograms.values():
         amax = histogram_amax(histogram, method)
         if amax > 0.0:
-            density = Density.from_histogram(histogram)
+            density = Density(histogram)
             power = density.density @ np.diff(density.edges**3) / 3.0
             noise = np.add(*noise_power(histogram, np.array([amax / 127.0])))[0]
             ratios.append(10.0 * np.log10(noise / power))

@@ -42,40 +42,28 @@ class Density:
     """Treat a histogram as a piecewise constant density, with a mass of its own at zero.
 
     Bins are merged to 1/32 octave, where that does not put more than 1/32 of all values into one. The last bin ends at
-    amax where that is known: saturating functions (ReLU6, a hard sigmoid) pile their values up there, on the grid.
+    amax: saturating functions (ReLU6, a hard sigmoid) pile their values up there, on the grid.
 
     >>> from calibrate.histogram import abs_histogram
     >>> values = np.random.default_rng(0).normal(size=100_000).astype(np.float32)
-    >>> density = Density.from_histogram(abs_histogram(values))
+    >>> density = Density(abs_histogram(values))
     >>> round(density.best_amax(), 1), round(float(np.abs(values).max()), 1)     # clipping the rarest pays off
     (3.9, 4.7)
     """
 
-    def __init__(self, counts: NDArray[np.int64], bin_width: float, zeros: int = 0, amax: float = 0.0) -> None:
-        """Build the density of a histogram.
-
-        Args:
-            counts: int64 (bins,), counts of |x| from 0 up.
-            bin_width: Width of a bin, in the units of x.
-            zeros: Number of values in the first bin that are exactly zero.
-            amax: The exact largest magnitude; 0 if it is not known.
-        """
-        used = np.flatnonzero(counts)
+    def __init__(self, histogram: AbsHistogram) -> None:
+        used = np.flatnonzero(histogram.counts)
         bins = int(used[-1]) + 1 if used.size else 1
-        mass = counts[:bins].astype(np.float64)
-        mass[0] -= zeros
+        mass = histogram.counts[:bins].astype(np.float64)
+        mass[0] -= histogram.zeros
         cumulative = np.concatenate(([0.0], np.cumsum(mass)))
         cuts = _cuts_per_octave(bins)
         cuts = _finer(cuts, np.diff(cumulative[cuts]) > _HEAVY * cumulative[-1])
-        self.edges = cuts * np.float64(bin_width)
-        if amax > 0.0:
-            self.edges[-1] = max(amax, self.edges[-2] + 1e-6 * bin_width)  # on its lower edge, a bin is a point
-        self.density: Floats = np.diff(cumulative[cuts]) / np.diff(self.edges) / max(cumulative[-1] + zeros, 1.0)
-
-    @classmethod
-    def from_histogram(cls, histogram: AbsHistogram) -> Density:
-        """Return the density with the zeros and the exact amax that the histogram knows."""
-        return cls(histogram.counts, histogram.bin_width, histogram.zeros, histogram.amax)
+        self.edges = cuts * np.float64(histogram.bin_width)
+        if histogram.amax > 0.0:  # if it lies on its bin's lower edge, the bin is a point
+            self.edges[-1] = max(histogram.amax, self.edges[-2] + 1e-6 * histogram.bin_width)
+        total = max(cumulative[-1] + histogram.zeros, 1.0)
+        self.density: Floats = np.diff(cumulative[cuts]) / np.diff(self.edges) / total
 
     def noise(self, scales: Floats) -> tuple[Floats, Floats]:
         """Return the mean squared rounding and clipping error for scales (n,), all positive: two arrays (n,)."""
@@ -142,7 +130,7 @@ def noise_power(histogram: AbsHistogram, scales: Floats) -> tuple[Floats, Floats
     >>> (rounding * 1e6).round(1), clipping.round(3)     # with amax 1.0 nothing is clipped; with 0.5 half of the values
     (array([5.2, 0.6]), array([0.   , 0.042]))
     """
-    return Density.from_histogram(histogram).noise(scales)
+    return Density(histogram).noise(scales)
 
 
 @dataclass(frozen=True)

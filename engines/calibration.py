@@ -174,10 +174,7 @@ def _choose_amax(histograms: Sequence[AbsHistogram], method: str, device: Entrop
     """Return the amax of each histogram. The device searches for method `entropy`; where it fails, the CPU does."""
     if device is not None and method == "entropy" and len({histogram.bits for histogram in histograms}) == 1:
         counts = np.stack([histogram.counts for histogram in histograms])
-        windows = [
-            entropy_window(each.counts, each.bin_width, each.zeros, each.amax) if each.counts.any() else (0, 0)
-            for each in histograms
-        ]
+        windows = [entropy_window(each) if each.counts.any() else (0, 0) for each in histograms]
         try:
             kept = device.search_entropy(counts, np.array(windows, np.int32)).tolist()
         except (DeviceError, EngineError) as error:

@@ -323,7 +323,7 @@ def search_entropy(
     counts: (tensors, bins), of the executor's number of bins; the objective is calibrate.divergence.kl_divergence after
     NVIDIA's rule that bin 0 counts as bin 1. windows: (tensors, 2), the fewest and the most bins that may be kept,
     both inclusive, as calibrate.threshold.entropy_window has them. Fewer than 128 never compete. Returns (tensors,):
-    where no candidate has a finite divergence, the most that may be kept, as in find_amax.
+    where no candidate has a finite divergence, the most that may be kept.
 
     `divergence` (tensors, bins + 1), when given, receives every candidate's divergence in nats by bins kept, infinite
     for those that do not compete. Waits for the stream; raises ValueError for other shapes, and as CudaExecutor.launch.

@@ -32,7 +32,7 @@ SHARES = np.array([4.0, 1.0, 0.5, 0.1, 1 / 50, 1 / 500])
 
 def noise_to_signal(histogram: AbsHistogram, scales: NDArray[np.float64]) -> NDArray[np.float64]:
     """Predict the total noise over the signal's power, (n,), at scales (n,), all positive."""
-    density = Density.from_histogram(histogram)
+    density = Density(histogram)
     power = density.density @ np.diff(density.edges**3) / 3.0
     return np.asarray(np.add(*noise_power(histogram, scales)) / power)
 
@@ -96,7 +96,7 @@ def test_the_gain_of_a_network_is_within_a_tenth_of_a_db_of_an_exhaustive_search
 
 def test_the_least_is_never_more_than_a_given_set() -> None:
     live = network()
-    best = {name: Density.from_histogram(histogram).best_amax() / 127 for name, histogram in live.items()}
+    best = {name: Density(histogram).best_amax() / 127 for name, histogram in live.items()}
     (given,), least = network_noise(live, [best])
     assert least.total <= given.total
     assert predicted_gain_db(live, best) < 0.1

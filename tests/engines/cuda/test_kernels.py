@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from counted import counted
 from fiber_executor import COMPILER, FiberExecutor
 from kernel_reference import divergences, fixed_log, histograms, tensors
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from opened_gpu import opened_gpu
 
 from calibrate.divergence import LEVELS
 from calibrate.histogram import AbsHistogram, abs_histogram
-from calibrate.threshold import entropy_window, find_amax
+from calibrate.threshold import entropy_window, histogram_amax
 from engines.cuda.kernels import Argument, CudaExecutor, DeviceHistograms, KernelGeometry, search_entropy
 from engines.errors import DeviceError
 
@@ -258,11 +259,11 @@ def test_entropy_chooses_as_the_cpu_does(executor_for: ExecutorFor) -> None:
 
 
 def assert_same_choices(executor: CudaExecutor, rows: NDArray[np.int64]) -> None:
-    """The bins that find_amax's method `entropy` keeps, over every row with enough of them to search."""
+    """The bins that method `entropy` keeps on the CPU, over every row with enough of them to search."""
     rows = rows[np.flatnonzero(rows[:, LEVELS:].any(axis=1))]
-    windows = [entropy_window(row) for row in rows]
-    chosen = search_entropy(executor, rows, np.array(windows, np.int32))
-    np.testing.assert_array_equal(chosen, np.asarray(find_amax(rows, 1.0, "entropy")))
+    seen = [counted(row) for row in rows]
+    chosen = search_entropy(executor, rows, np.array([entropy_window(each) for each in seen], np.int32))
+    np.testing.assert_array_equal(chosen, [histogram_amax(each, "entropy") for each in seen])
 
 
 def test_entropy_of_nothing(executor_for: ExecutorFor) -> None:
