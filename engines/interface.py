@@ -137,7 +137,7 @@ class Built:
 
 @dataclass(frozen=True)
 class Observation:
-    """Hold the result of one observed batch.
+    """Hold the result of one observed image.
 
     Args:
         outputs: The reference outputs, by name.
@@ -187,7 +187,7 @@ class Engine(Protocol):
 
 
 class Observer(Protocol):
-    """Run the reference engine with taps: every observed batch also yields the taps' histograms.
+    """Run the reference engine with taps: every observed image also yields the taps' histograms.
 
     Histograms, not activations, cross this seam: on a GPU they are counted where the tensors live.
     """
@@ -214,16 +214,15 @@ class Observer(Protocol):
         ...
 
     def observe(self, batch: Array) -> Observation:
-        """Run a batch, and count |x| of every tap.
+        """Run an image, and count |x| of every tap.
 
         Args:
-            batch: Fits `inputs[0]`, e.g. float32 (N, 3, H, W).
+            batch: Fits `inputs[0]`, e.g. float32 (1, 3, H, W).
 
         Raises EngineError:
-            engine.batch    a batch of another shape or dtype
-            engine.run      the runtime fails on it
-            observer.batch  several images, of a model whose outputs have no batch axis
-            engine.closed   `close` was called
+            engine.batch   a batch of another shape or dtype
+            engine.run     the runtime fails on it
+            engine.closed  `close` was called
 
         Raises DeviceError when the GPU fails.
         """
