@@ -32,6 +32,7 @@ from calibrate.threshold import histogram_amax
 from engines.calibration import Calibration
 from engines.errors import EngineError
 from engines.graph.existing_qdq import own_int8
+from engines.graph.passes import drop_unused
 from engines.graph.signs import is_never_negative
 from engines.graph.topology import Topology, fresh_name, replace_nodes
 from engines.quantise.equalise import equalise, equalised_name, shift_biases
@@ -139,11 +140,7 @@ class _Writer:
             self.nodes.append(copy)
             for tensor in node.output:
                 self._quantise_activation(tensor, scales)
-        read = {name for node in self.nodes for name in node.input} | self.topology.pinned
-        kept = [tensor for tensor in graph.initializer if tensor.name in read]
-        del graph.initializer[:]
-        graph.initializer.extend(kept)
-        return replace_nodes(self.model, self.nodes)
+        return drop_unused(replace_nodes(self.model, self.nodes))
 
     def _quantise_activation(self, tensor: str, scales: Mapping[str, _Scale]) -> None:
         if tensor in self.own:  # written where the tensor is made, before all its readers
