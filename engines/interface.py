@@ -186,21 +186,12 @@ class Engine(Protocol):
         ...
 
 
-class Observer(Protocol):
+class Observer(Engine, Protocol):
     """Run the reference engine with taps: every observed image also yields the taps' histograms.
 
-    Histograms, not activations, cross this seam: on a GPU they are counted where the tensors live.
+    Histograms, not activations, cross this seam: on a GPU they are counted where the tensors live. `outputs` are the
+    model's, without the taps, and `infer` returns them without the cost of the histograms.
     """
-
-    @property
-    def inputs(self) -> Sequence[TensorSpec]:
-        """The inputs; the first is the image."""
-        ...
-
-    @property
-    def outputs(self) -> Sequence[TensorSpec]:
-        """The model's outputs; the taps are not among them."""
-        ...
 
     @property
     def taps(self) -> Sequence[str]:
@@ -226,14 +217,6 @@ class Observer(Protocol):
 
         Raises DeviceError when the GPU fails.
         """
-        ...
-
-    def infer(self, batch: Array) -> dict[str, Array]:
-        """Return the reference outputs alone, by name, without the cost of the histograms."""
-        ...
-
-    def close(self) -> None:
-        """Free the engine; a second call does nothing."""
         ...
 
 
