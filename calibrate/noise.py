@@ -1,6 +1,6 @@
 """Predict the noise that INT8 quantisation adds, from histograms alone.
 
-For one tensor, `noise_power` predicts the mean squared error of quantise-dequantise under a scale, rounding and
+For one tensor, `Density.noise` predicts the mean squared error of quantise-dequantise under a scale, rounding and
 clipping apart. For a network, `tensor_noise` compares the noise-to-signal ratio under today's scales with the ratio
 under the best ones. Their ratio in dB is the *predicted gain* of a recalibration, which is also tared's drift signal.
 
@@ -8,7 +8,7 @@ Between neighbouring edges the values are taken as evenly spread, and the error 
 exactly: with t in steps, (t - rint t)**2 has the antiderivative rint(t) / 12 + (t - rint t)**3 / 3. Its first term is
 the step**2 / 12 of a uniform quantiser (Widrow & Kollar, "Quantization Noise", 2008).
 
-Read in this order: `noise_power`, Density, `predicted_gain_db`, `tensor_noise`.
+Read in this order: Density, `predicted_gain_db`, `tensor_noise`.
 """
 
 from __future__ import annotations
@@ -49,6 +49,9 @@ class Density:
     >>> density = Density(abs_histogram(values))
     >>> round(density.best_amax(), 1), round(float(np.abs(values).max()), 1)     # clipping the rarest pays off
     (3.9, 4.7)
+    >>> rounding, clipping = density.noise(np.array([4.7, 1.0]) / QMAX)
+    >>> (rounding * 1e6).round(1), clipping.round(3)          # nothing is clipped; a third of the values is
+    (array([114.4,   3.5]), array([0.   , 0.152]))
     """
 
     def __init__(self, histogram: AbsHistogram) -> None:
@@ -66,7 +69,13 @@ class Density:
         self.density: Floats = np.diff(cumulative[cuts]) / np.diff(self.edges) / total
 
     def noise(self, scales: Floats) -> tuple[Floats, Floats]:
-        """Return the mean squared rounding and clipping error for scales (n,), all positive: two arrays (n,)."""
+        """Predict the mean squared rounding and clipping error of int8 at scales (n,), all positive: two arrays (n,).
+
+        The errors are in the squared units of x. They are within 2 % of quantise-dequantise on the data while the step
+        is wider than a bin and the values are spread out. A histogram does not know where in a bin the values lie. That
+        matters for a tensor of a few distinct values (2 to 3 % for one of pixels / 255), and where nearly all values
+        are in bin 0, far below amax.
+        """
         rounding, clipping = _squared_errors(self.edges / scales[:, None])
         return (rounding @ self.density) * scales**3, (clipping @ self.density) * scales**3
 
@@ -114,23 +123,6 @@ def _cuts_per_octave(bins: int) -> NDArray[np.int64]:
 def _finer(cuts: NDArray[np.int64], heavy: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Return the cuts with every single bin of those merged ones (cuts - 1,) that are heavy."""
     return np.unique(np.concatenate((cuts, *(np.arange(cuts[i], cuts[i + 1]) for i in np.flatnonzero(heavy)))))
-
-
-def noise_power(histogram: AbsHistogram, scales: Floats) -> tuple[Floats, Floats]:
-    """Predict the mean squared (rounding, clipping) error of int8 at scales (n,), all positive: two arrays (n,).
-
-    The errors are in the squared units of x. They are within 2 % of quantise-dequantise on the data while the step is
-    wider than a bin and the values are spread out. A histogram does not know where in a bin the values lie. That
-    matters for a tensor of a few distinct values (2 to 3 % for one of pixels / 255), and where nearly all values are in
-    bin 0, far below amax.
-
-    >>> from calibrate.histogram import abs_histogram
-    >>> values = np.linspace(-1.0, 1.0, 100_001, dtype=np.float32)
-    >>> rounding, clipping = noise_power(abs_histogram(values), np.array([1.0, 0.5]) / QMAX)
-    >>> (rounding * 1e6).round(1), clipping.round(3)     # with amax 1.0 nothing is clipped; with 0.5 half of the values
-    (array([5.2, 0.6]), array([0.   , 0.042]))
-    """
-    return Density(histogram).noise(scales)
 
 
 @dataclass(frozen=True)

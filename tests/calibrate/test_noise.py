@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from calibrate.histogram import AbsHistogram, abs_histogram
-from calibrate.noise import Density, NetworkNoise, network_noise, noise_power, predicted_gain_db
+from calibrate.noise import Density, NetworkNoise, network_noise, predicted_gain_db
 
 RNG = np.random.default_rng(0)
 DATA = {
@@ -34,7 +34,7 @@ def noise_to_signal(histogram: AbsHistogram, scales: NDArray[np.float64]) -> NDA
     """Predict the total noise over the signal's power, (n,), at scales (n,), all positive."""
     density = Density(histogram)
     power = density.density @ np.diff(density.edges**3) / 3.0
-    return np.asarray(np.add(*noise_power(histogram, scales)) / power)
+    return np.asarray(np.add(*Density(histogram).noise(scales)) / power)
 
 
 def measured(x: NDArray[np.float32], scale: float) -> float:
@@ -48,7 +48,7 @@ def test_prediction_is_within_two_percent_of_the_measurement(kind: str, dtype: t
     histogram = abs_histogram(x)
     scales = histogram.amax * SHARES / 127
     real = np.array([measured(x.astype(np.float64), scale) for scale in scales])
-    assert np.add(*noise_power(histogram, scales)) == pytest.approx(real, rel=0.02)
+    assert np.add(*Density(histogram).noise(scales)) == pytest.approx(real, rel=0.02)
     assert noise_to_signal(histogram, scales) == pytest.approx(real / np.square(x, dtype=np.float64).mean(), rel=0.02)
 
 
