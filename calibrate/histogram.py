@@ -176,7 +176,7 @@ def merge(a: AbsHistogram, b: AbsHistogram) -> AbsHistogram:
     >>> both.total, both.amax, both.range_exp
     (3, 8.0, 4)
     """
-    check_mergeable(a.bits, b, a.total + b.total, a.nonfinite + b.nonfinite)
+    _check_mergeable(a.bits, b, a.total + b.total, a.nonfinite + b.nonfinite)
     range_exp = max(a.range_exp, b.range_exp)
     return AbsHistogram(
         a.widened(range_exp).counts + b.widened(range_exp).counts,
@@ -187,21 +187,8 @@ def merge(a: AbsHistogram, b: AbsHistogram) -> AbsHistogram:
     )
 
 
-def check_mergeable(bits: int, histogram: AbsHistogram, total: int, nonfinite: int) -> None:
-    """Raise unless a histogram merges with another one of `bits`.
-
-    Args:
-        bits: log2 of the number of bins of the other.
-        histogram: The histogram to add.
-        total: Number of finite values in both together.
-        nonfinite: Number of NaN and infinite values in both together.
-
-    Raises CalibrationError:
-        histogram.bits      the two have different numbers of bins
-        histogram.overflow  together they count 2**63 values or more
-
-    >>> check_mergeable(12, empty_histogram(12), total=1000, nonfinite=0)
-    """
+def _check_mergeable(bits: int, histogram: AbsHistogram, total: int, nonfinite: int) -> None:
+    """Raise, as `merge` does, unless a histogram merges with another of `bits` to so many values, finite and not."""
     if histogram.bits != bits:
         raise CalibrationError(
             "histogram.bits",
@@ -401,7 +388,7 @@ class HistogramSum:
         Raises CalibrationError (`histogram.bits`, `histogram.overflow`) as `merge` does, and has added nothing then.
         """
         total, nonfinite = self._total + histogram.total, self._nonfinite + histogram.nonfinite
-        check_mergeable(self._bits, histogram, total, nonfinite)
+        _check_mergeable(self._bits, histogram, total, nonfinite)
         if histogram.range_exp > self._range_exp:
             self._counts = self.result().widened(histogram.range_exp).counts
             self._range_exp = histogram.range_exp
