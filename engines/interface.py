@@ -223,30 +223,11 @@ class Observer(Engine, Protocol):
 class Backend(Protocol):
     """Build, load and observe engines with one inference runtime."""
 
-    @property
-    def name(self) -> str:
-        """Name of the runtime, as engines/registry.py opens it."""
-        ...
-
-    @property
-    def engine_file(self) -> str:
-        """File name of the engine inside an artefact."""
-        ...
-
-    @property
-    def precisions(self) -> Sequence[str]:
-        """The float precisions this runtime executes beside int8: the reference's first, the fastest last."""
-        ...
-
-    @property
-    def int8_must_gain(self) -> bool:
-        """True if INT8 that is slower than float is of no use here, whatever memory it saves."""
-        ...
-
-    @property
-    def takes_unsigned(self) -> bool:
-        """True if activations may be uint8, which tensors that are never negative then are."""
-        ...
+    name: str  # of the runtime, as engines/registry.py opens it
+    engine_file: str  # name of the engine's file inside an artefact
+    precisions: Sequence[str]  # float ones that it executes beside int8: the reference's first, the fastest last
+    int8_must_gain: bool  # INT8 that is slower than float is of no use here, whatever memory it saves
+    takes_unsigned: bool  # activations may be uint8, which tensors that are never negative then are
 
     @property
     def weight_bits(self) -> int:
