@@ -25,10 +25,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx.parser
 import openvino as ov
 from google.protobuf.message import DecodeError
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto
 
 from engines.board import instructions, processor
 from engines.errors import EngineError
@@ -359,21 +359,17 @@ def _saturates() -> bool:
     oneDNN's variable ONEDNN_MAX_CPU_ISA, which limits the instructions of its kernels, counts.
     """
     channels = 64
-    weights = {"weight": np.full((1, channels, 1, 1), 127, np.int8), "one": np.float32(1.0), "zero": np.int8(0)}
-    nodes = [
-        helper.make_node("QuantizeLinear", ["image", "one", "zero"], ["levels"]),
-        helper.make_node("DequantizeLinear", ["levels", "one", "zero"], ["values"]),
-        helper.make_node("DequantizeLinear", ["weight", "one", "zero"], ["weights"]),
-        helper.make_node("Conv", ["values", "weights"], ["sums"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "products",
-        [helper.make_tensor_value_info("image", TensorProto.FLOAT, (1, channels, 4, 4))],
-        [helper.make_tensor_value_info("sums", TensorProto.FLOAT, (1, 1, 4, 4))],
-        [numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()],
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 13]>
+        products (float[1, {channels}, 4, 4] image) => (float[1, 1, 4, 4] sums)
+        <float one = {{1.0}}, int8 zero = {{0}}, int8[1, {channels}, 1, 1] weight = {{{", ".join(["127"] * channels)}}}>
+        {{
+            levels = QuantizeLinear(image, one, zero)
+            values = DequantizeLinear(levels, one, zero)
+            weights = DequantizeLinear(weight, one, zero)
+            sums = Conv(values, weights)
+        }}"""
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
     try:
         request = _compiled(model.SerializeToString(), threads=1).create_infer_request()
         sums = request.infer([np.full((1, channels, 4, 4), 127.0, np.float32)])[0]
