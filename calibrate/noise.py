@@ -224,16 +224,13 @@ def best_scales(live: Mapping[str, AbsHistogram]) -> dict[str, float]:
 
 
 def network_noise(
-    live: Mapping[str, AbsHistogram],
-    scale_sets: Sequence[Mapping[str, float]],
-    weights: Mapping[str, float] | None = None,
+    live: Mapping[str, AbsHistogram], scale_sets: Sequence[Mapping[str, float]]
 ) -> tuple[list[NetworkNoise], NetworkNoise]:
     """Return the network's noise under each set of scales, and the least noise.
 
     Args:
         live: Histograms by tensor.
         scale_sets: Sets of scales by tensor.
-        weights: Relative sensitivity of each tensor, 0 for a tensor that is not named; None: 1 for every tensor.
 
     >>> from calibrate.histogram import abs_histogram
     >>> live = {"conv1": abs_histogram(np.linspace(-1.0, 1.0, 10_001, dtype=np.float32))}
@@ -242,7 +239,7 @@ def network_noise(
     (True, True)
     """
     noise = tensor_noise(live, scale_sets)
-    *given, least = (noise.under(index, weights) for index in range(len(scale_sets) + 1))
+    *given, least = (noise.under(index) for index in range(len(scale_sets) + 1))
     return given, least
 
 
@@ -288,19 +285,14 @@ def _cut_alike(histograms: Sequence[AbsHistogram]) -> tuple[Floats, Floats]:
     return cuts / bins, cut(cuts) / totals
 
 
-def predicted_gain_db(
-    live: Mapping[str, AbsHistogram],
-    scales: Mapping[str, float],
-    weights: Mapping[str, float] | None = None,
-) -> float:
+def predicted_gain_db(live: Mapping[str, AbsHistogram], scales: Mapping[str, float]) -> float:
     """Return by how many dB a recalibration would reduce the network's quantisation noise; 0.0 when nothing was seen.
 
-    gain = 10 log10 (sum of weight * noise / signal under `scales`, over the same sum under each tensor's best scale)
+    gain = 10 log10 (sum of noise / signal under `scales`, over the same sum under each tensor's best scale)
 
     Args:
         live: Histograms by tensor.
         scales: The scales in use, by tensor.
-        weights: Relative sensitivity of each tensor, 0 for a tensor that is not named; None: 1 for every tensor.
 
     >>> from calibrate.histogram import abs_histogram
     >>> dark = abs_histogram(np.linspace(-0.5, 0.5, 10_001, dtype=np.float32))
@@ -310,5 +302,5 @@ def predicted_gain_db(
     >>> round(predicted_gain_db({"conv1": bright}, {"conv1": 0.5 / QMAX}))        # for another: nearly all is clipped
     46
     """
-    (today,), least = network_noise(live, [scales], weights)
+    (today,), least = network_noise(live, [scales])
     return least.gain_db(today)

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from calibrate.histogram import AbsHistogram, abs_histogram
-from calibrate.noise import Density, NetworkNoise, network_noise, predicted_gain_db
+from calibrate.noise import Density, NetworkNoise, network_noise, predicted_gain_db, tensor_noise
 
 RNG = np.random.default_rng(0)
 DATA = {
@@ -138,6 +138,6 @@ def test_weights_scale_what_a_tensor_adds() -> None:
     live = network()
     scales = scales_of(live, 0.5)
     alone = {name: network_noise({name: live[name]}, [scales])[0][0] for name in ("relu", "silu")}
-    (weighted,), _ = network_noise(live, [scales], {"relu": 2.0, "silu": 0.5})
+    weighted = tensor_noise(live, [scales]).under(0, {"relu": 2.0, "silu": 0.5})
     assert weighted.rounding == pytest.approx(2.0 * alone["relu"].rounding + 0.5 * alone["silu"].rounding, rel=1e-3)
     assert weighted.clipping == pytest.approx(2.0 * alone["relu"].clipping + 0.5 * alone["silu"].clipping, rel=1e-3)
