@@ -140,7 +140,9 @@ class OpenVinoBackend:
         if compiled is None:
             compiled = _compiled(engine, self._options.threads)
             if kept is not None:
-                write_kept(kept, self._options.key, kept.stem, _exported(compiled))
+                exported = io.BytesIO()
+                compiled.export_model(exported)
+                write_kept(kept, self._options.key, kept.stem, exported.getvalue())
         return OpenVinoEngine(engine, compiled, self._options.threads)
 
     def _kept(self, engine: bytes) -> Path | None:
@@ -215,8 +217,9 @@ class OpenVinoEngine:
         for kernel in kernels:
             for port in kernel.inputs():
                 readers[names[port.get_source_output()]].append(kernel.get_friendly_name())
-        nodes = _NodeNames(onnx.load_from_string(self._graph))
-        computed = {kernel.get_friendly_name(): nodes.of_kernel(kernel) for kernel in kernels}
+        graph = onnx.load_from_string(self._graph).graph
+        nodes = {name: node.name for node in graph.node for name in (*node.output, node.name)}
+        computed = {kernel.get_friendly_name(): _computed(kernel, nodes) for kernel in kernels}
         return assign_others(computed, readers)
 
     def close(self) -> None:
@@ -254,25 +257,19 @@ def kernel_times_ms(averages_ms: Sequence[Mapping[str, float]], runs: Sequence[i
     }
 
 
-class _NodeNames:
-    """Finds the nodes of a graph under the names that OpenVINO derives from theirs, or from those of their outputs."""
+def _computed(kernel: ov.Node, nodes: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the nodes that a kernel computes: OpenVINO derives its names from theirs, or from those of their outputs.
 
-    def __init__(self, graph: ModelProto) -> None:
-        self._nodes = {name: node.name for node in graph.graph.node for name in (*node.output, node.name)}
-
-    def of_kernel(self, kernel: ov.Node) -> tuple[str, ...]:
-        """Return the names of the nodes that a kernel of the compiled network computes."""
-        layers = str(kernel.get_rt_info()["originalLayersNames"].astype(str))
-        found = (self._node(name) for name in layers.split(","))
-        return tuple(dict.fromkeys(name for name in found if name))
-
-    def _node(self, name: str) -> str:
-        while name:  # "Conv_0/WithoutBiases"
-            for candidate in (name, _BRANCH.sub("", name)):
-                if candidate in self._nodes:
-                    return self._nodes[candidate]
+    nodes: by name, and by the names of their outputs.
+    """
+    found = []
+    for layer in str(kernel.get_rt_info()["originalLayersNames"].astype(str)).split(","):
+        name, node = layer, None
+        while name and node is None:  # "Conv_0/WithoutBiases"
+            node = nodes.get(name, nodes.get(_BRANCH.sub("", name)))
             name = name.rpartition("/")[0]
-        return ""
+        found += [node] if node else []
+    return tuple(dict.fromkeys(found))
 
 
 def write_ir(graph: ModelProto) -> dict[str, bytes]:
@@ -325,12 +322,6 @@ def _compiled(graph: bytes, threads: int, **more: Any) -> ov.CompiledModel:
         return _core().compile_model(_core().read_model(graph), "CPU", {**_settings(threads), **more})
     except RuntimeError as error:
         raise _engine_error(error, "engine.graph") from error
-
-
-def _exported(compiled: ov.CompiledModel) -> bytes:
-    stream = io.BytesIO()
-    compiled.export_model(stream)
-    return stream.getvalue()
 
 
 def _imported(content: bytes | None, threads: int) -> ov.CompiledModel | None:
