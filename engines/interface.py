@@ -223,7 +223,7 @@ class Observer(Engine, Protocol):
 class Backend(Protocol):
     """Build, load and observe engines with one inference runtime."""
 
-    name: str  # of the runtime, as engines/registry.py opens it
+    name: str  # name of the runtime, as engines/registry.py opens it
     engine_file: str  # name of the engine's file inside an artefact
     precisions: Sequence[str]  # float ones that it executes beside int8: the reference's first, the fastest last
     int8_must_gain: bool  # INT8 that is slower than float is of no use here, whatever memory it saves
