@@ -15,7 +15,7 @@ from scipy.spatial.distance import jensenshannon
 from scipy.stats import rankdata
 
 from calibrate.histogram import AbsHistogram
-from calibrate.noise import network_noise
+from calibrate.noise import tensor_noise
 from engines.calibration import Calibration
 
 OURS, EVEN, OWN = "predicted gain", "predicted gain, tensors alike", "predicted gain, by the calibration's own noise"
@@ -43,8 +43,8 @@ class Signals:
         return {**gains_db, "PSI": float(psi), "JS distance": float(distance)}
 
     def _gain_db(self, live: Mapping[str, AbsHistogram], weighting: str) -> float:
-        (today,), least = network_noise(live, [self._calibration.scales], self._weights[weighting])
-        return least.gain_db(today)
+        noise, weights = tensor_noise(live, [self._calibration.scales]), self._weights[weighting]
+        return noise.under(1, weights).gain_db(noise.under(0, weights))
 
 
 def shift(known: AbsHistogram, live: AbsHistogram) -> tuple[float, float]:

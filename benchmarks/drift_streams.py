@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.signal import lfilter
 
 from calibrate.histogram import abs_histogram
-from calibrate.noise import noise_power
+from calibrate.noise import Density
 from calibrate.scale import QMAX
 from calibrate.threshold import histogram_amax
 
@@ -98,6 +98,6 @@ def _noise_curve(method: str) -> tuple[Floats, Floats]:
     values = np.abs(np.random.default_rng(0).laplace(size=400_000)).clip(0.0, 12.0).astype(np.float32)
     seen = abs_histogram(values)
     shifts = np.linspace(-8.0, 4.0, 241)
-    rounding, clipping = noise_power(seen, histogram_amax(seen, method) / QMAX * np.exp2(-shifts))
+    rounding, clipping = Density(seen).noise(histogram_amax(seen, method) / QMAX * np.exp2(-shifts))
     noise = rounding + clipping
     return shifts, 10.0 * np.log10(noise / noise[np.argmin(np.abs(shifts))])

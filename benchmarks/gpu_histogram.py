@@ -196,9 +196,8 @@ def measure_search(device: CudaDevice, executor: CudaExecutor, rounds: int) -> S
     """Every candidate of every tensor competes: the longest search there is."""
     rng, bins = np.random.default_rng(1), executor.geometry.bins
     samples = [rng.standard_normal(100_000, np.float32) * np.float32(rng.uniform(0.1, 9.0)) for _ in range(SEARCHED)]
-    counts = np.stack(
-        [abs_histogram(np.maximum(x, 0) if n % 2 else x, executor.geometry.bits).counts for n, x in enumerate(samples)]
-    )
+    counted = [abs_histogram(np.maximum(x, 0) if n % 2 else x, executor.geometry.bits) for n, x in enumerate(samples)]
+    counts = np.stack([histogram.counts for histogram in counted])
     windows = np.tile(np.array([LEVELS, bins], np.int32), (SEARCHED, 1))
     recorder = Recorder(executor)
     chosen = search_entropy(cast("CudaExecutor", recorder), counts, windows)
@@ -212,7 +211,7 @@ def measure_search(device: CudaDevice, executor: CudaExecutor, rounds: int) -> S
         bits=executor.geometry.bits,
         kernel_ms=kernel.median_ms,
         call_ms=median_wall_ms(lambda: search_entropy(executor, counts, windows), rounds),
-        windows_ms=median_wall_ms(lambda: [entropy_window(row) for row in counts], rounds),
+        windows_ms=median_wall_ms(lambda: [entropy_window(each) for each in counted], rounds),
         equal=equal,
     )
 

@@ -184,7 +184,7 @@ def main() -> None:
     decoded = f"{found.decoded_bytes / 1e9:.1f} GB"
     table.rows.append((f"{found.seconds:.1f}", decoded, f"{found.gb_per_s:.2f}", size, f"{early}, {late}", equal))
     sample = list(boards[0].values())
-    compared = list(load_histograms(options.histograms).values()) if options.histograms is not None else sample
+    compared = list(load_histograms(options.histograms)[0].values()) if options.histograms is not None else sample
     bars = bars_section([at_least("decoded counts", 1.0, found.gb_per_s, " GB/s")])
     publish([table, encodings(compared), comparing(boards), bars], options)
 

@@ -24,7 +24,7 @@ from agent.vision.evaluation import evaluate
 from agent.vision.fidelity import fidelity, sqnr_db
 from benchmarks.models import DATA, MODELS, Observed, observe
 from calibrate.histogram import AbsHistogram, to_bytes
-from calibrate.noise import Density, noise_power
+from calibrate.noise import Density
 from calibrate.threshold import histogram_amax
 from engines.interface import Backend, Engine
 from engines.quantise.apply_plan import insert_qdq
@@ -65,9 +65,9 @@ def mean_noise_db(histograms: Mapping[str, AbsHistogram], method: str) -> float:
     for histogram in histograms.values():
         amax = histogram_amax(histogram, method)
         if amax > 0.0:
-            density = Density.from_histogram(histogram)
+            density = Density(histogram)
             power = density.density @ np.diff(density.edges**3) / 3.0
-            noise = np.add(*noise_power(histogram, np.array([amax / 127.0])))[0]
+            noise = np.add(*density.noise(np.array([amax / 127.0])))[0]
             ratios.append(10.0 * np.log10(noise / power))
     return float(np.mean(ratios))
 

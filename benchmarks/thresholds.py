@@ -177,7 +177,7 @@ def _agreement(theirs: list[float], ours: list[float]) -> tuple[str, str]:
 
 
 def many(ours: Worker) -> dict[str, float]:
-    """CPU seconds of one `find_amax` call for TENSORS histograms of 2048 bins, by method."""
+    """CPU seconds of one call for TENSORS histograms of 2048 bins, by method."""
     stacked = np.stack(histograms(2048, TENSORS))
     return {
         method: median(ours.call("amax", stacked, method).cpu_s for _ in range(3)) for method in ("entropy", EXHAUSTIVE)

@@ -7,7 +7,7 @@ Read in this order: histogram, threshold, scale, noise, statistics.evidence. The
     errors       TaredError, the base of every expected error; CalibrationError
     histogram    AbsHistogram, abs_histogram, merge, to_bytes, from_bytes, HistogramSum
     count_codec, native    how histograms are packed, and the compiled passes that count
-    threshold    find_amax, histogram_amax, parse_method, entropy_window: from a histogram to the clipping range
+    threshold    histogram_amax, parse_method, entropy_window: from a histogram to the clipping range
     divergence   kl_divergence, the objective of the entropy methods
     scale        activation_scale, weight_scales, quantise: from the range to INT8
     noise        tensor_noise, network_noise, predicted_gain_db: the noise that a set of scales makes

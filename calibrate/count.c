@@ -1,7 +1,6 @@
-/* Passes over float32 data, and over counts, compiled. Plain C99, no Python: loaded through ctypes.
+/* Passes over float32 data, compiled. Plain C99, no Python: loaded through ctypes.
  *
- * Built with the package where there is a C compiler. native.py holds the first two in NumPy, histogram.py the last, with
- * the same bits.
+ * Built with the package where there is a C compiler. native.py holds both in NumPy, with the same bits.
  */
 #include <math.h>
 #include <stddef.h>
@@ -17,7 +16,7 @@
 #define TABLES 4
 
 /* The version that native.py expects. Raise it with every change of a signature; older builds are ignored. */
-const int32_t tared_count_version = 2;
+const int32_t tared_count_version = 3;
 
 /* out[0]: bits of the largest |x| (NaN above infinity above the finite); out[1]: number of zeros. n < 2^31.
  * Integers: they vectorise, and a thread that flushes subnormals to zero, as some runtimes do, sees them all the same. */
@@ -49,23 +48,4 @@ void tared_count(const float *x, size_t n, float scale, uint32_t bins, uint32_t 
     ++t3[(uint32_t)(int32_t)(fabsf(x[i + 3]) * scale) & mask];
   }
   for (; i < n; ++i) ++t0[(uint32_t)(int32_t)(fabsf(x[i]) * scale) & mask];
-}
-
-/* Adds counts[n], n a power of two, to sum[n >> fold]: each 2^fold neighbours to one. None is negative, and int64 holds
- * all of them together. Returns their total, or -1 where it is more than `room`: then nothing is added. */
-FOR_THIS_CPU int64_t tared_add(int64_t *restrict sum, const int64_t *restrict counts, size_t n, unsigned fold, int64_t room) {
-  int64_t total = 0;
-  for (size_t i = 0; i < n; ++i) total += counts[i];
-  if (total > room) return -1;
-  if (fold == 0)
-    for (size_t i = 0; i < n; ++i) sum[i] += counts[i];
-  else if (fold == 1)
-    for (size_t i = 0; i < n / 2; ++i) sum[i] += counts[2 * i] + counts[2 * i + 1];
-  else
-    for (size_t i = 0; i < n >> fold; ++i) {
-      int64_t together = 0;
-      for (const int64_t *each = counts + (i << fold); each < counts + ((i + 1) << fold); ++each) together += *each;
-      sum[i] += together;
-    }
-  return total;
 }

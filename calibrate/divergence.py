@@ -57,7 +57,8 @@ def kl_divergence(
     cross, last_level = np.empty(candidates.size), np.empty(candidates.size)
     for start in range(0, candidates.size, _CHUNK):
         chunk = slice(start, start + _CHUNK)
-        edges = _group_edges(candidates[chunk])
+        # The first bin ceil(group * i / LEVELS) of each of a candidate's groups, (candidates, LEVELS + 1).
+        edges = (candidates[chunk, None] * np.arange(LEVELS + 1) + (LEVELS - 1)) // LEVELS
         mass, mean = _differences(kept, edges), _differences(filled, edges)
         np.divide(mass, np.maximum(mean, 1.0, out=mean), out=mean)
         log_mean = np.log(np.maximum(mean, 1.0, out=mean), out=mean)  # whole counts: a group with mass has a mean >= 1
@@ -75,11 +76,6 @@ def kl_divergence(
         )
     divergence[inside == 0] = np.nan
     return candidates, divergence
-
-
-def _group_edges(candidates: Candidates) -> NDArray[np.int64]:
-    """Return the first bin ceil(group * i / LEVELS) of each of a candidate's groups, (candidates, LEVELS + 1)."""
-    return (candidates[:, None] * np.arange(LEVELS + 1) + (LEVELS - 1)) // LEVELS
 
 
 def _prefix(values: NDArray[np.generic]) -> Floats:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from calibrate.count_codec import pack, unpack
 from calibrate.errors import CalibrationError
-from calibrate.native import LIBRARY, address, count, scan
+from calibrate.native import count, scan
 
 DEFAULT_BITS = 12
 MIN_BITS, MAX_BITS = 2, 16  # within them 2**(bits - range_exp) is a normal float32, and foreign bytes stay small
@@ -176,7 +176,7 @@ def merge(a: AbsHistogram, b: AbsHistogram) -> AbsHistogram:
     >>> both.total, both.amax, both.range_exp
     (3, 8.0, 4)
     """
-    check_mergeable(a.bits, b, a.total + b.total, a.nonfinite + b.nonfinite)
+    _check_mergeable(a.bits, b, a.total + b.total, a.nonfinite + b.nonfinite)
     range_exp = max(a.range_exp, b.range_exp)
     return AbsHistogram(
         a.widened(range_exp).counts + b.widened(range_exp).counts,
@@ -187,21 +187,8 @@ def merge(a: AbsHistogram, b: AbsHistogram) -> AbsHistogram:
     )
 
 
-def check_mergeable(bits: int, histogram: AbsHistogram, total: int, nonfinite: int) -> None:
-    """Raise unless a histogram merges with another one of `bits`.
-
-    Args:
-        bits: log2 of the number of bins of the other.
-        histogram: The histogram to add.
-        total: Number of finite values in both together.
-        nonfinite: Number of NaN and infinite values in both together.
-
-    Raises CalibrationError:
-        histogram.bits      the two have different numbers of bins
-        histogram.overflow  together they count 2**63 values or more
-
-    >>> check_mergeable(12, empty_histogram(12), total=1000, nonfinite=0)
-    """
+def _check_mergeable(bits: int, histogram: AbsHistogram, total: int, nonfinite: int) -> None:
+    """Raise, as `merge` does, unless a histogram merges with another of `bits` to so many values, finite and not."""
     if histogram.bits != bits:
         raise CalibrationError(
             "histogram.bits",
@@ -400,62 +387,18 @@ class HistogramSum:
 
         Raises CalibrationError (`histogram.bits`, `histogram.overflow`) as `merge` does, and has added nothing then.
         """
-        nonfinite = self._nonfinite + histogram.nonfinite
-        check_mergeable(self._bits, histogram, self._total, nonfinite)
-        counts, range_exp = self._counts, self._range_exp
-        if histogram.range_exp > range_exp:
-            counts, range_exp = self.result().widened(histogram.range_exp).counts, histogram.range_exp
-        added = _add(
-            counts, histogram.counts, min(range_exp - histogram.range_exp, self._bits), _MAX_TOTAL - 1 - self._total
-        )
-        if added < 0:
-            check_mergeable(self._bits, histogram, self._total + histogram.total, nonfinite)
-        self._counts, self._range_exp = counts, range_exp
+        total, nonfinite = self._total + histogram.total, self._nonfinite + histogram.nonfinite
+        _check_mergeable(self._bits, histogram, total, nonfinite)
+        if histogram.range_exp > self._range_exp:
+            self._counts = self.result().widened(histogram.range_exp).counts
+            self._range_exp = histogram.range_exp
+        folded = histogram.counts
+        for _ in range(min(self._range_exp - histogram.range_exp, self._bits)):
+            folded = folded[0::2] + folded[1::2]
+        self._counts[: folded.size] += folded
         self._amax = max(self._amax, histogram.amax)
-        self._total, self._zeros, self._nonfinite = self._total + added, self._zeros + histogram.zeros, nonfinite
+        self._total, self._zeros, self._nonfinite = total, self._zeros + histogram.zeros, nonfinite
 
     def result(self) -> AbsHistogram:
         """Return a copy of the sum so far; before the first, the empty histogram."""
         return AbsHistogram(self._counts.copy(), self._range_exp, self._amax, self._zeros, self._nonfinite)
-
-
-def _add(into: Counts, counts: Counts, fold: int, room: int) -> int:
-    """Add counts (n,), each 2**fold neighbours as one, to the first of `into` (n,), and return their total.
-
-    Returns -1, and adds nothing, if the total is more than `room`.
-    """
-    if LIBRARY is None:
-        return add_numpy(into, counts, fold, room)
-    try:
-        source = address(counts)
-    except (TypeError, ValueError):  # a read-only array, or one that is not contiguous
-        return add_numpy(into, counts, fold, room)
-    return int(LIBRARY.tared_add(address(into), source, counts.size, fold, room))
-
-
-def add_numpy(into: Counts, counts: Counts, fold: int, room: int) -> int:
-    """Add counts to the first of `into` and return their total, without the compiled pass.
-
-    Args:
-        into: int64 (m,), overwritten.
-        counts: int64 (n,), n / 2**fold <= m.
-        fold: Each 2**fold neighbours of `counts` are added as one.
-        room: The largest total that may be added.
-
-    Returns:
-        The sum of `counts`; -1, with nothing added, if it is more than `room`.
-
-    >>> into = np.array([10, 0])
-    >>> add_numpy(into, np.array([1, 2, 3, 4]), fold=1, room=100), into.tolist()
-    (10, [13, 7])
-    >>> add_numpy(into, np.array([1, 2]), fold=0, room=2)
-    -1
-    """
-    total = int(np.add.reduce(counts))
-    if total > room:
-        return -1
-    for _ in range(fold):
-        counts = counts[0::2] + counts[1::2]
-    below = into[: counts.size]
-    np.add(below, counts, out=below)
-    return total

@@ -15,9 +15,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-_VERSION = 2  # as in count.c
+_VERSION = 3  # as in count.c
 _TABLES = 4  # as in count.c
-_EMPTY = ctypes.c_char * 0  # a type for a pointer's target, of which only the address matters
 _CHUNK = 1 << 16  # elements per NumPy pass. Larger: the temporaries leave the cache.
 _MAGNITUDE = np.int32(0x7FFFFFFF)  # a float32's bits without the sign
 
@@ -47,26 +46,8 @@ def load() -> ctypes.CDLL | None:
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
     library.tared_survey.argtypes = [pointer, size, pointer]
     library.tared_count.argtypes = [pointer, size, ctypes.c_float, ctypes.c_uint32, pointer]
-    library.tared_add.argtypes = [pointer, pointer, size, ctypes.c_uint32, ctypes.c_int64]
     library.tared_survey.restype = library.tared_count.restype = None
-    library.tared_add.restype = ctypes.c_int64
     return library
-
-
-def address(array: NDArray[np.int64]) -> object:
-    """Return the address of an array as a pointer argument; `array.ctypes.data` takes longer.
-
-    Args:
-        array: Contiguous and writable; it has to outlive the call that uses the address.
-
-    Raises TypeError or ValueError for an array that is read-only or not contiguous.
-
-    >>> source, copy = np.array([7]), np.zeros(1, np.int64)
-    >>> _ = ctypes.memmove(address(copy), address(source), source.nbytes)
-    >>> copy
-    array([7])
-    """
-    return ctypes.byref(_EMPTY.from_buffer(array))  # type: ignore[arg-type]  # an array is a buffer
 
 
 LIBRARY = load()

@@ -1,6 +1,6 @@
 """Predict the noise that INT8 quantisation adds, from histograms alone.
 
-For one tensor, `noise_power` predicts the mean squared error of quantise-dequantise under a scale, rounding and
+For one tensor, `Density.noise` predicts the mean squared error of quantise-dequantise under a scale, rounding and
 clipping apart. For a network, `tensor_noise` compares the noise-to-signal ratio under today's scales with the ratio
 under the best ones. Their ratio in dB is the *predicted gain* of a recalibration, which is also tared's drift signal.
 
@@ -8,7 +8,7 @@ Between neighbouring edges the values are taken as evenly spread, and the error 
 exactly: with t in steps, (t - rint t)**2 has the antiderivative rint(t) / 12 + (t - rint t)**3 / 3. Its first term is
 the step**2 / 12 of a uniform quantiser (Widrow & Kollar, "Quantization Noise", 2008).
 
-Read in this order: `noise_power`, Density, `predicted_gain_db`, `tensor_noise`.
+Read in this order: Density, `predicted_gain_db`, `tensor_noise`.
 """
 
 from __future__ import annotations
@@ -42,43 +42,40 @@ class Density:
     """Treat a histogram as a piecewise constant density, with a mass of its own at zero.
 
     Bins are merged to 1/32 octave, where that does not put more than 1/32 of all values into one. The last bin ends at
-    amax where that is known: saturating functions (ReLU6, a hard sigmoid) pile their values up there, on the grid.
+    amax: saturating functions (ReLU6, a hard sigmoid) pile their values up there, on the grid.
 
     >>> from calibrate.histogram import abs_histogram
     >>> values = np.random.default_rng(0).normal(size=100_000).astype(np.float32)
-    >>> density = Density.from_histogram(abs_histogram(values))
+    >>> density = Density(abs_histogram(values))
     >>> round(density.best_amax(), 1), round(float(np.abs(values).max()), 1)     # clipping the rarest pays off
     (3.9, 4.7)
+    >>> rounding, clipping = density.noise(np.array([4.7, 1.0]) / QMAX)
+    >>> (rounding * 1e6).round(1), clipping.round(3)          # nothing is clipped; a third of the values is
+    (array([114.4,   3.5]), array([0.   , 0.152]))
     """
 
-    def __init__(self, counts: NDArray[np.int64], bin_width: float, zeros: int = 0, amax: float = 0.0) -> None:
-        """Build the density of a histogram.
-
-        Args:
-            counts: int64 (bins,), counts of |x| from 0 up.
-            bin_width: Width of a bin, in the units of x.
-            zeros: Number of values in the first bin that are exactly zero.
-            amax: The exact largest magnitude; 0 if it is not known.
-        """
-        used = np.flatnonzero(counts)
+    def __init__(self, histogram: AbsHistogram) -> None:
+        used = np.flatnonzero(histogram.counts)
         bins = int(used[-1]) + 1 if used.size else 1
-        mass = counts[:bins].astype(np.float64)
-        mass[0] -= zeros
+        mass = histogram.counts[:bins].astype(np.float64)
+        mass[0] -= histogram.zeros
         cumulative = np.concatenate(([0.0], np.cumsum(mass)))
         cuts = _cuts_per_octave(bins)
         cuts = _finer(cuts, np.diff(cumulative[cuts]) > _HEAVY * cumulative[-1])
-        self.edges = cuts * np.float64(bin_width)
-        if amax > 0.0:
-            self.edges[-1] = max(amax, self.edges[-2] + 1e-6 * bin_width)  # on its lower edge, a bin is a point
-        self.density: Floats = np.diff(cumulative[cuts]) / np.diff(self.edges) / max(cumulative[-1] + zeros, 1.0)
-
-    @classmethod
-    def from_histogram(cls, histogram: AbsHistogram) -> Density:
-        """Return the density with the zeros and the exact amax that the histogram knows."""
-        return cls(histogram.counts, histogram.bin_width, histogram.zeros, histogram.amax)
+        self.edges = cuts * np.float64(histogram.bin_width)
+        if histogram.amax > 0.0:  # if it lies on its bin's lower edge, the bin is a point
+            self.edges[-1] = max(histogram.amax, self.edges[-2] + 1e-6 * histogram.bin_width)
+        total = max(cumulative[-1] + histogram.zeros, 1.0)
+        self.density: Floats = np.diff(cumulative[cuts]) / np.diff(self.edges) / total
 
     def noise(self, scales: Floats) -> tuple[Floats, Floats]:
-        """Return the mean squared rounding and clipping error for scales (n,), all positive: two arrays (n,)."""
+        """Predict the mean squared rounding and clipping error of int8 at scales (n,), all positive: two arrays (n,).
+
+        The errors are in the squared units of x. They are within 2 % of quantise-dequantise on the data while the step
+        is wider than a bin and the values are spread out. A histogram does not know where in a bin the values lie. That
+        matters for a tensor of a few distinct values (2 to 3 % for one of pixels / 255), and where nearly all values
+        are in bin 0, far below amax.
+        """
         rounding, clipping = _squared_errors(self.edges / scales[:, None])
         return (rounding @ self.density) * scales**3, (clipping @ self.density) * scales**3
 
@@ -126,23 +123,6 @@ def _cuts_per_octave(bins: int) -> NDArray[np.int64]:
 def _finer(cuts: NDArray[np.int64], heavy: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Return the cuts with every single bin of those merged ones (cuts - 1,) that are heavy."""
     return np.unique(np.concatenate((cuts, *(np.arange(cuts[i], cuts[i + 1]) for i in np.flatnonzero(heavy)))))
-
-
-def noise_power(histogram: AbsHistogram, scales: Floats) -> tuple[Floats, Floats]:
-    """Predict the mean squared (rounding, clipping) error of int8 at scales (n,), all positive: two arrays (n,).
-
-    The errors are in the squared units of x. They are within 2 % of quantise-dequantise on the data while the step is
-    wider than a bin and the values are spread out. A histogram does not know where in a bin the values lie. That
-    matters for a tensor of a few distinct values (2 to 3 % for one of pixels / 255), and where nearly all values are in
-    bin 0, far below amax.
-
-    >>> from calibrate.histogram import abs_histogram
-    >>> values = np.linspace(-1.0, 1.0, 100_001, dtype=np.float32)
-    >>> rounding, clipping = noise_power(abs_histogram(values), np.array([1.0, 0.5]) / QMAX)
-    >>> (rounding * 1e6).round(1), clipping.round(3)     # with amax 1.0 nothing is clipped; with 0.5 half of the values
-    (array([5.2, 0.6]), array([0.   , 0.042]))
-    """
-    return Density.from_histogram(histogram).noise(scales)
 
 
 @dataclass(frozen=True)
@@ -244,16 +224,13 @@ def best_scales(live: Mapping[str, AbsHistogram]) -> dict[str, float]:
 
 
 def network_noise(
-    live: Mapping[str, AbsHistogram],
-    scale_sets: Sequence[Mapping[str, float]],
-    weights: Mapping[str, float] | None = None,
+    live: Mapping[str, AbsHistogram], scale_sets: Sequence[Mapping[str, float]]
 ) -> tuple[list[NetworkNoise], NetworkNoise]:
     """Return the network's noise under each set of scales, and the least noise.
 
     Args:
         live: Histograms by tensor.
         scale_sets: Sets of scales by tensor.
-        weights: Relative sensitivity of each tensor, 0 for a tensor that is not named; None: 1 for every tensor.
 
     >>> from calibrate.histogram import abs_histogram
     >>> live = {"conv1": abs_histogram(np.linspace(-1.0, 1.0, 10_001, dtype=np.float32))}
@@ -262,7 +239,7 @@ def network_noise(
     (True, True)
     """
     noise = tensor_noise(live, scale_sets)
-    *given, least = (noise.under(index, weights) for index in range(len(scale_sets) + 1))
+    *given, least = (noise.under(index) for index in range(len(scale_sets) + 1))
     return given, least
 
 

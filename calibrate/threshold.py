@@ -8,7 +8,7 @@ Nine methods (the same strings on the command line, in config.yaml and in Python
     entropy:ppq           as PPQ searches it
     entropy:tvm           as TVM's (and MXNet's) kl_divergence searches it
     percentile:P          the lower edge of the bin in which the first P percent of the values end, as in
-                          pytorch-quantization: 0 where that is the first bin
+                          pytorch-quantization; where that is 0, the width of a bin
     mse                   the amax of least mean squared quantisation error
     max                   no clipping
     global:V              the constant V for every tensor
@@ -101,36 +101,8 @@ def parse_method(method: str) -> Method:
     return Method(name, parameter, plus == "+")
 
 
-def find_amax(counts: Counts, bin_width: float | Floats, method: str = "entropy") -> Floats | float:
-    """Choose the amax of one histogram, (bins,), or of several, (tensors, bins): a float64 scalar or (tensors,).
-
-    Args:
-        counts: Whole numbers of |x| from 0 up, in equal bins.
-        bin_width: In the units of x; one for all tensors or one per tensor.
-        method: One of METHODS.
-
-    A histogram without counts gives 0.0, by any method: an unused tensor, for which scale.py has a scale.
-
-    Raises CalibrationError:
-        threshold.method  a method that is not in METHODS
-        threshold.counts  an array that is no histogram
-
-    >>> rng = np.random.default_rng(0)
-    >>> counts, edges = np.histogram(np.abs(rng.normal(size=100_000)), bins=2048, range=(0.0, 8.0))
-    >>> [round(find_amax(counts, edges[1], method), 2) for method in ("max", "mse", "percentile:99.99", "entropy")]
-    [4.73, 3.94, 3.92, 4.09]
-    """
-    parsed = parse_method(method)
-    counts, widths = np.asarray(counts), np.asarray(bin_width, np.float64)
-    _check(counts, widths)
-    rows = np.atleast_2d(counts).astype(np.int64, copy=False)
-    tensors = (_Tensor(*pair) for pair in zip(rows, np.broadcast_to(widths, rows.shape[:1]), strict=True))
-    amax = np.array([_rounded(_amax(tensor, parsed), parsed) for tensor in tensors])
-    return amax if counts.ndim == 2 else float(amax[0])
-
-
 def histogram_amax(histogram: AbsHistogram, method: str = "entropy") -> float:
-    """Choose the amax of an AbsHistogram, as `find_amax` does, with the zeros and the exact amax that it knows.
+    """Choose the amax of a histogram.
 
     Args:
         histogram: Of one tensor.
@@ -142,89 +114,56 @@ def histogram_amax(histogram: AbsHistogram, method: str = "entropy") -> float:
     Raises CalibrationError (`threshold.method`) for a method that is not in METHODS.
 
     >>> from calibrate.histogram import abs_histogram
-    >>> histogram_amax(abs_histogram(np.float32([0.0, -0.5, 1.5])), "max")
-    1.5
+    >>> seen = abs_histogram(np.random.default_rng(0).normal(size=100_000).astype(np.float32))
+    >>> [round(histogram_amax(seen, method), 2) for method in ("max", "mse", "percentile:99.99", "entropy")]
+    [4.73, 3.94, 3.92, 4.15]
     """
     parsed = parse_method(method)
-    tensor = _Tensor(histogram.counts, histogram.bin_width, histogram.zeros, histogram.amax)
-    amax = _amax(tensor, parsed)
+    amax = _amax(histogram, parsed)
     if parsed.name != "global":
         amax = min(max(amax, histogram.bin_width), histogram.amax)
-    return _rounded(amax, parsed)
+    return QMAX * power_of_two(amax / QMAX) if parsed.power_of_two and amax > 0.0 else amax
 
 
-@dataclass(frozen=True)
-class _Tensor:
-    """A histogram: counts (bins,); how many of the first bin are known to be zero; the exact amax, 0 if not known."""
-
-    counts: Counts
-    bin_width: float
-    zeros: int = 0
-    amax: float = 0.0
-
-    @property
-    def density(self) -> Density:
-        return Density(self.counts, self.bin_width, self.zeros, self.amax)
-
-    @property
-    def used_bins(self) -> int:
-        return int(np.flatnonzero(self.counts)[-1]) + 1
-
-
-def _check(counts: NDArray[np.integer], widths: Floats) -> None:
-    sound = counts.dtype.kind in "iu" and counts.ndim in (1, 2) and counts.shape[-1] > 0 and counts.min(initial=0) >= 0
-    if not sound or widths.shape not in ((), counts.shape[:-1]) or not (widths > 0.0).all() or np.isinf(widths).any():
-        raise CalibrationError(
-            "threshold.counts",
-            f"{counts.dtype} counts of shape {counts.shape} in bins as wide as {widths}",
-            "whole counts, none negative, (bins,) or (tensors, bins), and positive widths, one or (tensors,)",
-            "count values; a normalised histogram has lost what the search needs",
-        )
-
-
-def _amax(tensor: _Tensor, method: Method) -> float:
+def _amax(tensor: AbsHistogram, method: Method) -> float:
     if not tensor.counts.any():
         return 0.0
     if method.name == "global":
         return method.parameter
     if method.name == "percentile":
         if method.parameter == 100.0:
-            return tensor.used_bins * tensor.bin_width
+            return tensor.amax
         cumulative = np.cumsum(tensor.counts / tensor.counts.sum())
         return int(np.searchsorted(cumulative, method.parameter / 100.0)) * tensor.bin_width
     return float(_SEARCHES[method.name](tensor))
 
 
-def _rounded(amax: float, method: Method) -> float:
-    return QMAX * power_of_two(amax / QMAX) if method.power_of_two and amax > 0.0 else amax
-
-
-def entropy_window(counts: Counts, bin_width: float = 1.0, zeros: int = 0, amax: float = 0.0) -> tuple[int, int]:
+def entropy_window(histogram: AbsHistogram) -> tuple[int, int]:
     """Return the fewest and the most bins that `entropy` may keep: those within 6 dB of the least noise.
 
     Args:
-        counts: int64 (bins,), at least one of them above 0.
-        bin_width: Width of a bin, in the units of x.
-        zeros: Number of values that are exactly zero; 0 if it is not known.
-        amax: The exact largest |x|; 0 if it is not known.
+        histogram: Of one tensor that had a finite value.
 
     Returns:
         Two numbers of bins. Fewer than LEVELS bins are never searched: if the first number is beyond the second, the
         second is the answer.
 
-    >>> rng = np.random.default_rng(0)
-    >>> counts, _ = np.histogram(np.abs(rng.normal(size=100_000)), bins=2048, range=(0.0, 8.0))
-    >>> entropy_window(counts, bin_width=8.0 / 2048)
-    (858, 1212)
+    >>> from calibrate.histogram import abs_histogram
+    >>> entropy_window(abs_histogram(np.random.default_rng(0).normal(size=100_000).astype(np.float32)))
+    (1714, 2423)
     """
-    bins = int(np.flatnonzero(counts)[-1]) + 1
+    bins = _used_bins(histogram)
     if bins <= LEVELS:
         return LEVELS, bins
-    low, high = Density(counts, bin_width, zeros, amax).amax_range(_NOISE_EXCESS)
-    return max(LEVELS, math.ceil(low / bin_width)), min(math.ceil(high / bin_width), bins)
+    low, high = (amax / histogram.bin_width for amax in Density(histogram).amax_range(_NOISE_EXCESS))
+    return max(LEVELS, math.ceil(low)), min(math.ceil(high), bins)
 
 
-def _entropy(tensor: _Tensor) -> float:
+def _used_bins(histogram: AbsHistogram) -> int:
+    return int(np.flatnonzero(histogram.counts)[-1]) + 1
+
+
+def _entropy(tensor: AbsHistogram) -> float:
     """Choose the candidate of least KL divergence in the window.
 
     Bin 0 is taken as bin 1, so that the zeros of a ReLU do not decide (NVIDIA's rule). The window is there because the
@@ -234,14 +173,14 @@ def _entropy(tensor: _Tensor) -> float:
     2. A bin that is already full hides the tail piled on top of it (SiLU, whose minimum of -0.278 collects half of all
        values).
     """
-    low, high = entropy_window(tensor.counts, tensor.bin_width, tensor.zeros, tensor.amax)
+    low, high = entropy_window(tensor)
     if low > high:
         return high * tensor.bin_width
-    counts = _without_zeros(tensor.counts[: tensor.used_bins])
+    counts = _without_zeros(tensor.counts[: _used_bins(tensor)])
     return _widest(*kl_divergence(counts, np.arange(low, high + 1))) * tensor.bin_width
 
 
-def _nvidia(tensor: _Tensor) -> float:
+def _nvidia(tensor: AbsHistogram) -> float:
     """Search every candidate from 128 bins on; if a Q is empty, its NaN wins, as in NumPy's argmin."""
     if tensor.counts.size <= LEVELS:
         return tensor.counts.size * tensor.bin_width
@@ -251,7 +190,7 @@ def _nvidia(tensor: _Tensor) -> float:
     return kept * tensor.bin_width
 
 
-def _ppq(tensor: _Tensor) -> float:
+def _ppq(tensor: AbsHistogram) -> float:
     """Search multiples of 128 bins; the first 0.2 % of the bins are emptied, and one count is put behind them.
 
     PPQ's scale is threshold / 128, and at least 1e-8.
@@ -264,11 +203,11 @@ def _ppq(tensor: _Tensor) -> float:
     return QMAX * max(kept * tensor.bin_width / (QMAX + 1), _PPQ_MIN_SCALE)
 
 
-def _onnxruntime(tensor: _Tensor) -> float:
+def _onnxruntime(tensor: AbsHistogram) -> float:
     return min(_signed_bins(tensor.counts, ONNXRUNTIME), tensor.counts.size) * tensor.bin_width
 
 
-def _tvm(tensor: _Tensor) -> float:
+def _tvm(tensor: AbsHistogram) -> float:
     """Search as TVM does, whose scale is threshold / 128."""
     return _signed_bins(tensor.counts, TVM) * tensor.bin_width * QMAX / (QMAX + 1)
 
@@ -280,14 +219,14 @@ def _signed_bins(counts: Counts, rules: SignedRules) -> int:
     return _narrowest(*smoothed_kl_divergence(counts, rules)) + 1
 
 
-_SEARCHES: dict[str, Callable[[_Tensor], float]] = {
+_SEARCHES: dict[str, Callable[[AbsHistogram], float]] = {
     "entropy": _entropy,
     "entropy:nvidia": _nvidia,
     "entropy:onnxruntime": _onnxruntime,
     "entropy:ppq": _ppq,
     "entropy:tvm": _tvm,
-    "mse": lambda tensor: tensor.density.best_amax(),
-    "max": lambda tensor: tensor.used_bins * tensor.bin_width,
+    "mse": lambda tensor: Density(tensor).best_amax(),
+    "max": lambda tensor: tensor.amax,
 }
 
 

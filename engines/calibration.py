@@ -37,8 +37,8 @@ from engines.store.files import read_regular, read_text, replace_files, why_unwr
 log = logging.getLogger(__package__)
 
 SCHEMA = 1
-# Exceptions of np.load and zipfile for files that are none of ours, or damaged.
 _MOST_BYTES = 1 << 30  # histograms of a thousand tensors take some 30 MiB
+# Exceptions of np.load and zipfile for files that are none of ours, or damaged.
 _FOREIGN = (
     *(ArithmeticError, AttributeError, BadZipFile, EOFError, LookupError),
     *(OSError, RuntimeError, TypeError, ValueError, zlib.error),
@@ -174,10 +174,7 @@ def _choose_amax(histograms: Sequence[AbsHistogram], method: str, device: Entrop
     """Return the amax of each histogram. The device searches for method `entropy`; where it fails, the CPU does."""
     if device is not None and method == "entropy" and len({histogram.bits for histogram in histograms}) == 1:
         counts = np.stack([histogram.counts for histogram in histograms])
-        windows = [
-            entropy_window(each.counts, each.bin_width, each.zeros, each.amax) if each.counts.any() else (0, 0)
-            for each in histograms
-        ]
+        windows = [entropy_window(each) if each.counts.any() else (0, 0) for each in histograms]
         try:
             kept = device.search_entropy(counts, np.array(windows, np.int32)).tolist()
         except (DeviceError, EngineError) as error:
@@ -252,20 +249,21 @@ def load_calibration(path: Path) -> Calibration:
         document = json.loads(read_text(path))
         if document["schema"] != SCHEMA:
             raise ValueError(f"schema {document['schema']}, this tared reads {SCHEMA}")
-        histograms = read_regular(path.with_suffix(".npz"), _MOST_BYTES)
-        if document.pop("seal") != _seal(document, histograms):
+        content = read_regular(path.with_suffix(".npz"), _MOST_BYTES)
+        if document.pop("seal") != _seal(document, content):
             raise ValueError("damaged, or the .json and the .npz are not of one calibration")
+        histograms, extremes = _unpacked(content)
         return Calibration(
             str(document["model_sha256"]),
             str(document["method"]),
             int(document["frames"]),
             str(document["source"]),
-            _unpacked(histograms),
+            histograms,
             {str(name): float(entry["amax"]) for name, entry in document["tensors"].items()},
             dict(document["preprocessing"]),
             dict(document.get("merged", {})),
             dict(document.get("check", {})),
-            _unpacked_extremes(histograms),
+            extremes,
         )
     except OSError as error:
         raise _unreadable(f"{error.filename}: {error.strerror}") from error
@@ -274,34 +272,24 @@ def load_calibration(path: Path) -> Calibration:
         raise _unreadable(f"{path}: {found}") from error
 
 
-def save_histograms(
-    histograms: Mapping[str, AbsHistogram], path: Path, extremes: Mapping[str, Extremes] | None = None
-) -> None:
+def save_histograms(histograms: Mapping[str, AbsHistogram], path: Path, extremes: Mapping[str, Extremes]) -> None:
     """Write histograms, and extremes, to one .npz.
 
     Args:
         histograms: One or more, by the name of the tensor, with equal numbers of bins.
-        extremes: (2, channels) of the input of each layer, by the layer's name; None: none.
+        extremes: (2, channels) of the input of each layer, by the layer's name.
 
     Raises OSError when the disk refuses.
     """
-    path.write_bytes(_packed(histograms, extremes or {}))
+    path.write_bytes(_packed(histograms, extremes))
 
 
-def load_histograms(path: Path) -> dict[str, AbsHistogram]:
-    """Read the histograms that `save_histograms` wrote.
+def load_histograms(path: Path) -> tuple[dict[str, AbsHistogram], dict[str, Extremes]]:
+    """Read the histograms and the extremes that `save_histograms` wrote.
 
     Raises OSError for a file that cannot be read, CalibrationError (`histogram.damaged`) for one of another kind.
     """
     return _unpacked(read_regular(path, _MOST_BYTES))
-
-
-def load_extremes(path: Path) -> dict[str, Extremes]:
-    """Return the extremes that `save_histograms` wrote.
-
-    Raises OSError for a file that cannot be read, CalibrationError (`histogram.damaged`) for one of another kind.
-    """
-    return _unpacked_extremes(read_regular(path, _MOST_BYTES))
 
 
 def _packed(histograms: Mapping[str, AbsHistogram], extremes: Mapping[str, Extremes]) -> bytes:
@@ -322,9 +310,10 @@ def _packed(histograms: Mapping[str, AbsHistogram], extremes: Mapping[str, Extre
     return file.getvalue()
 
 
-def _unpacked(content: bytes) -> dict[str, AbsHistogram]:
+def _unpacked(content: bytes) -> tuple[dict[str, AbsHistogram], dict[str, Extremes]]:
     try:
-        arrays = _arrays(content)
+        with np.load(io.BytesIO(content), allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files}
         columns = (arrays[key] for key in ("names", "counts", "range_exp", "amax", "zeros", "nonfinite"))
         histograms = {
             str(name): checked(AbsHistogram(counts, int(range_exp), float(amax), int(zeros), int(nonfinite)))
@@ -332,14 +321,6 @@ def _unpacked(content: bytes) -> dict[str, AbsHistogram]:
         }
         if len(histograms) != len(arrays["names"]):
             raise ValueError("one name for several histograms")
-        return histograms
-    except _FOREIGN as error:
-        raise _damaged(error) from error
-
-
-def _unpacked_extremes(content: bytes) -> dict[str, Extremes]:
-    try:
-        arrays = _arrays(content)
         layers, channels, extremes = (arrays[key] for key in ("layers", "channels", "extremes"))
         if extremes.dtype != np.float32 or extremes.shape != (2, channels.sum()) or (channels < 1).any():
             raise ValueError(f"extremes {extremes.dtype} {extremes.shape} of {channels.sum()} channels")
@@ -347,20 +328,11 @@ def _unpacked_extremes(content: bytes) -> dict[str, Extremes]:
             raise ValueError("a least value above the largest")
         ends = np.cumsum(channels)
         parts = (extremes[:, end - count : end] for end, count in zip(ends, channels, strict=True))
-        return {str(layer): part for layer, part in zip(layers, parts, strict=True)}
+        return histograms, {str(layer): part for layer, part in zip(layers, parts, strict=True)}
     except _FOREIGN as error:
-        raise _damaged(error) from error
-
-
-def _arrays(content: bytes) -> dict[str, Any]:
-    with np.load(io.BytesIO(content), allow_pickle=False) as file:
-        return {key: file[key] for key in file.files}
-
-
-def _damaged(error: Exception) -> CalibrationError:
-    return CalibrationError(
-        "histogram.damaged", f"{error}", "a .npz of histograms as tared writes it", "collect them again"
-    )
+        raise CalibrationError(
+            "histogram.damaged", f"{error}", "a .npz of histograms as tared writes it", "collect them again"
+        ) from error
 
 
 def _seal(document: Mapping[str, Any], histograms: bytes) -> str:

@@ -137,7 +137,7 @@ class Built:
 
 @dataclass(frozen=True)
 class Observation:
-    """Hold the result of one observed batch.
+    """Hold the result of one observed image.
 
     Args:
         outputs: The reference outputs, by name.
@@ -186,21 +186,12 @@ class Engine(Protocol):
         ...
 
 
-class Observer(Protocol):
-    """Run the reference engine with taps: every observed batch also yields the taps' histograms.
+class Observer(Engine, Protocol):
+    """Run the reference engine with taps: every observed image also yields the taps' histograms.
 
-    Histograms, not activations, cross this seam: on a GPU they are counted where the tensors live.
+    Histograms, not activations, cross this seam: on a GPU they are counted where the tensors live. `outputs` are the
+    model's, without the taps, and `infer` returns them without the cost of the histograms.
     """
-
-    @property
-    def inputs(self) -> Sequence[TensorSpec]:
-        """The inputs; the first is the image."""
-        ...
-
-    @property
-    def outputs(self) -> Sequence[TensorSpec]:
-        """The model's outputs; the taps are not among them."""
-        ...
 
     @property
     def taps(self) -> Sequence[str]:
@@ -214,57 +205,29 @@ class Observer(Protocol):
         ...
 
     def observe(self, batch: Array) -> Observation:
-        """Run a batch, and count |x| of every tap.
+        """Run an image, and count |x| of every tap.
 
         Args:
-            batch: Fits `inputs[0]`, e.g. float32 (N, 3, H, W).
+            batch: Fits `inputs[0]`, e.g. float32 (1, 3, H, W).
 
         Raises EngineError:
-            engine.batch    a batch of another shape or dtype
-            engine.run      the runtime fails on it
-            observer.batch  several images, of a model whose outputs have no batch axis
-            engine.closed   `close` was called
+            engine.batch   a batch of another shape or dtype
+            engine.run     the runtime fails on it
+            engine.closed  `close` was called
 
         Raises DeviceError when the GPU fails.
         """
-        ...
-
-    def infer(self, batch: Array) -> dict[str, Array]:
-        """Return the reference outputs alone, by name, without the cost of the histograms."""
-        ...
-
-    def close(self) -> None:
-        """Free the engine; a second call does nothing."""
         ...
 
 
 class Backend(Protocol):
     """Build, load and observe engines with one inference runtime."""
 
-    @property
-    def name(self) -> str:
-        """Name of the runtime, as engines/registry.py opens it."""
-        ...
-
-    @property
-    def engine_file(self) -> str:
-        """File name of the engine inside an artefact."""
-        ...
-
-    @property
-    def precisions(self) -> Sequence[str]:
-        """The float precisions this runtime executes beside int8: the reference's first, the fastest last."""
-        ...
-
-    @property
-    def int8_must_gain(self) -> bool:
-        """True if INT8 that is slower than float is of no use here, whatever memory it saves."""
-        ...
-
-    @property
-    def takes_unsigned(self) -> bool:
-        """True if activations may be uint8, which tensors that are never negative then are."""
-        ...
+    name: str  # name of the runtime, as engines/registry.py opens it
+    engine_file: str  # name of the engine's file inside an artefact
+    precisions: Sequence[str]  # float ones that it executes beside int8: the reference's first, the fastest last
+    int8_must_gain: bool  # INT8 that is slower than float is of no use here, whatever memory it saves
+    takes_unsigned: bool  # activations may be uint8, which tensors that are never negative then are
 
     @property
     def weight_bits(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import platform
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -20,8 +20,7 @@ import onnxruntime as ort
 from onnx import ModelProto, NodeProto
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
-from calibrate.histogram import AbsHistogram, abs_histogram, merge_into
-from calibrate.repair import Extremes, merge_extremes
+from calibrate.histogram import abs_histogram
 from engines.errors import EngineError
 from engines.graph.taps import expose, expose_extremes
 from engines.graph.topology import Topology, trial_shape
@@ -192,9 +191,6 @@ class OnnxRuntimeEngine:
         self._session: ort.InferenceSession | None = session
         self.inputs = [_spec(value) for value in session.get_inputs()]
         self.outputs = [_spec(value) for value in session.get_outputs()]
-        batch = session.get_inputs()[0].shape[0]
-        self.batched = {value.name: value.shape[:1] == [batch] for value in session.get_outputs()}
-        """Per output: does it declare the input's batch dimension as its first?"""
 
     def infer(self, batch: Array, names: Sequence[str] | None = None) -> dict[str, Array]:
         """Return the outputs of these `names`; by default all.
@@ -258,12 +254,7 @@ class OnnxRuntimeEngine:
 
 
 class OnnxRuntimeObserver:
-    """Observer: the reference graph with its taps, and the extremes of what layers read, as further outputs.
-
-    It runs at the graph's fixed batch size, or image by image where the batch is open. A kernel may sum in
-    another order for another batch size, which changes last bits, and a bit can move a value into the next
-    bin: this way histograms depend on the images alone, and memory stays that of one image.
-    """
+    """Observer: the reference graph with its taps, and the extremes of what layers read, as further outputs."""
 
     product_bits: int | None = None
 
@@ -276,48 +267,20 @@ class OnnxRuntimeObserver:
         self._engine = OnnxRuntimeEngine(graph.SerializeToString(), threads, plans_memory=False)
         self.inputs = self._engine.inputs
         self.outputs = [output for output in self._engine.outputs if output.name in self._outputs]
-        self._step = self._engine.inputs[0].shape[0] or 1
 
     def observe(self, batch: Array) -> Observation:
-        """Observe a batch (N, C, H, W), N a multiple of a fixed batch size. Non-finite values are counted.
-
-        Raises EngineError: as `infer`, and `observer.batch` for several images when an output has no batch
-        axis.
-        """
-        histograms: dict[str, AbsHistogram] = {}
-        extremes: dict[str, Extremes] = {}
-        runs: list[dict[str, Array]] = []
-        for image in self._images(batch):
-            tensors = {self._engine.inputs[0].name: image} | self._engine.infer(image)
-            taps = {tap: abs_histogram(tensors[tap].astype(np.float32, copy=False)) for tap in self.taps}
-            merge_into(histograms, taps)
-            merge_extremes(extremes, self._extremes.take_from(tensors))
-            runs.append({name: tensors[name] for name in self._outputs})
-        return Observation(self._joined(runs), histograms, extremes)
+        """Observe an image. Non-finite values are counted. Raises EngineError as `infer`."""
+        tensors = {self.inputs[0].name: batch} | self._engine.infer(batch)
+        histograms = {tap: abs_histogram(tensors[tap].astype(np.float32, copy=False)) for tap in self.taps}
+        extremes = self._extremes.take_from(tensors)
+        return Observation({name: tensors[name] for name in self._outputs}, histograms, extremes)
 
     def infer(self, batch: Array) -> dict[str, Array]:
-        """Return the reference outputs as `observe` does, without the taps."""
-        return self._joined([self._engine.infer(image, self._outputs) for image in self._images(batch)])
-
-    def _images(self, batch: Array) -> Iterator[Array]:
-        for start in range(0, max(len(batch), 1), self._step):
-            yield batch[start : start + self._step]
+        """Return the reference outputs alone, by name."""
+        return self._engine.infer(batch, self._outputs)
 
     def close(self) -> None:
         self._engine.close()
-
-    def _joined(self, runs: list[dict[str, Array]]) -> dict[str, Array]:
-        if len(runs) == 1:
-            return runs[0]
-        for name in self._outputs:
-            if not self._engine.batched[name]:
-                raise EngineError(
-                    "observer.batch",
-                    f"{len(runs)} images, and output '{name}' without a batch axis",
-                    "one image at a time for this model",
-                    "observe single images",
-                )
-        return {name: np.concatenate([run[name] for run in runs]) for name in self._outputs}
 
 
 def _spec(value: ort.NodeArg) -> TensorSpec:

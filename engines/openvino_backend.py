@@ -25,10 +25,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx.parser
 import openvino as ov
 from google.protobuf.message import DecodeError
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto
 
 from engines.board import instructions, processor
 from engines.errors import EngineError
@@ -140,7 +140,9 @@ class OpenVinoBackend:
         if compiled is None:
             compiled = _compiled(engine, self._options.threads)
             if kept is not None:
-                write_kept(kept, self._options.key, kept.stem, _exported(compiled))
+                exported = io.BytesIO()
+                compiled.export_model(exported)
+                write_kept(kept, self._options.key, kept.stem, exported.getvalue())
         return OpenVinoEngine(engine, compiled, self._options.threads)
 
     def _kept(self, engine: bytes) -> Path | None:
@@ -215,8 +217,9 @@ class OpenVinoEngine:
         for kernel in kernels:
             for port in kernel.inputs():
                 readers[names[port.get_source_output()]].append(kernel.get_friendly_name())
-        nodes = _NodeNames(onnx.load_from_string(self._graph))
-        computed = {kernel.get_friendly_name(): nodes.of_kernel(kernel) for kernel in kernels}
+        graph = onnx.load_from_string(self._graph).graph
+        nodes = {name: node.name for node in graph.node for name in (*node.output, node.name)}
+        computed = {kernel.get_friendly_name(): _computed(kernel, nodes) for kernel in kernels}
         return assign_others(computed, readers)
 
     def close(self) -> None:
@@ -254,25 +257,19 @@ def kernel_times_ms(averages_ms: Sequence[Mapping[str, float]], runs: Sequence[i
     }
 
 
-class _NodeNames:
-    """Finds the nodes of a graph under the names that OpenVINO derives from theirs, or from those of their outputs."""
+def _computed(kernel: ov.Node, nodes: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the nodes that a kernel computes: OpenVINO derives its names from theirs, or from those of their outputs.
 
-    def __init__(self, graph: ModelProto) -> None:
-        self._nodes = {name: node.name for node in graph.graph.node for name in (*node.output, node.name)}
-
-    def of_kernel(self, kernel: ov.Node) -> tuple[str, ...]:
-        """Return the names of the nodes that a kernel of the compiled network computes."""
-        layers = str(kernel.get_rt_info()["originalLayersNames"].astype(str))
-        found = (self._node(name) for name in layers.split(","))
-        return tuple(dict.fromkeys(name for name in found if name))
-
-    def _node(self, name: str) -> str:
-        while name:  # "Conv_0/WithoutBiases"
-            for candidate in (name, _BRANCH.sub("", name)):
-                if candidate in self._nodes:
-                    return self._nodes[candidate]
+    nodes: by name, and by the names of their outputs.
+    """
+    found = []
+    for layer in str(kernel.get_rt_info()["originalLayersNames"].astype(str)).split(","):
+        name, node = layer, None
+        while name and node is None:  # "Conv_0/WithoutBiases"
+            node = nodes.get(name, nodes.get(_BRANCH.sub("", name)))
             name = name.rpartition("/")[0]
-        return ""
+        found += [node] if node else []
+    return tuple(dict.fromkeys(found))
 
 
 def write_ir(graph: ModelProto) -> dict[str, bytes]:
@@ -327,12 +324,6 @@ def _compiled(graph: bytes, threads: int, **more: Any) -> ov.CompiledModel:
         raise _engine_error(error, "engine.graph") from error
 
 
-def _exported(compiled: ov.CompiledModel) -> bytes:
-    stream = io.BytesIO()
-    compiled.export_model(stream)
-    return stream.getvalue()
-
-
 def _imported(content: bytes | None, threads: int) -> ov.CompiledModel | None:
     """Return a network that was compiled before; None if there is none, or this release or processor refuses it."""
     if content is None:
@@ -359,21 +350,17 @@ def _saturates() -> bool:
     oneDNN's variable ONEDNN_MAX_CPU_ISA, which limits the instructions of its kernels, counts.
     """
     channels = 64
-    weights = {"weight": np.full((1, channels, 1, 1), 127, np.int8), "one": np.float32(1.0), "zero": np.int8(0)}
-    nodes = [
-        helper.make_node("QuantizeLinear", ["image", "one", "zero"], ["levels"]),
-        helper.make_node("DequantizeLinear", ["levels", "one", "zero"], ["values"]),
-        helper.make_node("DequantizeLinear", ["weight", "one", "zero"], ["weights"]),
-        helper.make_node("Conv", ["values", "weights"], ["sums"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "products",
-        [helper.make_tensor_value_info("image", TensorProto.FLOAT, (1, channels, 4, 4))],
-        [helper.make_tensor_value_info("sums", TensorProto.FLOAT, (1, 1, 4, 4))],
-        [numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()],
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 13]>
+        products (float[1, {channels}, 4, 4] image) => (float[1, 1, 4, 4] sums)
+        <float one = {{1.0}}, int8 zero = {{0}}, int8[1, {channels}, 1, 1] weight = {{{", ".join(["127"] * channels)}}}>
+        {{
+            levels = QuantizeLinear(image, one, zero)
+            values = DequantizeLinear(levels, one, zero)
+            weights = DequantizeLinear(weight, one, zero)
+            sums = Conv(values, weights)
+        }}"""
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
     try:
         request = _compiled(model.SerializeToString(), threads=1).create_infer_request()
         sums = request.infer([np.full((1, channels, 4, 4), 127.0, np.float32)])[0]

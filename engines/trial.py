@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import pickle
 import subprocess
 import sys
 from signal import Signals
-from typing import Any
 
 from engines.interface import BuildRequest
 
@@ -20,19 +19,10 @@ _MOST_S = 300.0
 
 def why_not(name: str, threads: int, request: BuildRequest | None) -> str:
     """Return the reason for which a runtime does not work here, or does not build this graph; empty if it does both."""
-    task: dict[str, Any] = {"name": name, "threads": threads}
-    if request is not None:
-        task["shape"] = request.input_shape
-        task["profiles"] = [
-            {image: (shapes.min, shapes.opt, shapes.max) for image, shapes in profile.items()}
-            for profile in request.profiles
-        ]
-    graph = request.graph.SerializeToString() if request is not None else b""
-    command = [sys.executable, "-m", _PROCESS]
     try:
         done = subprocess.run(
-            command,
-            input=json.dumps(task).encode() + b"\n" + graph,
+            [sys.executable, "-m", _PROCESS],
+            input=pickle.dumps((name, threads, request)),
             capture_output=True,
             timeout=_MOST_S,
             cwd=START_FOLDER,

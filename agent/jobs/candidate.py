@@ -40,7 +40,7 @@ from calibrate.errors import CalibrationError, TaredError
 from calibrate.histogram import AbsHistogram
 from calibrate.plan import ALL_INT8, PrecisionPlan
 from calibrate.repair import Extremes
-from engines.calibration import Calibration, load_extremes, load_histograms
+from engines.calibration import Calibration, load_histograms
 from engines.errors import EngineError
 from engines.interface import Backend, Engine, Progress
 from engines.registry import open_backend, open_simulator, options_for
@@ -71,8 +71,7 @@ def run_job(directory: Path, emit: Emit) -> JobOutcome:
             "the model that was observed",
             "wait until the daemon loads the changed model by itself",
         )
-    histograms = load_histograms(directory / HISTOGRAMS)
-    extremes = load_extremes(directory / HISTOGRAMS)
+    histograms, extremes = load_histograms(directory / HISTOGRAMS)
     offline = _offline_work(request, model, backend, key)
     calibration = _calibration(model, backend, directory / MERGED, histograms, extremes, request, offline)
     held_out = read_frames(directory / HELD_OUT)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from agent.common.html.charts import Axis, Mark, histogram_chart
 from agent.common.html.pages import Figure, Section, Table, show_share
 from calibrate.histogram import AbsHistogram
-from calibrate.noise import noise_power
+from calibrate.noise import Density
 from engines.calibration import Calibration
 
 _BINS = 64  # bars of a drawing
@@ -54,7 +54,7 @@ def _facts(name: str, histogram: AbsHistogram, calibration: Calibration) -> Tens
     scale, amax = calibration.scales[name], calibration.amax[name]
     centres = (np.arange(histogram.counts.size) + 0.5) * histogram.bin_width
     total = max(histogram.total, 1)
-    rounding, clipping = (float(part[0]) for part in noise_power(histogram, np.array([scale])))
+    rounding, clipping = (float(part[0]) for part in Density(histogram).noise(np.array([scale])))
     power = float(histogram.counts @ np.square(centres)) / total
     noise = rounding + clipping
     return TensorFacts(

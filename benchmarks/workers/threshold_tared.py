@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from calibrate.threshold import find_amax
+from calibrate.histogram import AbsHistogram
+from calibrate.threshold import histogram_amax
 
 
 def amax(counts: np.ndarray, method: str) -> np.ndarray | float:
-    """In bins."""
-    return find_amax(counts, 1.0, method)
+    """In bins: of one histogram, or of several."""
+    if counts.ndim == 2:
+        return np.array([amax(row, method) for row in counts])
+    end = float(np.flatnonzero(counts)[-1] + 1)
+    return histogram_amax(AbsHistogram(counts, counts.size.bit_length() - 1, end, 0, 0), method)

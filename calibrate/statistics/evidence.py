@@ -182,31 +182,11 @@ class LossDetector(EDetector):
     _WEIGHTS = (0.25, 0.25, 0.25, 0.25)
 
 
-class RareEventDetector(EDetector):
-    """Raise an alarm when an event happens more often than once in `once_in` values; small bets outlive the others.
-
-    >>> detector = RareEventDetector(once_in=1e6, threshold=1e6)
-    >>> for _ in range(1000):
-    ...     detector.update(0.0)
-    >>> detector.update(1.0); detector.drift_detected         # the first event may be chance
-    False
-    >>> detector.update(1.0); detector.drift_detected         # a second one within a thousand is not
-    True
-    """
+class _RareEvents(EDetector):
+    """An e-detector for an event that may happen now and then; its small bets outlive the others."""
 
     _BETS = (0.001, 0.01, 0.1, 0.5)
     _WEIGHTS = (0.25, 0.25, 0.25, 0.25)
-
-    def __init__(self, once_in: float, threshold: float) -> None:
-        """Start without evidence.
-
-        Args:
-            once_in: Mean number of values to one event up to which nothing is wrong, above 1.
-            threshold: The e-value of an alarm: mean number of values to a false one, above 0.
-
-        Raises ValueError for other numbers.
-        """
-        super().__init__(1.0 / once_in, threshold, min(_WARNING_BLOCKS, threshold))
 
 
 class NoiseDetector:
@@ -240,9 +220,9 @@ class NoiseDetector:
         """
         if not values > 1.0:
             raise ValueError(f"need more than one value, got {values}")
-        threshold = 2.0 * values
-        self._mean = EDetector(1.0 / self._MOST, threshold, min(_WARNING_BLOCKS, threshold))
-        self._gross = RareEventDetector(self._ONCE_IN, threshold)
+        thresholds = 2.0 * values, min(_WARNING_BLOCKS, 2.0 * values)
+        self._mean = EDetector(1.0 / self._MOST, *thresholds)
+        self._gross = _RareEvents(1.0 / self._ONCE_IN, *thresholds)
 
     @property
     def e_value(self) -> float:

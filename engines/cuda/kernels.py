@@ -227,14 +227,7 @@ class DeviceHistograms:
     """
 
     def __init__(self, executor: CudaExecutor, elements: Sequence[int], dtypes: Sequence[np.dtype[np.generic]]) -> None:
-        """elements, dtypes: of each tensor, in the order of `collect`.
-
-        Raises ValueError for other types than float32 and float16, and for more of the ones than of the others.
-        """
-        if len(elements) != len(dtypes):
-            raise ValueError(f"{len(elements)} numbers of elements for {len(dtypes)} types")
-        if unknown := {str(dtype) for dtype in dtypes} - {"float32", "float16"}:
-            raise ValueError(f"DeviceHistograms takes float32 or float16, got {', '.join(sorted(unknown))}")
+        """elements, dtypes: of each tensor, in the order of `collect`; float32 or float16."""
         self._executor = executor
         self._elements = np.array(elements, np.int64)
         self._itemsize = np.array([np.dtype(dtype).itemsize for dtype in dtypes], np.int64)
@@ -248,8 +241,6 @@ class DeviceHistograms:
         `kernels.alignment`, and as CudaExecutor.launch.
         """
         where = np.array(addresses, np.uint64)
-        if where.shape != self._elements.shape:
-            raise ValueError(f"{where.size} addresses for {self._elements.size} tensors")
         crooked = np.flatnonzero(((where % _VECTOR_BYTES != 0) | (where == 0)) & (self._elements > 0))
         if crooked.size:
             raise DeviceError(
@@ -323,15 +314,12 @@ def search_entropy(
     counts: (tensors, bins), of the executor's number of bins; the objective is calibrate.divergence.kl_divergence after
     NVIDIA's rule that bin 0 counts as bin 1. windows: (tensors, 2), the fewest and the most bins that may be kept,
     both inclusive, as calibrate.threshold.entropy_window has them. Fewer than 128 never compete. Returns (tensors,):
-    where no candidate has a finite divergence, the most that may be kept, as in find_amax.
+    where no candidate has a finite divergence, the most that may be kept.
 
     `divergence` (tensors, bins + 1), when given, receives every candidate's divergence in nats by bins kept, infinite
-    for those that do not compete. Waits for the stream; raises ValueError for other shapes, and as CudaExecutor.launch.
+    for those that do not compete. Waits for the stream; raises as CudaExecutor.launch.
     """
     geometry = executor.geometry
-    if counts.shape[1:] != (geometry.bins,) or windows.shape != (len(counts), 2):
-        expected = f"(tensors, {geometry.bins}) and (tensors, 2)"
-        raise ValueError(f"counts {counts.shape} and windows {windows.shape}, expected {expected}")
     if len(counts) == 0:
         return np.zeros(0, np.int32)
     curves = executor.empty((len(counts), geometry.bins + 1), np.float64)
@@ -374,12 +362,9 @@ class DevicePreprocess:
         default 3 * frame_width. input_address: receives what `transform` has as shape and type of the network input.
         Where it does not have room for the transform, all tables are given up: what was queued before must be done.
 
-        Raises ValueError for rows that overlap; DeviceError as CudaExecutor.upload and launch do.
+        Raises DeviceError as CudaExecutor.upload and launch do.
         """
-        least = transform.frame_width * PIXEL_BYTES
-        row_bytes = least if row_bytes is None else row_bytes
-        if row_bytes < least:
-            raise ValueError(f"rows {row_bytes} bytes apart, for {transform.frame_width} pixels of {PIXEL_BYTES}")
+        row_bytes = row_bytes or transform.frame_width * PIXEL_BYTES
         table = self._tables.get(transform)
         if table is None:
             if not self.has_room(transform):

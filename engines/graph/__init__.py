@@ -6,7 +6,7 @@ Read in this order: load, passes, topology.
     passes          prepare: the master graph, step by step and checked
     existing_qdq    own_int8, check_own_quantisation: Q/DQ that the model itself brings
     topology        Topology, tensor_types, the families of operators
-    signs           is_never_negative: the tensors that may be uint8
+    signs           never_negative: the tensors that may be uint8
     weights         to_matrix, from_matrix: weights in one form
     taps            expose, expose_extremes, element_counts: tensors inside a graph made visible
 """

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from engines.errors import EngineError
-from engines.graph.passes import constants_to_initializers
-from engines.graph.topology import COMPUTE_OPS, DEQUANTISE, QUANTISE, Topology, number, replace_nodes
+from engines.graph.passes import constants_to_initializers, drop_unused
+from engines.graph.topology import COMPUTE_OPS, DEQUANTISE, QUANTISE, Topology, replace_nodes
+from engines.graph.weights import dequantised
 
 _INTEGERS = {TensorProto.INT8: (-127, 127), TensorProto.UINT8: (0, 255)}  # -128 has no positive counterpart
 
@@ -67,14 +68,13 @@ def without_qdq(model: ModelProto) -> ModelProto:
         elif node.output[0] in topology.pinned:
             kept.append(helper.make_node("Identity", [copy.input[0]], [node.output[0]], name=node.name))
         elif node.input[0] in topology.initializers:
-            bare.graph.initializer.append(numpy_helper.from_array(_values(node, topology), node.output[0]))
+            values = dequantised(node, topology)
+            if values is None:
+                raise _refused(node, "with a computed scale")
+            bare.graph.initializer.append(numpy_helper.from_array(values, node.output[0]))
         else:
             aliases[node.output[0]] = copy.input[0]
-    read = {name for node in kept for name in node.input} | topology.pinned
-    initializers = [tensor for tensor in bare.graph.initializer if tensor.name in read]
-    del bare.graph.initializer[:]
-    bare.graph.initializer.extend(initializers)
-    return replace_nodes(bare, kept)
+    return drop_unused(replace_nodes(bare, kept))
 
 
 def _without_casts(tensor: str, topology: Topology) -> str:
@@ -96,20 +96,6 @@ def _amax(node: NodeProto, topology: Topology) -> float:
     if not (np.isfinite(amax) and amax > 0.0):
         raise _refused(node, f"with scale {scale.item()}")
     return amax
-
-
-def _values(node: NodeProto, topology: Topology) -> NDArray[np.float32]:
-    """Return the float32 constant that a DequantizeLinear of a constant makes."""
-    integers, scale = _constant(node, 0, topology), _constant(node, 1, topology).astype(np.float32)
-    along = [1] * integers.ndim
-    if scale.ndim:
-        along[int(number(node, "axis", 1))] = -1
-        scale = scale.reshape(along)
-    values = integers.astype(np.float32)
-    if len(node.input) > 2 and node.input[2]:
-        zero_point = _constant(node, 2, topology).astype(np.float32)
-        values -= zero_point.reshape(along) if zero_point.ndim else zero_point
-    return np.asarray(values * scale, np.float32)
 
 
 def _constant(node: NodeProto, index: int, topology: Topology) -> NDArray[np.generic]:

@@ -131,7 +131,8 @@ def _check_operators(model: ModelProto) -> None:
 
     ONNX's own Q/DQ passes; `engines.graph.existing_qdq` looks at its scales once they are all initialisers.
     """
-    opsets = {_domain(opset.domain): _as_int32(opset.version) for opset in model.opset_import}
+    # ONNX's tables are asked for 32-bit versions; one beyond those names no opset either.
+    opsets = {_domain(each.domain): max(-_MOST_BYTES, min(each.version, _MOST_BYTES)) for each in model.opset_import}
     local = {(_domain(function.domain), function.name) for function in model.functions}
     for node in all_nodes(model.graph):
         domain = _domain(node.domain)
@@ -153,11 +154,6 @@ def _check_operators(model: ModelProto) -> None:
                 "operators of the ONNX standard",
                 "export the model with standard operators, its custom steps moved into the decoder",
             )
-
-
-def _as_int32(version: int) -> int:
-    """Return a version that ONNX's tables can be asked for; one beyond their numbers names no opset either."""
-    return max(-_MOST_BYTES, min(version, _MOST_BYTES))
 
 
 def _check_types(model: ModelProto, path: Path) -> None:

@@ -26,10 +26,11 @@ from engines.graph.topology import (
     attribute,
     graph_inputs,
     number,
+    replace_items,
     replace_nodes,
     value_type,
 )
-from engines.graph.weights import by_output, from_matrix, to_matrix
+from engines.graph.weights import by_output, dequantised, from_matrix, to_matrix
 from engines.interface import Array
 
 Floats = NDArray[np.float64]
@@ -79,9 +80,7 @@ def inline_functions(model: ModelProto) -> ModelProto:
 
 def drop_initializer_inputs(model: ModelProto) -> ModelProto:
     """Initialisers leave the graph inputs, where IR < 4 demanded them: they are constants here."""
-    kept = graph_inputs(model)
-    del model.graph.input[:]
-    model.graph.input.extend(kept)
+    replace_items(model.graph.input, graph_inputs(model))
     model.ir_version = max(model.ir_version, MIN_IR_VERSION)
     return model
 
@@ -185,9 +184,7 @@ def cast_image_first(model: ModelProto) -> ModelProto:
     nodes = [node for node in topology.nodes if node is not cast]
     nodes.insert(next(index for index, node in enumerate(nodes) if node is moves[0]), cast)
     retyped = {node.output[0] for node in (*moves, cast)}
-    kept = [value for value in model.graph.value_info if value.name not in retyped]
-    del model.graph.value_info[:]
-    model.graph.value_info.extend(kept)
+    replace_items(model.graph.value_info, [each for each in model.graph.value_info if each.name not in retyped])
     return replace_nodes(model, nodes)
 
 
@@ -255,22 +252,12 @@ def fold_integer_biases(model: ModelProto) -> ModelProto:
     for node in topology.nodes:
         stored = topology.initializers.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
         integers = stored is not None and stored.data_type == TensorProto.INT32
-        constant = all(name in topology.initializers for name in node.input)
-        if integers and constant and node.output[0] not in topology.outputs:
-            model.graph.initializer.append(_dequantised(node, topology))
+        values = dequantised(node, topology) if integers and node.output[0] not in topology.outputs else None
+        if values is not None:
+            model.graph.initializer.append(numpy_helper.from_array(values, node.output[0]))
         else:
             kept.append(node)
     return replace_nodes(model, kept)
-
-
-def _dequantised(node: NodeProto, topology: Topology) -> TensorProto:
-    integers, scale, *zero_point = (numpy_helper.to_array(topology.initializers[name]) for name in node.input)
-    along = [1] * integers.ndim
-    if scale.size > 1:
-        along[int(number(node, "axis", 1))] = -1
-    steps = integers - (zero_point[0].reshape(along) if zero_point else 0)
-    values = steps.astype(np.float32) * scale.reshape(along)
-    return numpy_helper.from_array(values, node.output[0])
 
 
 def name_nodes(model: ModelProto) -> ModelProto:
@@ -296,9 +283,8 @@ def drop_unused(model: ModelProto) -> ModelProto:
         if needed.intersection(node.output):
             needed.update(node.input)
             kept.append(node)
-    initializers = [tensor for tensor in graph.initializer if tensor.name in needed]
-    del graph.initializer[:], graph.value_info[:]
-    graph.initializer.extend(initializers)
+    replace_items(graph.initializer, [tensor for tensor in graph.initializer if tensor.name in needed])
+    replace_items(graph.value_info, ())
     return replace_nodes(model, reversed(kept))
 
 

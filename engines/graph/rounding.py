@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from engines.graph.topology import fresh_name, is_float, tensor_types
+from engines.graph.topology import fresh_name, is_float, replace_nodes, tensor_types
 
 _MANTISSA_BITS = 24  # bits of FP32's mantissa, with the implicit one
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -63,10 +63,7 @@ def round_products(model: ModelProto, bits: int) -> ModelProto:
             node.input[index] = names.get(name, name)
         nodes.append(node)
     graph.graph.initializer.append(numpy_helper.from_array(np.array(_splitter(bits), np.float32), splitter))
-    nodes = [deepcopy(node) for node in nodes]
-    del graph.graph.node[:]
-    graph.graph.node.extend(nodes)
-    return graph
+    return replace_nodes(graph, nodes)
 
 
 def _splitter(bits: int) -> float:

@@ -11,48 +11,30 @@ _NEVER = {"Relu", "Sigmoid", "HardSigmoid", "Softmax", "Softplus", "Exp", "Abs",
 _IF_NO_INPUT_IS = {"Add", "Mul", "Div", "Max", "Min", "Sum"}
 
 
-def is_never_negative(tensor: str, topology: Topology) -> bool:
-    """Return True if no value of a tensor can be below zero.
+def never_negative(topology: Topology) -> set[str]:
+    """Return the tensors that nodes make and of which no value can be below zero.
 
-    That of `Relu(x)`, `Clip(x, 0, 6)` and what averages, moves, adds or scales up such tensors alone. A graph's inputs
+    Those of `Relu(x)`, `Clip(x, 0, 6)` and what averages, moves, adds or scales up such tensors alone. A graph's inputs
     may be negative, and so may the outputs of operators that are not known here.
     """
-    known: dict[str, bool] = {}
-    waiting = [tensor]
-    while waiting:  # deep networks have more operators than Python allows calls
-        name = waiting[-1]
-        needed = [each for each in _inputs_that_decide(name, topology) or () if each not in known]
-        if needed:
-            waiting += needed
-            continue
-        known[waiting.pop()] = _is_not_negative(name, topology, known)
-    return known[tensor]
+    found: set[str] = set()
 
+    def is_sure(tensor: str) -> bool:
+        stored = topology.initializers.get(tensor)
+        return tensor in found or (stored is not None and bool((numpy_helper.to_array(stored) >= 0).all()))
 
-def _inputs_that_decide(tensor: str, topology: Topology) -> list[str] | None:
-    """Return the inputs that must never be negative, so that a tensor never is; None if they do not decide."""
-    node = topology.producers.get(tensor)
-    if node is None or node.op_type in _NEVER:
-        return None
-    if node.op_type in _IF_NO_INPUT_IS:
-        return list(node.input)
-    if node.op_type in AVERAGE_OPS or moves_values(node, topology.initializers) or _interpolates(node):
-        return [node.input[index] for index in data_inputs(node)]
-    return None
-
-
-def _is_not_negative(tensor: str, topology: Topology, known: dict[str, bool]) -> bool:
-    if tensor in topology.initializers:
-        return bool((numpy_helper.to_array(topology.initializers[tensor]) >= 0).all())
-    node = topology.producers.get(tensor)
-    if node is None:
-        return False
-    if node.op_type in _NEVER:
-        return True
-    if node.op_type == "Clip":
-        return _least_of_clip(node, topology) >= 0.0
-    inputs = _inputs_that_decide(tensor, topology)
-    return inputs is not None and all(known[name] for name in inputs)
+    for node in topology.nodes:
+        if node.op_type == "Clip":
+            sure = _least_of_clip(node, topology) >= 0.0
+        elif node.op_type in _IF_NO_INPUT_IS:
+            sure = all(map(is_sure, node.input))
+        elif node.op_type in AVERAGE_OPS or moves_values(node, topology.initializers) or _interpolates(node):
+            sure = all(is_sure(node.input[index]) for index in data_inputs(node))
+        else:
+            sure = node.op_type in _NEVER
+        if sure:
+            found.update(node.output)
+    return found
 
 
 def _interpolates(node: NodeProto) -> bool:

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import onnx
+from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
+from google.protobuf.message import Message
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
+Item = TypeVar("Item", bound=Message)
 Dim = int | str | None  # a size, the name of an open dimension, or unknown
 
 QUANTISE, DEQUANTISE = "QuantizeLinear", "DequantizeLinear"
@@ -53,7 +57,7 @@ class Topology:
         self.initializers: dict[str, TensorProto] = {tensor.name: tensor for tensor in graph.initializer}
         self.inputs: list[str] = [value.name for value in graph_inputs(model)]
         self.outputs: list[str] = [output.name for output in graph.output]
-        self.pinned: set[str] = {*self.outputs, *captured_names(graph)}
+        self.pinned: set[str] = set(self.outputs).union(*map(captured_names, self.nodes))
         self.producers: dict[str, NodeProto] = {}
         self.consumers: dict[str, list[tuple[NodeProto, int]]] = {}
         for node in self.nodes:
@@ -123,10 +127,15 @@ def value_type(value: ValueInfoProto) -> TensorType:
 
 def replace_nodes(model: ModelProto, nodes: Iterable[NodeProto]) -> ModelProto:
     """Let a model have these nodes, and return it."""
-    kept = list(nodes)
-    del model.graph.node[:]
-    model.graph.node.extend(kept)
+    replace_items(model.graph.node, nodes)
     return model
+
+
+def replace_items(field: RepeatedCompositeFieldContainer[Item], items: Iterable[Item]) -> None:
+    """Let a repeated field of a model have these items, some of which it may have already."""
+    kept = list(items)
+    del field[:]
+    field.extend(kept)
 
 
 def fresh_name(name: str, taken: set[str]) -> str:
@@ -173,10 +182,10 @@ def all_nodes(graph: GraphProto) -> Iterator[NodeProto]:
             yield from all_nodes(body)
 
 
-def captured_names(graph: GraphProto) -> set[str]:
-    """Return the names that bodies of control-flow nodes mention; some may be their own, which does no harm."""
-    bodies = [body for node in graph.node for body in subgraphs(node)]
-    read = {name for body in bodies for node in all_nodes(body) for name in node.input}
+def captured_names(node: NodeProto) -> set[str]:
+    """Return the names that the bodies of a control-flow node mention; some may be their own, which does no harm."""
+    bodies = list(subgraphs(node))
+    read = {name for body in bodies for inner in all_nodes(body) for name in inner.input}
     return read | {output.name for body in bodies for output in body.output}
 
 

@@ -42,6 +42,20 @@ def from_matrix(node: NodeProto, matrix: Floats, shape: tuple[int, ...]) -> NDAr
     return np.ascontiguousarray(matrix.reshape(shape), np.float32)
 
 
+def dequantised(node: NodeProto, topology: Topology) -> NDArray[np.float32] | None:
+    """Return the constant that a DequantizeLinear makes of constants; None if one of its inputs is computed."""
+    names = [name for name in node.input if name]
+    if not all(name in topology.initializers for name in names):
+        return None
+    integers, scale, *zero_point = (numpy_helper.to_array(topology.initializers[name]) for name in names)
+    along = [1] * integers.ndim
+    if scale.size > 1:
+        along[int(number(node, "axis", 1))] = -1
+    if zero_point:
+        integers = integers.astype(np.int32) - zero_point[0].astype(np.int32).reshape(along)
+    return np.asarray(integers.astype(np.float32) * scale.astype(np.float32).reshape(along))
+
+
 def by_input(values: Floats, matrix: Floats) -> Floats:
     """Return (groups, 1, inputs, 1) from one value per input channel (channels,), to multiply a matrix with."""
     return values.reshape(matrix.shape[0], 1, matrix.shape[2], 1)

@@ -30,8 +30,10 @@ from engines.graph.topology import (
     QDQ_OPS,
     Topology,
     all_nodes,
+    captured_names,
     fresh_name,
     is_float,
+    replace_items,
     replace_nodes,
     subgraphs,
     tensor_types,
@@ -227,7 +229,7 @@ class HalfTypes:
         found = {*self.topology.inputs, *dequantised}
         counts = (TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL)
         for node in self.topology.nodes:
-            if found.intersection(_all_reads(node)):
+            if found.intersection({*node.input, *captured_names(node)}):
                 found.update(
                     name for name in node.output if self._unknown(name) or self.types[name].elem_type not in counts
                 )
@@ -241,7 +243,7 @@ class HalfTypes:
             bodies = [inner for body in subgraphs(node) for inner in all_nodes(body)]
             product = any(candidate.op_type in _PRODUCT_OPS for candidate in (node, *bodies))
             if product or feeding.intersection(node.output):
-                feeding.update(_all_reads(node))
+                feeding.update(node.input, captured_names(node))
             else:
                 tail.add(node.name)
         return tail
@@ -262,16 +264,6 @@ class HalfTypes:
             makers = [self.topology.producers.get(name) for name in inputs]  # None: the graph's input
             if all(maker is None or maker.name in self.float32 for maker in makers):
                 self.float32[node.name] = "it is between tensors that are float32"
-
-
-def _all_reads(node: NodeProto) -> set[str]:
-    """Return the inputs of a node, and the names that its bodies capture."""
-    inner = [(body, candidate) for body in subgraphs(node) for candidate in all_nodes(body)]
-    return {
-        *node.input,
-        *(name for _, candidate in inner for name in candidate.input),
-        *(o.name for body, _ in inner for o in body.output),
-    }
 
 
 class _Writer:
@@ -298,9 +290,8 @@ class _Writer:
                 self._write(node)
             elif node.output[0] in self.topology.pinned:  # the others are written for their readers
                 self._in_type(node.output[0], FLOAT)
-        constants = [constant for tensor in graph.initializer for constant in self._constants(tensor)]
-        del graph.initializer[:]
-        graph.initializer.extend(constants)
+        constants = (constant for tensor in graph.initializer for constant in self._constants(tensor))
+        replace_items(graph.initializer, constants)
         for value in graph.value_info:
             if self.types.is_float(value.name):
                 value.type.tensor_type.elem_type = self._own_type(value.name)

@@ -15,7 +15,7 @@ from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from calibrate.scale import MIN_SCALE
 from engines.graph.topology import AVERAGE_OPS, COMPUTE_OPS, MOVEMENT_OPS, QDQ_OPS, Topology, attribute, number
-from engines.graph.weights import to_matrix
+from engines.graph.weights import dequantised, to_matrix
 
 Floats = NDArray[np.float64]
 
@@ -204,15 +204,8 @@ class _Bounds:
         if name in self.constants:
             return self.constants[name].astype(np.float64)
         maker = self.topology.producers.get(name)
-        if maker is None or maker.op_type != "DequantizeLinear":
-            return None
-        integers, scale = (self.constants.get(part) for part in maker.input[:2])
-        if integers is None or scale is None:
-            return None
-        along = [1] * integers.ndim
-        if scale.ndim:
-            along[int(number(maker, "axis", 1))] = -1
-        return np.asarray(integers * scale.astype(np.float64).reshape(along))
+        values = dequantised(maker, self.topology) if maker and maker.op_type == "DequantizeLinear" else None
+        return None if values is None else values.astype(np.float64)
 
     def _dequantised(self, node: NodeProto) -> float | None:
         weight, scale = self._weight(node.output[0]), self.constants.get(node.input[1])

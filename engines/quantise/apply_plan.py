@@ -16,7 +16,7 @@ A tensor that the model itself quantises is read through the model's own Dequant
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import isclose
@@ -32,7 +32,8 @@ from calibrate.threshold import histogram_amax
 from engines.calibration import Calibration
 from engines.errors import EngineError
 from engines.graph.existing_qdq import own_int8
-from engines.graph.signs import is_never_negative
+from engines.graph.passes import drop_unused
+from engines.graph.signs import never_negative
 from engines.graph.topology import Topology, fresh_name, replace_nodes
 from engines.quantise.equalise import equalise, equalised_name, shift_biases
 from engines.quantise.placement import Placement, Weight, place
@@ -60,7 +61,7 @@ def insert_qdq(
     Raises EngineError (`calibration.tap`) when a tap has no amax, CalibrationError as `calibrate.scale`.
     """
     topology = Topology(master)
-    scales = _group_scales(placement, amax, topology if unsigned else None)
+    scales = _group_scales(placement, amax, never_negative(topology) if unsigned else set())
     return _Writer(master, topology, placement, clips or {}, weight_bits).write(scales)
 
 
@@ -72,8 +73,8 @@ class _Scale:
     integers: type[np.int8 | np.uint8]
 
 
-def _group_scales(placement: Placement, amax: Mapping[str, float], topology: Topology | None) -> dict[str, _Scale]:
-    """Return the scale of each quantised tensor. topology: where tensors that are never negative are to be uint8."""
+def _group_scales(placement: Placement, amax: Mapping[str, float], unsigned: Set[str]) -> dict[str, _Scale]:
+    """Return the scale of each quantised tensor. unsigned: tensors that may be uint8."""
     missing = [tap for tap in placement.taps if tap not in amax]
     if missing:
         raise EngineError(
@@ -86,7 +87,7 @@ def _group_scales(placement: Placement, amax: Mapping[str, float], topology: Top
     for group in placement.groups:
         # By amax, not by scale: a dead tap must not widen its group. NaN counts as widest, to be refused.
         widest = max(group.taps, key=lambda tap: np.nan_to_num(amax[tap], nan=np.inf))
-        is_unsigned = topology is not None and all(is_never_negative(tap, topology) for tap in group.taps)
+        is_unsigned = unsigned >= set(group.taps)
         value = activation_scale(amax[widest], widest, is_unsigned)
         scales.update(dict.fromkeys(group.tensors, _Scale(value, np.uint8 if is_unsigned else np.int8)))
     return scales
@@ -139,11 +140,7 @@ class _Writer:
             self.nodes.append(copy)
             for tensor in node.output:
                 self._quantise_activation(tensor, scales)
-        read = {name for node in self.nodes for name in node.input} | self.topology.pinned
-        kept = [tensor for tensor in graph.initializer if tensor.name in read]
-        del graph.initializer[:]
-        graph.initializer.extend(kept)
-        return replace_nodes(self.model, self.nodes)
+        return drop_unused(replace_nodes(self.model, self.nodes))
 
     def _quantise_activation(self, tensor: str, scales: Mapping[str, _Scale]) -> None:
         if tensor in self.own:  # written where the tensor is made, before all its readers

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from types import MappingProxyType
 
 from onnx import ModelProto, NodeProto
 
@@ -94,10 +93,6 @@ class Grouping:
     edges: tuple[tuple[int, int, int], ...]
     owners: Mapping[str, tuple[int, ...]] = field(repr=False)
     readers: Mapping[str, tuple[int, ...]] = field(repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "owners", MappingProxyType(dict(self.owners)))
-        object.__setattr__(self, "readers", MappingProxyType(dict(self.readers)))
 
     def plan(self, int8: Sequence[bool], reasons: Mapping[str, str] | str) -> dict[str, str]:
         """Return the `floats` of a PrecisionPlan: every layer of the groups that are not INT8, with a reason.

@@ -16,8 +16,8 @@ _SHIFT = 128  # from int8 to uint8
 _SEVEN_BITS = 64  # the most that a weight of seven bits is
 
 
-def shift_concatenated(model: ModelProto) -> int:
-    """Write int8 tensors that come from a Concat as uint8 with zero point 128; return how many.
+def shift_concatenated(model: ModelProto) -> None:
+    """Write int8 tensors that come from a Concat as uint8 with zero point 128.
 
     The numbers are the same. But of int8 there, OpenVINO 2024.6 to 2026.4 loses the scale where convolutions in INT8
     make the inputs of the Concat: these keep two or three levels. So it does where the Concat's output is clipped,
@@ -44,7 +44,6 @@ def shift_concatenated(model: ModelProto) -> int:
         shifted.add(node.output[0])
     for value in [value for value in model.graph.value_info if value.name in shifted]:
         model.graph.value_info.remove(value)  # its type was int8
-    return len(shifted)
 
 
 def _is_concatenated(node: NodeProto, topology: Topology) -> bool:

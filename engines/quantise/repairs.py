@@ -31,7 +31,7 @@ from calibrate.repair import (
 from calibrate.scale import activation_scale
 from calibrate.threshold import histogram_amax
 from engines.calibration import Calibration
-from engines.graph.signs import is_never_negative
+from engines.graph.signs import never_negative
 from engines.graph.taps import element_counts, expose
 from engines.graph.topology import Topology, number
 from engines.graph.weights import by_input, channels_first, coverage, groups, to_matrix
@@ -223,7 +223,7 @@ class _RepairSearch:
         unsigned: bool,
     ) -> None:
         self.topology = Topology(master)
-        self.unsigned = unsigned
+        self.unsigned = never_negative(self.topology) if unsigned else set()
         self.calibration = calibration
         self.known = known
         self.groups = {tensor: group for group in placement.groups for tensor in group.tensors}
@@ -256,7 +256,7 @@ class _RepairSearch:
             matrix = matrix * number(node, "alpha", 1.0)
         amax = max(self.calibration.amax[tap] for tap in self.groups[node.input[0]].taps)
         signal = float(seen.variance.sum()) / coverage(node)
-        read = replace(seen.read, is_unsigned=self.unsigned and is_never_negative(node.input[0], self.topology))
+        read = replace(seen.read, is_unsigned=node.input[0] in self.unsigned)
         return RepairedLayer(node, matrix, read, signal, activation_scale(amax, node.input[0], read.is_unsigned))
 
     def _thresholds(self) -> dict[ScaleGroup, str]:

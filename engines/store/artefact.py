@@ -128,12 +128,10 @@ def find_artefact(destination: Path, inputs: Mapping[str, Any], key: bytes | Non
     """
     if not os.path.lexists(destination):
         return None
-    try:
+    with suppress(EngineError):
         artefact = read_artefact(destination, key)
-    except EngineError:
-        artefact = None
-    if artefact is not None and artefact.id == fingerprint(inputs):
-        return artefact
+        if artefact.id == fingerprint(inputs):
+            return artefact
     raise EngineError(
         "artefact.exists",
         f"{destination} is there already and holds something else",

@@ -162,10 +162,8 @@ def remove(path: Path) -> None:
         shutil.rmtree(gone)
     path.rename(gone)
     sync_folder(path.parent)
-    try:
+    with suppress(FileNotFoundError):  # another process has just opened the store, and sweeps
         shutil.rmtree(gone)
-    except FileNotFoundError:
-        return  # another process has just opened the store, and sweeps
 
 
 def _exchange(folder: Path, destination: Path) -> None:

@@ -140,21 +140,22 @@ class Freed:
     nbytes: int = 0
 
 
+@dataclass(frozen=True)
 class StoreCleaner:
     """Remove from a store, and from the caches beside it, what `retain` lets go.
 
     Do not use it while another process builds into the store. Loaded artefacts must be among the pins.
 
     Args:
+        store: The daemon's; its caches lie beside it.
         keep: How many of the newest artefacts stay without being needed. As many cached references, timing caches,
             files of layer costs and compiled networks stay; of these at least one, since one is in use.
         reserve_bytes: Free space that an engine must leave on the disk.
     """
 
-    def __init__(self, store: Store, keep: int, reserve_bytes: int) -> None:
-        self._store = store
-        self._keep = keep
-        self._reserve_bytes = reserve_bytes
+    store: Store
+    keep: int
+    reserve_bytes: int
 
     def survey(self, pins: Pins) -> tuple[list[Stored], Retention]:
         """Return what lies in the store, and what stays of it. Only the manifests are verified.
@@ -164,11 +165,11 @@ class StoreCleaner:
 
         Raises EngineError (`artefact.unreadable`) when the disk, or its permissions, fail.
         """
-        links = {link: (self._store.target(link),) for link in LINKS}
-        with self._store.reading():
-            artefacts = [self._stored(path) for path in self._store.places()]
+        links = {link: (self.store.target(link),) for link in LINKS}
+        with self.store.reading():
+            artefacts = [self._stored(path) for path in self.store.places()]
         stored = [one for one in artefacts if one is not None]
-        return stored, retain(stored, {**links, **pins}, self._keep)
+        return stored, retain(stored, {**links, **pins}, self.keep)
 
     def cached(self) -> list[Path]:
         """Return reference engines, timing caches, files of layer costs and compiled networks, by kind, newest first.
@@ -178,10 +179,10 @@ class StoreCleaner:
         return [path for kind in self._cached_by_kind() for path in kind]
 
     def _cached_by_kind(self) -> list[list[Path]]:
-        cache = self._store.root / "cache"
-        with self._store.reading():
+        cache = self.store.root / "cache"
+        with self.store.reading():
             built = (cache / "references").is_dir()
-            references = Store(cache / "references", self._store.key).places() if built else []
+            references = Store(cache / "references", self.store.key).places() if built else []
             files = (cache.glob(f"*.{kind}") for kind in ("timings", "costs", "openvino"))
             return [_newest_first(paths) for paths in (references, *files)]
 
@@ -196,14 +197,14 @@ class StoreCleaner:
         """
         _, retention = self.survey(pins)
         # The newest few of each kind stay; the others were made for another model, release or board.
-        stale = [path for kind in self._cached_by_kind() for path in kind[max(1, self._keep) :]]
+        stale = [path for kind in self._cached_by_kind() for path in kind[max(1, self.keep) :]]
         freed = sum(one.nbytes for one in retention.goes) + sum(size(path) for path in stale)
         if not dry_run:
             for one in retention.goes:
                 self._remove(one)
             for path in stale:
-                self._store.discard(path)
-        names = tuple(str(path.relative_to(self._store.root)) for path in stale)
+                self.store.discard(path)
+        names = tuple(str(path.relative_to(self.store.root)) for path in stale)
         return Freed(tuple(one.id for one in retention.goes), names, freed)
 
     def ensure_room(self, expected_bytes: int, pins: Pins) -> Freed:
@@ -220,14 +221,14 @@ class StoreCleaner:
             store.write          the disk refuses to remove
             artefact.unreadable  the disk, or its permissions, fail
         """
-        freed, needed = self.tidy(pins), expected_bytes + self._reserve_bytes
+        freed, needed = self.tidy(pins), expected_bytes + self.reserve_bytes
         _, retention = self.survey(pins)
         short = needed - self.free_bytes()
         if short > sum(one.nbytes for one in retention.spare):
             raise EngineError(
                 "store.room",
-                f"{_mb(self.free_bytes())} free on the disk of {self._store.root}",
-                f"{_mb(needed)}: {_mb(expected_bytes)} for the engine, {_mb(self._reserve_bytes)} as reserve",
+                f"{_mb(self.free_bytes())} free on the disk of {self.store.root}",
+                f"{_mb(needed)}: {_mb(expected_bytes)} for the engine, {_mb(self.reserve_bytes)} as reserve",
                 "free some space, or lower store.reserve_bytes; the engine in service serves on",
             )
         removed = list(freed.artefacts)
@@ -248,28 +249,28 @@ class StoreCleaner:
         Raises EngineError (`artefact.unreadable`) where the store cannot be listed.
         """
         errors: list[EngineError] = []
-        places = self._store.places()
+        places = self.store.places()
         for link in LINKS:
-            if self._store.target(link) not in [path.name for path in places]:  # else it is among those
-                _collect(errors, partial(self._store.read, link))
+            if self.store.target(link) not in [path.name for path in places]:  # else it is among those
+                _collect(errors, partial(self.store.read, link))
         for path in places:
             wrong: list[EngineError] = []
-            _collect(wrong, partial(self._store.find, path.name))
+            _collect(wrong, partial(self.store.find, path.name))
             errors += wrong if os.path.lexists(path) else ()  # a daemon beside this may have removed it meanwhile
         references = [path for path in self.cached() if path.is_dir()]
         for path in references:
-            _collect(errors, partial(read_artefact, path, self._store.key))
+            _collect(errors, partial(read_artefact, path, self.store.key))
         return len(places) + len(references), errors
 
     def largest_bytes(self) -> int:
         """Return the size of the largest artefact, 0 without any: the next one will hardly be larger."""
-        return max((size(path) for path in self._store.places()), default=0)
+        return max((size(path) for path in self.store.places()), default=0)
 
     def _stored(self, path: Path) -> Stored | None:
         """Read an artefact's manifest; return None if another process has removed it meanwhile."""
         try:
             made_s, nbytes = path.lstat().st_mtime, size(path)
-            manifest = read_manifest(path, self._store.key)
+            manifest = read_manifest(path, self.store.key)
             names = set(os.listdir(path))
         except FileNotFoundError:
             return None
@@ -288,11 +289,11 @@ class StoreCleaner:
 
         Raises EngineError (`artefact.unreadable`) when the disk, or its permissions, fail.
         """
-        with self._store.reading():
-            return shutil.disk_usage(self._store.root).free
+        with self.store.reading():
+            return shutil.disk_usage(self.store.root).free
 
     def _remove(self, one: Stored) -> None:
-        self._store.discard(self._store.root / "artefacts" / one.id)
+        self.store.discard(self.store.root / "artefacts" / one.id)
 
 
 def _collect(errors: list[EngineError], read: Callable[[], object]) -> None:

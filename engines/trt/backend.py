@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx.parser
 from numpy.typing import NDArray
 from onnx import ModelProto
 
@@ -213,10 +213,8 @@ def _require_support(release: TensorRtRelease, gpu: Gpu) -> None:
 
     A release that builds for GPUs elsewhere builds on any machine, and refuses its own GPU when it loads the engine.
     """
-    shape = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [1])
-    inputs, outputs = ([onnx.ValueInfoProto(name=name, type=shape)] for name in ("x", "y"))
-    node = onnx.helper.make_node("Identity", ["x"], ["y"])
-    model = onnx.helper.make_model(onnx.helper.make_graph([node], "support", inputs, outputs))
+    text = '<ir_version: 8, opset_import: ["": 13]> support (float[1] x) => (float[1] y) { y = Identity(x) }'
+    model = onnx.parser.parse_model(text)
     built = build_engine(release, model, (), BuilderOptions(), silent)
     try:
         Session(release, gpu, built.content, slots=0).close()

@@ -33,7 +33,7 @@ from engines.trt.api import (
     OnnxParser,
     implement,
 )
-from engines.trt.layers import LISTING, Layer, layers_from_log
+from engines.trt.layers import Layer, layers_from_log
 from engines.trt.log import LogRecord, messages
 from engines.trt.release import TensorRtRelease
 
@@ -143,13 +143,13 @@ def _build(
             network.mark_output(named[name])
     config = _config(release, builder, profiles, options)
     config.progress_monitor = progress.monitor
-    with log.recorded(LISTING) as record:
+    with log.recorded() as record:
         built = builder.build_serialized_network(network, config)
     if built is None or built.nbytes == 0:
         raise _failure(release, record)
     if release.traits.times and options.timing_cache is not None:
         _keep_timings(config, options.timing_cache, options.key)
-    return BuiltEngine(bytes(built), layers_from_log(record.verbose[-1]) if record.verbose else ())
+    return BuiltEngine(bytes(built), layers_from_log(record.listing))
 
 
 def _config(

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from engines.errors import EngineError
 from engines.trt.api import implement
+from engines.trt.layers import LISTING
 from engines.trt.release import TensorRtRelease
 
 Made = TypeVar("Made")
@@ -26,17 +27,11 @@ _MOST_MESSAGES = 200  # kept messages of each kind: a builder that fails again a
 
 @dataclass
 class LogRecord:
-    """The messages of one recording.
+    """The messages of one recording: errors and warnings in order, and the last that lists an engine's layers."""
 
-    prefixes: of the verbose messages to keep.
-    errors, warnings: all of them, in order.
-    verbose: the messages that begin with one of the prefixes.
-    """
-
-    prefixes: tuple[str, ...] = ()
     errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    verbose: list[str] = field(default_factory=list)
+    listing: str = ""
 
     @property
     def last_error(self) -> str:
@@ -54,9 +49,9 @@ class Messages:
         self.logger = implement(release.trt.ILogger, log=self.receive)
 
     @contextmanager
-    def recorded(self, *prefixes: str) -> Iterator[LogRecord]:
+    def recorded(self) -> Iterator[LogRecord]:
         """Record messages for the length of a `with`."""
-        record = LogRecord(prefixes)
+        record = LogRecord()
         with self._lock:
             self._records.append(record)
         try:
@@ -90,8 +85,8 @@ class Messages:
                     record.errors[_MOST_MESSAGES:] = [message]
                 elif is_warning:
                     record.warnings[_MOST_MESSAGES:] = [message]
-                elif message.startswith(record.prefixes) and len(record.verbose) < _MOST_MESSAGES:
-                    record.verbose.append(message)
+                elif message.startswith(LISTING):
+                    record.listing = message
 
 
 @functools.cache

@@ -20,8 +20,7 @@ import numpy as np
 from onnx import ModelProto
 
 from calibrate.errors import TaredError
-from calibrate.histogram import AbsHistogram, merge_into
-from calibrate.repair import Extremes, merge_extremes
+from calibrate.histogram import AbsHistogram
 from engines.cuda.gpu import Gpu
 from engines.cuda.kernels import CudaExecutor, DeviceHistograms
 from engines.errors import EngineError
@@ -196,8 +195,7 @@ class ListeningProbe(OutputProbe):
 class TensorRtObserver:
     """Observer on one or more engines that together see every tap; the first one gives the outputs.
 
-    It runs image by image, as ONNX Runtime's does: histograms depend on the images alone. Any size may be observed that
-    a profile allows.
+    Any size may be observed that a profile allows.
     """
 
     product_bits: int | None = 11  # TF32's
@@ -212,28 +210,21 @@ class TensorRtObserver:
         self.inputs = self._probes[0].inputs
         self.outputs = [output for output in self._probes[0].outputs if output.name != extremes.name]
         self._elements: dict[tuple[int, ...], Mapping[str, int | None]] = {}
-        self._step = self.inputs[0].shape[0] or 1
 
     def observe(self, batch: Array) -> Observation:
-        """Batch (N, C, H, W), N a multiple of a fixed batch size.
+        """Observe an image.
 
         Raises EngineError: `observer.taps` when a tap is missing, or has other values than its shape says;
         `observer.listener`; as Session.start.
         """
-        histograms: dict[str, AbsHistogram] = {}
-        extremes: dict[str, Extremes] = {}
-        parts: list[dict[str, Array]] = []
-        for start in range(0, len(batch), self._step):
-            sight = self._see(batch[start : start + self._step])
-            merge_into(histograms, sight.histograms)
-            merge_extremes(extremes, self._extremes.take_from(sight.outputs))
-            parts.append(sight.outputs)
-        return Observation(self._joined(parts), histograms, extremes)
+        sight = self._see(batch)
+        extremes = self._extremes.take_from(sight.outputs)
+        return Observation(sight.outputs, sight.histograms, extremes)
 
     def infer(self, batch: Array) -> dict[str, Array]:
-        """Return the reference outputs as `observe` does, without the taps."""
-        steps = range(0, len(batch), self._step)
-        outputs = self._joined([self._probes[0].infer(batch[start : start + self._step]) for start in steps])
+        """Return the reference outputs as `observe` does, without the taps; of several images, one after the other."""
+        rows = [self._probes[0].infer(batch[row : row + 1]) for row in range(len(batch))]
+        outputs = rows[0] if len(rows) == 1 else {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
         outputs.pop(self._extremes.name, None)
         return outputs
 
@@ -286,11 +277,6 @@ class TensorRtObserver:
                     f"{expected or 'some'} for an input {list(shape)}",
                     "report the model and the versions of `tared doctor`; --backend onnxruntime calibrates meanwhile",
                 )
-
-    def _joined(self, parts: Sequence[dict[str, Array]]) -> dict[str, Array]:
-        if len(parts) == 1:
-            return parts[0]
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _sqnr_db(expected: Array, actual: Array) -> float:

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from calibrate import histogram as histogram_sum
 from calibrate.errors import CalibrationError
 from calibrate.histogram import AbsHistogram, HistogramSum, abs_histogram, merge_all
 
@@ -38,24 +37,6 @@ def test_any_order_and_any_grouping_give_the_bits_of_merge(
     assert added(shuffled).result() == expected
     partial = [added(shuffled[:cut]).result(), added(shuffled[cut:]).result()]
     assert added(partial).result() == expected
-
-
-@given(st.lists(st.integers(0, 1 << 56), min_size=16, max_size=16), st.integers(0, 4), st.integers(0, 1 << 61))
-def test_both_passes_add_the_same(counts: list[int], fold: int, room: int) -> None:
-    each = np.array(counts, np.int64)
-    compiled, by_numpy = np.arange(16), np.arange(16)
-    assert histogram_sum._add(compiled, each, fold, room) == histogram_sum.add_numpy(by_numpy, each, fold, room)
-    assert np.array_equal(compiled, by_numpy)
-    assert int(compiled.sum()) in (120, 120 + sum(counts))
-
-
-def test_counts_that_cannot_be_handed_on_as_they_are_are_added_too() -> None:
-    frozen, others = np.arange(16), np.arange(32)
-    frozen.flags.writeable = False
-    for counts in (frozen, others[::2]):
-        into = np.zeros(16, np.int64)
-        assert histogram_sum._add(into, counts, 1, 1000) == counts.sum()
-        assert np.array_equal(into[:8], counts[0::2] + counts[1::2])
 
 
 def test_the_summed_histograms_stay_as_they_were() -> None:

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from calibrate.histogram import AbsHistogram, abs_histogram
-from calibrate.noise import Density, NetworkNoise, network_noise, noise_power, predicted_gain_db
+from calibrate.noise import Density, NetworkNoise, network_noise, predicted_gain_db, tensor_noise
 
 RNG = np.random.default_rng(0)
 DATA = {
@@ -32,9 +32,9 @@ SHARES = np.array([4.0, 1.0, 0.5, 0.1, 1 / 50, 1 / 500])
 
 def noise_to_signal(histogram: AbsHistogram, scales: NDArray[np.float64]) -> NDArray[np.float64]:
     """Predict the total noise over the signal's power, (n,), at scales (n,), all positive."""
-    density = Density.from_histogram(histogram)
+    density = Density(histogram)
     power = density.density @ np.diff(density.edges**3) / 3.0
-    return np.asarray(np.add(*noise_power(histogram, scales)) / power)
+    return np.asarray(np.add(*Density(histogram).noise(scales)) / power)
 
 
 def measured(x: NDArray[np.float32], scale: float) -> float:
@@ -48,7 +48,7 @@ def test_prediction_is_within_two_percent_of_the_measurement(kind: str, dtype: t
     histogram = abs_histogram(x)
     scales = histogram.amax * SHARES / 127
     real = np.array([measured(x.astype(np.float64), scale) for scale in scales])
-    assert np.add(*noise_power(histogram, scales)) == pytest.approx(real, rel=0.02)
+    assert np.add(*Density(histogram).noise(scales)) == pytest.approx(real, rel=0.02)
     assert noise_to_signal(histogram, scales) == pytest.approx(real / np.square(x, dtype=np.float64).mean(), rel=0.02)
 
 
@@ -96,7 +96,7 @@ def test_the_gain_of_a_network_is_within_a_tenth_of_a_db_of_an_exhaustive_search
 
 def test_the_least_is_never_more_than_a_given_set() -> None:
     live = network()
-    best = {name: Density.from_histogram(histogram).best_amax() / 127 for name, histogram in live.items()}
+    best = {name: Density(histogram).best_amax() / 127 for name, histogram in live.items()}
     (given,), least = network_noise(live, [best])
     assert least.total <= given.total
     assert predicted_gain_db(live, best) < 0.1
@@ -138,6 +138,6 @@ def test_weights_scale_what_a_tensor_adds() -> None:
     live = network()
     scales = scales_of(live, 0.5)
     alone = {name: network_noise({name: live[name]}, [scales])[0][0] for name in ("relu", "silu")}
-    (weighted,), _ = network_noise(live, [scales], {"relu": 2.0, "silu": 0.5})
+    weighted = tensor_noise(live, [scales]).under(0, {"relu": 2.0, "silu": 0.5})
     assert weighted.rounding == pytest.approx(2.0 * alone["relu"].rounding + 0.5 * alone["silu"].rounding, rel=1e-3)
     assert weighted.clipping == pytest.approx(2.0 * alone["relu"].clipping + 0.5 * alone["silu"].clipping, rel=1e-3)

@@ -23,7 +23,6 @@ from engines.calibration import (
     Calibration,
     calibrate_histograms,
     load_calibration,
-    load_extremes,
     load_histograms,
     save_calibration,
     save_histograms,
@@ -85,8 +84,8 @@ def test_extreme_counts_and_ranges_come_back(tmp_path: Path) -> None:
         "tiny": AbsHistogram(first, -100, float(np.finfo(np.float32).smallest_subnormal), 1, 0),
         "nothing": empty_histogram(),
     }
-    save_histograms(histograms, tmp_path / "h.npz")
-    assert load_histograms(tmp_path / "h.npz") == histograms
+    save_histograms(histograms, tmp_path / "h.npz", {})
+    assert load_histograms(tmp_path / "h.npz") == (histograms, {})
 
 
 EXTREMES = {
@@ -134,17 +133,17 @@ def test_ids_and_seals_are_those_of_0_2_0(path: Path) -> None:
 def test_extremes_that_do_not_fit_are_refused(tmp_path: Path, changes: dict[str, np.ndarray]) -> None:
     path = tmp_path / "h.npz"
     save_histograms(calibration().histograms, path, EXTREMES)
-    assert list(load_extremes(path)) == list(EXTREMES)
+    assert list(load_histograms(path)[1]) == list(EXTREMES)
     with np.load(path) as content:
         arrays = {name: content[name] for name in content.files}
     np.savez(path, **{**arrays, **changes})
     with pytest.raises(CalibrationError, match=r"histogram\.damaged"):
-        load_extremes(path)
+        load_histograms(path)
 
 
 def test_damaged_histogram_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "h.npz"
-    save_histograms({"x": abs_histogram(np.linspace(0, 3, 999, dtype=np.float32))}, path)
+    save_histograms({"x": abs_histogram(np.linspace(0, 3, 999, dtype=np.float32))}, path, {})
     whole = path.read_bytes()
     for content in (b"", b"PK", bytes(1000), whole[:10], whole[: len(whole) // 2], whole[:-1]):
         path.write_bytes(content)

@@ -65,7 +65,8 @@ class Tf32(Faulty):
         return replace(seen, outputs=dict(self._spoiled(seen.outputs)))
 
     def infer(self, batch: Array) -> dict[str, Array]:
-        return dict(self._spoiled(super().infer(batch)))
+        rows = [super(Tf32, self).infer(image[np.newaxis]) for image in batch]  # the graph takes one image
+        return dict(self._spoiled({name: np.concatenate([row[name] for row in rows]) for name in rows[0]}))
 
     def _spoiled(self, outputs: Mapping[str, Any]) -> Mapping[str, Any]:
         self._runs += 1

@@ -67,21 +67,6 @@ def test_nothing_counted_names_nothing() -> None:
     assert confused_pairs({(6, 8): 0, (11, 8): 0}, {6: 0, 1: 5}, 0.05) == ()
 
 
-@pytest.mark.parametrize(
-    ("counts", "match"),
-    [
-        ({(6, 6): 1}, "itself"),
-        ({(6, 8): -1}, "negative"),
-        ({(6, 8): 51}, "51 confusions of 50"),
-        ({(6, 8): 30, (6, 0): 30}, "60 confusions of 50"),
-        ({(11, 8): 1}, "1 confusions of 0"),
-    ],
-)
-def test_counts_that_cannot_be_are_refused(counts: dict[tuple[int, int], int], match: str) -> None:
-    with pytest.raises(ValueError, match=match):
-        confused_pairs(counts, DIGITS, 0.05)
-
-
 @pytest.mark.parametrize(("tolerance", "error"), [(0.0, 0.05), (1.0, 0.05), (0.05, 0.0), (0.05, 0.5)])
 def test_impossible_settings_are_refused(tolerance: float, error: float) -> None:
     with pytest.raises(ValueError, match="must lie in"):

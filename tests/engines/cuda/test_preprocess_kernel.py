@@ -100,8 +100,3 @@ def test_tables_are_uploaded_once_for_each_transform(executor: CudaExecutor) -> 
         assert run(executor, preprocess, transform, frame).tobytes() == preprocessed(transform, frame).tobytes()
     assert recording.uploads == [HEADER.itemsize + (128 + 128) * TAP.itemsize] * 2  # one for each transform
     assert recording.launches == [128 * 128 // GEOMETRY.threads] * 6
-
-
-def test_rows_that_overlap_are_refused(executor: CudaExecutor) -> None:
-    with pytest.raises(ValueError, match="rows 20 bytes apart, for 7 pixels of 3"):
-        DevicePreprocess(executor).run(PLAIN, 0, 0, row_bytes=20)

@@ -14,6 +14,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from quantised_zoo import sqnr_db
 from zoo import Net, by_name, image, residual_net, run
 
+from calibrate.histogram import AbsHistogram, merge_into
 from calibrate.plan import PrecisionPlan
 from engines.calibration import calibrate_histograms
 from engines.errors import EngineError
@@ -34,7 +35,9 @@ def quantise(
     """Calibrate on images and insert Q/DQ, as the product does."""
     placement = place(model)
     observer = OnnxRuntimeBackend().observer(BuildRequest(model), placement.taps)
-    histograms = observer.observe(np.concatenate(images)).histograms
+    histograms: dict[str, AbsHistogram] = {}
+    for each in images:
+        merge_into(histograms, observer.observe(each).histograms)
     calibration = calibrate_histograms(
         histograms, placement.shared, model_sha256="", method=method, frames=len(images), source=""
     )

@@ -135,7 +135,7 @@ def test_taps_are_counted_at_any_size(backend: TensorRtBackend) -> None:
     reference = OnnxRuntimeBackend().observer(request, taps)
     rng = np.random.default_rng(0)
     with closing(backend.observer(request, taps)) as observer:
-        for shape in ((1, 16, 16, 16), (1, 16, 40, 48), (1, 16, 17, 33), (2, 16, 32, 20)):
+        for shape in ((1, 16, 16, 16), (1, 16, 40, 48), (1, 16, 17, 33)):
             batch = rng.normal(size=shape).astype(np.float32)
             check_alike(observer.observe(batch).histograms, reference.observe(batch).histograms)
             (expected,), (found,) = run(wide_model(), batch).values(), observer.infer(batch).values()

@@ -74,7 +74,7 @@ def test_a_histogram_is_that_of_the_values_bit_for_bit(fake: FakeTensorRt, spoil
 
 @pytest.mark.parametrize("spoilt", [False, True])
 def test_extremes_are_those_of_onnx_runtime(fake: FakeTensorRt, spoilt: bool) -> None:
-    """Beside the listener, and beside taps that are outputs; on every size, and on several images at once."""
+    """Beside the listener, and beside taps that are outputs; on every size."""
     model = wide_net()
     taps, layers = taps_of(model), list(place(model).weights)
     if spoilt:
@@ -84,7 +84,7 @@ def test_extremes_are_those_of_onnx_runtime(fake: FakeTensorRt, spoilt: bool) ->
     rng = np.random.default_rng(0)
     with closing(TensorRtBackend().observer(request, taps, layers=layers)) as observer:
         assert [output.name for output in observer.outputs] == [output.name for output in reference.outputs]
-        for shape in (*SIZES[:2], (3, 3, 8, 8)):
+        for shape in SIZES[:2]:
             batch = rng.normal(size=shape).astype(np.float32)
             found, expected = observer.observe(batch), reference.observe(batch)
             assert list(found.extremes) == layers
