@@ -78,8 +78,7 @@ class Transaction(Protocol):
         """Insert rows whose number is new; return those whose number another document has."""
 
     def prune(self, table: str, column: str, before: float, most: int) -> int:
-        """Delete at most `most` rows whose time in `column` is earlier than `before`; return how many.
-        """
+        """Delete at most `most` rows whose time in `column` is earlier than `before`; return how many."""
 
 
 class FleetStore(abc.ABC):
