@@ -132,7 +132,7 @@ def _read_coco(path: Path, labels: Sequence[str], drawn: Mapping[int, DrawnFrame
         number: parse_class(instances.class_names[number], labels) for number in set(instances.classes.tolist())
     }
     truths: dict[int, Truth] = {}
-    for at, number in _numbers((image.file for image in instances.images), path):
+    for at, number in _numbers((image.file_name for image in instances.images), path):
         if number in drawn:
             truths[number] = _boxes(instances, at, class_of, drawn[number], labels)
     return _FoundLabels(truths, len(instances.images))
@@ -144,7 +144,7 @@ def _boxes(
     image, rows = instances.images[at], instances.rows[at]
     if (image.width, image.height) != (frame.width, frame.height):
         raise _refusal(
-            f"{image.file} of {image.width} x {image.height} pixels in {instances.where}",
+            f"{image.file_name} of {image.width} x {image.height} pixels in {instances.where}",
             f"{frame.width} x {frame.height}, as the board drew the frame",
             "label pictures of this board, in their own size",
         )
