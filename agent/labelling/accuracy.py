@@ -108,7 +108,7 @@ def measured_accuracy(
     cells: dict[Cell, SampledTotals] = {}
     for frame in labelled:
         assert frame.label is not None
-        totals = cells.setdefault(_cell(frame), SampledTotals(1 + len(classes), 2 * _COUNTS))
+        totals = cells.setdefault(frame.cell, SampledTotals(1 + len(classes), 2 * _COUNTS))
         counts = np.hstack([count_frame(each, frame.label, classes) for each in (frame.served, frame.reference)])
         totals.add(frame.stratum, frame.weight, frame.probability, frame.seen, counts.tolist())
     overall = _sum(cells.values())
@@ -133,18 +133,14 @@ def measured_accuracy(
     )
 
 
-def _cell(frame: DrawnFrame) -> Cell:
-    return frame.camera, frame.regime
-
-
 def up_to_the_first_waiting(frames: Sequence[DrawnFrame]) -> list[DrawnFrame]:
     """Return for each cell its frames before the first that waits."""
     ended: set[Cell] = set()
     counted = []
     for frame in frames:
         if frame.is_waiting:
-            ended.add(_cell(frame))
-        elif _cell(frame) not in ended:
+            ended.add(frame.cell)
+        elif frame.cell not in ended:
             counted.append(frame)
     return counted
 

@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -27,24 +26,6 @@ from engines.store.files import staging
 INSTANCES = "instances.json"
 UNLABELLED = "unlabelled"  # the folder of frames that wait
 _FILE_NAME = re.compile(r"(?:.*[-_ ])?(\d{8,18})\.jpe?g", re.I)
-
-
-@dataclass(frozen=True)
-class ImportedLabels:
-    """The outcome of an import, in frames.
-
-    labelled: got their first label. replaced: got another one. unchanged: had the same. nothing: of all these, say
-    that nothing is there. unknown: listed, and not drawn here.
-    """
-
-    labelled: int
-    replaced: int
-    unchanged: int
-    nothing: int
-    unknown: int
-
-    def as_dict(self) -> dict[str, int]:
-        return asdict(self)
 
 
 def export_frames(store: LabelStore, labels: Sequence[str], folder: Path, with_labelled: bool) -> dict[str, Any]:
@@ -76,8 +57,11 @@ def export_frames(store: LabelStore, labels: Sequence[str], folder: Path, with_l
     return {"folder": str(folder), "images": len(written), "without_picture": len(wanted) - len(written)}
 
 
-def import_labels(store: LabelStore, labels: Sequence[str], path: Path) -> ImportedLabels:
-    """Store the labels that a tool has written; all of them or none.
+def import_labels(store: LabelStore, labels: Sequence[str], path: Path) -> dict[str, int]:
+    """Store the labels that a tool has written; all of them or none. Return the outcome, in frames.
+
+    labelled: got their first label. replaced: got another one. unchanged: had the same. nothing: of all these, say
+    that nothing is there. unknown: listed, and not drawn here.
 
     Args:
         path: Of a detector COCO's JSON: each image that it lists counts as labelled, one without a box as "nothing
@@ -87,35 +71,28 @@ def import_labels(store: LabelStore, labels: Sequence[str], path: Path) -> Impor
     malformed.
     """
     drawn = {frame.id: frame for frame in store.frames()}
-    found = _read_folders(path, labels) if store.task == "classify" else _read_coco(path, labels, drawn)
-    known = {number: truth for number, truth in found.truths.items() if number in drawn}
+    truths, listed = _read_folders(path, labels) if store.task == "classify" else _read_coco(path, labels, drawn)
+    known = {number: truth for number, truth in truths.items() if number in drawn}
     if not known:
         raise _refusal(
-            f"{path}, with labels of {found.listed} images, none of them drawn here",
+            f"{path}, with labels of {listed} images, none of them drawn here",
             "image names as in the export, such as 00000012.jpg",
             "import labels of an export of this board, for this model",
         )
     changed = {number: truth for number, truth in known.items() if not is_same(drawn[number].label, truth)}
     store.label_all(changed)
     replaced = sum(drawn[number].label is not None for number in changed)
-    return ImportedLabels(
-        labelled=len(changed) - replaced,
-        replaced=replaced,
-        unchanged=len(known) - len(changed),
-        nothing=sum(isinstance(truth, LabelledBoxes) and not len(truth) for truth in known.values()),
-        unknown=found.listed - len(known),
-    )
+    return {
+        "labelled": len(changed) - replaced,
+        "replaced": replaced,
+        "unchanged": len(known) - len(changed),
+        "nothing": sum(isinstance(truth, LabelledBoxes) and not len(truth) for truth in known.values()),
+        "unknown": listed - len(known),
+    }
 
 
-@dataclass(frozen=True)
-class _FoundLabels:
-    """Labels by the number in the file's name; listed: images, also those of other names."""
-
-    truths: Mapping[int, Truth]
-    listed: int
-
-
-def _read_coco(path: Path, labels: Sequence[str], drawn: Mapping[int, DrawnFrame]) -> _FoundLabels:
+def _read_coco(path: Path, labels: Sequence[str], drawn: Mapping[int, DrawnFrame]) -> tuple[Mapping[int, Truth], int]:
+    """Return labels by the number in the file's name, and how many images are listed, also those of other names."""
     if path.is_dir() or path.suffix.lower() != ".json":
         raise _refusal(str(path), "the JSON of COCO's instances, for a detector", "give the path of that file")
     instances = read_instances(path)
@@ -135,7 +112,7 @@ def _read_coco(path: Path, labels: Sequence[str], drawn: Mapping[int, DrawnFrame
     for at, number in _numbers((image.file_name for image in instances.images), path):
         if number in drawn:
             truths[number] = _boxes(instances, at, class_of, drawn[number], labels)
-    return _FoundLabels(truths, len(instances.images))
+    return truths, len(instances.images)
 
 
 def _boxes(
@@ -152,12 +129,13 @@ def _boxes(
     return check_boxes([(class_of[number], box) for number, box in boxes], (frame.height, frame.width), labels)
 
 
-def _read_folders(path: Path, labels: Sequence[str]) -> _FoundLabels:
+def _read_folders(path: Path, labels: Sequence[str]) -> tuple[Mapping[int, Truth], int]:
+    """Return the same as `_read_coco`, of class folders."""
     if path.suffix.lower() == ".json":
         raise _refusal(str(path), "a folder or a zip of class folders, for a classifier", "give the path of the folder")
     names = [name for name in ImageFiles(path).names if PurePosixPath(name).parent.name != UNLABELLED]
     truths = {number: parse_class(PurePosixPath(names[at]).parent.name, labels) for at, number in _numbers(names, path)}
-    return _FoundLabels(truths, len(names))
+    return truths, len(names)
 
 
 def _numbers(names: Iterable[str], path: Path) -> list[tuple[int, int]]:

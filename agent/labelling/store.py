@@ -97,6 +97,10 @@ class Draw:
     served: Answer
     reference: Answer
 
+    @property
+    def cell(self) -> Cell:
+        return self.camera, self.regime
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DrawnFrame(Draw):
@@ -232,7 +236,7 @@ class LabelStore:
                     *(draw.stratum, draw.weight, draw.probability, json.dumps(list(draw.seen)), served, reference),
                 ),
             )
-            self._write_counted(db, {(draw.camera, draw.regime): counted})
+            self._write_counted(db, {draw.cell: counted})
             assert added.lastrowid is not None
             replace_files({self._picture_path(added.lastrowid): jpeg}, _OWNER_ONLY)
 
