@@ -379,32 +379,21 @@ def _parse_truth(document: Any, task: str) -> Truth:
 
 def _parsed(rows: Iterable[Sequence[Any]], task: str) -> Iterator[DrawnFrame]:
     for row in rows:
-        identity, camera, regime, frame, ts, drawn_s, width, height, stratum, weight, probability, *rest = row
-        seen, served, reference, label, suggested, skipped = rest
+        values = dict(zip(_FRAME_COLUMNS.split(", "), row, strict=True))
         try:
-            seconds = [float(each) for each in json.loads(seen)]
-            if len(seconds) != STRATA or not 0 <= stratum < STRATA or not 0.0 < probability <= 1.0:
-                continue
-            if not 0.0 < weight < math.inf:
-                continue
-            yield DrawnFrame(
-                id=identity,
-                camera=camera,
-                regime=regime,
-                frame=frame,
-                ts=ts,
-                drawn_s=drawn_s,
-                width=width,
-                height=height,
-                stratum=stratum,
-                weight=weight,
-                probability=probability,
-                seen=seconds,
-                served=_parse_answer(json.loads(served), task),
-                reference=_parse_answer(json.loads(reference), task),
-                label=_parse_truth(json.loads(label), task) if label is not None else None,
-                suggested=bool(suggested),
-                skipped=bool(skipped),
+            frame = DrawnFrame(
+                **{
+                    **values,
+                    "seen": [float(each) for each in json.loads(values["seen"])],
+                    "served": _parse_answer(json.loads(values["served"]), task),
+                    "reference": _parse_answer(json.loads(values["reference"]), task),
+                    "label": _parse_truth(json.loads(values["label"]), task) if values["label"] is not None else None,
+                    "suggested": bool(values["suggested"]),
+                    "skipped": bool(values["skipped"]),
+                }
             )
+            is_drawn = 0 <= frame.stratum < STRATA and 0.0 < frame.probability <= 1.0 and 0.0 < frame.weight < math.inf
         except (ValueError, KeyError, TypeError, OverflowError):  # a damaged row costs itself alone
             continue
+        if is_drawn and len(frame.seen) == STRATA:
+            yield frame
