@@ -100,13 +100,11 @@ def compare(
     not run is a result.
     """
     with ExitStack() as stack:
-
-        def load(artefact: str) -> Engine:
-            content = read_artefact(Path(artefact), find_key()).read_engine()
-            return stack.enter_context(closing(backend.load(content)))
-
         reference = stack.enter_context(closing(model.open_observer(backend, progress)))
-        engines = [candidate, *([load(serving)] if serving is not None else [])]
+        engines = [candidate]
+        if serving is not None:
+            content = read_artefact(Path(serving), find_key()).read_engine()
+            engines.append(stack.enter_context(closing(backend.load(content))))
         in_float = stack.enter_context(closing(load_float())) if load_float is not None else None
         return _PairedRun(model, reference, engines, in_float, deadline).run(held_out)
 
@@ -147,9 +145,7 @@ class _PairedRun:
     def run(self, held_out: HeldOut) -> Comparison:
         try:
             for tensor in held_out[:1]:  # a first inference takes up to five times as long
-                started = time.perf_counter()
-                self._reference.infer(tensor)
-                self._slowest_ms = (time.perf_counter() - started) * 1e3
+                _, self._slowest_ms = _timed(self._reference, tensor)
                 self._infer_in_turn(tensor)
                 self._float_ms.clear()
             most = largest_batch(self._engines[0], self._spec)
@@ -174,10 +170,9 @@ class _PairedRun:
         )
 
     def _compare(self, tensor: Array) -> None:
-        started = time.perf_counter()
-        expected = self._reference.infer(tensor)
-        self._reference_ms.append((time.perf_counter() - started) * 1e3)
-        self._slowest_ms = max(self._slowest_ms, self._reference_ms[-1])
+        expected, reference_ms = _timed(self._reference, tensor)
+        self._reference_ms.append(reference_ms)
+        self._slowest_ms = max(self._slowest_ms, reference_ms)
         outputs, latencies_ms = self._infer_in_turn(tensor)
         self._latencies_ms.append(latencies_ms)
         row = [self._agreement(column, served, expected, tensor) for column, served in enumerate(outputs)]
@@ -199,31 +194,21 @@ class _PairedRun:
         turns = [*columns, None] if self._float is not None else columns
         results = {}
         for column in turns if len(self._latencies_ms) % 2 else turns[::-1]:
-            if column is None:
-                self._time_float(tensor)
-            else:
+            if column is not None:
                 results[column] = self._infer(column, tensor)
+            elif self._float is not None:
+                self._float_ms.append(_timed(self._float, tensor)[1])
         return [results[column][0] for column in columns], [results[column][1] for column in columns]
-
-    def _time_float(self, tensor: Array) -> None:
-        assert self._float is not None
-        started = time.perf_counter()
-        self._float.infer(tensor)
-        self._float_ms.append((time.perf_counter() - started) * 1e3)
 
     def _infer(self, column: int, batch: Array) -> tuple[dict[str, Array], float]:
         if column:
-            started = time.perf_counter()
-            outputs = self._engines[column].infer(batch)
-            return outputs, (time.perf_counter() - started) * 1e3
+            return _timed(self._engines[column], batch)
         limit_s = len(batch) * max(_LEAST_DEADLINE_S, _DEADLINE * self._slowest_ms / 1e3)
         with self._deadline.within(limit_s):
-            started = time.perf_counter()
             try:
-                outputs = self._engines[0].infer(batch)
+                return _timed(self._engines[0], batch)
             except TaredError as error:
                 raise _CandidateFailedError(f"it fails: {error.code}: {error.found}") from error
-            return outputs, (time.perf_counter() - started) * 1e3
 
     def _agreement(
         self, column: int, outputs: Mapping[str, Array], expected: Mapping[str, Array], tensor: Array
@@ -243,11 +228,16 @@ class _PairedRun:
             return _NO_ANSWER
         agreement = fidelity(served, truth, self._spec.min_sqnr_db)
         if column == 0 and agreement.value < 1.0:
-            self._note_difference(Difference(tensor, served, truth, agreement.value))
+            differing = [*self._differing, Difference(tensor, served, truth, agreement.value)]
+            self._differing = sorted(differing, key=lambda each: each.fidelity)[:_MOST_DIFFERING]
         return agreement
 
-    def _note_difference(self, difference: Difference) -> None:
-        self._differing = sorted([*self._differing, difference], key=lambda each: each.fidelity)[:_MOST_DIFFERING]
+
+def _timed(engine: Engine | Observer, tensor: Array) -> tuple[dict[str, Array], float]:
+    """Return the outputs of an inference, and how long it took in ms."""
+    started = time.perf_counter()
+    outputs = engine.infer(tensor)
+    return outputs, (time.perf_counter() - started) * 1e3
 
 
 _POLL_S = 0.05  # seldom enough that times measured meanwhile are not changed
