@@ -102,15 +102,14 @@ def _opt_shape(spec: ModelSpec, tensor: TensorSpec) -> tuple[int, ...]:
             "its min, opt and max shapes",
             f"add profiles: [{{{tensor.name}: {{min: [...], opt: [...], max: [...]}}}}] to the spec",
         )
-    shape = tensor.shape if opt is None else opt
-    if any(size not in (None, profiled) for size, profiled in zip(tensor.shape, shape, strict=True)):
+    if opt is not None and not tensor.accepts(opt):
         raise ConfigError(
             "model.profile",
-            f"opt shape {list(shape)} for input '{tensor.name}' of shape {shown}",
+            f"opt shape {list(opt)} for input '{tensor.name}' of shape {shown}",
             "a profile that keeps the model's fixed dimensions",
             "correct the profile, or export the model with open dimensions",
         )
-    return tuple(size or 1 for size in shape)
+    return tuple(size or 1 for size in opt or tensor.shape)
 
 
 def _profile_bounds(spec: ModelSpec, tensor: TensorSpec, layout: Layout) -> tuple[tuple[int, ...], tuple[int, ...]]:
