@@ -141,7 +141,8 @@ def _class_confidence(task: VisionTask, engine: Engine, image: Image) -> tuple[f
 def probabilities(task: VisionTask, engine: Engine, image: Image) -> Means:
     """Return a classifier's probability of each class (classes,)."""
     tensor, _ = task.preprocess(image)
-    return class_probabilities({name: output[0] for name, output in engine.infer(tensor).items()})
+    (output,) = engine.infer(tensor).values()
+    return class_probabilities(output[0])
 
 
 def disordered(image: Image) -> Image:

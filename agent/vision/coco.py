@@ -103,8 +103,9 @@ def find_instances(files: ImageFiles, path: Path) -> Instances | None:
     """
     if files.path != path:
         return _read(files, path.absolute().relative_to(files.path).as_posix(), is_certain=True)
-    places = {"", "annotations", *(PurePosixPath(name).parent.as_posix() for name in files.names)}
-    found = [name for name in files.files if name.lower().endswith(".json") and _is_in(name, places)]
+    folders = {PurePosixPath(), *(PurePosixPath(name).parent for name in files.names)}
+    listed = [PurePosixPath(name) for name in files.files if name.lower().endswith(".json")]
+    found = [each.as_posix() for each in listed if each.parent in folders or each.parent.name == "annotations"]
     named = [name for name in found if PurePosixPath(name).name.startswith("instances")]
     documents = [each for name in named or found if (each := _read(files, name, is_certain=bool(named))) is not None]
     if len(documents) > 1:
@@ -115,11 +116,6 @@ def find_instances(files: ImageFiles, path: Path) -> Instances | None:
             "give the path of that one with --dataset; unpack a zip first",
         )
     return documents[0] if documents else None
-
-
-def _is_in(name: str, places: set[str]) -> bool:
-    folder = PurePosixPath(name).parent
-    return ("" if folder.as_posix() == "." else folder.as_posix()) in places or folder.name == "annotations"
 
 
 def read_instances(path: Path) -> Instances:
@@ -183,12 +179,12 @@ def _assembled(document: _Document, where: str, find: Callable[[str], str]) -> I
     place_of = {image.id: number for number, image in enumerate(document.images)}
     rows: list[list[int]] = [[] for _ in document.images]
     for number, each in enumerate(annotations):
-        name = f"annotation {number if each.id is None else each.id}"
+        identity = number if each.id is None else each.id
         if each.image_id not in place_of or each.category_id not in class_of:
             missing = "image" if each.image_id not in place_of else "category"
             wrong = each.image_id if missing == "image" else each.category_id
-            raise _malformed(f"{name} of {missing} {wrong}, which {where} does not list")
-        _check_box(each.bbox, document.images[place_of[each.image_id]], f"{name} in {where}")
+            raise _malformed(f"annotation {identity} of {missing} {wrong}, which {where} does not list")
+        _check_box(each.bbox, document.images[place_of[each.image_id]], f"annotation {identity} in {where}")
         rows[place_of[each.image_id]].append(number)
     boxes = np.array([each.bbox for each in annotations], np.float64).reshape(-1, 4)
     areas = [each.bbox[2] * each.bbox[3] if each.area is None else each.area for each in annotations]

@@ -121,22 +121,18 @@ def _top_1(image: Outputs) -> Classification:
     """Return the top class and its probability; 0 where a broken engine emits inf or NaN."""
     (output,) = image.values()
     class_id = int(output.argmax())
-    top = class_probabilities(image)[class_id]
+    top = class_probabilities(output)[class_id]
     return Classification(class_id, float(top) if np.isfinite(top) else 0.0)
 
 
-def class_probabilities(image: Outputs) -> NDArray[np.float64]:
+def class_probabilities(output: Array) -> NDArray[np.float64]:
     """Return the probability of each class, float64 (classes,), from one image's logits or probabilities.
 
     Logits go through a softmax. Probabilities are recognised by their sum of 1. Of inf and NaN no probability follows.
 
-    Args:
-        image: The one output by name, without its batch axis.
-
-    >>> class_probabilities({"logits": np.float32([0.0, 0.0])}).tolist()
+    >>> class_probabilities(np.float32([0.0, 0.0])).tolist()
     [0.5, 0.5]
     """
-    (output,) = image.values()
     scores: NDArray[np.float64] = output.astype(np.float64).ravel()
     with np.errstate(all="ignore"):
         if scores.min() >= 0.0 and abs(scores.sum() - 1.0) < 1e-3:
