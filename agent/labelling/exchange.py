@@ -109,7 +109,7 @@ def _read_coco(path: Path, labels: Sequence[str], drawn: Mapping[int, DrawnFrame
         number: parse_class(instances.class_names[number], labels) for number in set(instances.classes.tolist())
     }
     truths: dict[int, Truth] = {}
-    for at, number in _numbers((image.file_name for image in instances.images), path):
+    for number, at in _places((image.file_name for image in instances.images), path).items():
         if number in drawn:
             truths[number] = _boxes(instances, at, class_of, drawn[number], labels)
     return truths, len(instances.images)
@@ -134,22 +134,22 @@ def _read_folders(path: Path, labels: Sequence[str]) -> tuple[Mapping[int, Truth
     if path.suffix.lower() == ".json":
         raise _refusal(str(path), "a folder or a zip of class folders, for a classifier", "give the path of the folder")
     names = [name for name in ImageFiles(path).names if PurePosixPath(name).parent.name != UNLABELLED]
-    truths = {number: parse_class(PurePosixPath(names[at]).parent.name, labels) for at, number in _numbers(names, path)}
-    return truths, len(names)
+    folders = {number: PurePosixPath(names[at]).parent.name for number, at in _places(names, path).items()}
+    return {number: parse_class(folder, labels) for number, folder in folders.items()}, len(names)
 
 
-def _numbers(names: Iterable[str], path: Path) -> list[tuple[int, int]]:
-    """Return the place in the list and the frame's number of each image that is named as an export names it."""
-    numbers: dict[int, int] = {}
+def _places(names: Iterable[str], path: Path) -> dict[int, int]:
+    """Return the place in the list, by the frame's number, of each image that is named as an export names it."""
+    places: dict[int, int] = {}
     for at, name in enumerate(names):
         matched = _FILE_NAME.fullmatch(PurePosixPath(name.replace("\\", "/")).name)
         if matched is None:
             continue
         number = int(matched[1])
-        if number in numbers:
+        if number in places:
             raise _refusal(f"{name}, twice in {path}", "each image once", "remove one of the two")
-        numbers[number] = at
-    return [(at, number) for number, at in numbers.items()]
+        places[number] = at
+    return places
 
 
 def _place(frame: DrawnFrame, task: str, labels: Sequence[str]) -> str:

@@ -10,9 +10,8 @@ import numpy as np
 
 from agent.common.errors import AgentError
 from agent.labelling.store import Truth
-from agent.vision.detections import NO_BOXES, LabelledBoxes
+from agent.vision.detections import NO_BOXES, LabelledBoxes, Size
 
-Size = tuple[int, int]  # (height, width) in pixels
 _MOST_BOXES = 1000
 _FAR_PX = 1e9
 _MOST_CLASSES = 1 << 16  # for a model whose spec names no class

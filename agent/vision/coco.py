@@ -104,8 +104,8 @@ def find_instances(files: ImageFiles, path: Path) -> Instances | None:
     if files.path != path:
         return _read(files, path.absolute().relative_to(files.path).as_posix(), is_certain=True)
     folders = {PurePosixPath(), *(PurePosixPath(name).parent for name in files.names)}
-    listed = [PurePosixPath(name) for name in files.files if name.lower().endswith(".json")]
-    found = [each.as_posix() for each in listed if each.parent in folders or each.parent.name == "annotations"]
+    folder_of = {name: PurePosixPath(name).parent for name in files.files if name.lower().endswith(".json")}
+    found = [name for name, folder in folder_of.items() if folder in folders or folder.name == "annotations"]
     named = [name for name in found if PurePosixPath(name).name.startswith("instances")]
     documents = [each for name in named or found if (each := _read(files, name, is_certain=bool(named))) is not None]
     if len(documents) > 1:
