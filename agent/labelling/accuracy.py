@@ -218,10 +218,11 @@ def _doubt(frames: Sequence[DrawnFrame], passed: Sequence[DrawnFrame], counted: 
     stratum. Sound draws are doubted in one of a thousand streams, at all times together.
     """
     if counted:
-        drawn, expected = _by_stratum(frames), np.sum([each.expected for each in counted.values()], axis=0)
+        drawn = np.bincount(np.array([frame.stratum for frame in frames], np.int64), minlength=STRATA)
+        expected = np.sum([each.expected for each in counted.values()], axis=0)
         if (odd := _odd(drawn, expected)) is not None:
             return (
-                f"{drawn[odd]:.0f} frames of stratum {odd + 1} of {STRATA} are kept as drawn, {expected[odd]:.1f} were "
+                f"{drawn[odd]} frames of stratum {odd + 1} of {STRATA} are kept as drawn, {expected[odd]:.1f} were "
                 "to be drawn: frames were removed or added"
             )
     skipped = sum(frame.skipped for frame in passed)
@@ -230,11 +231,7 @@ def _doubt(frames: Sequence[DrawnFrame], passed: Sequence[DrawnFrame], counted: 
     return ""
 
 
-def _by_stratum(frames: Sequence[DrawnFrame]) -> NDArray[np.float64]:
-    return np.bincount(np.array([frame.stratum for frame in frames], np.int64), minlength=STRATA).astype(np.float64)
-
-
-def _odd(found: NDArray[np.float64], expected: NDArray[np.float64]) -> int | None:
+def _odd(found: NDArray[np.int64], expected: NDArray[np.float64]) -> int | None:
     """Return the stratum whose number is off by more than chance explains; None where none is.
 
     found - expected is a martingale whose variance is at most `expected`; the bound is that of SampledTotals.
