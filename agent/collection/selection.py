@@ -71,22 +71,20 @@ def _places(parts: int, size: int) -> NDArray[np.intp]:
 class SelectionCounts:
     """Counts of a selection of frames.
 
-    considered: All frames.
-    outcomes: Frames by what became of them: TAKEN or the reason why not.
+    outcomes: All frames by what became of them: TAKEN or the reason why not.
     span_s: Capture time from the first frame to the last.
     brightness: Taken frames per bin.
     classes: Taken frames on which the reference sees a class; NOTHING and OTHERS count as classes.
     """
 
-    considered: int
-    outcomes: dict[str, int]
+    outcomes: Counter[str]
     span_s: float
     brightness: tuple[int, ...]
     classes: dict[int, int]
 
     @property
     def taken(self) -> int:
-        return self.outcomes.get(TAKEN, 0)
+        return self.outcomes[TAKEN]
 
 
 class FrameSelector:
@@ -120,7 +118,7 @@ class FrameSelector:
     @property
     def counts(self) -> SelectionCounts:
         bins = tuple(self._brightness[place] for place in range(BRIGHTNESS_BINS))
-        return SelectionCounts(self._outcomes.total(), dict(self._outcomes), self._span_s, bins, dict(self._classes))
+        return SelectionCounts(self._outcomes.copy(), self._span_s, bins, dict(self._classes))
 
     def consider(self, ts: float, grid: LumaGrid, classes: Collection[int], hurried: bool = False) -> str:
         """Return TAKEN, or why a frame is not taken.

@@ -24,20 +24,17 @@ def differing_pictures(differences: Sequence[Difference], spec: ModelSpec) -> li
     """
     if spec.task == "raw":
         return []
-    return [(_pair(each, spec), _text(each, spec)) for each in differences]
+    return [
+        (_pair(each, spec), f"float, on the left: {_named(each.reference, spec)}; INT8: {_named(each.served, spec)}")
+        for each in differences
+    ]
 
 
 def _pair(difference: Difference, spec: ModelSpec) -> bytes:
     picture = input_picture(difference.frame, spec.input)
     scale = _WIDTH_PX / picture.shape[1]
-    answers = (difference.reference, difference.served)
-    halves = [draw_prediction(picture, answer, None, spec, scale) for answer in answers]
+    halves = [draw_prediction(picture, each, None, spec, scale) for each in (difference.reference, difference.served)]
     return encode_jpeg(np.concatenate(halves, axis=1), _MOST_BYTES)[0]
-
-
-def _text(difference: Difference, spec: ModelSpec) -> str:
-    seen, served = (_named(answer, spec) for answer in (difference.reference, difference.served))
-    return f"float, on the left: {seen}; INT8: {served}"
 
 
 def _named(answer: Prediction, spec: ModelSpec) -> str:
