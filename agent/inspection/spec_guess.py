@@ -63,7 +63,8 @@ _STRIDES = (8, 16, 32, 64)
 _ANCHORS = 3  # per cell, of YOLOv5 and YOLOv7
 _SUPPRESSING = frozenset(("NonMaxSuppression", "TopK"))
 _LINEAR = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul", "Add"))  # the last of a head, with its bias
-_POOLED = _LINEAR | {"GlobalAveragePool", "AveragePool", "ReduceMean"}  # a last layer of 1 x 1: before or behind
+# A last layer of 1 x 1 is pooled before or behind.
+_POOLED = _LINEAR | {"GlobalAveragePool", "AveragePool", "ReduceMean"}
 _MOST_VALUES = 1 << 25  # in all outputs; a detector of 1280 x 1280 with 80 classes has 3 million
 
 

@@ -20,7 +20,7 @@ from agent.common.errors import AgentError
 from agent.labelling.store import DrawnFrame, LabelStore, Truth
 from agent.labelling.truth import check_boxes, class_name, is_same, parse_class
 from agent.vision.coco import Instances, read_instances
-from agent.vision.detections import Detections, LabelledBoxes
+from agent.vision.detections import LabelledBoxes
 from engines.store.files import staging
 
 INSTANCES = "instances.json"
@@ -162,20 +162,11 @@ def _place(frame: DrawnFrame, task: str, labels: Sequence[str]) -> str:
 
 def _check_names(labels: Sequence[str]) -> None:
     for label in labels:
-        if (
-            "/" in label
-            or "\0" in label
-            or label.startswith(".")
-            or label in ("", UNLABELLED)
-            or labels.count(label) > 1
-        ):
+        is_unfit = label in ("", UNLABELLED) or label.startswith(".") or "/" in label or "\0" in label
+        if is_unfit or labels.count(label) > 1:
             expected = f"distinct names of folders, none of them {UNLABELLED}"
-            raise AgentError(
-                "labelling.name",
-                f"class '{label}'",
-                expected,
-                "rename the class in the model spec, or label in the browser",
-            )
+            remedy = "rename the class in the model spec, or label in the browser"
+            raise AgentError("labelling.name", f"class '{label}'", expected, remedy)
 
 
 def _coco_document(frames: Sequence[DrawnFrame], labels: Sequence[str]) -> dict[str, Any]:
@@ -207,7 +198,7 @@ def _coco_document(frames: Sequence[DrawnFrame], labels: Sequence[str]) -> dict[
 def _numbers_as_names(frames: Sequence[DrawnFrame]) -> list[str]:
     """Return names of all classes up to the highest that an engine or a label has, where the spec has no names."""
     answers = [answer for frame in frames for answer in (frame.served, frame.reference, frame.label)]
-    numbers = [each.classes.max() for each in answers if isinstance(each, (LabelledBoxes, Detections)) and len(each)]
+    numbers = [each.classes.max() for each in answers if isinstance(each, LabelledBoxes) and len(each)]
     return [str(number) for number in range(int(max(numbers, default=0)) + 1)]
 
 
