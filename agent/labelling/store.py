@@ -247,12 +247,6 @@ class LabelStore:
             rows = db.execute(query, (self._model,)).fetchall()
         return list(_parsed(rows, self.task))
 
-    def waiting(self) -> int:
-        """Return how many frames wait for their label."""
-        query = "SELECT count(*) FROM frames WHERE model = ? AND label IS NULL AND NOT skipped"
-        with self._database.transaction("read") as db:
-            return int(db.execute(query, (self._model,)).fetchone()[0])
-
     def label(self, frame: int, truth: Truth, suggested: bool = False) -> None:
         """Set or replace the label of a frame, by its id here. Raises AgentError (`labelling.unknown`) without it."""
         self._set([frame], [json.dumps(truth_document(truth))], suggested, skipped=False)
