@@ -21,9 +21,8 @@ from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.models.model import Model
 from agent.validation.confusion import ConfusionCounts
 from agent.vision.decode import Prediction
-from agent.vision.fidelity import Fidelity, fidelity
+from agent.vision.fidelity import Fidelity, answers, fidelity
 from agent.vision.output_checks import largest_batch, output_faults, row_faults
-from agent.vision.pairing import answers
 from agent.vision.task import VisionTask
 from calibrate.errors import TaredError
 from engines.interface import Array, Backend, Engine, Observer, Progress, silent

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent.vision.pairing import Answer
+from agent.vision.fidelity import Answer
 from calibrate.statistics.confusion import Pair, confused_pairs
 
 # Times that a pair must be seen before it can appear to be above a limit. Measured by simulating 100 trials of max_loss
