@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import reduce
+from operator import iadd
 from typing import Any
 
 import numpy as np
@@ -111,12 +113,15 @@ def measured_accuracy(
         totals = cells.setdefault(frame.cell, SampledTotals(1 + len(classes), 2 * _COUNTS))
         counts = np.hstack([count_frame(each, frame.label, classes) for each in (frame.served, frame.reference)])
         totals.add(frame.stratum, frame.weight, frame.probability, frame.seen, counts.tolist())
-    overall = _sum(cells.values())
+
+    def total(parts: Iterable[SampledTotals]) -> SampledTotals:
+        return reduce(iadd, parts, SampledTotals(1 + len(classes), 2 * _COUNTS))
 
     def by(part: Callable[[Cell], str]) -> dict[str, Scores]:
         names = sorted({part(cell) for cell in cells})
-        return {name: _scores(_sum(each for cell, each in cells.items() if part(cell) == name)) for name in names}
+        return {name: _scores(total(each for cell, each in cells.items() if part(cell) == name)) for name in names}
 
+    overall = total(cells.values())
     return MeasuredAccuracy(
         labels=len(labelled),
         waiting=sum(frame.is_waiting for frame in frames),
@@ -179,14 +184,6 @@ def _objects(answer: Answer, truth: Truth) -> tuple[NDArray[np.int64], NDArray[n
     assert isinstance(truth, int), "labels are of the model's task"
     found, shown = np.array([answer.class_id], np.int64), np.array([truth], np.int64)
     return found, shown, found == shown
-
-
-def _sum(cells: Iterable[SampledTotals]) -> SampledTotals:
-    first, *others = cells
-    total = SampledTotals(*first.totals.shape)
-    for each in (first, *others):
-        total += each
-    return total
 
 
 def _ratio(numerator: Iterable[int], denominator: Iterable[int]) -> Ratio:
