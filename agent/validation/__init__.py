@@ -3,7 +3,7 @@
 Reading order: `confusion`, `comparison`, `verdict`, `pictures`; for a new model `model_change`. An accepted candidate
 goes on to its probation, agent.control.swap.
 
-confusion    Disagreement, ConfusedPair, ConfusionCounts, newly_confused
+confusion    Disagreement, ConfusedPair, newly_confused
 comparison   compare, Comparison, HeldOut, Deadline
 pictures     differing_pictures
 model_change model_change, ModelChange, ANSWERS

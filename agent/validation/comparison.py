@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.models.model import Model
-from agent.validation.confusion import ConfusionCounts
+from agent.validation.confusion import Disagreement
 from agent.vision.decode import Prediction
 from agent.vision.fidelity import Fidelity, answers, fidelity
 from agent.vision.output_checks import largest_batch, output_faults, row_faults
@@ -70,7 +70,7 @@ class Comparison:
     latencies_ms: NDArray[np.float64]
     reference_ms: NDArray[np.float64]
     float_ms: NDArray[np.float64]
-    confusion: Sequence[ConfusionCounts]
+    confusion: Sequence[Disagreement]
     outputs: Mapping[str, int] = field(default_factory=dict)
     rows: Sequence[str] = ()
     differing: Sequence[Difference] = ()
@@ -131,7 +131,7 @@ class _PairedRun:
         self._engines = engines
         self._float = in_float
         self._deadline = deadline
-        self._confusion = [ConfusionCounts() for _ in engines]
+        self._confusion = [Disagreement() for _ in engines]
         self._faults: Counter[str] = Counter()
         self._rows: list[str] = []
         self._scores: list[list[float]] = []

@@ -1,7 +1,7 @@
 """Count where two predictions of a frame disagree: which class is served where the reference says another.
 
-`Disagreement` counts such answers over frames; `tared plan` certifies a plan by it. `ConfusionCounts` does the same for
-a candidate's verdict, where `newly_confused` names the pairs that are new.
+`Disagreement` counts such answers over frames. `tared plan` certifies a plan by it; for a candidate's verdict
+`newly_confused` names the pairs that are new.
 """
 
 from __future__ import annotations
@@ -45,12 +45,14 @@ class Disagreement:
     Attributes:
         counts: (reference class, served class) -> frames; the two differ.
         totals: Reference class -> frames with it, whether it was detected or not.
+        wrong: Reference class -> frames in which an object of it is misread or not detected.
     """
 
     def __init__(self) -> None:
         self._random = np.random.default_rng(0)
         self.counts: Counter[tuple[int, int]] = Counter()
         self.totals: Counter[int] = Counter()
+        self.wrong: Counter[int] = Counter()
 
     def add(self, frame: Sequence[Answer]) -> None:
         """Count the `answers` of one frame."""
@@ -62,6 +64,11 @@ class Disagreement:
             drawn = choices[int(self._random.integers(len(choices)))]
             if drawn is not None and drawn != reference:
                 self.counts[reference, drawn] += 1
+        self.wrong.update({reference for reference, served in frame if served != reference})
+
+    def share(self, reference: int, served: int) -> float:
+        """Return the share of the frames with class `reference` in which `served` is the answer."""
+        return self.counts[reference, served] / max(self.totals[reference], 1)
 
     def appears_above(self, limit: float) -> bool:
         """Return True if a pair was seen in more than this share of frames, which may still be chance."""
@@ -81,28 +88,7 @@ class Disagreement:
         )
 
 
-class ConfusionCounts(Disagreement):
-    """Counts the answers of one engine frame by frame.
-
-    Attributes:
-        wrong: Reference class -> frames in which an object of it is misread or not detected.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wrong: Counter[int] = Counter()
-
-    def add(self, frame: Sequence[Answer]) -> None:
-        """Count the `answers` of one frame."""
-        super().add(frame)
-        self.wrong.update({reference for reference, served in frame if served != reference})
-
-    def share(self, reference: int, served: int) -> float:
-        """Return the share of the frames with class `reference` in which `served` is the answer."""
-        return self.counts.get((reference, served), 0) / max(self.totals[reference], 1)
-
-
-def newly_confused(candidate: ConfusionCounts, serving: ConfusionCounts | None, tolerance: float) -> tuple[Pair, ...]:
+def newly_confused(candidate: Disagreement, serving: Disagreement | None, tolerance: float) -> tuple[Pair, ...]:
     """Return the pairs that the candidate confuses in more than `tolerance` of the frames, and that are new.
 
     A pair is not new if the engine in service confuses it too, or loses that class as often in whatever way: an engine
