@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table
 
 from agent.camera.reader import read_spread, source_length
 from agent.camera.source import parse_source
 from agent.common.console import progress
-from agent.common.table import ShownConsole
+from agent.common.table import tabulate
 from agent.inspection.alternatives import Alternative, alternatives, unchanged
 from agent.inspection.graph_facts import read_facts
 from agent.inspection.inspect import inspect_model
@@ -294,29 +293,22 @@ def _answer(engine: Engine, spec: ModelSpec, image: Image) -> Answer:
 
 
 def print_check(check: Check, console: Console) -> None:
-    """Print a check for people: a table of 80 columns, the verdict, and the lines of YAML to change."""
-    width, is_terminal = min(console.width, _COLUMNS), console.is_terminal
-    console = ShownConsole(
-        file=console.file, width=width, force_terminal=is_terminal, markup=False, highlight=False, emoji=False
-    )
-    if not check.is_compared:
-        table = Table("output", "shape", *_RANGE, box=None, pad_edge=False)
-        for name, shape, *figures in check.ranges:
-            table.add_row(
-                name,
-                " x ".join(map(str, shape)),
-                *("not finite" if figure is None else f"{figure:.4g}" for figure in figures),
-            )
-    else:
+    """Print a check for people: a table of at most 80 columns, the verdict, and the lines of YAML to change."""
+    if check.is_compared:
         is_detector = check.written.task == "detect"
-        table = Table(f"frames: {check.frames}", box=None, pad_edge=False)
-        for header in ("sureness", "surest object") if is_detector else ("sureness",):
-            table.add_column(header, justify="right")
-        table.add_column("than the surest above")
+        objects = ("surest object",) if is_detector else ()
+        heads: tuple[str, ...] = (f"frames: {check.frames}", "sureness", *objects, "than the surest above")
+        rows = []
         for row in check.rows:
             top = [f"{row.sureness.top:.2f}"] if is_detector else []
-            table.add_row(row.alternative.name, f"{row.sureness.mean:.2f}", *top, row.finding or "")
-    table.columns[0].overflow = "fold"
-    console.print(table)
+            rows.append([row.alternative.name, f"{row.sureness.mean:.2f}", *top, row.finding or ""])
+    else:
+        heads = ("output", "shape", *_RANGE)
+        rows = [
+            [name, " x ".join(map(str, shape)), *("not finite" if each is None else f"{each:.4g}" for each in figures)]
+            for name, shape, *figures in check.ranges
+        ]
+    width = min(console.width, _COLUMNS)
+    console.print(tabulate(heads, rows, width, prose=heads[:1], right=("sureness", "surest object")), width=width)
     for text in (*check.faults, check.verdict, *(f"  {line}" for line in check.lines)):
-        console.print(text, soft_wrap=True)
+        console.print(text, soft_wrap=True, markup=False, highlight=False, emoji=False)
