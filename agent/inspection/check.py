@@ -186,12 +186,10 @@ def _unchanged_verdict(rows: Sequence[Row], frames: int) -> str:
     if not others:
         return "no other spec fits this model, so there is nothing to compare"
     open_kinds = dict.fromkeys(row.alternative.kinds[-1] for row in others if row.finding == "no difference")
-    if not open_kinds:
-        verdict = f"{written.alternative.name} is the surest"
-    else:
-        verdict = (
-            f"nothing is surer than {written.alternative.name}; these frames do not decide {', '.join(open_kinds)}"
-        )
+    name = written.alternative.name
+    verdict = f"{name} is the surest"
+    if open_kinds:
+        verdict = f"nothing is surer than {name}; these frames do not decide {', '.join(open_kinds)}"
     for row in others:
         if row.finding == "finds more":
             return f"{verdict}; with {row.alternative.name} more is found, but nothing surer"

@@ -171,12 +171,9 @@ class Geometry:
     @cached_property
     def _corners(self) -> NDArray[np.float32]:
         """Return offset, scale and limit of x1 y1 x2 y2."""
-        numbers = (
-            (self.left_px, self.top_px),
-            (self.scale_x, self.scale_y),
-            (self.frame_width_px, self.frame_height_px),
-        )
-        return np.array([pair * 2 for pair in numbers], np.float32)
+        offset, scale = (self.left_px, self.top_px), (self.scale_x, self.scale_y)
+        limit = self.frame_width_px, self.frame_height_px
+        return np.array([offset * 2, scale * 2, limit * 2], np.float32)
 
 
 class Preprocessor:
