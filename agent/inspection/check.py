@@ -240,19 +240,19 @@ def _measure_rounds(
     rows = [surest]
     is_bytes = engine.inputs[0].dtype == np.uint8
     for number in range(1, _ROUNDS + 1):
-        base, best = surest.alternative, sureness
+        base = surest
         others = [
             other
-            for other in alternatives(base, heads, is_bytes)
-            if not _same_input(engine, base.spec, other.spec, images)
+            for other in alternatives(base.alternative, heads, is_bytes)
+            if not _same_input(engine, base.alternative.spec, other.spec, images)
         ]
         figures = _measure(engine, others, images, f"measuring alternatives, round {number}")
         for other, figure in zip(others, figures, strict=True):
-            row = Row(other, figure, compare(figure, best, other.kinds[-1] == "resize"))
+            row = Row(other, figure, compare(figure, base.sureness, other.kinds[-1] == "resize"))
             rows.append(row)
-            if row.finding == "surer" and figure.mean > sureness.mean:
-                surest, sureness = row, figure
-        if surest.alternative is base:
+            if row.finding == "surer" and figure.mean > surest.sureness.mean:
+                surest = row
+        if surest is base:
             break
     return rows, surest
 
