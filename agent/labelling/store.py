@@ -249,16 +249,15 @@ class LabelStore:
 
     def label(self, frame: int, truth: Truth, suggested: bool = False) -> None:
         """Set or replace the label of a frame, by its id here. Raises AgentError (`labelling.unknown`) without it."""
-        self._set([frame], [json.dumps(truth_document(truth))], suggested, skipped=False)
+        self._set({frame: truth}, suggested)
 
     def label_all(self, truths: Mapping[int, Truth]) -> None:
         """Set or replace the labels of several frames, by their ids here; all or none. Raises as `label`."""
-        documents = [json.dumps(truth_document(truth)) for truth in truths.values()]
-        self._set([*truths], documents, suggested=False, skipped=False)
+        self._set(truths)
 
     def skip(self, frame: int) -> None:
         """Note that nobody can say what a frame shows. Raises as `label`."""
-        self._set([frame], [None], suggested=False, skipped=True)
+        self._set({frame: None})
 
     def picture(self, frame: int) -> bytes:
         """Return the JPEG of a frame. Raises AgentError (`labelling.picture`) where it is gone."""
@@ -296,14 +295,14 @@ class LabelStore:
         ]
         db.executemany("INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?, ?)", rows)
 
-    def _set(self, frames: Sequence[int], labels: Sequence[str | None], suggested: bool, skipped: bool) -> None:
+    def _set(self, truths: Mapping[int, Truth | None], suggested: bool = False) -> None:
+        """Set the labels of frames; None: it is skipped."""
         statement = "UPDATE frames SET label = ?, labelled_s = ?, suggested = ?, skipped = ? WHERE model = ? AND id = ?"
         now_s = time.time()
         with self._database.transaction("write") as db:
-            for frame, label in zip(frames, labels, strict=True):
-                labelled_s = now_s if label is not None or skipped else None
-                values = (label, labelled_s, suggested, skipped, self._model, frame)
-                if not db.execute(statement, values).rowcount:
+            for frame, truth in truths.items():
+                label = json.dumps(truth_document(truth)) if truth is not None else None
+                if not db.execute(statement, (label, now_s, suggested, truth is None, self._model, frame)).rowcount:
                     found = f"no frame {frame} of this model in {self._database.path}"
                     remedy = "see them with `tared label --list`"
                     raise AgentError("labelling.unknown", found, "a frame that was drawn", remedy)
