@@ -43,7 +43,7 @@ _DEADLINE = 20.0  # times the slowest inference of the reference
 _NO_ANSWER = Fidelity(0.0)
 _MOST_DIFFERING = 8  # frames that a report shows
 _WIDTH_PX = 280  # width of each half of a picture: the view of float, and that of the candidate
-_MOST_BYTES = 100_000  # of a picture
+_MOST_BYTES = 100_000  # a picture has at most
 
 
 @dataclass(frozen=True, eq=False)
