@@ -3,7 +3,7 @@
 Reading order: `confusion`, `comparison`, `verdict`; for a new model `model_change`. An accepted candidate
 goes on to its probation, agent.control.swap.
 
-confusion    Disagreement, ConfusedPair, newly_confused
+confusion    Disagreement, ConfusedPair
 comparison   compare, Comparison, HeldOut, Deadline, differing_pictures
 model_change model_change, ModelChange, ANSWERS
 verdict      decide, Verdict, VerdictLimits, Judge, MIN_INFORMATIVE, NO_WORSE, RAISED_GAIN

@@ -1,7 +1,7 @@
 """Count where two predictions of a frame disagree: which class is served where the reference says another.
 
-`Disagreement` counts such answers over frames. `tared plan` certifies a plan by it; for a candidate's verdict
-`newly_confused` names the pairs that are new.
+`Disagreement` counts such answers over frames. `tared plan` certifies a plan by it, and a candidate's verdict names the
+pairs that are new.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from agent.vision.fidelity import Answer
-from calibrate.statistics.confusion import Pair, confused_pairs
+from calibrate.statistics.confusion import confused_pairs
 
 # Times that a pair must be seen before it can appear to be above a limit. Measured by simulating 100 trials of max_loss
 # 0.1, which such pairs kept from ending: a candidate that misreads 40 % of a class of 10 % was refused for a limit of
 # 20 % in 65 of them (15 otherwise). One that misreads 10 % was never refused, and kept from ending in 7.
 _SUSPECT = 2
-_ERROR = 0.05  # probability that `newly_confused` names a pair by chance
 
 
 @dataclass(frozen=True)
@@ -86,20 +85,3 @@ class Disagreement:
             ConfusedPair(label(pair.reference), label(pair.candidate), pair.count, pair.total, pair.low)
             for pair in confused_pairs(self.counts, self.totals, tolerance, error)
         )
-
-
-def newly_confused(candidate: Disagreement, serving: Disagreement | None, tolerance: float) -> tuple[Pair, ...]:
-    """Return the pairs that the candidate confuses in more than `tolerance` of the frames, and that are new.
-
-    A pair is not new if the engine in service confuses it too, or loses that class as often in whatever way: an engine
-    that detects nothing in the dark confuses no classes either.
-    """
-    return tuple(
-        pair
-        for pair in confused_pairs(candidate.counts, candidate.totals, tolerance, _ERROR)
-        if serving is None
-        or (
-            serving.share(pair.reference, pair.candidate) <= tolerance
-            and serving.wrong[pair.reference] < candidate.wrong[pair.reference]
-        )
-    )

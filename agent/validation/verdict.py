@@ -20,7 +20,7 @@ import numpy as np
 from agent.common.errors import AgentError
 from agent.models.model import Model
 from agent.validation.comparison import Comparison, Deadline, Difference, HeldOut, compare
-from agent.validation.confusion import newly_confused
+from calibrate.statistics.confusion import confused_pairs
 from calibrate.statistics.evidence import gain_bounds, shows_loss
 from engines.interface import Backend, Engine, Progress
 from engines.store.artefact import fingerprint, read_artefact
@@ -38,6 +38,7 @@ RAISED_GAIN = 0.01
 MORE_FLOAT_SLOWDOWN = 2.0
 
 _MAX_CONFUSION = 0.1  # share of the frames with a class, as in `tared plan`; a larger configured max_loss raises it
+_CONFUSION_ERROR = 0.05  # probability that a pair is named by chance
 _TAIL_FROM = 100  # inferences: of fewer the 99th percentile is the slowest one, which depends on the machine's load
 _TAIL_CHANCE = 0.001  # probability that so many more slow inferences are the candidate's, if neither engine is slower
 _MOST_CLASSES = 100  # that a verdict lists
@@ -291,13 +292,23 @@ def _agreement_by_class(comparison: Comparison, label: Callable[[int], str]) -> 
 
 
 def _newly_confused(comparison: Comparison, max_loss: float, label: Callable[[int], str]) -> tuple[str, ...]:
+    """Return in words the pairs that the candidate confuses in more frames than tolerated, and that are new.
+
+    A pair is not new if the engine in service confuses it too, or loses that class as often in whatever way: an engine
+    that detects nothing in the dark confuses no classes either.
+    """
     tolerance = max(_MAX_CONFUSION, max_loss)
     if tolerance >= 1.0:
         return ()
-    candidate, *serving = comparison.confusion
+    candidate, *others = comparison.confusion
     return tuple(
         f"{label(pair.reference)} with {label(pair.candidate)} in {pair.count} of {pair.total} frames"
-        for pair in newly_confused(candidate, serving[0] if serving else None, tolerance)
+        for pair in confused_pairs(candidate.counts, candidate.totals, tolerance, _CONFUSION_ERROR)
+        if all(
+            serving.share(pair.reference, pair.candidate) <= tolerance
+            and serving.wrong[pair.reference] < candidate.wrong[pair.reference]
+            for serving in others
+        )
     )
 
 
