@@ -52,12 +52,12 @@ class Fidelity:
     is_empty: bool = False
 
 
-def count_matches(detections: Detections, truth: LabelledBoxes, iou_threshold: float = MATCH_IOU) -> MatchCounts:
+def count_matches(detections: Detections, truth: LabelledBoxes) -> MatchCounts:
     """Count the detections that match labels, or a reference engine's detections, in pixels of the same image.
 
     Matches are class-aware, one to one, greedy by score (see `agent.vision.detections.match`).
     """
-    hits = int(match(detections, truth, iou_threshold).sum())
+    hits = int(match(detections, truth, MATCH_IOU).sum())
     return MatchCounts(hits, len(detections) - hits, len(truth) - hits)
 
 
