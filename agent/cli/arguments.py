@@ -90,10 +90,23 @@ def command(commands: Any, name: str, run: Callable[..., int], text: str) -> arg
     return parser
 
 
+def option(parser: Any, names: str, metavar: str, text: str, kind: Callable[[str], object] = str, **more: Any) -> None:
+    """Add an option that has a value, or an argument of a command.
+
+    Args:
+        parser: A parser, or a group of one.
+        names: Separated by spaces.
+        metavar: Stands for the value in the help.
+        text: The help.
+        kind: Makes the value from its text.
+        more: As `add_argument` takes it, such as `default`.
+    """
+    parser.add_argument(*names.split(), type=kind, metavar=metavar, help=text, **more)
+
+
 def add_config_option(parser: argparse.ArgumentParser) -> None:
     """Add -c, the configuration of a daemon."""
-    about = "the daemon's configuration"
-    parser.add_argument("-c", "--config", type=Path, default=Path("config.yaml"), metavar="FILE", help=about)
+    option(parser, "-c --config", "FILE", "the daemon's configuration", Path, default=Path("config.yaml"))
 
 
 def number(kind: type[int] | type[float], low: float, high: float = math.inf) -> Callable[[str], float]:
@@ -122,14 +135,17 @@ def number(kind: type[int] | type[float], low: float, high: float = math.inf) ->
     return parse
 
 
-def print_result(options: argparse.Namespace, result: dict[str, Any]) -> int:
-    """Print a result, one `key value` a line or with --json as one object; return the exit code of success.
+def print_result(options: argparse.Namespace, result: dict[str, Any], show: Callable[[], object] | None = None) -> int:
+    """Print a result, with --json as one object; return the exit code of success.
 
     Args:
         result: In JSON's types.
+        show: Prints it for people; None: one `key value` a line.
     """
     if options.json:
         print(json.dumps(result))
+    elif show is not None:
+        show()
     else:
         for key, value in result.items():
             print(f"{key:16} {value}")

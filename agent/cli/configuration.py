@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.cli.arguments import command
+from agent.cli.arguments import command, option, print_result
 
 if TYPE_CHECKING:  # imported when the command runs, as in offline.py
     from pydantic import BaseModel
@@ -49,7 +49,7 @@ def add_configuration(commands: Any) -> None:
     shown.add_argument("--schema", nargs="?", const="config", choices=("config", "model"), help=which)
     shown.add_argument("--example", action="store_true", help="print the reference config.yaml: every key, its default")
     checked = "report all errors of a file at once (default: config.yaml)"
-    shown.add_argument("--check", nargs="?", const=Path("config.yaml"), type=Path, metavar="FILE", help=checked)
+    option(shown, "--check", "FILE", checked, Path, nargs="?", const=Path("config.yaml"))
 
 
 def _config(options: argparse.Namespace) -> int:
@@ -59,10 +59,10 @@ def _config(options: argparse.Namespace) -> int:
     reference = shipped_path("config.yaml").read_text(encoding="utf-8")
     if options.check is not None:
         return _check(options)
-    if options.schema is not None:
-        print(json.dumps(config_schema(reference) if options.schema == "config" else model_schema(reference), indent=1))
-    else:
-        print(json.dumps({"example": reference}) if options.json else reference, end="\n" if options.json else "")
+    if options.schema is None:
+        return print_result(options, {"example": reference}, lambda: print(reference, end=""))
+    schema = config_schema if options.schema == "config" else model_schema
+    print(json.dumps(schema(reference), indent=1))
     return 0
 
 
@@ -75,11 +75,9 @@ def _check(options: argparse.Namespace) -> int:
 
     config = check_config(options.check)
     cameras = [camera.name for camera in config.every_camera]
-    if options.json:
-        print(json.dumps({"file": str(options.check), "model": str(config.model.path), "camera_names": cameras}))
-    else:
-        print(f"{options.check} is valid: model {config.model.path}, cameras {', '.join(cameras)}")
-    return 0
+    result = {"file": str(options.check), "model": str(config.model.path), "camera_names": cameras}
+    valid = f"{options.check} is valid: model {config.model.path}, cameras {', '.join(cameras)}"
+    return print_result(options, result, lambda: print(valid))
 
 
 def config_schema(reference: str) -> dict[str, Any]:

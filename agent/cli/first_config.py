@@ -9,12 +9,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.cli.arguments import command, print_result
+from agent.cli.arguments import command, option, print_result
 from agent.common.errors import AgentError
 
 if TYPE_CHECKING:  # imported when the command runs, as in offline.py
@@ -29,12 +28,11 @@ _BROKER = f"HOST or HOST:PORT of an MQTT broker, or {EMBEDDED}: one on this mach
 def add_init(commands: Any) -> None:
     """Add `tared init`."""
     init = command(commands, "init", _init, "write a first config.yaml: asks for camera, model and broker")
-    init.add_argument("--camera", metavar="SRC", help=f"{_CAMERA} (default: it asks)")
-    init.add_argument("--model", type=Path, metavar="MODEL", help="a MODEL.onnx, or its MODEL.yaml (default: it asks)")
-    init.add_argument("--broker", metavar="BROKER", help=f"{_BROKER} (default: it asks)")
+    option(init, "--camera", "SRC", f"{_CAMERA} (default: it asks)")
+    option(init, "--model", "MODEL", "a MODEL.onnx, or its MODEL.yaml (default: it asks)", Path)
+    option(init, "--broker", "BROKER", f"{_BROKER} (default: it asks)")
     init.add_argument("--yes", action="store_true", help="ask nothing, and take every default")
-    folder = "the folder to write config.yaml and model.yaml to"
-    init.add_argument("-o", "--output", type=Path, default=Path("."), metavar="DIR", help=folder)
+    option(init, "-o --output", "DIR", "the folder to write config.yaml and model.yaml to", Path, default=Path("."))
 
 
 def _init(options: argparse.Namespace) -> int:
@@ -60,13 +58,13 @@ def _init(options: argparse.Namespace) -> int:
     if inspection is not None:
         _check_new(spec_path)
     named = spec_path if inspection is not None else model
-    lines = _lines(camera, seen, os.path.relpath(named.resolve(), folder.resolve()), spec, broker)
+    text = _config_text(camera, seen, os.path.relpath(named.resolve(), folder.resolve()), spec, broker)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if inspection is not None:
             write_spec(inspection, spec_path, may_overwrite=False)
         with config_path.open("x", encoding="utf-8") as file:
-            file.write("\n".join(lines) + "\n")
+            file.write(text)
     except OSError as error:
         raise AgentError(
             "init.write", f"{config_path}: {error.strerror}", "a writable folder", "name another folder with -o"
@@ -139,32 +137,32 @@ def _inspect_model(path: Path) -> tuple[ModelSpec, Any]:
     return inspection.spec(), inspection
 
 
-def _lines(camera: CameraConfig, seen: str, model: str, spec: ModelSpec, broker: str) -> Iterator[str]:
+def _config_text(camera: CameraConfig, seen: str, model: str, spec: ModelSpec, broker: str) -> str:
     from agent.inspection.inspect import one_line_yaml
     from agent.system.service_unit import shipped_path
 
     host, colon, port = broker.rpartition(":")
-    if not (colon and port.isdecimal()):
-        host, port = broker, ""
-    yield f"# yaml-language-server: $schema={shipped_path('docs/schemas/config.schema.json')}"
-    yield "# Written by 'tared init'. 'tared config --example' shows every key, --check checks this file."
-    yield "# Relative paths are relative to this file."
-    yield ""
-    yield f"# {spec.path.name}, task {spec.task}. See what it gets and answers: tared check MODEL.yaml --frames SRC"
-    yield f"model: {one_line_yaml(model)}"
-    yield ""
-    yield "# The fastest of tensorrt, openvino and onnxruntime that works here."
-    yield "backend: auto"
-    yield ""
-    yield "camera:"
-    yield f"  # A first frame: {seen}."
-    yield f"  source: {one_line_yaml(camera.source)}"
-    yield ""
-    yield "mqtt:"
-    yield "  # null: an embedded broker on this machine. See also username, password_file and tls."
-    yield f"  host: {'null' if broker == EMBEDDED else one_line_yaml(host)}"
-    if port:
-        yield f"  port: {port}"
-    yield ""
-    yield "# Engines, jobs and what waits for the fleet. null: STATE_DIRECTORY of a systemd service, or var"
-    yield "state_dir: null"
+    has_port = colon and port.isdecimal()
+    host, port_line = (host, f"  port: {port}\n") if has_port else (broker, "")
+    return f"""\
+# yaml-language-server: $schema={shipped_path("docs/schemas/config.schema.json")}
+# Written by 'tared init'. 'tared config --example' shows every key, --check checks this file.
+# Relative paths are relative to this file.
+
+# {spec.path.name}, task {spec.task}. See what it gets and answers: tared check MODEL.yaml --frames SRC
+model: {one_line_yaml(model)}
+
+# The fastest of tensorrt, openvino and onnxruntime that works here.
+backend: auto
+
+camera:
+  # A first frame: {seen}.
+  source: {one_line_yaml(camera.source)}
+
+mqtt:
+  # null: an embedded broker on this machine. See also username, password_file and tls.
+  host: {"null" if broker == EMBEDDED else one_line_yaml(host)}
+{port_line}
+# Engines, jobs and what waits for the fleet. null: STATE_DIRECTORY of a systemd service, or var
+state_dir: null
+"""

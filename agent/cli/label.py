@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.cli.arguments import add_config_option, command, print_result, table_console
+from agent.cli.arguments import add_config_option, command, option, print_result, table_console
 from agent.cli.configuration import load_board_config
 from agent.common.errors import AgentError
 
@@ -37,11 +37,11 @@ def add_label(commands: Any) -> None:
     label.usage = _USAGE
     ways = label.add_mutually_exclusive_group()
     place = f"the page's address, which only this machine reaches (default: {_ANY_PORT}, any port)"
-    ways.add_argument("--listen", metavar="HOST:PORT", help=place)
+    option(ways, "--listen", "HOST:PORT", place)
     written = "write frames that wait for another tool: COCO's JSON of a detector, else class folders (default: no)"
-    ways.add_argument("--export", type=Path, metavar="FOLDER", help=written)
+    option(ways, "--export", "FOLDER", written, Path)
     read = "store the labels of another tool: COCO's JSON, or class folders (default: no)"
-    ways.add_argument("--import", type=Path, dest="import_path", metavar="FILE.json", help=read)
+    option(ways, "--import", "FILE.json", read, Path, dest="import_path")
     ways.add_argument(
         "--list", action="store_true", help="list how many frames are drawn and labelled, and the accuracy"
     )
@@ -88,11 +88,8 @@ def _open(options: argparse.Namespace) -> tuple[LabelStore, Sequence[str]]:
     config = load_board_config(options.config)
     spec = config.model
     if spec.task == "raw":
-        expected, remedy = (
-            "task classify or detect",
-            "choose a model of one of these tasks: people cannot label raw outputs",
-        )
-        raise AgentError("labelling.task", "a model of task raw", expected, remedy)
+        remedy = "choose a model of one of these tasks: people cannot label raw outputs"
+        raise AgentError("labelling.task", "a model of task raw", "task classify or detect", remedy)
     try:
         exists = LabelStore(config.state_dir, "", spec.task).exists
     except PermissionError as error:

@@ -16,8 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from agent.cli.arguments import Parser, add_config_option, command, number
-from agent.cli.completion import add_completion, complete
+from agent.cli.arguments import Parser, add_config_option, command, number, option, print_result
 from agent.cli.configuration import add_configuration
 from agent.cli.first_config import add_init
 from agent.cli.label import add_label
@@ -43,6 +42,16 @@ EXIT_CODES = {
     EXIT_PIPE: "the reader of stdout has closed it",
 }
 
+_SHELLS = ("bash", "zsh", "fish")
+_HOW_TO_COMPLETE = """\
+for this session:
+  source <(tared completion bash)            # the same with zsh
+  tared completion fish | source
+permanently: save the printed code as one of:
+  ~/.local/share/bash-completion/completions/tared
+  _tared in a folder of zsh's $fpath
+  ~/.config/fish/completions/tared.fish"""
+
 CommandGroup = Callable[[Any], None]  # adds its commands to argparse's subparsers
 
 
@@ -65,7 +74,10 @@ def main(arguments: Sequence[str] | None = None, extra: Sequence[CommandGroup] =
     hide_arguments()
     try:
         parser = make_parser(extra)
-        complete(parser)
+        if "_ARGCOMPLETE" in os.environ:  # a shell asks how the command line goes on; the answer ends the process
+            from argcomplete import autocomplete
+
+            autocomplete(parser)
         options = parser.parse_args(arguments)
         if os.environ.get("TARED_NVTX"):
             from engines.trace import start_tracing
@@ -115,11 +127,11 @@ def make_parser(extra: Sequence[CommandGroup]) -> Parser:
     run = command(commands, "run", _run, "run the daemon; a finite source ends the run with a summary")
     add_config_option(run)
     stop = "stop after N frames of each camera (default: at the end of the source)"
-    run.add_argument("--frames", type=number(int, 1), default=0, metavar="N", help=stop)
+    option(run, "--frames", "N", stop, number(int, 1), default=0)
     runtime = "the inference runtime; auto: the fastest that works (default: the configured one)"
-    run.add_argument("--backend", metavar="RUNTIME", help=runtime)
+    option(run, "--backend", "RUNTIME", runtime)
     pages = f"run 'tared web' beside it, for browsers; without an address at {_PAGES} (default: it does not run)"
-    run.add_argument("--web", nargs="?", const=_PAGES, metavar="HOST:PORT", help=pages)
+    option(run, "--web", "HOST:PORT", pages, nargs="?", const=_PAGES)
 
     add_offline(commands)
     add_store(commands)
@@ -129,8 +141,24 @@ def make_parser(extra: Sequence[CommandGroup]) -> Parser:
     for add_group in extra:
         add_group(commands)
     add_service(commands)
-    add_completion(commands)
+    _add_completion(commands)
     return parser
+
+
+def _add_completion(commands: Any) -> None:
+    """Add `tared completion`."""
+    completion = command(commands, "completion", _completion, "print the code by which a shell completes commands")
+    completion.formatter_class = argparse.RawDescriptionHelpFormatter
+    completion.epilog = _HOW_TO_COMPLETE
+    option(completion, "shell", "SHELL", "bash, zsh or fish", choices=_SHELLS)
+
+
+def _completion(options: argparse.Namespace) -> int:
+    """Run `tared completion`: print the code of a shell."""
+    from argcomplete.shell_integration import shellcode
+
+    code = shellcode(["tared"], shell=options.shell)
+    return print_result(options, {"shell": options.shell, "code": code}, lambda: print(code))
 
 
 def _write_report(state_dir: Path) -> str:

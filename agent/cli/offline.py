@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.cli.arguments import command, number, print_result, table_console
+from agent.cli.arguments import command, number, option, print_result, table_console
 from agent.common.errors import AgentError
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ MAX_LOSS = "the loss that you accept: 1 - mean fidelity, a share from 0 to 1"
 MAX_CONFUSION = "the share of a class that may be confused with one other class, 0 to 1"
 SOURCES = "a video file, a folder or zip of images, v4l2:/dev/video0, csi:0, rtsp://..., http://..."
 MODEL = "the model's spec; 'tared inspect MODEL.onnx -o MODEL.yaml' writes a first one"
-ARTEFACT = "an artefact of 'tared build'"
 TARGET = "an artefact, or a spec for the float reference"
 METHODS = "how thresholds are chosen: entropy, mse, max, percentile:99.99, ... (docs/guides/models.md)"
 DATASET = "labelled images for top-1 or mAP, too (default: none)"
@@ -41,142 +40,113 @@ EACH_CPU = "CPU threads of each engine (default: one for each CPU)"
 def add_offline(commands: Any) -> None:
     """Add the commands that need no daemon."""
     check = command(commands, "check", _check, "draw the model's input and answers; find errors of its spec")
-    check.add_argument("model", type=Path, metavar="MODEL.yaml", help="a spec, or a MODEL.onnx: its spec is guessed")
-    check.add_argument("--frames", required=True, metavar="SRC", help=f"a photo, {SOURCES}")
-    count = "frames to look at (default: 32; of a classifier 128)"
-    check.add_argument("--count", type=number(int, 1, 1000), metavar="N", help=count)
-    check.add_argument("--threads", type=number(int, 1), default=os.cpu_count() or 1, metavar="N", help=EACH_CPU)
-    picture = "the picture of input, answer and other specs (default: none)"
-    check.add_argument("-o", "--output", type=Path, metavar="check.png", help=picture)
+    option(check, "model", "MODEL.yaml", "a spec, or a MODEL.onnx: its spec is guessed", Path)
+    option(check, "--frames", "SRC", f"a photo, {SOURCES}", required=True)
+    option(check, "--count", "N", "frames to look at (default: 32; of a classifier 128)", number(int, 1, 1000))
+    option(check, "--threads", "N", EACH_CPU, number(int, 1), default=os.cpu_count() or 1)
+    option(check, "-o --output", "check.png", "the picture of input, answer and other specs (default: none)", Path)
 
     calibrate = command(commands, "calibrate", _calibrate, "observe frames and choose the INT8 scales")
-    calibrate.add_argument("model", type=Path, metavar="MODEL.yaml", help=MODEL)
-    compared = f"{SOURCES} (default: none; with --from-cache, frames to compare)"
-    calibrate.add_argument("--frames", metavar="SRC", help=compared)
+    option(calibrate, "model", "MODEL.yaml", MODEL, Path)
+    option(calibrate, "--frames", "SRC", f"{SOURCES} (default: none; with --from-cache, frames to compare)")
     cache = "take the scales of TensorRT's cache, ONNX Runtime's table or a Q/DQ .onnx (default: of the frames)"
-    calibrate.add_argument("--from-cache", type=Path, metavar="FILE", help=cache)
-    calibrate.add_argument("--count", type=number(int, 1), default=512, metavar="N", help="frames to observe")
-    calibrate.add_argument("--method", default="entropy", metavar="METHOD", help=METHODS)
+    option(calibrate, "--from-cache", "FILE", cache, Path)
+    option(calibrate, "--count", "N", "frames to observe", number(int, 1), default=512)
+    option(calibrate, "--method", "METHOD", METHODS, default="entropy")
     planned = "observe the tensors as this plan repairs them (default: as the model has them)"
-    calibrate.add_argument("--plan", type=Path, metavar="plan.json", help=planned)
-    written = "the calibration to write"
-    calibrate.add_argument("-o", "--output", type=Path, required=True, metavar="calibration.json", help=written)
+    option(calibrate, "--plan", "plan.json", planned, Path)
+    option(calibrate, "-o --output", "calibration.json", "the calibration to write", Path, required=True)
 
     plan = command(commands, "plan", _plan, "find the fastest precision plan whose loss stays within a bound")
-    model = "the model's spec; with --explain, --show or --chart a plan.json"
-    plan.add_argument("model", type=Path, metavar="MODEL.yaml", help=model)
-    calibrated = "a calibration.json of this model (default: the model brings its own)"
-    plan.add_argument("--calibration", type=Path, metavar="FILE", help=calibrated)
-    plan.add_argument(
-        "--frames",
-        action="append",
-        metavar="SRC",
-        help=f"held out from the calibration: {SOURCES}; given several times, the loss is kept in the worst of them "
-        "(default: none; a search needs some)",
-    )
-    plan.add_argument("--max-loss", type=number(float, 1e-4, 0.999), default=0.02, metavar="L", help=MAX_LOSS)
-    plan.add_argument("--max-confusion", type=number(float, 1e-3, 0.999), default=0.1, metavar="C", help=MAX_CONFUSION)
+    option(plan, "model", "MODEL.yaml", "the model's spec; with --explain, --show or --chart a plan.json", Path)
+    option(plan, "--calibration", "FILE", "a calibration.json of this model (default: the model brings its own)", Path)
+    worst = "given several times, the loss is kept in the worst of them (default: none; a search needs some)"
+    option(plan, "--frames", "SRC", f"held out from the calibration: {SOURCES}; {worst}", action="append")
+    option(plan, "--max-loss", "L", MAX_LOSS, number(float, 1e-4, 0.999), default=0.02)
+    option(plan, "--max-confusion", "C", MAX_CONFUSION, number(float, 1e-3, 0.999), default=0.1)
     budget = "seconds for the search, which then takes the best certified plan (default: no limit)"
-    plan.add_argument("--budget-s", type=number(float, 0.0), metavar="S", help=budget)
+    option(plan, "--budget-s", "S", budget, number(float, 0.0))
     costs = "time the layers, or count their multiply-accumulates (macs)"
     plan.add_argument("--costs", choices=("measured", "macs"), default="measured", help=costs)
-    plan.add_argument("--dataset", type=Path, metavar="LABELLED", help=DATASET)
-    plan.add_argument("--classes", type=_names, default=[], metavar="NAMES", help=CLASSES)
-    plan.add_argument("--seed", type=number(int, 0), default=0, metavar="N", help="draws the random order of frames")
+    option(plan, "--dataset", "LABELLED", DATASET, Path)
+    option(plan, "--classes", "NAMES", CLASSES, _names, default=[])
+    option(plan, "--seed", "N", "draws the random order of frames", number(int, 0), default=0)
     plan.add_argument("--all", action="store_true", help="list every layer group")
-    group = "explain one group of a plan.json, by name or glob (default: all groups)"
-    plan.add_argument("--explain", metavar="GROUP", help=group)
+    option(plan, "--explain", "GROUP", "explain one group of a plan.json, by name or glob (default: all groups)")
     plan.add_argument("--show", action="store_true", help="print the table of a plan.json again")
-    chart = "draw loss against latency; needs matplotlib (default: no chart)"
-    plan.add_argument("--chart", type=Path, metavar="FILE.png", help=chart)
-    found = "the plan to write (default: none; a search needs it)"
-    plan.add_argument("-o", "--output", type=Path, metavar="plan.json", help=found)
+    option(plan, "--chart", "FILE.png", "draw loss against latency; needs matplotlib (default: no chart)", Path)
+    option(plan, "-o --output", "plan.json", "the plan to write (default: none; a search needs it)", Path)
 
     build = command(commands, "build", _build, "build an engine into an artefact")
-    build.add_argument("model", type=Path, metavar="MODEL.yaml", help=MODEL)
-    scales = "a calibration.json, needed for int8 (default: none)"
-    build.add_argument("--calibration", type=Path, metavar="FILE", help=scales)
-    checked = "check int8 on these frames (default: the frames that 'tared calibrate' kept)"
-    build.add_argument("--frames", metavar="SRC", help=checked)
+    option(build, "model", "MODEL.yaml", MODEL, Path)
+    option(build, "--calibration", "FILE", "a calibration.json, needed for int8 (default: none)", Path)
+    option(build, "--frames", "SRC", "check int8 on these frames (default: the frames that 'tared calibrate' kept)")
     precision = build.add_mutually_exclusive_group()
     chosen = "of all layers (default: int8 with a calibration, else the fastest float)"
     precision.add_argument("--precision", choices=("int8", "fp16", "fp32"), help=chosen)
-    mixed = "which layers stay float; the others are int8 (default: none)"
-    precision.add_argument("--plan", type=Path, metavar="plan.json", help=mixed)
+    option(precision, "--plan", "plan.json", "which layers stay float; the others are int8 (default: none)", Path)
     build.add_argument("--best", action="store_true", help="tensorrt: search longest for the fastest kernels")
     accelerator = "tensorrt: the deep learning accelerator to build for (default: the GPU alone)"
-    build.add_argument("--dla", type=number(int, 0), metavar="CORE", help=accelerator)
+    option(build, "--dla", "CORE", accelerator, number(int, 0))
     build.add_argument("--offline", action="store_true", help="tensorrt: without a GPU, to prove it can be built")
-    target = "with --offline: the GPU to build for, such as sm86 (default: none)"
-    build.add_argument("--target", metavar="SM", help=target)
-    folder = "the folder to write (default: MODEL-PRECISION/)"
-    build.add_argument("-o", "--output", type=Path, metavar="ARTEFACT/", help=folder)
+    option(build, "--target", "SM", "with --offline: the GPU to build for, such as sm86 (default: none)")
+    option(build, "-o --output", "ARTEFACT/", "the folder to write (default: MODEL-PRECISION/)", Path)
 
     export = command(commands, "export", _export, "write an artefact for another tool, into a folder of its own")
-    export.add_argument("artefact", type=Path, metavar="ARTEFACT/", help=ARTEFACT)
+    option(export, "artefact", "ARTEFACT/", "an artefact of 'tared build'", Path)
     tools = f"the tool that reads it: {', '.join(EXPORT_FORMATS)} (docs/guides/export.md)"
-    export.add_argument("--to", required=True, choices=EXPORT_FORMATS, metavar="FORMAT", help=tools)
+    option(export, "--to", "FORMAT", tools, required=True, choices=EXPORT_FORMATS)
     built_of = "the model of which an artefact of tensorrt or openvino was built (default: none)"
-    export.add_argument("--model", type=Path, metavar="MODEL.onnx", help=built_of)
-    export.add_argument("--licence", default="", metavar="SPDX", help="of the model (default: what its file says)")
+    option(export, "--model", "MODEL.onnx", built_of, Path)
+    option(export, "--licence", "SPDX", "of the model (default: what its file says)", default="")
     export.add_argument("--overwrite", action="store_true", help="replace a folder that is there already")
-    checking = "verifies signed engines (default: signatures are not checked)"
-    export.add_argument("--key", type=Path, metavar="FILE", help=checking)
-    export.add_argument("-o", "--output", type=Path, required=True, metavar="DIR/", help="the folder to write")
+    option(export, "--key", "FILE", "verifies signed engines (default: signatures are not checked)", Path)
+    option(export, "-o --output", "DIR/", "the folder to write", Path, required=True)
 
     inspect = command(commands, "inspect", _inspect, "show an artefact, or guess the spec of an ONNX file")
-    inspect.add_argument("target", type=Path, metavar="ARTEFACT_OR_MODEL.onnx", help="an artefact, or a model file")
+    option(inspect, "target", "ARTEFACT_OR_MODEL.onnx", "an artefact, or a model file", Path)
     inspect.add_argument("--layers", action="store_true", help="the layers that the builder made")
     inspect.add_argument("--time", action="store_true", help="with --layers: run it, and time every layer")
     spec = "of a MODEL.onnx: the file to write its spec to (default: the spec is printed)"
-    inspect.add_argument("-o", "--output", type=Path, metavar="model.yaml", help=spec)
+    option(inspect, "-o --output", "model.yaml", spec, Path)
     inspect.add_argument("--overwrite", action="store_true", help="with -o: also a file that is there already")
 
     report = command(
         commands, "report", _report, "write one HTML file that shows a calibration, a plan, an engine or a board"
     )
-    subject = "a calibration.json, a plan.json, an ARTEFACT/ or a state_dir"
-    report.add_argument("subject", type=Path, metavar="SUBJECT", help=subject)
-    page = "the page to write"
-    report.add_argument("-o", "--output", type=Path, default=Path("report.html"), metavar="FILE", help=page)
-    verifying = "verifies signed engines (default: signatures are not checked)"
-    report.add_argument("--key", type=Path, metavar="FILE", help=verifying)
+    option(report, "subject", "SUBJECT", "a calibration.json, a plan.json, an ARTEFACT/ or a state_dir", Path)
+    option(report, "-o --output", "FILE", "the page to write", Path, default=Path("report.html"))
+    option(report, "--key", "FILE", "verifies signed engines (default: signatures are not checked)", Path)
 
     infer = command(commands, "infer", _infer, "run an artefact, or the float reference, over frames")
-    infer.add_argument("target", type=Path, metavar="ARTEFACT_OR_MODEL.yaml", help=TARGET)
-    infer.add_argument("--frames", required=True, metavar="SRC", help=SOURCES)
-    answers = "the answers, a line of JSON for each frame (default: none)"
-    infer.add_argument("-o", "--output", type=Path, metavar="results.jsonl", help=answers)
+    option(infer, "target", "ARTEFACT_OR_MODEL.yaml", TARGET, Path)
+    option(infer, "--frames", "SRC", SOURCES, required=True)
+    option(infer, "-o --output", "results.jsonl", "the answers, a line of JSON for each frame (default: none)", Path)
     drawn = "the frames with the answers drawn in: out.mp4, .mkv, .avi, or a folder (default: none)"
-    infer.add_argument("--save", type=Path, metavar="OUT", help=drawn)
+    option(infer, "--save", "OUT", drawn, Path)
 
     evaluate = command(commands, "evaluate", _evaluate, "measure top-1 or mAP on labelled images")
-    evaluate.add_argument("target", type=Path, metavar="ARTEFACT_OR_MODEL.yaml", help=TARGET)
-    evaluate.add_argument("--dataset", type=Path, required=True, metavar="LABELLED", help=LABELLED)
-    evaluate.add_argument("--classes", type=_names, default=[], metavar="NAMES", help=CLASSES)
+    option(evaluate, "target", "ARTEFACT_OR_MODEL.yaml", TARGET, Path)
+    option(evaluate, "--dataset", "LABELLED", LABELLED, Path, required=True)
+    option(evaluate, "--classes", "NAMES", CLASSES, _names, default=[])
 
     benchmark = command(
         commands, "benchmark", _benchmark, "time every runtime here, in float, in INT8 and under a plan"
     )
-    benchmark.add_argument("model", type=Path, metavar="MODEL.yaml", help=MODEL)
-    benchmark.add_argument("--frames", required=True, metavar="SRC", help=SOURCES)
-    benchmark.add_argument("--count", type=number(int, 16), default=128, metavar="N", help="frames to run")
-    benchmark.add_argument("--max-loss", type=number(float, 0.0, 1.0), default=0.1, metavar="L", help=MAX_LOSS)
-    benchmark.add_argument("--dataset", type=Path, metavar="LABELLED", help=DATASET)
-    benchmark.add_argument("--classes", type=_names, default=[], metavar="NAMES", help=CLASSES)
-    threads = "CPU threads of each engine"
-    benchmark.add_argument("--threads", type=number(int, 1), default=1, metavar="N", help=threads)
+    option(benchmark, "model", "MODEL.yaml", MODEL, Path)
+    option(benchmark, "--frames", "SRC", SOURCES, required=True)
+    option(benchmark, "--count", "N", "frames to run", number(int, 16), default=128)
+    option(benchmark, "--max-loss", "L", MAX_LOSS, number(float, 0.0, 1.0), default=0.1)
+    option(benchmark, "--dataset", "LABELLED", DATASET, Path)
+    option(benchmark, "--classes", "NAMES", CLASSES, _names, default=[])
+    option(benchmark, "--threads", "N", "CPU threads of each engine", number(int, 1), default=1)
 
     for offline in (calibrate, plan, build, infer, evaluate, inspect):
-        offline.add_argument(
-            "--backend",
-            default="auto",
-            metavar="RUNTIME",
-            help="tensorrt, openvino, onnxruntime, or auto: an artefact's own, else the fastest that works",
-        )
+        runtimes = "tensorrt, openvino, onnxruntime, or auto: an artefact's own, else the fastest that works"
+        option(offline, "--backend", "RUNTIME", runtimes, default="auto")
         signing = "signs artefacts, and refuses those that it has not signed (default: unsigned)"
-        offline.add_argument("--key", type=Path, metavar="FILE", help=signing)
-        offline.add_argument("--threads", type=number(int, 1), default=os.cpu_count() or 1, metavar="N", help=EACH_CPU)
+        option(offline, "--key", "FILE", signing, Path)
+        option(offline, "--threads", "N", EACH_CPU, number(int, 1), default=os.cpu_count() or 1)
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -340,11 +310,7 @@ def _export(options: argparse.Namespace) -> int:
         overwrite=options.overwrite,
         key=_key(options),
     )
-    if options.json:
-        print(json.dumps(result))
-    else:
-        print("\n".join(result["files"]))
-    return 0
+    return print_result(options, result, lambda: print("\n".join(result["files"])))
 
 
 def _inspect(options: argparse.Namespace) -> int:
@@ -368,11 +334,7 @@ def _inspect_artefact(options: argparse.Namespace) -> int:
 
     backend = _open_backend(options, options.target) if options.time else None
     inspection = inspect_artefact(options.target, options.layers or options.time, backend, _key(options))
-    if options.json:
-        print(json.dumps(inspection.as_dict()))
-    else:
-        print_artefact_inspection(inspection, table_console())
-    return 0
+    return print_result(options, inspection.as_dict(), lambda: print_artefact_inspection(inspection, table_console()))
 
 
 def _inspect_model(options: argparse.Namespace) -> int:
@@ -438,11 +400,7 @@ def _benchmark(options: argparse.Namespace) -> int:
         options.dataset,
         only=options.classes,
     )
-    if options.json:
-        print(json.dumps(result))
-    else:
-        print_benchmark(result, table_console())
-    return 0
+    return print_result(options, result, lambda: print_benchmark(result, table_console()))
 
 
 def _open_backend(options: argparse.Namespace, subject: Path | None = None, **more: Any) -> Backend:

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,10 +91,10 @@ def run_calibrate(
     source = parse_source(frames) if frames is not None else None
     ranges = read_ranges(cache) if cache is not None else None
     model = open_model(load_model_spec(spec_path), read_plan(plan_path) if plan_path else ALL_INT8)
-    observed = _observe(model, source, count, method, backend) if source is not None else None
-    calibration = observed.calibration if observed is not None else None
+    observed, kept = _observe(model, source, count, method, backend) if source is not None else (None, [])
+    calibration = observed
     if ranges is not None and cache is not None:
-        calibration = foreign_calibration(model, ranges, cache.name, calibration)
+        calibration = foreign_calibration(model, ranges, cache.name, observed)
     if calibration is None:
         raise AgentError(
             "cli.arguments",
@@ -104,9 +104,9 @@ def run_calibrate(
         )
     save_calibration(calibration, output)
     check = None
-    if source is not None and observed is not None:
+    if source is not None:
         command = _plan_command(spec_path, output, source.shown, backend)
-        check = _check_calibration(model, calibration, observed.kept, output, command)
+        check = _check_calibration(model, calibration, kept, output, command)
     return {
         "tensors": len(calibration.amax),
         "frames": calibration.frames,
@@ -118,15 +118,10 @@ def run_calibrate(
     }
 
 
-@dataclass(frozen=True)
-class _Observed:
-    """Hold the calibration by the frames' histograms, and a few of their network inputs (1, C, H, W)."""
-
-    calibration: Calibration
-    kept: list[Array]
-
-
-def _observe(model: Model, source: Source, count: int, method: str, backend: Backend) -> _Observed:
+def _observe(
+    model: Model, source: Source, count: int, method: str, backend: Backend
+) -> tuple[Calibration, list[Array]]:
+    """Return the calibration by the frames' histograms, and a few of their network inputs (1, C, H, W)."""
     collection, kept = CalibrationSet(held_out_size=0), Reservoir[Array](CHECKED_FRAMES)
     with stage("preparing") as show:
         observer = model.open_observer(backend, show)
@@ -137,10 +132,9 @@ def _observe(model: Model, source: Source, count: int, method: str, backend: Bac
             collection.add(tensor, observer.observe(tensor))
             kept.offer(tensor.copy)
             bar.update(collection.frames)
-    name, observed = Path(source.shown).name, collection.histograms
-    return _Observed(
-        calibrate(model, observed, method, collection.frames, name, backend, collection.extremes), kept.kept
-    )
+    name, histograms = Path(source.shown).name, collection.histograms
+    calibration = calibrate(model, histograms, method, collection.frames, name, backend, collection.extremes)
+    return calibration, kept.kept
 
 
 def _check_calibration(
@@ -157,20 +151,16 @@ def _check_calibration(
 
 
 def _comparison(
-    model: Model, ranges: ForeignRanges, calibration: Calibration, observed: _Observed | None
+    model: Model, ranges: ForeignRanges, calibration: Calibration, observed: Calibration | None
 ) -> dict[str, Any]:
     """Return what was taken from another tool's file, and tensor by tensor how its scales differ from the frames'."""
     taken = matched_ranges(model, ranges)
-    compared = differences(calibration, observed.calibration) if observed is not None else []
+    compared = differences(calibration, observed) if observed is not None else []
     return {
         "kind": ranges.kind,
         "tensors": len(taken),
         "from_frames": [name for name in calibration.amax if name not in taken],
-        "differences": [
-            {**asdict(row), "db": round(row.db, 2), "clipping": round(row.clipping, 4)}
-            for row in compared
-            if row.tensor in taken
-        ],
+        "differences": [row for row in compared if row["tensor"] in taken],
     }
 
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from agent.cli.arguments import command
+from agent.cli.arguments import command, option
 
 # Characters of the column that shows the doctor's findings. Longer findings push their remedies aside.
 _WIDEST = 48
@@ -18,11 +18,10 @@ def add_service(commands: Any) -> None:
     about = "write the systemd unit and a first configuration; a second time changes nothing"
     install = command(commands, "install-service", _install, about)
     name = "one more service, tared-NAME, with a model and cameras of its own (default: the service tared)"
-    install.add_argument("--name", metavar="NAME", help=name)
+    option(install, "--name", "NAME", name)
     install.add_argument("--dry-run", action="store_true", help="only list the changes")
     install.add_argument("--uninstall", action="store_true", help="take the unit away; configuration and state stay")
-    root = "the root folder of an image, instead of this machine"
-    install.add_argument("--root", type=Path, default=Path("/"), metavar="DIR", help=root)
+    option(install, "--root", "DIR", "the root folder of an image, instead of this machine", Path, default=Path("/"))
     install.add_argument("--now", action="store_true", help="start the service too")
     drop_ins = install.add_argument_group("additions to the unit, see systemd/tared.service.d; what is there stays")
     drop_ins.add_argument("--csi", action="store_true", help="for csi cameras: sees, and restarts with, nvargus-daemon")
@@ -30,7 +29,7 @@ def add_service(commands: Any) -> None:
     drop_ins.add_argument("--jit-hardened", action="store_true", help=jit)
     doctor = command(commands, "doctor", _doctor, "check this machine: its parts, the missing ones, and the remedies")
     about = "also examine the requirements of this configuration (default: the machine alone)"
-    doctor.add_argument("-c", "--config", type=Path, metavar="FILE", help=about)
+    option(doctor, "-c --config", "FILE", about, Path)
 
 
 def _install(options: argparse.Namespace) -> int:

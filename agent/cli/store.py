@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.cli.arguments import add_config_option, command, table_console
+from agent.cli.arguments import add_config_option, command, option, print_result, table_console
 from agent.cli.configuration import load_board_config
 from agent.common.errors import AgentError
 from calibrate.errors import TaredError
@@ -35,7 +35,7 @@ def add_store(commands: Any) -> None:
     for action in actions.choices.values():
         add_config_option(action)
         key = "count artefacts as damaged that this key has not signed (default: signatures are not checked)"
-        action.add_argument("--key", type=Path, metavar="FILE", help=key)
+        option(action, "--key", "FILE", key, Path)
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -93,12 +93,9 @@ def _verify(options: argparse.Namespace) -> int:
     """Run `tared store verify`: read every byte; exit code 1 if anything is damaged."""
     _, _, cleaner = _open(options)
     count, errors = cleaner.verify()
-    if options.json:
-        print(json.dumps({"artefact_count": count, "damaged": [error.as_dict() for error in errors]}))
-    else:
-        for error in errors:
-            print(error)
-        print(f"{count} artefacts, {len(errors)} found damaged")
+    result = {"artefact_count": count, "damaged": [error.as_dict() for error in errors]}
+    last = f"{count} artefacts, {len(errors)} found damaged"
+    print_result(options, result, lambda: print(*errors, last, sep="\n"))
     return EXIT_DAMAGED if errors else 0
 
 
@@ -110,14 +107,10 @@ def _gc(options: argparse.Namespace) -> int:
     with lock_state_dir(config.state_dir):
         freed = cleaner.tidy(_pins(config), options.dry_run)
     removed = [*freed.artefacts, *freed.cached]
-    if options.json:
-        print(json.dumps({"removed": removed, "freed_bytes": freed.nbytes, "dry_run": options.dry_run}))
-        return 0
-    for name in removed:
-        print(name)
+    result = {"removed": removed, "freed_bytes": freed.nbytes, "dry_run": options.dry_run}
     done = "would be removed" if options.dry_run else "removed"
-    print(f"{len(removed)} {done}, {freed.nbytes} bytes; {cleaner.free_bytes()} bytes free on the disk")
-    return 0
+    last = f"{len(removed)} {done}, {freed.nbytes} bytes; {cleaner.free_bytes()} bytes free on the disk"
+    return print_result(options, result, lambda: print(*removed, last, sep="\n"))
 
 
 def _open(options: argparse.Namespace) -> tuple[Config, Store, StoreCleaner]:

@@ -11,7 +11,7 @@ import os
 import selectors
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,8 +19,8 @@ from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any
 
-from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Info, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
@@ -96,7 +96,8 @@ class MetricsServer(threading.Thread):
         super().__init__(name="metrics", daemon=True)
         self._address, self._clock = address, clock
         self._registry = CollectorRegistry()
-        self._registry.register(_Build({"version": version("tared"), **build}))
+        info = Info("tared_build", "The version and the program that run.", registry=self._registry)
+        info.info({"version": version("tared"), **build})
         for collector in collectors:
             self._registry.register(collector)
         ProcessCollector(registry=self._registry)
@@ -222,16 +223,6 @@ def _filled(family: CounterMetricFamily | GaugeMetricFamily, values: ByLabels) -
     for labels, value in sorted(values.items()):
         family.add_metric(labels, float(value))
     return family
-
-
-class _Build(Collector):
-    def __init__(self, labels: Mapping[str, str]) -> None:
-        self._labels = dict(labels)
-
-    def collect(self) -> Iterator[Metric]:
-        build = InfoMetricFamily("tared_build", "The version and the program that run.")
-        build.add_metric([], self._labels)
-        yield build
 
 
 def _report(error: TaredError | None) -> None:

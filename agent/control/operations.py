@@ -344,15 +344,16 @@ class Operations:
         Raises AgentError (`journal.write`).
         """
         since_s = self.clock.monotonic_s()
-        self._limits.pause_switches()
         try:
             loaded = self.service.load(self.service.store.find(identity))
         except TaredError as error:
+            self._limits.pause_switches()
             self.reporter.error(error, trigger="switch")
             self._forget_regime(identity)
             return
         tracker = self._registry.start_with_engine(loaded.engine, "switch", {"artefact": identity})
         tracker.started_s = since_s
+        self._limits.pause_switches()
         self.swap.start(loaded, tracker)
 
     def _learn_gain(self, job: Job, verdict: Verdict) -> None:

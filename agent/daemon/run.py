@@ -39,8 +39,7 @@ from agent.results.mqtt_output import ResultsTopic
 from agent.results.preview import Preview
 from agent.results.socket_output import ResultsSocket
 from agent.results.writer import Output, ResultsWriter
-from agent.system.end_guard import ending_in_time
-from agent.system.process import handling_signals, notify_service_manager, raise_interrupt
+from agent.system.process import ending_in_time, handling_signals, notify_service_manager, raise_interrupt
 from agent.system.state_dir import lock_state_dir
 from agent.uplink.home_assistant import Discovery
 from agent.uplink.link import MqttLink

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import importlib.util
-import platform
 import sys
 from pathlib import Path
+from platform import python_version
 
 from agent.camera.gstreamer import WITHOUT_GSTREAMER, gstreamer_version
 from agent.doctor.finding import Finding, attempt, gib
@@ -25,7 +25,7 @@ _FOLLOWS_SIZES = (4, 13)
 def examine_software(backend: str = "") -> list[Finding]:
     """Examine what is installed in this environment; backend: the configured one."""
     return [
-        _python(),
+        Finding("python", python_version(), sys.version_info >= (3, 10), True, "install Python 3.10 or later"),
         package("onnxruntime", needed=True, remedy="pip install onnxruntime"),
         package("openvino", needed=backend == "openvino", remedy=f"for INT8 on the CPU: {install_extra('openvino')}"),
         _compiled_code(),
@@ -43,11 +43,6 @@ def package(name: str, *, needed: bool, remedy: str, module: str = "") -> Findin
         return Finding(name, importlib.metadata.version(name), True, needed)
     except importlib.metadata.PackageNotFoundError:  # JetPack installs modules without metadata
         return Finding(name, "installed", True, needed)
-
-
-def _python() -> Finding:
-    version = platform.python_version()
-    return Finding("python", version, sys.version_info >= (3, 10), True, "install Python 3.10 or later")
 
 
 def _compiled_code() -> Finding:

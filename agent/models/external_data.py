@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
-from onnx import ModelProto, TensorProto
+from onnx import TensorProto
 
 from engines.errors import EngineError
 from engines.graph.load import parse_model
@@ -34,7 +34,14 @@ def external_names(path: Path) -> list[str]:
         if isinstance(error.__cause__, OSError):
             raise error.__cause__ from None
         return []
-    return sorted(_names(model))
+    names = {
+        entry.value
+        for tensor in model.graph.initializer
+        if tensor.data_location == TensorProto.EXTERNAL
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+    return sorted(names)
 
 
 def external_names_apart(path: Path) -> list[str]:
@@ -49,16 +56,6 @@ def external_names_apart(path: Path) -> list[str]:
     except (subprocess.SubprocessError, ValueError):
         return []
     return [str(name) for name in names]
-
-
-def _names(model: ModelProto) -> set[str]:
-    return {
-        entry.value
-        for tensor in model.graph.initializer
-        if tensor.data_location == TensorProto.EXTERNAL
-        for entry in tensor.external_data
-        if entry.key == "location"
-    }
 
 
 def main() -> int:

@@ -115,12 +115,9 @@ def _matches(patterns: tuple[str, ...], kind: str, master: ModelProto) -> dict[s
     return matches
 
 
-def _first_rule(matches: Mapping[str, list[str]]) -> dict[str, str]:
+def _first_rule(matches: dict[str, list[str]]) -> dict[str, str]:
     """Return for each node the first rule that matches it."""
-    first: dict[str, str] = {}
-    for rule, nodes in matches.items():
-        first = dict.fromkeys(nodes, rule) | first
-    return first
+    return {node: rule for rule, nodes in reversed(matches.items()) for node in nodes}
 
 
 def _refusal(found: str, expected: str, remedy: str) -> ConfigError:
@@ -149,6 +146,11 @@ class Model:
     plan: PrecisionPlan
     observed: onnx.ModelProto
     placement: Placement
+
+    @property
+    def rules(self) -> Rules:
+        """The precision rules of the spec, matched with the master graph. Raises ConfigError as `read_rules`."""
+        return read_rules(self.spec.precision, self.master, place(self.master))
 
     def with_plan(self, plan: PrecisionPlan) -> Model:
         """Return the model under another plan.
@@ -244,10 +246,8 @@ def open_model(spec: ModelSpec, plan: PrecisionPlan = ALL_INT8) -> Model:
     accepted = network_input(spec, image_input(original))
     input_shape = accepted.shape(accepted.usual_size)
     master = prepare(original, run, input_shape)
-    placement = place(master)
-    rules = read_rules(spec.precision, master, placement)
-    bare = Model(spec, master, canonical_hash(master), input_shape, ALL_INT8, master, placement)
-    return bare.with_plan(replace(plan, floats=rules.apply(plan.floats)))
+    bare = Model(spec, master, canonical_hash(master), input_shape, ALL_INT8, master, place(master))
+    return bare.with_plan(replace(plan, floats=bare.rules.apply(plan.floats)))
 
 
 def calibrate(
@@ -305,8 +305,8 @@ def check_calibration(model: Model, calibration: Calibration | None) -> None:
 
     Raises CalibrationError:
         calibration.missing  there is none
-        calibration.plan   it lacks tensors of the model's plan
         calibration.model  it is of another model
+        calibration.plan   it lacks tensors of the model's plan
         calibration.input  it was made under another input spec
     """
     if calibration is None:
@@ -316,20 +316,20 @@ def check_calibration(model: Model, calibration: Calibration | None) -> None:
                 "calibration.missing", "int8 without a calibration", "the ranges of its tensors", remedy
             )
         return
-    missing = set(model.needed_taps) - known_amax(model.plan.repairs, calibration).keys()
-    if missing and calibration.model_sha256 == model.sha256:
-        raise CalibrationError(
-            "calibration.plan",
-            f"a calibration without tensor '{min(missing)}': it was made under another plan",
-            f"all {len(model.needed_taps)} tensors that are INT8 under the present plan",
-            "calibrate again under the present plan, or return to the plan of the calibration",
-        )
     if calibration.model_sha256 != model.sha256:
         raise CalibrationError(
             "calibration.model",
             f"a calibration of model {calibration.model_sha256[:12]}",
             f"one of {model.spec.path.name}, {model.sha256[:12]}",
             "calibrate this model with 'tared calibrate'",
+        )
+    missing = set(model.needed_taps) - known_amax(model.plan.repairs, calibration).keys()
+    if missing:
+        raise CalibrationError(
+            "calibration.plan",
+            f"a calibration without tensor '{min(missing)}': it was made under another plan",
+            f"all {len(model.needed_taps)} tensors that are INT8 under the present plan",
+            "calibrate again under the present plan, or return to the plan of the calibration",
         )
     today = model.preprocessing
     changed = [key for key in today if today[key] != calibration.preprocessing.get(key)]

@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agent.common.errors import AgentError
-from agent.models.model import Model, check_calibration, check_ranges, read_rules
+from agent.models.model import Model, check_calibration, check_ranges
 from calibrate.errors import TaredError
 from calibrate.plan import PrecisionPlan
 from engines.calibration import Calibration, load_calibration
 from engines.errors import EngineError
 from engines.interface import Backend
-from engines.quantise.placement import place
 from engines.store.artefact import Artefact, check_runtime, fingerprint, read_artefact
 from engines.store.signing import canonical
 
@@ -101,7 +100,7 @@ def not_used(setting: str, path: Path, error: TaredError) -> AgentError:
 
 def _plan_to_begin_with(model: Model, plan: PrecisionPlan) -> PrecisionPlan:
     """Return the plan of an artefact under today's rules, or the configured one, which takes precedence."""
-    rules = read_rules(model.spec.precision, model.master, place(model.master))
+    rules = model.rules
     is_configured = model.plan.evidence or model.plan.essence != PrecisionPlan(rules.floats).essence
     return model.plan if is_configured else replace(plan, floats=rules.apply(plan.floats))
 

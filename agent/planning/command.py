@@ -14,7 +14,7 @@ from agent.camera.source import Source, parse_source
 from agent.common.console import say, stage
 from agent.common.errors import AgentError, DatasetError
 from agent.common.state_files import Journal
-from agent.models.model import check_calibration, open_model, read_plan, read_rules
+from agent.models.model import check_calibration, open_model, read_plan
 from agent.planning.costs import PlanBuilder
 from agent.planning.frames import RandomFrames
 from agent.planning.ladder import FOUND_BY
@@ -82,10 +82,9 @@ def run_plan(
             "version keeps them"
         )
     calibration = given or Calibration(model.sha256, "the model's own", 0, "", {}, {})
-    rules = read_rules(model.spec.precision, model.master, model.placement)
     builder = PlanBuilder(model, calibration, backend)
     random_frames = [RandomFrames(source, options.seed) for source in sources]
-    search = PlanSearch(builder, rules, random_frames, embedded, options, stage)
+    search = PlanSearch(builder, random_frames, embedded, options, stage)
     held_out = {source.shown: calibration.source != Path(source.shown).name for source in sources}
     if not search.is_decided:
         say(search.split.description)

@@ -8,13 +8,12 @@ counts as none, and where the disk refuses, the next job measures again.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from agent.common.state_files import parse_or_none, parse_state
-from agent.models.model import read_rules
 from agent.planning.costs import GroupCosts, PlanBuilder, find_costs, parse_costs
 from calibrate.plan import Repairs
 from engines.board import board, processor
@@ -22,13 +21,13 @@ from engines.errors import EngineError
 from engines.interface import Array, BackendOptions, Progress
 from engines.quantise.costs import HasTime, macs_costs
 from engines.quantise.fusion import Grouping
-from engines.quantise.placement import place
 from engines.store.artefact import fingerprint
 from engines.store.kept_file import read_kept, write_kept
 
 _FORMAT = 1  # version of the file's content
 
 
+@dataclass
 class KeptCosts:
     """The costs of a model's groups on the runtime that serves.
 
@@ -38,19 +37,13 @@ class KeptCosts:
         warn: Called with one line for the log.
     """
 
-    def __init__(
-        self,
-        builder: PlanBuilder,
-        frames: Sequence[Array],
-        options: BackendOptions,
-        warn: Callable[[str], None],
-    ) -> None:
-        model = builder.model
-        self._builder = builder
-        self._frames = frames
-        self._options = options
-        self._warn = warn
-        self._floats = read_rules(model.spec.precision, model.master, place(model.master)).floats
+    builder: PlanBuilder
+    frames: Sequence[Array]
+    options: BackendOptions
+    warn: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self._floats = self.builder.model.rules.floats
 
     def find(self, grouping: Grouping, repairs: Repairs, progress: Progress, has_time: HasTime) -> GroupCosts:
         """Return the kept costs of these groups; else measure them as `find_costs` does, and keep them.
@@ -61,7 +54,7 @@ class KeptCosts:
 
         Raises DeviceError where the GPU is lost, and what `progress` raises.
         """
-        builder, batch, kept = self._builder, self._frames[0], True
+        builder, batch, kept = self.builder, self.frames[0], True
         builder.repairs = repairs
         file = self._file(grouping, batch)
 
@@ -71,33 +64,33 @@ class KeptCosts:
             if known is None:
                 kept, known = False, measure()
                 if file is not None and known["source"] == "measured" and not known["doubt"]:
-                    self._write(file, known)
+                    write_kept(file, self.options.key, _purpose(file), json.dumps(known).encode())
             return known
 
         try:
             found = find_costs(grouping, self._floats, builder, batch, remember, progress, has_time=has_time)
         except EngineError as error:
             found, kept = GroupCosts(macs_costs(grouping), f"measuring failed: {error.found}"), False
-            self._warn(f"the costs of layers are not known: {error}")
+            self.warn(f"the costs of layers are not known: {error}")
         on = " ".join(builder.runtime.values())
         return replace(found, on=on, kept=kept, without_int8=dict(builder.without_int8))
 
     def _file(self, grouping: Grouping, batch: Array) -> Path | None:
         identity = {
             "format": _FORMAT,
-            "model": self._builder.model.sha256,
-            "runtime": dict(self._builder.runtime),
+            "model": self.builder.model.sha256,
+            "runtime": dict(self.builder.runtime),
             "board": {**board(), "processor": processor()},
-            "threads": self._options.threads,
+            "threads": self.options.threads,
             "batch": batch.shape,
             "floats": sorted(self._floats),
             "groups": [group.layers for group in grouping.groups],
             "edges": grouping.edges,
         }
-        return self._options.cache and self._options.cache / f"{fingerprint(identity)}.costs"
+        return self.options.cache and self.options.cache / f"{fingerprint(identity)}.costs"
 
     def _read(self, file: Path, grouping: Grouping) -> dict[str, Any] | None:
-        content = read_kept(file, self._options.key, _purpose(file))
+        content = read_kept(file, self.options.key, _purpose(file))
 
         def parse() -> dict[str, Any]:
             known: dict[str, Any] = parse_state(content or b"")
@@ -106,11 +99,8 @@ class KeptCosts:
 
         known = parse_or_none(parse)
         if known is None and file.exists():
-            self._warn(f"{file} is damaged or of another key: the costs of layers are measured again")
+            self.warn(f"{file} is damaged or of another key: the costs of layers are measured again")
         return known
-
-    def _write(self, file: Path, known: Mapping[str, Any]) -> None:
-        write_kept(file, self._options.key, _purpose(file), json.dumps(known).encode())
 
 
 def _purpose(file: Path) -> str:

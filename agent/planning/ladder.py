@@ -31,11 +31,11 @@ from numpy.typing import NDArray
 
 from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError
-from agent.models.model import Model, Rules, read_rules
+from agent.models.model import Model, Rules
 from agent.planning.costs import GroupCosts, as_problem, labels
 from agent.planning.group_noise import FRAMES_PER_RUN, GroupNoise, describe_groups, measure_noise
 from agent.planning.raising import EXHAUSTED, PrecisionRaise
-from agent.planning.what_if import RepairChoice, WhatIf, WhatIfResult, choose_repairs
+from agent.planning.what_if import RepairChoice, WhatIf, choose_repairs
 from calibrate.partition import FLOAT, FREE, Partition, Problem, frontier, rungs
 from calibrate.plan import PrecisionPlan, Repairs
 from engines.calibration import Calibration
@@ -109,55 +109,43 @@ class Tried:
         return {"plan": self.name, "int8_macs_share": share, "loss": loss, "outcome": self.outcome}
 
 
+@dataclass
 class Ladder:
-    """The plans of one job.
+    """The plans of one job; nothing is measured before the first is asked for.
+
+    Args:
+        model: Under the configured plan, whose tensors were observed.
+        given: The plan in service; the configured one where none is.
+        without_int8: Nodes that are float for want of an INT8 kernel, each with the reason, as far as is known.
+        embedded: ONNX Runtime, on which plans are tried.
+        find_costs: Called once, and only if plans have to be searched.
+        clock: Where the process may be stopped, one that stops with it.
 
     Attributes:
         tried: The plans so far, in their order.
         choice: The repairs that were tried, and why they were kept; None where a plan of before is tried.
-        without_int8: Nodes without an INT8 kernel, each with the reason, as far as is known.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        start: PrecisionPlan,
-        scene: Scene,
-        without_int8: Mapping[str, str],
-        embedded: Backend,
-        options: LadderOptions,
-        progress: Progress,
-        find_costs: FindCosts,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        """Prepare the search; nothing is measured yet.
+    model: Model
+    given: PrecisionPlan
+    scene: Scene
+    without_int8: Mapping[str, str]
+    embedded: Backend
+    options: LadderOptions
+    progress: Progress
+    find_costs: FindCosts
+    clock: Clock = SYSTEM_CLOCK
 
-        Args:
-            model: Under the configured plan, whose tensors were observed.
-            start: The plan in service; the configured one where none is.
-            without_int8: Nodes that are float for want of an INT8 kernel, each with the reason.
-            embedded: ONNX Runtime, on which plans are tried.
-            find_costs: Called once, and only if plans have to be searched.
-            clock: Where the process may be stopped, one that stops with it.
-        """
+    def __post_init__(self) -> None:
         self.tried: list[Tried] = []
         self.choice: RepairChoice | None = None
-        self._model = model
-        self._given = start
-        self._scene = scene
-        self.without_int8 = without_int8
-        self._embedded = embedded
-        self._options = options
-        self._progress = progress
-        self._clock = clock
-        self._began_s = clock.monotonic_s()
+        self._began_s = self.clock.monotonic_s()
         self._groups: list[dict[str, Any]] = []
         self._seems_good = False  # the plan in service, on the frames that try plans
-        self._find_costs = find_costs
         self._costs: GroupCosts | None = None
-        rules = read_rules(model.spec.precision, model.master, place(model.master))
-        kept = start.floats if options.raising is not None else {}
-        self._rules = Rules({**kept, **rules.floats, **without_int8}, rules.int8)
+        rules = self.model.rules
+        kept = self.given.floats if self.options.raising is not None else {}
+        self._rules = Rules({**kept, **rules.floats, **self.without_int8}, rules.int8)
 
     def plans(self) -> Iterator[PrecisionPlan]:
         """Yield plans to build; ask for the next one only once an engine of the last was refused.
@@ -167,7 +155,7 @@ class Ladder:
         Raises EngineError and CalibrationError as the graph passes do, for a plan of another model among others.
         """
         first = self._first_plan()
-        raising = self._options.raising
+        raising = self.options.raising
         if raising is not None:
             tried, self._seems_good = self._try("the plan in service", first)
             tried.offered, tried.outcome = True, f"fidelity {raising.fidelity:.2f} where it serves"
@@ -189,7 +177,7 @@ class Ladder:
             "costs": self._costs.as_dict() if self._costs is not None else {},
             "sensed": any(group["measured"] for group in self._groups),
             "groups": self._groups,
-            "seconds": round(self._clock.monotonic_s() - self._began_s, 3),
+            "seconds": round(self.clock.monotonic_s() - self._began_s, 3),
         }
 
     def note(self, outcome: str, is_too_loud: bool = True) -> None:
@@ -211,7 +199,7 @@ class Ladder:
             f"{each.name}: {each.outcome or f'loss {each.loss:.3f} on the frames that try plans'}"
             for each in self.tried
         )
-        exhausted = self._options.raising is not None and (last is None or not self._seems_good)
+        exhausted = self.options.raising is not None and (last is None or not self._seems_good)
         loudest = sorted(self._groups, key=lambda group: -group["sensitivity"])[:_LOUDEST]
         total = sum(group["sensitivity"] for group in self._groups) or 1.0
         named = ", ".join(f"'{each['name']}' ({100.0 * each['sensitivity'] / total:.0f} %)" for each in loudest)
@@ -227,31 +215,36 @@ class Ladder:
     @cached_property
     def start(self) -> PrecisionPlan:
         """The plan to begin with; divided tensors that were not observed have the ranges of this calibration."""
-        unseen = self._given.repairs.divisors.keys() - self._model.plan.repairs.divisors.keys()
-        return with_ranges(self._given, self._scene.calibration) if unseen else self._given
+        unseen = self.given.repairs.divisors.keys() - self.model.plan.repairs.divisors.keys()
+        return with_ranges(self.given, self.scene.calibration) if unseen else self.given
 
     @cached_property
     def _what_if(self) -> WhatIf:
-        return WhatIf(self._model, self._scene.calibration, self._scene.tried, self._embedded)
+        return WhatIf(self.model, self.scene.calibration, self.scene.tried, self.embedded)
 
     def _first_plan(self) -> PrecisionPlan:
-        self._progress(0.0, "choosing repairs")
-        if self._options.raising is not None or self._given.repairs or self._given.evidence:
+        self.progress(0.0, "choosing repairs")
+        if self.options.raising is not None or self.given.repairs or self.given.evidence:
             return self.start
-        repairs = self._new_repairs()
-        return PrecisionPlan({**self._loudest(repairs), **self._model.plan.floats}, repairs)
+        self.choice = choose_repairs(
+            self._what_if,
+            self.scene.sample,
+            lambda _, compute: compute(),
+            lambda fraction, doing: self.progress(0.5 * fraction, doing),
+        )
+        floats = {**self._loudest(self.choice), **self.model.plan.floats}
+        return PrecisionPlan(floats, self.choice.repairs)
 
     def _name_of(self, first: PrecisionPlan) -> str:
-        if first.floats.keys() - self._model.plan.floats.keys():
+        if first.floats.keys() - self.model.plan.floats.keys():
             return "all INT8 but the loudest"
         return "all that may be INT8" if first.repairs else "plain INT8"
 
-    def _loudest(self, repairs: Repairs) -> dict[str, str]:
+    def _loudest(self, choice: RepairChoice) -> dict[str, str]:
         """Return layers that are loud in spite of the repairs and hardly work, the loudest first, with the reason."""
-        assert self.choice is not None
-        grouping, nsr = self._grouping(repairs), self.choice.nsr
+        grouping = self._grouping(choice.repairs)
         free = self._labels(grouping) == FREE
-        noise = [max((nsr.get(layer, 0.0) for layer in group.layers), default=0.0) for group in grouping.groups]
+        noise = [max((choice.nsr.get(layer, 0.0) for layer in group.layers), default=0.0) for group in grouping.groups]
         macs = sum(group.macs for group in grouping.groups)
         left, floats = _LITTLE * macs, dict[str, str]()
         for index in sorted(np.flatnonzero(free), key=lambda index: -noise[index]):
@@ -262,23 +255,11 @@ class Ladder:
                 floats.update(dict.fromkeys(group.layers, reason))
         return floats
 
-    def _new_repairs(self) -> Repairs:
-        self.choice = choose_repairs(
-            self._model,
-            self._scene.calibration,
-            self._scene.sample,
-            self._what_if,
-            self._embedded,
-            lambda _, compute: compute(),
-            lambda fraction, doing: self._progress(0.5 * fraction, doing),
-        )
-        return self.choice.repairs
-
     def _try(self, name: str, plan: PrecisionPlan) -> tuple[Tried, bool]:
         """Return the plan as tried, and whether an engine of it may do. A few frames refuse nothing."""
         answer = self._what_if.evaluate(self._with_missing(plan))
-        share = int8_macs_share(self._model.master, place(self._model.master, self._with_missing(plan)))
-        suits = answer.telling < _TELLING or answer.loss <= self._options.max_loss
+        share = int8_macs_share(self.model.master, place(self.model.master, self._with_missing(plan)))
+        suits = answer.telling < _TELLING or answer.loss <= self.options.max_loss
         tried = Tried(name, plan, answer.loss, share, is_too_loud=not suits)
         self.tried.append(tried)
         return tried, suits
@@ -289,7 +270,7 @@ class Ladder:
     # ---- further plans
 
     def _grouping(self, repairs: Repairs) -> Grouping:
-        observed = observed_graph(self._model.master, PrecisionPlan({}, repairs))
+        observed = observed_graph(self.model.master, PrecisionPlan({}, repairs))
         return fusion_groups(observed, place(observed))
 
     def _labels(self, grouping: Grouping) -> NDArray[np.int8]:
@@ -303,14 +284,14 @@ class Ladder:
         self.without_int8 = {**self.without_int8, **self._costs.without_int8}
         self._rules = Rules({**self._rules.floats, **self._costs.without_int8}, self._rules.int8)
         measured = self._measure(grouping, repairs)
-        noise, self._groups = measured.shares, describe_groups(self._model.master, grouping, measured)
+        noise, self._groups = measured.shares, describe_groups(self.model.master, grouping, measured)
         problem = as_problem(grouping, self._costs.costs, noise, self._labels(grouping))
         below = np.inf
         if first.is_too_loud:
             below = float(noise[labels(grouping, {**self._rules.floats, **first.plan.floats}, {}) != FLOAT].sum())
         engines = 0
         for number, partition in enumerate(self._rungs(problem, self._costs.tolerance, below), start=1):
-            self._progress(0.9, f"trying plan {number} of the search")
+            self.progress(0.9, f"trying plan {number} of the search")
             plan = self._plan(grouping, partition.int8, noise, repairs)
             if plan.essence in [each.plan.essence for each in self.tried]:
                 continue
@@ -330,7 +311,7 @@ class Ladder:
         tolerance: the relative difference in cost below which the quieter plan is taken. below: their noise, but for a
         raise. There the noise of layers that have to be INT8 does not count, for no plan avoids it.
         """
-        raising = self._options.raising
+        raising = self.options.raising
         if raising is None:
             return rungs([plan for plan in frontier(problem) if plan.noise < below], tolerance)
         avoidable = np.where(problem.fixed == FREE, problem.noise, 0.0)
@@ -340,13 +321,13 @@ class Ladder:
         return rungs(quieter, tolerance)[raising.rung - 1 :]
 
     def _measure_costs(self, grouping: Grouping, repairs: Repairs) -> GroupCosts:
-        now = self._clock.monotonic_s()
-        until = now + _COSTS_SHARE * (self._began_s + self._options.budget_s - now)
-        return self._find_costs(
+        now = self.clock.monotonic_s()
+        until = now + _COSTS_SHARE * (self._began_s + self.options.budget_s - now)
+        return self.find_costs(
             grouping,
             repairs,
-            lambda _, doing: self._progress(0.5, doing),
-            lambda seconds: self._clock.monotonic_s() + seconds < until,
+            lambda _, doing: self.progress(0.5, doing),
+            lambda seconds: self.clock.monotonic_s() + seconds < until,
         )
 
     def _measure(self, grouping: Grouping, repairs: Repairs) -> GroupNoise:
@@ -357,17 +338,15 @@ class Ladder:
             predicted = np.array([float(group.macs) for group in grouping.groups])
 
         def diverge(int8: Flags) -> float | None:
-            if self._clock.monotonic_s() - self._began_s >= self._options.budget_s:
+            if self.clock.monotonic_s() - self._began_s >= self.options.budget_s:
                 return None
-            return self._evaluate(PrecisionPlan(grouping.plan(int8.tolist(), ""), repairs)).divergence
+            plan = self._with_missing(PrecisionPlan(grouping.plan(int8.tolist(), ""), repairs))
+            return self._what_if.evaluate(plan, FRAMES_PER_RUN).divergence
 
         def show(fraction: float, doing: str) -> None:
-            self._progress(0.5 + 0.4 * fraction, doing)
+            self.progress(0.5 + 0.4 * fraction, doing)
 
         return measure_noise(self._labels(grouping), predicted, diverge, show)
-
-    def _evaluate(self, plan: PrecisionPlan) -> WhatIfResult:
-        return self._what_if.evaluate(self._with_missing(plan), FRAMES_PER_RUN)
 
     def _plan(self, grouping: Grouping, int8: Flags, noise: NDArray[np.float64], repairs: Repairs) -> PrecisionPlan:
         shares = noise / max(float(noise.sum()), 1e-30)
@@ -375,7 +354,7 @@ class Ladder:
         return PrecisionPlan(self._rules.apply(grouping.plan(int8.tolist(), reasons)), repairs)
 
     def _reason(self, share: float) -> str:
-        raising = self._options.raising
+        raising = self.options.raising
         return _LEFT_FLOAT.format(share) if raising is None else _RAISED.format(100.0 * share, raising.fidelity)
 
     def _offered(self, tried: Tried) -> PrecisionPlan:
@@ -383,12 +362,12 @@ class Ladder:
         tried.offered = True
         if tried.plan.evidence and tried.plan.evidence.get("by") != FOUND_BY:
             return tried.plan
-        known = {"by": FOUND_BY, "model": self._model.sha256, "calibration": self._scene.calibration.id}
+        known = {"by": FOUND_BY, "model": self.model.sha256, "calibration": self.scene.calibration.id}
         groups = self._groups or self._unmeasured_groups(tried.plan.repairs)
         return replace(tried.plan, evidence={**known, **self.report(), "groups": groups})
 
     def _unmeasured_groups(self, repairs: Repairs) -> list[dict[str, Any]]:
         """Return the groups of a plan that needed no search, with the noise that repairs predict, if any were tried."""
         grouping, nsr = self._grouping(repairs), self.choice.nsr if self.choice is not None else {}
-        rows = describe_groups(self._model.master, grouping, None)
+        rows = describe_groups(self.model.master, grouping, None)
         return [{**row, "sensitivity": sum(nsr.get(layer, 0.0) for layer in row["layers"])} for row in rows]

@@ -5,7 +5,7 @@ The evidence is JSON in plan.json. report.py and chart.py show it to people, `su
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -108,6 +108,8 @@ class _Evidence:
         result, options = self.result, self.search.options
         trial = result.trials[result.accepted] if result.accepted is not None else None
         last = result.trials[-1] if result.trials else None
+        terms = Terms(options.max_loss, options.max_confusion, max(1, len(result.candidates)), len(self.search.sources))
+        float_loss = _float_loss(self.search.builder.backend.precisions[-1])
         return {
             "max_loss": options.max_loss,
             "max_confusion": options.max_confusion,
@@ -118,23 +120,10 @@ class _Evidence:
             "edges": self._edges(),
             "frontier": self._frontier(),
             "candidates": self._candidates(),
-            "retraining": retraining(
-                result,
-                self.described,
-                np.array(self.int8, np.bool_),
-                _float_loss(self.search.builder.backend.precisions),
-            ),
+            "retraining": retraining(result, self.described, np.array(self.int8, np.bool_), float_loss),
             "chosen": result.accepted,
             "verdict": verdict(self.search),
-            "certificate": {
-                "error_probability": ERROR,
-                "frames_needed": Terms(
-                    options.max_loss,
-                    options.max_confusion,
-                    max(1, len(result.candidates)),
-                    len(self.search.sources),
-                ).frames_needed,
-            },
+            "certificate": {"error_probability": ERROR, "frames_needed": terms.frames_needed},
             "latency_ms": trial.latency_ms if trial else (last.latency_float_ms if last else None),
             "latency_float_ms": last.latency_float_ms if last else None,
             "faster": trial is not None and trial.is_faster,
@@ -150,18 +139,16 @@ class _Evidence:
 
     def reasons(self) -> Iterator[tuple[str, str]]:
         """Yield every group's name, and the reason for its precision."""
+        without = self.search.builder.without_int8
         for index, group in enumerate(self.groups):
-            yield group.name, group.fixed or self._rule(index) or self._missing_kernel(index) or self._gain(index)
+            missing_kernel = next((without[layer] for layer in group.layers if layer in without), "")
+            yield group.name, group.fixed or self._rule(index) or missing_kernel or self._gain(index)
 
     def _rule(self, index: int) -> str:
         """Return the rule that decided a group; one that keeps it float goes before one that forces INT8."""
         layers = self.groups[index].layers
         reasons = [rules[layer] for rules in (self.rules.floats, self.rules.int8) for layer in layers if layer in rules]
         return reasons[0] if reasons else ""
-
-    def _missing_kernel(self, index: int) -> str:
-        without = self.search.builder.without_int8
-        return next((without[layer] for layer in self.groups[index].layers if layer in without), "")
 
     def _gain(self, index: int) -> str:
         """Return what INT8 saves in a free group, and the noise that it makes."""
@@ -243,9 +230,9 @@ class _Evidence:
         }
 
 
-def _float_loss(precisions: Sequence[str]) -> float | None:
+def _float_loss(precision: str) -> float | None:
     """Return the loss of all float: none in FP32, which is the reference itself; FP16 was not compared."""
-    return 0.0 if precisions[-1] == "fp32" else None
+    return 0.0 if precision == "fp32" else None
 
 
 def _trial(trial: TrialResult) -> dict[str, Any]:
@@ -257,7 +244,7 @@ def summary(plan: PrecisionPlan) -> Mapping[str, Any]:
     evidence = plan.evidence
     accepted = evidence["candidates"][evidence["chosen"]] if evidence["chosen"] is not None else None
     trial = accepted["trial"] if accepted else None
-    unmeasured = _float_loss([evidence["float_precision"]])
+    unmeasured = _float_loss(evidence["float_precision"])
     return {
         "int8_macs_share": round(evidence["int8_macs_share"], 4),
         "predicted_loss": accepted["predicted_loss"] if accepted else unmeasured,

@@ -6,7 +6,7 @@ search frames. The promising ones are then certified on frames that the search h
 measurement is kept in a journal: an interrupted search resumes there. Where frames of several sources are given, a
 plan has to keep its loss in the worst of them, on the search frames and under the certificate.
 
-    search = PlanSearch(builder, rules, sources, embedded, PlanOptions(max_loss=0.02), stage)
+    search = PlanSearch(builder, sources, embedded, PlanOptions(max_loss=0.02), stage)
     search.run(journal)            # in the caller's thread; builds engines
     plan = make_plan(search)       # agent/planning/result.py
 
@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 
 from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.state_files import Journal
-from agent.models.model import Rules
 from agent.planning.certificate import ERROR, MAX_CANDIDATES, Certifier, Terms, TrialResult, check_frames, worst_of
 from agent.planning.costs import GroupCosts, PlanBuilder, as_problem, find_costs, labels
 from agent.planning.frames import RandomFrames
@@ -111,18 +110,17 @@ class Split:
     def description(self) -> str:
         """A line for people on what the certificate is going to need."""
         several = len(self.shares) > 1
+        frames = (
+            f"{share.search} frames to search with, {'' if share.certificate is None else f'{share.certificate} '}"
+            f"others to certify on{f' in {share.source}' if several else ''}"
+            for share in self.shares
+        )
         certified = f"certified after {self.terms.frames_needed} with something on them"
         return (
-            f"{'; '.join(self._frames(share, several) for share in self.shares)}: a plan that loses nothing is "
+            f"{'; '.join(frames)}: a plan that loses nothing is "
             f"{certified}{' in each source' if several else ''}, or a few less, for a loss of at most "
             f"{self.terms.max_loss:g} with {100.0 * (1.0 - ERROR):g} % confidence; one that loses something takes more"
         )
-
-    @staticmethod
-    def _frames(share: Share, named: bool) -> str:
-        certificate = "" if share.certificate is None else f"{share.certificate} "
-        frames = f"{share.search} frames to search with, {certificate}others to certify on"
-        return f"{frames} in {share.source}" if named else frames
 
 
 def split_for_repairs(drawn: Sequence[Sequence[tuple[int, Array]]]) -> tuple[list[Array], list[Array]]:
@@ -242,7 +240,6 @@ class PlanSearch:
     """
 
     builder: PlanBuilder
-    rules: Rules
     sources: Sequence[RandomFrames]
     embedded: Backend
     options: PlanOptions
@@ -251,6 +248,7 @@ class PlanSearch:
 
     def __post_init__(self) -> None:
         self.model = self.builder.model
+        self.rules = self.model.rules
         self.result = SearchResult(fusion_groups(self.model.master, self.model.placement))
         self._journal: Journal
         self._started = self.clock.monotonic_s()
@@ -321,15 +319,9 @@ class PlanSearch:
     def _choose_repairs(self) -> None:
         proposing, trying = split_for_repairs(self._drawn)
         with self.stage("repairs") as progress:
-            self.result.chosen = choose_repairs(
-                self.model,
-                self.builder.calibration,
-                proposing,
-                WhatIf(self.model, self.builder.calibration, trying, self.embedded),
-                self.embedded,
-                self._journal.get_or_compute,
-                self._with_deadline(progress),
-            )
+            what_if = WhatIf(self.model, self.builder.calibration, trying, self.embedded)
+            remember, show = self._journal.get_or_compute, self._with_deadline(progress)
+            self.result.chosen = choose_repairs(what_if, proposing, remember, show)
         self.builder.repairs = self.result.chosen.repairs
         observed = observed_graph(self.model.master, self.builder.plan({}))
         self.result.grouping = fusion_groups(observed, place(observed))

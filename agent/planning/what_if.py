@@ -107,9 +107,9 @@ class WhatIf:
     """Compare plans with the reference on a few network inputs (1, C, H, W)."""
 
     def __init__(self, model: Model, calibration: Calibration, frames: Frames, runtime: Backend) -> None:
-        self._model = model
-        self._calibration = calibration
-        self._runtime = runtime
+        self.model = model
+        self.calibration = calibration
+        self.runtime = runtime
         with closing(runtime.load(model.master.SerializeToString())) as engine:
             self._task = VisionTask(model.spec, engine.inputs, engine.outputs)
             self._sighting_tasks: tuple[VisionTask, ...] = ()
@@ -124,17 +124,17 @@ class WhatIf:
 
     def evaluate(self, plan: PrecisionPlan, frames: int | None = None) -> WhatIfResult:
         """Answer the first `frames` frames, or all, with the plan's INT8 graph; frames with detections come first."""
-        numbers = self._runtime.takes_unsigned, self._runtime.weight_bits
-        graph = quantised_graph(self._model.master, plan, self._calibration, *numbers).graph
+        numbers = self.runtime.takes_unsigned, self.runtime.weight_bits
+        graph = quantised_graph(self.model.master, plan, self.calibration, *numbers).graph
         divergences, losses = list[float](), list[float]()
-        with closing(self._runtime.load(graph.SerializeToString())) as engine:
+        with closing(self.runtime.load(graph.SerializeToString())) as engine:
             for frame, expected, sighting in self._known[:frames]:
                 outputs = engine.infer(frame)
                 divergence = self._divergence(outputs, frame, expected, sighting)
                 if divergence is not None:
                     divergences.append(divergence)
                 served, reference = (self._task.decode(each, frame.shape) for each in (outputs, expected))
-                agreement = fidelity(served, reference, self._model.spec.min_sqnr_db)
+                agreement = fidelity(served, reference, self.model.spec.min_sqnr_db)
                 finite = all(np.isfinite(output).all() for output in outputs.values())
                 if not (agreement.is_empty and finite):
                     losses.append(1.0 - agreement.value if finite else 1.0)
@@ -182,21 +182,15 @@ class RepairChoice:
     tried: Mapping[str, Mapping[str, Any]]
 
 
-def choose_repairs(
-    model: Model,
-    calibration: Calibration,
-    frames: Sequence[Array],
-    what_if: WhatIf,
-    runtime: Backend,
-    remember: Remember,
-    progress: Progress,
-) -> RepairChoice:
+def choose_repairs(what_if: WhatIf, frames: Frames, remember: Remember, progress: Progress) -> RepairChoice:
     """Propose repairs from the channels that the frames show, and try each kind by leaving it out.
 
     Args:
-        frames: Those that propose; `what_if` has those that try.
+        what_if: Has the frames that try.
+        frames: Those that propose.
         remember: Returns the number of a name, which it computes if it is not known.
     """
+    model, runtime = what_if.model, what_if.runtime
     topology = Topology(model.master)
     layers = [node for node in topology.nodes if node.name in model.placement.weights]
     statistics = observe_channels(
@@ -204,7 +198,7 @@ def choose_repairs(
     )
 
     equalisations: Equalisations = {}
-    unsigned = runtime.takes_unsigned
+    unsigned, calibration = runtime.takes_unsigned, what_if.calibration
 
     def propose(families: Sequence[str]) -> Proposal:
         return propose_repairs(
@@ -222,7 +216,7 @@ def choose_repairs(
         progress(0.5 + 0.5 * number / len(FAMILIES), f"trying the network without {family}")
         without = propose([other for other in kept if other != family])
         hopeless = _hopeless(proposal) & _hopeless(without)
-        better, worse = (_divergence(model, each, hopeless, what_if, remember) for each in (proposal, without))
+        better, worse = (_divergence(what_if, each, hopeless, remember) for each in (proposal, without))
         tried[family] = {
             "layer_count": layers_of,
             "divergence": better,
@@ -240,10 +234,8 @@ def _hopeless(proposal: Proposal) -> frozenset[str]:
     return frozenset(layer for layer, nsr in proposal.after.items() if nsr > _HOPELESS)
 
 
-def _divergence(
-    model: Model, proposal: Proposal, hopeless: frozenset[str], what_if: WhatIf, remember: Remember
-) -> float:
+def _divergence(what_if: WhatIf, proposal: Proposal, hopeless: frozenset[str], remember: Remember) -> float:
     """Return the divergence of the network in INT8, but for the layers that neither of two proposals saves."""
-    plan = PrecisionPlan({**model.plan.floats, **dict.fromkeys(hopeless, "hopeless")}, proposal.repairs)
+    plan = PrecisionPlan({**what_if.model.plan.floats, **dict.fromkeys(hopeless, "hopeless")}, proposal.repairs)
     key = f"repairs {' '.join(sorted(proposal.repairs.as_dict()))} without {' '.join(sorted(hopeless))}"
     return float(remember(key, lambda: what_if.evaluate(plan, _TRIED_FRAMES).divergence))

@@ -42,7 +42,7 @@ def artefact_report(artefact: Artefact, missed: Sequence[tuple[bytes, str]] = ()
     return render_report(f"Engine {artefact.id}", lead, sections, facts)
 
 
-def keep_report(state_dir: Path, artefact_id: str, content: str) -> Path:
+def keep_report(state_dir: Path, artefact_id: str, content: str) -> None:
     """Write the report on an artefact of a state directory, and remove those whose artefact has gone.
 
     Raises OSError.
@@ -53,9 +53,7 @@ def keep_report(state_dir: Path, artefact_id: str, content: str) -> Path:
     for report in folder.glob("*.html"):
         if report.stem not in kept:
             report.unlink(missing_ok=True)
-    path = folder / f"{artefact_id}.html"
-    replace_files({path: content.encode()}, mode=_OWNER_ONLY)
-    return path
+    replace_files({folder / f"{artefact_id}.html": content.encode()}, mode=_OWNER_ONLY)
 
 
 def _facts(artefact: Artefact) -> dict[str, str]:

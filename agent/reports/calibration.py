@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -132,18 +132,16 @@ def _drawn(histogram: AbsHistogram) -> tuple[list[float], list[float]]:
 
 def calibration_facts(calibration: Calibration) -> dict[str, str]:
     """Return what a calibration is, in a few words each."""
-    return dict(_named_facts(calibration))
-
-
-def _named_facts(calibration: Calibration) -> Iterator[tuple[str, str]]:
-    yield "method", calibration.method
-    yield "frames", f"{calibration.frames} of {calibration.source}"
-    yield "tensors", str(len(calibration.amax))
-    yield "calibration", calibration.id
-    yield "model", calibration.model_sha256[:16]
+    facts = {
+        "method": calibration.method,
+        "frames": f"{calibration.frames} of {calibration.source}",
+        "tensors": str(len(calibration.amax)),
+        "calibration": calibration.id,
+        "model": calibration.model_sha256[:16],
+    }
     if calibration.merged:
-        yield "merged of", f"{calibration.merged.get('boards', '?')} boards"
-    if calibration.check:
-        result = calibration.check.get("result", {})
-        if isinstance(result.get("fidelity"), float):
-            yield "fidelity, a quick check", f"{result['fidelity']:.3f}"
+        facts["merged of"] = f"{calibration.merged.get('boards', '?')} boards"
+    fidelity = calibration.check.get("result", {}).get("fidelity")
+    if isinstance(fidelity, float):
+        facts["fidelity, a quick check"] = f"{fidelity:.3f}"
+    return facts

@@ -32,15 +32,14 @@ _OF_JOBS = {"tried", "costs", "groups"}  # keys in the evidence of a job's plan
 def plan_sections(plan: PrecisionPlan) -> list[Section]:
     """Return the sections of a report on a plan: of `tared plan`, of a job, or one that a person wrote."""
     evidence = plan.evidence
+    text = "This plan has no evidence: a person wrote it, or nothing had to be searched."
     if "candidates" in evidence:
         if evidence.get("schema") == SCHEMA:
             return [*_searched(plan), *_repairs(plan)]
-        text = ["Another version of tared made this plan. Plan again to see the measurements of the search."]
-        return [Section("Precision", text, tables=_floats(plan)), *_repairs(plan)]
-    if evidence.keys() >= _OF_JOBS:
+        text = "Another version of tared made this plan. Plan again to see the measurements of the search."
+    elif evidence.keys() >= _OF_JOBS:
         return [*_of_job(plan), *_repairs(plan)]
-    text = ["This plan has no evidence: a person wrote it, or nothing had to be searched."]
-    return [Section("Precision", text, tables=_floats(plan)), *_repairs(plan)]
+    return [Section("Precision", [text], tables=_floats(plan)), *_repairs(plan)]
 
 
 def plan_facts(plan: PrecisionPlan) -> dict[str, str]:
@@ -61,10 +60,8 @@ def _searched(plan: PrecisionPlan) -> Iterator[Section]:
     evidence = plan.evidence
     yield Section(
         "Precision, layer by layer",
-        [
-            _HOW_TO_READ,
-        ],
-        figures=[Figure("Precision map", _map(evidence["groups"]), _COLORS)],
+        [_HOW_TO_READ],
+        figures=[_map([(group, _kind(group), f"; {group['why']}") for group in evidence["groups"]])],
         tables=[_group_table(evidence)],
     )
     yield Section(
@@ -83,18 +80,24 @@ def _kind(group: Mapping[str, Any]) -> str:
     return "float" if group["precision"] != "int8" else "INT8, repaired" if group["repairs"] else "INT8"
 
 
-def _map(groups: Sequence[Mapping[str, Any]]) -> Any:
-    loudest = max((group["sensitivity"] for group in groups), default=0.0) or 1.0
+def _map(rows: Sequence[tuple[Mapping[str, Any], str, str]], height: float = 0.0) -> Figure:
+    """Draw the precision map.
+
+    Args:
+        rows: Each group with its kind, and what is to be said of it beside that.
+        height: Of each group where no noise is known, in [0, 1].
+    """
+    loudest = max((group["sensitivity"] for group, *_ in rows), default=0.0)
     cells = [
         (
             max(group["macs_share"], _LEAST_WIDTH),
-            math.sqrt(group["sensitivity"] / loudest),
-            _COLORS[_kind(group)],
-            f"{group['name']}: {_kind(group)}; {show_share(group['macs_share'])} of the work; {group['why']}",
+            math.sqrt(group["sensitivity"] / loudest) if loudest else height,
+            _COLORS[kind],
+            f"{group['name']}: {kind}; {show_share(group['macs_share'])} of the work{more}",
         )
-        for group in groups
+        for group, kind, more in rows
     ]
-    return strip(cells, _MAP_TITLE)
+    return Figure("Precision map", strip(cells, _MAP_TITLE), _COLORS)
 
 
 def _group_table(evidence: Mapping[str, Any]) -> Table:
@@ -223,15 +226,6 @@ def _groups_of_job(plan: PrecisionPlan) -> Section:
     evidence, repaired = plan.evidence, _repaired(plan)
     loudest = max(group["sensitivity"] for group in evidence["groups"])
     pairs = [(group, _kind_in(plan, repaired, group["layers"])) for group in evidence["groups"]]
-    cells = [
-        (
-            max(group["macs_share"], _LEAST_WIDTH),
-            math.sqrt(group["sensitivity"] / loudest) if loudest else 0.5,
-            _COLORS[kind],
-            f"{group['name']}: {kind}; {show_share(group['macs_share'])} of the work",
-        )
-        for group, kind in pairs
-    ]
     rows = [
         (
             group["name"],
@@ -249,7 +243,7 @@ def _groups_of_job(plan: PrecisionPlan) -> Section:
         ("noise, of the loudest", True), ("noise is", False),
     )  # fmt: skip
     text = _HOW_TO_READ if loudest else f"{_ORDER}. This plan served before, and its noise was not measured again."
-    figure = Figure("Precision map", strip(cells, _MAP_TITLE), _COLORS)
+    figure = _map([(group, kind, "") for group, kind in pairs], 0.5)
     table = Table(heads, rows, filters=True)
     return Section("Precision, layer by layer", [text], figures=[figure], tables=[table])
 

@@ -81,7 +81,11 @@ def _over_time(history: Sequence[HistoryRow]) -> Iterator[Section]:
     for camera in cameras:
         rows = [row for row in history if row.camera == camera]
         whose = f" of {camera}" if len(cameras) > 1 else ""
-        marks = list(_swaps(rows))
+        marks = [
+            Mark(after.ts, f"engine {after.engine}{', INT8' if after.is_int8 else ', float'}", "c2")
+            for before, after in pairwise(rows)
+            if after.engine != before.engine
+        ]
         key = {"new engine": "c2"} if marks else {}
         measures = (
             ("fidelity", "fidelity", "c0", Axis("fidelity", high=1.0)),
@@ -95,9 +99,10 @@ def _over_time(history: Sequence[HistoryRow]) -> Iterator[Section]:
                 figures.append(Figure(f"{title.capitalize()}{whose}, with its interval", chart, {title: color, **key}))
         gains = [row for row in rows if row.gain_db is not None]
         if gains:
-            alarms = [row for row in gains if row.drift == "alarm"]
+            alarms = (row for row in gains if row.drift == "alarm")
+            first = [next(each) for _, each in groupby(alarms, key=lambda row: row.engine)]  # an alarm is of an engine
             points = [Series("gain", [(row.ts, row.gain_db or 0.0) for row in part], "c1") for part in _unbroken(gains)]
-            risen = [Mark(row.ts, "drift alarm", "bad") for row in _first_of_each(alarms)]
+            risen = [Mark(row.ts, "drift alarm", "bad") for row in first]
             chart = line_chart(points, _TIME, Axis("dB", low=0.0), f"Predicted gain{whose}", [*marks, *risen])
             title = f"Drift{whose}: what a recalibration would gain in signal to noise"
             figures.append(Figure(title, chart, {"gain, dB": "c1", **key, **({"alarm": "bad"} if risen else {})}))
@@ -131,18 +136,6 @@ def _unbroken(rows: Sequence[HistoryRow]) -> Iterator[list[HistoryRow]]:
         part.append(row)
     if part:
         yield part
-
-
-def _swaps(rows: Sequence[HistoryRow]) -> Iterator[Mark]:
-    for before, after in pairwise(rows):
-        if after.engine != before.engine:
-            yield Mark(after.ts, f"engine {after.engine}{', INT8' if after.is_int8 else ', float'}", "c2")
-
-
-def _first_of_each(alarms: Sequence[HistoryRow]) -> Iterator[HistoryRow]:
-    """Yield the first row of each alarm; an alarm belongs to an engine."""
-    for _, rows in groupby(alarms, key=lambda row: row.engine):
-        yield next(rows)
 
 
 def _labels(state_dir: Path, serving: Artefact | None) -> Iterator[Section]:

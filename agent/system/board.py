@@ -217,21 +217,17 @@ def health(board: BoardState | None = None) -> dict[str, float | str | bool]:
     the board down (`throttling`).
     """
     reading = (board or BoardState()).read()
-    state: dict[str, float | str | bool] = {}
-    if (rss_bytes := _read(lambda: psutil.Process().memory_info().rss, None)) is not None:
-        state["rss_bytes"] = float(rss_bytes)
-    if reading.memory_available_bytes is not None:
-        state["memory_available_bytes"] = float(reading.memory_available_bytes)
-    if (load := _read(lambda: os.getloadavg()[0], None)) is not None:
-        state["load_1min"] = load
-    state.update(_read(_temperatures, dict[str, float]()))
-    if reading.power_mode is not None:
-        state["power_mode"] = reading.power_mode
-    if reading.power_w is not None:
-        state["power_w"] = round(reading.power_w, 3)
-    if reading.throttling is not None:
-        state["throttling"] = bool(reading.throttling)
-    return state
+    available_bytes, power_w, throttling = reading.memory_available_bytes, reading.power_w, reading.throttling
+    state = {
+        "rss_bytes": _read(lambda: float(psutil.Process().memory_info().rss), None),
+        "memory_available_bytes": None if available_bytes is None else float(available_bytes),
+        "load_1min": _read(lambda: os.getloadavg()[0], None),
+        **_read(_temperatures, dict[str, float]()),
+        "power_mode": reading.power_mode,
+        "power_w": None if power_w is None else round(power_w, 3),
+        "throttling": None if throttling is None else bool(throttling),
+    }
+    return {name: value for name, value in state.items() if value is not None}
 
 
 def _temperatures() -> dict[str, float]:

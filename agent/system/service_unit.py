@@ -152,10 +152,8 @@ def plan_install(
         is_linked = link.is_symlink() and os.readlink(link) == f"/{service.unit_path}"
     except OSError as error:
         found = f"{error.filename}: {error.strerror}"
-        expected, remedy = (
-            "installed files that can be read, to compare them",
-            "sudo tared install-service, with the same options",
-        )
+        expected = "installed files that can be read, to compare them"
+        remedy = "sudo tared install-service, with the same options"
         raise AgentError("service.unreadable", found, expected, remedy) from error
     if not _is_running_system(root):
         return [*steps, InstallStep("keep" if is_linked else "link", str(link), f"/{service.unit_path}")]

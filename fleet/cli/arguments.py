@@ -95,8 +95,7 @@ def run_until_signalled(
         is_over: Returns True once there is nothing more to do.
     """
     from agent.common.console import progress
-    from agent.system.end_guard import ending_in_time
-    from agent.system.process import handling_signals
+    from agent.system.process import ending_in_time, handling_signals
 
     signalled = threading.Event()
     with ending_in_time(), handling_signals(lambda _: signalled.set()), progress(title, total) as bar:

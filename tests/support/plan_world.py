@@ -21,7 +21,7 @@ from agent.camera.source import parse_source
 from agent.cli.offline_runs import run_calibrate
 from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.state_files import Journal
-from agent.models.model import open_model, read_rules
+from agent.models.model import open_model
 from agent.planning.costs import PlanBuilder
 from agent.planning.frames import RandomFrames
 from agent.planning.search import PlanOptions, PlanSearch
@@ -70,8 +70,7 @@ def planner(
     model = open_model(load_model_spec(folder / "model.yaml"))
     builder = PlanBuilder(model, load_calibration(folder / "calibration.json"), backend or open_backend(RUNTIME))
     frames = [RandomFrames(parse_source(str(folder / source)), options.seed) for source in sources]
-    rules = read_rules(model.spec.precision, model.master, model.placement)
-    return PlanSearch(builder, rules, frames, embedded, options, silent_stage, clock)
+    return PlanSearch(builder, frames, embedded, options, silent_stage, clock)
 
 
 def journal(folder: Path) -> Journal:

@@ -125,12 +125,14 @@ def observer_state(
 
 
 def observing(config: Config, state: CameraState) -> SimpleNamespace:
-    """An observer of one camera that has found this."""
+    """An observer of one camera that has found this. Its `paces` note whether it observed at the alert pace."""
     gathering = SharedCollection(config.model, config)
+    paces: list[bool] = []
     return SimpleNamespace(
         monitors={"camera": CameraMonitor(config.model, config, gathering)},
         collection=gathering,
-        set_pace=lambda **_: None,
+        paces=paces,
+        set_pace=lambda alert: paces.append(alert),
         measured=None,
         states=lambda: {"camera": state},
     )

@@ -38,6 +38,7 @@ class Desk:
     other: Artefact
     state: CameraState
     reported: list[tuple[str, dict[str, Any]]]
+    paces: list[bool]  # whether frames are observed at the alert pace, at each tick
     results: list[CommandResult] = field(default_factory=list)
 
     def tick(self, trouble: str = "", telling: int = 0, times: int = 2, **drift: Any) -> str:
@@ -79,6 +80,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Desk]
         operations = operations_on(config.model_copy(update={"model": spec}), service, observer, reporter, live=False)
         other = next(each for each in artefacts if each.id != service.serving.id)
         monitor = observer.monitors["camera"]
-        return Desk(operations, operations.journal, monitor, observer.collection, other, state, reported)
+        gathering, paces = observer.collection, observer.paces
+        return Desk(operations, operations.journal, monitor, gathering, other, state, reported, paces)
 
     return make

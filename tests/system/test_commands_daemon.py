@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import cv2
 import pytest
 from brokers import RealBroker, Watcher, eventually
 from daemon_life import LIMIT_S, TOPICS, answer, code, order
+from preview_bench import brightness, get
 from warm_start import tared
 from worlds import World
 
@@ -32,27 +34,57 @@ def board_fixture(calibrated_world: World, mosquitto: RealBroker) -> World:
 
 @pytest.mark.slow
 @pytest.mark.broker
-def test_a_setting_holds_at_once_and_after_a_restart_on_command(board: World, mosquitto: RealBroker) -> None:
+def test_settings_and_a_policy_hold_at_once_and_after_a_restart_on_command(
+    board: World, mosquitto: RealBroker, tmp_path: Path
+) -> None:
+    results = tmp_path / "results.jsonl"
+    board.change(
+        mqtt={"telemetry_period_s": 3600.0}, preview={"address": "127.0.0.1:0"}, results={"file": str(results)}
+    )
     with Watcher(mosquitto.endpoint) as watcher:
         with board.running() as process:
             assert watcher.expect(TOPICS.reported)["version"] == 0
-            values = {"recalibration.automatic": "false", "log_level": "debug"}
+            private = {"address": None, "viewers": 0, "error": "preview.privacy"}
+            eventually(lambda: any(b"preview.privacy" in message.payload for message in watcher.all()))
+            assert answer(mosquitto, "status")["preview"] == private
+            values = {"recalibration.automatic": "false", "log_level": "error", "mqtt.telemetry_period_s": "0.5"}
             assert answer(mosquitto, "set", version=7, **values)["version"] == 7
             watcher.expect(TOPICS.reported, version=7)
+            watcher.expect(TOPICS.telemetry)
             status = answer(mosquitto, "status")
             assert (status["automatic"], status["stopped_by"]) == (False, "recalibration.automatic")
+            engine = status["engine"]
+            answer(mosquitto, "policy", artefact=engine, score_threshold="1.0")
             assert code(order(mosquitto, "set", 7, log_level="info")) == "command.version"
             assert code(order(mosquitto, "set", 8, threads="4")) == "command.set"
             assert code(order(mosquitto, "snapshot")) == "command.privacy"
             assert code(order(mosquitto, "switch", regime="night")) == "command.switch"
             assert code(order(mosquitto, "model", sha256="0" * 64, size=1)) == "command.model", "a recording"
-
+            answer(mosquitto, "log_level", level="info")
             assert order(mosquitto, "restart").status == "SUCCEEDED"
             _, errors = process.communicate(timeout=LIMIT_S)
             assert process.returncode == EXIT_RESTART, errors
+            assert re.findall("command=(set|policy|restart)", errors) == ["set", "restart"], errors
+        before = len(results.read_text().splitlines())
+        board.change(privacy={"preview": True, "snapshot": True})
         with board.running():
             reported = watcher.expect(TOPICS.reported, version=7)
             assert reported["values"]["recalibration.automatic"] is False
+            eventually(lambda: answer(mosquitto, "status")["preview"]["address"] is not None, LIMIT_S)
+            status = answer(mosquitto, "status")
+            assert (status["engine"], status["policy"]) == (engine, {"score_threshold": 1.0})
+            answer(mosquitto, "snapshot", annotated="true")
+            snapshot = next(each.payload for each in iter(watcher.next, None) if each.topic == TOPICS.snapshot)
+            status_code, preview = get(status["preview"]["address"], "/frame.jpg")
+            assert status_code == 200
+            assert max(brightness(snapshot), brightness(preview)) < 70.0, "noise of 64 on the average, nothing drawn"
+            eventually(lambda: len(results.read_text().splitlines()) > before + 1, LIMIT_S)
+            first = json.loads(results.read_text().splitlines()[before])
+            assert (first["class"], first["policy_left_out"]) == (None, 1)
+            with Watcher(mosquitto.endpoint) as newcomer:
+                assert newcomer.retained(TOPICS.birth)["policies"] == {engine: {"score_threshold": 1.0}}
+                newcomer.expect(TOPICS.telemetry)
+                assert TOPICS.snapshot not in {message.topic for message in newcomer.all()}
             with MqttClient(mosquitto.endpoint, "desires") as fleet:
                 desired = {"version": 9, "values": {"log_level": "warning"}}
                 fleet.publish(Message(TOPICS.desired, json.dumps(desired).encode(), retain=True))

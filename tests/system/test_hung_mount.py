@@ -15,7 +15,7 @@ from hanging_mount import HangingMount, mounted
 from worlds import World
 
 END_S = 3.0
-IMPATIENT = f"from agent.system import end_guard\nend_guard.END_S = {END_S}\n"  # the rest as in `tared run`
+IMPATIENT = f"from agent.system import process\nprocess.END_S = {END_S}\n"  # the rest as in `tared run`
 
 pytestmark = [pytest.mark.trial, pytest.mark.broker]
 

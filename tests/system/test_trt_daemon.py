@@ -79,6 +79,19 @@ def test_another_release_builds_its_engine_anew_from_the_same_calibration(
 
 
 @pytest.mark.trial
+def test_a_recording_waits_for_the_reference_that_has_to_be_built(
+    tmp_path: Path, mistakes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a board the builder takes minutes. The fake here takes longer than the clip plays."""
+    monkeypatch.setenv("FAKE_BUILD_S", "10.0")
+    world = board(tmp_path / "world", seconds=10.0)
+    world.config["calibration"]["frames"] = 8
+    _, said = world.run(until="trigger=first-start step=COLLECTING")
+    assert "engine=reference" in said
+    check(mistakes, 1)
+
+
+@pytest.mark.trial
 def test_a_reference_that_is_wrong_now_and_then_is_replaced_and_a_job_makes_up_for_it(
     tmp_path: Path, mistakes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -172,13 +172,9 @@ class _Plot:
 
     def draw_marks(self, marks: Sequence[Mark]) -> None:
         for mark in marks:
-            if mark.across:
-                height = self.y(mark.at)
-                shape = _line(_LEFT, height, WIDTH - _RIGHT, height, f"mark {mark.color}", mark.text)
-            else:
-                left = self.x(mark.at)
-                shape = _line(left, _TOP, left, HEIGHT - _BOTTOM, f"mark {mark.color}", mark.text)
-            self.shapes.append(shape)
+            x, y = self.x(mark.at), self.y(mark.at)
+            x1, y1, x2, y2 = (_LEFT, y, WIDTH - _RIGHT, y) if mark.across else (x, _TOP, x, HEIGHT - _BOTTOM)
+            self.shapes.append(_line(x1, y1, x2, y2, f"mark {mark.color}", mark.text))
 
     def markup(self) -> Markup:
         return _svg(self.shapes, WIDTH, HEIGHT, self.title)

@@ -36,33 +36,31 @@ def export_deepstream(source: ExportSource) -> Export:
 
     Raises AgentError as `ExportSource.graph`, and `export.input` for a preprocessing that nvinfer does not have.
     """
-    has_engine = _is_tensorrt(source)
-    settings = [
+    settings = [*_preprocessing(source.spec.input), *_answers(source)]
+    if _is_tensorrt(source):
+        files, graph = {ENGINE: source.artefact.read_engine()}, []
+        making = f"{ENGINE} is the engine of this artefact"
+    else:
+        files, graph = trtexec_files(source), [f"onnx-file={GRAPH}"]
+        making = f"First build {ENGINE} on the board: sh build_10.sh"
+    if source.spec.labels:
+        settings.append(f"labelfile-path={LABELS}")
+        one_line = source.spec.task == "classify"  # nvinfer separates the classes of a classifier by semicolons
+        files[LABELS] = (";".join(source.spec.labels) + "\n").encode() if one_line else source.labels_file
+    lines = [
+        "[property]",
         "gpu-id=0",
         "gie-unique-id=1",
         "process-mode=1",
         "batch-size=1",
         f"network-mode={_NETWORK_MODES[source.precision]}",
         f"model-engine-file={ENGINE}",
-        *([] if has_engine else [f"onnx-file={GRAPH}"]),
-        *_preprocessing(source.spec.input),
-        *_answers(source),
+        *graph,
+        *settings,
     ]
-    if source.spec.labels:
-        settings.append(f"labelfile-path={LABELS}")
-    files = {CONFIG: ("[property]\n" + "\n".join(settings) + "\n").encode()}
-    if source.spec.labels:
-        one_line = source.spec.task == "classify"  # nvinfer separates the classes of a classifier by semicolons
-        files[LABELS] = (";".join(source.spec.labels) + "\n").encode() if one_line else source.labels_file
-    graphs = {} if has_engine else trtexec_files(source)
-    engine = {ENGINE: source.artefact.read_engine()} if has_engine else {}
-    making = (
-        f"{ENGINE} is the engine of this artefact"
-        if has_engine
-        else f"First build {ENGINE} on the board: sh build_10.sh"
-    )
+    files[CONFIG] = ("\n".join(lines) + "\n").encode()
     return Export(
-        {**files, **graphs, **engine},
+        files,
         (
             f"{making}; then nvinfer config-file-path={CONFIG}.",
             _answers_text(source),

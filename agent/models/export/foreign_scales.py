@@ -50,21 +50,6 @@ class ForeignRanges:
     amax: Mapping[str, float]
 
 
-@dataclass(frozen=True)
-class ScaleDifference:
-    """The difference between the other tool's scale of a tensor and the scale that frames suggest.
-
-    db: the noise under the other tool's scale over that under the frames' scale; positive: the frames' is better.
-    clipping: the share of clipping in the noise under the other tool's scale.
-    """
-
-    tensor: str
-    scale: float
-    frames_scale: float
-    db: float
-    clipping: float
-
-
 def read_ranges(path: Path) -> ForeignRanges:
     """Read a file of another tool.
 
@@ -187,13 +172,20 @@ def foreign_calibration(model: Model, ranges: ForeignRanges, source: str, frames
     return replace(frames, method=ranges.kind, amax={**frames.amax, **known})
 
 
-def differences(foreign: Calibration, frames: Calibration) -> list[ScaleDifference]:
-    """Compare two calibrations with the same histograms, tensor by tensor, the largest difference first."""
+def differences(foreign: Calibration, frames: Calibration) -> list[dict[str, Any]]:
+    """Compare two calibrations with the same histograms, tensor by tensor, the largest difference first.
+
+    Keys of each row, in JSON's types: `tensor`, `scale` of the other tool, and
+        frames_scale  the scale that frames suggest
+        db            noise under the other tool's scale over that under the frames'; positive: the frames' is better
+        clipping      the share of clipping in the noise under the other tool's scale
+    """
     noise = tensor_noise(frames.histograms, [foreign.scales, frames.scales])
-    rows = []
+    rows = list[tuple[float, dict[str, Any]]]()
     for name, ratios in zip(noise.names, noise.ratios, strict=True):
         theirs, ours = (float(ratios[index].sum()) for index in (0, 1))
         db = 10.0 * float(np.log10(theirs / ours)) if theirs > 0.0 and ours > 0.0 else 0.0
         clipping = float(ratios[0, 1]) / theirs if theirs > 0.0 else 0.0
-        rows.append(ScaleDifference(name, foreign.scales[name], frames.scales[name], db, clipping))
-    return sorted(rows, key=lambda row: -abs(row.db))
+        scales = {"scale": foreign.scales[name], "frames_scale": frames.scales[name]}
+        rows.append((abs(db), {"tensor": name, **scales, "db": round(db, 2), "clipping": round(clipping, 4)}))
+    return [row for _, row in sorted(rows, key=lambda each: -each[0])]

@@ -30,6 +30,7 @@ _TYPES = {
     "CounterMetricFamily": ("counter", "_total"),
     "GaugeMetricFamily": ("gauge", ""),
     "HistogramMetricFamily": ("histogram", ""),
+    "Info": ("info", "_info"),
     "InfoMetricFamily": ("info", "_info"),
     "StateSetMetricFamily": ("state set", ""),
     "counters": ("counter", "_total"),
@@ -68,7 +69,7 @@ def metrics() -> list[MetricFacts]:
     texts, found = Texts(source(), follows_parts=True), dict[MetricFacts, None]()
     for family in _TYPES:
         for module, call in source().calls.get(family, ()):
-            if module.name != _MAKERS or family == "InfoMetricFamily":
+            if module.name != _MAKERS or family == "Info":
                 found.update(dict.fromkeys(_read(texts, module, call, family)))
     return list(found)
 
@@ -111,6 +112,8 @@ def _labels(module: Module, call: ast.Call, family: str) -> tuple[str, ...]:
 
 def _info_labels(module: Module, call: ast.Call) -> tuple[str, ...]:
     """Return the labels of an info, which are the keys of the dict that is added to it; `tared_build` has its own."""
+    if module.name == _MAKERS:
+        return ("version", "program")
     function = module.function(call)
     target = module.parents[call]
     if function is None or not isinstance(target, ast.Assign) or not isinstance(target.targets[0], ast.Name):
@@ -123,4 +126,4 @@ def _info_labels(module: Module, call: ast.Call) -> tuple[str, ...]:
             and isinstance(each.args[1], ast.Dict)
         ):
             return tuple(str(key.value) for key in each.args[1].keys if isinstance(key, ast.Constant))
-    return ("version", "program") if module.name == "agent.common.metrics" else ()
+    return ()

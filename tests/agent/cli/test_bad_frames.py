@@ -45,9 +45,10 @@ def test_cameras_that_are_not_there_are_named(bench: Bench, source: str) -> None
     assert source.partition(":")[2] in said
 
 
-def test_a_data_set_without_an_object_is_refused(bench: Bench) -> None:
+def test_a_data_set_that_is_missing_or_without_an_object_is_refused(bench: Bench) -> None:
     net = Net((1, 3, 8, 8))
     rows = net.node("Reshape", net.conv("image", 3, 6), net.constant(np.array([1, 64, 6])))
     spec = bench.spec("boxes", net.model(rows), task="detect", decoder="end2end", labels=["car"])
     (bench.images("set", picture()) / "0.txt").touch()
     assert bench.refuses("evaluate", spec, "--dataset", bench / "set").startswith("dataset.empty: ")
+    assert bench.refuses("evaluate", spec, "--dataset", bench / "gone").startswith("images.missing: ")

@@ -23,6 +23,12 @@ __all__ = ["board"]  # the fixture
 DAY_S = 86_400.0
 
 
+def test_a_release_key_commands_nothing(board: Board) -> None:
+    assert board.receive(board.order("rel")) == ("REJECTED", "command.signature")
+    assert board.did == 0
+    assert board.receive(board.order("bob")) == ("SUCCEEDED", "")
+
+
 def test_commands_of_a_key_that_was_removed_do_nothing(board: Board, tmp_path: Path) -> None:
     """A thief repeats commands after the key was removed: new ones, and one that was carried out."""
     seen, waiting = board.order("bob", id="c1"), board.order("bob", id="c2", version=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,23 @@ def test_a_job_that_waits_for_headroom_can_be_cancelled(desk: Callable[..., Desk
     assert at.tick() == "", "not again at once, though the alarm is still on"
     (record,) = at.journal.records()
     assert record.state.value == "CANCELLED"
+
+
+def test_frames_are_observed_at_the_alert_pace_near_an_alarm_and_while_a_job_collects(
+    desk: Callable[..., Desk],
+) -> None:
+    at = desk()
+    for closely in (False, True, False):
+        at.tick(times=1, state="calm", closely=closely)
+    at.recalibrate()
+    at.tick(times=1, state="calm")
+    cancelled(at)
+    at.tick(times=1, state="calm")
+    assert at.paces == [False, True, False, True, False]
+    at = desk()
+    at.operations.service.calibration = None
+    at.operations.tick({"camera": replace(at.state, drift=None)})
+    assert at.paces == [True], "nothing is calibrated yet"
 
 
 def test_a_candidate_on_probation_can_be_cancelled(desk: Callable[..., Desk]) -> None:

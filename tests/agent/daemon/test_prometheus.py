@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import psutil
 import pytest
 from brokers import RealBroker, Watcher
+from operations_bench import Desk, desk
 from prometheus_client.core import Metric
 from prometheus_values import scrape
 from promtool import Fixed, metrics_server, promtool
@@ -18,6 +21,9 @@ from agent.contract.topics import Topics
 from agent.daemon import prometheus
 from agent.daemon.prometheus import DaemonMetrics
 from agent.uplink.reporter import EventCounts
+from calibrate.statistics.evidence import Interval
+
+__all__ = ["desk"]  # the fixture
 
 
 @pytest.mark.trial
@@ -35,6 +41,36 @@ def _samples(families: list[Metric], name: str) -> dict[tuple[str, ...], float]:
     return {
         tuple(each.labels.values()): each.value for family in families for each in family.samples if each.name == name
     }
+
+
+def test_values_are_those_of_the_state(desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch) -> None:
+    at = desk()
+    assert at.state.drift is not None
+    state = replace(at.state, drift=replace(at.state.drift, state="warning"), fidelity=Interval(0.9, 0.75, 0.95, 40))
+    states, metrics = {"gate": state, "yard": replace(state, outage="observer.thread")}, DaemonMetrics()
+    monkeypatch.setattr(at.operations.pipeline.observer, "states", lambda: states)
+    monkeypatch.setattr(at.operations.pipeline, "feeds", {}, raising=False)
+    metrics.set_source(at.operations, None)
+    families = list(metrics.collect())
+    assert _samples(families, "tared_mqtt_connected") == {(): 0.0}
+    assert not _samples(families, "tared_mqtt_outbox_bytes")
+    outbox = SimpleNamespace(oldest_s=1.5, size_bytes=2048)
+    for connected in (False, True):
+        link = SimpleNamespace(connected=connected, drops={"outbox": 2}, outbox=outbox)
+        metrics.set_source(at.operations, cast(Any, link))
+        families = list(metrics.collect())
+        assert _samples(families, "tared_mqtt_connected") == {(): float(connected)}
+    assert _samples(families, "tared_mqtt_outbox_oldest_seconds") == {(): 1.5}
+    assert _samples(families, "tared_mqtt_outbox_bytes") == {(): 2048.0}
+    assert _samples(families, "tared_mqtt_dropped_messages_total") == {("outbox",): 2}
+    assert _samples(families, "tared_engine_info") == {(at.int8.id, "false"): 1.0}
+    fidelity = {("gate", "estimate"): 0.9, ("gate", "low"): 0.75, ("gate", "high"): 0.95}
+    assert _samples(families, "tared_fidelity_ratio") == fidelity, "nothing is known of a camera that is not observed"
+    drift = {("gate", "calm"): 0.0, ("gate", "warning"): 1.0, ("gate", "alarm"): 0.0}
+    assert _samples(families, "tared_drift_state") == drift
+    assert _samples(families, "tared_observer_up") == {("gate",): 1.0, ("yard",): 0.0}
+    at.service.calibration = None
+    assert _samples(list(metrics.collect()), "tared_engine_info") == {(at.int8.id, "true"): 1.0}
 
 
 def test_jobs_are_counted_by_trigger_end_and_code() -> None:

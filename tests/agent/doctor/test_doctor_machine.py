@@ -21,6 +21,7 @@ from worlds import SPEC
 from agent.common.schema import validate
 from agent.config import Config, load_config
 from agent.doctor import configured as configured_doctor
+from agent.doctor import machine
 from agent.doctor.configured import examine_configured, examine_unconfigured
 from agent.doctor.examine import Finding, examine, healthy
 from agent.doctor.machine import examine_machine
@@ -84,6 +85,13 @@ def test_an_old_or_bare_jetpack_is_named_with_its_remedy(
 def test_a_board_that_throttles_has_no_headroom(tmp_path: Path) -> None:
     found = on(tmp_path, AGX_XAVIER)["headroom"]
     assert (found.ok, found.needed, found.found) == (False, False, "throttled by thermal-cpufreq-0")
+
+
+def test_a_clock_that_follows_no_time_server_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for is_synchronised in (False, True):
+        monkeypatch.setattr(machine, "is_synchronised", lambda is_synchronised=is_synchronised: is_synchronised)
+        clock = on(tmp_path, LAPTOP)["clock"]
+        assert (clock.ok, "set-ntp true" in clock.remedy) == (is_synchronised, not is_synchronised)
 
 
 def test_a_laptop_is_no_jetson(tmp_path: Path) -> None:

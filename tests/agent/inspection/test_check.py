@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import zipfile
 from pathlib import Path
@@ -89,6 +90,21 @@ def test_the_command_prints_a_table_of_80_columns_and_draws_a_picture(
     assert image.shape[1] > 1500
     assert image.shape[0] > (tiles + 2) // 3 * 300
     assert (image == (0, 94, 213)).all(axis=2).sum() > 1000  # the frame around the surest
+
+
+def test_a_bare_onnx_is_checked_as_guessed_and_json_says_the_same(
+    street: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", str(STREET / "street.onnx"), "--frames", str(street), "--json"]) == 0
+    result = json.loads(capfd.readouterr().out)
+    assert result["frames"] == len(HOURS)
+    guessed, *others = result["specs"]
+    assert (guessed["name"], guessed["finding"], guessed["yaml"]) == ("the guessed spec", None, [])
+    assert all(other["yaml"] and 0.0 <= other["top"] <= 1.0 for other in others)
+    assert "values 0 to 1" in result["surest"], "the guess is YOLOX's own 0 to 255"
+    assert "scale: 0.00392156862745098" in result["yaml"][0]
+    assert result["output"] is None
+    assert result["answer"].keys() == {"detections"}
 
 
 def test_a_single_photo_is_enough_for_a_plain_mistake(tmp_path: Path, street: Path) -> None:

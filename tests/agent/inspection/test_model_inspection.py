@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +273,12 @@ def test_the_command_prints_writes_and_overwrites_only_on_request(
     assert (result["output"], result["refusal"], result["seen"]["layout"]) == (None, "", "NCHW")
     assert {"key": "decoder", "value": "yolox"}.items() <= result["guesses"][1].items()
     printed = bench.text("inspect", bench / "yolox.onnx")
+    keys = [line for line in printed.splitlines() if re.match(r" *\w+: .", line) and not line.startswith("path:")]
+    assert len(keys) == len(result["guesses"])
+    for line, guess in zip(keys, result["guesses"], strict=True):
+        assert line.endswith(f"  # {guess['certainty']}: {guess['reason']}")
+        assert guess["certainty"] in ("sure", "likely", "guess")
+        assert guess["reason"]
     assert not any(Path().iterdir()), "a file that nobody asked for"
 
     assert bench.json("inspect", bench / "yolox.onnx", "-o", "yolox.yaml")["output"] == "yolox.yaml"

@@ -15,6 +15,7 @@ from turned_clock import TurnedClock
 from agent.common.timing import Backoff
 from agent.contract.messages import Birth
 from agent.contract.topics import Topics
+from agent.contract.wire import MAX_PAYLOAD_BYTES
 from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
 from agent.uplink.link import MqttLink
 
@@ -77,6 +78,18 @@ def test_garbage_from_a_broker_ends_the_connection_and_not_the_client(
             admit(connection)
             eventually(lambda: link.connected)
             assert link.outcome == "connected"
+
+
+def test_a_payload_without_end_is_kept_as_far_as_it_can_be_read() -> None:
+    """One byte more than a document may have, by which its reader refuses it."""
+    with FakeBroker() as broker, link_to(broker.endpoint) as link, broker.connection() as connection:
+        admit(connection)
+        topic = TOPICS.command.encode()
+        body = len(topic).to_bytes(2, "big") + topic + bytes(1 << 20)
+        length = bytes([len(body) & 127 | 128, len(body) >> 7 & 127 | 128, len(body) >> 14])
+        connection.sendall(b"\x30" + length + body)
+        assert link.inbox.get(timeout=60.0).payload == bytes(MAX_PAYLOAD_BYTES + 1)
+        link.close(timeout_s=0.0)
 
 
 def test_an_error_of_our_own_ends_the_connection_and_not_the_client(caplog: pytest.LogCaptureFixture) -> None:

@@ -70,10 +70,10 @@ def test_the_search_tries_repairs_on_frames_that_did_not_propose_them(
     given: list[tuple[set[bytes], set[bytes]]] = []
     choose = choose_repairs
 
-    def watched(model: Any, calibration: Any, frames: Sequence[Array], what_if: WhatIf, *more: Any) -> Any:
+    def watched(what_if: WhatIf, frames: Sequence[Array], *more: Any) -> Any:
         tried = {frame.tobytes() for frame, *_ in what_if._known}
         given.append(({frame.tobytes() for frame in frames}, tried))
-        return choose(model, calibration, frames, what_if, *more)
+        return choose(what_if, frames, *more)
 
     monkeypatch.setattr(search, "choose_repairs", watched)
     searched(scenes, *SCENES)

@@ -1,0 +1,152 @@
+"""A state directory of tared 0.2.0 is read as it is, file by file.
+
+`state_of_0_2_0.json` was made at commit 2fc6093f. Each class of that commit wrote its own file, on the helpers of its
+tests. The JSON has texts as they were, databases as SQL, and binary files in base64. If a format changes, the new
+version needs a migration, and the JSON stays.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from authority_bench import Board
+from device import NOW, Device, payload
+from drift_bench import regime
+from outbox_bench import numbers, opened, taken
+from raising_world import config_in
+from turned_clock import TurnedClock
+from unexpected import unexpected
+
+from agent.collection.collection import SharedCollection
+from agent.commands.authority import Releases
+from agent.commands.dispatcher import CommandDispatcher
+from agent.commands.log import CommandLog
+from agent.commands.settings import Settings
+from agent.contract.commands import CommandResult
+from agent.control.policies import Policies
+from agent.jobs.job import JobJournal, JobState
+from agent.jobs.limits import ROLLBACK_LOOP, AutomationLimits, PrecisionAttempts
+from agent.labelling.store import LabelStore
+from agent.monitoring.camera_monitor import CameraMonitor, Spending
+from agent.monitoring.drift import Regime
+from agent.monitoring.evidence_file import EvidenceFile
+from agent.monitoring.regimes import RegimeStore
+from calibrate.errors import TaredError
+from calibrate.plan import PrecisionPlan
+from engines.calibration import load_calibration
+from engines.onnxruntime_backend import OnnxRuntimeBackend
+from engines.store.artefact import Store
+
+WRITTEN_S = 1_749_999_940.0  # Unix time, a minute before that of a TurnedClock
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> Path:
+    content = json.loads(Path(__file__).with_name("state_of_0_2_0.json").read_text(encoding="utf-8"))
+    folder = tmp_path / "state"
+    files = {name: text.encode() for name, text in content["texts"].items()}
+    files |= {name: base64.b64decode(text) for name, text in content["binaries"].items()}
+    for name in (*files, *content["databases"]):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    for name, statements in content["databases"].items():
+        with closing(sqlite3.connect(folder / name)) as db:
+            db.executescript("\n".join(statements))
+    for name, target in content["links"].items():
+        (folder / name).symlink_to(target)
+    return folder
+
+
+def test_the_engine_serves_with_its_calibration_and_plan(state_dir: Path) -> None:
+    artefact = Store(state_dir).read("current")
+    assert artefact is not None
+    assert artefact.id == "31c2fbc0dd52626e"
+    assert artefact.manifest["inputs"]["calibration"]["method"] == "max"
+    assert load_calibration(artefact.path / "calibration.json").scales.keys() == {"image", "t0", "t1", "t5"}
+    assert PrecisionPlan.from_json(artefact.read_file("plan.json").decode()).floats == {"Conv_t3": "raised"}
+    with closing(OnnxRuntimeBackend().load(artefact.read_engine())) as engine:
+        assert [spec.name for spec in engine.inputs] == ["image"]
+
+
+def test_regimes_attempts_and_limits_hold(state_dir: Path) -> None:
+    scene = {"x": 0.5, "y": 2.0**-9}, {"x": 3.0, "y": 0.1}, {"x": (0.25, 0.125), "y": (1e-5, 1e-6)}
+    known = RegimeStore(state_dir / "regimes.json", "one model", 5).known
+    assert known == (Regime("day", *scene), Regime("night", *scene))
+    attempts = PrecisionAttempts(state_dir / "attempts.json", "the rules", unexpected)
+    assert (attempts.next_rung("day"), attempts.next_rung("night")) == (2, 0)
+    reported: list[str] = []
+    clock = TurnedClock()
+
+    def report(error: TaredError) -> None:
+        reported.append(error.code)
+
+    limits = AutomationLimits(state_dir / "restraint.json", 3, 600.0, 1200.0, 2, report, clock)
+    assert (limits.may_start, limits.may_switch) == (False, False)
+    clock.turn(541.0)
+    assert (limits.may_start, limits.may_switch) == (True, False), "ten minutes after the failure"
+    assert [limits.count_job(), limits.count_job()] == [True, False], "two of three jobs were counted before"
+    limits.count_rollback()
+    assert reported == [ROLLBACK_LOOP], "one of two rollbacks was counted before"
+
+
+def test_settings_policies_and_releases_hold(state_dir: Path) -> None:
+    config = config_in(state_dir.parent)
+    settings = Settings(config, state_dir / "settings.json", "ann".__eq__, lambda _: None, unexpected)
+    assert settings.version == 3
+    assert (settings.config.recalibration.max_loss, settings.config.log_level) == (0.25, "debug")
+    assert Policies(config, unexpected).document("day") == {"score_threshold": 0.5, "classes": ["b"]}
+    releases = Releases(Board(state_dir.parent).authority, state_dir / "releases.json")
+    assert (releases.damage, releases._versions) == (None, {"a key": 5})
+
+
+def test_drift_and_fidelity_go_on(state_dir: Path) -> None:
+    """The camera saw 40 s in the light of the calibration, then 29 s in a sixteenth of it; 4 answers were wrong."""
+    config = config_in(state_dir.parent)
+    monitor = CameraMonitor(config.model, config, SharedCollection(config.model, config))
+    monitor.remember(EvidenceFile(state_dir / "evidence.jsonl", "rtsp://camera", unexpected))
+    monitor.watch(regime(), [], 100.0, recall=True)
+    state = monitor.state("", Spending(0.0, 0.0))
+    assert state.drift is not None
+    assert (state.drift.state, state.drift.onset_ts) == ("warning", 39.0)
+    assert (state.fidelity.n, state.fidelity_since) == (69, 0.0)
+    assert state.fidelity.estimate == pytest.approx(65 / 69)
+
+
+def test_commands_that_were_carried_out_are_answered_and_not_carried_out_again(state_dir: Path) -> None:
+    results: list[CommandResult] = []
+    device = Device()
+    log = CommandLog(state_dir / "commands.sqlite", unexpected)
+    dispatcher = CommandDispatcher(device.handlers(), results.append, command_log=log)
+    dispatcher.restore([])
+    dispatcher.receive(payload(op="cancel"), NOW)
+    dispatcher.receive(payload(id="c2", op="restart"), NOW)
+    assert {(result.id, result.status) for result in results} == {("c1", "SUCCEEDED"), ("c2", "SUCCEEDED")}
+    assert not device.done_with
+    dispatcher.receive(payload(id="c3", op="restart"), NOW)
+    assert CommandLog(state_dir / "commands.sqlite", unexpected).find("c3") is not None
+
+
+def test_jobs_messages_and_labels_are_kept(state_dir: Path) -> None:
+    jobs = JobJournal(state_dir / "jobs.sqlite", unexpected)
+    ends = [(job.id, job.trigger, job.state, job.artefact, job.error and job.error.code) for job in jobs.records()]
+    assert ends == [
+        ("j1", "first-start", JobState.COMMITTED, "31c2fbc0dd52626e", None),
+        ("j2", "command", JobState.FAILED, None, "recalibration.disk"),
+    ]
+    jobs.start("j3", "alarm", {}, [])
+    with opened(state_dir, TurnedClock()) as outbox:
+        assert outbox.epoch > WRITTEN_S, "the next epoch is above the last one"
+        assert numbers(taken(outbox, 3)) == [1, 2, 3]
+    labels = LabelStore(state_dir, "5cbdda3937c38e7479ff0e41125968c31bc720cd2632e7888f89226ce99d905c", "classify")
+    assert [(frame.camera, frame.label, frame.skipped) for frame in labels.frames()] == [
+        ("gate", 3, False),
+        ("gate", None, True),
+    ]
+    assert labels.picture(1).startswith(b"\xff\xd8")
+    assert labels.strata() == [0.1, 0.2, 0.3, 0.4, 0.5]
