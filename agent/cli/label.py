@@ -17,9 +17,8 @@ from agent.common.errors import AgentError
 
 if TYPE_CHECKING:  # imported when the command runs, as in offline.py
     from agent.labelling.accuracy import MeasuredAccuracy
-    from agent.labelling.progress import LabelProgress
     from agent.labelling.proposal import PolicyProposal
-    from agent.labelling.store import Cell, LabelStore
+    from agent.labelling.store import Cell, DrawnFrame, LabelStore
     from calibrate.statistics.evidence import Interval
 
 _ANY_PORT = "127.0.0.1:0"
@@ -66,7 +65,7 @@ def _label(options: argparse.Namespace) -> int:
     if options.import_path is not None:
         from agent.labelling.exchange import import_labels
 
-        return print_result(options, import_labels(store, labels, options.import_path).as_dict())
+        return print_result(options, import_labels(store, labels, options.import_path))
     if options.propose:
         return _propose(options, store)
     if not options.list:
@@ -127,34 +126,42 @@ def _label_in_browser(store: LabelStore, labels: Sequence[str], listen: str) -> 
 def _list(options: argparse.Namespace, store: LabelStore, labels: Sequence[str]) -> int:
     """Print how many frames are labelled, by camera and regime, and the accuracy by these labels."""
     from agent.labelling.accuracy import measured_accuracy
-    from agent.labelling.progress import LabelProgress, progress_by_cell
 
     frames = store.frames()
-    total, cells = LabelProgress.count(frames), progress_by_cell(frames)
+    cells = {
+        cell: _progress([frame for frame in frames if frame.cell == cell])
+        for cell in sorted({frame.cell for frame in frames})
+    }
     measured = measured_accuracy(frames, labels, store.counted())
     if options.json:
-        rows = [{"camera": camera, "regime": regime, **each.as_dict()} for (camera, regime), each in cells.items()]
+        rows = [{"camera": camera, "regime": regime, **each} for (camera, regime), each in cells.items()]
         accuracy = measured.document() if measured is not None else None
-        print(json.dumps({**total.as_dict(), "cells": rows, "accuracy": accuracy}))
+        print(json.dumps({**_progress(frames), "cells": rows, "accuracy": accuracy}))
         return 0
-    _print_progress(total, cells)
+    _print_progress(_progress(frames), cells)
     if measured is not None:
         _print_accuracy(measured)
     return 0
 
 
-def _print_progress(total: LabelProgress, cells: Mapping[Cell, LabelProgress]) -> None:
+def _progress(frames: Sequence[DrawnFrame]) -> dict[str, int]:
+    """Return the progress of the labels of some frames; suggested: labels that began as the model's answer."""
+    return {
+        "drawn": len(frames),
+        "labelled": sum(frame.label is not None for frame in frames),
+        "suggested": sum(frame.suggested for frame in frames),
+        "skipped": sum(frame.skipped for frame in frames),
+        "waiting": sum(frame.is_waiting for frame in frames),
+    }
+
+
+def _print_progress(total: Mapping[str, int], cells: Mapping[Cell, Mapping[str, int]]) -> None:
     from agent.common.table import tabulate
 
-    rows = [[*cell, *_counts(each)] for cell, each in cells.items()]
-    if len(rows) > 1:
-        rows.append(["all", "", *_counts(total)])
+    shown = {**cells, ("all", ""): total} if len(cells) > 1 else cells
+    rows = [[*cell, *(str(each[column]) for column in _COLUMNS[2:])] for cell, each in shown.items()]
     console = table_console()
     console.print(tabulate(_COLUMNS, rows, console.width, right=_COLUMNS[2:]))
-
-
-def _counts(progress: LabelProgress) -> list[str]:
-    return [str(getattr(progress, column)) for column in _COLUMNS[2:]]
 
 
 def _print_accuracy(measured: MeasuredAccuracy) -> None:

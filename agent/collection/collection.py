@@ -1,6 +1,6 @@
 """Collect observed frames for the next calibration, and hold some of them out to judge a candidate.
 
-From bottom to top: `Reservoir` samples a stream, `HoldOut` decides which frames are held out, `CalibrationSet` keeps
+From bottom to top: `Reservoir` samples a stream, `hold_out` decides which frames are held out, `CalibrationSet` keeps
 histograms and held-out frames, and `SharedCollection` fills one such set at a time with the frames that its
 `FrameSelector` chooses.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -60,20 +60,13 @@ class Reservoir(Generic[T]):
             self.kept[place] = copy()
 
 
-class HoldOut:
-    """Decide which frames of a stream are held out: one in four, in stretches that grow from 4 in a row to 16."""
-
-    def __init__(self) -> None:
-        self._seen = self._stretch_at = self._ends_at = 0  # start and end of the next stretch
-
-    def next(self) -> bool:
-        """Return whether the next frame is held out."""
-        if self._seen == self._ends_at:
-            stretch = min(max(_STRETCH, self._seen // _STRETCH_SHARE), _LONGEST_STRETCH)
-            self._ends_at += HELD_OUT_EVERY * stretch
-            self._stretch_at = self._ends_at - stretch
-        self._seen += 1
-        return self._seen > self._stretch_at
+def hold_out() -> Iterator[bool]:
+    """Yield of each frame of a stream whether it is held out: one in four, in stretches that grow from 4 to 16."""
+    seen = 0
+    while True:
+        stretch = min(max(_STRETCH, seen // _STRETCH_SHARE), _LONGEST_STRETCH)
+        yield from [False] * ((HELD_OUT_EVERY - 1) * stretch) + [True] * stretch
+        seen += HELD_OUT_EVERY * stretch
 
 
 class CalibrationSet:
@@ -96,7 +89,7 @@ class CalibrationSet:
         self._empty = Reservoir[Array](held_out_size // 4)
         self._sample = Reservoir[Array](_SAMPLED)
         self._holds_out = held_out_size > 0
-        self._hold_out = {True: HoldOut(), False: HoldOut()}  # by whether informative
+        self._hold_out = {True: hold_out(), False: hold_out()}  # by whether informative
 
     @property
     def informative(self) -> int:
@@ -120,7 +113,7 @@ class CalibrationSet:
 
     def add(self, tensor: Array, seen: Observation, informative: bool = True) -> None:
         """Add an observed frame, with its network input (1, C, H, W)."""
-        if self._holds_out and self._hold_out[informative].next():
+        if self._holds_out and next(self._hold_out[informative]):
             (self._informative if informative else self._empty).offer(tensor.copy)
             return
         self.frames += 1

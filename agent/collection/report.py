@@ -88,9 +88,9 @@ class SelectionReport:
         """Return the counts as JSON values, as an event has them."""
         counts = self.counts
         return {
-            "considered": counts.considered,
+            "considered": counts.outcomes.total(),
             "taken": counts.taken,
-            **{reason: counts.outcomes.get(reason, 0) for reason in (DUPLICATE, EARLY, BRIGHTNESS, CLASS)},
+            **{reason: counts.outcomes[reason] for reason in (DUPLICATE, EARLY, BRIGHTNESS, CLASS)},
             "held_out": self.held_out,
             "span_s": round(counts.span_s, 3),
             "brightness_bins": list(counts.brightness),

@@ -45,7 +45,10 @@ class LumaGrid:
     @classmethod
     def from_image(cls, image: NDArray[np.uint8]) -> LumaGrid:
         """image: BGR uint8 (H, W, 3), of any size. Takes a quarter of a millisecond, for it reads 12288 pixels only."""
-        rows, columns = (_places(parts, size) for parts, size in zip((ROWS, COLUMNS), image.shape[:2], strict=True))
+        rows, columns = (
+            np.arange(parts * _SAMPLES) * size // (parts * _SAMPLES)  # in a frame of few pixels cells share some
+            for parts, size in zip((ROWS, COLUMNS), image.shape[:2], strict=True)
+        )
         pixels = image[rows][:, columns].astype(np.uint32)
         weighted = pixels[..., 0] + 2 * pixels[..., 1] + pixels[..., 2]
         cells = weighted.reshape(ROWS, _SAMPLES, COLUMNS, _SAMPLES).sum(axis=(1, 3))
@@ -61,32 +64,24 @@ class LumaGrid:
         return differences
 
 
-def _places(parts: int, size: int) -> NDArray[np.intp]:
-    """Return the samples of all cells along an axis; in a frame of few pixels cells share some."""
-    samples = parts * _SAMPLES
-    return np.arange(samples, dtype=np.intp) * size // samples
-
-
 @dataclass(frozen=True)
 class SelectionCounts:
     """Counts of a selection of frames.
 
-    considered: All frames.
-    outcomes: Frames by what became of them: TAKEN or the reason why not.
+    outcomes: All frames by what became of them: TAKEN or the reason why not.
     span_s: Capture time from the first frame to the last.
     brightness: Taken frames per bin.
     classes: Taken frames on which the reference sees a class; NOTHING and OTHERS count as classes.
     """
 
-    considered: int
-    outcomes: dict[str, int]
+    outcomes: Counter[str]
     span_s: float
     brightness: tuple[int, ...]
     classes: dict[int, int]
 
     @property
     def taken(self) -> int:
-        return self.outcomes.get(TAKEN, 0)
+        return self.outcomes[TAKEN]
 
 
 class FrameSelector:
@@ -120,7 +115,7 @@ class FrameSelector:
     @property
     def counts(self) -> SelectionCounts:
         bins = tuple(self._brightness[place] for place in range(BRIGHTNESS_BINS))
-        return SelectionCounts(self._outcomes.total(), dict(self._outcomes), self._span_s, bins, dict(self._classes))
+        return SelectionCounts(self._outcomes.copy(), self._span_s, bins, dict(self._classes))
 
     def consider(self, ts: float, grid: LumaGrid, classes: Collection[int], hurried: bool = False) -> str:
         """Return TAKEN, or why a frame is not taken.

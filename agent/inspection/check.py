@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table
 
 from agent.camera.reader import read_spread, source_length
 from agent.camera.source import parse_source
 from agent.common.console import progress
-from agent.common.table import ShownConsole
+from agent.common.table import tabulate
 from agent.inspection.alternatives import Alternative, alternatives, unchanged
 from agent.inspection.graph_facts import read_facts
 from agent.inspection.inspect import inspect_model
@@ -187,12 +186,10 @@ def _unchanged_verdict(rows: Sequence[Row], frames: int) -> str:
     if not others:
         return "no other spec fits this model, so there is nothing to compare"
     open_kinds = dict.fromkeys(row.alternative.kinds[-1] for row in others if row.finding == "no difference")
-    if not open_kinds:
-        verdict = f"{written.alternative.name} is the surest"
-    else:
-        verdict = (
-            f"nothing is surer than {written.alternative.name}; these frames do not decide {', '.join(open_kinds)}"
-        )
+    name = written.alternative.name
+    verdict = f"{name} is the surest"
+    if open_kinds:
+        verdict = f"nothing is surer than {name}; these frames do not decide {', '.join(open_kinds)}"
     for row in others:
         if row.finding == "finds more":
             return f"{verdict}; with {row.alternative.name} more is found, but nothing surer"
@@ -243,19 +240,19 @@ def _measure_rounds(
     rows = [surest]
     is_bytes = engine.inputs[0].dtype == np.uint8
     for number in range(1, _ROUNDS + 1):
-        base, best = surest.alternative, sureness
+        base = surest
         others = [
             other
-            for other in alternatives(base, heads, is_bytes)
-            if not _same_input(engine, base.spec, other.spec, images)
+            for other in alternatives(base.alternative, heads, is_bytes)
+            if not _same_input(engine, base.alternative.spec, other.spec, images)
         ]
         figures = _measure(engine, others, images, f"measuring alternatives, round {number}")
         for other, figure in zip(others, figures, strict=True):
-            row = Row(other, figure, compare(figure, best, other.kinds[-1] == "resize"))
+            row = Row(other, figure, compare(figure, base.sureness, other.kinds[-1] == "resize"))
             rows.append(row)
-            if row.finding == "surer" and figure.mean > sureness.mean:
-                surest, sureness = row, figure
-        if surest.alternative is base:
+            if row.finding == "surer" and figure.mean > surest.sureness.mean:
+                surest = row
+        if surest is base:
             break
     return rows, surest
 
@@ -294,29 +291,22 @@ def _answer(engine: Engine, spec: ModelSpec, image: Image) -> Answer:
 
 
 def print_check(check: Check, console: Console) -> None:
-    """Print a check for people: a table of 80 columns, the verdict, and the lines of YAML to change."""
-    width, is_terminal = min(console.width, _COLUMNS), console.is_terminal
-    console = ShownConsole(
-        file=console.file, width=width, force_terminal=is_terminal, markup=False, highlight=False, emoji=False
-    )
-    if not check.is_compared:
-        table = Table("output", "shape", *_RANGE, box=None, pad_edge=False)
-        for name, shape, *figures in check.ranges:
-            table.add_row(
-                name,
-                " x ".join(map(str, shape)),
-                *("not finite" if figure is None else f"{figure:.4g}" for figure in figures),
-            )
-    else:
+    """Print a check for people: a table of at most 80 columns, the verdict, and the lines of YAML to change."""
+    if check.is_compared:
         is_detector = check.written.task == "detect"
-        table = Table(f"frames: {check.frames}", box=None, pad_edge=False)
-        for header in ("sureness", "surest object") if is_detector else ("sureness",):
-            table.add_column(header, justify="right")
-        table.add_column("than the surest above")
+        objects = ("surest object",) if is_detector else ()
+        heads: tuple[str, ...] = (f"frames: {check.frames}", "sureness", *objects, "than the surest above")
+        rows = []
         for row in check.rows:
             top = [f"{row.sureness.top:.2f}"] if is_detector else []
-            table.add_row(row.alternative.name, f"{row.sureness.mean:.2f}", *top, row.finding or "")
-    table.columns[0].overflow = "fold"
-    console.print(table)
+            rows.append([row.alternative.name, f"{row.sureness.mean:.2f}", *top, row.finding or ""])
+    else:
+        heads = ("output", "shape", *_RANGE)
+        rows = [
+            [name, " x ".join(map(str, shape)), *("not finite" if each is None else f"{each:.4g}" for each in figures)]
+            for name, shape, *figures in check.ranges
+        ]
+    width = min(console.width, _COLUMNS)
+    console.print(tabulate(heads, rows, width, prose=heads[:1], right=("sureness", "surest object")), width=width)
     for text in (*check.faults, check.verdict, *(f"  {line}" for line in check.lines)):
-        console.print(text, soft_wrap=True)
+        console.print(text, soft_wrap=True, markup=False, highlight=False, emoji=False)

@@ -228,7 +228,10 @@ def _times_ms(artefact: Artefact, backend: Backend) -> dict[str, float]:
 
 
 def print_artefact_inspection(inspection: ArtefactInspection, console: Console) -> None:
-    """Print an inspection for people: the facts, then the table of layers."""
+    """Print an inspection for people: the facts, then the table of layers.
+
+    A layer computes the model's nodes in it; where there are none but our own, its name stands in their place.
+    """
     for name, fact in inspection.facts.items():
         console.print(f"{name:18} {fact}", highlight=False, markup=False)
     if inspection.layers is None:
@@ -239,14 +242,9 @@ def print_artefact_inspection(inspection: ArtefactInspection, console: Console) 
         time_ms = "" if layer.time_ms is None else f"{layer.time_ms:.4f}"
         reads, writes = layer.precision, "/".join(dict.fromkeys(layer.outputs))
         facts = (layer.kind, reads, writes, *([time_ms] if timed else []), layer.format, layer.tactic)
-        rows.append((_computed(layer), *facts))
+        nodes = ", ".join(node for node in layer.nodes if not node.endswith(_OURS))
+        rows.append((nodes or layer.name, *facts))
     console.print(tabulate(heads, rows, console.width, prose=("computes", "tactic")))
-
-
-def _computed(layer: Layer) -> str:
-    """Return the model's nodes in a layer, by name; where there are none but our own, the layer's name."""
-    nodes = [node for node in layer.nodes if not node.endswith(_OURS)]
-    return ", ".join(nodes) or layer.name
 
 
 def _unable(code: str, found: str) -> TaredError:

@@ -14,8 +14,6 @@ import numpy as np
 from agent.common.errors import AgentError
 from agent.inspection.check import Answer, Check, Row
 from agent.vision.drawing import COLORS, Color, Picture, draw_prediction, input_picture, scaled
-from agent.vision.spec import InputSpec
-from engines.interface import Array
 
 _COLUMNS = 3
 _TILE_PX, _TALLEST_PX = 480, 340  # width, and most height, of a tile's picture
@@ -46,8 +44,7 @@ def check_output(path: Path) -> None:
         expected, remedy = f"a name ending in {' or '.join(_SUFFIXES)}", "name another with -o"
         raise AgentError("check.output", f"picture {path}", expected, remedy)
     if path.is_dir() or not os.access(path.parent, os.W_OK):
-        found = f"{path}, which is a folder" if path.is_dir() else f"no folder {path.parent} to write to"
-        raise AgentError("check.output", found, "a file name in a writable folder", "name another with -o")
+        raise _unwritable(f"{path}, which is a folder" if path.is_dir() else f"no folder {path.parent} to write to")
 
 
 def draw_check(check: Check, path: Path) -> None:
@@ -56,14 +53,20 @@ def draw_check(check: Check, path: Path) -> None:
     try:
         path.write_bytes(encoded.tobytes())
     except OSError as error:
-        found = f"{path}: {error.strerror}"
-        raise AgentError("check.output", found, "a file name in a writable folder", "name another with -o") from error
+        raise _unwritable(f"{path}: {error.strerror}") from error
+
+
+def _unwritable(found: str) -> AgentError:
+    return AgentError("check.output", found, "a file name in a writable folder", "name another with -o")
 
 
 def _sheet(check: Check) -> Picture:
-    first, spec = check.answers[0], check.written
+    first, image = check.answers[0], check.written.input
+    picture = input_picture(first.tensor, image)
+    seen = f"{picture.shape[1]} x {picture.shape[0]}, {_CHANNELS[image.color]}"
+    values = f"values {float(first.tensor.min()):.3g} to {float(first.tensor.max()):.3g}"
     tiles = [
-        _Tile("what the network gets", _input_note(first.tensor, spec.input), _shown_input(first.tensor, spec.input)),
+        _Tile("what the network gets", f"{seen}, {values}", scaled(picture, _fit(picture))),
         _answer_tile(check, check.rows[0], first, "what it answers"),
         _Tile(check.rows[0].alternative.name, check.target.name, _facts(check), _PAPER),
     ]
@@ -77,8 +80,8 @@ def _sheet(check: Check) -> Picture:
 
 
 def _heading(check: Check, width: int) -> Picture:
-    lines = _wrapped(check.verdict, width - 2 * _MARGIN_PX, _HEADING)
-    lines += [(line, _TEXT) for text in check.lines for line, _ in _wrapped(text, width - 2 * _MARGIN_PX, _TEXT)]
+    texts = [(check.verdict, _HEADING), *((line, _TEXT) for line in check.lines)]
+    lines = [(line, size) for text, size in texts for line in _wrapped(text, width - 2 * _MARGIN_PX, size)]
     steps = [round(_LINE_PX * (1.5 if size == _HEADING else 1.0)) for _, size in lines]
     canvas = _blank(_MARGIN_PX + sum(steps), width)
     foot = _MARGIN_PX // 2
@@ -151,26 +154,15 @@ def _short(value: object) -> str:
     return ", ".join(f"{each:.5g}" if isinstance(each, float) else str(each) for each in values)
 
 
-def _input_note(tensor: Array, image: InputSpec) -> str:
-    height, width = input_picture(tensor, image).shape[:2]
-    low, high = float(tensor.min()), float(tensor.max())
-    return f"{width} x {height}, {_CHANNELS[image.color]}, values {low:.3g} to {high:.3g}"
-
-
-def _shown_input(tensor: Array, image: InputSpec) -> Picture:
-    picture = input_picture(tensor, image)
-    return scaled(picture, _fit(picture))
-
-
 def _fit(picture: Picture) -> float:
     """Return by what a picture's sides are to be multiplied to fill a tile."""
-    height, width = picture.shape[0], picture.shape[1]
+    height, width = picture.shape[:2]
     return float(min(_TILE_PX / width, _TALLEST_PX / height))
 
 
-def _wrapped(text: str, width_px: int, size: float) -> list[tuple[str, float]]:
+def _wrapped(text: str, width_px: int, size: float) -> list[str]:
     (em_px, _), _ = cv2.getTextSize("n" * 100, _FONT, size, 1)
-    return [(line, size) for line in wrap(text, max(10, width_px * 100 // em_px))]
+    return wrap(text, max(10, width_px * 100 // em_px))
 
 
 def _cut(text: str, indent_px: int = 0) -> str:

@@ -63,11 +63,8 @@ _STRIDES = (8, 16, 32, 64)
 _ANCHORS = 3  # per cell, of YOLOv5 and YOLOv7
 _SUPPRESSING = frozenset(("NonMaxSuppression", "TopK"))
 _LINEAR = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul", "Add"))  # the last of a head, with its bias
-_POOLED = _LINEAR | {
-    "GlobalAveragePool",
-    "AveragePool",
-    "ReduceMean",
-}  # a last layer of 1 x 1 is pooled before or behind
+# A last layer of 1 x 1 is pooled before or behind.
+_POOLED = _LINEAR | {"GlobalAveragePool", "AveragePool", "ReduceMean"}
 _MOST_VALUES = 1 << 25  # in all outputs; a detector of 1280 x 1280 with 80 classes has 3 million
 
 
@@ -114,18 +111,16 @@ def class_names(facts: GraphFacts) -> tuple[str, ...]:
 def _readings(facts: GraphFacts, size: tuple[int, int]) -> Iterator[Head]:
     """Yield the readings of the outputs that fit, the surest decoders first."""
     outputs = facts.outputs
-    names = [output.name.lower() for output in outputs]
     if _fits("yunet", facts, size):
         scores = [output for output in outputs if output.closed[2:] == (1,)]
         sureness: Sureness = "sure" if all(output.made_by == ("Sigmoid",) for output in scores) else "guess"
         yield Head("detect", "yunet", sureness, "a class, an objectness and a box per cell of strides 8, 16, 32", 1)
-    if len(outputs) > 2 and any("dis" in name for name in names) and _fits("nanodet", facts, size):
-        rows = sum(output.closed[1] or 0 for name, output in zip(names, outputs, strict=True) if "dis" in name)
-        classes = next(output.closed[2] or 0 for name, output in zip(names, outputs, strict=True) if "dis" not in name)
-        scored = [output.made_by for name, output in zip(names, outputs, strict=True) if "dis" not in name]
-        decoder = "nanodet-plus" if rows == _cells(size, 4) else "nanodet"
-        sureness = "sure" if all(made_by == ("Sigmoid",) for made_by in scored) else "guess"
-        yield Head("detect", decoder, sureness, "class scores and distances per stride", classes)
+    distances = [output for output in outputs if "dis" in output.name.lower()]
+    if len(outputs) > 2 and distances and _fits("nanodet", facts, size):
+        scores = [output for output in outputs if output not in distances]
+        decoder = "nanodet-plus" if sum(output.closed[1] or 0 for output in distances) == _cells(size, 4) else "nanodet"
+        sureness = "sure" if all(output.made_by == ("Sigmoid",) for output in scores) else "guess"
+        yield Head("detect", decoder, sureness, "class scores and distances per stride", scores[0].closed[2] or 0)
     if len(outputs) == 2 and _fits("ssd", facts, size):
         yield from _ssd(outputs)
     flat = [output for output in outputs if len(output.closed) == 3]

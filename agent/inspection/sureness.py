@@ -85,12 +85,10 @@ def measure(engine: Engine, spec: ModelSpec, images: Iterable[Image]) -> Surenes
 
 def compare(ours: Sureness, theirs: Sureness, resizes: bool) -> Finding:
     """Return how sure the model is under our spec, compared with theirs. resizes: the two differ in `resize`."""
-    for first, second, surer, more in (
-        (ours, theirs, "surer", "finds more"),
-        (theirs, ours, "less sure", "finds less"),
-    ):
-        if _is_above(first.sums, second.sums):
-            return surer if not resizes or _is_above(first.tops, second.tops) else more  # type: ignore[return-value]
+    if _is_above(ours.sums, theirs.sums):
+        return "surer" if not resizes or _is_above(ours.tops, theirs.tops) else "finds more"
+    if _is_above(theirs.sums, ours.sums):
+        return "less sure" if not resizes or _is_above(theirs.tops, ours.tops) else "finds less"
     return "no difference"
 
 
@@ -141,7 +139,8 @@ def _class_confidence(task: VisionTask, engine: Engine, image: Image) -> tuple[f
 def probabilities(task: VisionTask, engine: Engine, image: Image) -> Means:
     """Return a classifier's probability of each class (classes,)."""
     tensor, _ = task.preprocess(image)
-    return class_probabilities({name: output[0] for name, output in engine.infer(tensor).items()})
+    (output,) = engine.infer(tensor).values()
+    return class_probabilities(output[0])
 
 
 def disordered(image: Image) -> Image:

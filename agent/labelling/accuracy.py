@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import reduce
+from operator import iadd
 from typing import Any
 
 import numpy as np
@@ -108,15 +110,18 @@ def measured_accuracy(
     cells: dict[Cell, SampledTotals] = {}
     for frame in labelled:
         assert frame.label is not None
-        totals = cells.setdefault(_cell(frame), SampledTotals(1 + len(classes), 2 * _COUNTS))
+        totals = cells.setdefault(frame.cell, SampledTotals(1 + len(classes), 2 * _COUNTS))
         counts = np.hstack([count_frame(each, frame.label, classes) for each in (frame.served, frame.reference)])
         totals.add(frame.stratum, frame.weight, frame.probability, frame.seen, counts.tolist())
-    overall = _sum(cells.values())
+
+    def total(parts: Iterable[SampledTotals]) -> SampledTotals:
+        return reduce(iadd, parts, SampledTotals(1 + len(classes), 2 * _COUNTS))
 
     def by(part: Callable[[Cell], str]) -> dict[str, Scores]:
         names = sorted({part(cell) for cell in cells})
-        return {name: _scores(_sum(each for cell, each in cells.items() if part(cell) == name)) for name in names}
+        return {name: _scores(total(each for cell, each in cells.items() if part(cell) == name)) for name in names}
 
+    overall = total(cells.values())
     return MeasuredAccuracy(
         labels=len(labelled),
         waiting=sum(frame.is_waiting for frame in frames),
@@ -133,18 +138,14 @@ def measured_accuracy(
     )
 
 
-def _cell(frame: DrawnFrame) -> Cell:
-    return frame.camera, frame.regime
-
-
 def up_to_the_first_waiting(frames: Sequence[DrawnFrame]) -> list[DrawnFrame]:
     """Return for each cell its frames before the first that waits."""
     ended: set[Cell] = set()
     counted = []
     for frame in frames:
         if frame.is_waiting:
-            ended.add(_cell(frame))
-        elif _cell(frame) not in ended:
+            ended.add(frame.cell)
+        elif frame.cell not in ended:
             counted.append(frame)
     return counted
 
@@ -185,14 +186,6 @@ def _objects(answer: Answer, truth: Truth) -> tuple[NDArray[np.int64], NDArray[n
     return found, shown, found == shown
 
 
-def _sum(cells: Iterable[SampledTotals]) -> SampledTotals:
-    first, *others = cells
-    total = SampledTotals(*first.totals.shape)
-    for each in (first, *others):
-        total += each
-    return total
-
-
 def _ratio(numerator: Iterable[int], denominator: Iterable[int]) -> Ratio:
     """numerator, denominator: the places of their counts."""
     weights = np.eye(2 * _COUNTS)
@@ -222,10 +215,11 @@ def _doubt(frames: Sequence[DrawnFrame], passed: Sequence[DrawnFrame], counted: 
     stratum. Sound draws are doubted in one of a thousand streams, at all times together.
     """
     if counted:
-        drawn, expected = _by_stratum(frames), np.sum([each.expected for each in counted.values()], axis=0)
+        drawn = np.bincount(np.array([frame.stratum for frame in frames], np.int64), minlength=STRATA)
+        expected = np.sum([each.expected for each in counted.values()], axis=0)
         if (odd := _odd(drawn, expected)) is not None:
             return (
-                f"{drawn[odd]:.0f} frames of stratum {odd + 1} of {STRATA} are kept as drawn, {expected[odd]:.1f} were "
+                f"{drawn[odd]} frames of stratum {odd + 1} of {STRATA} are kept as drawn, {expected[odd]:.1f} were "
                 "to be drawn: frames were removed or added"
             )
     skipped = sum(frame.skipped for frame in passed)
@@ -234,11 +228,7 @@ def _doubt(frames: Sequence[DrawnFrame], passed: Sequence[DrawnFrame], counted: 
     return ""
 
 
-def _by_stratum(frames: Sequence[DrawnFrame]) -> NDArray[np.float64]:
-    return np.bincount(np.array([frame.stratum for frame in frames], np.int64), minlength=STRATA).astype(np.float64)
-
-
-def _odd(found: NDArray[np.float64], expected: NDArray[np.float64]) -> int | None:
+def _odd(found: NDArray[np.int64], expected: NDArray[np.float64]) -> int | None:
     """Return the stratum whose number is off by more than chance explains; None where none is.
 
     found - expected is a martingale whose variance is at most `expected`; the bound is that of SampledTotals.

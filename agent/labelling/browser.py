@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from http import HTTPStatus
 from importlib.resources import files
 from typing import Any, NoReturn
@@ -75,16 +76,14 @@ class LabelPage:
         for each in (self._wakes, self._wake):
             each.setblocking(False)
         accepting = RetryState(_report, Backoff(*_RETRY_S), 1)
-        self._reception = Reception(listener, self._wakes, self._connect, self._answer, accepting, "labelling")
+        connect = partial(HttpConnection, most_body=_MOST_BODY)
+        self._reception = Reception(listener, self._wakes, connect, self._answer, accepting, "labelling")
 
     def serve(self) -> NoReturn:
         """Serve until an exception, such as KeyboardInterrupt."""
         with self._wakes, self._wake, closing(self._reception):
             while True:
                 self._reception.turn(None)
-
-    def _connect(self, connection: socket.socket, now_s: float) -> HttpConnection:
-        return HttpConnection(connection, now_s, most_body=_MOST_BODY)
 
     def _answer(self, connection: HttpConnection, request: bytes, now_s: float) -> None:
         head, end, body = request.partition(b"\r\n\r\n")
@@ -129,7 +128,10 @@ class LabelPage:
         if folder == "pictures":
             return response(HTTPStatus.OK, self._store.picture(_number(name)), "image/jpeg", *_POLICY)
         if folder == "reference":
-            return _respond_json(_answer_document(self._frame(_number(name))))
+            reference = self._frame(_number(name)).reference
+            if not isinstance(reference, Detections):
+                raise RefusedRequest(HTTPStatus.NOT_FOUND, "a detector's frames have boxes, these have a class")
+            return _respond_json(truth_document(reference))
         raise RefusedRequest(HTTPStatus.NOT_FOUND, "no such page")
 
     def _set(self, request: Request, path: str, body: bytes) -> bytes:
@@ -186,14 +188,6 @@ def _frame_document(frame: DrawnFrame) -> dict[str, Any]:
         "suggested": frame.suggested,
         "skipped": frame.skipped,
     }
-
-
-def _answer_document(frame: DrawnFrame) -> list[dict[str, Any]]:
-    """Return the boxes of the reference. Raises RefusedRequest for a classifier, whose class is one key away."""
-    if not isinstance(frame.reference, Detections):
-        raise RefusedRequest(HTTPStatus.NOT_FOUND, "a detector's frames have boxes, these have a class")
-    rows = zip(frame.reference.classes.tolist(), frame.reference.boxes.tolist(), strict=True)
-    return [{"class": number, "box": box} for number, box in rows]
 
 
 def _number(text: str) -> int:

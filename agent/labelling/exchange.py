@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -21,30 +20,12 @@ from agent.common.errors import AgentError
 from agent.labelling.store import DrawnFrame, LabelStore, Truth
 from agent.labelling.truth import check_boxes, class_name, is_same, parse_class
 from agent.vision.coco import Instances, read_instances
-from agent.vision.detections import Detections, LabelledBoxes
+from agent.vision.detections import LabelledBoxes
 from engines.store.files import staging
 
 INSTANCES = "instances.json"
 UNLABELLED = "unlabelled"  # the folder of frames that wait
 _FILE_NAME = re.compile(r"(?:.*[-_ ])?(\d{8,18})\.jpe?g", re.I)
-
-
-@dataclass(frozen=True)
-class ImportedLabels:
-    """The outcome of an import, in frames.
-
-    labelled: got their first label. replaced: got another one. unchanged: had the same. nothing: of all these, say
-    that nothing is there. unknown: listed, and not drawn here.
-    """
-
-    labelled: int
-    replaced: int
-    unchanged: int
-    nothing: int
-    unknown: int
-
-    def as_dict(self) -> dict[str, int]:
-        return asdict(self)
 
 
 def export_frames(store: LabelStore, labels: Sequence[str], folder: Path, with_labelled: bool) -> dict[str, Any]:
@@ -76,8 +57,11 @@ def export_frames(store: LabelStore, labels: Sequence[str], folder: Path, with_l
     return {"folder": str(folder), "images": len(written), "without_picture": len(wanted) - len(written)}
 
 
-def import_labels(store: LabelStore, labels: Sequence[str], path: Path) -> ImportedLabels:
-    """Store the labels that a tool has written; all of them or none.
+def import_labels(store: LabelStore, labels: Sequence[str], path: Path) -> dict[str, int]:
+    """Store the labels that a tool has written; all of them or none. Return the outcome, in frames.
+
+    labelled: got their first label. replaced: got another one. unchanged: had the same. nothing: of all these, say
+    that nothing is there. unknown: listed, and not drawn here.
 
     Args:
         path: Of a detector COCO's JSON: each image that it lists counts as labelled, one without a box as "nothing
@@ -87,35 +71,28 @@ def import_labels(store: LabelStore, labels: Sequence[str], path: Path) -> Impor
     malformed.
     """
     drawn = {frame.id: frame for frame in store.frames()}
-    found = _read_folders(path, labels) if store.task == "classify" else _read_coco(path, labels, drawn)
-    known = {number: truth for number, truth in found.truths.items() if number in drawn}
+    truths, listed = _read_folders(path, labels) if store.task == "classify" else _read_coco(path, labels, drawn)
+    known = {number: truth for number, truth in truths.items() if number in drawn}
     if not known:
         raise _refusal(
-            f"{path}, with labels of {found.listed} images, none of them drawn here",
+            f"{path}, with labels of {listed} images, none of them drawn here",
             "image names as in the export, such as 00000012.jpg",
             "import labels of an export of this board, for this model",
         )
     changed = {number: truth for number, truth in known.items() if not is_same(drawn[number].label, truth)}
     store.label_all(changed)
     replaced = sum(drawn[number].label is not None for number in changed)
-    return ImportedLabels(
-        labelled=len(changed) - replaced,
-        replaced=replaced,
-        unchanged=len(known) - len(changed),
-        nothing=sum(isinstance(truth, LabelledBoxes) and not len(truth) for truth in known.values()),
-        unknown=found.listed - len(known),
-    )
+    return {
+        "labelled": len(changed) - replaced,
+        "replaced": replaced,
+        "unchanged": len(known) - len(changed),
+        "nothing": sum(isinstance(truth, LabelledBoxes) and not len(truth) for truth in known.values()),
+        "unknown": listed - len(known),
+    }
 
 
-@dataclass(frozen=True)
-class _FoundLabels:
-    """Labels by the number in the file's name; listed: images, also those of other names."""
-
-    truths: Mapping[int, Truth]
-    listed: int
-
-
-def _read_coco(path: Path, labels: Sequence[str], drawn: Mapping[int, DrawnFrame]) -> _FoundLabels:
+def _read_coco(path: Path, labels: Sequence[str], drawn: Mapping[int, DrawnFrame]) -> tuple[Mapping[int, Truth], int]:
+    """Return labels by the number in the file's name, and how many images are listed, also those of other names."""
     if path.is_dir() or path.suffix.lower() != ".json":
         raise _refusal(str(path), "the JSON of COCO's instances, for a detector", "give the path of that file")
     instances = read_instances(path)
@@ -132,10 +109,10 @@ def _read_coco(path: Path, labels: Sequence[str], drawn: Mapping[int, DrawnFrame
         number: parse_class(instances.class_names[number], labels) for number in set(instances.classes.tolist())
     }
     truths: dict[int, Truth] = {}
-    for at, number in _numbers((image.file for image in instances.images), path):
+    for number, at in _places((image.file_name for image in instances.images), path).items():
         if number in drawn:
             truths[number] = _boxes(instances, at, class_of, drawn[number], labels)
-    return _FoundLabels(truths, len(instances.images))
+    return truths, len(instances.images)
 
 
 def _boxes(
@@ -144,7 +121,7 @@ def _boxes(
     image, rows = instances.images[at], instances.rows[at]
     if (image.width, image.height) != (frame.width, frame.height):
         raise _refusal(
-            f"{image.file} of {image.width} x {image.height} pixels in {instances.where}",
+            f"{image.file_name} of {image.width} x {image.height} pixels in {instances.where}",
             f"{frame.width} x {frame.height}, as the board drew the frame",
             "label pictures of this board, in their own size",
         )
@@ -152,26 +129,27 @@ def _boxes(
     return check_boxes([(class_of[number], box) for number, box in boxes], (frame.height, frame.width), labels)
 
 
-def _read_folders(path: Path, labels: Sequence[str]) -> _FoundLabels:
+def _read_folders(path: Path, labels: Sequence[str]) -> tuple[Mapping[int, Truth], int]:
+    """Return the same as `_read_coco`, of class folders."""
     if path.suffix.lower() == ".json":
         raise _refusal(str(path), "a folder or a zip of class folders, for a classifier", "give the path of the folder")
     names = [name for name in ImageFiles(path).names if PurePosixPath(name).parent.name != UNLABELLED]
-    truths = {number: parse_class(PurePosixPath(names[at]).parent.name, labels) for at, number in _numbers(names, path)}
-    return _FoundLabels(truths, len(names))
+    folders = {number: PurePosixPath(names[at]).parent.name for number, at in _places(names, path).items()}
+    return {number: parse_class(folder, labels) for number, folder in folders.items()}, len(names)
 
 
-def _numbers(names: Iterable[str], path: Path) -> list[tuple[int, int]]:
-    """Return the place in the list and the frame's number of each image that is named as an export names it."""
-    numbers: dict[int, int] = {}
+def _places(names: Iterable[str], path: Path) -> dict[int, int]:
+    """Return the place in the list, by the frame's number, of each image that is named as an export names it."""
+    places: dict[int, int] = {}
     for at, name in enumerate(names):
         matched = _FILE_NAME.fullmatch(PurePosixPath(name.replace("\\", "/")).name)
         if matched is None:
             continue
         number = int(matched[1])
-        if number in numbers:
+        if number in places:
             raise _refusal(f"{name}, twice in {path}", "each image once", "remove one of the two")
-        numbers[number] = at
-    return [(at, number) for number, at in numbers.items()]
+        places[number] = at
+    return places
 
 
 def _place(frame: DrawnFrame, task: str, labels: Sequence[str]) -> str:
@@ -184,20 +162,11 @@ def _place(frame: DrawnFrame, task: str, labels: Sequence[str]) -> str:
 
 def _check_names(labels: Sequence[str]) -> None:
     for label in labels:
-        if (
-            "/" in label
-            or "\0" in label
-            or label.startswith(".")
-            or label in ("", UNLABELLED)
-            or labels.count(label) > 1
-        ):
+        is_unfit = label in ("", UNLABELLED) or label.startswith(".") or "/" in label or "\0" in label
+        if is_unfit or labels.count(label) > 1:
             expected = f"distinct names of folders, none of them {UNLABELLED}"
-            raise AgentError(
-                "labelling.name",
-                f"class '{label}'",
-                expected,
-                "rename the class in the model spec, or label in the browser",
-            )
+            remedy = "rename the class in the model spec, or label in the browser"
+            raise AgentError("labelling.name", f"class '{label}'", expected, remedy)
 
 
 def _coco_document(frames: Sequence[DrawnFrame], labels: Sequence[str]) -> dict[str, Any]:
@@ -229,7 +198,7 @@ def _coco_document(frames: Sequence[DrawnFrame], labels: Sequence[str]) -> dict[
 def _numbers_as_names(frames: Sequence[DrawnFrame]) -> list[str]:
     """Return names of all classes up to the highest that an engine or a label has, where the spec has no names."""
     answers = [answer for frame in frames for answer in (frame.served, frame.reference, frame.label)]
-    numbers = [each.classes.max() for each in answers if isinstance(each, (LabelledBoxes, Detections)) and len(each)]
+    numbers = [each.classes.max() for each in answers if isinstance(each, LabelledBoxes) and len(each)]
     return [str(number) for number in range(int(max(numbers, default=0)) + 1)]
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import reduce
+from operator import iadd
 from typing import Any
 
 import numpy as np
@@ -195,10 +197,7 @@ def _totals(
         draw, found = frame.draw, counts(frame)
         totals = by_camera.setdefault(draw.camera, SampledTotals(len(found), len(found[0])))
         totals.add(draw.stratum, draw.weight, draw.probability * share, draw.seen, found)
-    first, *others = by_camera.values()
-    for each in others:
-        first += each
-    return first
+    return reduce(iadd, by_camera.values())
 
 
 def _of_six(ratio: Ratio, place: int) -> Ratio:

@@ -80,18 +80,14 @@ class FrameSampler:
         geometry: Where the frame lies in the reference's network input.
         """
         answers = in_frame(served.result, served.geometry), in_frame(reference, geometry)
-        if answers[0] is None or answers[1] is None or self._is_pausing:
+        is_pausing = self._storing.code and self._clock.monotonic_s() < self._read_at  # for a while after a failure
+        if answers[0] is None or answers[1] is None or is_pausing:
             return
         try:
             self._read()
             self._count(served, answers[0], answers[1])
         except AgentError as error:
             self._read_at = self._clock.monotonic_s() + self._storing.note_failure(error)
-
-    @property
-    def _is_pausing(self) -> bool:
-        """True for a while after the store has failed."""
-        return bool(self._storing.code) and self._clock.monotonic_s() < self._read_at
 
     def close(self) -> None:
         """Write to the disk what was counted."""

@@ -97,6 +97,10 @@ class Draw:
     served: Answer
     reference: Answer
 
+    @property
+    def cell(self) -> Cell:
+        return self.camera, self.regime
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DrawnFrame(Draw):
@@ -232,7 +236,7 @@ class LabelStore:
                     *(draw.stratum, draw.weight, draw.probability, json.dumps(list(draw.seen)), served, reference),
                 ),
             )
-            self._write_counted(db, {(draw.camera, draw.regime): counted})
+            self._write_counted(db, {draw.cell: counted})
             assert added.lastrowid is not None
             replace_files({self._picture_path(added.lastrowid): jpeg}, _OWNER_ONLY)
 
@@ -243,24 +247,17 @@ class LabelStore:
             rows = db.execute(query, (self._model,)).fetchall()
         return list(_parsed(rows, self.task))
 
-    def waiting(self) -> int:
-        """Return how many frames wait for their label."""
-        query = "SELECT count(*) FROM frames WHERE model = ? AND label IS NULL AND NOT skipped"
-        with self._database.transaction("read") as db:
-            return int(db.execute(query, (self._model,)).fetchone()[0])
-
     def label(self, frame: int, truth: Truth, suggested: bool = False) -> None:
         """Set or replace the label of a frame, by its id here. Raises AgentError (`labelling.unknown`) without it."""
-        self._set([frame], [json.dumps(truth_document(truth))], suggested, skipped=False)
+        self._set({frame: truth}, suggested)
 
     def label_all(self, truths: Mapping[int, Truth]) -> None:
         """Set or replace the labels of several frames, by their ids here; all or none. Raises as `label`."""
-        documents = [json.dumps(truth_document(truth)) for truth in truths.values()]
-        self._set([*truths], documents, suggested=False, skipped=False)
+        self._set(truths)
 
     def skip(self, frame: int) -> None:
         """Note that nobody can say what a frame shows. Raises as `label`."""
-        self._set([frame], [None], suggested=False, skipped=True)
+        self._set({frame: None})
 
     def picture(self, frame: int) -> bytes:
         """Return the JPEG of a frame. Raises AgentError (`labelling.picture`) where it is gone."""
@@ -298,14 +295,14 @@ class LabelStore:
         ]
         db.executemany("INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?, ?)", rows)
 
-    def _set(self, frames: Sequence[int], labels: Sequence[str | None], suggested: bool, skipped: bool) -> None:
+    def _set(self, truths: Mapping[int, Truth | None], suggested: bool = False) -> None:
+        """Set the labels of frames; None: it is skipped."""
         statement = "UPDATE frames SET label = ?, labelled_s = ?, suggested = ?, skipped = ? WHERE model = ? AND id = ?"
         now_s = time.time()
         with self._database.transaction("write") as db:
-            for frame, label in zip(frames, labels, strict=True):
-                labelled_s = now_s if label is not None or skipped else None
-                values = (label, labelled_s, suggested, skipped, self._model, frame)
-                if not db.execute(statement, values).rowcount:
+            for frame, truth in truths.items():
+                label = json.dumps(truth_document(truth)) if truth is not None else None
+                if not db.execute(statement, (label, now_s, suggested, truth is None, self._model, frame)).rowcount:
                     found = f"no frame {frame} of this model in {self._database.path}"
                     remedy = "see them with `tared label --list`"
                     raise AgentError("labelling.unknown", found, "a frame that was drawn", remedy)
@@ -375,32 +372,21 @@ def _parse_truth(document: Any, task: str) -> Truth:
 
 def _parsed(rows: Iterable[Sequence[Any]], task: str) -> Iterator[DrawnFrame]:
     for row in rows:
-        identity, camera, regime, frame, ts, drawn_s, width, height, stratum, weight, probability, *rest = row
-        seen, served, reference, label, suggested, skipped = rest
+        values = dict(zip(_FRAME_COLUMNS.split(", "), row, strict=True))
         try:
-            seconds = [float(each) for each in json.loads(seen)]
-            if len(seconds) != STRATA or not 0 <= stratum < STRATA or not 0.0 < probability <= 1.0:
-                continue
-            if not 0.0 < weight < math.inf:
-                continue
-            yield DrawnFrame(
-                id=identity,
-                camera=camera,
-                regime=regime,
-                frame=frame,
-                ts=ts,
-                drawn_s=drawn_s,
-                width=width,
-                height=height,
-                stratum=stratum,
-                weight=weight,
-                probability=probability,
-                seen=seconds,
-                served=_parse_answer(json.loads(served), task),
-                reference=_parse_answer(json.loads(reference), task),
-                label=_parse_truth(json.loads(label), task) if label is not None else None,
-                suggested=bool(suggested),
-                skipped=bool(skipped),
+            frame = DrawnFrame(
+                **{
+                    **values,
+                    "seen": [float(each) for each in json.loads(values["seen"])],
+                    "served": _parse_answer(json.loads(values["served"]), task),
+                    "reference": _parse_answer(json.loads(values["reference"]), task),
+                    "label": _parse_truth(json.loads(values["label"]), task) if values["label"] is not None else None,
+                    "suggested": bool(values["suggested"]),
+                    "skipped": bool(values["skipped"]),
+                }
             )
+            is_drawn = 0 <= frame.stratum < STRATA and 0.0 < frame.probability <= 1.0 and 0.0 < frame.weight < math.inf
         except (ValueError, KeyError, TypeError, OverflowError):  # a damaged row costs itself alone
             continue
+        if is_drawn and len(frame.seen) == STRATA:
+            yield frame

@@ -10,9 +10,8 @@ import numpy as np
 
 from agent.common.errors import AgentError
 from agent.labelling.store import Truth
-from agent.vision.detections import NO_BOXES, LabelledBoxes
+from agent.vision.detections import LabelledBoxes, Size
 
-Size = tuple[int, int]  # (height, width) in pixels
 _MOST_BOXES = 1000
 _FAR_PX = 1e9
 _MOST_CLASSES = 1 << 16  # for a model whose spec names no class
@@ -61,8 +60,6 @@ def check_boxes(rows: Sequence[tuple[int, Sequence[float]]], size: Size, labels:
     """
     if len(rows) > _MOST_BOXES:
         raise _refusal(f"{len(rows)} boxes", f"at most {_MOST_BOXES} in a frame", "leave out some")
-    if not rows:
-        return NO_BOXES
     height, width = size
     boxes = []
     for number, box in rows:
@@ -77,7 +74,8 @@ def check_boxes(rows: Sequence[tuple[int, Sequence[float]]], size: Size, labels:
             found = "box " + " ".join(f"{value:g}" for value in box)
             raise _refusal(found, f"x1 y1 x2 y2 within {width} x {height} pixels", "correct the box")
         boxes.append((xs[0], ys[0], xs[1], ys[1]))
-    return LabelledBoxes(boxes=np.array(boxes, np.float32), classes=np.array([number for number, _ in rows], np.int64))
+    classes = np.array([number for number, _ in rows], np.int64)
+    return LabelledBoxes(boxes=np.array(boxes, np.float32).reshape(-1, 4), classes=classes)
 
 
 def check_truth(document: Any, task: str, size: Size, labels: Sequence[str]) -> Truth:

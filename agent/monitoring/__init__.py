@@ -13,7 +13,7 @@ How a served frame passes through the mechanisms that say how often, all of them
 4. `Blocks` (drift): which block of `drift.block_s` does the observed frame belong to? Drift is judged once a block.
 5. `FrameSelector` (collection.selection): does the observed frame also enter the collection for the next calibration?
    It keeps a schedule of `calibration.frames` within `calibration.within_s`, and prefers what is new.
-6. `HoldOut` (collection.collection): is the chosen frame held out to judge a candidate? One in four is, in stretches.
+6. `hold_out` (collection.collection): is the chosen frame held out to judge a candidate? One in four is, in stretches.
 
 4 does not depend on 5 and 6: every observed frame counts for drift and fidelity, chosen or not.
 

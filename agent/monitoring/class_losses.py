@@ -18,7 +18,7 @@ import numpy as np
 from agent.common.state_files import count, finite
 from agent.monitoring.estimates import mean_interval
 from agent.vision.decode import Prediction
-from agent.vision.pairing import answers
+from agent.vision.fidelity import answers
 from calibrate.errors import CalibrationError
 from calibrate.statistics.evidence import LossDetector
 

@@ -22,8 +22,7 @@ from agent.common.state_files import Journal
 from agent.planning.frames import RandomFrames
 from agent.validation.confusion import ConfusedPair, Disagreement
 from agent.vision.decode import Prediction
-from agent.vision.fidelity import fidelity
-from agent.vision.pairing import Answer, answers
+from agent.vision.fidelity import Answer, answers, fidelity
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
 from calibrate.statistics.loss_bound import LossBound, frames_needed

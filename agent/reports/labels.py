@@ -24,12 +24,13 @@ def label_sections(state_dir: Path, model: str) -> Iterator[Section]:
         if kept is None:
             return
         store, names = kept
-        measured = measured_accuracy(store.frames(), names, store.counted())
+        frames = store.frames()
+        measured = measured_accuracy(frames, names, store.counted())
     except AgentError as error:
         yield Section("Accuracy by labels", [f"It is not known: {error}"])
         return
     if measured is None:
-        waiting = store.waiting()
+        waiting = sum(frame.is_waiting for frame in frames)
         yield Section("Accuracy by labels", [f"{waiting} drawn frames wait for their labels: run 'tared label'."])
         return
     yield Section("Accuracy by labels", list(_words(measured)), tables=list(_tables(measured)))

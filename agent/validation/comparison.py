@@ -1,7 +1,8 @@
 """Compare a candidate engine with the reference and the engine in service, on the same held-out frames.
 
 `compare` runs the three in turn, frame by frame, and returns a `Comparison`: fidelities, latencies, confused classes
-and faulty outputs. `Deadline` ends the process if the candidate hangs.
+and faulty outputs. `differing_pictures` draws the frames on which candidate and reference differ most, for the report
+on the candidate. `Deadline` ends the process if the candidate hangs.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from numpy.typing import NDArray
 
 from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.models.model import Model
-from agent.validation.confusion import ConfusionCounts
-from agent.vision.decode import Prediction
-from agent.vision.fidelity import Fidelity, fidelity
+from agent.results.snapshot import encode_jpeg
+from agent.validation.confusion import Disagreement
+from agent.vision.decode import Classification, Prediction
+from agent.vision.detections import Detections
+from agent.vision.drawing import draw_prediction, input_picture
+from agent.vision.fidelity import Fidelity, answers, fidelity
 from agent.vision.output_checks import largest_batch, output_faults, row_faults
-from agent.vision.pairing import answers
+from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
 from calibrate.errors import TaredError
 from engines.interface import Array, Backend, Engine, Observer, Progress, silent
@@ -38,6 +42,8 @@ _LEAST_DEADLINE_S = 5.0  # for one inference on a machine whose cores, memory an
 _DEADLINE = 20.0  # times the slowest inference of the reference
 _NO_ANSWER = Fidelity(0.0)
 _MOST_DIFFERING = 8  # frames that a report shows
+_WIDTH_PX = 280  # width of each half of a picture: the view of float, and that of the candidate
+_MOST_BYTES = 100_000  # a picture has at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +77,7 @@ class Comparison:
     latencies_ms: NDArray[np.float64]
     reference_ms: NDArray[np.float64]
     float_ms: NDArray[np.float64]
-    confusion: Sequence[ConfusionCounts]
+    confusion: Sequence[Disagreement]
     outputs: Mapping[str, int] = field(default_factory=dict)
     rows: Sequence[str] = ()
     differing: Sequence[Difference] = ()
@@ -100,15 +106,44 @@ def compare(
     not run is a result.
     """
     with ExitStack() as stack:
-
-        def load(artefact: str) -> Engine:
-            content = read_artefact(Path(artefact), find_key()).read_engine()
-            return stack.enter_context(closing(backend.load(content)))
-
         reference = stack.enter_context(closing(model.open_observer(backend, progress)))
-        engines = [candidate, *([load(serving)] if serving is not None else [])]
+        engines = [candidate]
+        if serving is not None:
+            content = read_artefact(Path(serving), find_key()).read_engine()
+            engines.append(stack.enter_context(closing(backend.load(content))))
         in_float = stack.enter_context(closing(load_float())) if load_float is not None else None
         return _PairedRun(model, reference, engines, in_float, deadline).run(held_out)
+
+
+def differing_pictures(differences: Sequence[Difference], spec: ModelSpec) -> list[tuple[bytes, str]]:
+    """Return a JPEG for each frame, the reference's answer on its left and the candidate's on its right, and a text.
+
+    Raw outputs cannot be drawn, and give no pictures.
+    """
+    if spec.task == "raw":
+        return []
+    return [
+        (_pair(each, spec), f"float, on the left: {_named(each.reference, spec)}; INT8: {_named(each.served, spec)}")
+        for each in differences
+    ]
+
+
+def _pair(difference: Difference, spec: ModelSpec) -> bytes:
+    picture = input_picture(difference.frame, spec.input)
+    scale = _WIDTH_PX / picture.shape[1]
+    halves = [draw_prediction(picture, each, None, spec, scale) for each in (difference.reference, difference.served)]
+    return encode_jpeg(np.concatenate(halves, axis=1), _MOST_BYTES)[0]
+
+
+def _named(answer: Prediction, spec: ModelSpec) -> str:
+    """Return the classes of an answer with their numbers."""
+    if isinstance(answer, Classification):
+        return f"{spec.label(answer.class_id)} {answer.score:.2f}"
+    assert isinstance(answer, Detections)
+    classes, counts = np.unique(answer.classes, return_counts=True)
+    return (
+        ", ".join(f"{count} {spec.label(int(each))}" for each, count in zip(classes, counts, strict=True)) or "nothing"
+    )
 
 
 class _CandidateFailedError(Exception):
@@ -134,7 +169,7 @@ class _PairedRun:
         self._engines = engines
         self._float = in_float
         self._deadline = deadline
-        self._confusion = [ConfusionCounts() for _ in engines]
+        self._confusion = [Disagreement() for _ in engines]
         self._faults: Counter[str] = Counter()
         self._rows: list[str] = []
         self._scores: list[list[float]] = []
@@ -147,9 +182,7 @@ class _PairedRun:
     def run(self, held_out: HeldOut) -> Comparison:
         try:
             for tensor in held_out[:1]:  # a first inference takes up to five times as long
-                started = time.perf_counter()
-                self._reference.infer(tensor)
-                self._slowest_ms = (time.perf_counter() - started) * 1e3
+                _, self._slowest_ms = _timed(self._reference, tensor)
                 self._infer_in_turn(tensor)
                 self._float_ms.clear()
             most = largest_batch(self._engines[0], self._spec)
@@ -174,10 +207,9 @@ class _PairedRun:
         )
 
     def _compare(self, tensor: Array) -> None:
-        started = time.perf_counter()
-        expected = self._reference.infer(tensor)
-        self._reference_ms.append((time.perf_counter() - started) * 1e3)
-        self._slowest_ms = max(self._slowest_ms, self._reference_ms[-1])
+        expected, reference_ms = _timed(self._reference, tensor)
+        self._reference_ms.append(reference_ms)
+        self._slowest_ms = max(self._slowest_ms, reference_ms)
         outputs, latencies_ms = self._infer_in_turn(tensor)
         self._latencies_ms.append(latencies_ms)
         row = [self._agreement(column, served, expected, tensor) for column, served in enumerate(outputs)]
@@ -199,31 +231,21 @@ class _PairedRun:
         turns = [*columns, None] if self._float is not None else columns
         results = {}
         for column in turns if len(self._latencies_ms) % 2 else turns[::-1]:
-            if column is None:
-                self._time_float(tensor)
-            else:
+            if column is not None:
                 results[column] = self._infer(column, tensor)
+            elif self._float is not None:
+                self._float_ms.append(_timed(self._float, tensor)[1])
         return [results[column][0] for column in columns], [results[column][1] for column in columns]
-
-    def _time_float(self, tensor: Array) -> None:
-        assert self._float is not None
-        started = time.perf_counter()
-        self._float.infer(tensor)
-        self._float_ms.append((time.perf_counter() - started) * 1e3)
 
     def _infer(self, column: int, batch: Array) -> tuple[dict[str, Array], float]:
         if column:
-            started = time.perf_counter()
-            outputs = self._engines[column].infer(batch)
-            return outputs, (time.perf_counter() - started) * 1e3
+            return _timed(self._engines[column], batch)
         limit_s = len(batch) * max(_LEAST_DEADLINE_S, _DEADLINE * self._slowest_ms / 1e3)
         with self._deadline.within(limit_s):
-            started = time.perf_counter()
             try:
-                outputs = self._engines[0].infer(batch)
+                return _timed(self._engines[0], batch)
             except TaredError as error:
                 raise _CandidateFailedError(f"it fails: {error.code}: {error.found}") from error
-            return outputs, (time.perf_counter() - started) * 1e3
 
     def _agreement(
         self, column: int, outputs: Mapping[str, Array], expected: Mapping[str, Array], tensor: Array
@@ -243,11 +265,16 @@ class _PairedRun:
             return _NO_ANSWER
         agreement = fidelity(served, truth, self._spec.min_sqnr_db)
         if column == 0 and agreement.value < 1.0:
-            self._note_difference(Difference(tensor, served, truth, agreement.value))
+            differing = [*self._differing, Difference(tensor, served, truth, agreement.value)]
+            self._differing = sorted(differing, key=lambda each: each.fidelity)[:_MOST_DIFFERING]
         return agreement
 
-    def _note_difference(self, difference: Difference) -> None:
-        self._differing = sorted([*self._differing, difference], key=lambda each: each.fidelity)[:_MOST_DIFFERING]
+
+def _timed(engine: Engine | Observer, tensor: Array) -> tuple[dict[str, Array], float]:
+    """Return the outputs of an inference, and how long it took in ms."""
+    started = time.perf_counter()
+    outputs = engine.infer(tensor)
+    return outputs, (time.perf_counter() - started) * 1e3
 
 
 _POLL_S = 0.05  # seldom enough that times measured meanwhile are not changed

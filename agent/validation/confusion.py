@@ -1,7 +1,7 @@
 """Count where two predictions of a frame disagree: which class is served where the reference says another.
 
-`Disagreement` counts such answers over frames; `tared plan` certifies a plan by it. `ConfusionCounts` does the same for
-a candidate's verdict, where `newly_confused` names the pairs that are new.
+`Disagreement` counts such answers over frames. `tared plan` certifies a plan by it, and a candidate's verdict names the
+pairs that are new.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent.vision.pairing import Answer
-from calibrate.statistics.confusion import Pair, confused_pairs
+from agent.vision.fidelity import Answer
+from calibrate.statistics.confusion import confused_pairs
 
 # Times that a pair must be seen before it can appear to be above a limit. Measured by simulating 100 trials of max_loss
 # 0.1, which such pairs kept from ending: a candidate that misreads 40 % of a class of 10 % was refused for a limit of
 # 20 % in 65 of them (15 otherwise). One that misreads 10 % was never refused, and kept from ending in 7.
 _SUSPECT = 2
-_ERROR = 0.05  # probability that `newly_confused` names a pair by chance
 
 
 @dataclass(frozen=True)
@@ -45,12 +44,14 @@ class Disagreement:
     Attributes:
         counts: (reference class, served class) -> frames; the two differ.
         totals: Reference class -> frames with it, whether it was detected or not.
+        wrong: Reference class -> frames in which an object of it is misread or not detected.
     """
 
     def __init__(self) -> None:
         self._random = np.random.default_rng(0)
         self.counts: Counter[tuple[int, int]] = Counter()
         self.totals: Counter[int] = Counter()
+        self.wrong: Counter[int] = Counter()
 
     def add(self, frame: Sequence[Answer]) -> None:
         """Count the `answers` of one frame."""
@@ -62,6 +63,11 @@ class Disagreement:
             drawn = choices[int(self._random.integers(len(choices)))]
             if drawn is not None and drawn != reference:
                 self.counts[reference, drawn] += 1
+        self.wrong.update({reference for reference, served in frame if served != reference})
+
+    def share(self, reference: int, served: int) -> float:
+        """Return the share of the frames with class `reference` in which `served` is the answer."""
+        return self.counts[reference, served] / max(self.totals[reference], 1)
 
     def appears_above(self, limit: float) -> bool:
         """Return True if a pair was seen in more than this share of frames, which may still be chance."""
@@ -79,41 +85,3 @@ class Disagreement:
             ConfusedPair(label(pair.reference), label(pair.candidate), pair.count, pair.total, pair.low)
             for pair in confused_pairs(self.counts, self.totals, tolerance, error)
         )
-
-
-class ConfusionCounts(Disagreement):
-    """Counts the answers of one engine frame by frame.
-
-    Attributes:
-        wrong: Reference class -> frames in which an object of it is misread or not detected.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wrong: Counter[int] = Counter()
-
-    def add(self, frame: Sequence[Answer]) -> None:
-        """Count the `answers` of one frame."""
-        super().add(frame)
-        self.wrong.update({reference for reference, served in frame if served != reference})
-
-    def share(self, reference: int, served: int) -> float:
-        """Return the share of the frames with class `reference` in which `served` is the answer."""
-        return self.counts.get((reference, served), 0) / max(self.totals[reference], 1)
-
-
-def newly_confused(candidate: ConfusionCounts, serving: ConfusionCounts | None, tolerance: float) -> tuple[Pair, ...]:
-    """Return the pairs that the candidate confuses in more than `tolerance` of the frames, and that are new.
-
-    A pair is not new if the engine in service confuses it too, or loses that class as often in whatever way: an engine
-    that detects nothing in the dark confuses no classes either.
-    """
-    return tuple(
-        pair
-        for pair in confused_pairs(candidate.counts, candidate.totals, tolerance, _ERROR)
-        if serving is None
-        or (
-            serving.share(pair.reference, pair.candidate) <= tolerance
-            and serving.wrong[pair.reference] < candidate.wrong[pair.reference]
-        )
-    )

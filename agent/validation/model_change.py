@@ -62,27 +62,6 @@ class ModelChange:
             )
 
 
-class _Side:
-    """An engine with its task. Raises ConfigError where the spec does not fit the engine."""
-
-    def __init__(self, engine: Engine, spec: ModelSpec) -> None:
-        self._engine = engine
-        self._spec = spec
-        self._task = VisionTask(spec, engine.inputs, engine.outputs)
-
-    def answer(self, held_out: Array) -> tuple[Prediction, Mapping[str, Array]]:
-        """Return the prediction, in the pixels of the held-out input, and the outputs."""
-        if _fits(held_out, self._engine):
-            outputs = self._engine.infer(held_out)
-            return self._task.decode(outputs, held_out.shape), outputs
-        tensor, geometry = self._task.preprocess(input_picture(held_out, self._spec.input))
-        outputs = self._engine.infer(tensor)
-        prediction = self._task.decode(outputs, tensor.shape)
-        if isinstance(prediction, Detections):
-            prediction = replace(prediction, boxes=geometry.to_frame(prediction.boxes))
-        return prediction, outputs
-
-
 def model_change(spec: ModelSpec, new: Engine, serving: Engine, held_out: Sequence[Array]) -> ModelChange:
     """Infer every held-out frame with both engines, and compare their answers.
 
@@ -92,13 +71,13 @@ def model_change(spec: ModelSpec, new: Engine, serving: Engine, held_out: Sequen
             size gets the pictures in them.
 
     Raises AgentError (`model.outputs`) for an output of the new model that is not finite, where one of that name is in
-    the engine in service.
+    the engine in service; ConfigError where the spec does not fit an engine.
     """
-    ours, theirs = _Side(serving, spec), _Side(new, spec)
+    ours, theirs = (VisionTask(spec, engine.inputs, engine.outputs) for engine in (serving, new))
     values, answered, unanswered = [], 0, 0
     for frame in held_out:
-        before, usual = ours.answer(frame)
-        after, outputs = theirs.answer(frame)
+        before, usual = _answer(serving, ours, frame, spec)
+        after, outputs = _answer(new, theirs, frame, spec)
         _check_finite(outputs, usual)
         compared = fidelity(after, before)
         if not compared.is_empty:
@@ -106,6 +85,22 @@ def model_change(spec: ModelSpec, new: Engine, serving: Engine, held_out: Sequen
         answered += not is_empty(before)
         unanswered += is_empty(after) and not is_empty(before)
     return ModelChange(len(values), float(np.mean(values)) if values else 1.0, answered, unanswered)
+
+
+def _answer(
+    engine: Engine, task: VisionTask, held_out: Array, spec: ModelSpec
+) -> tuple[Prediction, Mapping[str, Array]]:
+    """Return an engine's prediction, in the pixels of the held-out input, and its outputs."""
+    image = engine.inputs[0]
+    if held_out.dtype == image.dtype and image.accepts(held_out.shape):
+        outputs = engine.infer(held_out)
+        return task.decode(outputs, held_out.shape), outputs
+    tensor, geometry = task.preprocess(input_picture(held_out, spec.input))
+    outputs = engine.infer(tensor)
+    prediction = task.decode(outputs, tensor.shape)
+    if isinstance(prediction, Detections):
+        prediction = replace(prediction, boxes=geometry.to_frame(prediction.boxes))
+    return prediction, outputs
 
 
 def _check_finite(outputs: Mapping[str, Array], usual: Mapping[str, Array]) -> None:
@@ -119,12 +114,3 @@ def _check_finite(outputs: Mapping[str, Array], usual: Mapping[str, Array]) -> N
         found = f"NaN or infinite values in {', '.join(sorted(wrong))}"
         remedy = "export the model again; its weights, or its export, are damaged"
         raise AgentError("model.outputs", found, "finite outputs", remedy)
-
-
-def _fits(held_out: Array, engine: Engine) -> bool:
-    image = engine.inputs[0]
-    return (
-        held_out.dtype == image.dtype
-        and len(held_out.shape) == len(image.shape)
-        and all(size in (None, has) for size, has in zip(image.shape, held_out.shape, strict=True))
-    )

@@ -20,7 +20,7 @@ import numpy as np
 from agent.common.errors import AgentError
 from agent.models.model import Model
 from agent.validation.comparison import Comparison, Deadline, Difference, HeldOut, compare
-from agent.validation.confusion import newly_confused
+from calibrate.statistics.confusion import confused_pairs
 from calibrate.statistics.evidence import gain_bounds, shows_loss
 from engines.interface import Backend, Engine, Progress
 from engines.store.artefact import fingerprint, read_artefact
@@ -38,6 +38,7 @@ RAISED_GAIN = 0.01
 MORE_FLOAT_SLOWDOWN = 2.0
 
 _MAX_CONFUSION = 0.1  # share of the frames with a class, as in `tared plan`; a larger configured max_loss raises it
+_CONFUSION_ERROR = 0.05  # probability that a pair is named by chance
 _TAIL_FROM = 100  # inferences: of fewer the 99th percentile is the slowest one, which depends on the machine's load
 _TAIL_CHANCE = 0.001  # probability that so many more slow inferences are the candidate's, if neither engine is slower
 _MOST_CLASSES = 100  # that a verdict lists
@@ -252,7 +253,7 @@ def decide(comparison: Comparison, limits: VerdictLimits, label: Callable[[int],
         faithful = better or (keeps and means[0] - means[1] >= limits.least_gain and not shows_loss(gains))
         fidelity = f"fidelity {means[0]:.3f} against {means[1]:.3f} in service {frames}"
     confused = _newly_confused(comparison, limits.max_loss, label)
-    latency = _Latency.from_comparison(comparison)
+    latency = _Latency(comparison)
     failed = {
         "outputs": "; ".join(f"{fault} ({count} times)" for fault, count in comparison.outputs.items()),
         "rows": "; ".join(comparison.rows),
@@ -291,46 +292,47 @@ def _agreement_by_class(comparison: Comparison, label: Callable[[int], str]) -> 
 
 
 def _newly_confused(comparison: Comparison, max_loss: float, label: Callable[[int], str]) -> tuple[str, ...]:
+    """Return in words the pairs that the candidate confuses in more frames than tolerated, and that are new.
+
+    A pair is not new if the engine in service confuses it too, or loses that class as often in whatever way: an engine
+    that detects nothing in the dark confuses no classes either.
+    """
     tolerance = max(_MAX_CONFUSION, max_loss)
     if tolerance >= 1.0:
         return ()
-    candidate, *serving = comparison.confusion
+    candidate, *others = comparison.confusion
     return tuple(
         f"{label(pair.reference)} with {label(pair.candidate)} in {pair.count} of {pair.total} frames"
-        for pair in newly_confused(candidate, serving[0] if serving else None, tolerance)
+        for pair in confused_pairs(candidate.counts, candidate.totals, tolerance, _CONFUSION_ERROR)
+        if all(
+            serving.share(pair.reference, pair.candidate) <= tolerance
+            and serving.wrong[pair.reference] < candidate.wrong[pair.reference]
+            for serving in others
+        )
     )
 
 
-@dataclass(frozen=True)
 class _Latency:
-    """p50_ms, p99_ms: of the candidate and of the engine in service; p99_ms is empty where inferences were too few."""
+    """Medians and 99th percentiles of a comparison.
 
-    times_ms: np.ndarray
-    p50_ms: tuple[float, ...]
-    p99_ms: tuple[float, ...]
-    reference_ms: float
-    floats_ms: np.ndarray
+    p50_ms, p99_ms: of the candidate and of the engine in service; p99_ms is empty where inferences were too few.
+    float_ms: the median of the float engine; None where it was not timed.
+    """
 
-    @classmethod
-    def from_comparison(cls, comparison: Comparison) -> _Latency:
-        times_ms, reference_ms, float_ms = comparison.latencies_ms, comparison.reference_ms, comparison.float_ms
-        runs, engines = times_ms.shape
-        p50_ms = np.median(times_ms, axis=0).tolist() if runs else [0.0] * engines
-        p99_ms = np.percentile(times_ms, 99.0, axis=0).tolist() if runs >= _TAIL_FROM else []
-        reference = float(np.median(reference_ms)) if reference_ms.size else 0.0
-        return cls(times_ms, tuple(p50_ms), tuple(p99_ms), reference, float_ms)
-
-    @property
-    def float_ms(self) -> float | None:
-        """The median of the float engine; None where it was not timed."""
-        return float(np.median(self.floats_ms)) if self.floats_ms.size else None
+    def __init__(self, comparison: Comparison) -> None:
+        self._times_ms, self._floats_ms = comparison.latencies_ms, comparison.float_ms
+        runs, engines = self._times_ms.shape
+        self.p50_ms = np.median(self._times_ms, axis=0).tolist() if runs else [0.0] * engines
+        self.p99_ms = np.percentile(self._times_ms, 99.0, axis=0).tolist() if runs >= _TAIL_FROM else []
+        self.reference_ms = float(np.median(comparison.reference_ms)) if comparison.reference_ms.size else 0.0
+        self.float_ms = float(np.median(self._floats_ms)) if self._floats_ms.size else None
 
     @property
     def summary(self) -> str:
         first = len(self.p50_ms) == 1
         in_float = self.reference_ms if self.float_ms is None else self.float_ms
         other = f"{in_float:.3g} ms in float" if first else f"{self.p50_ms[1]:.3g} ms in service"
-        unjudged = "" if first or self.p99_ms else f", p99 not judged: {len(self.times_ms)} inferences"
+        unjudged = "" if first or self.p99_ms else f", p99 not judged: {len(self._times_ms)} inferences"
         return f"{self.p50_ms[0]:.3g} ms against {other}{unjudged}"
 
     @property
@@ -341,8 +343,8 @@ class _Latency:
         """
         if self.float_ms is None:
             return ""
-        candidate_ms = self.times_ms[-len(self.floats_ms) :, 0]
-        later_ms = candidate_ms - self.floats_ms[-len(candidate_ms) :]
+        candidate_ms = self._times_ms[-len(self._floats_ms) :, 0]
+        later_ms = candidate_ms - self._floats_ms[-len(candidate_ms) :]
         if np.median(later_ms) <= max(_LEAST_LOSS * self.float_ms, _LEAST_LOSS_MS):
             return ""
         if _chance(int((later_ms > 0.0).sum()), len(later_ms)) >= _TAIL_CHANCE:
@@ -362,7 +364,7 @@ class _Latency:
             return f"p50 {self.p50_ms[0]:.3g} ms against {self.p50_ms[1]:.3g} ms {allowed}"
         if not self.p99_ms or not _is_slower(self.p99_ms, max_slowdown):
             return ""
-        slow, slow_serving = (self.times_ms > max_slowdown * self.p50_ms[1]).sum(axis=0).tolist()
+        slow, slow_serving = (self._times_ms > max_slowdown * self.p50_ms[1]).sum(axis=0).tolist()
         if _chance(slow, slow + slow_serving) >= _TAIL_CHANCE:
             return ""
         return f"p99 {self.p99_ms[0]:.3g} ms against {self.p99_ms[1]:.3g} ms {allowed}"
@@ -373,6 +375,6 @@ def _chance(heads: int, tosses: int) -> float:
     return sum(math.comb(tosses, count) for count in range(heads, tosses + 1)) / (1 << tosses)
 
 
-def _is_slower(times_ms: tuple[float, ...], max_slowdown: float) -> bool:
+def _is_slower(times_ms: Sequence[float], max_slowdown: float) -> bool:
     candidate, serving = times_ms
     return candidate > max_slowdown * serving and candidate - serving > _NOTICED_MS

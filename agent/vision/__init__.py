@@ -15,7 +15,8 @@ Public names:
     decoders       BUILTIN_DECODERS
     decode         Prediction, Classification, RawOutputs, prediction_as_dict, class_probabilities
     task           VisionTask, ServedFrame, PendingInference, Outputs, POLL_S
-    fidelity       fidelity, Fidelity, MatchCounts, count_matches, is_empty, MATCH_IOU, sqnr_db
+    fidelity       fidelity, Fidelity, MatchCounts, count_matches, is_empty, MATCH_IOU, sqnr_db,
+                   answers, Answer
     labelled_images  labelled_images, LabelledObjects
     evaluation     evaluate, AveragePrecision
     drawing        draw_prediction

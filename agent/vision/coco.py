@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
 
 
-class _ListedImage(_Part):
+class ListedImage(_Part):
     id: int
     file_name: Text
     width: Side
@@ -54,18 +54,9 @@ class _Category(_Part):
 class _Document(_Part):
     """One wrong entry ends the reading of its list, so that a bad file does not make a million errors."""
 
-    images: Annotated[list[_ListedImage], FailFast()]
+    images: Annotated[list[ListedImage], FailFast()]
     annotations: Annotated[list[_Annotation], FailFast()]
     categories: Annotated[list[_Category], FailFast()]
-
-
-@dataclass(frozen=True)
-class CocoImage:
-    """An image that the JSON lists: its file among those that are there, and its size in pixels."""
-
-    file: str
-    width: int
-    height: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +66,7 @@ class Instances:
     Args:
         where: Name of the document, for errors.
         class_names: In the order of the categories' ids.
-        images: In the document's order.
+        images: In the document's order; `file_name` is the image's file among those that are there.
         rows: For each image, the indices of its objects.
         boxes: float64 (n, 4), x1 y1 x2 y2 in pixels.
         classes: int64 (n,), indices of class_names.
@@ -85,7 +76,7 @@ class Instances:
 
     where: str
     class_names: Sequence[str]
-    images: Sequence[CocoImage]
+    images: Sequence[ListedImage]
     rows: Sequence[NDArray[np.int64]]
     boxes: NDArray[np.float64]
     classes: NDArray[np.int64]
@@ -112,8 +103,9 @@ def find_instances(files: ImageFiles, path: Path) -> Instances | None:
     """
     if files.path != path:
         return _read(files, path.absolute().relative_to(files.path).as_posix(), is_certain=True)
-    places = {"", "annotations", *(PurePosixPath(name).parent.as_posix() for name in files.names)}
-    found = [name for name in files.files if name.lower().endswith(".json") and _is_in(name, places)]
+    folders = {PurePosixPath(), *(PurePosixPath(name).parent for name in files.names)}
+    folder_of = {name: PurePosixPath(name).parent for name in files.files if name.lower().endswith(".json")}
+    found = [name for name, folder in folder_of.items() if folder in folders or folder.name == "annotations"]
     named = [name for name in found if PurePosixPath(name).name.startswith("instances")]
     documents = [each for name in named or found if (each := _read(files, name, is_certain=bool(named))) is not None]
     if len(documents) > 1:
@@ -124,11 +116,6 @@ def find_instances(files: ImageFiles, path: Path) -> Instances | None:
             "give the path of that one with --dataset; unpack a zip first",
         )
     return documents[0] if documents else None
-
-
-def _is_in(name: str, places: set[str]) -> bool:
-    folder = PurePosixPath(name).parent
-    return ("" if folder.as_posix() == "." else folder.as_posix()) in places or folder.name == "annotations"
 
 
 def read_instances(path: Path) -> Instances:
@@ -143,14 +130,14 @@ def read_instances(path: Path) -> Instances:
         raise _malformed(f"{path}: {reason}", "a readable JSON file") from None
     document = _parse(text, str(path), is_certain=True)
     assert document is not None  # else it would have been refused
-    return _Assembly(document, str(path), lambda file_name: file_name).instances()
+    return _assembled(document, str(path), lambda file_name: file_name)
 
 
 def _read(files: ImageFiles, name: str, *, is_certain: bool) -> Instances | None:
     """Return the instances in a JSON; None if it is something else. is_certain: then that is an error."""
     where = f"{name} in {files.path}"
     document = _parse(files.read_text(name, _MOST_BYTES), where, is_certain)
-    return _Assembly(document, where, _ImageFinder(files, name).find).instances() if document is not None else None
+    return _assembled(document, where, _image_finder(files, name)) if document is not None else None
 
 
 def _parse(text: str, where: str, is_certain: bool) -> _Document | None:
@@ -168,99 +155,79 @@ def _malformed(found: str, expected: str = "COCO's instances: images, annotation
     return DatasetError("dataset.coco", found, expected, "correct the JSON, or export the labels again")
 
 
-class _Assembly:
-    """Check a document against itself, and turn it into arrays."""
+def _assembled(document: _Document, where: str, find: Callable[[str], str]) -> Instances:
+    """Check a document against itself, and turn it into arrays.
 
-    def __init__(self, document: _Document, where: str, find: Callable[[str], str]) -> None:
-        """Take a document apart.
+    Args:
+        where: Name of the document, for errors.
+        find: Returns the file of an image by the name that is listed.
 
-        Args:
-            where: Name of the document, for errors.
-            find: Returns the file of an image by the name that is listed.
-        """
-        self._document, self._where, self._find = document, where, find
-
-    def instances(self) -> Instances:
-        """Return the objects of the document.
-
-        Raises DatasetError (`dataset.coco`) for a document that contradicts itself.
-        """
-        document = self._document
-        self._check_unique("image id", [image.id for image in document.images])
-        self._check_unique("category id", [category.id for category in document.categories])
-        self._check_unique("category name", [category.name for category in document.categories])
-        categories = sorted(document.categories, key=lambda category: category.id)
-        class_of = {category.id: number for number, category in enumerate(categories)}
-        place_of = {image.id: number for number, image in enumerate(document.images)}
-        if not document.images:
-            raise _malformed(f"no image in {self._where}")
-        rows: list[list[int]] = [[] for _ in document.images]
-        for number, each in enumerate(document.annotations):
-            if each.image_id not in place_of or each.category_id not in class_of:
-                missing = "image" if each.image_id not in place_of else "category"
-                wrong = each.image_id if missing == "image" else each.category_id
-                raise _malformed(
-                    f"annotation {self._id(number)} of {missing} {wrong}, which {self._where} does not list"
-                )
-            rows[place_of[each.image_id]].append(number)
-        boxes = np.array([each.bbox for each in document.annotations], np.float64).reshape(-1, 4)
-        self._check_boxes(boxes, [document.images[place_of[each.image_id]] for each in document.annotations])
-        areas = [each.bbox[2] * each.bbox[3] if each.area is None else each.area for each in document.annotations]
-        return Instances(
-            where=self._where,
-            class_names=[category.name for category in categories],
-            images=[CocoImage(self._find(each.file_name), each.width, each.height) for each in document.images],
-            rows=[np.array(each, np.int64) for each in rows],
-            boxes=np.hstack((boxes[:, :2], boxes[:, :2] + boxes[:, 2:])),
-            classes=np.array([class_of[each.category_id] for each in document.annotations], np.int64),
-            areas=np.array(areas, np.float64),
-            crowds=np.array([each.iscrowd for each in document.annotations], np.bool_),
-        )
-
-    def _id(self, number: int) -> int:
-        """Return the id of an annotation, or its place in the list if it has none."""
-        own = self._document.annotations[number].id
-        return number if own is None else own
-
-    def _check_unique(self, kind: str, values: Sequence[Any]) -> None:
+    Raises DatasetError (`dataset.coco`) for a document that contradicts itself.
+    """
+    for kind, values in (
+        ("image id", [image.id for image in document.images]),
+        ("category id", [category.id for category in document.categories]),
+        ("category name", [category.name for category in document.categories]),
+    ):
         value, count = max(Counter(values).items(), key=lambda item: item[1], default=(None, 0))
         if count > 1:
-            raise _malformed(f"{kind} {value} {count} times in {self._where}")
+            raise _malformed(f"{kind} {value} {count} times in {where}")
+    if not document.images:
+        raise _malformed(f"no image in {where}")
+    annotations, categories = document.annotations, sorted(document.categories, key=lambda category: category.id)
+    class_of = {category.id: number for number, category in enumerate(categories)}
+    place_of = {image.id: number for number, image in enumerate(document.images)}
+    rows: list[list[int]] = [[] for _ in document.images]
+    for number, each in enumerate(annotations):
+        identity = number if each.id is None else each.id
+        if each.image_id not in place_of or each.category_id not in class_of:
+            missing = "image" if each.image_id not in place_of else "category"
+            wrong = each.image_id if missing == "image" else each.category_id
+            raise _malformed(f"annotation {identity} of {missing} {wrong}, which {where} does not list")
+        _check_box(each.bbox, document.images[place_of[each.image_id]], f"annotation {identity} in {where}")
+        rows[place_of[each.image_id]].append(number)
+    boxes = np.array([each.bbox for each in annotations], np.float64).reshape(-1, 4)
+    areas = [each.bbox[2] * each.bbox[3] if each.area is None else each.area for each in annotations]
+    return Instances(
+        where=where,
+        class_names=[category.name for category in categories],
+        images=[image.model_copy(update={"file_name": find(image.file_name)}) for image in document.images],
+        rows=[np.array(each, np.int64) for each in rows],
+        boxes=np.hstack((boxes[:, :2], boxes[:, :2] + boxes[:, 2:])),
+        classes=np.array([class_of[each.category_id] for each in annotations], np.int64),
+        areas=np.array(areas, np.float64),
+        crowds=np.array([each.iscrowd for each in annotations], np.bool_),
+    )
 
-    def _check_boxes(self, boxes: NDArray[np.float64], images: Sequence[_ListedImage]) -> None:
-        sizes = np.array([(image.width, image.height) for image in images], np.float64).reshape(-1, 2)
-        starts, sides = boxes[:, :2], boxes[:, 2:]
-        inside = (starts >= -_SLACK_PX) & (sides >= 0.0) & (starts + sides <= sizes + _SLACK_PX)
-        outside = np.flatnonzero(~inside.all(axis=1))
-        if len(outside):
-            number, image = int(outside[0]), images[int(outside[0])]
-            box = ", ".join(f"{value:g}" for value in boxes[number])
-            raise _malformed(
-                f"box [{box}] of annotation {self._id(number)} in {self._where}",
-                f"x, y, width, height inside {image.file_name}, {image.width} x {image.height} pixels",
-            )
+
+def _check_box(box: Sequence[float], image: ListedImage, where: str) -> None:
+    left, top, width, height = box
+    is_inside = min(left, top) >= -_SLACK_PX and min(width, height) >= 0.0
+    if not is_inside or left + width > image.width + _SLACK_PX or top + height > image.height + _SLACK_PX:
+        raise _malformed(
+            f"box [{', '.join(f'{value:g}' for value in box)}] of {where}",
+            f"x, y, width, height inside {image.file_name}, {image.width} x {image.height} pixels",
+        )
 
 
-class _ImageFinder:
-    """The image files of a data set, for the JSON of this name among its files."""
+def _image_finder(files: ImageFiles, name: str) -> Callable[[str], str]:
+    """Return what finds the image files of a data set by the names in its JSON, which has this name among its files."""
+    by_name = defaultdict[str, list[str]](list)
+    for image in files.names:
+        by_name[PurePosixPath(image).name].append(image)
 
-    def __init__(self, files: ImageFiles, name: str) -> None:
-        self._folder = PurePosixPath(name).parent
-        self._where = f"{name} in {files.path}"
-        self._by_name = defaultdict[str, list[str]](list)
-        for image in files.names:
-            self._by_name[PurePosixPath(image).name].append(image)
-
-    def find(self, file_name: str) -> str:
+    def find(file_name: str) -> str:
         """Return the image file that the JSON means: beside it, in the top folder, or the only one of that name."""
         listed = PurePosixPath(file_name.replace("\\", "/"))
-        candidates = self._by_name.get(listed.name, [])
-        for exact in ((self._folder / listed).as_posix(), listed.as_posix()):
+        candidates = by_name.get(listed.name, [])
+        for exact in ((PurePosixPath(name).parent / listed).as_posix(), listed.as_posix()):
             if exact in candidates:
                 return exact
-        matches = [name for name in candidates if f"/{name}".endswith(f"/{listed.as_posix()}")]
+        matches = [image for image in candidates if f"/{image}".endswith(f"/{listed.as_posix()}")]
         if len(matches) != 1:
-            found = f"{len(matches) or 'no'} image files for {file_name} of {self._where}"
+            found = f"{len(matches) or 'no'} image files for {file_name} of {name} in {files.path}"
             remedy = "add the image, or take it out of the JSON" if not matches else "give the folder of one of them"
             raise DatasetError("dataset.coco", found, "one file for each image", remedy)
         return matches[0]
+
+    return find

@@ -1,6 +1,6 @@
 """Turn an engine's outputs into a prediction, as the model spec's task and decoder say.
 
-`open_decoder` returns the function that does it for a whole batch. A detector's candidates come from one of the
+`open_decoder` returns the function that does it for a batch of one. A detector's candidates come from one of the
 built-in decoders (`agent.vision.decoders`) or from one of the user's own, which a spec names as
 'package.module:function' or by the name that an installed package gives it in the entry point group `tared.decoders`
 (PyPA, entry points specification). They are checked, and overlaps are suppressed here. `prediction_as_dict` writes a
@@ -10,7 +10,7 @@ prediction for JSON.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from operator import attrgetter
@@ -46,13 +46,13 @@ class Classification:
 
 RawOutputs = Mapping[str, Array]  # the outputs as they are, of a batch of one
 Prediction = Detections | Classification | RawOutputs
-Decoder = Callable[[Mapping[str, Array]], list[Prediction]]
+Decoder = Callable[[Mapping[str, Array]], Prediction]
 
 _MAX_CANDIDATES = 1000
 
 
 def open_decoder(spec: ModelSpec, size: Size, outputs: Sequence[TensorSpec]) -> Decoder:
-    """Return the function from an engine's outputs by name to one prediction per image of the batch.
+    """Return the function from an engine's outputs by name, of a batch of one, to the prediction.
 
     A detector's candidates pass the score threshold, then suppression at the IoU threshold as the spec's `nms` has it.
     They come best first, a thousand at most. A decoder of the user's own is called as the built-in ones are: (outputs
@@ -70,10 +70,10 @@ def open_decoder(spec: ModelSpec, size: Size, outputs: Sequence[TensorSpec]) -> 
         decoder.result  an own decoder returns no sound Detections
     """
     if spec.task == "raw":
-        return lambda batch: [dict(batch)]
+        return dict
     if spec.task == "classify":
         _check_classifier(spec, outputs)
-        return lambda batch: [_top_1(image) for image in _images(batch)]
+        return lambda batch: _top_1(_image(batch))
     decoder = _open_detector(spec, size)
     if all(None not in output.shape[1:] for output in outputs):
         # Decoding zeros once finds a decoder that does not fit before the first frame does.
@@ -121,22 +121,18 @@ def _top_1(image: Outputs) -> Classification:
     """Return the top class and its probability; 0 where a broken engine emits inf or NaN."""
     (output,) = image.values()
     class_id = int(output.argmax())
-    top = class_probabilities(image)[class_id]
+    top = class_probabilities(output)[class_id]
     return Classification(class_id, float(top) if np.isfinite(top) else 0.0)
 
 
-def class_probabilities(image: Outputs) -> NDArray[np.float64]:
+def class_probabilities(output: Array) -> NDArray[np.float64]:
     """Return the probability of each class, float64 (classes,), from one image's logits or probabilities.
 
     Logits go through a softmax. Probabilities are recognised by their sum of 1. Of inf and NaN no probability follows.
 
-    Args:
-        image: The one output by name, without its batch axis.
-
-    >>> class_probabilities({"logits": np.float32([0.0, 0.0])}).tolist()
+    >>> class_probabilities(np.float32([0.0, 0.0])).tolist()
     [0.5, 0.5]
     """
-    (output,) = image.values()
     scores: NDArray[np.float64] = output.astype(np.float64).ravel()
     with np.errstate(all="ignore"):
         if scores.min() >= 0.0 and abs(scores.sum() - 1.0) < 1e-3:
@@ -146,10 +142,9 @@ def class_probabilities(image: Outputs) -> NDArray[np.float64]:
     return softmax
 
 
-def _images(batch: Mapping[str, Array]) -> Iterator[Outputs]:
-    """Yield the outputs of one image after the other."""
-    for index in range(len(next(iter(batch.values())))):
-        yield {name: output[index] for name, output in batch.items()}
+def _image(batch: Mapping[str, Array]) -> Outputs:
+    """Return the outputs of a batch of one without their batch axis."""
+    return {name: output[0] for name, output in batch.items()}
 
 
 def _open_detector(spec: ModelSpec, size: Size) -> Decoder:
@@ -157,9 +152,9 @@ def _open_detector(spec: ModelSpec, size: Size) -> Decoder:
     find_candidates = BUILTIN_DECODERS.get(spec.decoder) or import_decoder(spec.decoder)
     limit = np.float32(4 * max(size))
 
-    def detect(image: Outputs) -> Detections:
+    def detect(batch: Mapping[str, Array]) -> Detections:
         with np.errstate(all="ignore"):  # a broken engine may emit anything
-            candidates = find_candidates(image, size, spec.score_threshold)
+            candidates = find_candidates(_image(batch), size, spec.score_threshold)
         _check_detections(candidates, spec.decoder)
         if not len(candidates):
             return candidates
@@ -168,7 +163,7 @@ def _open_detector(spec: ModelSpec, size: Size) -> Decoder:
             return keep_best(candidates, _MAX_CANDIDATES)
         return suppress_overlaps(candidates, spec.iou_threshold, _MAX_CANDIDATES, spec.suppression == "agnostic")
 
-    return lambda batch: [detect(image) for image in _images(batch)]
+    return detect
 
 
 def _check_detections(result: object, name: str | None) -> None:

@@ -50,7 +50,13 @@ def draw_prediction(
         _write_text(picture, text, (0, 0), COLORS[0], thickness)
     if isinstance(prediction, Detections):
         boxes = geometry.to_frame(prediction.boxes) if geometry is not None else prediction.boxes
-        _draw_boxes(picture, boxes * np.float32(scale), prediction, spec, thickness)
+        boxes = boxes * np.float32(scale)
+        corners = np.rint(np.clip(np.where(np.isfinite(boxes), boxes, 0.0), -_FAR, _FAR)).astype(int).tolist()
+        rows = zip(corners, prediction.classes.tolist(), prediction.scores.tolist(), strict=True)
+        for (left, top, right, bottom), class_id, score in rows:
+            color = COLORS[class_id % len(COLORS)]
+            cv2.rectangle(picture, (left, top), (right, bottom), color, thickness + 1)
+            _write_text(picture, f"{spec.label(class_id)} {score:.2f}", (left, top), color, thickness)
     return picture
 
 
@@ -83,20 +89,6 @@ def input_picture(tensor: Array, image: InputSpec) -> Picture:
     elif image.color == "gray":
         levels = np.repeat(levels, 3, axis=0)
     return np.ascontiguousarray(levels.transpose(1, 2, 0))
-
-
-def _draw_boxes(
-    picture: Picture, boxes: NDArray[np.float32], detections: Detections, spec: ModelSpec, thickness: int
-) -> None:
-    """Draw boxes (n, 4) x1 y1 x2 y2 in the picture's pixels, with the classes and scores of `detections`."""
-    boxes = np.clip(np.where(np.isfinite(boxes), boxes, 0.0), -_FAR, _FAR)
-    rows = zip(
-        np.rint(boxes).astype(int).tolist(), detections.classes.tolist(), detections.scores.tolist(), strict=True
-    )
-    for (left, top, right, bottom), class_id, score in rows:
-        color = COLORS[class_id % len(COLORS)]
-        cv2.rectangle(picture, (left, top), (right, bottom), color, thickness + 1)
-        _write_text(picture, f"{spec.label(class_id)} {score:.2f}", (left, top), color, thickness)
 
 
 def _write_text(picture: Picture, text: str, corner: tuple[int, int], color: Color, thickness: int) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
@@ -40,16 +41,18 @@ class ClassPrecision:
 
 
 @dataclass(frozen=True)
-class MeanPrecision:
-    """COCO's summary, all in [0, 1]: mean over classes and IoU thresholds, at IoU 0.5, by size of object, by class.
+class Evaluation:
+    """The result of one pass over a data set.
 
-    A size has None where no object has it.
+    scores: top1, or map and map50, in [0, 1]: COCO's mean over classes and IoU thresholds, and at IoU 0.5. by_size: the
+    same mean by size of object, None where no object has it. by_class: one of each class. A classifier has neither.
     """
 
-    mean: float
-    at_50: float
-    by_size: Mapping[str, float | None]
-    by_class: Sequence[ClassPrecision]
+    task: str
+    images: int
+    scores: Mapping[str, float]
+    by_size: Mapping[str, float | None] = field(default_factory=dict)
+    by_class: Sequence[ClassPrecision] = ()
 
 
 class AveragePrecision:
@@ -90,9 +93,9 @@ class AveragePrecision:
             evaluation.evaluate()
         return evaluation
 
-    def mean(self) -> MeanPrecision | None:
+    def mean(self) -> Evaluation | None:
         """Return the mean average precision; None if no object was added that is not a crowd."""
-        counts = self._counts()
+        counts = Counter(each["category_id"] for each in self._objects if not each["iscrowd"])
         if not counts:
             return None
         evaluation = self.evaluated()
@@ -107,14 +110,7 @@ class AveragePrecision:
             if class_id in counts
         ]
         by_size = {name: value if value >= 0.0 else None for name, value in zip(_SIZES, sizes, strict=True)}
-        return MeanPrecision(mean, at_50, by_size, by_class)
-
-    def _counts(self) -> dict[int, int]:
-        counts: dict[int, int] = {}
-        for each in self._objects:
-            if not each["iscrowd"]:
-                counts[each["category_id"]] = counts.get(each["category_id"], 0) + 1
-        return counts
+        return Evaluation("detect", self.images, {"map": mean, "map50": at_50}, by_size, by_class)
 
     def _index(self, annotations: list[dict[str, Any]]) -> Any:
         from pycocotools.coco import COCO
@@ -135,20 +131,6 @@ def _origins_and_sides(corners: NDArray[np.float32]) -> list[list[float]]:
     return np.hstack((boxes[:, :2], boxes[:, 2:] - boxes[:, :2])).tolist()  # type: ignore[no-any-return]  # a list
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """The result of one pass over a data set.
-
-    scores: top1, or map and map50, in [0, 1]. by_size and by_class: as in MeanPrecision; empty for a classifier.
-    """
-
-    task: str
-    images: int
-    scores: Mapping[str, float]
-    by_size: Mapping[str, float | None] = field(default_factory=dict)
-    by_class: Sequence[ClassPrecision] = ()
-
-
 def evaluate(engine: Engine, spec: ModelSpec, path: Path, only: Sequence[str] = ()) -> Evaluation:
     """Run an engine over the labelled images at `path`: top-1 for task `classify`, mAP for task `detect`.
 
@@ -164,12 +146,11 @@ def evaluate(engine: Engine, spec: ModelSpec, path: Path, only: Sequence[str] = 
     images = labelled_images(spec, path, only)
     if isinstance(images, ClassifiedImages):
         return _evaluate_classifier(engine, spec, images)
-    count, precision = len(images), average_precision(engine, spec, images)
-    mean = precision.mean()
-    if mean is None:
-        found = f"no labelled object in {count} images"
+    evaluation = average_precision(engine, spec, images).mean()
+    if evaluation is None:
+        found = f"no labelled object in {len(images)} images"
         raise DatasetError("dataset.empty", found, "at least one", "check the label files")
-    return Evaluation(spec.task, count, {"map": mean.mean, "map50": mean.at_50}, mean.by_size, mean.by_class)
+    return evaluation
 
 
 def _evaluate_classifier(engine: Engine, spec: ModelSpec, images: ClassifiedImages) -> Evaluation:

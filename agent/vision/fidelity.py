@@ -1,4 +1,6 @@
-"""Compute the fidelity of an engine: how far its answer agrees with the reference engine's for the same frame.
+"""Compare an engine's answer with the reference engine's for the same frame: its fidelity, and object by object.
+
+`fidelity` says how far the two agree, and `answers` what is served for each object that the reference sees.
 
 For classification, the loss 1 - mean fidelity bounds the change of accuracy without any labels: an answer that differs
 from the reference's can turn at most one frame from right to wrong, or back.
@@ -12,9 +14,12 @@ from dataclasses import astuple, dataclass
 import numpy as np
 
 from agent.vision.decode import Classification, Prediction, RawOutputs
-from agent.vision.detections import Detections, LabelledBoxes, match
+from agent.vision.detections import Detections, LabelledBoxes, iou_matrix, match
 
 MATCH_IOU = 0.5
+
+# The reference's class of an object, and the served class; None where the object was not detected.
+Answer = tuple[int, int | None]
 
 
 @dataclass(frozen=True)
@@ -47,12 +52,12 @@ class Fidelity:
     is_empty: bool = False
 
 
-def count_matches(detections: Detections, truth: LabelledBoxes, iou_threshold: float = MATCH_IOU) -> MatchCounts:
+def count_matches(detections: Detections, truth: LabelledBoxes) -> MatchCounts:
     """Count the detections that match labels, or a reference engine's detections, in pixels of the same image.
 
     Matches are class-aware, one to one, greedy by score (see `agent.vision.detections.match`).
     """
-    hits = int(match(detections, truth, iou_threshold).sum())
+    hits = int(match(detections, truth, MATCH_IOU).sum())
     return MatchCounts(hits, len(detections) - hits, len(truth) - hits)
 
 
@@ -97,3 +102,41 @@ def _output_sqnr_db(served: np.ndarray, reference: np.ndarray) -> float:
             return np.inf
         ratio_db = 10.0 * np.log10(signal_power / noise_power)
     return float(ratio_db) if np.isfinite(noise_power) else -np.inf
+
+
+def answers(served: Prediction | None, reference: Prediction) -> list[Answer]:
+    """Return the served class of each object of the reference.
+
+    served: None serves nothing, e.g. where outputs are not finite.
+
+    - classify: the frame is the one object.
+    - detect: objects are paired one to one at IoU 0.5, greedily by score as `detections.match` does: first among equal
+      classes, then the rest among all. A detector may give one object two classes, and that these change places in the
+      order of scores is no confusion.
+    - raw: there are no objects.
+    """
+    if isinstance(reference, Classification):
+        return [(reference.class_id, served.class_id if isinstance(served, Classification) else None)]
+    if not isinstance(reference, Detections):
+        return []
+    classes: list[int | None] = [None] * len(reference)
+    if isinstance(served, Detections):
+        for index, paired in _pairs(served, reference):
+            classes[paired] = int(served.classes[index])
+    return list(zip(reference.classes.tolist(), classes, strict=True))
+
+
+def _pairs(served: Detections, reference: Detections) -> list[tuple[int, int]]:
+    """Return the (served, reference) indices of the same objects."""
+    overlaps = iou_matrix(served.boxes, reference.boxes)
+    overlaps[overlaps < MATCH_IOU] = 0.0
+    same_class = served.classes[:, np.newaxis] == reference.classes[np.newaxis]
+    pairs = []
+    for allowed in (same_class, ~same_class):
+        for index in np.argsort(-served.scores, kind="stable"):
+            open_overlaps = np.where(allowed[index], overlaps[index], 0.0)
+            if open_overlaps.any():
+                best = int(open_overlaps.argmax())
+                pairs.append((int(index), best))
+                overlaps[index], overlaps[:, best] = 0.0, 0.0
+    return pairs

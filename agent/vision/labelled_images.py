@@ -200,12 +200,12 @@ class CocoImages:
     def __iter__(self) -> Iterator[tuple[Image, LabelledObjects]]:
         instances = self._instances
         for image, rows in zip(instances.images, instances.rows, strict=True):
-            pixels = self._files.read(image.file)
+            pixels = self._files.read(image.file_name)
             height, width = pixels.shape[:2]
             if (width, height) != (image.width, image.height):
                 raise DatasetError(
                     "dataset.label",
-                    f"{image.file} in {self._files.path}, {width} x {height} pixels upright",
+                    f"{image.file_name} in {self._files.path}, {width} x {height} pixels upright",
                     f"{image.width} x {image.height}, as {instances.where} lists it",
                     "correct the size in the JSON; if the picture is turned by its EXIF data, save it upright",
                 )

@@ -71,11 +71,8 @@ def check_batch(frames: int, engine: Engine, spec: ModelSpec) -> None:
         raise ConfigError("batch.frames", found, f"at most {most}", remedy)
     if spec.input.follows_frames:
         found = f"batch.frames: {frames}, and input.resize '{spec.input.resize}'"
-        expected, remedy = (
-            "frames that become inputs of one size",
-            "set input.resize to letterbox, or batch.frames to 1",
-        )
-        raise ConfigError("batch.frames", found, expected, remedy)
+        remedy = "set input.resize to letterbox, or batch.frames to 1"
+        raise ConfigError("batch.frames", found, "frames that become inputs of one size", remedy)
 
 
 def row_faults(infer: Callable[[Array], Mapping[str, Array]], frames: Sequence[Array], most: int) -> list[str]:

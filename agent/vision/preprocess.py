@@ -102,15 +102,14 @@ def _opt_shape(spec: ModelSpec, tensor: TensorSpec) -> tuple[int, ...]:
             "its min, opt and max shapes",
             f"add profiles: [{{{tensor.name}: {{min: [...], opt: [...], max: [...]}}}}] to the spec",
         )
-    shape = tensor.shape if opt is None else opt
-    if any(size not in (None, profiled) for size, profiled in zip(tensor.shape, shape, strict=True)):
+    if opt is not None and not tensor.accepts(opt):
         raise ConfigError(
             "model.profile",
-            f"opt shape {list(shape)} for input '{tensor.name}' of shape {shown}",
+            f"opt shape {list(opt)} for input '{tensor.name}' of shape {shown}",
             "a profile that keeps the model's fixed dimensions",
             "correct the profile, or export the model with open dimensions",
         )
-    return tuple(size or 1 for size in shape)
+    return tuple(size or 1 for size in opt or tensor.shape)
 
 
 def _profile_bounds(spec: ModelSpec, tensor: TensorSpec, layout: Layout) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -172,12 +171,9 @@ class Geometry:
     @cached_property
     def _corners(self) -> NDArray[np.float32]:
         """Return offset, scale and limit of x1 y1 x2 y2."""
-        numbers = (
-            (self.left_px, self.top_px),
-            (self.scale_x, self.scale_y),
-            (self.frame_width_px, self.frame_height_px),
-        )
-        return np.array([pair * 2 for pair in numbers], np.float32)
+        offset, scale = (self.left_px, self.top_px), (self.scale_x, self.scale_y)
+        limit = self.frame_width_px, self.frame_height_px
+        return np.array([offset * 2, scale * 2, limit * 2], np.float32)
 
 
 class Preprocessor:

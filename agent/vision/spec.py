@@ -178,19 +178,13 @@ class ModelSpec(Strict):
             raise ValueError(f"no decoder for task '{task}'")
         return decoder
 
-    @field_validator("nms")
+    @field_validator("nms", "reference_accuracy")
     @classmethod
-    def _only_of_detectors(cls, nms: Suppression | None, info: ValidationInfo) -> Suppression | None:
-        if nms is not None and info.data.get("task", "detect") != "detect":
-            raise ValueError("null unless task is 'detect'")
-        return nms
-
-    @field_validator("reference_accuracy")
-    @classmethod
-    def _only_of_classifiers(cls, accuracy: float | None, info: ValidationInfo) -> float | None:
-        if accuracy is not None and info.data.get("task", "classify") != "classify":
-            raise ValueError("null unless task is 'classify': fidelity bounds no other accuracy")
-        return accuracy
+    def _only_of_one_task(cls, value: Any, info: ValidationInfo) -> Any:
+        task, why = ("detect", "") if info.field_name == "nms" else ("classify", ": fidelity bounds no other accuracy")
+        if value is not None and info.data.get("task", task) != task:
+            raise ValueError(f"null unless task is '{task}'{why}")
+        return value
 
     @field_validator("profiles")
     @classmethod

@@ -229,7 +229,7 @@ class VisionTask:
 
     def decode(self, outputs: Mapping[str, Array], shape: tuple[int, ...]) -> Prediction:
         """Return the prediction for a batch of one, in pixels of the network input, which has this shape."""
-        return self._decoder_for(shape)(outputs)[0]
+        return self._decoder_for(shape)(outputs)
 
     def _prepare(
         self, engine: Engine, image: NDArray[np.uint8]

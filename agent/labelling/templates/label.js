@@ -230,23 +230,17 @@ canvas.addEventListener("pointerup", endDrag);
 canvas.addEventListener("pointercancel", endDrag);
 
 // --- classes
+function make(tag, textContent = "", className = "") {
+  return Object.assign(document.createElement(tag), { textContent, className });
+}
 function makeClasses() {
   classes.replaceChildren(...model.labels.map((label, number) => {
-    const button = document.createElement("button"), name = document.createElement("span");
+    const button = make("button"), swatch = make("span", "", "swatch");
     button.dataset.number = number;
-    if (isDetector()) {
-      const swatch = document.createElement("span");
-      swatch.className = "swatch";
-      swatch.style.color = COLOURS[number % COLOURS.length];
-      button.append(swatch);
-    }
-    name.textContent = label;
-    button.append(name);
-    if (number < CLASS_KEYS.length) {
-      const key = document.createElement("kbd");
-      key.textContent = CLASS_KEYS[number];
-      button.append(key);
-    }
+    swatch.style.color = COLOURS[number % COLOURS.length];
+    if (isDetector()) button.append(swatch);
+    button.append(make("span", label));
+    if (number < CLASS_KEYS.length) button.append(make("kbd", CLASS_KEYS[number]));
     button.addEventListener("click", () => choose(number));
     return button;
   }));

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import numpy as np
 import pytest
 
-from agent.collection.collection import CalibrationSet, HoldOut
+from agent.collection.collection import CalibrationSet, hold_out
 from agent.collection.selection import HELD_OUT_EVERY
 from agent.common.timing import RandomInterval
 from agent.monitoring.drift import Blocks
@@ -52,8 +54,7 @@ def test_a_changed_clock_is_due_at_once() -> None:
 
 def stretches(frames: int) -> set[int]:
     """The frames, from 1, that are held out of so many."""
-    hold_out = HoldOut()
-    return {number for number in range(1, frames + 1) if hold_out.next()}
+    return {number for number, held in enumerate(islice(hold_out(), frames), 1) if held}
 
 
 def test_held_out_frames_never_enter_the_histograms() -> None:
@@ -70,8 +71,7 @@ def test_held_out_frames_never_enter_the_histograms() -> None:
 
 
 def test_a_quarter_of_the_frames_is_held_out_in_stretches_and_the_first_ones_soon() -> None:
-    hold_out = HoldOut()
-    held_out = [hold_out.next() for _ in range(4000)]
+    held_out = list(islice(hold_out(), 4000))
     assert held_out.index(True) == 12
     assert held_out[:16].count(True) == 4  # as many as a verdict needs
     assert held_out.count(True) / len(held_out) == pytest.approx(1 / HELD_OUT_EVERY, abs=0.01)

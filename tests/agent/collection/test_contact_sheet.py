@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import stat
+from collections import Counter
 from pathlib import Path
 
 import cv2
@@ -27,9 +28,8 @@ def thumbnails(count: int) -> list[Thumbnail]:
 
 
 def report(sheet: list[Thumbnail] | None, classes: dict[int, int] | None = None) -> SelectionReport:
-    counts = SelectionCounts(
-        9, {TAKEN: 7, DUPLICATE: 2}, 12.3456, (0, 0, 0, 7, 0, 0, 0, 0), classes or {0: 5, NOTHING: 2}
-    )
+    outcomes = Counter({TAKEN: 7, DUPLICATE: 2})
+    counts = SelectionCounts(outcomes, 12.3456, (0, 0, 0, 7, 0, 0, 0, 0), classes or {0: 5, NOTHING: 2})
     return SelectionReport(counts, 1, lambda known: f"class {known}", sheet)
 
 

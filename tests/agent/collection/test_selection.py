@@ -209,7 +209,7 @@ def test_every_frame_is_accounted_for() -> None:
     selection = FrameSelector(FRAMES, WITHIN_S)
     outcomes = run(selection, lambda n: lively(n) if n % 7 == 0 else still(n), 50.0)
     counts = selection.counts
-    assert counts.considered == len(outcomes) == sum(counts.outcomes.values())
+    assert counts.outcomes.total() == len(outcomes)
     assert counts.taken == outcomes.count(TAKEN) == sum(counts.brightness) == sum(counts.classes.values())
     assert counts.span_s == pytest.approx(49.8)
 

@@ -78,7 +78,7 @@ def test_every_family_is_known_by_its_graph(make: Family, tmp_path: Path) -> Non
     assert inspection.classes == {"end2end": 0, "yunet": 1}.get(spec.decoder or "", CLASSES)
     outputs = run(model, np.ones(IMAGE, np.float32))
     tensors = [TensorSpec(name, output.dtype, output.shape) for name, output in outputs.items()]
-    assert len(open_decoder(spec, IMAGE[2:], tensors)(outputs)) == 1
+    open_decoder(spec, IMAGE[2:], tensors)(outputs)
 
 
 @pytest.mark.parametrize("make", DETECTORS)
@@ -139,7 +139,7 @@ def test_a_classifier_of_rank_4_is_served_with_labels(make: Family, tmp_path: Pa
     outputs = run(model, np.ones(IMAGE, np.float32))
     (tensor,) = [TensorSpec(name, output.dtype, output.shape) for name, output in outputs.items()]
     assert tensor.shape == (1, CLASSES, 1, 1)
-    (answer,) = open_decoder(spec, IMAGE[2:], [tensor])(outputs)
+    answer = open_decoder(spec, IMAGE[2:], [tensor])(outputs)
     assert isinstance(answer, Classification)
     assert answer.class_id == int(outputs[tensor.name].argmax())
     assert answer.score > 0.001

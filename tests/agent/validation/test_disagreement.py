@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from agent.validation.confusion import Disagreement
 from agent.vision.decode import Classification
 from agent.vision.detections import Detections, match
-from agent.vision.pairing import answers
+from agent.vision.fidelity import answers
 
 
 def detections(*rows: tuple[float, float, float, float, int, float]) -> Detections:

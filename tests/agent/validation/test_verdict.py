@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agent.validation.comparison import Comparison
-from agent.validation.confusion import ConfusionCounts
+from agent.validation.confusion import Disagreement
 from agent.validation.verdict import MIN_INFORMATIVE, RAISED_GAIN, Verdict, VerdictLimits, decide
 
 NOISE = np.tile([0.0, 0.02, -0.02, 0.01, -0.01, 0.0, 0.02, -0.02], 4)
@@ -24,7 +24,7 @@ def seen(
     candidate: Sequence[float],
     serving: Sequence[float] | None = None,
     latencies_ms: np.ndarray | None = None,
-    misread: Sequence[ConfusionCounts] | None = None,
+    misread: Sequence[Disagreement] | None = None,
     float_ms: float | None = None,
     **changes: object,
 ) -> Comparison:
@@ -35,7 +35,7 @@ def seen(
         np.ones((200, len(columns))) if latencies_ms is None else latencies_ms,
         np.full(32, 3.0),
         np.array([]) if float_ms is None else np.full(32, float_ms),
-        [ConfusionCounts() for _ in columns] if misread is None else misread,
+        [Disagreement() for _ in columns] if misread is None else misread,
         **changes,  # type: ignore[arg-type]  # outputs or rows
     )
 
@@ -177,9 +177,9 @@ def test_an_engine_as_fast_as_float_is_not_refused_for_the_noise_of_a_busy_machi
     assert decide(slower, VerdictLimits(0.1, 1.25, must_gain=True)).failed == ("gain",)
 
 
-def reads(served: dict[int, int | None], every: int = 2) -> ConfusionCounts:
+def reads(served: dict[int, int | None], every: int = 2) -> Disagreement:
     """Ten classes in turn, each in 40 frames; to one `every` so many of those in `served`, this is the answer."""
-    found = ConfusionCounts()
+    found = Disagreement()
     for number in range(40 * CLASSES):
         reference = number % CLASSES
         wrong = number // CLASSES % every == 0

@@ -177,7 +177,7 @@ def test_a_broken_engine_yields_finite_boxes_and_no_warning(
     name: str, shapes: dict[str, tuple[int, ...]], value: float
 ) -> None:
     decode = opened(name, shapes)
-    (found,) = decode({output: np.full(shape, value, np.float32) for output, shape in shapes.items()})
+    found = decode({output: np.full(shape, value, np.float32) for output, shape in shapes.items()})
     assert isinstance(found, Detections)
     assert np.isfinite(found.boxes).all()
     assert np.isfinite(found.scores).all()

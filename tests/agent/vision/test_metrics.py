@@ -42,12 +42,12 @@ def test_classes_that_never_occur_do_not_count_and_missed_ones_do(capfd: pytest.
     )
     mean = precision.mean()
     assert mean is not None
-    assert mean.mean == pytest.approx(0.5)
+    assert mean.scores["map"] == pytest.approx(0.5)
     assert [(each.class_id, each.average, each.objects) for each in mean.by_class] == [
         (0, pytest.approx(1.0), 1),
         (4, 0.0, 1),
     ]
-    assert mean.by_size == {"small": mean.mean, "medium": None, "large": None}
+    assert mean.by_size == {"small": mean.scores["map"], "medium": None, "large": None}
     assert capfd.readouterr().out == ""  # it may be JSON
 
 
@@ -94,7 +94,7 @@ def test_map_is_that_of_coco_s_own_tools(tmp_path: Path, seed: int) -> None:
     mean = precision.mean()
     assert mean is not None
     sizes = [-1.0 if value is None else value for value in mean.by_size.values()]
-    assert [mean.mean, mean.at_50, *sizes] == pytest.approx(expected.stats[[0, 1, 3, 4, 5]].tolist(), abs=1e-9)
+    assert [*mean.scores.values(), *sizes] == pytest.approx(expected.stats[[0, 1, 3, 4, 5]].tolist(), abs=1e-9)
     by_class = expected.eval["precision"][:, :, :, 0, -1].mean(axis=(0, 1))
     assert [each.average for each in mean.by_class] == pytest.approx(by_class.tolist(), abs=1e-9)
     assert sum(each.objects for each in mean.by_class) == sum(not each["iscrowd"] for each in coco.anns.values())

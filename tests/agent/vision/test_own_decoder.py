@@ -60,7 +60,7 @@ def spec(decoder: str) -> ModelSpec:
 
 def found(decoder: str) -> Detections:
     decode = open_decoder(spec(decoder), (64, 96), [TensorSpec("out", np.dtype(np.float32), (1, 1))])
-    (detections,) = decode({"out": np.array([[0.9]], np.float32)})
+    detections = decode({"out": np.array([[0.9]], np.float32)})
     assert isinstance(detections, Detections)
     return detections
 

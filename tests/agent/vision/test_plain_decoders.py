@@ -76,7 +76,7 @@ def test_fastestdet(height: int, width: int, classes: int, rows: int, columns: i
 def test_classify(classes: int, seed: int) -> None:
     logits = np.random.default_rng(seed).normal(0, 5, (1, classes)).astype(np.float32)
     spec = ModelSpec(path=Path("a.onnx"), task="classify")
-    (found,) = open_decoder(spec, (8, 8), [TensorSpec("out", logits.dtype, logits.shape)])({"out": logits})
+    found = open_decoder(spec, (8, 8), [TensorSpec("out", logits.dtype, logits.shape)])({"out": logits})
     top, score = plain.softmax_top_1(logits)
     assert found == Classification(top, pytest.approx(score))  # type: ignore[arg-type]  # equals a float
 
