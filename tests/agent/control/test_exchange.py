@@ -68,6 +68,15 @@ def test_a_change_is_under_way_until_the_frame_path_has_parted_with_the_engine_b
     assert not bench.exchange.is_active
 
 
+@pytest.mark.parametrize(("trigger", "reported"), [("switch", "swap"), ("rollback", "rollback")])
+def test_an_engine_that_has_served_before_is_committed_with_its_first_answer(
+    bench: Bench, trigger: str, reported: str
+) -> None:
+    bench.live(trigger)
+    assert bench.committed == ["new"]
+    assert bench.kinds() == [reported, "commit"]
+
+
 @pytest.mark.parametrize("trigger", ["switch", "rollback"])
 def test_an_engine_that_has_served_before_stays_in_the_store_whatever_it_does(bench: Bench, trigger: str) -> None:
     trial = bench.start(trigger)
@@ -124,6 +133,15 @@ def test_a_candidate_without_further_frames_is_kept_by_its_verdict(bench: Bench)
     assert bench.committed == ["new"]
     assert bench.served == [("new", 7.0)]
     assert bench.summary.swaps[0].ts is None
+
+
+def test_a_frame_path_that_has_failed_commits_nothing(bench: Bench) -> None:
+    trial = bench.live()
+    bench.pipeline.error = RuntimeError("the old engine broke")
+    trial.ended()
+    assert bench.report[-1] == ("fail", "swap.stopped")
+    assert bench.rejected == [("new", "swap.stopped")]
+    assert bench.committed == []
 
 
 def test_an_engine_that_the_disk_refuses_serves_on_and_is_made_current_later(bench: Bench) -> None:

@@ -67,6 +67,13 @@ def test_where_all_is_well_there_is_nothing_to_say(board: Board) -> None:
     assert board.look() == Reasons()
 
 
+def test_a_degraded_board_names_the_state_of_the_job_under_way(board: Board) -> None:
+    board.degrade()
+    assert board.look() == Reasons(
+        "the float reference serves, because the job that builds an engine is at CALIBRATING; wait for its end"
+    )
+
+
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_pause_names_the_error_that_it_follows(board: Board, restarts: bool) -> None:
     board.degrade()

@@ -58,6 +58,12 @@ def test_a_dark_street_with_cars_is_something_to_go_by(
     assert at.tick(trouble, telling) == trigger
 
 
+def test_a_dark_street_with_cars_is_given_its_regime(desk: Callable[..., Desk]) -> None:
+    at = desk("detect")
+    at.tick("blind", telling=1, state="calm", switch_to=at.other.id)
+    assert at.operations.service.serving.id == at.other.id
+
+
 def test_frames_collected_by_day_do_not_count_in_the_dark(
     desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch
 ) -> None:

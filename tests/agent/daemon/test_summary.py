@@ -27,6 +27,7 @@ def story() -> RunSummary:
         Swap(200.0, "bbbb", "alarm", 3.0, 0.99, 0.6),
     ]
     summary.alarms = [Alarm(185.0, 120.0, 11.5, 1e6)]
+    summary.results_dropped = {"file": 3}
     summary.fidelity = Interval(0.99, 0.9, 1.0, 70)
     summary.fidelity_history = [(60.0, 1.0), (290.0, 0.5)]
     score = Score(MatchCounts(9, 1, 1), 9.0, 10)
@@ -41,6 +42,8 @@ def test_the_tables_show_the_run_in_order() -> None:
     assert "live 15 s of video after the alarm, 80 s after onset" in shown
     for part in (
         "4 stale",
+        "results lost",
+        "3 by file",
         "65 s after onset",
         "0.600 -> 0.990",
         "FP32 reference",

@@ -61,6 +61,18 @@ def test_jobs_are_capped_by_the_day(limits: Limits, clock: BoardClock, restarts:
     assert taken == [True, True, False, False, True, False, True]
 
 
+def test_a_cap_that_was_lowered_counts_the_newest_jobs(limits: Limits, clock: BoardClock) -> None:
+    before = limits(per_day=4)
+    for _ in range(4):
+        assert before.count_job()
+        clock.turn(HOUR)
+    lowered = limits(per_day=1)
+    clock.turn(21.5 * HOUR)
+    assert not lowered.count_job()  # though the first of the four is older than a day
+    clock.turn(2 * HOUR)
+    assert lowered.count_job()
+
+
 @pytest.mark.parametrize("restarts", [False, True])
 def test_pauses_last_as_long_as_they_should(limits: Limits, clock: BoardClock, restarts: bool) -> None:
     restraint = limits()

@@ -17,7 +17,7 @@ from agent.uplink.reporter import Reporter
 from engines.errors import EngineError
 from engines.store import files as staging
 from engines.store import retention as upkeep
-from engines.store.artefact import Artefact, Store, write_artefact
+from engines.store.artefact import LINKS, Artefact, Store, write_artefact
 from engines.store.retention import StoreCleaner, size
 from engines.store.signing import read_manifest
 
@@ -185,6 +185,17 @@ def test_the_newest_of_the_cache_stays_where_none_is_to_be_kept(store: Store) ->
     newest = kept.cached()[::2]
     kept.tidy({})
     assert kept.cached() == newest
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_verifying_finds_a_link_that_leads_out_of_the_store(store: Store, tmp_path: Path, link: str) -> None:
+    for number in range(2):
+        store.promote(put(store, number))
+    assert StoreCleaner(store, 2, 0).verify() == (2, [])
+    (store.root / link).unlink()
+    (store.root / link).symlink_to(tmp_path / "elsewhere")
+    count, (error,) = StoreCleaner(store, 2, 0).verify()
+    assert (count, error.code, str(tmp_path / "elsewhere") in error.found) == (2, "artefact.missing", True)
 
 
 @pytest.mark.parametrize("moment", ["lstat", "read", "listed"])

@@ -15,9 +15,11 @@ def test_progress_and_accuracy_by_camera_and_regime(tmp_path: Path, capfd: pytes
     """The engines served dog and meant cat; labels behind the first that waits do not count."""
     bench = LabelBench(tmp_path, "classify", 24)
     bench.draw(24, camera="yard")
+    command = ["label", "--list", "-c", str(bench.config)]
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["accuracy"] is None, "as on a new board"
     bench.store.label_all({**dict.fromkeys(range(1, 16), 0), **dict.fromkeys(range(16, 21), 1), 23: 1, 24: 1})
     bench.store.skip(21)
-    command = ["label", "--list", "-c", str(bench.config)]
     assert main([*command, "--json"]) == 0
     listed = json.loads(capfd.readouterr().out)
     assert [listed[key] for key in ("drawn", "labelled", "skipped", "waiting")] == [25, 22, 1, 2]

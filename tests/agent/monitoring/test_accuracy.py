@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -118,6 +119,18 @@ def test_raw_outputs_are_not_kept() -> None:
         accuracy.label_frame(0, 1)
 
 
+def test_a_supervisor_that_hangs_loses_the_oldest_answers_and_no_image_waits_for_it() -> None:
+    accuracy = classifier(*[3] * 1000)
+    image = IMAGE.copy()
+    waiting = weakref.ref(image)
+    accuracy.add_answer(ServedFrame(Frame(1000, 100.0, 0, image), "int8", Classification(3, 1.0), 0, 0.0))
+    del image
+    assert waiting() is None
+    accuracy.label_frame(1000, 3)
+    with pytest.raises(LabelsError, match=r"labels\.late"):
+        accuracy.label_frame(0, 3)
+
+
 # ---- over a restart
 
 
@@ -152,6 +165,7 @@ def test_an_engine_that_returns_within_a_process_starts_anew_and_so_it_is_rememb
     for frame, engine in ((5, "b"), (6, "a")):
         accuracy.add_answer(served(frame, Classification(3, 1.0), engine, 1000.0 + frame))
     accuracy.label_frame(6, 1)
+    accuracy.label_frame(1, 3)  # late, for an answer from its time before
     again = remembering(path, "a", 1, 2000.0)
     assert again.estimate == accuracy.estimate
     assert (again.estimate.since, counted(again)) == (1006.0, (0.0, 1))
@@ -244,3 +258,13 @@ def test_a_clock_that_jumps_leaves_frames_to_be_found() -> None:
     kept = answers(*times, first=50)
     for frame, ts in enumerate(times, 50):
         assert kept.at_ts(ts + 0.01).frame == frame
+
+
+def test_a_clock_that_jumps_does_not_hinder_forgetting() -> None:
+    kept = RecentAnswers(max_bytes=10_000)
+    for frame in range(500):
+        ts = float(-frame if frame % 7 else frame)
+        kept.add(RecentAnswer.from_served(served(frame, Classification(0, 1.0), ts=ts)))
+    assert [answer.frame for answer in kept.after(495)] == [499, 498, 497, 496]
+    assert kept.nbytes <= 10_000
+    assert kept.at_ts(-499.0).frame == 499

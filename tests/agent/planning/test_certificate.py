@@ -82,8 +82,8 @@ def test_sixes_read_as_eights_are_refused_behind_a_small_loss(trial_bench: MakeT
 
 def test_a_plan_that_is_good_at_first_and_then_bad_is_refused() -> None:
     """Its loss was kept, but a confusion had to be looked at for longer; meanwhile the scene changed."""
-    tally = Tally(Terms(0.2, 0.01, 5))
-    good, confused = Measurement(0.0, False, [], None), Measurement(0.0, False, [(6, 8)], None)
+    tally = Tally(Terms(0.2, 0.01, 5))  # the pair's share is between the two limits
+    good, confused = Measurement(0.0, False, [(6, 6)], None), Measurement(0.0, False, [(6, 8)], None)
     for measurement in (Measurement(0.0, False, [], (1.0, 2.0)), *[good] * 37, confused, confused):
         tally.add(measurement)
     assert tally.bound.upper <= 0.2
@@ -92,6 +92,18 @@ def test_a_plan_that_is_good_at_first_and_then_bad_is_refused() -> None:
     trial = tally.result(DIGITS, "the frames ended")
     assert (trial.accepted, trial.lower >= 0.2 or trial.loss >= 0.2) == (False, True)
     assert trial.reason.startswith("loss ")
+
+
+def test_confusions_can_be_limited_below_the_loss() -> None:
+    """A third of the ones is misread; a loss of 0.6 would be allowed, and a share of 0.05 is."""
+    tally = Tally(Terms(0.6, 0.05, 1))
+    for number in range(90):
+        misread = number % 3 == 0
+        tally.add(Measurement(float(misread), False, [(1, 0 if misread else 1)], (1.0, 2.0)))
+    trial = tally.result(DIGITS, "the frames ended")
+    (pair,) = trial.confused
+    assert (trial.upper <= 0.6, 0.05 < pair.low < 0.6, trial.accepted) == (True, True, False)
+    assert trial.reason.startswith("'1' served as '0' on 30 of 90 frames")
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])

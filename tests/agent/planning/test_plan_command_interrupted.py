@@ -85,10 +85,11 @@ def interrupted(bench: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     "change",
     [
         lambda _: ["--max-loss", "0.3"],
+        lambda _: ["--seed", "1"],
         lambda bench: bench.change_spec(min_sqnr_db=64.0) or [],
         lambda bench: shutil.copy(bench / "clip.avi", bench / "same.avi") and ["--frames", str(bench / "same.avi")],
     ],
-    ids=["max-loss", "spec", "frames"],
+    ids=["max-loss", "seed", "spec", "frames"],
 )
 def test_another_request_starts_anew(
     plan_bench: Place, change: Callable[[Place], list[str]], monkeypatch: pytest.MonkeyPatch

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plan_evidence import by_macs, evidence, one_group, unmeasured
+from plan_evidence import by_macs, evidence, group, one_group, unmeasured
 from rich.console import Console
 
 from agent.cli.main import main
@@ -80,6 +80,23 @@ def test_groups_come_by_noise_and_the_quiet_ones_are_counted() -> None:
     assert "tail_1" not in shown
     assert "and 2 more in INT8, together 0.8 % of the noise (--all shows them)" in shown
     assert "The plan keeps 40.0 % of the noise that INT8 in all groups would add." in shown
+
+
+def test_a_large_network_is_cut_at_forty_rows_unless_all_are_requested(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    repaired = [group(f"conv_{number}", 1.0, repairs=["clip"]) for number in range(60)]
+    quiet = [group(f"conv_{number}", 1.0) for number in range(60, 105)]
+    found = {**evidence(), "schema": SCHEMA, "groups": [*repaired, *quiet], "edges": []}
+    (tmp_path / "plan.json").write_text(PrecisionPlan({}, evidence=found).to_json())
+    show = ["plan", str(tmp_path / "plan.json"), "--show"]
+    assert main(show) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("\nconv_") == 40
+    assert "and 65 more in INT8, together 61.9 % of the noise" in " ".join(shown.split())
+    assert main([*show, "--all"]) == 0
+    shown = capsys.readouterr().out
+    assert (shown.count("\nconv_"), "more in INT8" in shown) == (105, False)
 
 
 def test_predictions_are_called_predictions() -> None:

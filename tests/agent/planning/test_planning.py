@@ -87,12 +87,13 @@ def test_most_groups_of_a_long_net_need_no_run_of_the_network(tmp_path: Path, mo
     assert sum(group["restored"] is not None for group in groups) == search._RESTORED
 
 
-def test_forced_int8_that_cannot_be_certified_is_reported(search_world: Path) -> None:
+def test_forced_int8_is_in_every_plan_and_reported_if_it_cannot_be_certified(search_world: Path) -> None:
     text = (search_world / "model.yaml").read_text()
     (search_world / "model.yaml").write_text(text + f"precision: {{force_int8: [{LOUD}]}}\n")
     plan, evidence = search_in(search_world)
     assert set(plan.floats) == {QUIET}
     assert by_name(evidence)[LOUD]["precision"] == "int8"
+    assert min(plan["int8_macs_share"] for plan in evidence["frontier"]) >= 0.5
     assert evidence["chosen"] is None
     assert evidence["verdict"].startswith("All float, and what precision.force_int8 names, whose loss is not known: ")
 

@@ -5,16 +5,24 @@ from __future__ import annotations
 import errno
 import threading
 from pathlib import Path
+from typing import cast
 
 import pytest
 from bench import fill, small_file_system
+from listening import Listening
 from results_bench import CONFIG, frames_of, served
 from turned_clock import TurnedClock
 from worlds import make_world
 
+from agent.config import load_config
+from agent.contract.messages import Birth
+from agent.daemon.supervisor import Supervisor
+from agent.models.model import open_model
 from agent.results.file_output import ResultsFile
 from agent.results.writer import Output, ResultLine, ResultsWriter
+from agent.uplink.link import MqttLink
 from calibrate.errors import TaredError
+from engines.registry import open_backend
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
 
@@ -107,6 +115,20 @@ def test_the_latency_of_a_line_lasts_until_every_output_has_it() -> None:
         writer.flush()
         assert writer.latency["street"].sample().p50_ms == pytest.approx(2000.0, rel=0.03)
         assert not writer.latency["street"].sample().frames, "each stretch is reported once"
+
+
+def test_the_daemon_counts_lost_lines_in_telemetry_and_in_its_summary(tmp_path: Path) -> None:
+    world = make_world(tmp_path, lambda _: 0.5, 600.0, mqtt={"telemetry_period_s": 0.1})
+    world.arguments()
+    config, link, output = load_config(tmp_path / "config.yaml"), Listening(), Hanging(ZeroDivisionError())
+    output.go_on.set()
+    link.enough = lambda: link.sent[-1].get("health", {}).get("results_dropped", {}).get("hanging")  # then it ends
+    with ResultsWriter(config, [output]) as results:
+        model, backend = open_model(config.model), open_backend(config.backend)
+        to_nowhere = cast(MqttLink, link)  # as far as a supervisor knows
+        summary = Supervisor(config, model, backend, to_nowhere, Birth(agent_version="0"), results=results).run()
+    assert summary.loop is not None
+    assert 0 < summary.results_dropped["hanging"] == summary.loop.frames < 6000
 
 
 def test_the_daemon_reports_a_full_disk_once_and_serves_on(tmp_path: Path) -> None:

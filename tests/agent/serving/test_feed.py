@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -69,6 +69,31 @@ def test_a_thread_that_does_nothing_at_all_hangs_and_one_that_tries_does_not(clo
     feed.poll()
     assert not feed.is_hung
     reading.let_go.set()
+
+
+def test_a_driver_that_hangs_is_reported_as_a_silent_camera(
+    clock: TurnedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs, let_go, changes = threading.Event(), threading.Event(), list[CameraError | None]()
+
+    def read(*_: object) -> Iterator[Any]:
+        hangs.set()
+        let_go.wait(30.0)
+        yield from ()
+
+    monkeypatch.setattr("agent.camera.capture.read_images", read)
+    source = Source("v4l2", "/dev/video0")
+    feed = Feed(CameraConfig(source="v4l2:/dev/video0"), source, FrameSlot(False), "classify", 0, changes.append, clock)
+    feed.capture.start()
+    assert hangs.wait(30.0)
+    feed.poll()
+    assert not changes
+    clock.turn(60.0)
+    feed.poll()
+    assert (feed.lost, [error and error.code for error in changes]) == ("camera.silent", ["camera.silent"])
+    feed.capture.stop()
+    let_go.set()
+    feed.capture.join(30.0)
 
 
 def test_a_camera_that_has_ended_and_a_recording_that_waits_do_not_hang(clock: TurnedClock) -> None:
