@@ -26,6 +26,8 @@ from typing import Any
 
 import numpy as np
 import onnx
+import pydantic
+from pydantic import ConfigDict, NonNegativeInt
 
 from agent.common.clock import SYSTEM_CLOCK, Clock
 from agent.common.errors import AgentError, FaultLog
@@ -75,9 +77,9 @@ class AuditedFrame:
     in_batch: Mapping[str, Array] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(strict=True))
 class Mismatch:
-    """The worst difference of one frame.
+    """The worst difference of one frame. Raises ValueError for the fields of a damaged file.
 
     noise: Its power over the allowed one. output: Of the model. sqnr_db, allowed_db: Signal to difference, and the
     least that the arithmetic explains, in dB. tensor: The first inside the graph whose values differ by more than
@@ -89,7 +91,7 @@ class Mismatch:
     sqnr_db: float
     allowed_db: float
     camera: str = ""
-    frame: int = 0
+    frame: NonNegativeInt = 0
     ts: float = 0.0
     tensor: str = ""
     is_in_batch: bool = False
@@ -364,20 +366,7 @@ class AuditEvidence:
             return
         audited, kept = count(document["audited"]), document["mismatch"]
         if kept is not None:
-            self.audited, self.mismatch, self.is_answered = audited, _parse_mismatch(kept), document["answered"] is True
+            self.audited, self.mismatch, self.is_answered = audited, Mismatch(**kept), document["answered"] is True
             return
         self.detector.restore(document["detector"])
         self.audited = audited
-
-
-def _parse_mismatch(kept: Mapping[str, Any]) -> Mismatch:
-    """Return a mismatch as asdict gave it. Raises TypeError, ValueError for anything else."""
-    found = Mismatch(**kept)
-    numbers, words = (
-        (found.noise, found.sqnr_db, found.allowed_db, found.ts),
-        (found.output, found.camera, found.tensor),
-    )
-    is_sound = all(isinstance(each, (int, float)) for each in numbers) and all(isinstance(each, str) for each in words)
-    if not (is_sound and isinstance(found.is_in_batch, bool) and count(found.frame) == found.frame):
-        raise ValueError("a mismatch that no audit has found")
-    return found

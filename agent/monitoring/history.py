@@ -11,13 +11,14 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, FiniteFloat, TypeAdapter, ValidationError
 
 from agent.common.errors import AgentError
-from agent.common.state_files import parse_or_none
 from agent.common.timing import thinned
 from engines.store.files import read_regular, replace_files
 
@@ -25,6 +26,15 @@ FILE = "history.jsonl"
 _SPACING_S = 5.0  # capture time between two rows
 _MOST_ROWS = 2000  # 400 kB
 _OWNER_ONLY = 0o600
+
+
+def _three_or_none(figures: Sequence[float]) -> Sequence[float]:
+    if len(figures) not in (0, 3):
+        raise ValueError("estimate, low and high, or nothing")
+    return figures
+
+
+Figures = Annotated[Sequence[FiniteFloat], AfterValidator(_three_or_none)]
 
 
 @dataclass(frozen=True)
@@ -37,15 +47,18 @@ class HistoryRow:
     low, high).
     """
 
-    ts: float
+    ts: FiniteFloat
     camera: str
     engine: str
     is_int8: bool
-    fidelity: Sequence[float] = ()
-    accuracy: Sequence[float] = ()
+    fidelity: Figures = ()
+    accuracy: Figures = ()
     drift: str = ""
-    gain_db: float | None = None
-    gain: Sequence[float] = ()
+    gain_db: FiniteFloat | None = None
+    gain: Figures = ()
+
+
+_ROW = TypeAdapter(HistoryRow)
 
 
 class History:
@@ -119,22 +132,8 @@ def read_history(state_dir: Path) -> list[HistoryRow]:
 
 def _readable(lines: Sequence[str]) -> Iterator[HistoryRow]:
     for line in lines:
-        row = parse_or_none(partial(_parsed, line))
-        if row is not None and _is_sound(row):
-            yield row
-
-
-def _parsed(line: str) -> HistoryRow:
-    return HistoryRow(**json.loads(line))
-
-
-def _is_sound(row: HistoryRow) -> bool:
-    figures = [row.ts, *row.fidelity, *row.accuracy, *row.gain, *([row.gain_db] if row.gain_db is not None else [])]
-    sizes = {len(row.fidelity), len(row.accuracy), len(row.gain)}
-    are_numbers = all(isinstance(each, float | int) and math.isfinite(each) for each in figures)
-    return (
-        are_numbers and sizes <= {0, 3} and all(isinstance(each, str) for each in (row.camera, row.engine, row.drift))
-    )
+        with suppress(ValidationError):
+            yield _ROW.validate_json(line)
 
 
 def _line(row: HistoryRow) -> str:
