@@ -208,7 +208,8 @@ class Transfer:
         if isinstance(self._source, ChunkReceiver):
             try:
                 self._source.receive(topic, payload)
-                self._verify_if_complete(self._source)
+                if self._source.is_complete:
+                    self._verify()
             except TRANSFER_ERRORS as error:
                 self.fail(self.partial.as_agent_error(error))
 
@@ -234,15 +235,12 @@ class Transfer:
 
         url = self.partial.args.url
         if url is None:
-            self._source = ChunkReceiver(self.partial, self.clock)
-            self._verify_if_complete(self._source)
+            self._source = chunks = ChunkReceiver(self.partial, self.clock)
+            if chunks.is_complete:
+                self._verify()
         else:
             self._source = download = HttpDownload(self.partial, report_percent, self.clock)
             self._run_in_thread(lambda: download.run(url), lambda _: self._verify())
-
-    def _verify_if_complete(self, chunks: ChunkReceiver) -> None:
-        if chunks.is_complete:
-            self._verify()
 
     def _verify(self) -> None:
         """Verify and stage in a thread: hashing a large file, or copying it to another disk, takes long."""
