@@ -292,22 +292,6 @@ class ReferenceAudit(threading.Thread):
             yield frame
 
 
-@dataclass(frozen=True)
-class AuditedReference:
-    """Makes the audit of a model's reference. evidence: for it and against it, from earlier processes too."""
-
-    model: Model
-    period_s: float
-    evidence: AuditEvidence
-    on_mismatch: Callable[[Mismatch], None]
-    clock: Clock = SYSTEM_CLOCK
-
-    def __call__(self, product_bits: int) -> ReferenceAudit:
-        """product_bits: as in engines.interface.Observer."""
-        auditor = FrameAuditor(self.model, product_bits)
-        return ReferenceAudit(auditor, self.period_s, self.evidence, self.on_mismatch, clock=self.clock)
-
-
 class AuditEvidence:
     """The evidence against the reference of one model on one runtime, in a file.
 

@@ -24,7 +24,7 @@ from agent.common.timing import Backoff, RetryState
 from agent.config import Config
 from agent.models.model import Model
 from agent.monitoring.accuracy import LiveAccuracy
-from agent.monitoring.audit import AuditedReference, AuditEvidence, Mismatch
+from agent.monitoring.audit import AuditEvidence, FrameAuditor, Mismatch, ReferenceAudit
 from agent.monitoring.estimates import Estimate
 from agent.monitoring.evidence_file import EvidenceFile, remove_other_files
 from agent.monitoring.observer import ObserverThread
@@ -208,8 +208,13 @@ class Pipeline:
         self._evidence = self._open_evidence(config, model, backend, on_observer)
         if self.mismatch is not None:
             reference = checked
-        period_s = config.observe.audit_period_s
-        audit = AuditedReference(model, period_s, self._evidence, on_mismatch, clock) if period_s is not None else None
+        period_s, evidence = config.observe.audit_period_s, self._evidence
+
+        def audit(product_bits: int) -> ReferenceAudit | None:
+            if period_s is None:
+                return None
+            return ReferenceAudit(FrameAuditor(model, product_bits), period_s, evidence, on_mismatch, clock)
+
         observer_task = VisionTask(model.spec, engine.inputs, engine.outputs, clock)  # for the observer's own buffers
         self.observer = ObserverThread(
             reference,
