@@ -289,7 +289,7 @@ class CameraMonitor:
     def history(self) -> list[tuple[float, float]]:
         """(capture time, fidelity) of the newest frames on which a calibrated engine was observed."""
         with self._lock:
-            return self._fidelity.history
+            return self._fidelity.newest()
 
     def add(
         self,

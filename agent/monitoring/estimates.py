@@ -220,13 +220,8 @@ class FidelityRecord:
             self._history.extend((ts, value))
             del self._history[: -2 * _HISTORY]
 
-    @property
-    def history(self) -> list[tuple[float, float]]:
+    def newest(self, count: int = _HISTORY) -> list[tuple[float, float]]:
         """(capture time, fidelity) of the newest frames that are not empty; `state` does not hold them."""
-        return list(zip(self._history[::2], self._history[1::2], strict=True))
-
-    def newest(self, count: int) -> list[tuple[float, float]]:
-        """(capture time, fidelity) of at most so many of the newest frames that are not empty."""
         newest = self._history[-2 * count :]
         return list(zip(newest[::2], newest[1::2], strict=True))
 
