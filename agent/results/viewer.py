@@ -19,6 +19,8 @@ from agent.common.http.request import RefusedRequest, parse_head, response_head
 STREAM, PICTURE = "/stream.mjpeg", "/frame.jpg"
 
 _BOUNDARY = b"\r\n--frame\r\n"
+# The beginning of a stream, up to the first part.
+_STREAM_HEAD = response_head(HTTPStatus.OK, "multipart/x-mixed-replace; boundary=frame") + _BOUNDARY
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,11 +47,6 @@ class ViewRequest:
 
     camera: str
     streams: bool
-
-
-def stream_head() -> bytes:
-    """Return the beginning of a stream, up to the first part."""
-    return response_head(HTTPStatus.OK, "multipart/x-mixed-replace; boundary=frame") + _BOUNDARY
 
 
 def parse_request(head: bytes, cameras: Sequence[str], checks_host: bool) -> ViewRequest:
@@ -97,7 +94,7 @@ class Viewer(HttpConnection):
         """Accept its request; a stream starts."""
         self.request = request
         if request.streams:
-            self.push(self.with_header(stream_head()), now_s)
+            self.push(self.with_header(_STREAM_HEAD), now_s)
 
     def show(self, picture: Picture, now_s: float) -> None:
         """Send a picture of the stream."""
