@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -88,7 +89,7 @@ class History:
             if is_again:
                 replace_files({self._path: text.encode()}, mode=_OWNER_ONLY)
             else:
-                with open(self._path, "a", encoding="utf-8", opener=_open_private) as file:
+                with open(self._path, "a", encoding="utf-8", opener=partial(os.open, mode=_OWNER_ONLY)) as file:
                     file.write(text)
             self._is_cut = False
             if self._count > _MOST_ROWS:
@@ -117,23 +118,17 @@ def _ends_within_a_line(path: Path) -> bool:
     return bool(content) and not content.endswith(b"\n")
 
 
-def _open_private(name: str, flags: int) -> int:
-    return os.open(name, flags, _OWNER_ONLY)
-
-
 def read_history(state_dir: Path) -> list[HistoryRow]:
     """Return the rows that a daemon has kept, the oldest first; rows that cannot be read are left out."""
     try:
         lines = read_regular(state_dir / FILE).decode("utf-8", errors="replace").splitlines()
     except OSError:
         return []
-    return list(_readable(lines[-2 * _MOST_ROWS :]))
-
-
-def _readable(lines: Sequence[str]) -> Iterator[HistoryRow]:
-    for line in lines:
+    rows = []
+    for line in lines[-2 * _MOST_ROWS :]:
         with suppress(ValidationError):
-            yield _ROW.validate_json(line)
+            rows.append(_ROW.validate_json(line))
+    return rows
 
 
 def _line(row: HistoryRow) -> str:
