@@ -363,13 +363,6 @@ class CameraMonitor:
         if self._appearance.add(Appearance.from_features(self._view.features, _confidence(reference))):
             self._evidence.note("appearances", self._appearance.state())
 
-    def _seek_causes(self, drift: DriftMonitor) -> None:
-        """Explain an alarm, at once unless other light has to be tried out first."""
-        if self._appearance.changes[0].cause == LIGHT:
-            self._relighting = Relighting(self._appearance.relighting)
-        else:
-            self._explain(drift, None)
-
     def _explain(self, drift: DriftMonitor, relit_db: float | None) -> None:
         """Put the remedies for an alarm beside each other."""
         gains_db = {name: gain for name, gain in drift.state.gains_db.items() if name != self._watched}
@@ -408,7 +401,10 @@ class CameraMonitor:
             self._alert_collection()
         # Also where the alarm has outlived a process.
         if self._drift_name == "alarm" and self._relighting is None and self._explanation is None:
-            self._seek_causes(drift)
+            if self._appearance.changes[0].cause == LIGHT:  # other light has to be tried out first
+                self._relighting = Relighting(self._appearance.relighting)
+            else:
+                self._explain(drift, None)
 
     def _start_fidelity(self, ts: float) -> None:
         self._drift_since = ts
