@@ -193,8 +193,8 @@ def _distance(one: AbsHistogram, other: AbsHistogram) -> float:
 class ReferenceAudit(threading.Thread):
     """Audit the frames that are offered, one at a time, until the reference is found wrong; then end.
 
-    The evidence outlives a restart, in a file: a fault in one frame of a hundred takes hours to prove.
-    `audited` counts frames; `mismatch` is the difference that raised the alarm, None as long as there is none.
+    The evidence outlives a restart, in a file: a fault in one frame of a hundred takes hours to prove. It counts the
+    audited frames, and has the mismatch that raised the alarm, None as long as there is none.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class ReferenceAudit(threading.Thread):
         super().__init__(name="audit", daemon=True)
         self._auditor = auditor
         self._interval = RandomInterval(period_s)
-        self._evidence = evidence
+        self.evidence = evidence
         self._on_mismatch = on_mismatch
         self._clock = clock
         self._faults = FaultLog(log)
@@ -224,19 +224,11 @@ class ReferenceAudit(threading.Thread):
         self._stopped = False
         self._rested_s = 0.0  # monotonic time from which on its share of a core is kept
 
-    @property
-    def audited(self) -> int:
-        return self._evidence.audited
-
-    @property
-    def mismatch(self) -> Mismatch | None:
-        return self._evidence.mismatch
-
     def is_due(self, ts: float) -> bool:
         """Return whether the frame of capture time `ts` is one to audit, and the previous one is done."""
         with self._handover:
             is_free = self._idle and self._offered is None and self._clock.monotonic_s() >= self._rested_s
-        return is_free and self.mismatch is None and self._interval.due(ts)
+        return is_free and self.evidence.mismatch is None and self._interval.due(ts)
 
     def offer(self, frame: AuditedFrame) -> None:
         """Audit this frame; its arrays are copied, and the caller goes on at once."""
@@ -264,10 +256,10 @@ class ReferenceAudit(threading.Thread):
                     return
                 if mismatch.noise > 1.0:
                     log.warning("event=audit frame=%d noise_db=%.1f", frame.number, 10.0 * math.log10(mismatch.noise))
-                self._evidence.add(mismatch)
-                if self.mismatch is not None:
-                    self._evidence.locate(self._locate(frame))
-                    self._on_mismatch(self.mismatch)
+                self.evidence.add(mismatch)
+                if self.evidence.mismatch is not None:
+                    self.evidence.locate(self._locate(frame))
+                    self._on_mismatch(self.evidence.mismatch)
                     return
             except Exception as error:  # whatever it is, it costs this frame alone
                 self._faults.note("audit", error)

@@ -181,7 +181,7 @@ class ObserverThread(threading.Thread):
         with self._handover:
             spent_share, debt_s = self._budget.spent_share, self._budget.debt_s
         audit = self._audit  # which the observer's thread may take away meanwhile
-        spending = Spending(spent_share, debt_s, audit.audited if audit is not None else None)
+        spending = Spending(spent_share, debt_s, audit.evidence.audited if audit is not None else None)
         return {camera: monitor.state(outage, spending) for camera, monitor in self.monitors.items()}
 
     def stop(self) -> None:
@@ -202,7 +202,7 @@ class ObserverThread(threading.Thread):
                 observer, task = self._open(stack)
                 self._start_audit(observer, stack)
                 while (served := self._wait_for_frame()) is not None:
-                    if self._audit is not None and self._audit.mismatch is not None:
+                    if self._audit is not None and self._audit.evidence.mismatch is not None:
                         observer, task = self._replace(stack)
                     self._observe(observer, task, served)
         except _Stopped:

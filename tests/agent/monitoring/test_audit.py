@@ -289,7 +289,7 @@ def test_an_audit_that_is_stopped_ends_after_the_frame_in_hand(bench: Bench) -> 
         stopped.set()
         ended.result()
     assert not audit.is_alive()
-    assert audit.audited == 0
+    assert audit.evidence.audited == 0
 
 
 def selecting(model: Model) -> Model:
