@@ -33,7 +33,7 @@ from agent.serving.trial import AnswerRecord, CheckedVisionTask, NonFiniteRecord
 from agent.vision.output_checks import check_batch
 from agent.vision.task import ServedFrame, VisionTask
 from calibrate.errors import TaredError
-from engines.interface import Backend, Engine, Progress
+from engines.interface import Engine, Progress
 from engines.registry import open_backend
 from engines.store.artefact import fingerprint
 
@@ -205,10 +205,12 @@ class Pipeline:
         backend = open_backend(config.backend, options)
         checked_backend = open_backend(config.backend, replace(options, reference="onnxruntime"))
         reference, checked = (partial(model.open_observer, each) for each in (backend, checked_backend))
-        self._evidence = self._open_evidence(config, model, backend, on_observer)
+        # The evidence against the reference, also where no more of it is gathered.
+        parts = {"model": model.sha256, "observed": model.observed_id, "runtime": dict(backend.describe())}
+        path, period_s = config.state_dir / "audit.json" if self.is_live else None, config.observe.audit_period_s
+        self._evidence = evidence = AuditEvidence(path, fingerprint(parts), period_s, on_observer)
         if self.mismatch is not None:
             reference = checked
-        period_s, evidence = config.observe.audit_period_s, self._evidence
 
         def audit(product_bits: int) -> ReferenceAudit | None:
             if period_s is None:
@@ -231,21 +233,12 @@ class Pipeline:
         self._spec, self._tensors = model.spec, (engine.inputs, engine.outputs)
         self._probation = config.probation
         self.record = AnswerRecord(self.is_live or len(cameras) > 1)
-        self._on_observer = on_observer
         self._handing = RetryState(on_sinks, Backoff(), _WELL_AFTER)
         self._faults = FaultLog(log)
         hand_on = partial(self._hand_on, [self._count, self.record.add, self.observer.offer, *sinks])
         tasks = [task, VisionTask(model.spec, engine.inputs, engine.outputs, clock)]
         check_batch(config.batch.frames, engine, model.spec)
         self.loop = FrameLoop(self._scheduler, engine_id, engine, tasks, [hand_on], config.batch, clock)
-
-    def _open_evidence(
-        self, config: Config, model: Model, backend: Backend, on_error: Callable[[TaredError], None]
-    ) -> AuditEvidence:
-        """Return the evidence against the reference, also where no more of it is gathered."""
-        path = config.state_dir / "audit.json" if self.is_live else None
-        parts = {"model": model.sha256, "observed": model.observed_id, "runtime": dict(backend.describe())}
-        return AuditEvidence(path, fingerprint(parts), config.observe.audit_period_s, on_error)
 
     @property
     def mismatch(self) -> Mismatch | None:
