@@ -105,9 +105,8 @@ def _open_stream(source: Source, silence_s: float) -> Any:
     """Open a stream with FFmpeg, whose options OpenCV reads from the environment alone; those of the user win."""
     settings = [
         cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, _TIMEOUT_MS, cv2.CAP_PROP_READ_TIMEOUT_MSEC, round(1000.0 * silence_s),
+        cv2.CAP_PROP_N_THREADS, source.requested.decode_threads,
     ]  # fmt: skip
-    if hasattr(cv2, "CAP_PROP_N_THREADS"):  # from OpenCV 4.7 on
-        settings += [cv2.CAP_PROP_N_THREADS, source.requested.decode_threads]
     with _OPENING:
         if _OPTIONS in os.environ:
             return cv2.VideoCapture(source.location, cv2.CAP_FFMPEG, settings)
