@@ -114,16 +114,18 @@ class FrameAuditor:
     def audit(self, frame: AuditedFrame) -> Mismatch:
         """Return the worst difference, whether it is allowed or not. Raises EngineError as ONNX Runtime does."""
         right = self._run(self._graph, frame.tensor)
-        if not self._smooth:
-            return self._decoded(frame, right)
-        rounded = self._run(round_products(self._graph, self._bits), frame.tensor)
-        differences = [
-            _difference(name, right[name], found[name], rounded[name], is_in_batch)
-            for is_in_batch, found in ((False, frame.outputs), (True, frame.in_batch))
-            if found
-            for name in self._smooth
-        ]
-        return _located(frame, max(differences, key=lambda each: each.noise))
+        if self._smooth:
+            rounded = self._run(round_products(self._graph, self._bits), frame.tensor)
+            differences = [
+                _difference(name, right[name], found[name], rounded[name], is_in_batch)
+                for is_in_batch, found in ((False, frame.outputs), (True, frame.in_batch))
+                if found
+                for name in self._smooth
+            ]
+            worst = max(differences, key=lambda each: each.noise)
+        else:
+            worst = self._decoded(frame, right)
+        return replace(worst, camera=frame.camera, frame=frame.number, ts=frame.ts)
 
     def locate(self, frame: AuditedFrame) -> str:
         """Return the first tensor whose histogram differs by more than rounding explains; empty if none does."""
@@ -144,7 +146,7 @@ class FrameAuditor:
         answer, found = (task.decode(outputs, frame.tensor.shape) for outputs in (right, frame.outputs))
         loss = 1.0 - fidelity(found, answer, self._spec.min_sqnr_db).value
         noise = min(loss / _FLIPS, NoiseDetector.GROSS)
-        return _located(frame, Mismatch(noise, "the decoded answer", _db(loss), _db(_FLIPS)))
+        return Mismatch(noise, "the decoded answer", _db(loss), _db(_FLIPS))
 
     def _run(self, graph: onnx.ModelProto, tensor: Array) -> dict[str, Array]:
         with closing(OnnxRuntimeEngine(graph.SerializeToString(), threads=1)) as engine:
@@ -153,10 +155,6 @@ class FrameAuditor:
     def _observe(self, graph: onnx.ModelProto, tensor: Array) -> Mapping[str, AbsHistogram]:
         with closing(OnnxRuntimeObserver(graph, self._taps, threads=1)) as observer:
             return observer.observe(tensor).histograms
-
-
-def _located(frame: AuditedFrame, mismatch: Mismatch) -> Mismatch:
-    return replace(mismatch, camera=frame.camera, frame=frame.number, ts=frame.ts)
 
 
 def _difference(name: str, right: Array, found: Array, rounded: Array, is_in_batch: bool) -> Mismatch:
