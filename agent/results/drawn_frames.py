@@ -78,8 +78,6 @@ def _video(path: Path, fps: float | None) -> Iterator[SaveFrame]:
     if fps is None:
         found, expected = f"--save {path} of a camera", "a recording, whose frame rate is known"
         raise AgentError("save.rate", found, expected, "name a folder with --save")
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.stem}.{os.getpid()}.new{path.suffix}")
     partial.touch()  # OpenCV does not say why it cannot write a file
