@@ -7,6 +7,7 @@ combination is refused.
 
 from __future__ import annotations
 
+import os.path
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -212,7 +213,7 @@ def parse_source(text: str) -> Source:
         )
     name = rest if kind == "v4l2" else text
     path = Path(name)
-    if not name.strip() or not _exists(path):
+    if not name.strip() or not os.path.exists(name):  # also False for a name that the system does not take
         found = f"no {redact_location(name).strip() or 'source'}"
         raise CameraError(
             "camera.missing",
@@ -223,14 +224,6 @@ def parse_source(text: str) -> Source:
     if kind == "v4l2":
         return Source(kind, rest)
     return Source("images" if path.is_dir() or path.suffix.lower() == ".zip" else "video", text)
-
-
-def _exists(path: Path) -> bool:
-    """Return True if there is something; no file has a name that the system does not take."""
-    try:
-        return path.exists()
-    except (OSError, ValueError):
-        return False
 
 
 def _check_address(text: str) -> None:
