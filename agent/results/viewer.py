@@ -6,7 +6,6 @@ A viewer passes through three states: its request is read, it gets pictures (`re
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -84,11 +83,8 @@ class Viewer(HttpConnection):
         sent: The picture that it has got last, or is getting.
     """
 
-    def __init__(self, connection: socket.socket, now_s: float, header: str = "") -> None:
-        """header: a line of HTTP that every answer gets."""
-        super().__init__(connection, now_s, header)
-        self.request: ViewRequest | None = None
-        self.sent: Picture | None = None
+    request: ViewRequest | None = None
+    sent: Picture | None = None
 
     def begin(self, request: ViewRequest, now_s: float) -> None:
         """Accept its request; a stream starts."""
