@@ -16,9 +16,10 @@ from __future__ import annotations
 import logging
 import math
 import os
+import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -215,38 +216,33 @@ class ReferenceAudit(threading.Thread):
         self._on_mismatch = on_mismatch
         self._clock = clock
         self._faults = FaultLog(log)
-        # Guarded by _handover.
-        self._handover = threading.Condition()
-        self._offered: AuditedFrame | None = None
-        self._idle = True
+        self._offered: queue.SimpleQueue[AuditedFrame | None] = queue.SimpleQueue()  # None: the end
+        self._is_free = True  # no offered frame waits or is under way
         self._stopped = False
         self._rested_s = 0.0  # monotonic time from which on its share of a core is kept
 
     def is_due(self, ts: float) -> bool:
         """Return whether the frame of capture time `ts` is one to audit, and the previous one is done."""
-        with self._handover:
-            is_free = self._idle and self._offered is None and self._clock.monotonic_s() >= self._rested_s
+        is_free = self._is_free and self._clock.monotonic_s() >= self._rested_s
         return is_free and self.evidence.mismatch is None and self._interval.due(ts)
 
     def offer(self, frame: AuditedFrame) -> None:
         """Audit this frame; its arrays are copied, and the caller goes on at once."""
-        with self._handover:
-            self._offered = frame
-            self._handover.notify()
+        self._is_free = False
+        self._offered.put(frame)
 
     def stop(self) -> None:
         """End the thread after the frame in hand, and wait for its end.
 
         Python ends a daemon thread that comes back from ONNX Runtime while the process ends, and that aborts it.
         """
-        with self._handover:
-            self._stopped = True
-            self._handover.notify()
+        self._stopped = True
+        self._offered.put(None)
         self.join()
 
     def run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-        for frame in self._frames():
+        while (frame := self._offered.get()) is not None and not self._stopped:
             begun_s, cpu_s = self._clock.monotonic_s(), time.thread_time()
             try:
                 mismatch = self._auditor.audit(frame)
@@ -263,6 +259,7 @@ class ReferenceAudit(threading.Thread):
                 self._faults.note("audit", error)
             finally:
                 self._rested_s = begun_s + (time.thread_time() - cpu_s) / _SHARE
+                self._is_free = True
 
     def _locate(self, frame: AuditedFrame) -> str:
         try:
@@ -270,16 +267,6 @@ class ReferenceAudit(threading.Thread):
         except Exception as error:  # the reference is wrong all the same
             self._faults.note("locate", error)
             return ""
-
-    def _frames(self) -> Iterator[AuditedFrame]:
-        while True:
-            with self._handover:
-                self._idle = True
-                self._handover.wait_for(lambda: self._offered is not None or self._stopped)
-                frame, self._offered, self._idle = self._offered, None, False
-                if self._stopped or frame is None:
-                    return
-            yield frame
 
 
 class AuditEvidence:
